@@ -37,7 +37,7 @@ import torch.distributed as dist
 from truth import Network, Operator, TruthJob, placed, run_ranks
 
 from overlap_callbacks import JsonlSink, Mode, OverlapMonitor, Schedule
-from overlap_callbacks.analysis.arm_summary import arm_summaries
+from overlap_callbacks.analysis.arms import arm_summaries
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.statistics import pool_changes
 from overlap_callbacks.gate.arms import Arm

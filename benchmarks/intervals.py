@@ -29,8 +29,7 @@ from scipy.stats import binom
 from overlap_callbacks.analysis.figures import FORMULAS, TimedMeans, figures_of
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.rhythm import Rhythm
-from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, Rhythm, TimedBlock
 from overlap_callbacks.analysis.rhythms import find_rhythms
 from overlap_callbacks.analysis.statistics import ONE_LOOK, Pooling, half_width_factor, pooled_error
 from overlap_callbacks.monitor.placement import PERIODS, PhaseBalance

@@ -16,9 +16,8 @@ from overlap_callbacks.analysis.communication.volumes import rank_rows
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SizeTransfer
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.report import OverlapReport, Throughput
 from overlap_callbacks.analysis.results.window import CollectiveTime
-from overlap_callbacks.analysis.results.workload import Throughput
 from tests.report.runs import window
 
 HARDWARE = Hardware(

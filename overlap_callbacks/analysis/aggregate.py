@@ -16,8 +16,8 @@ from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
-from overlap_callbacks.analysis.results.workload import Workload
 
 # Kernels that a rank keeps, those with the most time. Enough for the tables; messages and record stay bounded.
 MAX_KERNELS = 50

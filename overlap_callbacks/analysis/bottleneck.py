@@ -3,17 +3,225 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from overlap_callbacks.analysis.advice import Advice, Circumstances, advice_for
-from overlap_callbacks.analysis.formatting import PLAIN, Style
-from overlap_callbacks.analysis.results.bound import Bound, bound_of, times_ms
+from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD
+from overlap_callbacks.analysis.formatting import PLAIN, Style, listed
+from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.kernel_times import CLOCK, SlowdownShares
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.step_parts import LateRank, StepParts, mean_parts
+from overlap_callbacks.analysis.results.step_parts import Bound, LateRank, StepParts, bound_of, mean_parts, times_ms
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.analysis.stragglers import Straggler, stragglers
+
+DOCS = "docs/bottlenecks.md"
+# Contention that is worth advice, as a share of the step.
+_MUCH_CONTENTION = 0.03
+# Messages of data parallelism below this size are short of bandwidth on most links, and above the other one they begin
+# late: DDP's own bucket has 25 MB.
+_SHORT_MESSAGE_BYTES = 4e6
+_LONG_MESSAGE_BYTES = 100e6
+_MOST_NAMED = 3
+
+
+class Advice(NamedTuple):
+    """Something to try.
+
+    Attributes:
+        topic: the section of the docs.
+        what: what to try, as a sentence.
+        why: the reason, as a sentence.
+    """
+
+    topic: str
+    what: str
+    why: str
+
+    @property
+    def link(self) -> str:
+        """Where the docs say more."""
+        return f"{DOCS}#{self.topic}"
+
+
+class Circumstances(NamedTuple):
+    """What advice depends on.
+
+    Attributes:
+        parts: of a step.
+        late: the rank for which others wait; None if there is none.
+        stragglers: ranks, and then hosts, that come last to collectives of sequential steps, the worst of each first.
+        backend: of the default process group.
+        dimensions: communication by dimension of parallelism.
+        collectives: of the lowest rank.
+        overlap_costs: whether overlapped steps take longer than sequential ones for certain.
+        slowdown_shares: the compute slowdown divided among its causes; None where nothing is known of any.
+    """
+
+    parts: StepParts
+    late: LateRank | None
+    stragglers: Sequence[Straggler]
+    backend: str
+    dimensions: Sequence[DimensionTime]
+    collectives: Sequence[CollectiveTime]
+    overlap_costs: bool = False
+    slowdown_shares: SlowdownShares | None = None
+
+
+def advice_for(bound: Bound, seen: Circumstances) -> tuple[Advice, ...]:
+    """What to try, the most promising first."""
+    found = list(_against_overlap(seen))
+    found += _AGAINST[bound](seen)
+    if bound is not Bound.COMPUTE:
+        found += _against_contention(seen)
+    return tuple(found)
+
+
+def _against_overlap(seen: Circumstances) -> Iterator[Advice]:
+    if seen.overlap_costs:
+        yield Advice(
+            "overlap-off",
+            "Switch overlap off.",
+            "Sequential steps are shorter here, with their whole 95% interval.",
+        )
+
+
+def _against_compute(seen: Circumstances) -> Iterator[Advice]:
+    contention = list(_against_contention(seen))
+    yield from contention
+    if not contention:
+        yield Advice(
+            "faster-compute",
+            "Make compute itself faster: lower precision, fused kernels, torch.compile.",
+            "Communication is hidden or short, so less of it would save little.",
+        )
+
+
+def _against_contention(seen: Circumstances) -> Iterator[Advice]:
+    parts = seen.parts
+    if parts.contention_ms < _MUCH_CONTENTION * parts.total_ms:
+        return
+    lost = f"Compute loses {PLAIN.quantity(parts.contention_ms, 'ms')} a step beside communication."
+    shares = seen.slowdown_shares
+    if shares is not None and (shares.of(CLOCK) or 0.0) > shares.slowdown / 2 > 0:
+        yield Advice(
+            "power-cap",
+            "Raise the power cap, or cool better: the clock is lower with overlap.",
+            f"{lost} The lower clock explains most of it.",
+        )
+    if seen.backend == "nccl":
+        yield Advice(
+            "ctas",
+            "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth.",
+            f"{lost} NCCL's kernels hold SMs meanwhile.",
+        )
+    elif seen.backend == "gloo":
+        yield Advice("ctas", "Leave Gloo's threads cores of their own: fewer threads for torch's operators.", lost)
+
+
+def _against_communication(seen: Circumstances) -> Iterator[Advice]:
+    exposed = max(seen.dimensions, key=lambda row: row.exposed_ms, default=None)
+    # Of the group of all ranks nobody knows what it serves.
+    name = exposed.dimension if exposed is not None and exposed.dimension not in (WORLD, UNKNOWN) else ""
+    most = f"Most of the exposed communication is {name}-parallel." if name else ""
+    if "tensor" in name or "expert" in name or "context" in name:
+        yield Advice("mapping", f"Keep each {name}-parallel group within a node, on its fastest links.", most)
+        return
+    kinds = {collective_of(row.operator) for row in seen.collectives}
+    if "all_gather" in kinds and "reduce_scatter" in kinds:
+        yield Advice(
+            "prefetch",
+            "Prefetch parameters earlier: one more layer ahead in FSDP, a larger prefetch bucket in ZeRO-3.",
+            most or "Parameters are gathered in the step, and compute waits for them.",
+        )
+    rows = [row for row in seen.collectives if row.messages and collective_of(row.operator) in _REDUCTIONS]
+    messages = sum(row.messages for row in rows)
+    if messages:
+        mean_bytes = sum(row.size_bytes for row in rows) / messages
+        size = f"A reduction has {mean_bytes / 1e6:.2f} MB on average"
+        if mean_bytes < _SHORT_MESSAGE_BYTES and messages > 1:
+            yield Advice("buckets", "Raise the bucket size.", f"{size}: short messages do not fill a link.")
+        elif mean_bytes > _LONG_MESSAGE_BYTES or messages == 1:
+            yield Advice(
+                "buckets", "Lower the bucket size.", f"{size}: a long message begins late in the backward pass."
+            )
+    yield Advice(
+        "fewer-bytes",
+        "Send less: accumulate gradients over more micro-batches, or reduce them in 16 bits.",
+        most or "What compute does not hide, a step waits for.",
+    )
+
+
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+def _against_launch(seen: Circumstances) -> Iterator[Advice]:
+    idle = f"The device is idle for {PLAIN.quantity(seen.parts.idle_ms, 'ms')} a step."
+    yield Advice("cuda-graphs", "Launch less: torch.compile, CUDA graphs, fused optimizers.", idle)
+    yield Advice("micro-batch", "Give each launch more to do: a larger micro-batch.", idle)
+    yield Advice(
+        "find-unused-parameters",
+        "With DDP, leave find_unused_parameters off, and static_graph on where it holds.",
+        "It walks the whole graph on the host in each step.",
+    )
+
+
+def _against_bubble(seen: Circumstances) -> Iterator[Advice]:
+    bubble = f"Stages are idle or wait for {PLAIN.quantity(seen.parts.bubble_ms, 'ms')} a step."
+    yield Advice("micro-batches", "Use more micro-batches in a step.", f"{bubble} The share falls as (p-1)/(p-1+m).")
+    yield Advice("interleaving", "Interleave: several model chunks on each stage.", bubble)
+
+
+def _against_straggler(seen: Circumstances) -> Iterator[Advice]:
+    late, sure = seen.late, [row for row in seen.stragglers if row.sure]
+    hosts = [row for row in sure if row.rank < 0]
+    if hosts:
+        yield Advice(
+            "straggler",
+            f"Look at {_listed(hosts)} first: clocks, temperature, network, other programs.",
+            f"Of its ranks one comes last: {hosts[0].how_sure()}.",
+        )
+    if late is None:
+        ranks = [row for row in sure if row.rank >= 0]
+        if ranks:
+            yield Advice(
+                "straggler",
+                f"Look at {_listed(ranks)}: clock, temperature, share of the work, data loader.",
+                f"Of {ranks[0].name}: {ranks[0].how_sure()}.",
+            )
+        else:
+            yield Advice(
+                "straggler",
+                "Measure more windows, to find out which rank comes last.",
+                "It differs between windows, and no rank comes last more often than by chance for certain.",
+            )
+    elif late.busy:
+        yield Advice(
+            "straggler",
+            f"Look at rank {late.rank}: its clock, its temperature, its share of the work.",
+            "It computes for longer than the other ranks.",
+        )
+    else:
+        yield Advice(
+            "straggler",
+            f"Look at the host of rank {late.rank}: its data loader, its CPUs, other programs.",
+            "It is idle for longer than the other ranks.",
+        )
+
+
+def _listed(rows: Sequence[Straggler]) -> str:
+    return listed([row.name for row in rows[:_MOST_NAMED]])
+
+
+_AGAINST = {
+    Bound.COMPUTE: _against_compute,
+    Bound.COMMUNICATION: _against_communication,
+    Bound.LAUNCH: _against_launch,
+    Bound.BUBBLE: _against_bubble,
+    Bound.STRAGGLER: _against_straggler,
+}
 
 
 class Bottleneck(NamedTuple):

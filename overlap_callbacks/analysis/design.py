@@ -19,8 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.rhythm import Rhythm
-from overlap_callbacks.analysis.results.window import ProfiledBlock, TimedBlock
+from overlap_callbacks.analysis.results.window import ProfiledBlock, Rhythm, TimedBlock
 
 Floats = npt.NDArray[np.float64]
 

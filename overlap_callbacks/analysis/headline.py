@@ -12,12 +12,18 @@ from overlap_callbacks.analysis.formatting import (
     change_in_words,
     count,
     is_no_difference,
+    listed,
     may_be_chance,
     range_in_words,
     shortened,
     what_would_show,
 )
+from overlap_callbacks.analysis.independent import relative_change
+from overlap_callbacks.analysis.measuring_cost import cost_of_window
+from overlap_callbacks.analysis.results.arm import ArmReport
+from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.kernel_times import SlowdownCause
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.settled import Settled, Verdict
 from overlap_callbacks.analysis.run_summary import CUT_SHORT, NOT_VALID, RunSummary
@@ -270,3 +276,167 @@ def _unverified(summary: RunSummary) -> dict[str, str]:
         "why": f"no profile has verified that the sequential steps{of} were sequential.",
         "what_to_do": "Set profiled_steps to 4.",
     }
+
+
+# What the log says of a window.
+_LOGGED = (
+    "e2e_overlapped_ms", "e2e_sequential_ms", "e2e_ideal_ms", "compute_slowdown", "speedup_vs_sequential",
+)  # fmt: skip
+
+
+def run_verdict(summary: RunSummary, num_arms: int = 0) -> str:
+    """What overlap does to the steps of this run, with its intervals, as one text.
+
+    Args:
+        summary: of its windows with sequential steps.
+        num_arms: its windows with other arms.
+    """
+    return run_headline(summary, num_arms).text
+
+
+def cause_in_words(cause: SlowdownCause | None) -> str | None:
+    """What a slowdown is due to, with its evidence; None where that is not known."""
+    if cause is None:
+        return None
+    return f"{cause.verdict}: {'; '.join(cause.evidence)}" if cause.evidence else cause.verdict
+
+
+def arm_summary(report: ArmReport) -> str:
+    """A window of an arm in one line for the log."""
+    state = f"overlap window {report.window} (step {report.first_step}), arm {report.arm.name}"
+    for wrong, word in ((not report.valid, "INVALID"), (not report.complete, "INCOMPLETE"), (report.control, "A/A")):
+        if wrong:
+            state += f" {word}"
+    parts = [state]
+    for what, estimate, unit, signed in (
+        ("step", report.step_ms, "ms", False),
+        ("as configured", report.configured_step_ms, "ms", False),
+        ("speed-up of the arm", report.speedup, "fraction", True),
+    ):
+        if estimate is not None:
+            parts.append(f"{what} {PLAIN.with_interval(estimate, unit, signed=signed)}")
+    parts.append(f"{report.num_ranks} of {report.world_size} ranks")
+    return ", ".join(parts)
+
+
+def summary(report: OverlapReport) -> str:
+    """A window in one line for the log."""
+    state = f"overlap window {report.window} (step {report.first_step})"
+    if not report.valid:
+        state += " INVALID"
+    elif not report.verified and report.speedup_vs_sequential is not None:
+        state += " NOT VERIFIED"
+    if not report.complete:
+        state += " INCOMPLETE"
+    if report.control:
+        state += " A/A control"
+    parts = [state]
+    for figure in map(figure_named, _LOGGED):
+        estimate: Estimate | None = getattr(report, figure.name)
+        if estimate is not None:
+            bounds = PLAIN.figure_interval(figure, estimate)
+            shown = PLAIN.figure(figure, estimate.value) + (f" [{bounds}]" if bounds else "")
+            parts.append(f"{figure.short} {shown}")
+    change = None if report.speedup_vs_sequential is None else inverted_change(report.speedup_vs_sequential)
+    would_show = None if change is None else what_would_show(change)
+    if would_show is not None:
+        parts.append(f"a difference of {PLAIN.percent(would_show)} would show")
+    cost = cost_of_window(report)
+    if cost is not None:
+        parts.append(f"measuring cost {PLAIN.measuring_cost(cost)}")
+    parts.append(f"{report.num_heard} of {report.world_size} ranks")
+    line = ", ".join(parts)
+    if report.settled is None or report.control:
+        return line
+    return f"{line}. {settled_in_words(report.settled)}"
+
+
+THESE_RUNS = "It holds for these runs: repeat them to see what differs from run to run."
+_MOST_NAMED = 3
+
+
+class RunSpeed(NamedTuple):
+    """How fast a run is.
+
+    Attributes:
+        name: of the run.
+        step_ms: time of a step as the job is configured, with overlap.
+        work_per_s: tokens, or samples, a second; None to compare steps.
+    """
+
+    name: str
+    step_ms: Estimate
+    work_per_s: Estimate | None = None
+
+
+class Fastest(NamedTuple):
+    """What is known of the fastest of several runs.
+
+    Attributes:
+        headline: in words.
+        name: of the run that is faster than all others for certain; empty if none is.
+    """
+
+    headline: Headline
+    name: str = ""
+
+
+def fastest(runs: Sequence[RunSpeed], work: str = "") -> Fastest:
+    """Which run is the fastest, against the one that comes next.
+
+    Nothing is claimed of a run whose interval against the fastest one holds zero. To pick the shortest of several
+    makes no false claim more likely: its distance from the next one is smaller than that of any two.
+
+    Args:
+        runs: two or more.
+        work: what ``work_per_s`` counts, ``tokens`` or ``samples``, if that is compared; it is known of all runs then.
+    """
+    ordered = sorted(runs, key=lambda run: -_of(run, work).value if work else run.step_ms.value)
+    first, second, *_ = ordered
+    changes = {run.name: relative_change(_of(run, work), _of(first, work)) for run in ordered[1:]}
+    change = changes[second.name]
+    if change is None:  # a time of nothing, in a record that somebody else has written
+        return Fastest(Headline("Which run is faster is not known: a step of no time was recorded."))
+    unsure = [name for name, each in changes.items() if not _sure(each)]
+    sentence = _sentence(first.name, second.name, change, unsure, len(runs), work)
+    return Fastest(Headline(sentence, _speeds(first, second, change, work)), "" if unsure else first.name)
+
+
+def _of(run: RunSpeed, work: str) -> Estimate:
+    return run.work_per_s if work and run.work_per_s is not None else run.step_ms
+
+
+def _sure(change: Estimate | None) -> bool:
+    return change is not None and change.ci_low is not None and not may_be_chance(change)
+
+
+def _sentence(first: str, second: str, change: Estimate, unsure: Sequence[str], num_runs: int, work: str) -> str:
+    words = f"{change_in_words(change.value, 'more', 'fewer')} {work} a second" if work else _longer(change)
+    than = second if work else f"those of {second}"
+    seems = change.ci_low is None
+    if num_runs == 2:
+        if work:
+            claim = f"{first} {'seems to train' if seems else 'trains'} {words} than {than}"
+        else:
+            claim = f"Steps of {first} {'seem' if seems else 'are'} {words} than {than}"
+    else:
+        most = f"the most {work} a second" if work else "the shortest steps"
+        claim = f"{first} {'seems to have' if seems else 'has'} {most}: {words} than {than}, the next run"
+    if seems:
+        return f"{claim}, from too few blocks to be sure."
+    if second in unsure:
+        return f"{claim}, which may be chance."
+    return f"{claim}." + (f" Its lead over {listed(unsure, _MOST_NAMED)} may be chance." if unsure else "")
+
+
+def _longer(change: Estimate) -> str:
+    return change_in_words(change.value, "longer", "shorter")
+
+
+def _speeds(first: RunSpeed, second: RunSpeed, change: Estimate, work: str) -> str:
+    unit = f"{work}/s" if work else "ms"
+    both = " against ".join([PLAIN.quantity(_of(run, work).value, unit) for run in (first, second)])
+    bounds = range_in_words(change, "more", "fewer") if work else range_in_words(change, "longer", "shorter")
+    if not bounds:
+        return f"{both}."
+    return f"95% interval: {bounds} ({both}). {THESE_RUNS}"

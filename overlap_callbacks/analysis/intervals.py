@@ -6,6 +6,7 @@ Times are whole nanoseconds: as a floating-point number, an absolute time would 
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -213,3 +214,15 @@ def _parents(depth: npt.NDArray[np.int64], by_start: npt.NDArray[np.intp]) -> np
     nested = (above >= 0) & (level[order[above]] == level - 1)
     parent[by_start[nested]] = by_start[order[above[nested]]]
     return parent
+
+
+def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The distinct values, ascending; shape (number of them,).
+
+    ``np.unique`` of values alone looks whether they are masked, and imports ``numpy.ma`` for that. With counts it does
+    not look.
+
+    Args:
+        values: shape (n,).
+    """
+    return np.unique(values, return_counts=True)[0]

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.window import MemoryPeak
 
 
 class AllocatorReading(NamedTuple):

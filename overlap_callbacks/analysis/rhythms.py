@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.formatting import PLAIN, Style
-from overlap_callbacks.analysis.results.rhythm import Rhythm
+from overlap_callbacks.analysis.results.window import Rhythm
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

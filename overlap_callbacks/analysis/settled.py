@@ -26,9 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.rhythm import Rhythm
 from overlap_callbacks.analysis.results.settled import Settled, StepSeries, Verdict
-from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.results.window import RankWindow, Rhythm
 
 Array = npt.NDArray[np.float64]
 

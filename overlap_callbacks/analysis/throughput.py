@@ -8,8 +8,8 @@ import msgspec
 
 from overlap_callbacks.analysis.communication.model_shape import preset
 from overlap_callbacks.analysis.peaks import peak_of
-from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.workload import Throughput, Workload
+from overlap_callbacks.analysis.results.report import OverlapReport, Throughput
+from overlap_callbacks.analysis.results.run import Workload
 
 MS_PER_S = 1e3
 # Forward 2 and backward 4, for each parameter and token.

@@ -147,7 +147,7 @@ def _begun(
     import datetime
 
     from overlap_callbacks._version import __version__
-    from overlap_callbacks.analysis.results.timing_plan import TimingPlan
+    from overlap_callbacks.analysis.results.env_overrides import TimingPlan
     from overlap_callbacks.experiments.tune.combinations import check_command, combinations
     from overlap_callbacks.experiments.tune.results import FILE_NAME, Results, Tuning
 

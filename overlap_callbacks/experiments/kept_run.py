@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from overlap_callbacks.analysis.results.outside import RUN_DIR, SWITCH, TIME_ONLY
+from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, SWITCH, TIME_ONLY
 from overlap_callbacks.experiments.failures import end_of, telling_line
 from overlap_callbacks.experiments.supervisor import Ending, Outcome, supervise
 

@@ -11,7 +11,7 @@ from typing import Any
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.communication.model_shape import PRESETS
 from overlap_callbacks.analysis.peaks import PRECISIONS
-from overlap_callbacks.analysis.results.workload import Setting, Workload
+from overlap_callbacks.analysis.results.run import Setting, Workload
 from overlap_callbacks.gate.arms import BaseArm, checked_arms
 from overlap_callbacks.instruments.power.meter import PowerOptions
 from overlap_callbacks.monitor.run_info import default_run_folder

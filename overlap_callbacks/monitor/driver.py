@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 from overlap_callbacks import _validation
+from overlap_callbacks.analysis.results.env_overrides import TimingPlan
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.timing_plan import TimingPlan
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler, is_own

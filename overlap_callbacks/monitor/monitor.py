@@ -10,9 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
+from overlap_callbacks.analysis.results.env_overrides import SWITCH
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.outside import SWITCH
-from overlap_callbacks.analysis.results.workload import Setting
+from overlap_callbacks.analysis.results.run import Setting
 from overlap_callbacks.analysis.statistics import MIN_BLOCKS
 from overlap_callbacks.gate.arms import BaseArm
 from overlap_callbacks.gate.gate import Gate

@@ -6,9 +6,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from overlap_callbacks.analysis.results.outside import RUN_DIR, TIME_ONLY
+from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, TIME_ONLY, TimingPlan
 from overlap_callbacks.analysis.results.run import FILE_NAME
-from overlap_callbacks.analysis.results.timing_plan import TimingPlan
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import JsonlSink

@@ -16,7 +16,7 @@ from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.environment.hidden_hosts import numbered
 from overlap_callbacks.analysis.results.catalogue import FIGURES, every_figure, keys_of
 from overlap_callbacks.analysis.results.environment import RankEnvironment
-from overlap_callbacks.analysis.results.workload import Setting, Workload
+from overlap_callbacks.analysis.results.run import Setting, Workload
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import RunInfo

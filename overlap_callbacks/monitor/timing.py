@@ -11,8 +11,8 @@ import threading
 from collections.abc import Callable
 
 from overlap_callbacks._threads import Worker
+from overlap_callbacks.analysis.results.env_overrides import TimingPlan
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.timing_plan import TimingPlan
 from overlap_callbacks.analysis.results.window import TimedBlock
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.switch import SwitchState

@@ -14,7 +14,7 @@ import torch
 from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.race import RaceCheck
-from overlap_callbacks.analysis.results.rhythm import Rhythm
+from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.gate.arms import BaseArm, Sequential
 from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.gate import Gate

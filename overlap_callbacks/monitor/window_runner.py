@@ -6,7 +6,7 @@ import enum
 import time
 from dataclasses import replace
 
-from overlap_callbacks.analysis.results.rhythm import Rhythm
+from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.analysis.rhythms import find_rhythms, rhythm_sentence
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import StepLog

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from overlap_callbacks.analysis.communication.bandwidths import effective_bandwidths
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.step_parts import exposed_share
-from overlap_callbacks.analysis.results.workload import Workload
 from overlap_callbacks.analysis.scaling import WORLD_SIZE, RunFigures, Value, in_order, is_numeric, scaled
 from overlap_callbacks.analysis.throughput import run_throughput
 from overlap_callbacks.report.environment_words import environment_of, job_environment_of

@@ -12,8 +12,8 @@ from overlap_callbacks.analysis.results.environment import (
     RankEnvironment,
     Severity,
 )
-from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.window import MemoryPeak
 from overlap_callbacks.report.record import Record
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.arm_summary import ArmSummary, arm_summaries
+from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
 from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks
+from overlap_callbacks.analysis.headline import run_verdict
 from overlap_callbacks.analysis.stragglers import Straggler
 from overlap_callbacks.analysis.throughput import run_throughput
-from overlap_callbacks.analysis.verdict import run_verdict
 from overlap_callbacks.report.environment_words import findings_of, job_environment_of
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.traffic import Mapping, RunTraffic

@@ -8,8 +8,7 @@ from collections.abc import Callable
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.figure import Value
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.sinks.base import Sink
-from overlap_callbacks.sinks.metric_keys import fit
+from overlap_callbacks.sinks.base import Sink, fit
 
 # Maximum number of windows that wait for a flush; older ones are dropped: the record has them.
 _MAX_WAITING = 100

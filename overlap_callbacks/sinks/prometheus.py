@@ -14,8 +14,7 @@ from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.figure import Value
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
-from overlap_callbacks.sinks.base import Sink
-from overlap_callbacks.sinks.metric_keys import fit_name
+from overlap_callbacks.sinks.base import Sink, fit_name
 
 # Prometheus keeps a series for each value of a label, for ever. So values are short, and few.
 MAX_LABEL_LENGTH = 100

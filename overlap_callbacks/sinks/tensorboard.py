@@ -13,8 +13,7 @@ from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
-from overlap_callbacks.sinks.base import Sink
-from overlap_callbacks.sinks.metric_keys import fit
+from overlap_callbacks.sinks.base import Sink, fit
 
 # Of the event files of this process: two may begin within one second.
 _numbers = itertools.count()

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.copies import as_communication
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, Kind, device_kernels
 from overlap_callbacks.traces.collective_ranges import CollectiveRanges

@@ -11,8 +11,8 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules, safe_text
-from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.formatting import count
+from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.table import KernelTable, KernelTableBuilder, Kind
 from overlap_callbacks.traces.collectives import Collectives
 from overlap_callbacks.traces.steps import TraceStep

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.distinct import distinct_values
-from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.intervals import Intervals, distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
 # Calls in which the host waits for the device.

@@ -12,8 +12,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.distinct import distinct_values
-from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.intervals import Intervals, distinct_values
 from overlap_callbacks.analysis.kernels.critical_path import LastRows
 from overlap_callbacks.analysis.kernels.queue import Queue, queues
 from overlap_callbacks.analysis.kernels.table import Kind

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices
 
 MAX_SUSPECTS = 10

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from overlap_callbacks.analysis.distinct import distinct_values
-from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.intervals import Intervals, distinct_values
 from overlap_callbacks.analysis.kernels.critical_path import CriticalPaths, LastRows, Part, Path
 from overlap_callbacks.analysis.kernels.idle import TimeUse, TimeUses
 from overlap_callbacks.analysis.kernels.queue import Queue

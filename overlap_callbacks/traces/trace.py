@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable
 from overlap_callbacks.traces.collectives import Collectives
 from overlap_callbacks.traces.doubts import KernelFacts, doubts_of

@@ -11,8 +11,7 @@ from overlap_callbacks.analysis.design import rank_weights
 from overlap_callbacks.analysis.figures import figures_of
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.rhythm import Rhythm
-from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, Rhythm, TimedBlock
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.report.record import read
 from tests.analysis.test_aggregate import rank_window, report_of

@@ -6,14 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.advice import DOCS
-from overlap_callbacks.analysis.bottleneck import bottleneck_of, run_bottleneck
+from overlap_callbacks.analysis.bottleneck import DOCS, bottleneck_of, run_bottleneck
 from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiting, Lateness
-from overlap_callbacks.analysis.results.bound import Bound, bound_of
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
+from overlap_callbacks.analysis.results.kernel_times import CLOCK, SMS, SlowdownShare, SlowdownShares
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.shares import CLOCK, SMS, SlowdownShare, SlowdownShares
-from overlap_callbacks.analysis.results.step_parts import StepParts, late_rank, mean_parts, step_parts
+from overlap_callbacks.analysis.results.step_parts import Bound, StepParts, bound_of, late_rank, mean_parts, step_parts
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.monitor.schedule import Schedule

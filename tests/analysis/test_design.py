@@ -10,8 +10,7 @@ from scipy import stats
 from overlap_callbacks.analysis.design import NUM_COVARIATES, covariates_of, design_of, rank_weights
 from overlap_callbacks.analysis.figures import figures_of
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.rhythm import Rhythm
-from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import RankWindow, Rhythm, TimedBlock
 from tests.analysis.test_aggregate import rank_window
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL

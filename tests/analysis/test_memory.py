@@ -9,8 +9,8 @@ import pytest
 from overlap_callbacks.analysis import memory
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.memory import AllocatorReading, SteppedMemory, peaks_by_mode
-from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.window import MemoryPeak
 from tests.samples import window
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from benchmarks import settled as bench
 from overlap_callbacks.analysis.headline import settled_in_words
-from overlap_callbacks.analysis.results.rhythm import Rhythm
 from overlap_callbacks.analysis.results.settled import Settled, StepSeries, Verdict
+from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.analysis.settled import SettledFit
 from tests import samples
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.step_parts import StepParts, step_parts
-from overlap_callbacks.analysis.results.step_shares import step_shares
+from overlap_callbacks.analysis.results.step_parts import StepParts, step_parts, step_shares
 from overlap_callbacks.analysis.results.window import DimensionTime
 
 

@@ -13,7 +13,8 @@ from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import PRESETS, ModelShape, preset
 from overlap_callbacks.analysis.communication.step_time import step_flop as job_flop
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.workload import Throughput, Workload
+from overlap_callbacks.analysis.results.report import Throughput
+from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.throughput import run_throughput, step_flop, throughput_of
 from tests.environments import gpu_rank, samples
 

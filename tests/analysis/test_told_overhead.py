@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.analysis.arm_figures import arm_report_of
+from overlap_callbacks.analysis.arms import arm_report_of
 from overlap_callbacks.analysis.figures import figure_sums
 from overlap_callbacks.analysis.formatting import PLAIN
+from overlap_callbacks.analysis.headline import summary
 from overlap_callbacks.analysis.measuring_cost import cost_of_run
 from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.verdict import summary
 from tests.analysis.test_aggregate import rank_window, report_of
 
 

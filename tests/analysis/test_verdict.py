@@ -10,15 +10,17 @@ from overlap_callbacks.analysis.headline import (
     NO_SEQUENTIAL_ARM,
     NOTHING_YET,
     answer,
+    cause_in_words,
     run_headline,
+    run_verdict,
     settled_in_words,
+    summary,
 )
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.power import SlowdownCause
+from overlap_callbacks.analysis.results.kernel_times import SlowdownCause
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.settled import Settled, Verdict
 from overlap_callbacks.analysis.run_summary import RunSummary
-from overlap_callbacks.analysis.verdict import cause_in_words, run_verdict, summary
 from overlap_callbacks.monitor.schedule import Schedule
 from tests.report.runs import run_info, window
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
 from overlap_callbacks.analysis.results.kernel_times import StepDetail, StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.outside import RUN_DIR
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.experiments.supervisor import processes_with
 from tests.commands import invoke

@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SizeTransfer
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.report import Throughput
 from overlap_callbacks.analysis.results.window import CollectiveTime
-from overlap_callbacks.analysis.results.workload import Throughput
 from overlap_callbacks.cli.main import main
 from tests.report.runs import window, write
 

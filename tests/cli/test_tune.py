@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.analysis.results.outside import RUN_DIR
+from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
 from overlap_callbacks.experiments.supervisor import processes_with
 from overlap_callbacks.experiments.tune.results import read_results
 from overlap_callbacks.report.record import read

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_callbacks.analysis.results.outside import SWITCH
+from overlap_callbacks.analysis.results.env_overrides import SWITCH
 from overlap_callbacks.experiments.caps.capped import capped
 from overlap_callbacks.experiments.caps.settings import CapError, Caps
 from tests.instruments.power.fakes import build

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.analysis.results.outside import RUN_DIR
+from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
 from overlap_callbacks.experiments.failures import exit_in_words, telling_line
 from overlap_callbacks.experiments.supervisor import Ending, Outcome, processes_with, supervise
 

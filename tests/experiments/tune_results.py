@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from overlap_callbacks.analysis.results.timing_plan import TimingPlan
+from overlap_callbacks.analysis.results.env_overrides import TimingPlan
 from overlap_callbacks.experiments.tune.combinations import Axis, Kind
 from overlap_callbacks.experiments.tune.results import Results, Run, Tuning
 

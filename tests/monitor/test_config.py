@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from overlap_callbacks import JsonlSink, OverlapMonitor, WandbSink
-from overlap_callbacks.analysis.results.workload import Workload
+from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.monitor.config import MonitorConfig
 
 BAD = {

@@ -10,7 +10,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import JsonlSink, Mode, Schedule
-from overlap_callbacks.analysis.results.outside import RUN_DIR, TIME_ONLY
+from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, TIME_ONLY
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.report.record import read

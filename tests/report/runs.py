@@ -17,39 +17,41 @@ from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiti
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.experts import ExpertLoads
-from overlap_callbacks.analysis.results.kernel_times import CallTimes, KernelTime, PairTime, StepDetail, StepTimeline
-from overlap_callbacks.analysis.results.memory import MemoryPeak
+from overlap_callbacks.analysis.results.kernel_times import (
+    MEMORY,
+    SMS,
+    UNEXPLAINED,
+    WAVES,
+    CallTimes,
+    KernelTime,
+    PairTime,
+    SlowdownCause,
+    SlowdownShare,
+    SlowdownShares,
+    StepDetail,
+    StepTimeline,
+)
 from overlap_callbacks.analysis.results.messages import DimensionTraffic, Traffic
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import (
     JobModePower,
     JobPower,
     PowerTrace,
-    SlowdownCause,
     SourceInfo,
     TraceSegment,
     UnitUtilisation,
 )
 from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
-from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.shares import (
-    MEMORY,
-    SMS,
-    UNEXPLAINED,
-    WAVES,
-    SlowdownShare,
-    SlowdownShares,
-)
-from overlap_callbacks.analysis.results.stages import PipelineBubble, StageBubble
+from overlap_callbacks.analysis.results.report import OverlapReport, PipelineBubble, StageBubble, Throughput
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
     DimensionTime,
+    MemoryPeak,
     ProfiledBlock,
     RankWindow,
     SmLoss,
     TimedBlock,
 )
-from overlap_callbacks.analysis.results.workload import Throughput
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import JsonlSink, RunInfo
 

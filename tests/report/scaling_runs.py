@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.window import CollectiveTime, TimedBlock
-from overlap_callbacks.analysis.results.workload import Workload
 from overlap_callbacks.sinks import JsonlSink
 from tests.environments import gpu_rank
 from tests.report.runs import OV, rank_window, run_info

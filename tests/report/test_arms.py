@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from overlap_callbacks.analysis.arm_summary import arm_summaries
+from overlap_callbacks.analysis.arms import arm_summaries
 from overlap_callbacks.analysis.statistics import Pooling
 from overlap_callbacks.cli.main import main
 from overlap_callbacks.report import page

@@ -5,8 +5,8 @@ import io
 from rich.console import Console
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.results.kernel_times import UNEXPLAINED
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.shares import UNEXPLAINED
 from overlap_callbacks.analysis.results.window import SmLoss
 from overlap_callbacks.report.terminal import drawn_table
 from overlap_callbacks.report.views.sections import cause_table

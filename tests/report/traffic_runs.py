@@ -17,8 +17,7 @@ from overlap_callbacks.analysis.results.arrivals import (
     Lateness,
     SizeTransfer,
 )
-from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.stages import PipelineBubble, StageBubble
+from overlap_callbacks.analysis.results.report import OverlapReport, PipelineBubble, StageBubble
 from overlap_callbacks.sinks import JsonlSink
 from tests.analysis.communication.layouts import Layout
 from tests.environments import gpu_rank

@@ -14,9 +14,8 @@ from typing import Any
 from overlap_callbacks import Mode
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.name_rules import collective_of
-from overlap_callbacks.analysis.results.kernel_times import ALONE
+from overlap_callbacks.analysis.results.kernel_times import ALONE, CLOCK, MEMORY, SMS, WAVES
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.shares import CLOCK, MEMORY, SMS, WAVES
 from overlap_callbacks.report import record
 from tests.simulated_gpu import jobs
 from tests.simulated_gpu.truth import StepTruth, length

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from overlap_callbacks.sinks import JsonlSink
-from overlap_callbacks.sinks.earlier_starts import earlier_starts
+from overlap_callbacks.sinks.jsonl import earlier_starts
 from tests.report.runs import run_info, window
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.intervals import distinct_values
 
 # The first rank, and (stride, count) of each level, the innermost first: ``(0, ((1, 8), (64, 4)))`` are the ranks 0-7,
 # 64-71, 128-135 and 192-199.

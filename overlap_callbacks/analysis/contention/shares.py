@@ -22,17 +22,18 @@ import msgspec
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.power.cause import DRAM_BUSY, MIN_SLOWDOWN, ModeFigures, attribute, clocks_of
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power import JobPower, SlowdownCause
-from overlap_callbacks.analysis.results.shares import (
+from overlap_callbacks.analysis.results.kernel_times import (
     CLOCK,
     MEMORY,
     SMS,
     UNEXPLAINED,
     WAVES,
+    SlowdownCause,
     SlowdownShare,
     SlowdownShares,
 )
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.window import SmLoss
 
 percent = PLAIN.percent

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.contention.occupancy import Chip, resident_beside, resident_blocks
-from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.call_table import Calls
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.same_calls import match

@@ -41,8 +41,8 @@ from overlap_callbacks.analysis.rank_problems import bounded
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.power import JobPower
-from overlap_callbacks.analysis.results.report import MAX_RANKS_NAMED, OverlapReport
-from overlap_callbacks.analysis.results.workload import Throughput, Workload
+from overlap_callbacks.analysis.results.report import MAX_RANKS_NAMED, OverlapReport, Throughput
+from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.throughput import throughput_of
 from overlap_callbacks.analysis.validity import escaped_communication, remarks, uncounted_modes, unlike_ranks
 

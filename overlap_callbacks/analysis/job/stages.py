@@ -16,7 +16,7 @@ import numpy.typing as npt
 from overlap_callbacks.analysis.communication.rank_grids import ranks_in
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.stages import PipelineBubble, StageBubble
+from overlap_callbacks.analysis.results.report import PipelineBubble, StageBubble
 from overlap_callbacks.analysis.results.window import RankWindow
 
 MAX_STAGES = 64

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis.job.stages import MessageScale, Side, StageMessages, stage_messages
 from overlap_callbacks.analysis.kernels.issued import SEND_RECV
-from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls, are_times
+from overlap_callbacks.analysis.results.arrivals import CollectiveCalls, are_times
 from overlap_callbacks.analysis.results.kernel_times import ALONE, PairTime
 from overlap_callbacks.analysis.results.window import DimensionTime
 

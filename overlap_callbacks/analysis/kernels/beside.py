@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from overlap_callbacks.analysis.distinct import distinct_values
 from overlap_callbacks.analysis.formatting import one_digit
+from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
 # Below this share of the compute, overlap is the uncertainty of the kernels' times.

@@ -15,7 +15,7 @@ from overlap_callbacks.analysis.kernels.issued import SEND_RECV, Issued, IssuedC
 from overlap_callbacks.analysis.kernels.matching import Match
 from overlap_callbacks.analysis.kernels.receives import Message, Transfers
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
-from overlap_callbacks.analysis.results.collective_calls import MAX_BINS, CollectiveCalls, ProfiledStep
+from overlap_callbacks.analysis.results.arrivals import MAX_BINS, CollectiveCalls, ProfiledStep
 
 # What is sent: kinds of collectives on groups, and kinds of messages with a peer.
 MAX_ROWS, MAX_MESSAGES = 32, 16

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.accounting import PEER_COPY, accounts
 from overlap_callbacks.analysis.kernels.issued import Issued
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind, StringTable

@@ -15,8 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.distinct import distinct_values
-from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.intervals import Intervals, distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
 # A row that starts so soon after the row before on its stream waited for that one.

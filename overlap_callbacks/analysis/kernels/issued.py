@@ -19,7 +19,7 @@ from typing import Protocol
 import msgspec
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 
 SEND_RECV = "send_recv"

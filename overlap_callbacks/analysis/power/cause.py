@@ -14,7 +14,8 @@ import math
 from typing import NamedTuple, Protocol
 
 from overlap_callbacks.analysis.formatting import PLAIN
-from overlap_callbacks.analysis.results.power import Cause, SlowdownCause, UnitUtilisation
+from overlap_callbacks.analysis.results.kernel_times import SlowdownCause
+from overlap_callbacks.analysis.results.power import Cause, UnitUtilisation
 
 percent, quantity = PLAIN.percent, PLAIN.quantity
 

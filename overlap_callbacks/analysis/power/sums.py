@@ -20,13 +20,7 @@ from overlap_callbacks.analysis.identities import DIGEST_BYTES, digest
 from overlap_callbacks.analysis.rank_problems import too_many
 from overlap_callbacks.analysis.rank_set import RankSet, union_of
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power import (
-    DevicePower,
-    JobModePower,
-    JobPower,
-    SourceInfo,
-    UnitUtilisation,
-)
+from overlap_callbacks.analysis.results.power import DevicePower, JobModePower, JobPower, SourceInfo, UnitUtilisation
 
 # Devices whose rows are kept: a leader has up to 64 members.
 MAX_DEVICES = 64

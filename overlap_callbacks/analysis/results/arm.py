@@ -11,10 +11,10 @@ import msgspec
 from overlap_callbacks.analysis.equations import slowdown
 from overlap_callbacks.analysis.results.catalogue import ISO, MEASUREMENT_OVERHEAD, OV, SEQ, STEP
 from overlap_callbacks.analysis.results.figure import HIGHEST, Family, Figure, Formula, Reported
-from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobModePower, JobPower
 from overlap_callbacks.analysis.results.report_parts import Parts
+from overlap_callbacks.analysis.results.window import MemoryPeak
 
 
 def _arm(name: str, unit: str, meaning: str, formula: Formula | None = None, **facts: Any) -> Figure:

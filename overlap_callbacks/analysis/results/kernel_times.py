@@ -197,3 +197,74 @@ class StepTimeline(msgspec.Struct, frozen=True):
     closed_communication_ms: float
     detail: StepDetail | None = None
     call_times: tuple[CallTimes, ...] = ()
+
+
+# What ``SlowdownShare.cause`` may be.
+CLOCK = "lower clock"
+SMS = "SMs taken"
+WAVES = "waves"
+MEMORY = "memory bandwidth"
+UNEXPLAINED = "unexplained"
+
+
+class SlowdownShare(msgspec.Struct, frozen=True):
+    """The part of a slowdown that one cause has.
+
+    Attributes:
+        cause: ``CLOCK``, ``SMS``, ....
+        fraction: of the sequential time of the compute kernels, as the slowdown itself is.
+        basis: what it rests on, in words.
+    """
+
+    cause: str
+    fraction: float
+    basis: str
+
+
+class SlowdownShares(msgspec.Struct, frozen=True):
+    """The compute slowdown, divided among its causes.
+
+    Attributes:
+        slowdown: of the compute kernels, as a fraction.
+        shares: add up to ``slowdown``; causes of which nothing is known are part of what is unexplained.
+        notes: where a share is not what was measured or modelled, in words.
+    """
+
+    slowdown: float
+    shares: tuple[SlowdownShare, ...]
+    notes: tuple[str, ...] = ()
+
+    def of(self, cause: str) -> float | None:
+        """The share of a cause, as a fraction of the sequential time; None where it has none."""
+        return next((share.fraction for share in self.shares if share.cause == cause), None)
+
+
+class SlowdownCause(msgspec.Struct, frozen=True):
+    """What a slowdown is due to.
+
+    Attributes:
+        verdict: the cause, in a few words (``analysis/power/cause.py``).
+        evidence: what the verdict rests on, in words with figures.
+        slowdown: of the compute kernels, as a fraction.
+        from_clock: the most of it that the lower clock explains, as a fraction of the sequential time; None where the
+            clocks are not known. Negative if the clock was higher in overlapped steps.
+        contention: the least that remains, as a fraction: (1 + slowdown) = (1 + from_clock) * (1 + contention).
+        clock_share: share of the slowdown that the clock explains, by logarithms; between 0 and 1.
+    """
+
+    verdict: str
+    evidence: tuple[str, ...]
+    slowdown: float
+    from_clock: float | None = None
+    contention: float | None = None
+    clock_share: float | None = None
+
+
+RAN_ALONE = "ran alone, unexplained"
+# What records call them, and what people read.
+_BESIDE = {ALONE: RAN_ALONE, UNMATCHED: "in one mode alone"}
+
+
+def beside_in_words(beside: str) -> str:
+    """The family or dimension as it is; of kernels that ran beside nothing or have no partner, what they are."""
+    return _BESIDE.get(beside, beside)

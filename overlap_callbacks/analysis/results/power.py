@@ -313,27 +313,6 @@ class JobPower(msgspec.Struct, frozen=True):
         return next((m for m in self.modes if m.mode is mode), None)
 
 
-class SlowdownCause(msgspec.Struct, frozen=True):
-    """What a slowdown is due to.
-
-    Attributes:
-        verdict: the cause, in a few words (``analysis/power/cause.py``).
-        evidence: what the verdict rests on, in words with figures.
-        slowdown: of the compute kernels, as a fraction.
-        from_clock: the most of it that the lower clock explains, as a fraction of the sequential time; None where the
-            clocks are not known. Negative if the clock was higher in overlapped steps.
-        contention: the least that remains, as a fraction: (1 + slowdown) = (1 + from_clock) * (1 + contention).
-        clock_share: share of the slowdown that the clock explains, by logarithms; between 0 and 1.
-    """
-
-    verdict: str
-    evidence: tuple[str, ...]
-    slowdown: float
-    from_clock: float | None = None
-    contention: float | None = None
-    clock_share: float | None = None
-
-
 class TraceSegment(msgspec.Struct, frozen=True):
     """A stretch of the trace in one mode.
 

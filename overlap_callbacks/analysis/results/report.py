@@ -6,24 +6,32 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from overlap_callbacks.analysis.results.arrivals import Arrivals, SizeTransfer
+from overlap_callbacks.analysis.results.arrivals import Arrivals, SizeTransfer, are_amounts
 from overlap_callbacks.analysis.results.catalogue import FAMILIES, FIGURES
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Spread
 from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads
 from overlap_callbacks.analysis.results.figure import Reported
-from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
-from overlap_callbacks.analysis.results.memory import MemoryPeak
+from overlap_callbacks.analysis.results.kernel_times import (
+    KernelTime,
+    PairTime,
+    SlowdownCause,
+    SlowdownShares,
+    StepTimeline,
+)
 from overlap_callbacks.analysis.results.messages import JobMessages, Traffic
-from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
+from overlap_callbacks.analysis.results.power import JobPower, PowerTrace
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.settled import Settled
-from overlap_callbacks.analysis.results.shares import SlowdownShares
-from overlap_callbacks.analysis.results.stages import PipelineBubble
-from overlap_callbacks.analysis.results.step_parts import TELLING, LateRank, StepParts, measured_parts
-from overlap_callbacks.analysis.results.step_shares import StepShare, step_shares
-from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, RankWindow
-from overlap_callbacks.analysis.results.workload import Throughput
+from overlap_callbacks.analysis.results.step_parts import (
+    TELLING,
+    LateRank,
+    StepParts,
+    StepShare,
+    measured_parts,
+    step_shares,
+)
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, MemoryPeak, RankWindow
 
 # Ranks that a report lists one by one.
 MAX_RANKS_NAMED = 64
@@ -33,6 +41,95 @@ if TYPE_CHECKING:
     _Figures = Reported
 else:
     _Figures = Reported.with_fields(FIGURES, FAMILIES)
+
+
+class Throughput(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job does in a second, by the time of its overlapped steps; what is not known is None.
+
+    Attributes:
+        tokens_per_s, samples_per_s: of the whole job.
+        flop_per_step: model FLOP of one step of the whole job.
+        flop_basis: what it rests on, in words.
+        flop_per_s_per_device: model FLOP a second, mean over the devices.
+        mfu: the same as a fraction of the device's peak: model FLOP utilisation.
+        peak_flop_per_s: of one device.
+        peak_basis: what it rests on: an address, or that it was given.
+        precision: of the peak; empty if the peak was given without.
+        num_devices: devices that do the work.
+    """
+
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    flop_per_step: float | None = None
+    flop_basis: str = ""
+    flop_per_s_per_device: float | None = None
+    mfu: float | None = None
+    peak_flop_per_s: float | None = None
+    peak_basis: str = ""
+    precision: str = ""
+    num_devices: int = 0
+
+
+class StageBubble(msgspec.Struct, frozen=True):
+    """What the ranks of one stage did in an overlapped step under the profiler, means over these ranks.
+
+    Attributes:
+        stage: of the pipeline.
+        num_ranks: ranks that told.
+        step_ms: the step: compute, communication and idle time, each moment once.
+        bubble_ms: time in which they were idle, or in which nothing ran but messages that waited for their peer.
+    """
+
+    stage: int
+    num_ranks: int
+    step_ms: float
+    bubble_ms: float
+
+    @property
+    def fraction(self) -> float:
+        """The bubble as a share of the step."""
+        return self.bubble_ms / self.step_ms if self.step_ms > 0 else 0.0
+
+
+class PipelineBubble(msgspec.Struct, frozen=True):
+    """The bubble of a pipeline.
+
+    Attributes:
+        num_stages: stages, p.
+        micro_batches: of a step, m, as the messages of the first stage tell; None where they do not.
+        chunks: model chunks of a rank, v, where they are interleaved; else 1.
+        stages: as measured; of those beyond the 64th, none.
+    """
+
+    num_stages: int
+    micro_batches: int | None
+    chunks: int
+    stages: tuple[StageBubble, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Whether it can be: a record may be damaged."""
+        return are_amounts(self.num_stages, self.chunks, self.micro_batches or 0) and all(
+            [
+                are_amounts(stage.stage, stage.num_ranks, stage.bubble_ms, stage.step_ms)
+                and min(stage.num_ranks, stage.step_ms) > 0
+                for stage in self.stages
+            ]
+        )
+
+    @property
+    def expected_fraction(self) -> float | None:
+        """(p-1)/(p-1+vm), of a step without its gradients' communication; None where m is not known."""
+        if self.micro_batches is None or min(self.micro_batches, self.num_stages, self.chunks) < 1:
+            return None
+        waiting = self.num_stages - 1
+        return waiting / (waiting + self.chunks * self.micro_batches)
+
+    @property
+    def fraction(self) -> float | None:
+        """As measured, mean over the ranks; None without any."""
+        step_ms = sum([stage.num_ranks * stage.step_ms for stage in self.stages])
+        return sum([stage.num_ranks * stage.bubble_ms for stage in self.stages]) / step_ms if step_ms > 0 else None
 
 
 class OverlapReport(_Figures, frozen=True, kw_only=True):

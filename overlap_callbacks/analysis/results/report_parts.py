@@ -11,15 +11,12 @@ from typing import Any
 
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.name_rules import collective_of
-from overlap_callbacks.analysis.results.bound import Bound, bound_of
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.kernel_times import PairTime
+from overlap_callbacks.analysis.results.kernel_times import MEMORY, SMS, UNEXPLAINED, WAVES, PairTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.race import RaceVerdict
-from overlap_callbacks.analysis.results.shares import MEMORY, SMS, UNEXPLAINED, WAVES
-from overlap_callbacks.analysis.results.step_parts import measured_parts
-from overlap_callbacks.analysis.results.step_shares import BUBBLE, COMPUTE, IDLE
+from overlap_callbacks.analysis.results.step_parts import BUBBLE, COMPUTE, IDLE, Bound, bound_of, measured_parts
 
 Parts = Iterator[tuple[Mapping[str, str], Any]]
 _NONE: Mapping[str, str] = {}

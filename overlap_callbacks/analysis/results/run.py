@@ -7,7 +7,33 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.results.environment import RankEnvironment
-from overlap_callbacks.analysis.results.workload import Setting, Workload
+
+Setting = str | int | float | bool
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the job's work. Everything is optional.
+
+    Attributes:
+        tokens_per_step: tokens that one step of the whole job trains on.
+        samples_per_step: samples (sequences, images) of it.
+        flop_per_step: model FLOP of one step of the whole job; nothing that is recomputed counts.
+        model_parameters: parameters that a token passes, of a transformer; of experts, only those that are active.
+        model_preset: the model by name, one of those of ``overlap predict``.
+        precision: of the matrix products, which decides the peak: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``fp8``.
+        peak_flop_per_s: of one device; empty for that of the table.
+        settings: what the user varies from run to run, by name.
+    """
+
+    tokens_per_step: int | None = None
+    samples_per_step: int | None = None
+    flop_per_step: float | None = None
+    model_parameters: float | None = None
+    model_preset: str | None = None
+    precision: str | None = None
+    peak_flop_per_s: float | None = None
+    settings: dict[str, Setting] = {}
+
 
 SCHEMA_VERSION = 2
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis.bus_bandwidth import size_of
 from overlap_callbacks.analysis.name_rules import collective_of
-from overlap_callbacks.analysis.results.arrivals import TimedCalls
-from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls
+from overlap_callbacks.analysis.results.arrivals import CollectiveCalls, TimedCalls
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.experts import RankExperts
 from overlap_callbacks.analysis.results.kernel_times import (
@@ -15,13 +18,50 @@ from overlap_callbacks.analysis.results.kernel_times import (
     PairTime,
     StepTimeline,
 )
-from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.messages import RankMessages
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
 from overlap_callbacks.analysis.results.race import RaceCheck
-from overlap_callbacks.analysis.results.rhythm import Rhythm
 from overlap_callbacks.analysis.results.settled import StepSeries
+
+
+class MemoryPeak(msgspec.Struct, frozen=True):
+    """Bounds of the highest memory that tensors held at any time in the steps of one mode.
+
+    Attributes:
+        mode: side of the comparison on which the steps count.
+        at_least_bytes: it was at least so high.
+        at_most_bytes: it was at most so high; None if unknown.
+    """
+
+    mode: Mode
+    at_least_bytes: int
+    at_most_bytes: int | None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The peak, where the bounds leave one value; else None."""
+        return self.at_most_bytes if self.at_most_bytes == self.at_least_bytes else None
+
+
+class Rhythm(msgspec.Struct, frozen=True):
+    """Steps that recur and take longer than the others.
+
+    Attributes:
+        period: steps from one to the next.
+        phase: step n is one of them if ``n % period == phase``.
+        extra_ms: how much longer they take than a usual step; below zero if they take less.
+        step_ms: a usual step.
+    """
+
+    period: int
+    phase: int
+    extra_ms: float
+    step_ms: float
+
+    def hits(self, steps: Sequence[int] | npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Which of these steps are hits; shape (number of steps,)."""
+        return np.equal(np.asarray(steps, dtype=np.int64) % self.period, self.phase)
 
 
 class TimedBlock(msgspec.Struct, frozen=True):

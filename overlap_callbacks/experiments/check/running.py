@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from overlap_callbacks.analysis.results.outside import RUN_DIR
+from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
 from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.experiments.failures import exit_in_words
 from overlap_callbacks.experiments.supervisor import Ending, interruptible, supervise

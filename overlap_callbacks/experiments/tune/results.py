@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from overlap_callbacks.analysis.results.timing_plan import TimingPlan
+from overlap_callbacks.analysis.results.env_overrides import TimingPlan
 from overlap_callbacks.experiments.lines_file import LinesFile, read_lines
 from overlap_callbacks.experiments.tune.combinations import Axis, Combination, combinations
 

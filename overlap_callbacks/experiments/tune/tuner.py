@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from overlap_callbacks.analysis.results.outside import TIME_ONLY
+from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
 from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.analysis.results.window import TimedBlock
 from overlap_callbacks.experiments.failures import exit_in_words

@@ -20,11 +20,10 @@ from overlap_callbacks.analysis.measuring_cost import Kind, Stretch
 from overlap_callbacks.analysis.outliers import LeftOut, far_longer, stalls_in_words
 from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.segments import Segment
-from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.messages import NO_STAGE
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.settled import StepSeries
-from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import MemoryPeak, RankWindow, TimedBlock
 from overlap_callbacks.analysis.rhythms import rhythm_sentence
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks

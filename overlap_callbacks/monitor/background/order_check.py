@@ -19,7 +19,7 @@ import msgspec
 
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.formatting import name_ranks
-from overlap_callbacks.analysis.results.rhythm import Rhythm
+from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Conflict, find_conflict
 from overlap_callbacks.monitor.background.agreement import (
     HandedIn,

@@ -28,11 +28,10 @@ from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
 from overlap_callbacks.analysis.kernels.with_log import with_log
 from overlap_callbacks.analysis.power.phases import ProfilePhases, StepPhases
-from overlap_callbacks.analysis.results.collective_calls import CollectiveCalls, ProfiledStep
+from overlap_callbacks.analysis.results.arrivals import CollectiveCalls, ProfiledStep
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.rhythm import Rhythm
-from overlap_callbacks.analysis.results.window import DimensionTime, ProfiledBlock, SmLoss
+from overlap_callbacks.analysis.results.window import DimensionTime, ProfiledBlock, Rhythm, SmLoss
 from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks

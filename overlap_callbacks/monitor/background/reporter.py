@@ -17,9 +17,10 @@ import msgspec
 from overlap_callbacks._log import logger
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
-from overlap_callbacks.analysis.arm_figures import arm_report_of
+from overlap_callbacks.analysis.arms import arm_report_of
 from overlap_callbacks.analysis.environment.hidden_hosts import hidden_window
 from overlap_callbacks.analysis.formatting import name_ranks
+from overlap_callbacks.analysis.headline import arm_summary, summary
 from overlap_callbacks.analysis.job.merging import merge, part_of
 from overlap_callbacks.analysis.job.part import JobPart, decode, encode
 from overlap_callbacks.analysis.job.report import report_of
@@ -29,10 +30,9 @@ from overlap_callbacks.analysis.results.environment import JobEnvironment, RankE
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.window import RankWindow
-from overlap_callbacks.analysis.results.workload import Workload
 from overlap_callbacks.analysis.settled import SettledFit
-from overlap_callbacks.analysis.verdict import arm_summary, summary
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of
 from overlap_callbacks.monitor.background.store import StoreChannel

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from overlap_callbacks.analysis.arm_summary import ArmSummary, arm_summaries
+from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
 from overlap_callbacks.analysis.formatting import PAGE, may_be_chance, page_text
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.views.elements import Block, Cell, Head, Note, Section, Table

@@ -9,9 +9,8 @@ from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
 from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks, SizeBandwidth, bandwidths, peaks_of
 from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, page_text
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SEVERAL_HOSTS
-from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.stages import PipelineBubble
-from overlap_callbacks.analysis.results.step_shares import StepShare
+from overlap_callbacks.analysis.results.report import OverlapReport, PipelineBubble
+from overlap_callbacks.analysis.results.step_parts import StepShare
 from overlap_callbacks.analysis.stragglers import Straggler, stragglers, waiting_fraction
 from overlap_callbacks.report.environment_words import job_environment_of
 from overlap_callbacks.report.record import Record

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from overlap_callbacks.analysis.faster import Fastest, RunSpeed, fastest
 from overlap_callbacks.analysis.formatting import PAGE, PLAIN, listed, rounded
-from overlap_callbacks.analysis.headline import Headline, step_change
+from overlap_callbacks.analysis.headline import Fastest, Headline, RunSpeed, fastest, step_change
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.step_parts import exposed_share

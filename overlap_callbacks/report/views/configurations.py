@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from overlap_callbacks.analysis.formatting import DASH, count, listed, page_text
-from overlap_callbacks.analysis.results.workload import Workload
+from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views import tables
 from overlap_callbacks.report.views.elements import Block, Head, Note, Table

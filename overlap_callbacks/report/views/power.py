@@ -24,8 +24,9 @@ from overlap_callbacks.analysis.power import cause
 from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, every_figure
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
+from overlap_callbacks.analysis.results.kernel_times import SlowdownCause
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power import JobPower, PowerTrace, SlowdownCause
+from overlap_callbacks.analysis.results.power import JobPower, PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.report_parts import energy_saving, peak_rise
 from overlap_callbacks.analysis.statistics import pool, pool_changes

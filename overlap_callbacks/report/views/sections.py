@@ -24,7 +24,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.report_parts import compute_slowdowns
 from overlap_callbacks.analysis.results.step_parts import exposed_share, profiled_step_ms
-from overlap_callbacks.analysis.run_times import run_means, run_times
+from overlap_callbacks.analysis.run_summary import run_means, run_times
 from overlap_callbacks.report.views import tables
 from overlap_callbacks.report.views.elements import Block, Cell, Chart, Note, Section, Table, Tile, Tiles, heads
 from overlap_callbacks.report.views.power import energy_change, energy_of_a_step, power_answer, power_blocks

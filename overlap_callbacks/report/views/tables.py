@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from overlap_callbacks.analysis.beside_words import RAN_ALONE, beside_in_words
 from overlap_callbacks.analysis.formatting import PAGE, PLAIN, column_decimals, count, page_text, short_kernel_name
 from overlap_callbacks.analysis.results.catalogue import FIGURES, SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
-from overlap_callbacks.analysis.results.kernel_times import ALONE, KernelTime, PairTime
+from overlap_callbacks.analysis.results.kernel_times import ALONE, RAN_ALONE, KernelTime, PairTime, beside_in_words
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.report_parts import compute_slowdowns
 from overlap_callbacks.analysis.results.window import CollectiveTime

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlap_callbacks.analysis.formatting import PAGE, count, page_text
-from overlap_callbacks.analysis.results.workload import Throughput
+from overlap_callbacks.analysis.results.report import Throughput
 from overlap_callbacks.analysis.throughput import GIVEN, run_throughput
 from overlap_callbacks.report.views.elements import Block, Note, Section, Tile, Tiles
 from overlap_callbacks.report.views.run import RunView

@@ -12,14 +12,17 @@ from typing import NamedTuple
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.communication import heat_map
+from overlap_callbacks.analysis.communication.placement import host_numbers
+from overlap_callbacks.analysis.communication.view import PHYSICAL, Placement, view_of
 from overlap_callbacks.analysis.formatting import PLAIN, count
+from overlap_callbacks.analysis.headline import cause_in_words
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, compares, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
+from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary
-from overlap_callbacks.analysis.verdict import cause_in_words
 
 # The CSS class of each bar; its colours can be told apart by the colour-blind and on a grey printer.
 _CLASSES = {"e2e_ideal_ms": "ideal", "e2e_overlapped_ms": "overlapped", "e2e_sequential_ms": "sequential"}
@@ -114,17 +117,16 @@ def _covered(so_far: SoFar) -> str:
     return f"{count(so_far.num_windows, 'window')} that {counting}, from step {so_far.first_step}"
 
 
-def traffic_card(title: str, picture: str, notes: Sequence[str]) -> str:
-    """Who sends how much to whom in a step.
+def traffic_card(messages: JobMessages, world_size: int) -> str:
+    """Who sends how much to whom in a step; hosts by number.
 
     Args:
-        title: of the card.
-        picture: the matrix as SVG.
-        notes: what stands below it.
+        messages: of the window.
+        world_size: ranks of the job.
     """
-    return _page(
-        title, [f"<style>{heat_map.STYLE}</style>", picture, *[f'<p class="dim">{_text(n)}</p>' for n in notes]]
-    )
+    view = view_of(messages, Placement(host_numbers(messages, world_size)), order=PHYSICAL)
+    notes = ['<p class="dim">Lines part the hosts.</p>'] if view.bounds else []
+    return _page("Traffic", [f"<style>{heat_map.STYLE}</style>", heat_map.svg(view), *notes])
 
 
 def power_card(report: OverlapReport, trace: PowerTrace) -> str:

@@ -15,23 +15,20 @@ import msgspec
 from overlap_callbacks import _validation
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.bottleneck import run_bottleneck
+from overlap_callbacks.analysis.headline import cause_in_words, run_verdict
 from overlap_callbacks.analysis.results.arm import ArmReport
+from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.environment import JobEnvironment
-from overlap_callbacks.analysis.results.figure import Value
+from overlap_callbacks.analysis.results.figure import Value, values_of
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.run_summary import RunSummary, without_details
-from overlap_callbacks.analysis.verdict import cause_in_words, run_verdict
-from overlap_callbacks.sinks.base import Sink
-from overlap_callbacks.sinks.earlier_starts import earlier_starts
-from overlap_callbacks.sinks.metric_keys import fit, fit_name
+from overlap_callbacks.sinks.base import Sink, fit, fit_name
+from overlap_callbacks.sinks.jsonl import earlier_starts
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
-from overlap_callbacks.sinks.wandb.environment import job_content
 from overlap_callbacks.sinks.wandb.starting import start_run
-from overlap_callbacks.sinks.wandb.summary import run_metrics
 from overlap_callbacks.sinks.wandb.tables import Table, arm_table, tables
-from overlap_callbacks.sinks.wandb.traffic import traffic_card
 
 # Our own x-axis. W&B's step may only rise, and belongs to the user's own logging: it is never passed.
 STEP_KEY = "overlap/step"
@@ -370,7 +367,7 @@ def _pictures(wandb: Any, report: OverlapReport, so_far: cards.SoFar | None) -> 
     if report.power_trace is not None and report.power_trace.time_ms:
         pictures[POWER_CARD] = wandb.Html(cards.power_card(report, report.power_trace), inject=False)
     if report.messages is not None and report.messages.groups:
-        pictures[TRAFFIC_CARD] = wandb.Html(traffic_card(report.messages, report.world_size), inject=False)
+        pictures[TRAFFIC_CARD] = wandb.Html(cards.traffic_card(report.messages, report.world_size), inject=False)
     return pictures
 
 
@@ -383,3 +380,40 @@ def _tables(wandb: Any, by_key: Mapping[str, Table]) -> dict[str, Any]:
 
 def _is_finished(run: Any) -> bool:
     return bool(getattr(run, "_is_finished", False))
+
+
+def job_content(environment: JobEnvironment | None) -> dict[str, Any]:
+    """Hosts, devices, transports and differences between ranks; nothing where they are not known.
+
+    What rank 0 runs on is in the configuration already, with the rest of what is known of the run.
+    """
+    if environment is None:
+        return {}
+    return {
+        "job": {
+            "hosts": environment.num_hosts,
+            "devices": environment.num_devices,
+            "transport": {transport.between: transport.transport for transport in environment.transports},
+            "differs_between_ranks": [difference.name for difference in environment.differing],
+        }
+    }
+
+
+# Means over the run so far, under keys of their own: W&B's bar charts need one plain number per run.
+RUN_FIGURES = (
+    "e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms", "speedup_vs_sequential", "gap_to_ideal",
+    "compute_slowdown", "comm_slowdown", "hidden_comm_ms", "exposed_comm_ms",
+)  # fmt: skip
+
+
+def run_metrics(summary: RunSummary) -> dict[str, float]:
+    """Means over the valid windows so far, with intervals, under ``overlap_run/``; and how many windows these are."""
+    pooled = summary.pooled()
+    values = [
+        value
+        for figure in FIGURES
+        if figure.name in RUN_FIGURES
+        for value in values_of(figure, pooled.get(figure.name))
+    ]
+    means = {value.key.replace("overlap/", "overlap_run/", 1): value.number for value in values}
+    return {**means, "overlap_run/windows": float(len(summary.valid_windows))}

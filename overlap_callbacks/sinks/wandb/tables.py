@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.analysis.arm_summary import arm_summaries
-from overlap_callbacks.analysis.beside_words import beside_in_words
+from overlap_callbacks.analysis.arms import arm_summaries
 from overlap_callbacks.analysis.results.arm import ArmReport
-from overlap_callbacks.analysis.results.kernel_times import PairTime
+from overlap_callbacks.analysis.results.kernel_times import PairTime, beside_in_words
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary

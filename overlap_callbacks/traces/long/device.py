@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.distinct import distinct_values
-from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.intervals import Intervals, distinct_values
 from overlap_callbacks.analysis.kernels.critical_path import LastRows
 from overlap_callbacks.analysis.kernels.queue import Queue, QueueSums
 from overlap_callbacks.traces.launches import Launches

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.call_table import Calls
 from overlap_callbacks.analysis.kernels.same_calls import numbered, turns_of
 from overlap_callbacks.analysis.kernels.table import Indices

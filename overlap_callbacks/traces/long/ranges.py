@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, Kind, StringTable
 from overlap_callbacks.traces.collective_ranges import RangeDetail, last_begun
 from overlap_callbacks.traces.collectives import CollectiveInfo

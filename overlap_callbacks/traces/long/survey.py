@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from overlap_callbacks.analysis.distinct import distinct_values
+from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.traces.doubts import KernelFacts
 from overlap_callbacks.traces.long.columns import Folder, Rows, RowsFile

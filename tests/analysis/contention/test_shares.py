@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.contention.shares import explain, shares_in_words, slowdown_shares
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.kernel_times import CLOCK, MEMORY, SMS, UNEXPLAINED, WAVES, SlowdownShares
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo, UnitUtilisation
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.shares import CLOCK, MEMORY, SMS, UNEXPLAINED, WAVES, SlowdownShares
 from overlap_callbacks.analysis.results.window import SmLoss
 from tests.samples import window
 

@@ -16,11 +16,10 @@ from overlap_callbacks.analysis.environment.lint import lint
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.rank_problems import bounded
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
-from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.window import RankWindow, SmLoss
+from overlap_callbacks.analysis.results.window import MemoryPeak, RankWindow, SmLoss
 from overlap_callbacks.analysis.validity import escaped_communication, remarks, uncounted_modes
 from tests.analysis.job.reference_environment import job_environment
 from tests.analysis.job.reference_figures import figures_of, ranks_left_out, with_whole_tables

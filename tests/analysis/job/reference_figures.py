@@ -15,8 +15,7 @@ from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.rhythm import Rhythm
-from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, Rhythm, TimedBlock
 from overlap_callbacks.analysis.statistics import Adjusted, Moments, Sample, bounded
 
 Matrix = npt.NDArray[np.float64]

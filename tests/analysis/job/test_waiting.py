@@ -22,7 +22,7 @@ from overlap_callbacks.analysis.kernels.matching import matched
 from overlap_callbacks.analysis.kernels.receives import Transfers, transfer_starts
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block
-from overlap_callbacks.analysis.results.collective_calls import MAX_BINS, ProfiledStep
+from overlap_callbacks.analysis.results.arrivals import MAX_BINS, ProfiledStep
 from overlap_callbacks.analysis.results.kernel_times import PairTime
 from overlap_callbacks.analysis.results.messages import RankMessages, RankRow
 from overlap_callbacks.analysis.results.mode import Mode

@@ -9,12 +9,12 @@ import numpy as np
 
 from overlap_callbacks.analysis.results.arrivals import TimedCall, TimedCalls
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
-from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo, UnitUtilisation
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
     DimensionTime,
+    MemoryPeak,
     ProfiledBlock,
     RankWindow,
     SmLoss,

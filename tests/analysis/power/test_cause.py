@@ -5,8 +5,9 @@ import pytest
 
 from overlap_callbacks.analysis.power import cause as words
 from overlap_callbacks.analysis.power.cause import attribute
+from overlap_callbacks.analysis.results.kernel_times import SlowdownCause
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power import ModePower, SlowdownCause, UnitUtilisation
+from overlap_callbacks.analysis.results.power import ModePower, UnitUtilisation
 
 
 def parts(**use: float) -> UnitUtilisation:

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.analysis.results.outside import SWITCH
+from overlap_callbacks.analysis.results.env_overrides import SWITCH
 from overlap_callbacks.analysis.results.study import Configuration
 from overlap_callbacks.experiments.study.job.training import rank_place
 from overlap_callbacks.experiments.study.job.worker import strategy_of, train

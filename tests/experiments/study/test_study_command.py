@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.results.outside import RUN_DIR, SWITCH
+from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, SWITCH
 from overlap_callbacks.experiments.kept_run import Limits
 from overlap_callbacks.experiments.study.one_job import run_job
 from overlap_callbacks.experiments.study.plan import Asked, make_start

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.window import TimedBlock
-from overlap_callbacks.analysis.results.workload import Workload
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import page, write_page
 from overlap_callbacks.report.record import Record, read

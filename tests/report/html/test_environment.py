@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
-from overlap_callbacks.analysis.results.memory import MemoryPeak
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.window import MemoryPeak
 from overlap_callbacks.report import page, terminal
 from overlap_callbacks.report.record import Record, read
 from overlap_callbacks.report.terminal import SanitizedRenderable

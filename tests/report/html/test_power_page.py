@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.results.power import SlowdownCause, TraceSegment
+from overlap_callbacks.analysis.results.kernel_times import SlowdownCause
+from overlap_callbacks.analysis.results.power import TraceSegment
 from tests.report.html.test_page import charts_of, made, text_of
 from tests.report.runs import window
 

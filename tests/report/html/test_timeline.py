@@ -13,7 +13,7 @@ import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.kernel_times import CallTimes, StepDetail
-from overlap_callbacks.analysis.results.memory import MemoryPeak
+from overlap_callbacks.analysis.results.window import MemoryPeak
 from overlap_callbacks.report import page, write_page
 from overlap_callbacks.report.perfetto import perfetto_trace
 from overlap_callbacks.report.record import read

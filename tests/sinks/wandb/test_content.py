@@ -21,7 +21,7 @@ from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import DimensionTime
 from overlap_callbacks.analysis.run_summary import RunSummary
-from overlap_callbacks.sinks.metric_keys import fit
+from overlap_callbacks.sinks.base import fit
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Alert, Limits, finding_alerts
 from tests.environments import gpu_rank

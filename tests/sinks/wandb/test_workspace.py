@@ -9,8 +9,7 @@ import pytest
 
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.sinks.wandb import workspace
-from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD
-from overlap_callbacks.sinks.wandb.summary import run_metrics
+from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD, run_metrics
 from overlap_callbacks.sinks.wandb.tables import tables
 from tests import commands
 from tests.report.runs import full_report, run_info, window
