@@ -15,10 +15,9 @@ import time
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
+from overlap_callbacks.cli.demo.command import train
 from overlap_callbacks.cli.demo.config import DemoConfig
-from overlap_callbacks.cli.demo.launch import launch
 from overlap_callbacks.report import record
 
 FIGURES = ("speedup_vs_sequential", "compute_slowdown", "gap_to_ideal", "comm_slowdown")
@@ -31,11 +30,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures to this file too")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        config = DemoConfig(
-            control=True, every_n_steps=82, steps=10 + 82 * arguments.windows, run_dir=Path(folder, "run")
-        )
-        launch(config, Console(stderr=True))
-        run_record = record.read(config.run_dir)
+        config = DemoConfig(control=True, every_n_steps=82, steps=10 + 82 * arguments.windows, run_dir=f"{folder}/run")
+        train(config)
+        run_record = record.read(Path(config.run_dir))
     windows = [window for window in run_record.windows if window.complete]
     hits = dict.fromkeys(FIGURES, 0)
     print(f"{'window':>6}  " + "  ".join(f"{name:^34}" for name in FIGURES))

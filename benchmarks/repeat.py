@@ -13,11 +13,10 @@ import time
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from overlap_callbacks import FIGURES
+from overlap_callbacks.cli.demo.command import train
 from overlap_callbacks.cli.demo.config import DemoConfig
-from overlap_callbacks.cli.demo.launch import launch
 from overlap_callbacks.report import record
 
 
@@ -30,9 +29,9 @@ def main() -> None:
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         for name in ("first", "second"):
-            config = DemoConfig(framework=arguments.framework, run_dir=Path(folder, name))
-            launch(config, Console(stderr=True))
-            runs.append(record.read(config.run_dir).pooled())
+            config = DemoConfig(framework=arguments.framework, run_dir=f"{folder}/{name}")
+            train(config)
+            runs.append(record.read(Path(config.run_dir)).pooled())
     rows, agree = {}, 0
     for figure in FIGURES:
         first, second = (run.get(figure.name) for run in runs)

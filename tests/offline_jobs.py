@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import socket
 import sys
 from pathlib import Path
@@ -58,20 +59,20 @@ def forbid_requests(folder: Path) -> None:
     socket.getaddrinfo = resolve
 
 
-def run_rank_offline(rank: int, config: Any, port: int, queue: Any) -> None:
+def run_rank_offline(config: str) -> None:
     """A rank of the demo, whose process may not ask the network either."""
-    forbid_requests(config.run_dir.parent)
-    from overlap_callbacks.cli.demo.worker import run_rank
+    forbid_requests(Path(json.loads(config)["run_dir"]).parent)
+    from overlap_callbacks.cli.demo.worker import main as run_rank
 
-    run_rank(rank, config, port, queue)
+    run_rank(config)
 
 
 def main(folder: Path) -> None:
     forbid_requests(folder)
-    from overlap_callbacks.cli.demo import launch
+    from overlap_callbacks.cli.demo import command
     from overlap_callbacks.cli.main import main as overlap
 
-    launch.run_rank = run_rank_offline
+    command.WORKER = "tests.offline_jobs"
     demo = ["--steps", "95", "--layers", "1", "--hidden", "32", "--run-dir", str(folder / "run"), "--json"]
     overlap(["demo", *demo], standalone_mode=False)
     overlap(["show", str(folder / "run")], standalone_mode=False)
@@ -79,4 +80,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    if sys.argv[1].startswith("{"):
+        run_rank_offline(sys.argv[1])
+    else:
+        main(Path(sys.argv[1]))

@@ -17,7 +17,7 @@ from overlap_callbacks.cli._output import newest_run, one_line, print_json
 from overlap_callbacks.cli.experiment import INTERRUPTED_CODE, KEPT
 
 if TYPE_CHECKING:
-    from overlap_callbacks.experiments.check.limits import Finding, Limit
+    from overlap_callbacks.experiments.check import Finding, Limit
     from overlap_callbacks.report.record import Record
 
 HOLDS, BROKEN, NOTHING = 0, 1, 2
@@ -55,7 +55,7 @@ def command(
     The exit code is 0 if all limits hold, 1 if one is broken, and 2 if a figure was not measured, COMMAND failed, or
     an option is wrong. A figure is judged by its mean over the windows that count.
     """
-    from overlap_callbacks.experiments.check.limits import EXPOSED_SHARE, Limit, parsed_limit
+    from overlap_callbacks.experiments.check import EXPOSED_SHARE, Limit, parsed_limit
 
     try:
         limits = [
@@ -114,14 +114,13 @@ def _has_windows(folder: Path) -> bool:
 
 def _check_command(target: Sequence[str], folder: Path, windows: int | None, timeout_s: float | None) -> None:
     """Run the command; does not return if it failed."""
-    from overlap_callbacks.experiments.check.running import CommandFailedError, run_for_windows
+    from overlap_callbacks.experiments.check import run_for_windows
 
     if (folder / "overlap.jsonl").exists():
         raise click.UsageError(f"--run-dir {folder} has a record already: name another folder")
-    try:
-        run_for_windows(target, folder, windows, math.inf if timeout_s is None else timeout_s)
-    except CommandFailedError as error:
-        _fail(str(error))
+    failure = run_for_windows(target, folder, windows, math.inf if timeout_s is None else timeout_s)
+    if failure:
+        _fail(failure)
 
 
 def _finish(run: Path, limits: Sequence[Limit], sure: bool, as_json: bool, *, ended: bool) -> NoReturn:
@@ -135,7 +134,7 @@ def _finish(run: Path, limits: Sequence[Limit], sure: bool, as_json: bool, *, en
         ended: whether the job is known to have ended; else its record says.
     """
     from overlap_callbacks.analysis.statistics import Pooling
-    from overlap_callbacks.experiments.check.limits import State, judge
+    from overlap_callbacks.experiments.check import State, judge
     from overlap_callbacks.report import record
 
     try:
@@ -155,8 +154,8 @@ def _finish(run: Path, limits: Sequence[Limit], sure: bool, as_json: bool, *, en
 
 
 def _say(record: Record, findings: Sequence[Finding], code: int, as_json: bool, *, all_looks: bool) -> None:
-    from overlap_callbacks.experiments.check.exposed import exposed_as_data, exposed_lines
-    from overlap_callbacks.experiments.check.limits import EXPOSED_SHARE, State
+    from overlap_callbacks.experiments.check import EXPOSED_SHARE, State
+    from overlap_callbacks.experiments.exposed import exposed_as_data, exposed_lines
 
     if as_json:
         rows = [

@@ -1,12 +1,19 @@
-"""Runs a command until it ends, has done enough, or has taken too long; and leaves none of its processes behind."""
+"""Runs commands until they end, have done enough or have taken too long, and leaves none of their processes behind.
+
+A run may have a folder for its output and its record. Why it failed is told in a line.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import enum
+import math
 import os
+import re
 import secrets
+import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -15,11 +22,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-# Marks the processes of one command. Of its own, so that no other process can have the same value.
-MARK = "OVERLAP_CALLBACKS_COMMAND"
+from overlap_callbacks.analysis.formatting import shortened
+from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, SWITCH, TIME_ONLY
+from overlap_callbacks.analysis.results.run import FILE_NAME
+from overlap_callbacks.analysis.safe_text import printable
+from overlap_callbacks.report.record import Record, RecordError, read
+
+# Begins the variable that marks the processes of one command. Those of a command within a command have both.
+_MARK = "OVERLAP_CALLBACKS_COMMAND"
 # Time in which a command that is asked to end may do so. torchrun ends its workers within it.
 GRACE_S = 10.0
 _POLL_S = 0.1
+# After one rank has failed: time for the others to say what they know.
+_LAST_WORDS_S = 3.0
 # Time in which the system takes away processes that were killed.
 _KILL_WAIT_S = 5.0
 
@@ -38,7 +53,8 @@ class Outcome:
 
     Attributes:
         ending: why.
-        exit_code: that it ended with by itself; negative for a signal. None if it was ended.
+        exit_code: of a command that ended by itself, of several ranks that of the first that failed; negative for a
+            signal. None if it was ended.
         seconds: from its start until nothing of it was left.
     """
 
@@ -51,8 +67,9 @@ def supervise(
     command: Sequence[str],
     *,
     environment: Mapping[str, str],
-    is_done: Callable[[], bool],
-    timeout_s: float,
+    is_done: Callable[[], bool] = lambda: False,
+    timeout_s: float = math.inf,
+    ranks: Sequence[Mapping[str, str]] = ({},),
     stdout: IO[bytes] | int | None = None,
     stderr: IO[bytes] | int | None = None,
     grace_s: float = GRACE_S,
@@ -64,8 +81,9 @@ def supervise(
         environment: of the command. It gets one more variable, by which the command's processes are found.
         is_done: asked again and again; the command is ended once it says so.
         timeout_s: maximum time.
-        stdout: where the command's output goes; None for where ours goes.
-        stderr: the same for its errors.
+        ranks: further variables of each rank; the command is started once for each. If one fails, all are ended.
+        stdout: where the output goes; None for where ours goes.
+        stderr: the same for errors.
         grace_s: time in which the command may end when it is asked to; then all of its processes are killed.
 
     Raises:
@@ -73,66 +91,100 @@ def supervise(
         KeyboardInterrupt: Ctrl-C, or a signal that ``interruptible`` turns into it. The command has ended.
     """
     begun_s = time.monotonic()
-    mark = secrets.token_hex(16)
-    process: subprocess.Popen[bytes] | None = None
+    mark = f"{_MARK}_{secrets.token_hex(16)}"
+    started: list[subprocess.Popen[bytes]] = []
     try:
-        with _signals_held_back():
-            process = subprocess.Popen(
-                list(command),
-                env={**environment, MARK: mark},
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                start_new_session=True,
-            )
-        ending = _await(process, is_done, begun_s + timeout_s)
+        for variables in ranks:
+            with _signals_held_back():
+                process = subprocess.Popen(
+                    list(command),
+                    env={**environment, **variables, mark: "1"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=stdout,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
+                started.append(process)
+        ending, exit_code = _await(started, is_done, begun_s + timeout_s)
+        if exit_code:
+            grace_s = 0.0  # what is left has had its last words
     finally:
-        if process is not None:
-            exit_code = process.poll()
-            _end(process, mark, grace_s)
+        _end(started, mark, grace_s)
     return Outcome(ending, exit_code, time.monotonic() - begun_s)
 
 
-def _await(process: subprocess.Popen[bytes], is_done: Callable[[], bool], deadline_s: float) -> Ending:
+def _await(
+    started: Sequence[subprocess.Popen[bytes]], is_done: Callable[[], bool], deadline_s: float
+) -> tuple[Ending, int | None]:
+    failed = 0
     while True:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_POLL_S)
-            # What it wrote last may be all that was wanted.
-            return Ending.DONE if is_done() else Ending.BY_ITSELF
+        codes = [process.poll() for process in started]
+        if not failed and (failed := next(filter(None, codes), 0)):
+            deadline_s = min(deadline_s, time.monotonic() + _LAST_WORDS_S)
+        running = [process for process, code in zip(started, codes, strict=True) if code is None]
+        # What it wrote last may be all that was wanted.
         if is_done():
-            return Ending.DONE
+            return Ending.DONE, None if running else failed
+        if not running:
+            return Ending.BY_ITSELF, failed
         if time.monotonic() > deadline_s:
-            return Ending.TIMEOUT
+            return (Ending.BY_ITSELF, failed) if failed else (Ending.TIMEOUT, None)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            running[0].wait(_POLL_S)
 
 
-def _end(process: subprocess.Popen[bytes], mark: str, grace_s: float) -> None:
+def _end(started: Sequence[subprocess.Popen[bytes]], mark: str, grace_s: float) -> None:
     """End what is left of a command: by SIGTERM, and after ``grace_s`` by SIGKILL."""
 
-    def left() -> list[int]:
-        return processes_with(MARK, mark)
+    def is_left() -> bool:
+        return any([process.poll() is None for process in started]) or bool(processes_with(mark, "1"))
+
+    def signal_groups(number: signal.Signals) -> None:
+        # Once a leader has ended, its group's number may be another's. What is left is found by the environment.
+        for process in started:
+            if process.poll() is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, number)
+
+    def await_end(timeout_s: float) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while is_left() and time.monotonic() < deadline_s:
+            time.sleep(_POLL_S / 2)
 
     try:
-        if process.poll() is None:
-            _signal_group(process, signal.SIGTERM)
-            _await_end(process, left, grace_s)
+        if any([process.poll() is None for process in started]):
+            signal_groups(signal.SIGTERM)
+            await_end(grace_s)
     finally:  # a second Ctrl-C cuts the grace short
-        _signal_group(process, signal.SIGKILL)
-        send_signal(left(), signal.SIGKILL)
-        _await_end(process, left, _KILL_WAIT_S)
+        signal_groups(signal.SIGKILL)
+        for pid in processes_with(mark, "1"):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        await_end(_KILL_WAIT_S)
 
 
-def _await_end(process: subprocess.Popen[bytes], left: Callable[[], list[int]], timeout_s: float) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while (process.poll() is None or left()) and time.monotonic() < deadline_s:
-        time.sleep(_POLL_S / 2)
+def processes_with(variable: str, value: str) -> list[int]:
+    """Ids of the processes, other than this one, that were started with an environment variable.
+
+    ``torchrun`` starts each worker in a session of its own, and once it is killed they have another parent. Their
+    environment still says whose they are. Linux only: without ``/proc`` none are found.
+
+    Args:
+        variable: its name.
+        value: its value.
+    """
+    wanted = os.fsencode(f"{variable}={value}")
+    found = []
+    with contextlib.suppress(OSError):
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit() and int(folder.name) != os.getpid():
+                with contextlib.suppress(OSError):  # it has ended, or is somebody else's; a zombie has none
+                    if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                        found.append(int(folder.name))
+    return found
 
 
-def _signal_group(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    # Once the leader has ended, the group's number may be another's. What is left of it is found by the environment.
-    if process.poll() is not None:
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+# -- signals
 
 
 @contextlib.contextmanager
@@ -142,13 +194,8 @@ def _signals_held_back() -> Iterator[None]:
         yield
         return
     held: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda found, _: held.append(found)) for number in numbers}
-    try:
+    with _handled((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda found, _: held.append(found)):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     if held:
         os.kill(os.getpid(), held[0])
 
@@ -160,43 +207,191 @@ def interruptible() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    with _handled((signal.SIGTERM, signal.SIGHUP), interrupt):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(numbers: Sequence[signal.Signals], handler: Callable[..., object]) -> Iterator[None]:
+    """Handle signals in another way; a process that was started to ignore one goes on ignoring it."""
+    before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: was for number, was in before.items() if was is not signal.SIG_IGN}
     try:
+        for number in before:
+            signal.signal(number, handler)
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, was in before.items():
+            signal.signal(number, signal.SIG_DFL if was is None else was)
 
 
-# -- processes that a job left
-# Finds the processes of a command by a variable that they inherit, wherever they stand in the tree of processes.
-#
-# ``torchrun`` starts each worker in a session of its own. So the command's process group does not hold the workers, and
-# once ``torchrun`` is killed they have another parent. Their environment still tells whose they are. Linux only: where
-# there is no ``/proc``, only the command's process group is known.
+# -- ranks of a job
 
 
-def processes_with(variable: str, value: str) -> list[int]:
-    """Ids of the processes, other than this one, that were started with an environment variable.
+def rank_variables(size: int) -> list[dict[str, str]]:
+    """What ``torchrun`` would tell each of the ranks of a job on this host."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+# -- a run with a folder of its own
+
+
+_STDOUT, _STDERR = "stdout.log", "stderr.log"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a run may take.
+
+    Attributes:
+        timeout_s: after which it has failed.
+        left_s: after which the time for all runs is over; then it counts for nothing.
+    """
+
+    timeout_s: float
+    left_s: float
+
+
+def fresh_folder(folder: Path, name: str) -> Path:
+    """The folder of a run, empty.
 
     Args:
-        variable: its name.
-        value: its value.
+        folder: of the results.
+        name: of the run.
+
+    Raises:
+        OSError: it cannot be made.
     """
-    wanted = os.fsencode(f"{variable}={value}")
-    return [pid for pid, environment in _environments() if wanted in environment.split(b"\0")]
+    own = (folder / "runs" / name).resolve()
+    if own.exists():
+        shutil.rmtree(own)  # of a run that was cut short
+    own.mkdir(parents=True)
+    return own
 
 
-def send_signal(pids: list[int], number: signal.Signals) -> None:
-    """Send a signal to processes, as far as they are still there."""
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
+def run_kept(
+    command: Sequence[str],
+    own: Path,
+    limits: Limits,
+    *,
+    environment: Mapping[str, str],
+    is_done: Callable[[], bool] = lambda: False,
+    ranks: Sequence[Mapping[str, str]] = ({},),
+) -> Outcome | None:
+    """Run a command; its output and the library's record go to its own folder.
+
+    Args:
+        command: program and arguments.
+        own: its folder.
+        limits: of time.
+        environment: added to ours, but what ours tells the library to do.
+        is_done: as of ``supervise``.
+        ranks: as of ``supervise``.
+
+    Returns:
+        How it ended; None where the time for all runs was over first.
+
+    Raises:
+        OSError: the command cannot be started, or a file cannot be written.
+        KeyboardInterrupt: Ctrl-C. The command has ended.
+    """
+    ours = {name: value for name, value in os.environ.items() if name not in (SWITCH, TIME_ONLY)}
+    with (own / _STDOUT).open("wb") as stdout, (own / _STDERR).open("wb") as stderr:
+        outcome = supervise(
+            command,
+            environment={**ours, **environment, RUN_DIR: str(own)},
+            is_done=is_done,
+            timeout_s=min(limits.timeout_s, limits.left_s),
+            ranks=ranks,
+            stdout=stdout,
+            stderr=stderr,
+        )
+    return None if outcome.ending is Ending.TIMEOUT and limits.left_s < limits.timeout_s else outcome
 
 
-def _environments() -> Iterator[tuple[int, bytes]]:
-    with contextlib.suppress(OSError):
-        for folder in Path("/proc").iterdir():
-            if folder.name.isdigit() and int(folder.name) != os.getpid():
-                with contextlib.suppress(OSError):  # it has ended, or is somebody else's; a zombie has none
-                    yield int(folder.name), (folder / "environ").read_bytes()
+class GrowingRecord:
+    """The record of a job under way, read whenever it has grown.
+
+    Args:
+        folder: of the run.
+        details: as of ``overlap_callbacks.report.record.read``.
+
+    Attributes:
+        record: as read last; None before there is one.
+    """
+
+    def __init__(self, folder: Path, *, details: bool = True) -> None:
+        self._path = folder / FILE_NAME
+        self._details = details
+        self._size = -1
+        self.record: Record | None = None
+
+    def read(self) -> Record | None:
+        """The record as it is now."""
+        with contextlib.suppress(OSError, RecordError):
+            size = self._path.stat().st_size
+            if size != self._size:
+                self.record = read(self._path, details=self._details)
+                self._size = size
+        return self.record
+
+
+# -- why a command failed
+
+# So much of the end of the output is looked at.
+_TAIL_BYTES = 256 * 1024
+_MAX_LENGTH = 200
+_COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+# "[rank1]: torch.OutOfMemoryError: CUDA out of memory. ...", with what launchers put before it.
+_ERROR = re.compile(
+    r"^(?:\[[^\]]*\]:?\s*|\d+:\s*)*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure)\b.*)$"
+)
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory|Cannot allocate memory|can't allocate memory", re.IGNORECASE)
+# What a launcher, or another rank, says of a rank that has failed.
+_CONSEQUENCE = re.compile(
+    r"ChildFailedError|ProcessRaisedException|ProcessExitedException|SignalException|CalledProcessError"
+    r"|Connection (?:reset|closed|refused)|Broken pipe|DistNetworkError|DistStoreError"
+)
+
+
+def exit_in_words(exit_code: int) -> str:
+    """E.g. ``exit code 1`` or ``ended by SIGKILL``."""
+    if exit_code >= 0:
+        return f"exit code {exit_code}"
+    try:
+        return f"ended by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"ended by signal {-exit_code}"
+
+
+def last_words(own: Path) -> str:
+    """What a run said of its failure, to follow other words; empty where it said nothing."""
+    line = telling_line(_end_of(own / _STDERR)) or telling_line(_end_of(own / _STDOUT))
+    return f": {line}" if line else ""
+
+
+def telling_line(output: str) -> str:
+    """The line of a command's output that says most of why it failed; empty where there is no output.
+
+    That is a line on memory; else the last exception that is no consequence of another; else the last line.
+    """
+    lines = [line.strip() for line in _COLORS.sub("", output).splitlines() if line.strip()]
+    errors = [found[1] for line in lines if (found := _ERROR.match(line))]
+    causes = [line for line in errors if not _CONSEQUENCE.search(line)]
+    memory = [line for line in errors or lines if _OUT_OF_MEMORY.search(line)]
+    line = (memory or causes[-1:] or errors[-1:] or lines[-1:] or [""])[0]
+    return printable(shortened(line, _MAX_LENGTH))
+
+
+def _end_of(file: Path) -> str:
+    """The end of a file with output; empty where there is none."""
+    try:
+        with file.open("rb") as source:
+            source.seek(max(0, source.seek(0, 2) - _TAIL_BYTES))
+            return source.read().decode(errors="replace")
+    except OSError:
+        return ""

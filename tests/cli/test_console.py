@@ -56,4 +56,4 @@ def test_every_console_is_made_where_that_is_heeded_and_nothing_else_styles_text
         if re.search(r"\\x1b\\?\[|\\033\[|\bsecho\(|click\.style\(|rich import print", text):
             stylers.append(name)
     assert makers == ["cli/_console.py"]
-    assert stylers == ["experiments/failures.py"]  # which takes colours out of what jobs have written
+    assert stylers == ["experiments/supervisor.py"]  # which takes colours out of what jobs have written

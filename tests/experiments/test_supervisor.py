@@ -13,8 +13,14 @@ from typing import Any
 import pytest
 
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
-from overlap_callbacks.experiments.failures import exit_in_words, telling_line
-from overlap_callbacks.experiments.supervisor import Ending, Outcome, processes_with, supervise
+from overlap_callbacks.experiments.supervisor import (
+    Ending,
+    Outcome,
+    exit_in_words,
+    processes_with,
+    supervise,
+    telling_line,
+)
 
 # Starts a child in a session of its own, as torchrun does with workers; both are deaf to SIGTERM.
 DEAF = "trap '' TERM; echo ready > $OVERLAP_CALLBACKS_RUN_DIR/ready; setsid sh -c \"trap '' TERM; sleep 60\" & wait"

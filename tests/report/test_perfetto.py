@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.kernels.step_detail import MAX_NAME_LENGTH, step
 from overlap_callbacks.analysis.kernels.table import KernelTableBuilder, Kind, device_kernels
 from overlap_callbacks.analysis.results.kernel_times import StepDetail
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.experiments.check.exposed import exposed_collectives
+from overlap_callbacks.experiments.exposed import exposed_collectives
 from overlap_callbacks.report import record
 from overlap_callbacks.report.perfetto import perfetto_trace
 from tests.commands import invoke

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlap_callbacks.cli._output import print_record, require
+from overlap_callbacks.cli._options import json_option
+from overlap_callbacks.cli._output import one_line, print_record, require
+
+if TYPE_CHECKING:
+    from overlap_callbacks.cli.demo.config import DemoConfig
+
+# The module that one rank runs.
+WORKER = "overlap_callbacks.cli.demo.worker"
 
 
 @click.command("demo")
@@ -19,65 +27,60 @@ from overlap_callbacks.cli._output import print_record, require
 @click.option("--bucket-mb", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
               help="Size of DDP's gradient buckets, MiB.")  # fmt: skip
 @click.option(
-    "--every", type=click.IntRange(min=82), default=100, show_default=True, help="Steps from window to window."
-)
+    "--every", "every_n_steps", type=click.IntRange(min=82), default=100, show_default=True,
+    help="Steps from window to window.",
+)  # fmt: skip
 @click.option("--control", is_flag=True, help="A/A run: both arms overlapped, so all differences are errors.")
 @click.option("--wandb", is_flag=True, help="Log to W&B too.")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Folder of the record.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def command(
-    framework: str,
-    steps: int,
-    layers: int,
-    hidden: int,
-    batch: int,
-    sequence: int,
-    bucket_mb: float,
-    every: int,
-    control: bool,
-    wandb: bool,
-    run_dir: Path | None,
-    as_json: bool,
-) -> None:
+@json_option
+def command(run_dir: Path | None, as_json: bool, **options: Any) -> None:
     """Train a small GPT with two processes (or one on every GPU), and measure its overlap."""
     import torch
 
     from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.cli.demo.config import DemoConfig
-    from overlap_callbacks.cli.demo.launch import launch
     from overlap_callbacks.monitor.run_info import default_run_folder
 
-    if hidden % 4:
+    if options["hidden"] % 4:
         raise click.BadParameter(
-            f"{hidden} is not a multiple of 4, the number of attention heads", param_hint="--hidden"
+            f"{options['hidden']} is not a multiple of 4, the number of attention heads", param_hint="--hidden"
         )
-    if framework == "lightning":
+    if options["framework"] == "lightning":
         require("lightning", "lightning")
-    if wandb:
+    if options["wandb"]:
         require("wandb", "wandb")
     gpus = torch.cuda.device_count()
-    config = DemoConfig(
-        framework=framework,
-        steps=steps,
-        layers=layers,
-        hidden=hidden,
-        sequence=sequence,
-        batch=batch,
-        bucket_mb=bucket_mb,
-        processes=gpus if gpus >= 2 else 2,
-        backend="nccl" if gpus >= 2 else "gloo",
-        run_dir=run_dir or default_run_folder("demo-"),
-        every_n_steps=every,
-        control=control,
-        wandb=wandb,
-    )
+    folder = run_dir or default_run_folder("demo-")
+    config = DemoConfig(**options, processes=max(2, gpus), backend="nccl" if gpus >= 2 else "gloo", run_dir=str(folder))
     console = open_console(stderr=True)
     where = f"{gpus} GPUs with NCCL" if gpus >= 2 else "the CPU with two processes and Gloo"
-    console.print(f"Training a GPT of {layers} layers, width {hidden}, on {where}.")
-    try:
-        launch(config, console)
-    except Exception as error:
-        raise click.ClickException(f"a rank of the demo failed:\n{error}") from None
-    print_record(config.run_dir, as_json)
-    hint = f"The record is {config.run_dir / 'overlap.jsonl'}; see it again with: overlap show {config.run_dir}"
+    console.print(f"Training a GPT of {config.layers} layers, width {config.hidden}, on {where}.")
+    train(config)
+    print_record(folder, as_json)
+    hint = f"The record is {folder / 'overlap.jsonl'}; see it again with: overlap show {folder}"
     console.print(hint, markup=False)
+
+
+def train(config: DemoConfig) -> None:
+    """Run the demo to its end; rank 0 shows the progress.
+
+    Raises:
+        click.ClickException: a rank failed; its traceback is on stderr.
+    """
+    import os
+    import sys
+
+    import msgspec
+
+    from overlap_callbacks.experiments.supervisor import exit_in_words, interruptible, rank_variables, supervise
+
+    with interruptible():
+        outcome = supervise(
+            [sys.executable, "-m", WORKER, msgspec.json.encode(config).decode()],
+            environment=os.environ,
+            ranks=rank_variables(config.processes),
+            stdout=2,  # stdout is the result's alone: the Gloo of torch 2.8 writes lines of its own there
+        )
+    if outcome.exit_code:
+        raise click.ClickException(one_line(f"a rank of the demo failed ({exit_in_words(outcome.exit_code)})"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class DemoConfig:
     bucket_mb: float = 1.0
     processes: int = 2
     backend: str = "gloo"
-    run_dir: Path = Path("overlap_runs/demo")
+    run_dir: str = "overlap_runs/demo"
     every_n_steps: int = 100
     profiled_steps: int = 8
     control: bool = False

@@ -1,52 +1,58 @@
-"""One rank of the demo: trains the GPT with PyTorch DDP or Lightning; one added line measures it."""
+"""One rank of the demo: trains the GPT with PyTorch DDP or Lightning; one added line measures it.
+
+``python -m overlap_callbacks.cli.demo.worker CONFIG``, with the variables of ``torchrun``.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
-from collections.abc import Callable
-from contextlib import nullcontext
-from multiprocessing.queues import Queue
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 from torch import nn
 
+from overlap_callbacks.cli._console import open_console
 from overlap_callbacks.cli.demo.config import DemoConfig
-from overlap_callbacks.cli.demo.model import GPT
-from overlap_callbacks.cli.demo.text import GeneratedText
+from overlap_callbacks.cli.demo.model import GPT, GeneratedText
 
 Progress = Callable[[int, float], None]
 
 
-def run_rank(rank: int, config: DemoConfig, port: int, queue: Queue[tuple[int, float]] | None) -> None:
-    """Train as rank ``rank`` of ``config.processes``.
+def main(content: str) -> None:
+    """Train as this rank.
 
     Args:
-        rank: the rank.
-        config: options of the run.
-        port: TCP port of rank 0 on this machine.
-        queue: rank 0 puts (step, loss) on it; None for no progress.
+        content: a ``DemoConfig`` as JSON.
     """
-    os.dup2(2, 1)  # stdout is the result's alone: the Gloo of torch 2.8 writes lines of its own there
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        RANK=str(rank),
-        LOCAL_RANK=str(rank),
-        WORLD_SIZE=str(config.processes),
-    )
+    config = msgspec.json.decode(content, type=DemoConfig)
+    rank = int(os.environ["RANK"])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages would break the progress bar
     if config.backend == "gloo":
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // config.processes))
     torch.manual_seed(0)
+    train = {"pytorch": train_pytorch, "lightning": train_lightning}[config.framework]
+    with _shown(config) if rank == 0 else contextlib.nullcontext(lambda step, loss: None) as progress:
+        train(rank, config, progress)
 
-    def progress(step: int, loss: float) -> None:
-        if rank == 0 and queue is not None:
-            queue.put((step, loss))
 
-    {"pytorch": train_pytorch, "lightning": train_lightning}[config.framework](rank, config, progress)
+@contextlib.contextmanager
+def _shown(config: DemoConfig) -> Iterator[Progress]:
+    """A function that shows the step and the loss; NaN for a loss that was not read."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bar(*columns, console=open_console(stderr=True)) as bar:
+        task = bar.add_task("starting", total=config.steps)
+        yield lambda step, loss: bar.update(
+            task, completed=step, description=f"training, loss {loss:.2f}" if math.isfinite(loss) else None
+        )
 
 
 def _options(config: DemoConfig) -> dict[str, Any]:
@@ -85,7 +91,7 @@ def train_pytorch(rank: int, config: DemoConfig, progress: Progress) -> None:
     model = nn.parallel.DistributedDataParallel(_model(config).to(device), bucket_cap_mb=config.bucket_mb)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     batches = iter(_text(rank, config))
-    with attach(optimizer, model=model, **_options(config)) if config.measure else nullcontext():
+    with attach(optimizer, model=model, **_options(config)) if config.measure else contextlib.nullcontext():
         for step in range(config.steps):
             tokens, targets = (part.to(device, non_blocking=True) for part in next(batches))
             loss = model(tokens, targets)
@@ -147,3 +153,7 @@ def train_lightning(rank: int, config: DemoConfig, progress: Progress) -> None:
     trainer.fit(Module(), torch.utils.data.DataLoader(_text(rank, config), batch_size=None))
     dist.barrier()
     dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

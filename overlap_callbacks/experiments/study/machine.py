@@ -11,8 +11,8 @@ import sys
 import msgspec
 
 from overlap_callbacks._version import __version__
-from overlap_callbacks.experiments.failures import exit_in_words, telling_line
 from overlap_callbacks.experiments.host import cores, cpu_name, free_bytes
+from overlap_callbacks.experiments.supervisor import exit_in_words, telling_line
 
 _TIMEOUT_S = 180.0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -16,16 +17,23 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.analysis.results.study import Configuration, StudyFigures, StudyRow, StudyStart
 from overlap_callbacks.analysis.statistics import ONE_LOOK, pool
-from overlap_callbacks.experiments.failures import exit_in_words
-from overlap_callbacks.experiments.kept_run import Limits, fresh_folder, run_kept, said
 from overlap_callbacks.experiments.study.job_spec import SPEC_NAME, TRAINED_NAME, WINDOW_STEPS, JobSpec, Trained
 from overlap_callbacks.experiments.study.machine import Machine
 from overlap_callbacks.experiments.study.models import scaled
-from overlap_callbacks.experiments.study.refusals import why_not
-from overlap_callbacks.experiments.supervisor import Ending, Outcome
+from overlap_callbacks.experiments.study.refusals import GLOO, why_not
+from overlap_callbacks.experiments.supervisor import (
+    Ending,
+    Limits,
+    Outcome,
+    exit_in_words,
+    fresh_folder,
+    last_words,
+    rank_variables,
+    run_kept,
+)
 from overlap_callbacks.report.record import Record, RecordError, read
 
-_START = "overlap_callbacks.experiments.study.job.start"
+_WORKER = "overlap_callbacks.experiments.study.job.worker"
 
 
 def refusal_of(start: StudyStart, configuration: Configuration, machine: Machine) -> StudyRow | None:
@@ -58,7 +66,8 @@ def run_job(start: StudyStart, folder: Path, number: int, limits: Limits) -> Stu
     own = fresh_folder(folder, name_of(number, configuration))
     spec = _spec(start, configuration, own, limits.timeout_s)
     (own / SPEC_NAME).write_bytes(msgspec.json.encode(spec))
-    outcome = run_kept([sys.executable, "-m", _START, str(own)], own, limits, environment={})
+    command = [sys.executable, "-m", _WORKER, str(own)]
+    outcome = run_kept(command, own, limits, environment=_environment(spec), ranks=rank_variables(start.ranks))
     if outcome is None:
         return None
     record = _record(own)
@@ -99,6 +108,16 @@ def _spec(start: StudyStart, configuration: Configuration, own: Path, timeout_s:
     )
 
 
+def _environment(spec: JobSpec) -> dict[str, str]:
+    variables = {
+        "OMP_NUM_THREADS": str(spec.threads),
+        # What the ranks say is looked through for the reason of a failure: without what is not about it.
+        "KINETO_LOG_LEVEL": "99",
+        "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore::FutureWarning"),
+    }
+    return variables | ({"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"} if spec.link == GLOO else {})
+
+
 def _record(own: Path) -> Record | None:
     try:
         return read(own)
@@ -116,21 +135,15 @@ def _trained(own: Path) -> Trained | None:
 def _failure(outcome: Outcome, own: Path, record: Record | None, timeout_s: float) -> str:
     """Why a job gave no figures, in a line; empty if it did."""
     if outcome.ending is Ending.TIMEOUT:
-        return f"it was not measured within {timeout_s:g} s (--timeout)" + said(own)
-    assert outcome.exit_code is not None
+        return f"it was not measured within {timeout_s:g} s (--timeout)" + last_words(own)
     if outcome.exit_code:
-        return exit_in_words(_as_signal(outcome.exit_code)) + said(own)
+        return exit_in_words(outcome.exit_code) + last_words(own)
     if record is None or not record.summary.measured:
-        return "it trained, and the library measured nothing" + said(own)
+        return "it trained, and the library measured nothing" + last_words(own)
     if not record.valid_windows:
         problems = [problem for window in record.windows for problem in window.problems]
         return "no window of it counts" + (f": {problems[0]}" if problems else "")
     return ""
-
-
-def _as_signal(exit_code: int) -> int:
-    """Of a rank that a signal has ended, the start of the ranks hands on what a shell would."""
-    return 128 - exit_code if exit_code > 128 else exit_code
 
 
 # -- figures of a job

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 from overlap_callbacks.analysis.results.study import Configuration, StudyRow
 from overlap_callbacks.experiments.capping import NotPossibleError
-from overlap_callbacks.experiments.kept_run import Limits
 from overlap_callbacks.experiments.lines_file import LinesFile
 from overlap_callbacks.experiments.study.machine import Machine
 from overlap_callbacks.experiments.study.models import Model, Transformer, scaled
 from overlap_callbacks.experiments.study.one_job import refusal_of, run_job
 from overlap_callbacks.experiments.study.results import Results
+from overlap_callbacks.experiments.supervisor import Limits
 
 # Of the time for all, what ending the last job and making the page may take.
 _CLOSING_S = 20.0

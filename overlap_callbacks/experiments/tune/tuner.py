@@ -10,15 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
-from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.analysis.results.window import TimedBlock
-from overlap_callbacks.experiments.failures import exit_in_words
-from overlap_callbacks.experiments.kept_run import Limits, fresh_folder, run_kept, said
 from overlap_callbacks.experiments.lines_file import LinesFile
-from overlap_callbacks.experiments.supervisor import Ending, Outcome
+from overlap_callbacks.experiments.supervisor import (
+    Ending,
+    GrowingRecord,
+    Limits,
+    Outcome,
+    exit_in_words,
+    fresh_folder,
+    last_words,
+    run_kept,
+)
 from overlap_callbacks.experiments.tune.combinations import balanced_order, command_of, environment_of
 from overlap_callbacks.experiments.tune.results import Results, Run, Tuning
-from overlap_callbacks.report.record import Record, RecordError, read
+from overlap_callbacks.report.record import Record
 
 # Of the time for all runs, what ending the last command and making the page may take.
 _CLOSING_S = 15.0
@@ -142,82 +148,67 @@ def run_once(tuning: Tuning, folder: Path, combination: int, repeat: int, limits
     """
     settings = tuning.combinations[combination]
     own = fresh_folder(folder, f"{combination:03d}-{repeat}")
-    watched = _Watched(own, tuning.blocks)
-    command = command_of(tuning.command, settings, str(own))
-    environment = environment_of(settings) | {TIME_ONLY: tuning.timing.as_text()}
+    growing = GrowingRecord(own)
+
+    def blocks() -> list[TimedBlock]:
+        return _timed_blocks(growing.read())[: tuning.blocks]
+
     outcome: Outcome | None
     try:
-        outcome = run_kept(command, own, limits, environment=environment, is_done=watched.is_done)
-        failure = "" if outcome is None else _failure(outcome, watched, own, limits.timeout_s)
+        outcome = run_kept(
+            command_of(tuning.command, settings, str(own)),
+            own,
+            limits,
+            environment=environment_of(settings) | {TIME_ONLY: tuning.timing.as_text()},
+            is_done=lambda: len(blocks()) >= tuning.blocks,
+        )
     except OSError as error:
-        outcome, failure = Outcome(Ending.BY_ITSELF, None, 0.0), f"the command cannot be started: {error.strerror}"
+        failure = f"the command cannot be started: {error.strerror}"
+        return Run(combination=combination, repeat=repeat, seconds=0.0, failure=failure, folder=_place(own, folder))
     if outcome is None:
         return None
     # All that it has is kept: blocks that were written while it was being ended are as good.
-    blocks = [] if failure else watched.blocks
-    info = None if watched.record is None else watched.record.runs[-1]
+    timed = blocks()
+    failure = _failure(outcome, growing.record, len(timed), own, limits.timeout_s)
+    timed = [] if failure else timed
+    info = None if growing.record is None else growing.record.runs[-1]
     return Run(
         combination=combination,
         repeat=repeat,
         seconds=outcome.seconds,
-        block_ms=tuple([sum(block.step_ms) / len(block.step_ms) for block in blocks]),
-        num_steps=sum([len(block.step_ms) for block in blocks]),
+        block_ms=tuple([sum(block.step_ms) / len(block.step_ms) for block in timed]),
+        num_steps=sum([len(block.step_ms) for block in timed]),
         failure=failure,
         exit_code=outcome.exit_code,
-        folder=str(own.relative_to(folder.resolve())),
+        folder=_place(own, folder),
         world_size=0 if info is None else info.world_size,
         device="" if info is None else info.device,
     )
 
 
-class _Watched:
-    """The record of a run, read whenever it has grown.
-
-    Args:
-        folder: of the run.
-        wanted: timed blocks.
-
-    Attributes:
-        record: as read last; None before it is there.
-    """
-
-    def __init__(self, folder: Path, wanted: int) -> None:
-        self._path = folder / FILE_NAME
-        self._wanted = wanted
-        self._size = -1
-        self.record: Record | None = None
-
-    @property
-    def blocks(self) -> list[TimedBlock]:
-        """The timed blocks so far: of a job that was started again, those since."""
-        unfinished = None if self.record is None else self.record.unfinished
-        if unfinished is None or not unfinished.samples:
-            return []
-        return [block for block in unfinished.samples[0].timed if block.step_ms][: self._wanted]
-
-    def is_done(self) -> bool:
-        """Whether the run has the blocks that are wanted."""
-        try:
-            size = self._path.stat().st_size
-            if size != self._size:
-                self._size, self.record = size, read(self._path)
-        except (OSError, RecordError):
-            return False
-        return len(self.blocks) >= self._wanted
+def _place(own: Path, folder: Path) -> str:
+    return str(own.relative_to(folder.resolve()))
 
 
-def _failure(outcome: Outcome, watched: _Watched, folder: Path, timeout_s: float) -> str:
-    """Why a run gave no step time, in words; empty if it did."""
+def _timed_blocks(record: Record | None) -> list[TimedBlock]:
+    """The timed blocks so far: of a job that was started again, those since."""
+    unfinished = None if record is None else record.unfinished
+    if unfinished is None or not unfinished.samples:
+        return []
+    return [block for block in unfinished.samples[0].timed if block.step_ms]
+
+
+def _failure(outcome: Outcome, record: Record | None, num_blocks: int, own: Path, timeout_s: float) -> str:
+    """Why a run gave no step time; empty if it did."""
     if outcome.ending is Ending.DONE:
         return ""
     if outcome.ending is Ending.TIMEOUT:
-        why = "no steps were timed" if not watched.blocks else "too few steps were timed"
-        return f"{why} within {timeout_s:g} s (--timeout)" + said(folder)
-    assert outcome.exit_code is not None
+        why = "too few steps were timed" if num_blocks else "no steps were timed"
+        return f"{why} within {timeout_s:g} s (--timeout)" + last_words(own)
     if outcome.exit_code:
-        return exit_in_words(outcome.exit_code) + said(folder)
-    if watched.record is None:
+        return exit_in_words(outcome.exit_code) + last_words(own)
+    if record is None:
         return (
             "the command ended and no steps were timed: is the library attached in it, and does it train long enough?"
         )
-    return f"the command ended after {len(watched.blocks)} timed blocks: let it train longer, or lower --steps"
+    return f"the command ended after {num_blocks} timed blocks: let it train longer, or lower --steps"

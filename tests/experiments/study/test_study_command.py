@@ -15,11 +15,10 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, SWITCH
-from overlap_callbacks.experiments.kept_run import Limits
 from overlap_callbacks.experiments.study.one_job import run_job
 from overlap_callbacks.experiments.study.plan import Asked, make_start
 from overlap_callbacks.experiments.study.results import read_results
-from overlap_callbacks.experiments.supervisor import processes_with
+from overlap_callbacks.experiments.supervisor import Limits, processes_with
 from overlap_callbacks.report.record import read
 from tests.commands import invoke
 from tests.experiments.study.machines import CPU

@@ -1,18 +1,22 @@
-"""Limits on the figures of a run, and whether the run keeps to them. Pure."""
+"""``overlap check``: limits on the figures of a run, and whether the run keeps to them."""
 
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
+from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.analysis.statistics import Pooling
+from overlap_callbacks.experiments.supervisor import Ending, GrowingRecord, exit_in_words, interruptible, supervise
 
 # A quantity that is no headline figure: exposed communication over the step, both under the profiler.
 EXPOSED_SHARE = "exposed_share"
@@ -152,3 +156,46 @@ def _finding(limit: Limit, measured: Estimate | None, sure: bool) -> Finding:
     nearest = measured.ci_low if limit.is_maximum else measured.ci_high
     deciding = nearest if sure and nearest is not None else measured.value
     return Finding(limit, State.BROKEN if limit.is_beyond(deciding) else State.HOLDS, measured)
+
+
+# -- a job that is run for its record
+
+
+_STDERR = 2
+
+
+def run_for_windows(command: Sequence[str], folder: Path, windows: int | None, timeout_s: float) -> str:
+    """Run a command until it ends, or its record has enough windows. Its output goes to our stderr.
+
+    Args:
+        command: program and arguments.
+        folder: gets the record.
+        windows: that must count before the command is ended; None to let it end by itself.
+        timeout_s: maximum time.
+
+    Returns:
+        Why it failed; empty if it did not.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C. The command has ended.
+    """
+    growing = GrowingRecord(folder, details=False)
+
+    def is_done() -> bool:
+        record = None if windows is None else growing.read()
+        return record is not None and len(record.valid_windows) >= (windows or 0)
+
+    try:
+        with interruptible():
+            outcome = supervise(
+                command,
+                environment={**os.environ, RUN_DIR: str(folder)},
+                is_done=is_done,
+                timeout_s=timeout_s,
+                stdout=_STDERR,  # stdout is the verdict's
+            )
+    except OSError as error:
+        return f"the command cannot be started: {error.strerror}"
+    if outcome.ending is Ending.TIMEOUT:
+        return f"the command took longer than {timeout_s:g} s (--timeout)"
+    return f"the command failed ({exit_in_words(outcome.exit_code)})" if outcome.exit_code else ""

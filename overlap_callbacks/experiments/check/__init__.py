@@ -1,1 +1,0 @@
-"""``overlap check``: do the figures of a run keep to limits?"""
