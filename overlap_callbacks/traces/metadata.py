@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules, safe_text
-from overlap_callbacks.analysis.kernels.accounting import is_copy
+from overlap_callbacks.analysis.kernels.copies import is_copy
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, communicates
 from overlap_callbacks.traces.collective_ranges import CollectiveRanges, RangeDetail
 from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from overlap_callbacks.analysis.exact_sums import sums_by
-from overlap_callbacks.analysis.kernels.accounting import copies_of
+from overlap_callbacks.analysis.kernels.copies import copies_of
 from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
 from overlap_callbacks.traces.trace import Trace

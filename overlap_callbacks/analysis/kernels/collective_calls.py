@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.alignment import Alignment
 from overlap_callbacks.analysis.kernels.attribution import labels_of
-from overlap_callbacks.analysis.kernels.issued import SEND_RECV, Issued, IssuedCollective, is_device_profile
-from overlap_callbacks.analysis.kernels.matching import Match
-from overlap_callbacks.analysis.kernels.receives import Message, Transfers
+from overlap_callbacks.analysis.kernels.issued import SEND_RECV
+from overlap_callbacks.analysis.kernels.receives import Transfers
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.analysis.results.arrivals import MAX_BINS, CollectiveCalls, ProfiledStep
 
@@ -47,39 +47,27 @@ _Times = npt.NDArray[np.float64]
 
 
 def collective_calls(
-    kernels: KernelTable,
-    matches: Mapping[int, Match],
-    issued: Issued,
-    steps: Mapping[int, ProfiledStep],
-    rank: int,
-    transfers: Transfers,
+    aligned: Alignment, steps: Mapping[int, ProfiledStep], rank: int, transfers: Transfers
 ) -> tuple[CollectiveCalls, ...]:
-    """The kernels of each kind of collective on each group; all ranks of a group choose and divide them alike.
+    """The kernels of each kind of collective on each group; all ranks of a group choose and divide them in one way.
 
     Args:
-        kernels: the whole profile.
-        matches: what the gate's log tells of its communication kernels, by row.
-        issued: the collectives of each step, by its index, in the order of issue.
+        aligned: the whole profile and the log.
         steps: the profiled steps that count, by their index.
         rank: of this process.
         transfers: what its kernels send and receive, and since when.
     """
-    known = {collective.group.name: collective for step in steps for collective in issued.get(step, ())}
+    kernels = aligned.kernels
     rows: _Rows = defaultdict(lambda: defaultdict(list))
-    for row, match in matches.items():
+    for row, part in aligned.of_row.items():
         step = int(kernels.step[row])
-        if match.group in known and match.kind not in (None, SEND_RECV, "barrier") and step in steps:
-            collective = known[match.group]
-            ranks = collective.group.ranks
-            key = _Key(min(ranks, default=-1), match.group, match.kind or "", len(ranks), collective.dimension)
-            rows[key][step].append(row)
+        if step in steps and part.group and part.kind not in (SEND_RECV, "barrier"):
+            ranks = aligned.groups[part.group].ranks
+            if len(ranks) > 1:
+                rows[_Key(min(ranks), part.group, part.kind, len(ranks), part.dimension)][step].append(row)
     # Gloo's send ends before the message has come.
-    on_device = is_device_profile(kernels, issued)
-    messages = _message_rows(kernels, known, steps, rank, transfers) if on_device else {}
-    chosen = _by_number({key: of_key for key, of_key in rows.items() if key.group_size > 1})[:MAX_ROWS]
-    of_messages = _by_number(messages)[:MAX_MESSAGES]
+    messages = _message_rows(aligned, steps, rank, transfers) if aligned.on_device else {}
     order = sorted(steps, key=lambda step: steps[step].number)
-    numbered = tuple([steps[step] for step in order])
     label, labels = labels_of(kernels)
     is_compute = kernels.kind == Kind.COMPUTE
     compute = kernels.of(Kind.COMPUTE).union()
@@ -88,7 +76,7 @@ def collective_calls(
         for code in np.unique(label[is_compute]).tolist()
     }
     found = []
-    for key, by_step in (*chosen, *of_messages):
+    for key, by_step in (*_by_number(rows)[:MAX_ROWS], *_by_number(messages)[:MAX_MESSAGES]):
         having = [place for place, step in enumerate(order) if step in by_step]
         start_ns = kernels.intervals.start_ns
         of_steps = np.array([sorted(by_step[order[place]], key=lambda row: start_ns[row]) for place in having])
@@ -110,19 +98,19 @@ def collective_calls(
         total = beside.sum(axis=2, keepdims=True)
         found.append(
             CollectiveCalls(
-                key.kind,
-                key.group,
-                key.first_rank,
-                key.group_size,
-                number,
-                numbered,
-                tuple(by_family),
-                _in_us(binned(calls.durations_ns)),
-                _in_us(hidden),
-                np.rint(255 * beside / np.where(total > 0, total, 1)).astype(np.uint8).tobytes(),
-                key.dimension,
-                f"{key.alike} x {number}" if key.alike else "",
-                _in_us(binned(_open_ns(kernels, of_steps.ravel(), transfers))) if key.alike else b"",
+                kind=key.kind,
+                group=key.group,
+                first_rank=key.first_rank,
+                group_size=key.group_size,
+                calls=number,
+                steps=tuple([steps[step] for step in order]),
+                families=tuple(by_family),
+                time_us=_in_us(binned(calls.durations_ns)),
+                hidden_us=_in_us(hidden),
+                shares=np.rint(255 * beside / np.where(total > 0, total, 1)).astype(np.uint8).tobytes(),
+                dimension=key.dimension,
+                alike=f"{key.alike} x {number}" if key.alike else "",
+                open_us=_in_us(binned(_open_ns(kernels, of_steps.ravel(), transfers))) if key.alike else b"",
             )
         )
     return tuple(found)
@@ -142,37 +130,25 @@ def _by_number(rows: _Rows) -> list[tuple[_Key, dict[int, list[int]]]]:
     return [(key, found[key, number]) for key, number in sorted(found)]
 
 
-def _message_rows(
-    kernels: KernelTable,
-    known: Mapping[str, IssuedCollective],
-    steps: Mapping[int, ProfiledStep],
-    rank: int,
-    transfers: Transfers,
-) -> _Rows:
+def _message_rows(aligned: Alignment, steps: Mapping[int, ProfiledStep], rank: int, transfers: Transfers) -> _Rows:
     """The rows of messages with one peer, by both ranks and what they send each other.
 
     A kernel with several peers ends with the last of them, so its messages cannot be told apart.
     """
     rows: _Rows = defaultdict(lambda: defaultdict(list))
     for row, message in transfers.messages.items():
-        step, peer = int(kernels.step[row]), _only_peer(message, known)
-        if step not in steps or peer is None or peer == rank:
+        step, (place, *others) = int(aligned.kernels.step[row]), set(message.peers)
+        ranks = aligned.groups[message.group].ranks
+        peer = ranks[place] if 0 <= place < len(ranks) else rank
+        if step not in steps or others or peer == rank:
             continue
         low, high = sorted((rank, peer))
-        sizes = (message.bytes_sent, message.bytes_received)
+        sizes = (message.bytes_in, message.bytes_out)
         up, down = sizes if rank == low else sizes[::-1]
         name = f"{message.group}: {up} bytes from {low} to {high}, {down} back"
         alike = f"{up} up, {down} down, {'low' if rank == low else 'high'}"
-        rows[_Key(low, name, SEND_RECV, 2, known[message.group].dimension, alike)][step].append(row)
+        rows[_Key(low, name, SEND_RECV, 2, message.dimension, alike)][step].append(row)
     return rows
-
-
-def _only_peer(message: Message, known: Mapping[str, IssuedCollective]) -> int | None:
-    """The global rank of the other side; None where there are several, or it is not known."""
-    ranks = known[message.group].group.ranks if message.group in known else ()
-    peers = set(message.peers)
-    peer = peers.pop()
-    return ranks[peer] if not peers and 0 <= peer < len(ranks) else None
 
 
 def _open_ns(kernels: KernelTable, rows: Indices, transfers: Transfers) -> Indices:

@@ -1,10 +1,10 @@
-"""Finds the copies that are the work of a collective: copy engines can run collectives without any kernel.
+"""Copies by copy engines, and those of them that are the work of a collective, which may run without any kernel.
 
 Copies from one device to another communicate by their name (``Memcpy PtoP``). A peer's memory that is mapped into this
 device's addresses may show as a copy within the device (``Memcpy DtoD``). Such copies communicate if they ran on a
 stream that never computes, and do the work of a collective that copy engines can do and that has no kernel. In a live
-window the gate's log tells which collectives those are (``with_copies``); in a file, torch's ranges around the launches
-do (``traces/copies.py``).
+window the gate's log has those collectives (``alignment.py``); in a file, torch's ranges around the launches do
+(``traces/copies.py``).
 """
 
 from __future__ import annotations
@@ -16,18 +16,27 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.intervals import distinct_values
-from overlap_callbacks.analysis.kernels.accounting import PEER_COPY, accounts
-from overlap_callbacks.analysis.kernels.issued import Issued
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind, StringTable
 
 # Copies from one place of a device's addresses to another, as CUPTI and roctracer name them.
 WITHIN_DEVICE = ("Memcpy DtoD", "CopyDeviceToDevice")
 
 
+def is_copy(name: str) -> bool:
+    """Whether a row is a copy by a copy engine, by its name. A collective has one such copy for each peer, or more."""
+    return name.startswith(("Memcpy", "Memset", "Copy"))
+
+
+def copies_of(kernels: KernelTable) -> npt.NDArray[np.bool_]:
+    """Which rows are copies and fills, whether they communicate or not; shape (n,)."""
+    return kernels.named(is_copy)
+
+
 def within_device(kernels: KernelTable) -> npt.NDArray[np.bool_]:
     """Which rows are copies within the device, by their name; shape (n,)."""
-    within = np.array([name.startswith(WITHIN_DEVICE) for name in kernels.names], dtype=bool)
-    return within[kernels.name] & (kernels.kind == Kind.COPY) if len(kernels) else np.zeros(0, dtype=bool)
+    within: npt.NDArray[np.bool_] = kernels.named(lambda name: name.startswith(WITHIN_DEVICE))
+    within &= kernels.kind == Kind.COPY
+    return within
 
 
 def may_communicate(kernels: KernelTable) -> npt.NDArray[np.bool_]:
@@ -46,11 +55,7 @@ def as_communication(kernels: KernelTable, kind_of: Mapping[int, str]) -> Kernel
     if not kind_of:
         return kernels
     rows = np.fromiter(kind_of, dtype=np.int64, count=len(kind_of))
-    kinds, names = StringTable(), StringTable()
-    for text in kernels.collectives:
-        kinds[text]
-    for text in kernels.names:
-        names[text]
+    kinds, names = StringTable(kernels.collectives), StringTable(kernels.names)
     kind, collective, name = kernels.kind.copy(), kernels.collective.copy(), kernels.name.copy()
     kind[rows] = Kind.COMMUNICATION
     collective[rows] = [kinds[text] for text in kind_of.values()]
@@ -65,25 +70,3 @@ def as_communication(kernels: KernelTable, kind_of: Mapping[int, str]) -> Kernel
 def copy_of_collective(name: str) -> str:
     """The name of a copy that is a collective's work. Tables of kernels are by name, and other copies may have it."""
     return f"{name} of a collective"
-
-
-def with_copies(kernels: KernelTable, issued: Issued) -> KernelTable:
-    """The same rows, with the copies that are a collective's work as communication.
-
-    Args:
-        kernels: the whole profile.
-        issued: the collectives of each step, by its index, in the order of issue. All its steps must agree: if one of
-            them lacks kernels and has fewer such copies than collectives without a kernel, all copies stay copies.
-    """
-    candidates = may_communicate(kernels)
-    if not candidates.any():
-        return kernels
-    lacking = {
-        step: len(account.lacking_copied) - account.copies
-        for step, account in accounts(kernels, issued).items()
-        if len(account.lacking_copied) > account.copies
-    }
-    if not lacking or any((candidates & (kernels.step == step)).sum() < count for step, count in lacking.items()):
-        return kernels
-    rows = np.flatnonzero(candidates & np.isin(kernels.step, list(lacking)))
-    return as_communication(kernels, dict.fromkeys(rows.tolist(), PEER_COPY))

@@ -1,29 +1,32 @@
-"""Holds the gate's log against the profile: collectives without kernels, and communication without collectives.
+"""Compares the gate's log with the profile of a device, and names compute that overlaps in sequential steps.
 
 A profile that does not know the job's communication gives a communication time that is too short, and takes overlapped
 steps for sequential ones. So collectives that have no kernel make the profile worthless. The other way round is a note:
 graph replays, other threads and other libraries communicate past the gate, and the residual overlap tells whether that
 matters.
+
+The gate orders a collective with the streams on which the step computes and communicates. Work on another stream is not
+ordered: a stream of the user's own, shared experts. A profile does not say which stream is the model's own, nor need
+it: what was ordered overlapped nothing. So each stream is judged by its own compute that ran beside communication.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.kernels.accounting import Account, accounts, copies_of
-from overlap_callbacks.analysis.kernels.issued import (
-    Expected,
-    Issued,
-    is_device_profile,
-    is_of_host_library,
-    runs_as,
-)
-from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.formatting import one_digit
+from overlap_callbacks.analysis.intervals import distinct_values
+from overlap_callbacks.analysis.kernels.alignment import AlignedStep, Alignment
+from overlap_callbacks.analysis.kernels.copies import copies_of, within_device
+from overlap_callbacks.analysis.kernels.issued import Expected, IssuedCollective, is_of_host_library, runs_as
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
 # Above this share of all collectives, or where a kind of a group has no kernel at all, missing kernels are no accident.
 _MAX_LACKING = 0.1
@@ -31,120 +34,149 @@ _MAX_LACKING = 0.1
 _MIN_BYTES = 0.01
 # Below this share of the kernels of a kind, and this share of the time of all communication, kernels without a
 # collective are not worth a note.
-_MIN_SURPLUS = 0.1
-_MIN_SURPLUS_TIME = 0.01
-_MAX_NAMED = 3
-_MAX_NAME_LENGTH = 80
+_MIN_SURPLUS, _MIN_SURPLUS_TIME = 0.1, 0.01
+# Below this share of the compute, overlap is the uncertainty of the kernels' times.
+_MIN_OVERLAP = 0.002
+# A stream with less than this share of the overlapping compute is not worth its place in the text.
+_MIN_PART = 0.05
+_MAX_NAMED, _MAX_NAME_LENGTH = 3, 80
 
 
-@dataclass(frozen=True)
-class CrossCheck:
+class CrossCheck(NamedTuple):
     """What the comparison found.
 
     Attributes:
-        missing: collectives without a kernel, in words: the profile must not be used. Empty if there are none.
-        notes: smaller differences, and communication without a collective, in words.
-        unseen: communication without a collective: how many kernels or copies of each name a step has.
+        missing: why the profile must not be used, in words: collectives without a kernel. Empty if it may be.
+        notes: smaller differences, communication without a collective, and residual overlap, in words.
+        lower_bound: whether there may be more communication than the profile shows.
     """
 
     missing: str = ""
     notes: tuple[str, ...] = ()
-    unseen: Mapping[str, float] = field(default_factory=dict)
+    lower_bound: bool = False
 
 
-def cross_check(kernels: KernelTable, issued: Issued) -> CrossCheck:
-    """Compare the communication kernels of a device's profile with the collectives that the gate saw.
+def cross_check(
+    aligned: Alignment,
+    sequential: Sequence[int] = (),
+    whole: Collection[int] | None = None,
+    symmetric_groups: Collection[str] = (),
+) -> CrossCheck:
+    """Compare the communication of a profile with the collectives that the gate saw.
+
+    The profile of a CPU job is not compared: Gloo splits and renames its ranges.
 
     Args:
-        kernels: the whole profile. That of a CPU job is not compared: Gloo splits and renames its ranges.
-        issued: the collectives of each step, by its index. Leave out steps of which the log is not whole.
+        aligned: the whole profile and the log.
+        sequential: indices of the sequential steps that count.
+        whole: indices of the steps with a complete log, which are compared; None for all.
+        symmetric_groups: names of the groups for which torch's symmetric memory is enabled.
     """
-    if not issued or not is_device_profile(kernels, issued):
+    if not aligned.on_device:
         return CrossCheck()
-    by_step = accounts(kernels, issued)
-    lacking = {step: _not_copied(account) for step, account in by_step.items()}
-    expected = [part for account in by_step.values() for part in account.expected]
-    missing = [part for parts in lacking.values() for part in parts]
-    notes = _of_host_libraries(issued)
-    if missing:
-        kinds = Counter(part.kind for part in missing)
-        named = _named({kind: count / len(by_step) for kind, count in kinds.items()})
-        numbers = [_number(len(parts) / len(by_step)) for parts in (missing, expected)]
-        text = f"{' of '.join(numbers)} collectives a step have no kernel in the profile ({named})"
-        least_bytes = _MIN_BYTES * sum(part.num_bytes for part in expected)
-        are_many = len(missing) > _MAX_LACKING * len(expected) and sum(p.num_bytes for p in missing) >= least_bytes
-        if are_many or _lacks_a_group(by_step, lacking, least_bytes):
-            return CrossCheck(missing=text)
-        notes.append(text)
-    extra = _extra(kernels, by_step)
-    if extra:
-        notes.append(f"the profile has communication of no collective that the gate saw, a step: {_named(extra)}")
-    return CrossCheck(notes=tuple(notes), unseen=extra)
+    compared = {step: aligned.steps[step] for step in (aligned.steps if whole is None else whole)}
+    lacking, is_worthless = _lacking(compared)
+    if is_worthless:
+        doubt = f"the profile does not show the job's communication: {lacking}; its kernel times are left out"
+        return CrossCheck(missing=doubt)
+    unseen = _unseen(aligned.kernels, compared)
+    extra = _largest(unseen, lambda name, number: f"{_number(number)} {name}")
+    bound = _lower_bound(aligned.kernels, unseen, list(aligned.steps), symmetric_groups)
+    notes = (
+        _of_host_libraries([collective for step in compared for collective in aligned.issued[step]]),
+        lacking,
+        extra and f"the profile has communication of no collective that the gate saw, a step: {extra}",
+        residual_overlap(aligned.kernels, sequential, unseen),
+        bound,
+    )
+    return CrossCheck(notes=tuple([note for note in notes if note]), lower_bound=bool(bound))
 
 
-def _of_host_libraries(issued: Issued) -> list[str]:
-    """A note, if collectives on tensors of the device launch no kernel and have bytes that matter."""
-    num_bytes: Counter[str] = Counter()
-    for collectives in issued.values():
-        for collective in collectives:
-            if collective.on_device and collective.group_size > 1:
-                backend = collective.group.backend if is_of_host_library(collective) else ""
-                num_bytes[backend] += collective.bytes_in + collective.bytes_out
-    least_bytes = _MIN_BYTES * sum(num_bytes.values())
-    named = ", ".join(sorted(backend for backend in num_bytes if backend and num_bytes[backend] > least_bytes))
-    return [f"collectives of {named} have no kernel of the device: their time is in no figure"] if named else []
+def _largest(numbers: Mapping[str, float], words: Callable[[str, float], str]) -> str:
+    """The names with the largest numbers, as text of bounded length."""
+    names = sorted(numbers, key=lambda name: -numbers[name])
+    shown = [words(name[:_MAX_NAME_LENGTH], numbers[name]) for name in names[:_MAX_NAMED]]
+    more = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more else "")
 
 
-def _not_copied(account: Account) -> tuple[Expected, ...]:
-    """What lacks a kernel and is no copy engine's work."""
-    if not account.copies_explain:
-        return account.lacking
-    return tuple([part for part in account.lacking if part not in account.lacking_copied])
+def _number(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
-def _lacks_a_group(
-    by_step: Mapping[int, Account], lacking: Mapping[int, Iterable[Expected]], least_bytes: float
-) -> bool:
+# -- collectives without kernels
+
+
+def _lacking(steps: Mapping[int, AlignedStep]) -> tuple[str, bool]:
+    """The collectives without a kernel, in words, and whether they make the profile worthless."""
+    expected = {step: [part for part in of.expected if part.kind != "barrier"] for step, of in steps.items()}
+    lacking = {step: of.missing for step, of in steps.items()}
+    missing, wanted = ([part for parts in of.values() for part in parts] for of in (lacking, expected))
+    if not missing:
+        return "", False
+    of_kinds = {kind: count / len(steps) for kind, count in Counter(part.kind for part in missing).items()}
+    named = _largest(of_kinds, lambda kind, number: f"{_number(number)} {kind}")
+    numbers = [_number(len(parts) / len(steps)) for parts in (missing, wanted)]
+    text = f"{' of '.join(numbers)} collectives a step have no kernel in the profile ({named})"
+    missing_bytes, all_bytes = (sum(part.num_bytes for part in parts) for parts in (missing, wanted))
+    are_many = len(missing) > _MAX_LACKING * len(wanted) and missing_bytes >= _MIN_BYTES * all_bytes
+    return text, are_many or _lacks_a_group(expected, lacking)
+
+
+def _lacks_a_group(expected: Mapping[int, Sequence[Expected]], lacking: Mapping[int, Sequence[Expected]]) -> bool:
     """Whether all collectives of one kind on one group lack a kernel, in every step that has any.
 
     Kernels do not tell their group, so a group counts if as many kernels of its kind are missing as it has collectives.
     """
     whole: dict[tuple[str, str], bool] = {}
     num_bytes: Counter[tuple[str, str]] = Counter()
-    for step, account in by_step.items():
+    for step, parts in expected.items():
         missing = Counter(part.kind for part in lacking[step])
-        of_group = Counter((part.kind, part.group) for part in account.expected)
-        for key, count in of_group.items():
-            whole[key] = whole.get(key, True) and missing[key[0]] >= count
-        for part in account.expected:
+        for (kind, group), count in Counter((part.kind, part.group) for part in parts).items():
+            whole[kind, group] = whole.get((kind, group), True) and missing[kind] >= count
+        for part in parts:
             num_bytes[part.kind, part.group] += part.num_bytes
-    return any(whole[key] and num_bytes[key] >= least_bytes for key in whole)
+    return any(whole[key] and num_bytes[key] >= _MIN_BYTES * num_bytes.total() for key in whole)
 
 
-def _extra(kernels: KernelTable, by_step: Mapping[int, Account]) -> dict[str, float]:
+def _of_host_libraries(collectives: Iterable[IssuedCollective]) -> str:
+    """A note, if collectives on tensors of the device launch no kernel and have bytes that matter."""
+    num_bytes: Counter[str] = Counter()
+    for collective in collectives:
+        if collective.on_device and collective.group_size > 1:
+            backend = collective.group.backend if is_of_host_library(collective) else ""
+            num_bytes[backend] += collective.bytes_in + collective.bytes_out
+    least_bytes = _MIN_BYTES * num_bytes.total()
+    named = ", ".join(sorted(backend for backend in num_bytes if backend and num_bytes[backend] > least_bytes))
+    return f"collectives of {named} have no kernel of the device: their time is in no figure" if named else ""
+
+
+# -- communication without a collective
+
+
+def _unseen(kernels: KernelTable, steps: Mapping[int, AlignedStep]) -> dict[str, float]:
     """Names of kernels and copies that communicate without a collective, and how many there are a step."""
-    in_steps = (kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.step, list(by_step))
+    in_steps = (kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.step, list(steps))
     copy = copies_of(kernels)
+    kinds = np.array([runs_as(kind, on_device=True) for kind in kernels.collectives])
     surplus: Counter[str] = Counter()
-    for account in by_step.values():
-        surplus.update(account.surplus)
-    found: dict[str, float] = {}
-    kinds = [runs_as(kind, on_device=True) for kind in kernels.collectives]
+    for of in steps.values():
+        surplus.update(of.surplus)
+    found: Counter[str] = Counter()
     for kind, count in surplus.items():
-        of_kind = np.isin(kernels.collective, [number for number, name in enumerate(kinds) if name == kind])
-        rows = in_steps & of_kind & ~copy
+        rows = in_steps & ~copy & np.isin(kernels.collective, np.flatnonzero(kinds == kind))
         if count > _MIN_SURPLUS * rows.sum() or _are_long(kernels, rows, count, in_steps):
-            names = Counter(kernels.names[number] for number in kernels.name[rows].tolist())
+            names = _names(kernels, rows)
             for name in sorted(names, key=_is_nccl):  # those of other libraries first
-                taken = min(count, names[name])
-                count -= taken  # noqa: PLW2901
-                if taken:
-                    found[name] = found.get(name, 0.0) + taken / len(by_step)
-    unexplained = [step for step, account in by_step.items() if account.copies and not account.copies_explain]
-    copies = in_steps & copy & np.isin(kernels.step, unexplained)
-    for name, number in Counter(kernels.names[number] for number in kernels.name[copies].tolist()).items():
-        found[name] = number / len(by_step)
-    return found
+                found[name] += min(count, names[name])
+                count -= min(count, names[name])  # noqa: PLW2901
+    unexplained = [step for step, of in steps.items() if not of.copies_explain]
+    found.update(_names(kernels, in_steps & copy & np.isin(kernels.step, unexplained)))
+    return {name: number / len(steps) for name, number in found.items() if number}
+
+
+def _names(kernels: KernelTable, rows: npt.NDArray[np.bool_]) -> Counter[str]:
+    return Counter([kernels.names[number] for number in kernels.name[rows].tolist()])
 
 
 def _are_long(kernels: KernelTable, rows: npt.NDArray[np.bool_], count: int, all_rows: npt.NDArray[np.bool_]) -> bool:
@@ -153,9 +185,8 @@ def _are_long(kernels: KernelTable, rows: npt.NDArray[np.bool_], count: int, all
     If some are of other libraries than NCCL, they may be the longest of those. If all are NCCL's own, nothing tells
     which of them belong to no collective: they take as long as the shortest at least.
     """
-    of_others = np.array([not _is_nccl(name) for name in kernels.names], dtype=bool)
     durations_ns = kernels.intervals.durations_ns
-    longest_ns = np.sort(durations_ns[rows & of_others[kernels.name]])[-count:]
+    longest_ns = np.sort(durations_ns[rows & ~kernels.named(_is_nccl)])[-count:]
     shortest_ns = np.sort(durations_ns[rows])[:count]
     return bool(max(longest_ns.sum(), shortest_ns.sum()) > _MIN_SURPLUS_TIME * durations_ns[all_rows].sum())
 
@@ -164,13 +195,85 @@ def _is_nccl(name: str) -> bool:
     return "nccl" in name[:12].lower()
 
 
-def _named(numbers: Mapping[str, float]) -> str:
-    """The largest numbers with their names, as text of bounded length."""
-    largest = sorted(numbers, key=lambda name: -numbers[name])
-    shown = [f"{_number(numbers[name])} {name[:_MAX_NAME_LENGTH]}" for name in largest[:_MAX_NAMED]]
-    more = len(largest) - len(shown)
-    return ", ".join(shown) + (f" and {more} more" if more else "")
+def _lower_bound(
+    kernels: KernelTable, unseen: Collection[str], steps: Sequence[int], symmetric_groups: Collection[str]
+) -> str:
+    """Why communication, and overlap in sequential steps, may be more than the profile shows; empty where it may not.
+
+    Data that a rank reads from or writes to another one's mapped memory may show as a copy within the device. Such a
+    copy is known for communication only if a collective explains it.
+    """
+    direct = [name for name in unseen if any(re.search(pattern, name) for pattern in name_rules.direct_communication)]
+    used = ", ".join([name[:60] for name in sorted(direct)[:_MAX_NAMED]])
+    if not direct and symmetric_groups and (within_device(kernels) & np.isin(kernels.step, steps)).any():
+        used = f"symmetric memory of {len(symmetric_groups)} groups, and copies within the device"
+    if not used:
+        return ""
+    return (
+        f"communication that no collective explains ({used}) may be copies that no figure has: communication and "
+        f"residual overlap are lower bounds"
+    )
 
 
-def _number(value: float) -> str:
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+# -- residual overlap
+
+
+def residual_overlap(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[str, float]) -> str:
+    """What ran beside communication in sequential steps, in words; empty if it is too little to matter.
+
+    Args:
+        kernels: the whole profile. Communication of all steps counts.
+        sequential: indices of the sequential profiled steps.
+        unseen: communication without a collective: how many kernels or copies of each name a step has.
+    """
+    communication = kernels.of(Kind.COMMUNICATION).union()
+    rows = np.flatnonzero((kernels.kind == Kind.COMPUTE) & np.isin(kernels.step, sequential))
+    compute, lanes, num_steps = kernels.intervals[rows], kernels.lane[rows], len(sequential)
+    beside_ns = compute.covered_ns(communication)
+    total_ns = int(beside_ns.sum())
+    if not total_ns or total_ns < _MIN_OVERLAP * compute.sum_ns:
+        return ""
+    of_lane = [(int(beside_ns[lanes == lane].sum()), lane) for lane in distinct_values(lanes).tolist()]
+    largest = sorted([of for of in of_lane if of[0] >= _MIN_PART * total_ns], key=lambda of: -of[0])
+    streams = []
+    for time_ns, lane in largest[:_MAX_NAMED]:
+        mine = lanes == lane
+        names = _named(kernels, rows[mine], beside_ns[mine], num_steps)
+        share = one_digit(100 * time_ns / int(compute.durations_ns[mine].sum()))
+        streams.append(f"{_ms(time_ns, num_steps)} on stream {lane} ({share} % of its compute): {names}")
+    if len(largest) > _MAX_NAMED:
+        streams.append(f"and on {len(largest) - _MAX_NAMED} more streams")
+    text = f"in sequential steps compute ran beside communication, {'; '.join(streams)}"
+    escaped = _escaped(kernels, sequential, unseen)
+    return f"{text}; the gate did not see this communication: {escaped}" if escaped else text
+
+
+def _escaped(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[str, float]) -> str:
+    """The communication beside compute that belongs to no collective, in words; empty if there is none.
+
+    A name may be that of collectives too. Then it is named only if what belongs to no collective can be all of it that
+    ran beside compute.
+    """
+    candidates = (kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.step, sequential)
+    rows = np.flatnonzero(candidates & kernels.named(unseen.__contains__))
+    hidden_ns = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE).union())
+    rows, hidden_ns = rows[hidden_ns > 0], hidden_ns[hidden_ns > 0]
+    per_step = Counter(kernels.name[rows].tolist())
+    explained = [n for n, count in per_step.items() if count <= round(unseen[kernels.names[n]] * len(sequential))]
+    chosen = np.isin(kernels.name[rows], explained)
+    return _named(kernels, rows[chosen], hidden_ns[chosen], len(sequential))
+
+
+def _named(kernels: KernelTable, rows: Indices, times_ns: Indices, num_steps: int) -> str:
+    """The kernels with the most time, as text of bounded length."""
+    names = kernels.name[rows]
+    by_name = {kernels.names[n]: int(times_ns[names == n].sum()) for n in distinct_values(names).tolist()}
+    return _largest(
+        {name: time_ns for name, time_ns in by_name.items() if time_ns},
+        lambda name, time_ns: f"{name} ({_ms(time_ns, num_steps)})",
+    )
+
+
+def _ms(time_ns: float, num_steps: int) -> str:
+    """Time of a step, rounded so that the ranks of a job say the same."""
+    return f"{one_digit(time_ns / num_steps / 1e6)} ms"

@@ -26,81 +26,67 @@ SEND_RECV = "send_recv"
 
 
 class IssuedGroup(Protocol):
-    """What is needed of a process group."""
+    """A process group."""
 
     @property
     def name(self) -> str:
         """Its name, the same on all its ranks."""
-        ...
 
     @property
     def backend(self) -> str:
         """Its backend, or one for each kind of device: ``nccl``, or ``cpu:gloo,cuda:nccl``."""
-        ...
 
     @property
     def ranks(self) -> Sequence[int]:
         """Its global ranks; empty if unknown."""
-        ...
 
 
 class IssuedCollective(Protocol):
-    """What is needed of a collective as the gate saw it."""
+    """A collective, a send or a receive, as the gate saw it."""
 
     @property
     def operator(self) -> str:
         """The ``c10d`` operator."""
-        ...
 
     @property
     def group(self) -> IssuedGroup:
         """Its process group."""
-        ...
 
     @property
     def group_size(self) -> int:
         """Ranks of its group."""
-        ...
 
     @property
     def bytes_in(self) -> int:
-        """Bytes of the tensors that it reads."""
-        ...
+        """Bytes of the tensors that it reads or sends."""
 
     @property
     def bytes_out(self) -> int:
-        """Bytes of the tensors that it writes."""
-        ...
+        """Bytes of the tensors that it writes or receives."""
 
     @property
     def dimension(self) -> str:
         """Dimension of parallelism that its group serves."""
-        ...
 
     @property
     def point_to_point(self) -> bool:
         """Whether it is a send or a receive."""
-        ...
+
+    @property
+    def peer(self) -> int:
+        """Of a send or a receive, the group rank of the other side; -1 if unknown."""
 
     @property
     def asynchronous(self) -> bool:
         """Whether NCCL runs it on a stream of its communicator; else it runs on the stream that issued it."""
-        ...
 
     @property
     def on_device(self) -> bool:
         """Whether its tensors are on an accelerator."""
-        ...
 
     @property
     def coalesced(self) -> int:
         """Number of the coalescing block that it is a member of, from 1; 0 for none."""
-        ...
-
-    @property
-    def posted(self) -> int:
-        """Number of the batch of sends and receives that it was posted in, from 1; 0 for none."""
-        ...
 
 
 # The collectives of each profiled step, by its index, in the order in which they were issued.
@@ -127,8 +113,10 @@ class Expected(msgspec.Struct, frozen=True):
         dimension: of parallelism that the group serves.
         own_lane: whether it runs on a stream of its communicator; on the host, on a thread of its group.
         members: number of collectives, or messages.
-        num_bytes: bytes of their tensors, read and written.
-        size_bytes: the larger of what they read and write; 0 where a kernel does a part of it that is not known.
+        bytes_in: bytes of the tensors that they read or send.
+        bytes_out: bytes of the tensors that they write or receive.
+        size_bytes: the larger of the two; 0 where a kernel does an unknown part of it.
+        peers: of messages, group ranks of their other sides, in the order of issue; none of a collective.
     """
 
     kind: str
@@ -137,8 +125,20 @@ class Expected(msgspec.Struct, frozen=True):
     dimension: str
     own_lane: bool
     members: int = 1
-    num_bytes: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
     size_bytes: int = 0
+    peers: tuple[int, ...] = ()
+
+    def __add__(self, other: Expected) -> Expected:
+        """A block, with one more member."""
+        mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
+        return Expected(*mine[:5], *[a + b for a, b in zip(mine[5:], theirs[5:], strict=True)])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the tensors, read and written."""
+        return self.bytes_in + self.bytes_out
 
     def may_run_as(self, kind: str) -> bool:
         """Whether a kernel of this kind can be this collective. A kind that no rule knows can be any."""
@@ -176,35 +176,27 @@ def expected_kernels(collectives: Sequence[IssuedCollective], *, on_device: bool
         group = collective.group.name
         key = (
             collective.operator, group, collective.asynchronous, collective.on_device,
-            collective.bytes_in, collective.bytes_out,
+            collective.bytes_in, collective.bytes_out, collective.peer,
         )  # fmt: skip
         if key not in known:
             known[key] = _expected(collective, on_device)
         part = known[key]
         if part is None:
             continue
-        if collective.coalesced:
-            place = place_of.setdefault((collective.coalesced, group), len(found))
-            if place < len(found):
-                whole = found[place]
-                found[place] = msgspec.structs.replace(
-                    whole,
-                    members=whole.members + 1,
-                    num_bytes=whole.num_bytes + part.num_bytes,
-                    size_bytes=whole.size_bytes + part.size_bytes,
-                )
-                continue
-        found.append(part)
+        place = place_of.setdefault((collective.coalesced, group), len(found)) if collective.coalesced else len(found)
+        if place < len(found):
+            found[place] += part
+        else:
+            found.append(part)
     return found
 
 
 def _expected(collective: IssuedCollective, on_device: bool) -> Expected | None:
     """What one collective should launch; None for nothing."""
     kind = SEND_RECV if collective.point_to_point else name_rules.collective_of(collective.operator)
-    num_bytes = _num_bytes(collective)
     if collective.group_size == 1 or (on_device and is_of_host_library(collective)):
         return None
-    if kind != "barrier" and (collective.on_device != on_device or not num_bytes):
+    if kind != "barrier" and (collective.on_device != on_device or not collective.bytes_in + collective.bytes_out):
         return None
     return Expected(
         kind=kind,
@@ -212,8 +204,10 @@ def _expected(collective: IssuedCollective, on_device: bool) -> Expected | None:
         group=collective.group.name,
         dimension=collective.dimension,
         own_lane=not on_device or collective.asynchronous or collective.point_to_point,
-        num_bytes=num_bytes,
+        bytes_in=collective.bytes_in,
+        bytes_out=collective.bytes_out,
         size_bytes=max(collective.bytes_in, collective.bytes_out),
+        peers=(collective.peer,) if collective.point_to_point else (),
     )
 
 
@@ -222,10 +216,6 @@ def is_of_host_library(collective: IssuedCollective) -> bool:
     backend = collective.group.backend
     by_device = dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
     return by_device.get("cuda", "" if by_device else backend) in _ON_HOST_ONLY
-
-
-def _num_bytes(collective: IssuedCollective) -> int:
-    return collective.bytes_in + collective.bytes_out
 
 
 def _members(whole: Expected) -> list[Expected]:

@@ -5,79 +5,26 @@ not tell when that was, and the ranks' clocks do not agree well enough to compar
 other's transfer: a smaller one takes no longer than a larger one, and a larger one no longer than in proportion to its
 bytes. (That holds for a latency and a bandwidth, and also where NCCL takes a faster protocol for larger messages. A
 line fitted through all sizes would not hold there.) Where the shortest receives of most sizes lie on one line, a size
-between them takes no longer than the line says (``bandwidth.py``). What a receive took beyond the least of these bounds
-it waited, at its beginning. The waiting is a lower bound: those that waited least may have waited too. Rank 0 knows
-more where it has both kernels of a message (``overlap_callbacks.analysis.job.waiting``).
+between them takes no longer than the line says (``fitted_bandwidth``). What a receive took beyond the least of these
+bounds it waited, at its beginning. The waiting is a lower bound: those that waited least may have waited too. Rank 0
+knows more where it has both kernels of a message (``overlap_callbacks.analysis.job.waiting``).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.kernels.bandwidth import Bandwidth, fitted_bandwidth
-from overlap_callbacks.analysis.kernels.issued import SEND_RECV, IssuedGroup
-from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+from overlap_callbacks.analysis.kernels.alignment import Alignment
+from overlap_callbacks.analysis.kernels.issued import SEND_RECV, Expected
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable
 
 Floats = npt.NDArray[np.float64]
-
-
-class IssuedMessage(Protocol):
-    """What this module needs of a send or a receive as the gate saw it."""
-
-    @property
-    def group(self) -> IssuedGroup:
-        """Its process group."""
-        ...
-
-    @property
-    def operator(self) -> str:
-        """The ``c10d`` operator."""
-        ...
-
-    @property
-    def bytes_in(self) -> int:
-        """Bytes that it sends."""
-        ...
-
-    @property
-    def bytes_out(self) -> int:
-        """Bytes that it receives."""
-        ...
-
-    @property
-    def coalesced(self) -> int:
-        """Number of the batch that is issued as one kernel, from 1; 0 for none."""
-        ...
-
-    @property
-    def peer(self) -> int:
-        """Group rank of the other side."""
-        ...
-
-
-class Message(NamedTuple):
-    """What one kernel sends and receives.
-
-    Attributes:
-        bytes_sent, bytes_received: of all its messages.
-        peers: group ranks of their other sides, in the order of issue.
-        group: name of the process group of the first.
-    """
-
-    bytes_sent: int
-    bytes_received: int
-    peers: tuple[int, ...]
-    group: str
-
-    @property
-    def direction(self) -> str:
-        """``recv`` where it receives, else ``send``."""
-        return "recv" if self.bytes_received else "send"
 
 
 class Transfers(NamedTuple):
@@ -91,35 +38,35 @@ class Transfers(NamedTuple):
     """
 
     start_ns: Indices | None
-    messages: Mapping[int, Message]
+    messages: Mapping[int, Expected]
     notes: tuple[str, ...] = ()
 
 
-def transfer_starts(kernels: KernelTable, issued: Mapping[int, Sequence[IssuedMessage]]) -> Transfers:
+def transfer_starts(aligned: Alignment) -> Transfers:
     """When each row began to do work.
 
     Args:
-        kernels: the whole profile.
-        issued: what was issued in each step, by its index, in that order: collectives, sends and receives.
+        aligned: the whole profile and the log.
     """
+    kernels = aligned.kernels
     starts = kernels.intervals.start_ns.copy()
     durations = kernels.intervals.durations_ns
-    of_rows: dict[int, Message] = {}
-    for step, calls in issued.items():
-        messages = messages_of(calls)
-        rows = send_recv_rows(kernels, step).tolist()
+    of_rows: dict[int, Expected] = {}
+    for step, of_step in aligned.steps.items():
+        messages = [part for part in of_step.expected if part.kind == SEND_RECV]
+        rows = _send_recv_rows(kernels, step).tolist()
         if len(rows) != len(messages):
             return Transfers(None, {})
         directions = [_direction(kernels.names[kernels.name[row]]) for row in rows]
         for direction in set(directions):
             named = [row for row, its in zip(rows, directions, strict=True) if its == direction]
-            meant = [message for message in messages if direction in ("", message.direction)]
+            meant = [part for part in messages if direction in ("", "recv" if part.bytes_out else "send")]
             if len(named) != len(meant):
                 return Transfers(None, {})
             of_rows |= zip(named, meant, strict=True)
-    rows_of: dict[Message, list[int]] = defaultdict(list)
+    rows_of: dict[Expected, list[int]] = defaultdict(list)
     for row, message in of_rows.items():
-        if message.bytes_received:
+        if message.bytes_out:
             rows_of[message].append(row)
     least_ns = {message: int(durations[rows].min()) for message, rows in rows_of.items()}
     longest_ns = _longest_transfers_ns(least_ns)
@@ -130,20 +77,22 @@ def transfer_starts(kernels: KernelTable, issued: Mapping[int, Sequence[IssuedMe
     return Transfers(starts, of_rows, _notes(fitted, len(least_ns)))
 
 
-def _size(message: Message) -> int:
-    return max(message.bytes_sent, message.bytes_received)
+def _size(message: Expected) -> int:
+    return max(message.bytes_in, message.bytes_out)
 
 
-def _fitted_transfers(least_ns: Mapping[Message, int], longest_ns: Mapping[Message, int]) -> dict[Message, Bandwidth]:
+def _fitted_transfers(
+    least_ns: Mapping[Expected, int], longest_ns: Mapping[Expected, int]
+) -> dict[Expected, Bandwidth]:
     """The messages whose transfer a fitted bandwidth bounds more tightly than other sizes do.
 
     Only messages alike are fitted together: of one peer, and either received alone or with as many bytes sent.
     """
-    alike: dict[tuple[str, tuple[int, ...], bool], list[Message]] = defaultdict(list)
+    alike: dict[tuple[str, tuple[int, ...], bool], list[Expected]] = defaultdict(list)
     for message in least_ns:
-        if message.bytes_sent in (0, message.bytes_received):
-            alike[message.group, message.peers, bool(message.bytes_sent)].append(message)
-    found: dict[Message, Bandwidth] = {}
+        if message.bytes_in in (0, message.bytes_out):
+            alike[message.group, message.peers, bool(message.bytes_in)].append(message)
+    found: dict[Expected, Bandwidth] = {}
     for messages in alike.values():
         fit = fitted_bandwidth([(_size(message), least_ns[message]) for message in messages])
         if fit is not None:
@@ -156,7 +105,7 @@ def _fitted_transfers(least_ns: Mapping[Message, int], longest_ns: Mapping[Messa
     return found
 
 
-def _notes(fitted: Mapping[Message, Bandwidth], num_messages: int) -> tuple[str, ...]:
+def _notes(fitted: Mapping[Expected, Bandwidth], num_messages: int) -> tuple[str, ...]:
     if not fitted:
         return ()
     rates = [f"{rate:.3g}" for rate in sorted(fit.bytes_per_ns for fit in fitted.values())]
@@ -168,19 +117,19 @@ def _notes(fitted: Mapping[Message, Bandwidth], num_messages: int) -> tuple[str,
     return (note,)
 
 
-def _longest_transfers_ns(least_ns: Mapping[Message, int]) -> dict[Message, int]:
+def _longest_transfers_ns(least_ns: Mapping[Expected, int]) -> dict[Expected, int]:
     """The longest that the transfer of each message can take, by the shortest kernels of all messages of its peers.
 
     Args:
         least_ns: the shortest kernel of each message.
     """
-    of_peers: dict[tuple[str, tuple[int, ...]], list[Message]] = defaultdict(list)
+    of_peers: dict[tuple[str, tuple[int, ...]], list[Expected]] = defaultdict(list)
     for message in least_ns:
         of_peers[message.group, message.peers].append(message)
-    longest: dict[Message, int] = {}
+    longest: dict[Expected, int] = {}
     for messages in of_peers.values():
         times_ns = np.array([least_ns[message] for message in messages])
-        sent, received = (np.array(column, dtype=float) for column in list(zip(*messages, strict=True))[:2])
+        sent, received = np.array([(message.bytes_in, message.bytes_out) for message in messages], dtype=float).T
         for number, message in enumerate(messages):
             factors = np.maximum(1.0, np.maximum(_times(sent[number], sent), _times(received[number], received)))
             longest[message] = int((times_ns * factors).min())
@@ -200,26 +149,92 @@ def _direction(name: str) -> str:
     return "" if sends == receives else "send" if sends else "recv"
 
 
-def send_recv_rows(kernels: KernelTable, step: int) -> Indices:
+def _send_recv_rows(kernels: KernelTable, step: int) -> Indices:
     """The rows of a step that send or receive, in the order of their launches, else of their starts.
 
     NCCL has a stream for each peer of messages that are not posted together: a later one may start earlier.
     """
-    kind = kernels.collectives.index(SEND_RECV) if SEND_RECV in kernels.collectives else -2  # -2 is in no row
-    rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & (kernels.collective == kind) & (kernels.step == step))
+    rows = np.flatnonzero(kernels.runs(SEND_RECV) & (kernels.step == step))
     times_ns = kernels.intervals.start_ns[rows]
     if kernels.launched_ns is not None and bool((kernels.launched_ns[rows] >= 0).all()):
         times_ns = kernels.launched_ns[rows]
     return rows[np.argsort(times_ns, kind="stable")]
 
 
-def messages_of(calls: Sequence[IssuedMessage]) -> list[Message]:
-    """What each kernel of a step sends and receives, in the order of issue: a batch is one kernel."""
-    messages: dict[tuple[int, int], Message] = {}
-    for number, call in enumerate(calls):
-        if call.operator != "send" and not call.operator.startswith("recv_"):
+# -- the fitted bandwidth
+#
+# NCCL takes one of several protocols by the size of a message, each with a latency and a bandwidth. If it takes the
+# fastest, the time of a transfer is a concave function of its bytes. A concave function that meets a straight line at
+# three places is that line between the outer two of them. So between sizes that lie on one line a transfer takes what
+# the line says, although other sizes may lie on another line. Outside of them nothing follows. A message that waited
+# lies above its transfer, never below it. So a line below which any message lies is wrong.
+
+# A size lies on the line if its time is this close. Real transfers of one size differ by as much.
+_ON_LINE = 0.03
+# A line needs so many sizes on it, and more than half of all.
+_MIN_SIZES = 3
+# Of more sizes than this, none is fitted: there are no jobs with so many, and each pair of sizes is tried.
+_MAX_SIZES = 64
+
+
+class Bandwidth(NamedTuple):
+    """A line.
+
+    Attributes:
+        latency_ns: time of a message without bytes.
+        bytes_per_ns: bandwidth, in 10^9 bytes a second.
+        smallest, largest: sizes between which the line holds, in bytes.
+    """
+
+    latency_ns: float
+    bytes_per_ns: float
+    smallest: float
+    largest: float
+
+    def transfer_ns(self, num_bytes: float) -> int:
+        """Time of a transfer."""
+        return round(self.latency_ns + num_bytes / self.bytes_per_ns)
+
+    def bounds(self, num_bytes: float, least_ns: float) -> bool:
+        """Whether the shortest message of a size, between those on the line, took clearly longer than the line says."""
+        within = self.smallest < num_bytes < self.largest
+        return within and least_ns > (1 + _ON_LINE) * self.transfer_ns(num_bytes)
+
+
+def fitted_bandwidth(least: Sequence[tuple[float, float]]) -> Bandwidth | None:
+    """The line on which the shortest messages of most sizes lie; of several such lines, the one with most on it.
+
+    Args:
+        least: bytes of a size, and the time in nanoseconds of the shortest message of it.
+
+    Returns:
+        None without three sizes, or more than half of them, on one line; and where that line has no bandwidth, or a
+        latency below zero.
+    """
+    if not _MIN_SIZES <= len(least) <= _MAX_SIZES:
+        return None
+    sizes, times = np.array(sorted(least), dtype=float).T
+    best, best_inside = None, max(_MIN_SIZES, len(sizes) // 2 + 1) - 1
+    for first, last in itertools.combinations(range(len(sizes)), 2):
+        per_byte = (times[last] - times[first]) / (sizes[last] - sizes[first]) if sizes[last] > sizes[first] else 0.0
+        latency_ns = times[first] - per_byte * sizes[first]
+        if per_byte <= 0 or latency_ns < -_ON_LINE * times[first]:
             continue
-        key = (call.coalesced, 0) if call.coalesced else (0, number + 1)
-        sent, received, peers, group = messages.get(key, Message(0, 0, (), call.group.name))
-        messages[key] = Message(sent + call.bytes_in, received + call.bytes_out, (*peers, call.peer), group)
-    return list(messages.values())
+        expected = latency_ns + per_byte * sizes
+        inside = np.abs(times - expected) <= _ON_LINE * expected
+        within = (sizes >= sizes[inside].min()) & (sizes <= sizes[inside].max())
+        if (within & (times < (1 - _ON_LINE) * expected)).any() or inside.sum() <= best_inside:
+            continue
+        best_inside = int(inside.sum())
+        best = _least_squares(sizes[inside], times[inside])
+    return best
+
+
+def _least_squares(sizes: Floats, times: Floats) -> Bandwidth | None:
+    """The line through sizes that lie on one, by the least relative errors."""
+    weight = 1 / times
+    matrix = np.stack((np.ones_like(sizes), sizes), axis=1) * weight[:, None]
+    (latency_ns, per_byte), *_ = np.linalg.lstsq(matrix, times * weight, rcond=None)
+    if per_byte <= 0:
+        return None
+    return Bandwidth(float(latency_ns), float(1 / per_byte), float(sizes[0]), float(sizes[-1]))

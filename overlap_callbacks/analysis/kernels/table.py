@@ -99,12 +99,21 @@ class KernelTable:
         """The intervals of one kind, in all steps and outside them."""
         return self.intervals[self.kind == kind]
 
+    def named(self, matches: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
+        """Which rows have a name that matches; shape (n,)."""
+        found: npt.NDArray[np.bool_] = np.array([matches(name) for name in self.names], dtype=bool)[self.name]
+        return found
+
+    def runs(self, collective: str) -> npt.NDArray[np.bool_]:
+        """Which rows run a kind of collective; shape (n,)."""
+        return np.isin(self.collective, [n for n, kind in enumerate(self.collectives) if kind == collective])
+
 
 class StringTable:
     """Numbers the distinct texts, in the order in which they first appear."""
 
-    def __init__(self) -> None:
-        self.numbers: dict[str, int] = {}
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self.numbers = {text: number for number, text in enumerate(texts)}
 
     def __getitem__(self, text: str) -> int:
         return self.numbers.setdefault(text, len(self.numbers))

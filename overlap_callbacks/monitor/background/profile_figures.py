@@ -14,19 +14,18 @@ import numpy.typing as npt
 from overlap_callbacks.analysis.aggregate import MAX_KERNELS
 from overlap_callbacks.analysis.contention.sm_loss import sm_loss
 from overlap_callbacks.analysis.design import rank_weights
+from overlap_callbacks.analysis.kernels.alignment import Alignment, align
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
-from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, kernel_times_by_collective
-from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
+from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, dimension_times, kernel_times_by_collective
 from overlap_callbacks.analysis.kernels.calls import call_times
 from overlap_callbacks.analysis.kernels.collective_calls import collective_calls
+from overlap_callbacks.analysis.kernels.cross_check import cross_check
 from overlap_callbacks.analysis.kernels.host import uncounted_note
-from overlap_callbacks.analysis.kernels.matching import Match, matched
 from overlap_callbacks.analysis.kernels.receives import transfer_starts
 from overlap_callbacks.analysis.kernels.step_detail import MAX_SLICES, step_detail
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
-from overlap_callbacks.analysis.kernels.with_log import with_log
 from overlap_callbacks.analysis.power.phases import ProfilePhases, StepPhases
 from overlap_callbacks.analysis.results.arrivals import CollectiveCalls, ProfiledStep
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
@@ -100,18 +99,19 @@ def profile_figures(
     log = profile_log(steps).of_steps({index for indices in by_arm.values() for index in indices})
     if on_device:  # profiles of CPU jobs are not compared with the log
         problems += log.problems
-    seen = with_log(kernels, log.issued, log.whole, log.sequential, _symmetric_groups())
-    problems += seen.problems
-    if seen.doubts:
-        return ProfileFigures(problems=tuple(problems), doubts=seen.doubts)
-    kernels = seen.kernels
+    aligned = align(kernels, log.issued, log.sequential, log.whole)
+    kernels = aligned.kernels
+    checked_log = cross_check(aligned, log.sequential, log.whole, _symmetric_groups())
+    if checked_log.missing:
+        return ProfileFigures(problems=tuple(problems), doubts=(checked_log.missing,))
+    problems += checked_log.notes
     if note := uncounted_note([kernels.uncounted[index] for index in by_arm[Mode.OVERLAPPED] if kernels.uncounted]):
         problems.append(note)
     by_block: dict[tuple[int, Mode], list[MeasuredStep]] = defaultdict(list)
     for step in steps:
         if step.profile_index in by_arm[step.plan.arm]:
             by_block[step.plan.block, step.plan.arm].append(step)
-    transfers = transfer_starts(kernels, log.issued)
+    transfers = transfer_starts(aligned)
     problems += transfers.notes
     sums = KernelSums(kernels, transfers.start_ns)
     blocks = tuple(
@@ -121,12 +121,10 @@ def profile_figures(
         ]
     )
     weights = _step_weights(kernels, blocks, by_block, by_arm, window.rhythms)
-    dimensions = None
-    if recorded is not None and log.issued:
-        dimensions = dimensions_of_rows(kernels, log.issued, serialised=log.sequential)
     overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
-    pairs = pair_times_of(kernels, overlapped, sequential, dimensions, weights)
-    matches = matched(kernels, log.issued, log.sequential)
+    pairs = pair_times_of(
+        kernels, overlapped, sequential, aligned.dimensions if recorded is not None else None, weights
+    )
     drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and rank == 0]
     has_power = window.meter is not None and not window.meter.elsewhere
     return ProfileFigures(
@@ -135,19 +133,17 @@ def profile_figures(
         pairs=pairs.by_kind,
         dimension_pairs=pairs.by_dimension,
         dimensions=(
-            dimension_times(
-                kernels, *dimensions, by_arm[Mode.OVERLAPPED], by_arm[Mode.SEQUENTIAL], recorded.collectives
-            )
-            if recorded is not None and dimensions is not None
+            dimension_times(aligned, by_arm[Mode.OVERLAPPED], by_arm[Mode.SEQUENTIAL], recorded.collectives)
+            if recorded is not None
             else ()
         ),
         kernels_ms=_kernels_ms(kernels, log, steps, recorded) if window.clock.compute_stream is not None else {},
-        pictures=_pictures(kernels, drawn, by_arm, steps, matches, window.clock, await_passed),
+        pictures=_pictures(aligned, drawn, by_arm, steps, window.clock, await_passed),
         phases=phases_on_host(kernels, steps, window.clock, await_passed) if has_power else (),
         sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),
-        lower_bound=seen.lower_bound,
-        calls=collective_calls(kernels, matches, log.issued, _numbered(window, steps, by_arm), rank, transfers),
+        lower_bound=checked_log.lower_bound,
+        calls=collective_calls(aligned, _numbered(window, steps, by_arm), rank, transfers),
         problems=tuple(problems),
     )
 
@@ -190,28 +186,26 @@ def _step_weights(
 
 
 def _pictures(
-    kernels: KernelTable,
+    aligned: Alignment,
     drawn: Sequence[tuple[int, Mode]],
     by_arm: Mapping[Mode, Sequence[int]],
     steps: Sequence[MeasuredStep],
-    matches: Mapping[int, Match],
     clock: clocks.StepClock,
     await_passed: Callable[[clocks.Mark], bool],
 ) -> tuple[StepTimeline, ...]:
     """The timelines of profiled steps, each with its longest kernels and the times of single calls in its mode.
 
     Args:
-        kernels: of the window's profile.
+        aligned: the window's profile and the log.
         drawn: index and mode of each of the steps.
         by_arm: the profiled steps of each mode, over which the times of calls are.
         steps: all steps of the window.
-        matches: what the gate's log tells of communication kernels, by row.
         clock: which made their marks.
         await_passed: waits for the device to pass a mark; False if that takes too long.
     """
     if not drawn:
         return ()
-    sizes = {row: match.size_bytes or 0 for row, match in matches.items()}
+    kernels, sizes = aligned.kernels, {row: part.size_bytes for row, part in aligned.of_row.items()}
     starts_ns = {
         step.profile_index: sum(clock.host_bounds_ns(step.start)) // 2
         for step in steps
@@ -270,9 +264,7 @@ def _kernels_ms(
         for step in steps
         if step.profile_index in log.sequential and recorded is not None and step.log.signature == recorded.signature
     ]
-    # A group of one rank has no kernels.
-    issued = {step: [c for c in log.issued[step] if c.group_size > 1] for step in alike or log.sequential}
-    return kernel_times_by_collective(kernels, issued)
+    return kernel_times_by_collective(kernels, {step: log.issued[step] for step in alike or log.sequential})
 
 
 # -- phases of steps

@@ -16,9 +16,9 @@ from overlap_callbacks.analysis.job.part import JobPart, decode, encode
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.job.stages import ENOUGH
 from overlap_callbacks.analysis.job.waiting import MAX_MESSAGE_BYTES, OpenGroup, WaitingSums, without_waiting
+from overlap_callbacks.analysis.kernels.alignment import align
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.collective_calls import collective_calls
-from overlap_callbacks.analysis.kernels.matching import matched
 from overlap_callbacks.analysis.kernels.receives import Transfers, transfer_starts
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block
@@ -90,9 +90,7 @@ def windows(layers: Sequence[Sequence[float]], factor: float = 1.0) -> list[Rank
                 timed=tuple([TimedBlock(mode, n, (steps[mode][1],) * 2) for n, mode in enumerate(modes)]),
                 profiled=tuple([profiled_block(mode, n, sums, [n], steps[mode][1]) for n, mode in enumerate(modes)]),
                 pairs=pair_times_of(kernels, of[OV], of[SEQ]).by_kind,
-                calls=collective_calls(
-                    kernels, matched(kernels, issued, of[SEQ].tolist()), issued, numbered, rank, NO_MESSAGES
-                ),
+                calls=collective_calls(align(kernels, issued, of[SEQ].tolist()), numbered, rank, NO_MESSAGES),
             )
         )
     return found
@@ -294,7 +292,8 @@ def stage_windows_of(
             issued[number] = [issue(name, "pipeline", **{**of[name], **more}) for name in names]
         kernels = columns(rows)
         numbered = {n: ProfiledStep(100 + n, n // in_block, mode is SEQ) for n, mode in enumerate(modes)}
-        transfers = transfer_starts(kernels, issued)
+        aligned = align(kernels, issued)
+        transfers = transfer_starts(aligned)
         sums = KernelSums(kernels, transfers.start_ns)
         blocks = [(block, modes[block * in_block]) for block in range(len(ORDER))]
         of_block = {block: range(block * in_block, (block + 1) * in_block) for block, _ in blocks}
@@ -304,7 +303,7 @@ def stage_windows_of(
                 rank,
                 timed=tuple([TimedBlock(mode, block, (500.0,) * 2) for block, mode in blocks]),
                 profiled=tuple([profiled_block(mode, n, sums, list(of_block[n]), 500.0) for n, mode in blocks]),
-                calls=collective_calls(kernels, matched(kernels, issued), issued, numbered, rank, transfers),
+                calls=collective_calls(aligned, numbered, rank, transfers),
                 messages=RankMessages((row,), place),
             )
         )

@@ -1,41 +1,41 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.kernels.receives import Message, messages_of, transfer_starts
+from overlap_callbacks.analysis.kernels.alignment import align
+from overlap_callbacks.analysis.kernels.receives import Transfers, transfer_starts
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block
 from overlap_callbacks.analysis.results.mode import Mode
-from tests.columns import EPOCH_NS, MS, columns
-from tests.issued import FakeGroup
+from tests.columns import EPOCH_NS, MS, REDUCE, columns
+from tests.issued import FakeCollective, FakeGroup, issue
 
 C, M = Kind.COMPUTE, Kind.COMMUNICATION
 P2P = "ncclDevKernel_SendRecv(args)"
 
 
-class Issued(NamedTuple):
-    operator: str
-    bytes_in: int = 0
-    bytes_out: int = 0
-    coalesced: int = 0
-    peer: int = 0
-    group: FakeGroup = FakeGroup("pipeline")
+Issued = FakeCollective
+GROUP = FakeGroup("pipeline", ranks=(0, 1, 2, 3, 4))
 
 
 def receive(size: int = 100, **more: Any) -> Issued:
-    return Issued("recv_", 0, size, **more)
+    return issue("recv_", "pipeline", 0, bytes_out=size, **{"peer": 0, "of": GROUP, **more})
 
 
 def send(size: int = 100, **more: Any) -> Issued:
-    return Issued("send", size, 0, **more)
+    return issue("send", "pipeline", size, bytes_out=0, **{"peer": 0, "of": GROUP, **more})
+
+
+def found_transfers(rows: list[Any], issued: dict[int, list[Issued]]) -> Transfers:
+    return transfer_starts(align(columns(rows), issued))
 
 
 def starts_ms(rows: list[Any], issued: dict[int, list[Issued]]) -> list[float] | None:
-    starts = transfer_starts(columns(rows), issued).start_ns
+    starts = found_transfers(rows, issued).start_ns
     return None if starts is None else ((starts - EPOCH_NS) / MS).tolist()
 
 
@@ -87,11 +87,13 @@ def test_a_send_alone_never_waits_here_for_it_keeps_nobody_from_computing() -> N
 
 def test_a_batch_is_one_kernel() -> None:
     issued = [send(100, coalesced=1), receive(50, coalesced=1, peer=2), receive(50), send(100, coalesced=2),
-              receive(50, coalesced=2, peer=2), Issued("allreduce_", 7, 7)]  # fmt: skip
-    both, alone = Message(100, 50, (0, 2), "pipeline"), Message(0, 50, (0,), "pipeline")
-    assert messages_of(issued) == [both, alone, both]
-    rows = [(P2P, M, 0, 0, 10), (P2P, M, 0, 12, 14), (P2P, M, 0, 20, 24)]
-    assert starts_ms(rows, {0: issued}) == [6, 12, 20]
+              receive(50, coalesced=2, peer=2), issue("allreduce_", "data", 7, bytes_out=7)]  # fmt: skip
+    rows = [(P2P, M, 0, 0, 10), (P2P, M, 0, 12, 14), (P2P, M, 0, 20, 24), (REDUCE, M, 0, 30, 31)]
+    both, alone = (100, 50, (0, 2), "pipeline"), (0, 50, (0,), "pipeline")
+    messages = found_transfers(rows, {0: issued}).messages
+    found = [(part.bytes_in, part.bytes_out, part.peers, part.group) for _, part in sorted(messages.items())]
+    assert found == [both, alone, both]
+    assert starts_ms(rows, {0: issued}) == [6, 12, 20, 30]
 
 
 def test_kernels_are_matched_in_the_order_of_their_starts_and_not_of_their_rows() -> None:
@@ -102,8 +104,9 @@ def test_kernels_are_matched_in_the_order_of_their_starts_and_not_of_their_rows(
 def test_ranges_of_gloo_tell_their_direction_and_are_matched_by_it() -> None:
     # The send was issued first, and began last.
     rows = [("gloo:recv", M, 0, 0, 10), ("gloo:recv", M, 0, 1, 4), ("gloo:send", M, 0, 2, 30)]
-    assert starts_ms(rows, {0: [send(), receive(), receive()]}) == [7, 1, 2]
-    assert starts_ms(rows, {0: [send(), send(), receive()]}) is None
+    one, two = send(on_device=False), receive(on_device=False)
+    assert starts_ms(rows, {0: [one, two, two]}) == [7, 1, 2]
+    assert starts_ms(rows, {0: [one, one, two]}) is None
 
 
 @pytest.mark.parametrize("issued", [[], [receive(), receive()]])
@@ -113,7 +116,7 @@ def test_where_numbers_differ_it_cannot_be_told(issued: list[Issued]) -> None:
 
 def test_without_sends_and_receives_all_rows_work_from_their_start() -> None:
     rows = [("gemm", C, 0, 0, 9), ("nccl_AllReduce", M, 0, 3, 12)]
-    assert starts_ms(rows, {0: [Issued("allreduce_", 8, 8)]}) == [0, 3]
+    assert starts_ms(rows, {0: [issue("allreduce_", "data")]}) == [0, 3]
 
 
 # -- the fitted bandwidth
@@ -136,7 +139,7 @@ def spinning(
 
 def found_waiting(rows: list[Any], issued: list[Issued]) -> tuple[float, str]:
     """How long receives waited, by what is found; and the note."""
-    found = transfer_starts(columns(rows), {0: issued})
+    found = found_transfers(rows, {0: issued})
     assert found.start_ns is not None
     starts = np.array([row[3] for row in rows])
     return float(((found.start_ns - EPOCH_NS) / MS - starts).sum()), " ".join(found.notes)
@@ -214,7 +217,7 @@ def test_messages_that_send_otherwise_are_not_fitted_together() -> None:
         receive(300, peer=4),
     ]
     rows = [(P2P, M, 0, 100 * n, 100 * n + time) for n, time in enumerate((4, 12, 6, 10, 15))]
-    found = transfer_starts(columns(rows), {0: issued})
+    found = found_transfers(rows, {0: issued})
     assert found.start_ns is not None
     assert found.notes == ()
     assert ((found.start_ns - EPOCH_NS) / MS).tolist() == [0, 100, 200, 300, 400]
@@ -224,8 +227,7 @@ def test_messages_that_send_otherwise_are_not_fitted_together() -> None:
 
 
 def bubble_ms(rows: list[Any], issued: dict[int, list[Issued]], steps: list[int]) -> float | None:
-    kernels = columns(rows)
-    sums = KernelSums(kernels, transfer_starts(kernels, issued).start_ns)
+    sums = KernelSums(columns(rows), found_transfers(rows, issued).start_ns)
     return profiled_block(Mode.OVERLAPPED, 0, sums, steps).bubble_ms
 
 
@@ -234,21 +236,20 @@ def test_the_bubble_of_a_stage_is_its_idle_time_and_what_its_receives_wait() -> 
     rows = [(P2P, M, 0, 0, 10), ("gemm", C, 0, 10, 20), (P2P, M, 0, 22, 29), ("gemm", C, 0, 29, 34),
             (P2P, M, 1, 40, 43)]  # fmt: skip
     issued = {0: [receive(), receive()], 1: [receive()]}
-    kernels = columns(rows)
-    block = profiled_block(Mode.OVERLAPPED, 0, KernelSums(kernels, transfer_starts(kernels, issued).start_ns), [0])
+    block = profiled_block(Mode.OVERLAPPED, 0, KernelSums(columns(rows), found_transfers(rows, issued).start_ns), [0])
     assert (block.idle_ms, block.bubble_ms) == (2, 7 + 2 + 4)
     assert bubble_ms(rows, issued, [0, 1]) == pytest.approx((13 + 0) / 2)
 
 
 def test_a_receive_that_waits_beside_compute_or_other_communication_is_no_bubble() -> None:
     rows = [(P2P, M, 0, 0, 10), ("gemm", C, 0, 0, 4), ("nccl_AllReduce", M, 0, 3, 6), (P2P, M, 1, 20, 23)]
-    issued = {0: [receive(), Issued("allreduce_", 8, 8)], 1: [receive()]}
+    issued = {0: [receive(), issue("allreduce_", "data")], 1: [receive()]}
     assert bubble_ms(rows, issued, [0]) == pytest.approx(1)  # from 6 to 7
 
 
 def test_what_cannot_be_matched_has_no_bubble_and_keeps_its_idle_time() -> None:
-    kernels = columns([(P2P, M, 0, 0, 10), ("gemm", C, 0, 12, 20)])
-    block = profiled_block(Mode.OVERLAPPED, 0, KernelSums(kernels, transfer_starts(kernels, {0: []}).start_ns), [0])
+    rows = [(P2P, M, 0, 0, 10), ("gemm", C, 0, 12, 20)]
+    block = profiled_block(Mode.OVERLAPPED, 0, KernelSums(columns(rows), found_transfers(rows, {0: []}).start_ns), [0])
     assert (block.idle_ms, block.bubble_ms) == (2, None)
 
 

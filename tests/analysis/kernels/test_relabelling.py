@@ -4,9 +4,10 @@ import dataclasses
 
 import numpy as np
 
+from overlap_callbacks.analysis.kernels.alignment import align
+from overlap_callbacks.analysis.kernels.issued import Issued
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums
-from overlap_callbacks.analysis.kernels.with_log import relabelled
 from tests.columns import MS, columns
 from tests.issued import FakeCollective, issue
 
@@ -17,6 +18,10 @@ def kernels(*names: tuple[str, int]) -> KernelTable:
     """Communication kernels of one step, one after the other, each with its lane; a millisecond each."""
     table = columns([(name, M, 0, 2 * i, 2 * i + 1) for i, (name, _) in enumerate(names)])
     return dataclasses.replace(table, lane=np.array([lane for _, lane in names]))
+
+
+def relabelled(table: KernelTable, issued: Issued, serialised: tuple[int, ...] = ()) -> KernelTable:
+    return align(table, issued, serialised).kernels
 
 
 def labels(table: KernelTable) -> list[str]:

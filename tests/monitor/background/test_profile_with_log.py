@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -9,12 +10,9 @@ import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from overlap_callbacks.analysis.kernels import with_log
-from overlap_callbacks.analysis.kernels.accounting import Account, accounts
+from overlap_callbacks.analysis.kernels.alignment import AlignedStep, Alignment, align
 from overlap_callbacks.analysis.kernels.cross_check import CrossCheck, cross_check
-from overlap_callbacks.analysis.kernels.issued import Issued
-from overlap_callbacks.analysis.kernels.matching import matched
-from overlap_callbacks.analysis.kernels.table import KernelTable
+from overlap_callbacks.monitor.background import profile_figures
 from tests.distributed import run_ranks
 from tests.monitor.jobs import Training, ddp, new_monitor, run_steps, tiny_schedule
 
@@ -32,19 +30,20 @@ def fsdp2(model: torch.nn.Module) -> torch.nn.Module:
 JOBS = {"ddp": ddp, "fsdp2": fsdp2}
 
 
-def what_a_window_compares(rank: int, job: str) -> tuple[list[Account], set[str | None], list[CrossCheck]]:
-    """The accounts of the profiled steps that count, the dimensions of their ranges, and what was found wrong."""
-    found: list[Account] = []
-    dimensions: set[str | None] = set()
+def what_a_window_compares(rank: int, job: str) -> tuple[list[AlignedStep], set[str], list[CrossCheck]]:
+    """The profiled steps, the dimensions of their ranges, and what was found wrong."""
+    found: list[AlignedStep] = []
+    dimensions: set[str] = set()
     wrong: list[CrossCheck] = []
 
-    def keep(kernels: KernelTable, issued: Issued) -> CrossCheck:
-        found.extend(accounts(kernels, issued).values())
-        dimensions.update(match.dimension for match in matched(kernels, issued).values())
-        wrong.append(cross_check(kernels, issued))
-        return wrong[-1]
+    def keep(*args: Any) -> Alignment:
+        aligned = align(*args)
+        found.extend(aligned.steps.values())
+        dimensions.update(part.dimension for part in aligned.of_row.values())
+        wrong.append(cross_check(aligned))
+        return aligned
 
-    with mock.patch.object(with_log, "cross_check", keep):
+    with mock.patch.object(profile_figures, "align", keep):
         monitor = new_monitor(schedule=tiny_schedule(every_n_steps=STEPS, profiled_steps=2))
         run_steps(Training(rank, wrap=JOBS[job]), monitor, STEPS)
         monitor.close()
@@ -55,8 +54,8 @@ def what_a_window_compares(rank: int, job: str) -> tuple[list[Account], set[str 
 def test_every_range_of_gloo_is_a_collective_and_every_collective_a_range(job: str) -> None:
     for found, dimensions, wrong in run_ranks(what_a_window_compares, 2, job):
         assert found
-        for account in found:
-            assert account.expected
-            assert (account.lacking, account.surplus) == ((), {})
+        for step in found:
+            assert step.expected
+            assert (step.lacking, step.surplus) == ((), {})
         assert dimensions == {"world"}
         assert wrong == [CrossCheck()]

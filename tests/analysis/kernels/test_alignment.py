@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from overlap_callbacks.analysis.dimension_rules import dimension_of
-from overlap_callbacks.analysis.kernels.by_dimension import dimension_times, dimensions_of_rows
+from overlap_callbacks.analysis.kernels.alignment import align
+from overlap_callbacks.analysis.kernels.by_collective import dimension_times
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from tests.columns import columns
 from tests.issued import FakeCollective, issue
@@ -21,7 +22,7 @@ def on_lanes(rows: list[tuple[str, Kind, int, float, float]], lanes: list[int]) 
 def found(
     kernels: KernelTable, steps: dict[int, list[FakeCollective]], serialised: tuple[int, ...] = ()
 ) -> list[str | None]:
-    numbers, labels = dimensions_of_rows(kernels, steps, serialised)
+    numbers, labels = align(kernels, steps, serialised).dimensions
     return [labels[number] if number >= 0 else None for number in numbers]
 
 
@@ -195,7 +196,7 @@ def test_times_of_a_dimension_by_hand() -> None:
     kernels = on_lanes(rows, [7, 20, 20, 7, 20, 20])
     recorded = [issue("allreduce_", "data", 100), issue("allreduce_", "data", 50), issue("barrier", "world", 1)]
     steps = {0: recorded[:2], 1: recorded[:2]}
-    data, world = dimension_times(kernels, *dimensions_of_rows(kernels, steps), [0], [1], recorded)
+    data, world = dimension_times(align(kernels, steps), [0], [1], recorded)
     assert (data.dimension, data.messages, data.bytes_in) == ("data", 2, 150)
     assert (data.comm_ms, data.exposed_ms) == (8, 6)  # 2 to 10, of which 2 to 4 beside compute
     assert (data.kernels_ms, data.kernels_isolated_ms) == (10, 6)

@@ -1,0 +1,406 @@
+"""Pairs the communication kernels of a profile with the collectives that the gate saw, and keeps what is left over.
+
+Within a lane (a stream of the device, or a thread of Gloo) kernels run in the order of issue; across lanes they do not.
+So pairing needs to know which collectives run on which lane:
+
+- NCCL runs an asynchronous collective, a send or a receive on a stream of its communicator: the lane is its group's.
+- It runs a synchronous collective (``async_op=False``, since torch 2.8) on the stream that issued it. All groups share
+  those lanes. FSDP2 has one for its all-gathers and one for its reduce-scatters; others run between the compute.
+- Each of Gloo's threads serves one group; sends and receives of all groups share one.
+
+The lanes are learned from steps whose kernels start in the order of issue: sequential ones. Then each step is paired
+lane by lane. Where a lane has another number of kernels than of collectives, its order says nothing, and only the
+lane's usual dimension is known, if it has one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.dimension_rules import UNKNOWN
+from overlap_callbacks.analysis.kernels.copies import as_communication, copies_of, may_communicate
+from overlap_callbacks.analysis.kernels.issued import (
+    COPIED,
+    SEND_RECV,
+    Expected,
+    Issued,
+    IssuedGroup,
+    expected_kernels,
+    is_device_profile,
+    readings,
+    runs_as,
+)
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, StringTable
+
+PEER_COPY = "peer_copy"
+
+# A lane has a usual dimension, and a collective a usual lane, if this share of what was learned agrees.
+_AGREEMENT = 0.9
+# Kinds that a kernel's name gives to several kinds of collectives. NCCL runs all-to-alls, gathers and scatters as
+# ``ncclDevKernel_SendRecv``; RCCL has one name for all, ``ncclDevKernel_Generic``.
+_AMBIGUOUS = (SEND_RECV, PEER_COPY, name_rules.OTHER)
+
+_Value = TypeVar("_Value")
+
+
+class AlignedStep(NamedTuple):
+    """One step.
+
+    Attributes:
+        expected: what its collectives should launch, in the order of issue.
+        copies: rows of the copies that communicate.
+        lacking: collectives, blocks and batches without a kernel; barriers need none.
+        surplus: number of kernels of each kind (by their names) that belong to no collective.
+    """
+
+    expected: Sequence[Expected]
+    copies: Indices
+    lacking: tuple[Expected, ...]
+    surplus: Mapping[str, int]
+
+    @property
+    def lacking_copied(self) -> tuple[Expected, ...]:
+        """Those without a kernel that copy engines can do."""
+        return tuple([part for part in self.lacking if part.kind in COPIED])
+
+    @property
+    def copies_explain(self) -> bool:
+        """Whether the copies are those of collectives that lack a kernel: one for each, or more."""
+        return 0 < len(self.lacking_copied) <= len(self.copies)
+
+    @property
+    def missing(self) -> tuple[Expected, ...]:
+        """Those with neither a kernel nor copies."""
+        explained = COPIED if self.copies_explain else frozenset[str]()
+        return tuple([part for part in self.lacking if part.kind not in explained])
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A profile and the gate's log, paired.
+
+    Attributes:
+        kernels: the profile, with the kinds of collectives from the log, and with copies that are a collective's work
+            as communication.
+        on_device: whether communication is kernels of a device; else it is ranges of a library on the host.
+        issued: the log: the collectives of each profiled step, by its index, in the order of issue.
+        steps: what should run in each of these steps, and what is left over.
+        of_row: what each communication kernel of these steps is, by row. Fields that the log leaves open are empty.
+    """
+
+    kernels: KernelTable
+    on_device: bool
+    issued: Issued
+    steps: Mapping[int, AlignedStep]
+    of_row: Mapping[int, Expected]
+
+    @cached_property
+    def groups(self) -> dict[str, IssuedGroup]:
+        """The process groups by their names."""
+        return {collective.group.name: collective.group for calls in self.issued.values() for collective in calls}
+
+    @cached_property
+    def dimensions(self) -> tuple[Indices, tuple[str, ...]]:
+        """The dimension of each row, -1 for rows that do not communicate, and the names that these numbers index."""
+        labels, dimension = StringTable(), np.full(len(self.kernels), -1, dtype=np.int64)
+        for row in np.flatnonzero(self.kernels.kind == Kind.COMMUNICATION).tolist():
+            part = self.of_row.get(row)
+            dimension[row] = labels[(part and part.dimension) or UNKNOWN]
+        return dimension, labels.texts
+
+
+def align(
+    kernels: KernelTable, issued: Issued, serialised: Collection[int] = (), whole: Collection[int] | None = None
+) -> Alignment:
+    """Pair the communication kernels of a profile with the collectives that the gate saw.
+
+    Args:
+        kernels: the whole profile.
+        issued: the collectives of each profiled step, by its index, in the order of issue.
+        serialised: indices of the steps in which the gate made collectives wait for each other. Without any, lanes are
+            learned from all steps.
+        whole: indices of the steps with a complete log, which may show that copies are a collective's work; None for
+            all.
+    """
+    on_device = is_device_profile(kernels, issued)
+    expected = {step: expected_kernels(calls, on_device=on_device) for step, calls in issued.items()}
+    ran = _without_copies(kernels, expected)
+    steps = _left_over(kernels, ran, expected, on_device=on_device)
+    copies = _further_copies(kernels, steps, issued if whole is None else whole) if on_device else {}
+    if copies:
+        kernels = as_communication(kernels, copies)
+        steps = _left_over(kernels, ran, expected, on_device=on_device)
+    of_row = _paired(kernels, ran, expected, set(serialised), on_device=on_device)
+    for step in steps.values():
+        if step.copies_explain:
+            of_row |= dict.fromkeys(step.copies.tolist(), _in_common(step.lacking_copied))
+    if on_device:
+        kernels = _relabelled(kernels, of_row, expected)
+        steps = _left_over(kernels, ran, expected, on_device=on_device)
+    return Alignment(kernels, on_device, issued, steps, of_row)
+
+
+def _without_copies(kernels: KernelTable, steps: Iterable[int]) -> dict[int, Indices]:
+    """The rows of each step's communication kernels, in order of their starts; without copies."""
+    rows = np.argsort(kernels.intervals.start_ns, kind="stable")
+    rows = rows[((kernels.kind == Kind.COMMUNICATION) & ~copies_of(kernels))[rows]]
+    return {step: rows[kernels.step[rows] == step] for step in steps}
+
+
+# -- what is left over
+
+
+def _left_over(
+    kernels: KernelTable,
+    ran: Mapping[int, Indices],
+    expected: Mapping[int, Sequence[Expected]],
+    *,
+    on_device: bool,
+) -> dict[int, AlignedStep]:
+    """What is left over on either side, by the numbers of kernels of each kind alone."""
+    kinds = [runs_as(kind, on_device=on_device) for kind in kernels.collectives]
+    copied = (kernels.kind == Kind.COMMUNICATION) & copies_of(kernels)
+    found = {}
+    for step, parts in expected.items():
+        left = Counter([kinds[kind] for kind in kernels.collective[ran[step]].tolist()])
+        lacking = _take_all(left, parts)
+        surplus = {kind: count for kind, count in left.items() if count}
+        found[step] = AlignedStep(parts, np.flatnonzero(copied & (kernels.step == step)), lacking, surplus)
+    return found
+
+
+def _take_all(left: Counter[str], expected: Sequence[Expected]) -> tuple[Expected, ...]:
+    """Give each collective a kernel of its own name, then one of another name that it may run as; those without any."""
+
+    def take(kinds: Iterable[str]) -> bool:
+        kind = next((kind for kind in kinds if left[kind] > 0), None)
+        if kind is not None:
+            left[kind] -= 1
+        return kind is not None
+
+    lacking = [part for part in expected if part.kind != "barrier" and not take((part.runs_as, part.kind))]
+    lacking = [part for part in lacking if not take([kind for kind in left if part.may_run_as(kind)])]
+    # A barrier is a kernel or none, and a block is one kernel or several.
+    for part in expected:
+        for _ in range(1 if part.kind == "barrier" else part.members - 1):
+            take((part.runs_as, *[kind for kind in left if part.may_run_as(kind)]))
+    return tuple(lacking)
+
+
+def _further_copies(kernels: KernelTable, steps: Mapping[int, AlignedStep], whole: Collection[int]) -> dict[int, str]:
+    """Copies within the device that are the work of collectives without a kernel: their rows, and their kind.
+
+    All steps must agree: if one has fewer such copies than it lacks, all copies stay copies.
+    """
+    lacking = {step: len(steps[step].lacking_copied) - len(steps[step].copies) for step in whole}
+    candidates = may_communicate(kernels)
+    found = {step: np.flatnonzero(candidates & (kernels.step == step)) for step, count in lacking.items() if count > 0}
+    if any(len(rows) < lacking[step] for step, rows in found.items()):
+        return {}
+    return {row: PEER_COPY for rows in found.values() for row in rows.tolist()}
+
+
+# -- pairs
+
+
+class _Kernel(NamedTuple):
+    row: int
+    kind: str
+    lane: int
+
+
+def _paired(
+    kernels: KernelTable,
+    rows: Mapping[int, Indices],
+    expected: Mapping[int, Sequence[Expected]],
+    serialised: set[int],
+    *,
+    on_device: bool,
+) -> dict[int, Expected]:
+    """What each of the given rows of each step is, by row."""
+    kinds = [runs_as(kind, on_device=on_device) for kind in kernels.collectives]
+    ran: dict[int, list[_Kernel]] = {}
+    for step, own in rows.items():
+        columns = zip(own.tolist(), kernels.collective[own].tolist(), kernels.lane[own].tolist(), strict=True)
+        ran[step] = [_Kernel(row, kinds[kind], lane) for row, kind, lane in columns]
+    lanes = _Lanes(on_device)
+    for chosen in (serialised & set(ran), set(ran)):
+        for step in sorted(chosen):
+            lanes.learn(ran[step], expected[step])
+        if lanes.votes:
+            break
+    found: dict[int, Expected] = {}
+    for step, of_step in ran.items():
+        for own_kernels, parts in lanes.parts(of_step, expected[step]):
+            found |= zip([kernel.row for kernel in own_kernels], lanes.match(own_kernels, parts), strict=True)
+    return found
+
+
+def _in_order(kinds: Sequence[str], expected: Sequence[Expected]) -> list[Expected] | None:
+    """What each kernel is if they ran in the order of issue; None if the numbers or the kinds do not allow that."""
+    for way in readings(expected):
+        if len(way) == len(kinds) and all(part.may_run_as(kind) for kind, part in zip(kinds, way, strict=True)):
+            return way
+    return None
+
+
+def _in_order_of_kind(kinds: Sequence[str], expected: Sequence[Expected]) -> list[Expected] | None:
+    """The same if only kernels of one kind ran in the order of issue."""
+    for way in readings(expected):
+        if Counter(kinds) == Counter(part.runs_as for part in way):
+            following = {kind: iter(parts) for kind, parts in _grouped(way, lambda part: part.runs_as).items()}
+            return [next(following[kind]) for kind in kinds]
+    return None
+
+
+def _grouped(values: Iterable[_Value], key: Callable[[_Value], str]) -> dict[str, list[_Value]]:
+    groups: dict[str, list[_Value]] = defaultdict(list)
+    for value in values:
+        groups[key(value)].append(value)
+    return groups
+
+
+def _in_common(parts: Sequence[Expected]) -> Expected:
+    """The kind and the dimension that all have; empty where they differ."""
+    kinds, dimensions = {part.kind for part in parts}, {part.dimension for part in parts}
+    kind, dimension = (found.pop() if len(found) == 1 else "" for found in (kinds, dimensions))
+    return Expected(kind, "", "", dimension, own_lane=False)
+
+
+class _Lanes:
+    """Which collectives run on which lane.
+
+    Args:
+        on_device: whether lanes are streams; else they are threads.
+
+    Attributes:
+        votes: how often a lane ran each kind of collective of each group, in steps that were matched in order.
+    """
+
+    def __init__(self, on_device: bool) -> None:
+        self.votes: dict[int, Counter[Expected]] = defaultdict(Counter)
+        self._on_device = on_device
+        self._classes: dict[Expected, Expected] = {}
+
+    def learn(self, kernels: Sequence[_Kernel], expected: Sequence[Expected]) -> None:
+        """Note which lanes a step's collectives ran on, if its kernels can be matched in order."""
+        for kernel, part in zip(kernels, _in_order([k.kind for k in kernels], expected) or (), strict=False):
+            if self._has_lane(kernel.kind):
+                self.votes[kernel.lane][self._class(part)] += 1
+
+    def parts(
+        self, kernels: Sequence[_Kernel], expected: Sequence[Expected]
+    ) -> list[tuple[list[_Kernel], list[Expected]]]:
+        """A step in parts, each with lanes and collectives that belong together, by what was learned."""
+        of_lane, of_class = self._places
+
+        def place_of_kernel(kernel: _Kernel) -> str:
+            return of_lane.get(kernel.lane, "") if self._has_lane(kernel.kind) else SEND_RECV
+
+        def place_of_expected(part: Expected) -> str:
+            return of_class.get(self._class(part), "") if self._has_lane(part.kind) else SEND_RECV
+
+        own, theirs = _grouped(kernels, place_of_kernel), _grouped(expected, place_of_expected)
+        return [(own[place], theirs.get(place, [])) for place in own]
+
+    def match(self, kernels: Sequence[_Kernel], expected: Sequence[Expected]) -> list[Expected]:
+        """What each kernel of a part is."""
+        kinds = [kernel.kind for kernel in kernels]
+        found = _in_order(kinds, expected) or _in_order_of_kind(kinds, expected)
+        return found or [self._without_order(kernel, set(kinds), expected) for kernel in kernels]
+
+    def _without_order(self, kernel: _Kernel, kinds: Collection[str], expected: Sequence[Expected]) -> Expected:
+        """What can be said of a kernel where the numbers differ."""
+        found = _in_common(
+            [
+                part
+                for part in expected
+                if part.may_run_as(kernel.kind)
+                and part.kind != "barrier"
+                # A collective runs as another kind (an all-gather as broadcasts) only where none has its own name.
+                and (part.runs_as not in kinds or part.runs_as == kernel.kind)
+            ]
+        )
+        votes = self.votes.get(kernel.lane)
+        if votes and self._has_lane(kernel.kind):
+            by_dimension: Counter[str] = Counter()
+            for part, count in votes.items():
+                by_dimension[part.dimension] += count
+            usual, count = by_dimension.most_common(1)[0]
+            if count >= _AGREEMENT * votes.total():
+                return msgspec.structs.replace(found, dimension=usual)
+        return found
+
+    def _has_lane(self, kind: str) -> bool:
+        """Whether lanes tell groups: the sends and receives of all groups share one of Gloo's threads."""
+        return self._on_device or kind != SEND_RECV
+
+    def _class(self, part: Expected) -> Expected:
+        """What runs on the same lanes: all of a group on its own lane, else one kind of collective of a group."""
+        found = self._classes.get(part)
+        if found is None:
+            kind = "" if part.own_lane else part.kind
+            found = self._classes[part] = Expected(kind, "", part.group, part.dimension, part.own_lane)
+        return found
+
+    @cached_property
+    def _places(self) -> tuple[dict[int, str], dict[Expected, str]]:
+        """The place of each lane and of each class, where a place is a set of lanes and of classes of no other lane."""
+        of_lane: dict[int, str] = {}
+        of_class: dict[Expected, str] = {}
+        for lane, votes in self.votes.items():
+            owner = votes.most_common(1)[0][0]
+            if owner.own_lane:
+                of_lane[lane] = of_class[owner] = f"group {owner.group}"
+        totals: Counter[Expected] = sum(self.votes.values(), Counter[Expected]())
+        shared: dict[int, set[Expected]] = {
+            lane: {part for part, n in votes.items() if not part.own_lane and n > (1 - _AGREEMENT) * totals[part]}
+            for lane, votes in self.votes.items()
+            if lane not in of_lane
+        }
+        while shared:  # lanes that share a class belong together
+            lanes, classes = {next(iter(shared))}, set[Expected]()
+            while True:
+                classes = classes.union(*[shared[lane] for lane in lanes])
+                joined = {lane for lane in shared if lane in lanes or shared[lane] & classes}
+                if joined == lanes:
+                    break
+                lanes = joined
+            place = f"lane {min(lanes)}"
+            of_lane |= dict.fromkeys(lanes, place)
+            of_class |= dict.fromkeys(classes, place)
+            shared = {lane: parts for lane, parts in shared.items() if lane not in lanes}
+        return of_lane, of_class
+
+
+# -- kinds
+
+
+def _relabelled(
+    kernels: KernelTable, of_row: Mapping[int, Expected], expected: Mapping[int, Sequence[Expected]]
+) -> KernelTable:
+    """The same kernels; those whose name leaves several kinds of collectives have the kind that the log gives."""
+    ambiguous = [kernels.collectives.index(kind) for kind in _AMBIGUOUS if kind in kernels.collectives]
+    rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.collective, ambiguous))
+    if not len(rows):
+        return kernels
+    # Where no step issued a send or a receive, an unpaired SendRecv is of the most frequent kind that runs so.
+    kinds = Counter(part.kind for parts in expected.values() for part in parts if part.runs_as == SEND_RECV)
+    usual = kinds.most_common(1)[0][0] if kinds and SEND_RECV not in kinds else ""
+    labels, collective = StringTable(kernels.collectives), kernels.collective.copy()
+    for row in rows.tolist():
+        kind = of_row[row].kind if row in of_row else ""
+        if kernels.collectives[collective[row]] == SEND_RECV:
+            kind = kind or usual
+        if kind and kind != name_rules.OTHER:
+            collective[row] = labels[kind]
+    return dataclasses.replace(kernels, collective=collective, collectives=labels.texts)
