@@ -67,7 +67,11 @@ def drawn_blocks(blocks: Sequence[Block]) -> Iterator[RenderableType]:
 class _First:
     """What to read first: verdicts, figures, answers, what is doubtful, and the tables that say they are first."""
 
+    def __init__(self) -> None:
+        self._rest = ""
+
     def document(self, document: Document) -> Iterator[RenderableType]:
+        self._rest = document.rest
         for run in document.runs:
             yield from self.run(run)
         yield from self.ending()
@@ -96,7 +100,7 @@ class _First:
         for block in blocks:
             if isinstance(block, Table) and block.first:
                 yield Text()
-                yield from drawn_table(block, _MAX_ROWS, "--all")
+                yield from drawn_table(block, _MAX_ROWS, "--all") if self._rest else drawn_table(block)
             elif isinstance(block, Note) and (block.warning or block.first):
                 yield _note(block)
             elif isinstance(block, Chart) and block.data.get("name_parts"):
@@ -104,11 +108,13 @@ class _First:
                 yield from _instead(block)
 
     def ending(self) -> Iterator[RenderableType]:
-        yield Text("overlap show RUN --all shows the tables of each answer.", style="dim")
+        if self._rest:
+            yield Text(self._rest, style="dim")
 
 
 class _Everything(_First):
     def __init__(self) -> None:
+        super().__init__()
         self._has_charts = False
 
     def sections(self, sections: Sequence[Section]) -> Iterator[RenderableType]:
@@ -174,24 +180,33 @@ def drawn_table(table: Table, max_rows: int = _MAX_ROWS_OF_ALL, all_rows: str = 
     """
     if not table.rows:
         return
-    rows = table.rows[:max_rows]
-    space = 1 if len(table.columns) > 5 else 2
+    shown = table.on("terminal")
+    rows = shown.rows[:max_rows]
+    groups: list[list[int]] = []
+    for place, head in enumerate(shown.columns):
+        if head.below and groups:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+    space = 1 if len(groups) > 5 else 2
     made = RichTable(title=_text(table.title), padding=(0, space, 0, 0), **_LOOK)
     columns: list[Sequence[RenderableType]] = []
-    for place, head in enumerate(table.columns):
-        title, cells = _plain(head.text), [row[place] for row in rows]
-        texts = [_plain(cell.text) for cell in cells]
+    for group in groups:
+        head, cells = shown.columns[group[0]], [row[group[0]] for row in rows]
         if head.words:
-            made.add_column(Text(title), overflow="fold")
+            made.add_column(Text(_plain(head.text)), overflow="fold")
             columns.append(
-                distinct_cells(texts)
+                distinct_cells([_plain(cell.text) for cell in cells])
                 if head.names
                 else [Text(shortened(_plain(cell.full or cell.text))) for cell in cells]
             )
         else:  # a head is broken between its words, where it is longer than what is below it
-            longest = max([*map(len, (*title.split(), *texts)), 1])
-            made.add_column(Text("\n".join(textwrap.wrap(title, longest))), justify="right", overflow="ellipsis")
-            columns.append([Text(text) for text in texts])
+            titles = [_plain(shown.columns[place].text) for place in group]
+            lines = [[_plain(row[place].text) for place in group if row[place].text] for row in rows]
+            longest = max([1, *map(len, " ".join(titles).split()), *[len(line) for cell in lines for line in cell]])
+            broken = [line for title in titles for line in textwrap.wrap(title, longest)]
+            made.add_column(Text("\n".join(broken)), justify="right", overflow="ellipsis")
+            columns.append([Text("\n".join(cell)) for cell in lines])
     for row in zip(*columns, strict=True):
         made.add_row(*row)
     yield made

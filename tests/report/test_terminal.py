@@ -9,7 +9,8 @@ from rich.console import Console
 
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report import record, terminal
-from overlap_callbacks.report.views.elements import Cell, Table, heads
+from overlap_callbacks.report.html.document import as_html
+from overlap_callbacks.report.views.elements import Cell, Document, RunPage, Table, heads
 from overlap_callbacks.report.views.runs import runs_document
 from tests.report.runs import window, write
 
@@ -69,3 +70,25 @@ def test_a_window_that_was_cut_short_shows_the_kernels_that_it_measured(tmp_path
     assert "Unfinished" in text
     assert "Compute kernels that lose most time under overlap" in text
     assert "Slowdown by concurrent kernel" in text
+
+
+def test_columns_of_one_medium_and_intervals_below_their_figures() -> None:
+    columns = heads("+*Job", "-*Model", "-Batch", "Slowdown", "_95% interval", "Steps")
+    row = (Cell("a, 4"), Cell("a"), Cell("4"), Cell("+17.6%"), Cell("+16.1% to +19.0%"), Cell("9"))
+    bare = (Cell("b, 4"), Cell("b"), Cell("4"), Cell("+1.0%"), Cell(""), Cell("8"))
+    console = Console(width=60, record=True, file=io.StringIO())
+    for part in terminal.drawn_table(Table("Jobs", columns, (row, bare))):
+        console.print(part)
+    text = console.export_text()
+    assert "Model" not in text
+    assert re.search(r"Slowdown *\nJob +95% interval +Steps", text)
+    assert re.search(r"a, 4 +\+17\.6% +9 *\n +\+16\.1% to \+19\.0% *\n *b, 4 +\+1\.0% +8", text)
+    page = blocks_html(Table("Jobs", columns, (row, bare)))
+    assert [head for head in ("Job", "Model", "Batch", "95% interval") if f">{head}<" in page] == [
+        "Model", "Batch", "95% interval",
+    ]  # fmt: skip
+
+
+def blocks_html(table: Table) -> str:
+    run = RunPage("run", "run", "", "", (table,), ())
+    return as_html(Document("title", (run,), ""))

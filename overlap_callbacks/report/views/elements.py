@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 # Ranks or hosts of a matrix that a terminal can show.
@@ -97,16 +97,28 @@ class Head:
         text: what stands in it.
         words: whether the column is of words, on the left; numbers are on the right.
         names: whether these are names, which a terminal may cut.
+        below: whether a terminal writes it below the column before it, e.g. an interval.
+        only: the one medium that has the column, ``page`` or ``terminal``; empty for both.
     """
 
     text: str
     words: bool = False
     names: bool = False
+    below: bool = False
+    only: str = ""
 
 
 def heads(*texts: str) -> tuple[Head, ...]:
-    """Heads of columns: ``*`` in front means words, ``~`` names."""
-    return tuple(Head(text.lstrip("*~"), text[:1] in ("*", "~"), text.startswith("~")) for text in texts)
+    """Heads of columns by the marks in front: ``*`` words, ``~`` names, ``_`` below the column before it in a terminal,
+    ``-`` on the page only, ``+`` in a terminal only.
+    """
+    made = []
+    for text in texts:
+        shown = text.lstrip("*~_-+")
+        marks = text[: len(text) - len(shown)]
+        only = "page" if "-" in marks else "terminal" if "+" in marks else ""
+        made.append(Head(shown, "*" in marks or "~" in marks, "~" in marks, "_" in marks, only))
+    return tuple(made)
 
 
 @dataclass(frozen=True)
@@ -131,6 +143,15 @@ class Table:
     folded: bool = False
     sorts: bool = True
     first: bool = False
+
+    def on(self, medium: str) -> Table:
+        """The table with the columns of a medium, ``page`` or ``terminal``."""
+        return self.with_columns([place for place, head in enumerate(self.columns) if head.only in ("", medium)])
+
+    def with_columns(self, places: Sequence[int]) -> Table:
+        """The table with these of its columns."""
+        rows = tuple([tuple([row[place] for place in places]) for row in self.rows])
+        return replace(self, columns=tuple([self.columns[place] for place in places]), rows=rows)
 
 
 @dataclass(frozen=True)
@@ -221,6 +242,7 @@ class Document:
         verdict: of the comparison, in a sentence; empty for the heading alone.
         more: lines below it.
         compared: sections that come below them, before several runs.
+        rest: what shows the tables that a terminal leaves out at first; empty where it leaves out no rows either.
     """
 
     title: str
@@ -230,3 +252,4 @@ class Document:
     verdict: str = ""
     more: tuple[str, ...] = ()
     compared: tuple[Section, ...] = ()
+    rest: str = ""

@@ -28,6 +28,7 @@ from overlap_callbacks.report.views.traffic import traffic
 from overlap_callbacks.report.views.trends import changed
 from overlap_callbacks.report.views.usage import usage
 
+_REST = "overlap show RUN --all shows the tables of each answer."
 _METHOD = (
     "Equations 1 to 5 are those of arXiv 2507.03114, section IV-D. Intervals are 95% confidence intervals, over blocks "
     "of steps within a window and over windows within a run."
@@ -58,10 +59,10 @@ def runs_document(records: Sequence[Record], axis: str | None = None, *, charts:
     )
     title = "Overlap report: " + ", ".join(names[:4])
     if not several:
-        return Document(title, runs, _METHOD)
+        return Document(title, runs, _METHOD, rest=_REST)
     verdict, *more = map(page_sentence, head_lines(names, views))
     compared = tuple(_compared(names, views, axis))
-    return Document(title, runs, _METHOD, f"{len(records)} runs compared", verdict, tuple(more), compared)
+    return Document(title, runs, _METHOD, f"{len(records)} runs compared", verdict, tuple(more), compared, _REST)
 
 
 def distinct_names(records: Sequence[Record]) -> list[str]:

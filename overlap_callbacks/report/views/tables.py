@@ -40,12 +40,7 @@ def change_cell(value: float | None) -> Cell:
 def without_empty_columns(title: str, columns: Sequence[Head], rows: Sequence[tuple[Cell, ...]], caption: str) -> Table:
     """A table without the columns in which no cell has a value to sort by."""
     kept = [place for place in range(len(columns)) if any(row[place].sort is not None for row in rows)]
-    return Table(
-        title,
-        tuple([columns[place] for place in kept]),
-        tuple([tuple([row[place] for place in kept]) for row in rows]),
-        caption,
-    )
+    return Table(title, tuple(columns), tuple(rows), caption).with_columns(kept)
 
 
 def kernel_tables(window: OverlapReport) -> list[Table]:
