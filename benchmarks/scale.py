@@ -146,7 +146,7 @@ def window_of(rank: int, number: int, ranks: int) -> RankWindow:
     def block_of(block: int, arm: Mode) -> ProfiledBlock:
         overlapped = arm is Mode.OVERLAPPED
         return ProfiledBlock(
-            arm=arm, block=block, num_steps=1, compute_ms=(66.0 if overlapped else 60.0) * next(noise),
+            mode=arm, block=block, num_steps=1, compute_ms=(66.0 if overlapped else 60.0) * next(noise),
             compute_busy_ms=60.0 * next(noise), comm_ms=30.0 * next(noise), comm_busy_ms=28.0 * next(noise),
             hidden_comm_ms=20.0 * next(noise) if overlapped else 0.0,
             covered_compute_ms=22.0 * next(noise) if overlapped else 0.0, copy_ms=0.5 * next(noise),

@@ -28,7 +28,7 @@ def window(rank: int = 0, **changes: Any) -> RankWindow:
     )
     profiled = tuple(
         ProfiledBlock(
-            arm=arm,
+            mode=arm,
             block=block,
             num_steps=1,
             compute_ms=(66.0 if arm is OV else 60.0) + 0.1 * block,

@@ -50,5 +50,5 @@ def check(record: Recorder, kind: str, report: OverlapReport) -> None:
 
 def idle(report: OverlapReport, mode: Mode) -> float | None:
     """Idle time of a profiled step of one mode, ms; None without a profile."""
-    blocks = [block.idle_ms for rank in report.samples for block in rank.profiled if block.arm is mode]
+    blocks = [block.idle_ms for rank in report.samples for block in rank.profiled if block.mode is mode]
     return statistics.mean(blocks) if blocks else None

@@ -121,7 +121,7 @@ def check_slowdown(record: Recorder, ctas: int, job: Trained) -> None:
     job.train(3)
     report = job.window()
     record.raw(f"{ctas} CTAs, report", summary(report))
-    pairs = [pair for pair in report.pairs if pair.victim == "gemm" and pair.beside == "all_reduce"]
+    pairs = [pair for pair in report.pairs if pair.kernel_family == "gemm" and pair.concurrent_with == "all_reduce"]
     found = pairs[0].slowdown_during if pairs else None
     if record.on_cpu:
         record.figure(f"{ctas} CTAs: gemm during all_reduce, as reported", found)
@@ -146,7 +146,7 @@ def summary(report: OverlapReport) -> dict[str, Any]:
         "valid": report.valid,
         "problems": list(report.problems),
         "figures": {name: [e.value, e.ci_low, e.ci_high] for name, e in report.figures().items()},
-        "pairs": [[p.victim, p.beside, p.calls, p.time_ms, p.alone_ms] for p in report.pairs],
+        "pairs": [[p.kernel_family, p.concurrent_with, p.calls, p.time_ms, p.alone_ms] for p in report.pairs],
         "collectives": [[c.operator, c.messages, c.bytes_in, c.isolated_ms] for c in report.collectives],
         "kernels": [[k.name, k.overlapped_ms, k.sequential_ms, k.num_blocks] for k in report.kernels[:20]],
     }

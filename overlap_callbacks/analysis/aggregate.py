@@ -84,7 +84,7 @@ def are_comparable(blocks: Iterable[TimedBlock | ProfiledBlock]) -> bool:
     """
     places: dict[Mode, list[int]] = {mode: [] for mode in Mode}
     for block in blocks:
-        places[block.arm].append(block.block)
+        places[block.mode].append(block.block)
     overlapped, sequential = places.values()
     if min(len(overlapped), len(sequential)) < 2:
         return False

@@ -68,7 +68,7 @@ def arm_report_of(report: OverlapReport, arm: ComparedArm, sums: FigureSums[Any]
         complete=report.complete,
         control=report.control,
         world_size=report.world_size,
-        num_ranks=report.num_heard,
+        num_ranks=report.num_reporting,
         backend=report.backend,
         device=report.device,
         valid=report.valid,

@@ -46,7 +46,7 @@ class Advice(NamedTuple):
         return f"{DOCS}#{self.topic}"
 
 
-class Circumstances(NamedTuple):
+class AdviceInputs(NamedTuple):
     """What advice depends on.
 
     Attributes:
@@ -70,17 +70,17 @@ class Circumstances(NamedTuple):
     slowdown_shares: SlowdownShares | None = None
 
 
-def advice_for(bound: Bound, seen: Circumstances) -> tuple[Advice, ...]:
+def advice_for(bound: Bound, inputs: AdviceInputs) -> tuple[Advice, ...]:
     """What to try, the most promising first."""
-    found = list(_against_overlap(seen))
-    found += _AGAINST[bound](seen)
+    found = list(_against_overlap(inputs))
+    found += _AGAINST[bound](inputs)
     if bound is not Bound.COMPUTE:
-        found += _against_contention(seen)
+        found += _against_contention(inputs)
     return tuple(found)
 
 
-def _against_overlap(seen: Circumstances) -> Iterator[Advice]:
-    if seen.overlap_costs:
+def _against_overlap(inputs: AdviceInputs) -> Iterator[Advice]:
+    if inputs.overlap_costs:
         yield Advice(
             "overlap-off",
             "Switch overlap off.",
@@ -88,8 +88,8 @@ def _against_overlap(seen: Circumstances) -> Iterator[Advice]:
         )
 
 
-def _against_compute(seen: Circumstances) -> Iterator[Advice]:
-    contention = list(_against_contention(seen))
+def _against_compute(inputs: AdviceInputs) -> Iterator[Advice]:
+    contention = list(_against_contention(inputs))
     yield from contention
     if not contention:
         yield Advice(
@@ -99,44 +99,44 @@ def _against_compute(seen: Circumstances) -> Iterator[Advice]:
         )
 
 
-def _against_contention(seen: Circumstances) -> Iterator[Advice]:
-    parts = seen.parts
+def _against_contention(inputs: AdviceInputs) -> Iterator[Advice]:
+    parts = inputs.parts
     if parts.contention_ms < _MUCH_CONTENTION * parts.total_ms:
         return
     lost = f"Compute loses {PLAIN.quantity(parts.contention_ms, 'ms')} a step beside communication."
-    shares = seen.slowdown_shares
+    shares = inputs.slowdown_shares
     if shares is not None and (shares.of(CLOCK) or 0.0) > shares.slowdown / 2 > 0:
         yield Advice(
             "power-cap",
             "Raise the power cap, or cool better: the clock is lower with overlap.",
             f"{lost} The lower clock explains most of it.",
         )
-    if seen.backend == "nccl":
+    if inputs.backend == "nccl":
         yield Advice(
             "ctas",
             "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth.",
             f"{lost} NCCL's kernels hold SMs meanwhile.",
         )
-    elif seen.backend == "gloo":
+    elif inputs.backend == "gloo":
         yield Advice("ctas", "Leave Gloo's threads cores of their own: fewer threads for torch's operators.", lost)
 
 
-def _against_communication(seen: Circumstances) -> Iterator[Advice]:
-    exposed = max(seen.dimensions, key=lambda row: row.exposed_ms, default=None)
+def _against_communication(inputs: AdviceInputs) -> Iterator[Advice]:
+    exposed = max(inputs.dimensions, key=lambda row: row.exposed_ms, default=None)
     # Of the group of all ranks nobody knows what it serves.
     name = exposed.dimension if exposed is not None and exposed.dimension not in (WORLD, UNKNOWN) else ""
     most = f"Most of the exposed communication is {name}-parallel." if name else ""
     if "tensor" in name or "expert" in name or "context" in name:
         yield Advice("mapping", f"Keep each {name}-parallel group within a node, on its fastest links.", most)
         return
-    kinds = {collective_of(row.operator) for row in seen.collectives}
+    kinds = {collective_of(row.operator) for row in inputs.collectives}
     if "all_gather" in kinds and "reduce_scatter" in kinds:
         yield Advice(
             "prefetch",
             "Prefetch parameters earlier: one more layer ahead in FSDP, a larger prefetch bucket in ZeRO-3.",
             most or "Parameters are gathered in the step, and compute waits for them.",
         )
-    rows = [row for row in seen.collectives if row.messages and collective_of(row.operator) in _REDUCTIONS]
+    rows = [row for row in inputs.collectives if row.messages and collective_of(row.operator) in _REDUCTIONS]
     messages = sum(row.messages for row in rows)
     if messages:
         mean_bytes = sum(row.size_bytes for row in rows) / messages
@@ -157,8 +157,8 @@ def _against_communication(seen: Circumstances) -> Iterator[Advice]:
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
-def _against_launch(seen: Circumstances) -> Iterator[Advice]:
-    idle = f"The device is idle for {PLAIN.quantity(seen.parts.idle_ms, 'ms')} a step."
+def _against_launch(inputs: AdviceInputs) -> Iterator[Advice]:
+    idle = f"The device is idle for {PLAIN.quantity(inputs.parts.idle_ms, 'ms')} a step."
     yield Advice("cuda-graphs", "Launch less: torch.compile, CUDA graphs, fused optimizers.", idle)
     yield Advice("micro-batch", "Give each launch more to do: a larger micro-batch.", idle)
     yield Advice(
@@ -168,14 +168,14 @@ def _against_launch(seen: Circumstances) -> Iterator[Advice]:
     )
 
 
-def _against_bubble(seen: Circumstances) -> Iterator[Advice]:
-    bubble = f"Stages are idle or wait for {PLAIN.quantity(seen.parts.bubble_ms, 'ms')} a step."
+def _against_bubble(inputs: AdviceInputs) -> Iterator[Advice]:
+    bubble = f"Stages are idle or wait for {PLAIN.quantity(inputs.parts.bubble_ms, 'ms')} a step."
     yield Advice("micro-batches", "Use more micro-batches in a step.", f"{bubble} The share falls as (p-1)/(p-1+m).")
     yield Advice("interleaving", "Interleave: several model chunks on each stage.", bubble)
 
 
-def _against_straggler(seen: Circumstances) -> Iterator[Advice]:
-    late, sure = seen.late, [row for row in seen.stragglers if row.sure]
+def _against_straggler(inputs: AdviceInputs) -> Iterator[Advice]:
+    late, sure = inputs.late, [row for row in inputs.stragglers if row.sure]
     hosts = [row for row in sure if row.rank < 0]
     if hosts:
         yield Advice(
@@ -277,7 +277,7 @@ def bottleneck_of(
     if detailed is None:
         detailed = next((window for window, _ in reversed(measured) if window.collectives), measured[-1][0])
     divided = [window.slowdown_shares for window, _ in measured if window.slowdown_shares is not None]
-    circumstances = Circumstances(
+    inputs = AdviceInputs(
         parts=parts,
         late=late,
         stragglers=late_ones,
@@ -287,7 +287,7 @@ def bottleneck_of(
         overlap_costs=speedup is not None and speedup.ci_high is not None and speedup.ci_high < 0,
         slowdown_shares=divided[-1] if divided else None,
     )
-    return Bottleneck(bound, runner_up, parts, late, late_ones, advice_for(bound, circumstances))
+    return Bottleneck(bound, runner_up, parts, late, late_ones, advice_for(bound, inputs))
 
 
 def run_bottleneck(summary: RunSummary, detailed: OverlapReport | None = None) -> Bottleneck | None:

@@ -158,5 +158,5 @@ def rank_weights(
     if not blocks:
         return []
     covariates = np.array([covariates_of(block, rhythms) for block in blocks])
-    design = design_of([block.arm for block in blocks], [block.block for block in blocks], num_steps, covariates)
+    design = design_of([block.mode for block in blocks], [block.block for block in blocks], num_steps, covariates)
     return design.weights.tolist()  # type: ignore[no-any-return]

@@ -153,7 +153,7 @@ def figure_sums(window: RankWindow, tables: Tables) -> FigureSums[Tables]:
     # The ranks of a job step together, so they are not independent evidence: each block is averaged over the ranks.
     timed = [
         Block(
-            block.arm,
+            block.mode,
             block.block,
             len(block.step_ms),
             (float(np.mean(block.step_ms)), float(np.log(block.step_ms).mean())),
@@ -164,7 +164,7 @@ def figure_sums(window: RankWindow, tables: Tables) -> FigureSums[Tables]:
     ]
     profiled = [
         Block(
-            block.arm,
+            block.mode,
             block.block,
             block.num_steps,
             (*(means := ProfiledMeans.of(block)), *map(_log, means[:_PROFILED_LOGS])),

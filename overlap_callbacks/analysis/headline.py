@@ -344,7 +344,7 @@ def summary(report: OverlapReport) -> str:
     cost = cost_of_window(report)
     if cost is not None:
         parts.append(f"measuring cost {PLAIN.measuring_cost(cost)}")
-    parts.append(f"{report.num_heard} of {report.world_size} ranks")
+    parts.append(f"{report.num_reporting} of {report.world_size} ranks")
     line = ", ".join(parts)
     if report.settled is None or report.control:
         return line

@@ -39,11 +39,11 @@ class SteppedMemory(NamedTuple):
     """A step's readings.
 
     Attributes:
-        arm: side of the comparison on which the step counts.
+        mode: side of the comparison on which the step counts.
         before, after: the allocator when the step began and when it ended.
     """
 
-    arm: Mode
+    mode: Mode
     before: AllocatorReading
     after: AllocatorReading
 
@@ -65,7 +65,7 @@ def peaks_by_mode(steps: Iterable[SteppedMemory]) -> tuple[MemoryPeak, ...]:
     """Bounds of the highest peak over the steps of each mode that has any."""
     bounds: dict[Mode, list[tuple[int, int | None]]] = {}
     for step in steps:
-        bounds.setdefault(step.arm, []).append(peak_of_step(step.before, step.after))
+        bounds.setdefault(step.mode, []).append(peak_of_step(step.before, step.after))
     return tuple([_highest(mode, bounds[mode]) for mode in Mode if mode in bounds])
 
 

@@ -87,7 +87,7 @@ def stragglers(windows: Iterable[Arrivals | None], *, hosts: bool = False) -> li
     rows: dict[tuple[int, int, str], list[Lateness]] = {}
     for arrivals in known:
         for row in arrivals.hosts if hosts else arrivals.ranks:
-            if row.sound:
+            if row.is_valid:
                 rows.setdefault((row.rank, row.host, row.dimension), []).append(row)
     num_steps = sum([arrivals.num_steps for arrivals in known])
     found = [_straggler(of_windows, len(known), num_steps) for of_windows in rows.values()]
@@ -99,7 +99,7 @@ def stragglers(windows: Iterable[Arrivals | None], *, hosts: bool = False) -> li
 def waiting_fraction(windows: Iterable[Arrivals | None]) -> float | None:
     """The share of the time of collectives in which ranks waited for the last one; None where that was not timed."""
     rows = [row for arrivals in windows if arrivals is not None for row in arrivals.dimensions]
-    rows = [row for row in rows if row.sound]
+    rows = [row for row in rows if row.is_valid]
     waiting = math.fsum([row.calls * row.waiting_ms for row in rows])
     total = waiting + math.fsum([row.calls * row.transfer_ms for row in rows])
     return waiting / total if 0 < total < math.inf else None
@@ -109,8 +109,10 @@ def _straggler(rows: Sequence[Lateness], all_windows: int, num_steps: int) -> St
     # Windows that do not list it have timed about as much.
     calls = round(sum([row.calls for row in rows]) * all_windows / len(rows))
     steps = round(sum([row.steps for row in rows]) * all_windows / len(rows))
-    last = sum([row.last for row in rows])
-    share = min(1.0, sum([row.worst for row in rows]) / max(1, steps))  # of a rank that a window lists twice, all
+    last = sum([row.times_last for row in rows])
+    share = min(
+        1.0, sum([row.steps_blamed for row in rows]) / max(1, steps)
+    )  # of a rank that a window lists twice, all
     low, high = wilson(share, min(steps, num_steps))
     first = rows[0]
     return Straggler(
@@ -125,7 +127,7 @@ def _straggler(rows: Sequence[Lateness], all_windows: int, num_steps: int) -> St
         first.chance,
         len(rows),
         all_windows,
-        math.fsum([row.last * row.waiting_ms for row in rows]) / last if last else 0.0,
+        math.fsum([row.times_last * row.waiting_ms for row in rows]) / last if last else 0.0,
         math.fsum([row.lost_fraction for row in rows]) / all_windows,
     )
 

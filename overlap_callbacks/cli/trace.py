@@ -41,7 +41,7 @@ def command(run: Path, output: Path, window: int | None) -> None:
         output.write_bytes(content)
     except OSError as error:
         raise click.ClickException(one_line(f"--perfetto {output} cannot be written: {error.strerror}")) from None
-    modes = " and ".join(picture.arm.value for picture in found.pictures)
+    modes = " and ".join(picture.mode.value for picture in found.pictures)
     line = f"{output}: window {found.window}, {modes} step ({len(content) / 1e6:.1f} MB); open it in ui.perfetto.dev"
     click.echo(one_line(line), err=True)
     if any(picture.detail is None for picture in found.pictures):

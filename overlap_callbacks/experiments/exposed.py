@@ -83,7 +83,7 @@ def _one(row: ExposedCollective) -> str:
 
 
 def _of_one_step(window: OverlapReport) -> list[ExposedCollective]:
-    pictures = (picture for picture in window.pictures if picture.arm is Mode.OVERLAPPED)
+    pictures = (picture for picture in window.pictures if picture.mode is Mode.OVERLAPPED)
     return [row for picture in pictures for row in exposed_collectives(picture)]
 
 

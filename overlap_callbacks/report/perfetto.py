@@ -70,11 +70,11 @@ def _starts(pictures: Sequence[StepTimeline], power: PowerTrace | None) -> tuple
 
 
 def _step(picture: StepTimeline, start_ms: float, lane: str) -> Iterator[Event]:
-    process = _PROCESS_OF[picture.arm]
-    yield _named("process_name", process, 0, f"{picture.arm.value} step")
+    process = _PROCESS_OF[picture.mode]
+    yield _named("process_name", process, 0, f"{picture.mode.value} step")
     yield _sorted("process_sort_index", process, 0, process)
     yield _named("thread_name", process, 0, "step")
-    yield _slice(process, 0, f"{picture.arm.value} step", "step", start_ms, picture.step_ms)
+    yield _slice(process, 0, f"{picture.mode.value} step", "step", start_ms, picture.step_ms)
     tracks = _tracks_of_detail(picture.detail, lane) if picture.detail is not None else _tracks_of_unions(picture)
     for track, (name, slices) in enumerate(tracks, start=1):
         yield _named("thread_name", process, track, name)
@@ -135,7 +135,7 @@ def _power(trace: PowerTrace, start_ms: float) -> Iterator[Event]:
     yield _named("thread_name", _POWER_PROCESS, 1, "mode")
     for segment in trace.segments:
         length_ms = segment.end_ms - segment.start_ms
-        yield _slice(_POWER_PROCESS, 1, segment.arm.value, "mode", start_ms + segment.start_ms, length_ms)
+        yield _slice(_POWER_PROCESS, 1, segment.mode.value, "mode", start_ms + segment.start_ms, length_ms)
 
 
 def _slice(

@@ -65,7 +65,7 @@ def comparison_rows(comparison: Comparison, table: str) -> Rows:
     extra = tuple([name for name in ("slowdown", "lost_ms") if hasattr(struct, name)])
     items = getattr(comparison, table)
     rows = ({**_fields(item), **{name: getattr(item, name) for name in extra}} for item in items)
-    return _rows((*struct.__struct_fields__, *extra), rows)
+    return _rows((*struct.__struct_encode_fields__, *extra), rows)
 
 
 def as_csv(table: Rows) -> str:
@@ -89,7 +89,8 @@ def _rows(header: Iterable[str], rows: Iterable[Row]) -> Rows:
 
 
 def _fields(item: Any) -> Row:
-    return {name: getattr(item, name) for name in item.__struct_fields__}
+    names = zip(item.__struct_encode_fields__, item.__struct_fields__, strict=True)
+    return {column: getattr(item, name) for column, name in names}
 
 
 def _with_all(items: Iterable[Any]) -> Iterator[Row]:

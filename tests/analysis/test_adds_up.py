@@ -112,7 +112,7 @@ def test_weights_of_profiled_blocks_give_the_kernel_time_that_is_shown(seed: int
     for rank in ranks:
         weights = rank_weights(rank.profiled, [1] * len(rank.profiled), rank.rhythms)
         for block, weight in zip(rank.profiled, weights, strict=True):
-            sums[block.arm] += weight * block.compute_ms / len(ranks)
+            sums[block.mode] += weight * block.compute_ms / len(ranks)
     figures = figures_of(ranks)
     assert figures["compute_ms"].value == pytest.approx(sums[OV])
     assert figures["compute_isolated_ms"].value == pytest.approx(sums[Mode.SEQUENTIAL])

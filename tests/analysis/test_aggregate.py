@@ -33,7 +33,7 @@ def profiled(
     step=None,
 ) -> ProfiledBlock:
     return ProfiledBlock(
-        arm=arm,
+        mode=arm,
         block=block,
         num_steps=1,
         compute_ms=compute,
@@ -135,13 +135,13 @@ def full_window(rank=0, **changes) -> RankWindow:
 
 def with_profiled(arm, **changes) -> tuple[ProfiledBlock, ...]:
     """The profiled blocks of a full window, with changes to those of one arm."""
-    return tuple(msgspec.structs.replace(b, **changes) if b.arm is arm else b for b in full_window().profiled)
+    return tuple(msgspec.structs.replace(b, **changes) if b.mode is arm else b for b in full_window().profiled)
 
 
 def leaky_window(residual, **changes) -> RankWindow:
     """Sequential steps with that share of their compute beside communication, and none of their communication."""
     prof = tuple(
-        block if block.arm is OV else msgspec.structs.replace(block, covered_compute_ms=residual * block.compute_ms)
+        block if block.mode is OV else msgspec.structs.replace(block, covered_compute_ms=residual * block.compute_ms)
         for block in full_window().profiled
     )
     return full_window(**{"profiled": prof, **changes})
@@ -257,7 +257,7 @@ def test_an_empty_window_has_no_figures_and_no_overhead():
 
 
 def test_one_mode_alone_gives_no_comparison():
-    only = tuple(block for block in TIMED if block.arm is OV)
+    only = tuple(block for block in TIMED if block.mode is OV)
     found = report_of(rank_window(timed=only, profiled=()))
     assert values(found) == pytest.approx({"e2e_overlapped_ms": 100})
 
@@ -287,7 +287,7 @@ def test_blocks_without_usable_steps_are_left_out(step_ms):
 
 
 def without_communication(block: ProfiledBlock) -> ProfiledBlock:
-    return profiled(block.arm, block.block, compute=block.compute_ms, busy=block.compute_busy_ms)
+    return profiled(block.mode, block.block, compute=block.compute_ms, busy=block.compute_busy_ms)
 
 
 def test_without_communication_its_times_are_zero_and_its_ratios_absent():
@@ -310,7 +310,7 @@ def test_without_communication_the_compute_figures_keep_their_intervals():
 
 
 def test_without_compute_the_figures_of_compute_are_absent():
-    bare = tuple(profiled(b.arm, b.block, comm=b.comm_ms, comm_busy=b.comm_busy_ms) for b in full_window().profiled)
+    bare = tuple(profiled(b.mode, b.block, comm=b.comm_ms, comm_busy=b.comm_busy_ms) for b in full_window().profiled)
     found = values(report_of(full_window(profiled=bare)))
     absent = {
         "compute_slowdown",
@@ -332,7 +332,7 @@ def test_without_compute_the_figures_of_compute_are_absent():
 def test_an_ideal_step_time_below_zero_is_no_time_and_has_no_gap():
     # Sums over streams can exceed the step: 100 - (300 - 60) is no step time to compare with.
     many_streams = tuple(
-        msgspec.structs.replace(b, compute_ms=300.0 if b.arm is OV else 60.0) for b in full_window().profiled
+        msgspec.structs.replace(b, compute_ms=300.0 if b.mode is OV else 60.0) for b in full_window().profiled
     )
     found = values(report_of(full_window(profiled=many_streams)))
     absent = {"e2e_ideal_ms", "e2e_sequential_model_ms", "gap_to_ideal", "sequential_model_error"}
@@ -344,7 +344,7 @@ def test_an_ideal_step_time_below_zero_is_no_time_and_has_no_gap():
 
 def test_a_block_is_averaged_over_the_ranks_before_anything_else():
     # Rank 1 takes 0.8 times as long throughout: the mean over the two ranks is 0.9 times.
-    faster = tuple(TimedBlock(b.arm, b.block, tuple(0.8 * t for t in b.step_ms)) for b in TIMED)
+    faster = tuple(TimedBlock(b.mode, b.block, tuple(0.8 * t for t in b.step_ms)) for b in TIMED)
     found = report_of(rank_window(0), rank_window(1, timed=faster))
     assert found.e2e_overlapped_ms.value == pytest.approx(90)
     assert found.speedup_vs_sequential.value == pytest.approx(0.2)
@@ -363,8 +363,8 @@ def test_a_rank_without_a_profile_leaves_the_kernels_to_the_others():
 
 
 def test_spread_over_ranks_by_hand():
-    slow = tuple(TimedBlock(b.arm, b.block, tuple(1.1 * t for t in b.step_ms)) for b in TIMED)
-    hot = tuple(msgspec.structs.replace(b, compute_ms=b.compute_ms * (1.2 if b.arm is OV else 1)) for b in PROFILED)
+    slow = tuple(TimedBlock(b.mode, b.block, tuple(1.1 * t for t in b.step_ms)) for b in TIMED)
+    hot = tuple(msgspec.structs.replace(b, compute_ms=b.compute_ms * (1.2 if b.mode is OV else 1)) for b in PROFILED)
     found = report_of(rank_window(3), rank_window(1, timed=slow), rank_window(2, profiled=hot))
     assert set(found.spread) == {"compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms"}
     step = found.spread["e2e_overlapped_ms"]

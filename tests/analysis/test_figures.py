@@ -25,7 +25,7 @@ def test_where_there_is_next_to_nothing_to_gain_the_share_attained_is_absent(bus
 
 
 def test_overlap_that_costs_time_has_attained_less_than_nothing():
-    slower = tuple(TimedBlock(b.arm, b.block, (150.0,) if b.arm is OV else b.step_ms) for b in full_window().timed)
+    slower = tuple(TimedBlock(b.mode, b.block, (150.0,) if b.mode is OV else b.step_ms) for b in full_window().timed)
     found = report_of(full_window(timed=slower))
     assert found.attained_fraction.value == pytest.approx(-30 / 60)
     assert found.attained_fraction.ci_low < -30 / 60 < found.attained_fraction.ci_high
@@ -48,7 +48,7 @@ def test_the_interval_of_the_share_attained_holds_the_truth_as_often_as_it_says(
     chance, hits, windows = np.random.default_rng(7), 0, 150
     for _ in range(windows):
         timed = tuple(
-            TimedBlock(b.arm, b.block, ((100.0 if b.arm is OV else 120.0) * chance.normal(1, 0.02),))
+            TimedBlock(b.mode, b.block, ((100.0 if b.mode is OV else 120.0) * chance.normal(1, 0.02),))
             for b in full_window().timed
         )
         profiled = tuple(

@@ -77,7 +77,7 @@ def test_compute_slowdown_is_logged_by_dimension_over_all_families_and_ranks():
         PairTime("gemm", False, "data", 2.0, 5.0, 10.2, 10.0),
     ]
     found = report_of(rank_window(0, dimension_pairs=rows), rank_window(1, dimension_pairs=rows), rank_window(2))
-    assert [(pair.victim, pair.beside, pair.time_ms) for pair in found.dimension_pairs] == [
+    assert [(pair.kernel_family, pair.concurrent_with, pair.time_ms) for pair in found.dimension_pairs] == [
         ("gemm", "pipeline", 15.0), ("gemm", "data", 10.2), ("attention", "pipeline", 5.0),
     ]  # fmt: skip
     flat = found.metrics()

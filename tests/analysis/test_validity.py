@@ -46,7 +46,7 @@ def leaky_communication(share, **changes) -> RankWindow:
     """Sequential steps with that share of their communication beside compute: 1 % of the compute at most."""
     blocks = tuple(
         block
-        if block.arm is OV
+        if block.mode is OV
         else msgspec.structs.replace(
             block, comm_ms=0.6, comm_busy_ms=0.5, hidden_comm_ms=0.5 * share, covered_compute_ms=0.5 * share
         )
@@ -103,9 +103,9 @@ def test_a_profiler_that_makes_steps_longer_or_one_mode_more_than_the_other_is_n
     overlapped_ms, sequential_ms, words
 ):
     # Timed and profiled steps without spread, so that no difference is chance.
-    timed = tuple(TimedBlock(b.arm, b.block, (100.0 if b.arm is OV else 120.0,)) for b in full_window().timed)
+    timed = tuple(TimedBlock(b.mode, b.block, (100.0 if b.mode is OV else 120.0,)) for b in full_window().timed)
     of_arm = {OV: overlapped_ms, SEQ: sequential_ms}
-    blocks = tuple(msgspec.structs.replace(b, step_ms=of_arm[b.arm]) for b in full_window().profiled)
+    blocks = tuple(msgspec.structs.replace(b, step_ms=of_arm[b.mode]) for b in full_window().profiled)
     found = report_of(full_window(timed=timed, profiled=blocks))
     assert found.valid
     assert len(found.problems) == bool(words)
@@ -138,7 +138,7 @@ def test_on_a_cpu_neither_is_noted_for_there_the_host_is_the_device():
 )
 @pytest.mark.parametrize("control", [False, True])
 def test_a_whole_window_without_counted_steps_of_both_modes_is_invalid(arms, reason, control):
-    timed = tuple(block for block in full_window().timed if block.arm in arms)
+    timed = tuple(block for block in full_window().timed if block.mode in arms)
     found = report_of(full_window(timed=timed), control=control)
     assert found.valid is (reason is None)
     assert found.problems[:1] == ((f"{reason}, so there is nothing to compare",) if reason else ())

@@ -140,7 +140,7 @@ def _has_whole_window(case: Case, path: Path) -> bool:
     from overlap_callbacks.report import record
 
     return any(
-        window.complete and window.num_heard == case.world_size and window.speedup_vs_sequential is not None
+        window.complete and window.num_reporting == case.world_size and window.speedup_vs_sequential is not None
         for window in record.read(path).windows
     )
 

@@ -69,7 +69,7 @@ def test_the_most_exposed_collectives_of_a_step_are_told_by_their_place(tmp_path
     detail = StepDetail(("gemm", "ncclAllReduce"), (False, True), slices, communication_left_out=0)
     flight = ((6.0, 14.0), (17.0, 23.0))
     shown = StepTimeline(Mode.OVERLAPPED, 23.0, ((0.0, 10.0), (13.0, 18.0)), flight, 0.0, 0.0, detail)
-    of_sequential = msgspec.structs.replace(shown, arm=Mode.SEQUENTIAL)
+    of_sequential = msgspec.structs.replace(shown, mode=Mode.SEQUENTIAL)
     report = msgspec.structs.replace(window(0), pictures=(of_sequential, shown))
     run = str(write(tmp_path, report))
     lines = invoke("check", "--max-exposed", "0.01", run).stdout.splitlines()

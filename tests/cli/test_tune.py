@@ -50,7 +50,7 @@ def test_the_faster_setting_comes_first_and_a_failing_one_is_a_row(tmp_path: Pat
     # The record is where tune wants it, whatever the script says, and holds overlapped blocks alone.
     record = read(folder / found.runs[0].folder)
     assert record.windows == []
-    assert {block.arm.value for block in record.unfinished.samples[0].timed} == {"overlapped"}  # type: ignore[union-attr]
+    assert {block.mode.value for block in record.unfinished.samples[0].timed} == {"overlapped"}  # type: ignore[union-attr]
     assert not Path("not-here").exists()
     assert "Step time against nap-ms" in (folder / "tune.html").read_text(encoding="utf-8")
 

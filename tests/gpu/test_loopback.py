@@ -157,7 +157,7 @@ def test_a_sequential_step_takes_the_known_time_of_its_communication_at_least(fo
     known = known_ms(found.issued[step.first : step.last])
     assert known > 0
     for rank in report.samples:
-        sequential = [time for block in rank.timed if block.arm is Mode.SEQUENTIAL for time in block.step_ms]
+        sequential = [time for block in rank.timed if block.mode is Mode.SEQUENTIAL for time in block.step_ms]
         assert sequential
         assert min(sequential) >= known
     assert report.comm_isolated_ms is not None

@@ -109,7 +109,7 @@ def _slowdowns(ctas: int) -> tuple[float, float]:
             torch.zeros(2 * jobs.BUCKET_NUMBERS, device=loop.device),
         )
         report = _window(loop, job)
-    (pair,) = [pair for pair in report.pairs if (pair.victim, pair.beside) == ("gemm", "all_reduce")]
+    (pair,) = [pair for pair in report.pairs if (pair.kernel_family, pair.concurrent_with) == ("gemm", "all_reduce")]
     assert pair.slowdown_during is not None  # by hand, all of each product runs beside all-reduces
     return by_hand, pair.slowdown_during
 

@@ -99,7 +99,7 @@ class Found:
 
     def blocks(self, mode: Mode) -> list[tuple[int, ProfiledBlock]]:
         """The profiled steps of a mode: number, and what the library measured."""
-        blocks = [block for block in self.report.samples[0].profiled if block.arm is mode]
+        blocks = [block for block in self.report.samples[0].profiled if block.mode is mode]
         return list(zip(self.of(mode), blocks, strict=True))
 
     @property
@@ -297,7 +297,7 @@ def test_a_sequential_step_is_compute_and_then_communication(found: Found) -> No
 
 def test_the_time_of_a_sequential_step_is_the_known_one(found: Found) -> None:
     timed_ms = [
-        time_ms for block in found.report.samples[0].timed if block.arm is Mode.SEQUENTIAL for time_ms in block.step_ms
+        time_ms for block in found.report.samples[0].timed if block.mode is Mode.SEQUENTIAL for time_ms in block.step_ms
     ]
     known = [found.step_ms(number) for number in found.of(Mode.SEQUENTIAL, Part.TIMED)]
     for time_ms, bounds in zip(timed_ms, known, strict=True):

@@ -308,7 +308,7 @@ def test_an_exception_in_a_window_passes_through_and_what_was_measured_is_kept(t
     assert not window.complete
     assert any("exception in the user's step" in problem for problem in window.problems)
     # Steps 2 to 8 ran: one recorded, then three blocks of two steps each.
-    assert [block.arm for block in window.samples[0].timed] == [Mode.OVERLAPPED, Mode.SEQUENTIAL, Mode.OVERLAPPED]
+    assert [block.mode for block in window.samples[0].timed] == [Mode.OVERLAPPED, Mode.SEQUENTIAL, Mode.OVERLAPPED]
     assert record.read(tmp_path / "again").windows[0].complete
 
 

@@ -229,7 +229,7 @@ def test_an_exception_passes_through_and_what_was_measured_is_kept(tmp_path: Pat
     assert [window.complete for window in failed + again] == [False, False, True]
     for window in (failed[0], again[0]):
         assert any("exception in the user's step" in problem for problem in window.problems)
-        assert [block.arm for block in window.samples[0].timed] == [Mode.OVERLAPPED]
+        assert [block.mode for block in window.samples[0].timed] == [Mode.OVERLAPPED]
 
 
 def _two_callbacks(rank: int, folder: str) -> list[str]:

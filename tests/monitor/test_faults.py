@@ -89,7 +89,7 @@ def test_after_all_ranks_were_killed_in_mid_window_the_record_holds_the_blocks_m
     cut = record.unfinished
     assert not cut.complete
     assert cut.first_step == 11
-    arms = [block.arm for block in cut.samples[0].timed][:4]
+    arms = [block.mode for block in cut.samples[0].timed][:4]
     assert arms in ([Mode.OVERLAPPED, Mode.SEQUENTIAL] * 2, [Mode.SEQUENTIAL, Mode.OVERLAPPED] * 2)
     assert {"e2e_overlapped_ms", "e2e_sequential_ms"} <= set(cut.figures())
     # OSOS: drift would fall on the later mode, so they are not compared.

@@ -122,7 +122,7 @@ def train(rank: int, job: str) -> dict[str, Any]:
                 "problems": report.problems,
                 "parts": [
                     [
-                        [(block.arm, block.steps, block.kinds) for block in blocks]
+                        [(block.mode, block.steps, block.kinds) for block in blocks]
                         for blocks in (sample.timed, sample.profiled)
                     ]
                     for sample in report.samples

@@ -63,7 +63,7 @@ def test_a_job_that_is_told_from_outside(tmp_path: Path) -> None:
     assert record.windows == []
     assert record.unfinished is not None
     blocks = record.unfinished.samples[0].timed
-    assert [(block.block, block.arm, len(block.step_ms)) for block in blocks] == [
+    assert [(block.block, block.mode, len(block.step_ms)) for block in blocks] == [
         (number, Mode.OVERLAPPED, 4) for number in range(3)
     ]
     assert all(rank["modes"] == {Mode.OVERLAPPED} and rank["lines"] == [] for rank in timed)

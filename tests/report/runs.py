@@ -90,7 +90,7 @@ def rank_window(number: int = 0, rank: int = 0, *, slowdown: float = 0.14, **cha
     )
     profiled = tuple(
         ProfiledBlock(
-            arm=arm,
+            mode=arm,
             block=i,
             num_steps=1,
             compute_ms=331.0 * (1 + slowdown if arm is OV else 1) * noise(),

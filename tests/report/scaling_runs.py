@@ -30,7 +30,7 @@ def write_sized(folder: Path, ranks: int, step_ms: float = 400.0, **work: Any) -
         for rank in range(min(ranks, 2)):
             one = rank_window(number, rank)
             timed = tuple(
-                TimedBlock(b.arm, b.block, tuple(ms * (factor if b.arm is OV else 1.0) for ms in b.step_ms))
+                TimedBlock(b.mode, b.block, tuple(ms * (factor if b.mode is OV else 1.0) for ms in b.step_ms))
                 for b in one.timed
             )
             row = CollectiveTime(

@@ -25,7 +25,7 @@ _OF_FSDP: dict[str, Any] = {
                        671_088_640.0),
     ),
     "kernels": tuple(kernel for kernel in KERNELS if "AllReduce" not in kernel.name),
-    "pairs": tuple(pair for pair in PAIRS if "all_reduce" not in (pair.beside, pair.victim)),
+    "pairs": tuple(pair for pair in PAIRS if "all_reduce" not in (pair.concurrent_with, pair.kernel_family)),
 }  # fmt: skip
 _CONFIGURATION = {"model": "GPT", "parameters": 1_300_000_000, "shapes": "7f3ab1c2d4e5", "fsdp_units": 25}
 
@@ -42,7 +42,7 @@ def fsdp_window(number: int, *, power: bool = False, slowdown: float = 0.14, esc
     profiled = tuple(
         msgspec.structs.replace(
             block, bubble_ms=None, p2p_ms=0.0,
-            **({"covered_compute_ms": 98.0, "hidden_comm_ms": 88.0} if escaped and block.arm is SEQ else {}),
+            **({"covered_compute_ms": 98.0, "hidden_comm_ms": 88.0} if escaped and block.mode is SEQ else {}),
         )
         for block in rank_window(number, slowdown=slowdown).profiled
     )  # fmt: skip

@@ -166,7 +166,7 @@ class Steps:
     def __init__(self, window: OverlapReport, mode: Mode, truths: Sequence[Sequence[StepTruth]]) -> None:
         self.truths = [[*truths[sample.rank]] for sample in window.samples]
         self.profiled, self.timed = (
-            [[n for block in blocks if block.arm is mode for n in block.steps] for blocks in of_ranks]
+            [[n for block in blocks if block.mode is mode for n in block.steps] for blocks in of_ranks]
             for of_ranks in (
                 [sample.profiled for sample in window.samples],
                 [sample.timed for sample in window.samples],
@@ -308,11 +308,11 @@ def _contention(window: OverlapReport, case: Case) -> Iterator[Compared]:
     takes_sms, capped = case.parameters.get("channels_take_sms"), case.parameters.get("power_cap_w", 700) < 700
     for pair in window.pairs:
         told = "communication_slowdown" if pair.communication else "compute_slowdown"
-        factor = 1.0 if pair.beside == ALONE else float(case.parameters.get(told, 1.0))
-        slowdown = pair.slowdown if pair.beside == ALONE else pair.slowdown_during
+        factor = 1.0 if pair.concurrent_with == ALONE else float(case.parameters.get(told, 1.0))
+        slowdown = pair.slowdown if pair.concurrent_with == ALONE else pair.slowdown_during
         # Of a kernel of some microseconds, a nanosecond of the profile's is a share; and it may run beside for less.
         if slowdown is not None and pair.time_ms > 0.1 and (pair.communication or not (takes_sms or capped)):
-            yield Compared(f"1 + slowdown of {pair.victim} during {pair.beside}", 1 + slowdown, factor)
+            yield Compared(f"1 + slowdown of {pair.kernel_family} during {pair.concurrent_with}", 1 + slowdown, factor)
     shares = window.slowdown_shares
     causes = (SMS, WAVES) if takes_sms else (CLOCK,) if capped else (MEMORY,) if case.memory_bound else ()
     if shares is not None and window.compute_slowdown is not None and causes:

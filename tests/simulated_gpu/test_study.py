@@ -129,7 +129,7 @@ def test_the_demo_sees_two_gpus_and_measures_what_they_were_told(tmp_path: Path)
     assert (window.world_size, window.backend) == (2, "nccl")
     assert window.residual_overlap is not None
     assert window.residual_overlap.value == pytest.approx(0, abs=1e-3)
-    (product,) = [pair for pair in window.pairs if (pair.victim, pair.beside) == ("gemm", "all_reduce")]
+    (product,) = [pair for pair in window.pairs if (pair.kernel_family, pair.concurrent_with) == ("gemm", "all_reduce")]
     assert product.slowdown_during == pytest.approx(0.3, rel=0.01)
 
 

@@ -238,7 +238,9 @@ def test_csv_of_compare_has_its_figures_kernels_pairs_and_unmatched(overlapped: 
     assert [row["name"] for row in kernels] == [kernel.name for kernel in found.kernels]
     assert [float(row["lost_ms"]) for row in kernels] == [kernel.lost_ms for kernel in found.kernels]
     pairs = rows(overlap("compare", overlapped, sequential, "--csv", "pairs"))
-    assert [(row["victim"], row["beside"]) for row in pairs] == [(pair.victim, pair.beside) for pair in found.pairs]
+    assert [(row["victim"], row["beside"]) for row in pairs] == [
+        (pair.kernel_family, pair.concurrent_with) for pair in found.pairs
+    ]
     assert [row["slowdown"] != "" for row in pairs] == [pair.slowdown is not None for pair in found.pairs]
 
 

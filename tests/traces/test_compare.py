@@ -139,7 +139,7 @@ def test_pairs_and_kernels_equal_those_of_a_plain_computation(files: tuple[Path,
         return [pytest.approx(calls / 3), *(pytest.approx(time / 3 / MS, abs=1e-12) for time in times)]
 
     compute = {
-        (pair.victim, pair.beside): [pair.calls, pair.beside_ms, pair.time_ms, pair.alone_ms]
+        (pair.kernel_family, pair.concurrent_with): [pair.calls, pair.concurrent_ms, pair.time_ms, pair.alone_ms]
         for pair in found.pairs
         if not pair.communication
     }
@@ -160,7 +160,7 @@ def test_the_slowdown_that_was_put_in_is_found_in_the_kernels_that_were_covered(
         [gemm(0, 1.25, grid=(1, 1, 1)), gemm(2, 3, grid=(2, 1, 1)), all_reduce(0, 1.25)],
         [gemm(0, 1, grid=(1, 1, 1)), gemm(2, 3, grid=(2, 1, 1)), all_reduce(5, 6)],
     )
-    rows = {(pair.victim, pair.beside): pair for pair in found.pairs}
+    rows = {(pair.kernel_family, pair.concurrent_with): pair for pair in found.pairs}
     assert rows["gemm", "all_reduce"].slowdown == pytest.approx(0.25)
     assert rows["gemm", ALONE].slowdown == pytest.approx(0)
     assert rows["all_reduce", "gemm"].slowdown == pytest.approx(0.25)
@@ -189,7 +189,7 @@ def test_kernels_that_differ_in_grid_or_block_are_matched_with_their_own_kind(tm
     for event, block in zip([*ov, *reversed(seq)], [*blocks, *blocks], strict=True):
         event["args"].update(block)
     found = compared(tmp_path, [*ov, all_reduce(0, 1)], [*seq, all_reduce(9, 10)])
-    rows = {pair.beside: pair for pair in found.pairs if pair.victim == "gemm"}
+    rows = {pair.concurrent_with: pair for pair in found.pairs if pair.kernel_family == "gemm"}
     assert (rows["all_reduce"].time_ms, rows["all_reduce"].alone_ms) == (2, 1)
     assert (rows[ALONE].time_ms, rows[ALONE].alone_ms) == (4, 3)
 
@@ -225,7 +225,9 @@ def test_kernels_that_match_nothing_are_counted_and_named_from_both_files(tmp_pa
     assert found.matched_fraction == pytest.approx(0.8)
     assert found.valid
     unmatched = {
-        pair.victim: (pair.calls, pair.time_ms, pair.alone_ms) for pair in found.pairs if pair.beside == UNMATCHED
+        pair.kernel_family: (pair.calls, pair.time_ms, pair.alone_ms)
+        for pair in found.pairs
+        if pair.concurrent_with == UNMATCHED
     }
     assert unmatched == {
         "other": (2, 2, pytest.approx(1.5)),
@@ -416,4 +418,4 @@ def test_each_file_s_picture_is_of_its_own_mode(tmp_path: Path) -> None:
     found = compared(tmp_path, [gemm(0, 2), all_reduce(1, 3)], [gemm(0, 2), all_reduce(2, 3)])
     assert found.overlapped.picture is not None
     assert found.sequential.picture is not None
-    assert (found.overlapped.picture.arm.value, found.sequential.picture.arm.value) == ("overlapped", "sequential")
+    assert (found.overlapped.picture.mode.value, found.sequential.picture.mode.value) == ("overlapped", "sequential")

@@ -126,7 +126,7 @@ def fitted_links(transfers: Iterable[SizeTransfer]) -> dict[str, Link]:
     """
     by_dimension: dict[str, list[SizeTransfer]] = {}
     for row in transfers:
-        if row.sound and row.group_size != 1:
+        if row.is_valid and row.group_size != 1:
             by_dimension.setdefault(DATA if row.dimension == _WORLD else row.dimension, []).append(row)
     found = {dimension: _fitted(rows) for dimension, rows in by_dimension.items()}
     return {dimension: link for dimension, link in found.items() if link is not None}

@@ -175,7 +175,7 @@ def bandwidths(transfers: Iterable[SizeTransfer], peaks: Peaks) -> list[SizeBand
     """
     found = []
     for row in transfers:
-        factor = wire_factor(collective_of(row.operator), row.group_size) if row.sound else 0.0
+        factor = wire_factor(collective_of(row.operator), row.group_size) if row.is_valid else 0.0
         if factor <= 0:
             continue
         link = {ONE_HOST: peaks.within, SEVERAL_HOSTS: peaks.between}.get(row.reach)

@@ -139,7 +139,7 @@ def _modelled(
         (1 + from_clock) * sum(times_ms) / per_rank_ms
         for times_ms in ([loss.from_sms_ms for loss in losses], [loss.from_waves_ms for loss in losses])
     )
-    beside_ms, modelled_ms = sum(loss.beside_ms for loss in losses), sum(loss.modelled_ms for loss in losses)
+    beside_ms, modelled_ms = sum(loss.concurrent_ms for loss in losses), sum(loss.modelled_ms for loss in losses)
     held = sum(loss.sms_held * loss.modelled_ms for loss in losses) / modelled_ms
     basis = (
         f"modelled from the grids of {modelled_ms / beside_ms:.0%} of the compute beside communication, which holds "

@@ -74,7 +74,7 @@ def sm_loss(
     return SmLoss(
         num_sms=chip.num_sms,
         sms_held=float(held_ns.sum() / modelled_ns.sum()),
-        beside_ms=float(beside_ns[computes].sum()) * per_step_ms,
+        concurrent_ms=float(beside_ns[computes].sum()) * per_step_ms,
         modelled_ms=float(modelled_ns.sum()) * per_step_ms,
         from_sms_ms=float(from_sms_ns.sum()) * per_step_ms,
         from_waves_ms=float(from_waves_ns.sum()) * per_step_ms,

@@ -321,7 +321,7 @@ def reported_arrivals(sums: ArrivalSums, hosts: Ranks) -> tuple[Arrivals | None,
     waiting.sort(key=lambda row: (-row.calls * (row.transfer_ms + row.waiting_ms), row.dimension))
     ranks = sorted(
         [_late(row, by_dimension[row.dimension], hosts) for row in sums.last if row.dimension in by_dimension],
-        key=lambda row: (-row.lost_fraction, -row.last, row.rank, row.dimension),
+        key=lambda row: (-row.lost_fraction, -row.times_last, row.rank, row.dimension),
     )
     found = (
         None
@@ -368,9 +368,9 @@ def _late(row: LastSum, kinds: Sequence[KindSum], hosts: Ranks) -> Lateness:
         host=int(hosts[row.rank]) if 0 <= row.rank < len(hosts) else UNKNOWN,
         dimension=row.dimension,
         calls=max(calls, row.last),
-        last=row.last,
+        times_last=row.last,
         steps=max(round(sum(kind.steps / kind.groups for kind in own)), row.worst),
-        worst=row.worst,
+        steps_blamed=row.worst,
         chance=1 / row.group_size,
         waiting_ms=row.waited_us / max(1, row.others) / _US_PER_MS,
         lost_fraction=min(1.0, row.waited_us / time_us) if time_us > 0 else 0.0,
@@ -399,12 +399,12 @@ def _late_hosts(last: Iterable[LastSum], kinds: Mapping[str, Sequence[KindSum]],
                 host=host,
                 dimension=dimension,
                 calls=max(calls, times),
-                last=times,
+                times_last=times,
                 steps=max(sum(kind.steps for kind in own), worst),
-                worst=worst,
+                steps_blamed=worst,
                 chance=ranks_of[host] / len(hosts),
                 waiting_ms=waited_us / max(1, others) / _US_PER_MS,
                 lost_fraction=min(1.0, waited_us / time_us) if time_us > 0 else 0.0,
             )
         )
-    return sorted(found, key=lambda row: (-row.lost_fraction, -row.last, row.host, row.dimension))
+    return sorted(found, key=lambda row: (-row.lost_fraction, -row.times_last, row.host, row.dimension))

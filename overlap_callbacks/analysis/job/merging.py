@@ -56,7 +56,7 @@ def part_of(window: RankWindow) -> JobPart:
         extra_ms=() if is_told else ((window.num_steps, window.wall_ms + window.report_cpu_ms),),
         report_cpu_ms=0.0 if is_told else window.report_cpu_ms,
         lost=lost,
-        checked=any(block.arm is Mode.SEQUENTIAL for block in window.profiled),
+        checked=any(block.mode is Mode.SEQUENTIAL for block in window.profiled),
         figures=figures,
         spread={name: Moments.of(rank, value) for name, value in spread_figures(figures).items()},
         doubts=sentences_of(rank, window.doubts),

@@ -46,7 +46,7 @@ class StageSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def stages_of(window: RankWindow) -> tuple[StageSum, ...]:
     """That of one rank; none where it is in no pipeline, or no profile tells its bubble."""
     stage, chunks = (-1, 1) if window.messages is None else (window.messages.stage, window.messages.chunks)
-    blocks = [b for b in window.profiled if b.arm is Mode.OVERLAPPED and b.bubble_ms is not None]
+    blocks = [b for b in window.profiled if b.mode is Mode.OVERLAPPED and b.bubble_ms is not None]
     steps = sum([block.num_steps for block in blocks])
     if stage < 0 or not steps:
         return ()

@@ -25,7 +25,7 @@ MAX_DIMENSIONS = 32
 _ROW_BYTES = 60  # of a row, beside its name
 
 _KERNEL_FIELDS = ("overlapped_calls", "sequential_calls", "overlapped_ms", "sequential_ms")
-_PAIR_FIELDS = ("calls", "beside_ms", "time_ms", "alone_ms")
+_PAIR_FIELDS = ("calls", "concurrent_ms", "time_ms", "alone_ms")
 _DIMENSION_FIELDS = ("messages", "bytes_in", "comm_ms", "exposed_ms", "kernels_ms", "kernels_isolated_ms")
 
 
@@ -107,7 +107,9 @@ def tables_of(window: RankWindow) -> ProfileTables:
 
 
 def _pairs(rank: int, pairs: Sequence[PairTime]) -> Table:
-    return _table(rank, [(pair.victim, pair.communication, pair.beside, 0, pair) for pair in pairs], _PAIR_FIELDS)
+    return _table(
+        rank, [(pair.kernel_family, pair.communication, pair.concurrent_with, 0, pair) for pair in pairs], _PAIR_FIELDS
+    )
 
 
 def _table(rank: int, rows: Sequence[tuple[str, bool, str, int, msgspec.Struct]], fields: Sequence[str]) -> Table:
@@ -124,14 +126,14 @@ def _losses(window: RankWindow) -> LossSums:
 
     Without it, the loss of the others would count as that of all.
     """
-    alone_ms = [block.compute_ms for block in window.profiled if block.arm is Mode.SEQUENTIAL]
-    overlapped = [block for block in window.profiled if block.arm is Mode.OVERLAPPED]
+    alone_ms = [block.compute_ms for block in window.profiled if block.mode is Mode.SEQUENTIAL]
+    overlapped = [block for block in window.profiled if block.mode is Mode.OVERLAPPED]
     loses_nothing = bool(overlapped) and not any(block.covered_compute_ms for block in overlapped)
     loss = window.sm_loss or (SmLoss(window.num_sms, 0.0, 0.0, 0.0, 0.0, 0.0) if loses_nothing else None)
     if not alone_ms or loss is None:
         return LossSums()
     return LossSums(
-        1, statistics.fmean(alone_ms), loss.from_sms_ms, loss.from_waves_ms, loss.beside_ms, loss.modelled_ms,
+        1, statistics.fmean(alone_ms), loss.from_sms_ms, loss.from_waves_ms, loss.concurrent_ms, loss.modelled_ms,
         loss.sms_held * loss.modelled_ms, loss.num_sms,
     )  # fmt: skip
 
@@ -277,7 +279,7 @@ def mean_loss(sums: LossSums) -> tuple[list[SmLoss], float | None]:
     loss = SmLoss(
         num_sms=sums.num_sms,
         sms_held=sums.held_ms / sums.modelled_ms,
-        beside_ms=sums.beside_ms / number,
+        concurrent_ms=sums.beside_ms / number,
         modelled_ms=sums.modelled_ms / number,
         from_sms_ms=sums.from_sms_ms / number,
         from_waves_ms=sums.from_waves_ms / number,

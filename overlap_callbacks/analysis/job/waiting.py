@@ -208,7 +208,7 @@ def _is_sound(row: OpenGroup) -> bool:
     """Whether it can be: another rank may have sent it."""
     bins = len(row.calls.time_us) // 4
     return (
-        row.calls.sound
+        row.calls.is_valid
         and 1 <= row.heard <= row.calls.group_size
         and len(row.sides) == (row.heard if row.calls.alike else 0)
         and _are_times(row.time_us, len(row.calls.steps))
@@ -432,7 +432,7 @@ def without_waiting(pairs: Sequence[PairTime], sums: WaitingSums, num_ranks: int
     time_ms: dict[str, float] = defaultdict(float)
     for pair in pairs:
         if pair.communication:
-            time_ms[pair.victim] += pair.time_ms
+            time_ms[pair.kernel_family] += pair.time_ms
     told = {row.kind for row in sums.pairs} & {
         kind for kind, ms in time_ms.items() if abs(known_ms.get(kind, 0.0) - ms) <= (1 - _WHOLE) * ms
     }
@@ -444,5 +444,5 @@ def without_waiting(pairs: Sequence[PairTime], sums: WaitingSums, num_ranks: int
         for row in sums.pairs
         if row.kind in told
     ]  # fmt: skip
-    kept = [pair for pair in pairs if not (pair.communication and pair.victim in {*told, SEND_RECV})]
+    kept = [pair for pair in pairs if not (pair.communication and pair.kernel_family in {*told, SEND_RECV})]
     return tuple(sorted([*own, *kept], key=lambda pair: (-pair.lost_ms, -pair.time_ms)))

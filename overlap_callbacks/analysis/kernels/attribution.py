@@ -83,7 +83,7 @@ def dimension_pair_times(
     alone = _LabelSums(sequential.calls.kernels, Kind.COMPUTE)
     alone.add(sequential.calls, sequential.wanted, sequential.weight)
     found = sums.pairs(overlapped.num_steps, alone.ms(sequential.num_steps))
-    pairs = [pair for pair in found if pair.beside not in (ALONE, UNMATCHED)]
+    pairs = [pair for pair in found if pair.concurrent_with not in (ALONE, UNMATCHED)]
     return tuple(sorted(pairs, key=lambda pair: (-pair.lost_ms, -pair.time_ms)))
 
 
@@ -255,11 +255,11 @@ class _VictimSums:
         self, victim: str, beside: str, amounts: _Amounts, number: int, num_steps: int, alone_ms: float
     ) -> PairTime:
         return PairTime(
-            victim=victim,
+            kernel_family=victim,
             communication=self._victims is Kind.COMMUNICATION,
-            beside=beside,
+            concurrent_with=beside,
             calls=float(amounts.calls[number] / num_steps),
-            beside_ms=float(amounts.beside_ns[number] / num_steps) / 1e6,
+            concurrent_ms=float(amounts.beside_ns[number] / num_steps) / 1e6,
             time_ms=float(amounts.time_ns[number] / num_steps) / 1e6,
             alone_ms=alone_ms,
         )

@@ -201,7 +201,7 @@ def profiled_block(
     each = sums.of_each_step(steps)
     bubbles_ns = [step.bubble_ns for step in each if step.bubble_ns is not None]
     return ProfiledBlock(
-        arm=arm,
+        mode=arm,
         block=block,
         num_steps=num_steps,
         compute_ms=per_step_ms(figures.compute_ns),

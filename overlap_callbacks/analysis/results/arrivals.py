@@ -13,7 +13,7 @@ ONE_HOST, SEVERAL_HOSTS, UNKNOWN_HOSTS = "one host", "several hosts", ""
 _TOO_LARGE = 2**63
 
 
-def are_amounts(*values: float) -> bool:
+def are_plausible(*values: float) -> bool:
     """Whether these can be counts, times or bytes."""
     return all([0 <= value < _TOO_LARGE for value in values])
 
@@ -62,32 +62,32 @@ class Lateness(msgspec.Struct, frozen=True, gc=False):
         host: its number, by the order of lowest ranks; -1 if unknown.
         dimension: of parallelism.
         calls: collectives that were timed: those of the rank's group; of a host, those of all groups.
-        last: those in which it came last.
-        steps: steps that were timed; of several groups and operators, their sum.
-        worst: those in which the others waited for it longest.
-        chance: share of either in which it would be if all ranks were alike.
-        waiting_ms: for so long the others waited when it came last, means over these ranks and collectives.
-        lost_fraction: what that is of the time of all these collectives, means over the ranks.
+        times_last: those in which it came last.
+        steps: steps that were timed, summed over groups and operators.
+        steps_blamed: those in which the others waited longest for it.
+        chance: fraction of either expected by chance.
+        waiting_ms: mean time the other ranks waited when it was last.
+        lost_fraction: ``waiting_ms`` over the time of all these collectives, mean over the ranks.
     """
 
     rank: int
     host: int
     dimension: str
     calls: int
-    last: int
+    times_last: int = msgspec.field(name="last")
     steps: int
-    worst: int
+    steps_blamed: int = msgspec.field(name="worst")
     chance: float
     waiting_ms: float
     lost_fraction: float
 
     @property
-    def sound(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether it can be."""
         return (
-            are_amounts(self.waiting_ms)
-            and 0 <= self.last <= self.calls < _TOO_LARGE
-            and 0 <= self.worst <= self.steps < _TOO_LARGE
+            are_plausible(self.waiting_ms)
+            and 0 <= self.times_last <= self.calls < _TOO_LARGE
+            and 0 <= self.steps_blamed <= self.steps < _TOO_LARGE
             and min(self.calls, self.steps) > 0
             and 0 <= self.chance <= 1
             and 0 <= self.lost_fraction <= 1
@@ -110,9 +110,9 @@ class DimensionWaiting(msgspec.Struct, frozen=True, gc=False):
     waiting_ms: float
 
     @property
-    def sound(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether it can be."""
-        return self.calls > 0 and are_amounts(self.calls, self.transfer_ms, self.waiting_ms)
+        return self.calls > 0 and are_plausible(self.calls, self.transfer_ms, self.waiting_ms)
 
 
 class Arrivals(msgspec.Struct, frozen=True):
@@ -153,10 +153,10 @@ class SizeTransfer(msgspec.Struct, frozen=True, gc=False):
     transfer_ms: float
 
     @property
-    def sound(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether it can be."""
         return (
-            are_amounts(self.calls, self.bytes, self.transfer_ms, self.group_size)
+            are_plausible(self.calls, self.bytes, self.transfer_ms, self.group_size)
             and min(self.calls, self.bytes, self.transfer_ms) > 0
             and -1 <= self.size <= 63
         )
@@ -217,7 +217,7 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     open_us: bytes = b""
 
     @property
-    def sound(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether its arrays have their shapes and hold times; another rank may have sent it."""
         size = len(self.steps) * min(self.calls, MAX_BINS)
         return (

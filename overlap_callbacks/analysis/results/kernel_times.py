@@ -9,7 +9,7 @@ import msgspec
 
 from overlap_callbacks.analysis.results.mode import Mode
 
-# In ``PairTime.beside``: the kernel has no partner in the other mode.
+# In ``PairTime.concurrent_with``: the kernel has no partner in the other mode.
 UNMATCHED = "(not matched)"
 
 # What a kernel ran beside, if it ran alone in overlapped steps too.
@@ -55,47 +55,46 @@ class KernelTime(msgspec.Struct, frozen=True):
 class PairTime(msgspec.Struct, frozen=True):
     """How much one kind of kernels slows down while another kind runs concurrently, per step.
 
-    A kernel that ran beside several kinds counts towards each of them, by the share of its time. So losses add up over
-    the rows.
+    A kernel that overlaps several kinds counts towards each by its share of time, so losses add up over the rows.
 
     Attributes:
-        victim: family of compute kernels (``gemm``, ...), or kind of collective.
-        communication: whether the victims are the collectives.
-        beside: what ran beside them: a kind of collective, or a family. ``(nothing)`` for kernels that ran alone in
-            overlapped steps too; ``(not matched)`` for kernels without a partner in the other mode.
-        calls: victims per step that ran beside it at all.
-        beside_ms: time per step for which they did, by share where several ran at once.
-        time_ms: the victims' own time per step, by share.
-        alone_ms: time of the same victims in sequential steps.
+        kernel_family: family of the compute kernels (``gemm``, ...), or kind of the collectives.
+        communication: whether these kernels are the collectives.
+        concurrent_with: what ran at the same time: a kind of collective, or a family. ``(nothing)`` for kernels that
+            ran alone in overlapped steps too; ``(not matched)`` for kernels without a partner in the other mode.
+        calls: kernels per step that ran at the same time at all.
+        concurrent_ms: time per step during which both ran, by share where several ran at once.
+        time_ms: the kernels' own time per step, by share.
+        alone_ms: time of the same kernels in sequential steps.
     """
 
-    victim: str
+    kernel_family: str = msgspec.field(name="victim")
     communication: bool
-    beside: str
+    concurrent_with: str = msgspec.field(name="beside")
     calls: float
-    beside_ms: float
+    concurrent_ms: float = msgspec.field(name="beside_ms")
     time_ms: float
     alone_ms: float
 
     @property
     def lost_ms(self) -> float:
-        """Milliseconds per step that the victims lose."""
+        """Milliseconds per step that the kernels lose."""
         return self.time_ms - self.alone_ms
 
     @property
     def slowdown(self) -> float | None:
-        """How much longer the victims took than alone, as a fraction; None without the same kernels in both modes."""
-        return self.time_ms / self.alone_ms - 1 if self.alone_ms > 0 and self.beside != UNMATCHED else None
+        """Fraction by which the kernels took longer than alone; None unless they ran in both modes."""
+        return self.time_ms / self.alone_ms - 1 if self.alone_ms > 0 and self.concurrent_with != UNMATCHED else None
 
     @property
     def slowdown_during(self) -> float | None:
-        """How much slower the victims are while both run, as a fraction; None where nothing ran beside them.
+        """Fraction by which the kernels are slower while both run; None where nothing ran at the same time.
 
-        ``slowdown`` is of their whole calls, of which a part may have run alone. What they lost, they lost in
-        ``beside_ms``: alone, what they did in it takes so much less.
+        ``slowdown`` covers whole calls, part of which may have run alone. All that they lost, they lost during
+        ``concurrent_ms``.
         """
-        alone_ms = self.beside_ms - self.lost_ms
-        if self.beside in (ALONE, UNMATCHED) or not self.beside_ms > 0 or not alone_ms > 0:
+        alone_ms = self.concurrent_ms - self.lost_ms
+        if self.concurrent_with in (ALONE, UNMATCHED) or not self.concurrent_ms > 0 or not alone_ms > 0:
             return None
         return self.lost_ms / alone_ms
 
@@ -181,7 +180,7 @@ class StepTimeline(msgspec.Struct, frozen=True):
     smallest gaps between them are closed.
 
     Attributes:
-        arm: mode of the step.
+        mode: of the step.
         step_ms: its length, profiler included.
         compute, communication: intervals, as (start, end).
         closed_compute_ms, closed_communication_ms: total of the gaps that were closed.
@@ -189,7 +188,7 @@ class StepTimeline(msgspec.Struct, frozen=True):
         call_times: of each kernel, those with the most time first; over all profiled steps of the mode.
     """
 
-    arm: Mode
+    mode: Mode = msgspec.field(name="arm")
     step_ms: float
     compute: tuple[tuple[float, float], ...]
     communication: tuple[tuple[float, float], ...]

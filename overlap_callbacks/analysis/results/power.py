@@ -317,14 +317,14 @@ class TraceSegment(msgspec.Struct, frozen=True):
     """A stretch of the trace in one mode.
 
     Attributes:
-        arm: its mode.
+        mode: its mode.
         start_ms, end_ms: from the start of the trace.
         counted: whether its steps count; warm-up steps do not. True in records of earlier versions, which do not tell
             them apart.
         profiled: whether they ran under the profiler; False in records of earlier versions.
     """
 
-    arm: Mode
+    mode: Mode = msgspec.field(name="arm")
     start_ms: float
     end_ms: float
     counted: bool = True

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from overlap_callbacks.analysis.results.arrivals import Arrivals, SizeTransfer, are_amounts
+from overlap_callbacks.analysis.results.arrivals import Arrivals, SizeTransfer, are_plausible
 from overlap_callbacks.analysis.results.catalogue import FAMILIES, FIGURES
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Spread
@@ -24,7 +24,7 @@ from overlap_callbacks.analysis.results.power import JobPower, PowerTrace
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.settled import Settled
 from overlap_callbacks.analysis.results.step_parts import (
-    TELLING,
+    REQUIRED_FIGURES,
     LateRank,
     StepParts,
     StepShare,
@@ -107,11 +107,11 @@ class PipelineBubble(msgspec.Struct, frozen=True):
     stages: tuple[StageBubble, ...]
 
     @property
-    def sound(self) -> bool:
+    def is_valid(self) -> bool:
         """Whether it can be: a record may be damaged."""
-        return are_amounts(self.num_stages, self.chunks, self.micro_batches or 0) and all(
+        return are_plausible(self.num_stages, self.chunks, self.micro_batches or 0) and all(
             [
-                are_amounts(stage.stage, stage.num_ranks, stage.bubble_ms, stage.step_ms)
+                are_plausible(stage.stage, stage.num_ranks, stage.bubble_ms, stage.step_ms)
                 and min(stage.num_ranks, stage.step_ms) > 0
                 for stage in self.stages
             ]
@@ -143,7 +143,7 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
         complete: False where it was cut short.
         control: whether it was an A/A run, with both sides overlapped.
         world_size: ranks of the job.
-        ranks: the ranks that the report speaks for; of many the lowest. ``num_heard`` says how many they are.
+        ranks: the ranks that the report speaks for; of many the lowest. ``num_reporting`` says how many they are.
         backend, device: of the lowest rank heard.
         valid: False where the sequential steps were not sequential; ``problems`` says why.
         problems: what is missing or doubtful, in words.
@@ -241,7 +241,7 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
     lower_bound: bool = False
 
     @property
-    def num_heard(self) -> int:
+    def num_reporting(self) -> int:
         """How many ranks the report speaks for."""
         return len(self.ranks) if self.num_ranks is msgspec.UNSET else self.num_ranks
 
@@ -262,7 +262,7 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
 
     def step_parts(self) -> tuple[StepParts, LateRank | None] | None:
         """Where the time of an overlapped step goes, and the rank for which others wait; None if not measured."""
-        values = ((name, getattr(self, name)) for name in TELLING)
+        values = ((name, getattr(self, name)) for name in REQUIRED_FIGURES)
         figures = {name: value for name, value in values if value is not None}
         return measured_parts(figures, self.spread, compared=self.valid and not self.control)
 

@@ -58,8 +58,8 @@ def peak_rise(power: JobPower) -> float | None:
 def compute_slowdowns(pairs: Sequence[PairTime]) -> dict[str, float]:
     """How much longer compute kernels take beside each kind of communication, by its name, over all families."""
     slowdowns = {}
-    for beside in dict.fromkeys(pair.beside for pair in pairs):
-        rows = [pair for pair in pairs if pair.beside == beside and not pair.communication]
+    for beside in dict.fromkeys(pair.concurrent_with for pair in pairs):
+        rows = [pair for pair in pairs if pair.concurrent_with == beside and not pair.communication]
         alone_ms = sum(pair.alone_ms for pair in rows)
         if alone_ms > 0:
             slowdowns[beside] = sum(pair.time_ms for pair in rows) / alone_ms - 1
@@ -80,7 +80,7 @@ def window(report: Any) -> Parts:
     """What a window cost, who was heard, and whether it counts."""
     cost = bounded(report.measurement_overhead, report.measurement_overhead_ci_low, report.measurement_overhead_ci_high)
     yield _NONE, {"measurement_overhead": cost}
-    yield _NONE, {"ranks_heard": report.num_heard}
+    yield _NONE, {"ranks_heard": report.num_reporting}
     yield _NONE, {name: float(getattr(report, name)) for name in ("valid", "verified", "complete", "control")}
 
 
@@ -177,17 +177,23 @@ def arrivals(report: Any) -> Parts:
     """How long ranks wait in collectives, and the rank for which they wait longest."""
     if report.arrivals is None:
         return
-    dimensions = [row for row in report.arrivals.dimensions if row.sound]
+    dimensions = [row for row in report.arrivals.dimensions if row.is_valid]
     waiting_ms = sum([row.calls * row.waiting_ms for row in dimensions])
     total_ms = sum([row.calls * (row.waiting_ms + row.transfer_ms) for row in dimensions])
     if total_ms > 0:
         yield _NONE, {"waiting_fraction": waiting_ms / total_ms}
     first = next(iter(report.arrivals.ranks), None)
-    if first is not None and first.sound:
-        yield _NONE, {
-            "rank": first.rank, "worst_fraction": first.worst / first.steps, "last_fraction": first.last / first.calls,
-            "chance_fraction": first.chance, "lost_fraction": first.lost_fraction,
-        }  # fmt: skip
+    if first is not None and first.is_valid:
+        yield (
+            _NONE,
+            {
+                "rank": first.rank,
+                "worst_fraction": first.steps_blamed / first.steps,
+                "last_fraction": first.times_last / first.calls,
+                "chance_fraction": first.chance,
+                "lost_fraction": first.lost_fraction,
+            },
+        )
 
 
 # Stages that have values of their own.
@@ -197,7 +203,7 @@ _MAX_STAGES = 16
 def bubble(report: Any) -> Parts:
     """The bubble of a pipeline, of all ranks."""
     pipeline = report.pipeline
-    if pipeline is None or not pipeline.sound:
+    if pipeline is None or not pipeline.is_valid:
         return
     yield _NONE, {"expected_bubble_fraction": pipeline.expected_fraction, "bubble_fraction": pipeline.fraction}
 
@@ -205,7 +211,7 @@ def bubble(report: Any) -> Parts:
 def stages(report: Any) -> Parts:
     """The same of each stage."""
     pipeline = report.pipeline
-    for stage in () if pipeline is None or not pipeline.sound else pipeline.stages[:_MAX_STAGES]:
+    for stage in () if pipeline is None or not pipeline.is_valid else pipeline.stages[:_MAX_STAGES]:
         yield {"stage": str(stage.stage)}, {"stage_bubble_fraction": stage.fraction}
 
 

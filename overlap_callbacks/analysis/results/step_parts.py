@@ -10,7 +10,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.window import DimensionTime
 
 # The figures that tell them.
-TELLING = ("compute_busy_ms", "exposed_comm_ms", "idle_ms", "compute_busy_isolated_ms", "bubble_ms")
+REQUIRED_FIGURES = ("compute_busy_ms", "exposed_comm_ms", "idle_ms", "compute_busy_isolated_ms", "bubble_ms")
 
 
 class StepParts(NamedTuple):

@@ -68,7 +68,7 @@ class TimedBlock(msgspec.Struct, frozen=True):
     """The counted steps of one unprofiled block.
 
     Attributes:
-        arm: the side of the comparison on which the block counts.
+        mode: side of the comparison on which the block counts.
         block: number of the block in its window.
         step_ms: the time of each counted step.
         steps: the number of each of them; empty in records of earlier versions.
@@ -76,7 +76,7 @@ class TimedBlock(msgspec.Struct, frozen=True):
             kind if they issue the same sequence of collectives.
     """
 
-    arm: Mode
+    mode: Mode = msgspec.field(name="arm")
     block: int
     step_ms: tuple[float, ...]
     steps: tuple[int, ...] = ()
@@ -87,7 +87,7 @@ class ProfiledBlock(msgspec.Struct, frozen=True):
     """Kernel times of one profiled block, per counted step.
 
     Attributes:
-        arm, block: as in ``TimedBlock``.
+        mode, block: as in ``TimedBlock``.
         num_steps: counted steps.
         compute_ms: sum of the compute kernels' times.
         compute_busy_ms: length of the union of their intervals.
@@ -104,7 +104,7 @@ class ProfiledBlock(msgspec.Struct, frozen=True):
         steps, kinds: as in ``TimedBlock``.
     """
 
-    arm: Mode
+    mode: Mode = msgspec.field(name="arm")
     block: int
     num_steps: int
     compute_ms: float
@@ -214,7 +214,7 @@ class SmLoss(msgspec.Struct, frozen=True):
     Attributes:
         num_sms: SMs of the device.
         sms_held: SMs that communication kernels hold while compute runs beside them, mean over that time.
-        beside_ms: time of compute kernels beside communication.
+        concurrent_ms: time of compute kernels beside communication.
         modelled_ms: the part of it that the model covers: of kernels whose launch is known, in both modes.
         from_sms_ms: predicted extra time since fewer blocks run at a time.
         from_waves_ms: predicted extra time since a wave is needed beyond that.
@@ -222,7 +222,7 @@ class SmLoss(msgspec.Struct, frozen=True):
 
     num_sms: int
     sms_held: float
-    beside_ms: float
+    concurrent_ms: float = msgspec.field(name="beside_ms")
     modelled_ms: float
     from_sms_ms: float
     from_waves_ms: float

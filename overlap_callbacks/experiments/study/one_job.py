@@ -181,4 +181,4 @@ def _metrics(windows: Sequence[OverlapReport]) -> dict[str, Estimate]:
 def _counted_steps(window: OverlapReport) -> int:
     """Timed steps of a mode."""
     blocks = window.samples[0].timed if window.samples else ()
-    return sum([len(block.step_ms) for block in blocks if block.arm is Mode.OVERLAPPED])
+    return sum([len(block.step_ms) for block in blocks if block.mode is Mode.OVERLAPPED])

@@ -131,7 +131,7 @@ class _Measurement:
             self._note(problem)
         timed = self._timed_blocks()
         for note in self._cost_of_kinds(
-            [(kind, block.arm, ms) for block in timed for kind, ms in zip(block.kinds, block.step_ms, strict=False)]
+            [(kind, block.mode, ms) for block in timed for kind, ms in zip(block.kinds, block.step_ms, strict=False)]
         ):
             self._note(note)
         power = self._power(profile.phases)

@@ -180,8 +180,8 @@ def _step_weights(
     )
     of_blocks = rank_weights(blocks, [block.num_steps for block in blocks], rhythms)
     for block, weight in zip(blocks, of_blocks, strict=True):
-        indices = [step.profile_index for step in by_block[block.block, block.arm]]
-        weights[indices] = weight / block.num_steps * len(by_arm[block.arm])
+        indices = [step.profile_index for step in by_block[block.block, block.mode]]
+        weights[indices] = weight / block.num_steps * len(by_arm[block.mode])
     return weights
 
 

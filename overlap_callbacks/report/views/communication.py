@@ -295,6 +295,6 @@ def bubble_sentence(pipeline: PipelineBubble) -> str:
 def latest_pipeline(record: Record) -> tuple[int, PipelineBubble] | None:
     """The bubble of the last window that has one, and the window's number."""
     for window in reversed(record.valid_windows or record.windows):
-        if window.pipeline is not None and window.pipeline.sound:
+        if window.pipeline is not None and window.pipeline.is_valid:
             return window.window, window.pipeline
     return None

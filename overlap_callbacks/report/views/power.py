@@ -253,7 +253,7 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
         "time": list(trace.time_ms),
         "power": list(trace.power_w),
         "clock": list(trace.sm_clock_mhz),
-        "segments": [[s.arm.value, s.start_ms, s.end_ms, s.counted, s.profiled] for s in trace.segments],
+        "segments": [[s.mode.value, s.start_ms, s.end_ms, s.counted, s.profiled] for s in trace.segments],
         "communication": [list(interval) for interval in trace.communication],
         "both": [list(interval) for interval in trace.both],
         "limits": [],

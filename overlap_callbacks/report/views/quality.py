@@ -112,12 +112,12 @@ def _residual(view: RunView) -> str:
 def _ranks(windows: Sequence[OverlapReport]) -> str:
     if not windows:
         return "none yet: the window is unfinished"
-    fewest = min(windows, key=lambda window: window.num_heard / max(1, window.world_size))
-    if fewest.num_heard == fewest.world_size:
+    fewest = min(windows, key=lambda window: window.num_reporting / max(1, window.world_size))
+    if fewest.num_reporting == fewest.world_size:
         return f"all {fewest.world_size:,}, in every window"
-    lacking = sum(window.num_heard < window.world_size for window in windows)
+    lacking = sum(window.num_reporting < window.world_size for window in windows)
     return (
-        f"at least {fewest.num_heard:,} of {fewest.world_size:,}; "
+        f"at least {fewest.num_reporting:,} of {fewest.world_size:,}; "
         f"{lacking:,} of {count(len(windows), 'window')} {'lacks' if lacking == 1 else 'lack'} some"
     )
 
@@ -156,7 +156,7 @@ def _window_table(view: RunView) -> Table:
                 tables.number_cell(_value(window.e2e_sequential_ms) if compares else None),
                 tables.change_cell(_value(window.compute_slowdown) if compares else None),
                 _percent_cell(_value(window.residual_overlap)),
-                Cell(f"{window.num_heard} of {window.world_size}", window.num_heard),
+                Cell(f"{window.num_reporting} of {window.world_size}", window.num_reporting),
             )
         )
     caption = ""

@@ -88,7 +88,7 @@ def step_parts(parts: StepParts, figures: dict[str, Estimate], *, narrow: bool =
 
 def timeline(window: OverlapReport) -> Chart:
     """When compute ran and communication was in flight, one step of each mode."""
-    pictures = sorted(window.pictures, key=lambda picture: list(Mode).index(picture.arm))
+    pictures = sorted(window.pictures, key=lambda picture: list(Mode).index(picture.mode))
     closed = any(picture.closed_compute_ms or picture.closed_communication_ms for picture in pictures)
     caption = f"One profiled step of each mode on rank {window.first_rank}, window {window.window}."
     if closed:
@@ -106,7 +106,7 @@ def timeline(window: OverlapReport) -> Chart:
 
 def _lanes(picture: StepTimeline) -> dict[str, object]:
     return {
-        "mode": picture.arm.value.capitalize(),
+        "mode": picture.mode.value.capitalize(),
         "step_ms": rounded(picture.step_ms),
         "compute": _short(picture.compute),
         "communication": _short(picture.communication),

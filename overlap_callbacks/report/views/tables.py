@@ -119,8 +119,8 @@ def _pair_rows(pairs: Sequence[PairTime], decimals: int) -> tuple[tuple[Cell, ..
     for pair in pairs:
         rows.append(
             (
-                name_cell(pair.victim),
-                name_cell(beside_in_words(pair.beside)),
+                name_cell(pair.kernel_family),
+                name_cell(beside_in_words(pair.concurrent_with)),
                 change_cell(pair.slowdown),
                 change_cell(pair.slowdown_during),
                 number_cell(pair.lost_ms, decimals),
@@ -282,7 +282,7 @@ def together(kernels: Sequence[KernelTime], window: int, decimals: int) -> str:
 
 def ran_alone(pairs: Sequence[PairTime]) -> str:
     """A sentence where kernels are slower that ran beside nothing; else empty."""
-    if not any(pair.beside == ALONE and pair.lost_ms > 0 for pair in pairs):
+    if not any(pair.concurrent_with == ALONE and pair.lost_ms > 0 for pair in pairs):
         return ""
     return (
         f'"{RAN_ALONE[0].upper()}{RAN_ALONE[1:]}" are kernels that ran beside nothing in overlapped steps either. If '

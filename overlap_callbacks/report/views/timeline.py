@@ -29,7 +29,7 @@ def kernels_in_time(view: RunView) -> list[Section]:
 
 def kernel_blocks(window: OverlapReport) -> list[Block]:
     """What ran when, by name and stream, and the times of calls; nothing of a record of an older version."""
-    pictures = sorted(window.pictures, key=lambda picture: list(Mode).index(picture.arm))
+    pictures = sorted(window.pictures, key=lambda picture: list(Mode).index(picture.mode))
     blocks: list[Block] = []
     drawn = [(picture, picture.detail) for picture in pictures if picture.detail is not None and picture.detail.slices]
     if drawn:
@@ -76,7 +76,7 @@ def _mode(picture: StepTimeline, detail: StepDetail, track: str) -> dict[str, ob
     ]
     shown, left_out = len(kernels), detail.left_out
     return {
-        "mode": picture.arm.value.capitalize(),
+        "mode": picture.mode.value.capitalize(),
         "step_ms": round(picture.step_ms, 4),
         "left_out": f"; the {shown:,} longest of {shown + left_out:,} calls" if left_out > 0 else "",
         "names": names,
@@ -92,7 +92,7 @@ def _table(pictures: list[StepTimeline], window: OverlapReport) -> Table:
     by_kernel: dict[tuple[str, bool], dict[Mode, CallTimes]] = {}
     for picture in pictures:
         for row in picture.call_times:
-            by_kernel.setdefault((row.name, row.communication), {})[picture.arm] = row
+            by_kernel.setdefault((row.name, row.communication), {})[picture.mode] = row
     rows = []
     for (name, communicates), of_mode in by_kernel.items():
         cells: list[Cell] = [name_cell(name, short_kernel_name(name))]

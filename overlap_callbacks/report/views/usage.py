@@ -63,7 +63,9 @@ def rank_chart(window: OverlapReport) -> Chart | None:
         for rank, parts in rows
     ]
     of = (
-        "" if len(rows) == window.num_heard else f" {len(rows)} of {window.num_heard} ranks: those that the record has."
+        ""
+        if len(rows) == window.num_reporting
+        else f" {len(rows)} of {window.num_reporting} ranks: those that the record has."
     )
     return Chart(
         "stack",
@@ -75,7 +77,7 @@ def rank_chart(window: OverlapReport) -> Chart | None:
 
 
 def _step_parts(sample: RankWindow) -> tuple[float, float, float, float] | None:
-    blocks = [block for block in sample.profiled if block.arm is Mode.OVERLAPPED]
+    blocks = [block for block in sample.profiled if block.mode is Mode.OVERLAPPED]
     if not blocks:
         return None
 

@@ -92,7 +92,7 @@ def step_card(report: OverlapReport, so_far: SoFar | None) -> str:
         if report.valid or report.control or not compares(name)
     }
     cause = cause_in_words(report.power_verdict)
-    heard = f"{report.num_heard} of {report.world_size} ranks"
+    heard = f"{report.num_reporting} of {report.world_size} ranks"
     body = []
     if so_far is not None:
         body.append(f'<h1>The run so far <span class="dim">{_covered(so_far)}</span></h1>')
@@ -143,7 +143,7 @@ def power_card(report: OverlapReport, trace: PowerTrace) -> str:
         return top + (height - top - 40) * (1 - power / highest)
 
     parts = [
-        f'<rect class="shade {segment.arm.value}" x="{x(segment.start_ms):.1f}" y="{top}" '
+        f'<rect class="shade {segment.mode.value}" x="{x(segment.start_ms):.1f}" y="{top}" '
         f'width="{x(segment.end_ms) - x(segment.start_ms):.1f}" height="{y(0) - top:.1f}"/>'
         for segment in trace.segments
     ]

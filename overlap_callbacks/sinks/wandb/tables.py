@@ -101,19 +101,25 @@ def tables(report: OverlapReport) -> dict[str, Table]:
 
 
 def _table(columns: tuple[str, ...], items: Sequence[Any]) -> Table:
-    return Table(columns, [[_cell(getattr(item, _field(column))) for column in columns] for item in items])
+    return Table(columns, [[_cell(_value(item, column)) for column in columns] for item in items])
 
 
 # Columns that are called otherwise in the record.
 _FIELDS = {"kernel": "name", "kernels": "victim"}
 
 
-def _field(column: str) -> str:
-    return _FIELDS.get(column, column)
+def _value(item: Any, column: str) -> Any:
+    """A field by its name in the record, or a property."""
+    attributes = dict(zip(item.__struct_encode_fields__, item.__struct_fields__, strict=True))
+    name = _FIELDS.get(column, column)
+    return getattr(item, attributes.get(name, name))
 
 
 def _pairs(items: Sequence[PairTime]) -> Table:
-    return _table(PAIR_COLUMNS, [msgspec.structs.replace(item, beside=beside_in_words(item.beside)) for item in items])
+    return _table(
+        PAIR_COLUMNS,
+        [msgspec.structs.replace(item, concurrent_with=beside_in_words(item.concurrent_with)) for item in items],
+    )
 
 
 def _cell(value: Any) -> Any:
@@ -124,7 +130,7 @@ def _trace_rows(trace: PowerTrace) -> list[list[Any]]:
     clocks: Iterable[float | None] = trace.sm_clock_mhz or (None for _ in trace.time_ms)
     rows = []
     for time, power, clock in zip(trace.time_ms, trace.power_w, clocks, strict=True):
-        arms = (segment.arm.value for segment in trace.segments if segment.start_ms <= time <= segment.end_ms)
+        arms = (segment.mode.value for segment in trace.segments if segment.start_ms <= time <= segment.end_ms)
         in_flight = any(start <= time <= end for start, end in trace.communication) if trace.communication else None
         rows.append([time, power, clock, next(arms, ""), in_flight])
     return rows

@@ -34,7 +34,7 @@ def test_the_price_is_time_alone_by_the_share_beside_communication() -> None:
     assert found is not None
     assert found.from_sms_ms + found.from_waves_ms == pytest.approx(4 * 1.0 * 0.5)  # alone x a wave more x half
     assert found.from_sms_ms == pytest.approx(2 * (132 / 116 - 1))
-    assert (found.beside_ms, found.modelled_ms, found.sms_held, found.num_sms) == (3, 3, 16, 132)
+    assert (found.concurrent_ms, found.modelled_ms, found.sms_held, found.num_sms) == (3, 3, 16, 132)
     assert msgspec.json.decode(msgspec.json.encode(found), type=SmLoss) == found
 
 
@@ -67,7 +67,7 @@ def test_means_are_per_step() -> None:
     ]
     found = loss_of(*steps, *SEQUENTIAL, overlapped=np.array([0, 2]))
     assert found is not None
-    assert (found.beside_ms, found.from_sms_ms + found.from_waves_ms) == (pytest.approx(6), pytest.approx(4))
+    assert (found.concurrent_ms, found.from_sms_ms + found.from_waves_ms) == (pytest.approx(6), pytest.approx(4))
 
 
 def test_time_of_kernels_without_a_launch_is_told_apart() -> None:
@@ -78,7 +78,7 @@ def test_time_of_kernels_without_a_launch_is_told_apart() -> None:
     )
     found = loss_of(*overlapped, *SEQUENTIAL, ("relu@x", Kind.COMPUTE, 1, 104, 105))
     assert found is not None
-    assert (found.beside_ms, found.modelled_ms) == (8, 6)
+    assert (found.concurrent_ms, found.modelled_ms) == (8, 6)
 
 
 def test_what_is_not_known_has_no_figure() -> None:

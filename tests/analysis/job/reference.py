@@ -53,7 +53,7 @@ def reference_report(
     escaped = None if control else escaped_communication(figures, first.device, first.backend)
     if escaped is not None:
         reasons.insert(0, escaped)
-    is_checked = any(block.arm is Mode.SEQUENTIAL for sample in samples for block in sample.profiled)
+    is_checked = any(block.mode is Mode.SEQUENTIAL for sample in samples for block in sample.profiled)
     let_pass = by_rank(samples, lambda sample: sample.let_pass)
     if not is_checked:
         reasons += [f"{sentence}; no profile shows whether they ran beside compute" for sentence in let_pass]
@@ -182,8 +182,8 @@ def _losses(samples: Sequence[RankWindow]) -> tuple[list[SmLoss], float | None]:
     """
     losses, compute_ms = [], []
     for sample in samples:
-        alone_ms = [block.compute_ms for block in sample.profiled if block.arm is Mode.SEQUENTIAL]
-        overlapped = [block for block in sample.profiled if block.arm is Mode.OVERLAPPED]
+        alone_ms = [block.compute_ms for block in sample.profiled if block.mode is Mode.SEQUENTIAL]
+        overlapped = [block for block in sample.profiled if block.mode is Mode.OVERLAPPED]
         loses_nothing = bool(overlapped) and not any(block.covered_compute_ms for block in overlapped)
         loss = sample.sm_loss or (SmLoss(sample.num_sms, 0.0, 0.0, 0.0, 0.0, 0.0) if loses_nothing else None)
         if alone_ms and loss is not None:

@@ -36,7 +36,7 @@ def ranks_with_most_blocks(
     windows: Sequence[RankWindow], blocks_of: Callable[[RankWindow], Blocks]
 ) -> tuple[RankWindow, ...]:
     """The ranks that have more than half of the blocks of each mode, of those that any rank has."""
-    blocks_by_rank = [{(block.arm, block.block) for block in blocks_of(window)} for window in windows]
+    blocks_by_rank = [{(block.mode, block.block) for block in blocks_of(window)} for window in windows]
     total = Counter(arm for arm, _ in set().union(*blocks_by_rank))
     counts = [Counter(arm for arm, _ in blocks) for blocks in blocks_by_rank]
     return tuple(
@@ -70,7 +70,7 @@ def with_whole_tables(windows: Sequence[RankWindow]) -> tuple[RankWindow, ...]:
 def least_squares(blocks: Blocks, rhythms: Sequence[Rhythm], num_steps: Sequence[float]) -> Matrix:
     """The columns of a design, the first two of which are the modes; shape (blocks, columns)."""
     covariates = np.array([covariates_of(block, rhythms) for block in blocks])
-    return _columns([block.arm for block in blocks], [block.block for block in blocks], covariates, num_steps)
+    return _columns([block.mode for block in blocks], [block.block for block in blocks], covariates, num_steps)
 
 
 def _columns(modes: Sequence[Mode], places: Sequence[int], covariates: Matrix, num_steps: Sequence[float]) -> Matrix:
@@ -136,7 +136,7 @@ def _samples(
     their own. What a rank lacks is taken to be its own mean of the mode.
     """
     ranks = ranks_with_most_blocks(windows, blocks_of)
-    numbers = {mode: sorted({b.block for w in ranks for b in blocks_of(w) if b.arm is mode}) for mode in Mode}
+    numbers = {mode: sorted({b.block for w in ranks for b in blocks_of(w) if b.mode is mode}) for mode in Mode}
     keys = [(mode, number) for mode in Mode for number in numbers[mode]]
     if not keys:
         return [Sample(np.empty((0, 0)), 0, names) for _ in Mode]
@@ -147,12 +147,12 @@ def _samples(
         num_steps, rows = zip(*[row_of(block) for block in blocks], strict=True)
         covariates = np.array([covariates_of(block, window.rhythms) for block in blocks])
         table = np.column_stack([np.array(rows), covariates])
-        modes = [block.arm for block in blocks]
+        modes = [block.mode for block in blocks]
         weights = mode_weights(least_squares(blocks, window.rhythms, num_steps), num_steps, modes)
         means = {mode: sum((weights[i] * table[i] for i, m in enumerate(modes) if m is mode)) for mode in set(modes)}
         for mode, mean in means.items():
             own_means[mode].append(mean)
-        by_key = {(block.arm, block.block): i for i, block in enumerate(blocks)}
+        by_key = {(block.mode, block.block): i for i, block in enumerate(blocks)}
         filled.append([table[by_key[key]] if key in by_key else means[key[0]] for key in keys])
         has.append([key in by_key for key in keys])
         steps.append([num_steps[by_key[key]] if key in by_key else 0 for key in keys])

@@ -40,8 +40,8 @@ def mean_pairs(
     """Means over the ranks that have such pairs; those that lose most time first."""
     means = mean_by(
         (pair for window in windows for pair in pairs_of(window)),
-        key=lambda pair: (pair.victim, pair.communication, pair.beside),
-        fields=("calls", "beside_ms", "time_ms", "alone_ms"),
+        key=lambda pair: (pair.kernel_family, pair.communication, pair.concurrent_with),
+        fields=("calls", "concurrent_ms", "time_ms", "alone_ms"),
         count=sum(bool(pairs_of(window)) for window in windows),
     )
     pairs = (PairTime(*key, **values) for key, values in means.items())

@@ -96,7 +96,7 @@ def test_any_tree_of_ranks_gives_the_same(seed: int) -> None:
     assert found[0].ranks[0].dimension == "tensor"
     # All ranks of its host are last in their data groups: the host is.
     host = found[0].hosts[0]
-    assert (host.host, host.dimension, host.last, host.calls, host.chance) == (1, "data", 16, 16, 0.2)
+    assert (host.host, host.dimension, host.times_last, host.calls, host.chance) == (1, "data", 16, 16, 0.2)
     assert {(row.dimension, row.reach) for row in found[1]} == {("tensor", ONE_HOST), ("data", SEVERAL_HOSTS)}
 
 
@@ -107,7 +107,7 @@ def test_a_rank_that_was_not_heard_is_left_out_and_what_one_did_not_time_is_too(
     heard.append(arrivals_of(3, [msgspec.structs.replace(third, calls=third.calls[1:])], ""))
     found, transfers = reported_arrivals(add_arrivals(heard), np.full(4, UNKNOWN))
     assert found is not None
-    assert [(row.rank, row.last, row.calls, row.host) for row in found.ranks] == [(2, 3, 3, UNKNOWN)]
+    assert [(row.rank, row.times_last, row.calls, row.host) for row in found.ranks] == [(2, 3, 3, UNKNOWN)]
     assert [row.reach for row in transfers] == [UNKNOWN_HOSTS]
     alone = arrivals_of(0, [calls_of(ranks, 0, late)], "")
     assert reported_arrivals(alone, np.full(4, UNKNOWN)) == (None, ())
@@ -148,7 +148,7 @@ def test_of_4096_ranks_a_part_stays_small_and_the_late_one_is_found() -> None:
     found, transfers = reported_arrivals(root, equal_hosts(4096, 8))
     assert found is not None
     assert (found.ranks[0].rank, found.ranks[0].dimension) == (1234, "tensor")
-    assert (found.hosts[0].host, found.hosts[0].last) == (154, 8 * 32)
+    assert (found.hosts[0].host, found.hosts[0].times_last) == (154, 8 * 32)
     assert len(msgspec.json.encode(found)) + len(msgspec.json.encode(transfers)) < 6_000
 
 

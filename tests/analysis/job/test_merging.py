@@ -84,7 +84,7 @@ def test_any_tree_gives_the_report_of_all_samples_at_once(seed: int, number: int
     assert expected.compute_slowdown is not None
     assert_alike(plain(flat), plain(expected))
     assert_alike(plain(grown), plain(expected))
-    assert (grown.num_heard, grown.ranks) == (number, tuple(range(min(number, MAX_RANKS_NAMED))))
+    assert (grown.num_reporting, grown.ranks) == (number, tuple(range(min(number, MAX_RANKS_NAMED))))
 
 
 def test_ranks_that_lack_many_blocks_are_left_out_however_they_are_merged() -> None:
@@ -128,11 +128,11 @@ def test_of_few_ranks_all_samples_are_kept_and_of_many_the_lowest_and_the_extrem
 
 def test_the_ranks_of_a_large_job_are_counted_and_a_report_of_an_earlier_version_counts_those_that_it_lists() -> None:
     found = report_of(merge([part_of(window(rank)) for rank in range(100)]), world_size=128, every_n_steps=500)
-    assert (found.num_heard, found.ranks) == (100, tuple(range(64)))
+    assert (found.num_reporting, found.ranks) == (100, tuple(range(64)))
     assert found.metrics()["overlap/ranks_heard"] == 100
     line = msgspec.json.encode(msgspec.structs.replace(found, ranks=tuple(range(100)), num_ranks=msgspec.UNSET))
     assert b"num_ranks" not in line
-    assert msgspec.json.decode(line, type=OverlapReport).num_heard == 100
+    assert msgspec.json.decode(line, type=OverlapReport).num_reporting == 100
 
 
 def test_the_line_of_a_small_job_is_no_larger_than_one_with_all_samples() -> None:

@@ -105,7 +105,7 @@ def values(found: OverlapReport) -> dict[str, float]:
 
 
 def beside_compute(found: OverlapReport) -> float | None:
-    (pair,) = [pair for pair in found.pairs if pair.victim == "all_reduce" and pair.beside == "gemm"]
+    (pair,) = [pair for pair in found.pairs if pair.kernel_family == "all_reduce" and pair.concurrent_with == "gemm"]
     return pair.slowdown
 
 
@@ -138,7 +138,7 @@ def test_the_share_of_the_attainable_gain_is_bounded_by_the_slowest_rank_s_compu
 
 def test_of_each_collective_another_rank_may_be_the_last() -> None:
     ranks = windows([[20.0, 25.0] * 3, [25.0, 20.0] * 3])
-    kernels_ms = [next(block.comm_ms for block in rank.profiled if block.arm is SEQ) for rank in ranks]
+    kernels_ms = [next(block.comm_ms for block in rank.profiled if block.mode is SEQ) for rank in ranks]
     row = CollectiveTime("allreduce_", "layers (data)", 2, "nccl", 6, 48, 48, None, first_rank=0)
     rows = [(msgspec.structs.replace(row, kernels_ms=ms),) for ms in kernels_ms]
     found = report(*[msgspec.structs.replace(rank, collectives=own) for rank, own in zip(ranks, rows, strict=True)])
@@ -200,7 +200,7 @@ def test_a_dimension_of_which_a_rank_is_late_is_not_slow(factor: float) -> None:
     ranks = windows([EVEN, LATE], factor)
     told = []
     for rank in ranks:
-        kernels_ms = [next(block.comm_ms for block in rank.profiled if block.arm is mode) for mode in (OV, SEQ)]
+        kernels_ms = [next(block.comm_ms for block in rank.profiled if block.mode is mode) for mode in (OV, SEQ)]
         row = DimensionTime("data", 6, 6, 1.0, 1.0, *kernels_ms)
         calls = tuple([msgspec.structs.replace(own, dimension="data") for own in rank.calls])
         told.append(msgspec.structs.replace(rank, calls=calls, dimensions=(row,)))

@@ -31,8 +31,8 @@ def pairs_of(rows: Sequence[Any], alone: Sequence[float | None], num_steps: int 
     """By victim and what ran beside it; ``alone`` in ms, by call."""
     calls = Calls.of(columns(rows))
     found = pairs_with(calls, every(calls), alone, num_steps)
-    assert len({(pair.victim, pair.beside, pair.communication) for pair in found}) == len(found)
-    return {(pair.victim, pair.beside): pair for pair in found}
+    assert len({(pair.kernel_family, pair.concurrent_with, pair.communication) for pair in found}) == len(found)
+    return {(pair.kernel_family, pair.concurrent_with): pair for pair in found}
 
 
 def pairs_with(calls: Calls, wanted: Any, alone: Sequence[float | None], num_steps: int = 1) -> Sequence[PairTime]:
@@ -49,7 +49,7 @@ def pairs_with(calls: Calls, wanted: Any, alone: Sequence[float | None], num_ste
 
 
 def row(pair: PairTime) -> tuple[float, float, float, float | None]:
-    return pytest.approx((pair.calls, pair.beside_ms, pair.time_ms, pair.alone_ms))  # type: ignore[return-value]
+    return pytest.approx((pair.calls, pair.concurrent_ms, pair.time_ms, pair.alone_ms))  # type: ignore[return-value]
 
 
 def test_a_kernel_s_loss_goes_to_the_collective_beside_it_and_the_other_way_round() -> None:
@@ -60,7 +60,9 @@ def test_a_kernel_s_loss_goes_to_the_collective_beside_it_and_the_other_way_roun
     assert row(found["normalisation", ALONE]) == (1, 0, 1, 1)
     assert found["gemm", "all_reduce"].lost_ms == pytest.approx(2)
     assert found["gemm", "all_reduce"].slowdown == pytest.approx(0.5)
-    assert [pair.communication for pair in found.values()] == [pair.victim == "all_reduce" for pair in found.values()]
+    assert [pair.communication for pair in found.values()] == [
+        pair.kernel_family == "all_reduce" for pair in found.values()
+    ]
 
 
 def test_beside_two_collectives_at_once_a_loss_is_shared_by_the_time_of_each() -> None:
@@ -71,7 +73,7 @@ def test_beside_two_collectives_at_once_a_loss_is_shared_by_the_time_of_each() -
     assert row(gather) == (1, 9 * 3 / 12, 12 * 3 / 12, 8 * 3 / 12)
     # In 9 ms beside either it lost 4.
     assert reduce.slowdown_during == gather.slowdown_during == pytest.approx(4 / (9 - 4))
-    assert pairs_of(rows, [None, None, None])["gemm", UNMATCHED].beside_ms == pytest.approx(9)
+    assert pairs_of(rows, [None, None, None])["gemm", UNMATCHED].concurrent_ms == pytest.approx(9)
     assert reduce.lost_ms + gather.lost_ms == pytest.approx(12 - 8)
     assert reduce.time_ms + gather.time_ms == pytest.approx(12)
 
@@ -90,7 +92,7 @@ def test_a_loss_goes_to_the_dimension_in_flight_whatever_its_kind_of_collective(
     dimensions = np.array([-1, -1, 0, 1, -1, -1, 0]), ("tensor", "data")
     side = Side(calls, every(calls), 1)
     found = dimension_pair_times(side, side, alone_ns, dimensions)
-    assert [(pair.victim, pair.beside, pair.communication) for pair in found] == [
+    assert [(pair.kernel_family, pair.concurrent_with, pair.communication) for pair in found] == [
         ("gemm", "tensor", False), ("normalisation", "data", False),
     ]  # fmt: skip
     assert row(found[0]) == (1, 6, 6, 4)
@@ -103,7 +105,7 @@ def test_beside_two_dimensions_at_once_a_loss_is_shared_by_the_time_of_each() ->
     alone_ns = np.array([8.0, 9, 3]) * MS
     side = Side(calls, every(calls), 1)
     found = dimension_pair_times(side, side, alone_ns, (np.array([-1, 0, 1]), ("pipeline", "data")))
-    assert [pair.beside for pair in found] == ["pipeline", "data"]
+    assert [pair.concurrent_with for pair in found] == ["pipeline", "data"]
     assert [pair.lost_ms for pair in found] == pytest.approx([4 * 9 / 12, 4 * 3 / 12])
 
 
@@ -111,7 +113,7 @@ def test_what_has_no_partner_stands_in_a_row_of_its_own_beside_what_the_other_mo
     found = pairs_of([(GEMM, C, 0, 0, 4), (GEMM, C, 0, 5, 8), (REDUCE, M, 0, 2, 7)], [None, 2, None])
     assert row(found["gemm", "all_reduce"]) == (1, 2, 3, 2)
     unmatched = found["gemm", UNMATCHED]
-    assert (unmatched.calls, unmatched.time_ms, unmatched.beside_ms) == (1, 4, 2)
+    assert (unmatched.calls, unmatched.time_ms, unmatched.concurrent_ms) == (1, 4, 2)
     assert (unmatched.alone_ms, unmatched.slowdown) == (pytest.approx(0), None)
     assert found["all_reduce", UNMATCHED].time_ms == 5
 
@@ -123,7 +125,9 @@ def test_losses_add_up_to_the_difference_in_time_whatever_has_a_partner() -> Non
     found = pair_times(overlapped, sequential, match(mine, every(mine), theirs, every(theirs)).alone_ns)
     assert sum(pair.lost_ms for pair in found if not pair.communication) == pytest.approx((4 + 3 + 2) - (3 + 7))
     assert sum(pair.lost_ms for pair in found if pair.communication) == pytest.approx(5 - 4)
-    unmatched = {pair.victim: (pair.time_ms, pair.alone_ms) for pair in found if pair.beside == UNMATCHED}
+    unmatched = {
+        pair.kernel_family: (pair.time_ms, pair.alone_ms) for pair in found if pair.concurrent_with == UNMATCHED
+    }
     assert unmatched == {
         "gemm": (3, pytest.approx(0)),
         "normalisation": (2, pytest.approx(0)),
@@ -150,7 +154,7 @@ def test_copies_and_calls_that_are_not_wanted_are_neither_victims_nor_left_out_b
     calls = Calls.of(columns([(GEMM, C, 0, 0, 4), ("Memcpy", Y, 0, 0, 4), (REDUCE, M, 1, 1, 3), (GEMM, C, 1, 9, 10)]))
     wanted = np.array([True, True, False, False])
     found = pairs_with(calls, wanted, [3, 3, 2, 1])
-    assert [(pair.victim, pair.beside, pair.lost_ms) for pair in found] == [
+    assert [(pair.kernel_family, pair.concurrent_with, pair.lost_ms) for pair in found] == [
         ("gemm", "all_reduce", pytest.approx(1)),
     ]
 
@@ -160,7 +164,7 @@ def test_pairs_that_lose_most_come_first_and_those_without_a_loss_by_time() -> N
             (REDUCE, M, 0, 0, 9)]  # fmt: skip
     calls = Calls.of(columns(rows))
     found = pairs_with(calls, every(calls), [3.5, 2, 3, None, None])
-    assert [(pair.victim, pair.lost_ms) for pair in found] == [
+    assert [(pair.kernel_family, pair.lost_ms) for pair in found] == [
         ("all_reduce", pytest.approx(9)), ("reduction", pytest.approx(6)), ("normalisation", pytest.approx(3)),
         ("gemm", pytest.approx(0.5)), ("other", pytest.approx(-2)),
     ]  # fmt: skip
@@ -170,7 +174,7 @@ def test_a_collective_and_a_family_of_one_name_are_not_mixed() -> None:
     generic = "ncclDevKernel_Generic_4"  # a collective of kind ``other``
     calls = Calls.of(columns([(MINE, C, 0, 0, 4), (generic, M, 0, 2, 5)]))
     found = pairs_with(calls, every(calls), [3, 2])
-    assert {(pair.victim, pair.communication, pair.beside, pair.time_ms) for pair in found} == {
+    assert {(pair.kernel_family, pair.communication, pair.concurrent_with, pair.time_ms) for pair in found} == {
         ("other", False, "other", 4),
         ("other", True, "other", 3),
     }
@@ -199,7 +203,7 @@ def test_times_and_losses_of_all_rows_add_up_to_those_of_the_kernels(seed: int) 
         lost = sum(time - (value or 0) for time, value in mine)
         assert sum(pair.lost_ms for pair in pairs) == pytest.approx(lost / 2)
         unmatched = sum(time for time, value in mine if value is None)
-        assert sum(pair.time_ms for pair in pairs if pair.beside == UNMATCHED) == pytest.approx(unmatched / 2)
+        assert sum(pair.time_ms for pair in pairs if pair.concurrent_with == UNMATCHED) == pytest.approx(unmatched / 2)
 
 
 def test_labels_are_the_family_or_the_kind_of_collective() -> None:
@@ -219,9 +223,9 @@ def test_kernels_that_all_steps_have_leave_nothing_without_a_partner_however_ste
         rows += [(NORM, Kind.COMPUTE, step, 100 * step + 50, 100 * step + 50 + norm_ms)]
         rows += [(REDUCE, Kind.COMMUNICATION, step, 100 * step + 70 * (step // 2), 100 * step + 70 * (step // 2) + 20)]
     found = pair_times_of(columns(rows), np.array([0, 1]), np.array([2, 3]), weights=np.array(weights)).by_kind
-    assert UNMATCHED not in {pair.beside for pair in found}
+    assert UNMATCHED not in {pair.concurrent_with for pair in found}
     # Each side is the mean with these weights.
-    gemm = next(pair for pair in found if pair.victim == "gemm")
+    gemm = next(pair for pair in found if pair.kernel_family == "gemm")
     assert gemm.time_ms == pytest.approx((12 * weights[0] + 15 * weights[1]) / 2)
     assert gemm.alone_ms == pytest.approx((10 * weights[2] + 11 * weights[3]) / 2)
 

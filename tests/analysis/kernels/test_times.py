@@ -31,7 +31,7 @@ TWO_STEPS = columns(
 
 def test_figures_of_a_block_of_one_step_by_hand():
     assert profiled_block(Mode.OVERLAPPED, 3, KernelSums(TWO_STEPS), [0]) == ProfiledBlock(
-        arm=Mode.OVERLAPPED,
+        mode=Mode.OVERLAPPED,
         block=3,
         num_steps=1,
         compute_ms=10 + 10,

@@ -42,7 +42,7 @@ def test_a_short_trace_is_all_there_on_the_time_of_its_segments() -> None:
     assert trace.time_ms == tuple(10.0 * i for i in range(11))  # what lies outside of all segments is left out
     assert trace.power_w == tuple(float(power) for power in range(100, 111))
     assert trace.sm_clock_mhz == (1500.0,) * 11
-    assert [(s.arm, s.start_ms, s.end_ms) for s in trace.segments] == [
+    assert [(s.mode, s.start_ms, s.end_ms) for s in trace.segments] == [
         (Mode.OVERLAPPED, 0, 40),
         (Mode.SEQUENTIAL, 50, 100),
     ]

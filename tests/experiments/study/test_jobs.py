@@ -44,6 +44,6 @@ def test_losses_are_bit_identical_and_the_window_is_whole(
     assert record.runs[0].workload is not None
     assert record.runs[0].workload.settings["strategy"] == strategy
     blocks = window.samples[0].timed
-    steps = {arm: sum([len(b.step_ms) for b in blocks if b.arm.value == arm]) for arm in ("overlapped", "sequential")}
+    steps = {arm: sum([len(b.step_ms) for b in blocks if b.mode.value == arm]) for arm in ("overlapped", "sequential")}
     assert steps == {"overlapped": 5, "sequential": 5}
     assert dimension in {collective.dimension for collective in window.collectives}

@@ -204,7 +204,7 @@ def test_each_mode_has_its_own_watts_joules_and_clocks_and_a_shared_device_count
     assert metrics["device/sequential_power_cap_fraction"] < 0.05
     assert metrics["device/overlapped_throttle_fraction"] == metrics["device/overlapped_power_cap_fraction"]
     assert report.power_trace is not None
-    assert {segment.arm for segment in report.power_trace.segments} == set(Mode)
+    assert {segment.mode for segment in report.power_trace.segments} == set(Mode)
     assert [rank["open"] for rank in found] == [0, 0]
     assert [rank["lines"] for rank in found] == [[], []]
 

@@ -212,7 +212,7 @@ def test_steps_that_all_differ_are_kept_with_a_note() -> None:
 
 
 def kinds_of_blocks(found: RankWindow) -> dict[Mode, list[int]]:
-    return {mode: [block.kinds[0] for block in found.profiled if block.arm is mode] for mode in Mode}
+    return {mode: [block.kinds[0] for block in found.profiled if block.mode is mode] for mode in Mode}
 
 
 def test_steps_that_called_other_kernels_in_both_modes_are_of_another_kind() -> None:
@@ -323,7 +323,7 @@ def test_a_profile_that_cannot_be_read_loses_only_kernel_times() -> None:
 
 def test_pictures_hold_the_kernels_of_a_step_of_each_mode_with_the_sizes_of_their_collectives() -> None:
     found = measured(whole())
-    assert [picture.arm for picture in found.pictures] == [Mode.OVERLAPPED, Mode.SEQUENTIAL]
+    assert [picture.mode for picture in found.pictures] == [Mode.OVERLAPPED, Mode.SEQUENTIAL]
     size = max(LOG.collectives[0].bytes_in, LOG.collectives[0].bytes_out)
     for picture in found.pictures:
         assert picture.detail is not None

@@ -75,12 +75,12 @@ def test_all_slices_and_counters_are_there_to_the_nanosecond(perfetto: Perfetto,
     expected = [
         row
         for picture, start_ns in zip(report.pictures, (2 * MS + 1, 900 * MS + 7), strict=True)
-        for row in of_step(picture.arm, detail(0), start_ns, picture.step_ms)
+        for row in of_step(picture.mode, detail(0), start_ns, picture.step_ms)
     ]
     for segment in power.segments:
         start_ns = nanoseconds(segment.start_ms)
         length_ns = nanoseconds(segment.end_ms - segment.start_ms)
-        expected.append(("power and clock", segment.arm.value, "mode", start_ns, length_ns, None))
+        expected.append(("power and clock", segment.mode.value, "mode", start_ns, length_ns, None))
     assert without_tracks(slices) == sorted(expected, key=str)
     tracks = {(process, thread) for process, thread, *_ in slices}
     kernels = ("compute, stream 0", "communication, stream 1", "communication, stream 1 (2)")
@@ -145,7 +145,7 @@ def test_the_file_that_the_page_holds(perfetto: Perfetto, opened: Callable[..., 
         row
         for picture, start_ms in zip(window().pictures, (0.0, window().pictures[0].step_ms + 1), strict=True)
         if picture.detail is not None
-        for row in of_step(picture.arm, picture.detail, nanoseconds(start_ms), picture.step_ms)
+        for row in of_step(picture.mode, picture.detail, nanoseconds(start_ms), picture.step_ms)
     ]
     assert len(expected) > 40
     assert without_tracks(perfetto.rows(SLICES)) == sorted(expected, key=str)  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ def test_the_trace_marks_warm_up_and_profiled_blocks(tmp_path: Path) -> None:
     assert {"warm-up", "profiled"} <= set(legends)
     old = window(power=True)  # of a version that did not tell
     assert old.power_trace is not None
-    counted = tuple(TraceSegment(each.arm, each.start_ms, each.end_ms) for each in old.power_trace.segments)
+    counted = tuple(TraceSegment(each.mode, each.start_ms, each.end_ms) for each in old.power_trace.segments)
     old = msgspec.structs.replace(old, power_trace=msgspec.structs.replace(old.power_trace, segments=counted))
     legends = re.findall(r'<i class="[^"]*"></i>([^<]+)</span>', made(tmp_path / "old", old))
     assert not {"warm-up", "profiled"} & set(legends)

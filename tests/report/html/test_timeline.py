@@ -68,7 +68,7 @@ def test_the_step_of_each_rank_is_divided_and_the_idlest_is_named(tmp_path: Path
     (chart,) = [chart for chart in charts_of(content) if chart["title"].endswith("by rank")]
     assert [row["label"] for row in chart["rows"]] == ["rank 0", "rank 1"]
     sample = window().samples[0]
-    blocks = [block for block in sample.profiled if block.arm is OV]
+    blocks = [block for block in sample.profiled if block.mode is OV]
     idle = next(part["value"] for part in chart["rows"][0]["parts"] if part["name"] == "neither")
     assert idle == pytest.approx(sum(block.idle_ms for block in blocks) / len(blocks), rel=1e-4)
     assert "Every rank is idle for 2.2% of an overlapped step." in text_of(content)

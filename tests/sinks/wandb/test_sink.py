@@ -117,7 +117,7 @@ def test_what_compares_with_sequential_steps_is_not_logged_of_an_invalid_window(
 def spoilt_report() -> Any:
     """Of a window whose sequential steps were not sequential."""
     overlapping = [
-        msgspec.structs.replace(block, covered_compute_ms=30.0) if block.arm is Mode.SEQUENTIAL else block
+        msgspec.structs.replace(block, covered_compute_ms=30.0) if block.mode is Mode.SEQUENTIAL else block
         for block in window().profiled
     ]
     return window_report(profiled=tuple(overlapping))
