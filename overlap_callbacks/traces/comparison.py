@@ -90,7 +90,7 @@ def _compared(ov: Side, seq: Side) -> Comparison:
     for name, side in (("overlapped", ov), ("sequential", seq)):
         if not side.computes:
             raise ValueError(f"{name}: {side.head.path} holds no compute kernels")
-    pairs = PairSums(ov.kernels, seq.kernels)
+    pairs = PairSums(ov.kernels)
     matched, unmatched_seq = MatchedSums(ov), UnmatchedSums(seq)
     for calls, wanted, trace in ov.calls():
         alone_ns = of_sequential.alone_ns(calls, wanted)

@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.kernels.step_detail import MAX_NAME_LENGTH, step_detail
 from overlap_callbacks.analysis.kernels.table import KernelTableBuilder, Kind, device_kernels
+from overlap_callbacks.analysis.kernels.timeline import MAX_NAME_LENGTH, step_detail
 from overlap_callbacks.analysis.results.kernel_times import StepDetail
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.experiments.exposed import exposed_collectives

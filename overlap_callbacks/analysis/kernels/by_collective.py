@@ -1,17 +1,26 @@
-"""How long the kernels of a profile take by what the gate's log says of them: by dimension, and by collective."""
+"""How long communication kernels take, grouped by what the gate's log says: dimension, collective, single call."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.alignment import Alignment
-from overlap_callbacks.analysis.kernels.issued import Issued, IssuedCollective
-from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.analysis.kernels.attribution import labels_of
+from overlap_callbacks.analysis.kernels.issued import SEND_RECV, Issued, IssuedCollective
+from overlap_callbacks.analysis.kernels.receives import Transfers
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+from overlap_callbacks.analysis.results.arrivals import MAX_BINS, CollectiveCalls, ProfiledStep
 from overlap_callbacks.analysis.results.window import DimensionTime
+
+# What is sent: kinds of collectives on groups, and kinds of messages with a peer.
+MAX_ROWS, MAX_MESSAGES = 32, 16
 
 # Operator and name of the group.
 CollectiveKey = tuple[str, str]
@@ -71,3 +80,149 @@ def kernel_times_by_collective(kernels: KernelTable, issued: Issued) -> dict[Col
             total_ns = sum(kernels.intervals[in_step].sum_ns for in_step in in_steps.values())
             times[key] = total_ns / len(counts) / 1e6
     return times
+
+
+# -- single calls, for the comparison with other ranks
+
+
+class _Key(NamedTuple):
+    """What is compared with other ranks.
+
+    Attributes:
+        first_rank: lowest rank of the group; -1 if unknown.
+        group: its name; of messages, with both ranks and what they send each other.
+        kind: of collective.
+        group_size: its ranks.
+        dimension: of parallelism.
+        alike: as in ``CollectiveCalls``.
+    """
+
+    first_rank: int
+    group: str
+    kind: str
+    group_size: int
+    dimension: str
+    alike: str = ""
+
+
+# Rows of the profile of each step, by its index.
+_Rows = dict[_Key, dict[int, list[int]]]
+_Times = npt.NDArray[np.float64]
+
+
+def collective_calls(
+    aligned: Alignment, steps: Mapping[int, ProfiledStep], rank: int, transfers: Transfers
+) -> tuple[CollectiveCalls, ...]:
+    """The kernels of each kind of collective on each group; all ranks of a group choose and divide them in one way.
+
+    Args:
+        aligned: the whole profile and the log.
+        steps: the profiled steps that count, by their index.
+        rank: of this process.
+        transfers: what its kernels send and receive, and since when.
+    """
+    kernels = aligned.kernels
+    rows: _Rows = defaultdict(lambda: defaultdict(list))
+    for row, part in aligned.of_row.items():
+        step = int(kernels.step[row])
+        if step in steps and part.group and part.kind not in (SEND_RECV, "barrier"):
+            ranks = aligned.groups[part.group].ranks
+            if len(ranks) > 1:
+                rows[_Key(min(ranks), part.group, part.kind, len(ranks), part.dimension)][step].append(row)
+    # Gloo's send ends before the message has come.
+    messages = _message_rows(aligned, steps, rank, transfers) if aligned.on_device else {}
+    order = sorted(steps, key=lambda step: steps[step].number)
+    label, labels = labels_of(kernels)
+    is_compute = kernels.kind == Kind.COMPUTE
+    compute = kernels.of(Kind.COMPUTE).union()
+    families = {
+        labels[code]: kernels.intervals[is_compute & (label == code)].union()
+        for code in np.unique(label[is_compute]).tolist()
+    }
+    found = []
+    for key, by_step in (*_by_number(rows)[:MAX_ROWS], *_by_number(messages)[:MAX_MESSAGES]):
+        having = [place for place, step in enumerate(order) if step in by_step]
+        start_ns = kernels.intervals.start_ns
+        of_steps = np.array([sorted(by_step[order[place]], key=lambda row: start_ns[row]) for place in having])
+        calls = kernels.intervals[of_steps.ravel()]
+        number = of_steps.shape[1]
+
+        def binned(values: Indices, having: Sequence[int] = having, number: int = number) -> _Times:
+            num_bins = min(number, MAX_BINS)
+            starts = -(-np.arange(num_bins) * number // num_bins)
+            table = np.zeros((len(order), num_bins))
+            table[having] = np.add.reduceat(values.reshape(-1, number).astype(float), starts, axis=1)
+            return table
+
+        hidden = binned(calls.covered_ns(compute))
+        by_family = {family: binned(calls.covered_ns(busy)) for family, busy in families.items()}
+        # Messages are no victims: in both modes they run beside compute.
+        by_family = {family: covered for family, covered in by_family.items() if covered.any() and not key.alike}
+        beside = np.stack([*by_family.values()], axis=2) if by_family else np.empty((*hidden.shape, 0))
+        total = beside.sum(axis=2, keepdims=True)
+        found.append(
+            CollectiveCalls(
+                kind=key.kind,
+                group=key.group,
+                first_rank=key.first_rank,
+                group_size=key.group_size,
+                calls=number,
+                steps=tuple([steps[step] for step in order]),
+                families=tuple(by_family),
+                time_us=_in_us(binned(calls.durations_ns)),
+                hidden_us=_in_us(hidden),
+                shares=np.rint(255 * beside / np.where(total > 0, total, 1)).astype(np.uint8).tobytes(),
+                dimension=key.dimension,
+                alike=f"{key.alike} x {number}" if key.alike else "",
+                open_us=_in_us(binned(_open_ns(kernels, of_steps.ravel(), transfers))) if key.alike else b"",
+            )
+        )
+    return tuple(found)
+
+
+def _in_us(times_ns: _Times) -> bytes:
+    return (times_ns / 1e3).astype(np.float32).tobytes()
+
+
+def _by_number(rows: _Rows) -> list[tuple[_Key, dict[int, list[int]]]]:
+    """The rows of each key in the steps that have so many, for each number that any step has; the same on all ranks."""
+    found = {
+        (key, number): {step: of_step for step, of_step in by_step.items() if len(of_step) == number}
+        for key, by_step in rows.items()
+        for number in {len(of_step) for of_step in by_step.values()}
+    }
+    return [(key, found[key, number]) for key, number in sorted(found)]
+
+
+def _message_rows(aligned: Alignment, steps: Mapping[int, ProfiledStep], rank: int, transfers: Transfers) -> _Rows:
+    """The rows of messages with one peer, by both ranks and what they send each other.
+
+    A kernel with several peers ends with the last of them, so its messages cannot be told apart.
+    """
+    rows: _Rows = defaultdict(lambda: defaultdict(list))
+    for row, message in transfers.messages.items():
+        step, (place, *others) = int(aligned.kernels.step[row]), set(message.peers)
+        ranks = aligned.groups[message.group].ranks
+        peer = ranks[place] if 0 <= place < len(ranks) else rank
+        if step not in steps or others or peer == rank:
+            continue
+        low, high = sorted((rank, peer))
+        sizes = (message.bytes_in, message.bytes_out)
+        up, down = sizes if rank == low else sizes[::-1]
+        name = f"{message.group}: {up} bytes from {low} to {high}, {down} back"
+        alike = f"{up} up, {down} down, {'low' if rank == low else 'high'}"
+        rows[_Key(low, name, SEND_RECV, 2, message.dimension, alike)][step].append(row)
+    return rows
+
+
+def _open_ns(kernels: KernelTable, rows: Indices, transfers: Transfers) -> Indices:
+    """Of messages, the time since when their waiting is not known in which nothing else runs; shape (len(rows),)."""
+    assert transfers.start_ns is not None  # messages are known only with it
+    comm = kernels.of(Kind.COMMUNICATION)
+    order = np.argsort(comm.start_ns, kind="stable")
+    start_ns, end_ns = comm.start_ns[order], comm.end_ns[order]
+    latest_ns = np.maximum.accumulate(end_ns)[:-1]
+    several = Intervals(start_ns[1:], np.minimum(end_ns[1:], latest_ns))  # some are empty or inverted: a union has none
+    beside = kernels.of(Kind.COMPUTE).with_others(several).union()
+    unknown = Intervals(transfers.start_ns[rows], kernels.intervals.end_ns[rows])
+    return unknown.durations_ns - unknown.covered_ns(beside)

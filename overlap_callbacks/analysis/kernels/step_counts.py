@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.results.mode import Mode
 
 # Steps of one mode are like each other if their numbers of kernels differ from the usual one by at most this share.
@@ -37,17 +37,15 @@ class StepCounts:
 
 def kernels_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, int]:
     """Number of compute and communication kernels of each of the given steps."""
-    rows = ((kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)) & (kernels.step >= 0)
-    counts = np.bincount(kernels.step[rows], minlength=max(steps, default=-1) + 1)
+    counts = np.bincount(kernels.step[kernels.busy & (kernels.step >= 0)], minlength=max(steps, default=-1) + 1)
     return {step: int(counts[step]) for step in steps}
 
 
 def tails_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:
     """Names of the last compute or communication kernel on each stream, for each of the steps; the latest last."""
-    wanted = (kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)
     tails = {}
     for step in steps:
-        rows = np.flatnonzero(wanted & (kernels.step == step))
+        rows = np.flatnonzero(kernels.busy & (kernels.step == step))
         rows = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")]
         last_of_lane = {lane: place for place, lane in enumerate(kernels.lane[rows].tolist())}
         tails[step] = tuple([kernels.names[kernels.name[rows[place]]] for place in sorted(last_of_lane.values())])

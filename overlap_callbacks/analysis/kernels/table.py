@@ -95,6 +95,12 @@ class KernelTable:
         """Whether each row is a call of its own, and the calls are numbered by them: so it is on a device."""
         return bool((self.call == np.arange(len(self))).all())
 
+    @property
+    def busy(self) -> npt.NDArray[np.bool_]:
+        """Which rows compute or communicate; shape (n,)."""
+        busy: npt.NDArray[np.bool_] = (self.kind == Kind.COMPUTE) | (self.kind == Kind.COMMUNICATION)
+        return busy
+
     def of(self, kind: Kind) -> Intervals:
         """The intervals of one kind, in all steps and outside them."""
         return self.intervals[self.kind == kind]

@@ -1,16 +1,25 @@
-"""The timeline of one step: when compute ran and when communication was in flight, thinned to what a page can draw."""
+"""What a page draws of one step: when compute and communication ran, the longest kernels, and how long calls take."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import numpy as np
 
+from overlap_callbacks.analysis.formatting import shortened
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
-from overlap_callbacks.analysis.results.kernel_times import StepTimeline
+from overlap_callbacks.analysis.results.kernel_times import CallTimes, StepDetail, StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 
-# Intervals of each kind. A chart that is a thousand pixels wide cannot show more.
+# Intervals of each kind in a timeline. A chart that is a thousand pixels wide cannot show more.
 MAX_INTERVALS = 400
+# Kernels of one step that the record keeps, and the length of their names. So a step takes some tens of kilobytes.
+MAX_SLICES, MAX_NAME_LENGTH = 400, 120
+# Of them, this share is for communication first: so that a collective can be told by its place among its like.
+_COMMUNICATION_SHARE = 0.75
+# Kernels whose calls the record keeps, and the length of their names.
+_MAX_KERNELS, _MAX_CALL_NAME_LENGTH = 40, 200
 
 
 def step_timeline(
@@ -24,8 +33,7 @@ def step_timeline(
         arm: the side of the comparison on which the step counts.
         max_intervals: maximum number of intervals of each kind.
     """
-    shown = (kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)
-    own = kernels.intervals[shown & (kernels.step == step)]
+    own = kernels.intervals[kernels.busy & (kernels.step == step)]
     if not len(own):
         return None
     start, end = int(own.start_ns.min()), int(own.end_ns.max())
@@ -40,3 +48,79 @@ def step_timeline(
     compute, closed_compute = within(Kind.COMPUTE)
     communication, closed_communication = within(Kind.COMMUNICATION)
     return StepTimeline(arm, (end - start) / 1e6, compute, communication, closed_compute, closed_communication)
+
+
+def step_detail(
+    kernels: KernelTable,
+    step: int,
+    sizes: Mapping[int, int],
+    max_slices: int = MAX_SLICES,
+    start_ns: int | None = None,
+) -> StepDetail:
+    """The longest compute and communication kernels of one step, one by one. On CPU, a row is a piece of an operator.
+
+    Communication comes first: up to three quarters of the kernels that are kept.
+
+    Args:
+        kernels: the whole profile.
+        step: index of the step.
+        sizes: size of the collective of each row that has one, by row.
+        max_slices: number of kernels that are kept.
+        start_ns: when the device began the step, on the clock of the rank; None where not known.
+    """
+    rows = np.flatnonzero(kernels.busy & (kernels.step == step))
+    own, is_comm = kernels.intervals[rows], kernels.kind[rows] == Kind.COMMUNICATION
+    by_length = np.argsort(-own.durations_ns, kind="stable")
+    first = by_length[is_comm[by_length]][: int(max_slices * _COMMUNICATION_SHARE)]
+    others = by_length[~np.isin(by_length, first)]
+    kept = np.sort(np.append(first, others[: max_slices - len(first)]))
+    kept = kept[np.argsort(own.start_ns[kept], kind="stable")]
+    begin = int(own.start_ns.min()) if len(rows) else 0
+    names: dict[tuple[str, bool], int] = {}
+    lanes: dict[tuple[bool, int], int] = {}  # on CPU, threads of the two kinds have the same numbers
+    slices = []
+    for place, row in zip(kept.tolist(), rows[kept].tolist(), strict=True):
+        communicates = bool(is_comm[place])
+        name = (shortened(kernels.names[kernels.name[row]], MAX_NAME_LENGTH), communicates)
+        lane = (communicates, int(kernels.lane[row]))
+        start, end = int(own.start_ns[place]), int(own.end_ns[place])
+        slices.append(
+            (
+                names.setdefault(name, len(names)),
+                lanes.setdefault(lane, len(lanes)),
+                (start - begin) / 1e6,
+                (end - start) / 1e6,
+                sizes.get(row, 0) if communicates else 0,
+            )
+        )
+    return StepDetail(
+        names=tuple([name for name, _ in names]),
+        communication=tuple([communicates for _, communicates in names]),
+        slices=tuple(slices),
+        left_out=len(rows) - len(kept),
+        left_out_ms=(own.sum_ns - own[kept].sum_ns) / 1e6,
+        start_ns=start_ns,
+        communication_left_out=int(is_comm.sum()) - int(is_comm[kept].sum()),
+    )
+
+
+def call_times(kernels: KernelTable, steps: Sequence[int]) -> tuple[CallTimes, ...]:
+    """How long single calls of each kernel took in these steps, those with the most time first.
+
+    A call that has several pieces, as operators on CPU have, takes as long as they do together.
+    """
+    rows = np.flatnonzero(kernels.busy & np.isin(kernels.step, np.asarray(steps, dtype=np.int64)))
+    _, first, call = np.unique(kernels.call[rows], return_index=True, return_inverse=True)
+    length_ns = np.bincount(call, weights=kernels.intervals.durations_ns[rows])
+    # A name that both computes and communicates has two numbers.
+    key = 2 * kernels.name[rows[first]] + (kernels.kind[rows[first]] == Kind.COMMUNICATION)
+    totals = np.bincount(key, weights=length_ns)
+    found: list[CallTimes] = []
+    for number in np.argsort(-totals, kind="stable")[:_MAX_KERNELS].tolist():
+        ms = length_ns[key == number] / 1e6
+        if not len(ms):
+            break  # the rest have no calls either
+        name, communicates = kernels.names[number // 2][:_MAX_CALL_NAME_LENGTH], bool(number % 2)
+        least, middle, most = float(ms.min()), float(np.median(ms)), float(ms.max())
+        found.append(CallTimes(name, communicates, len(ms), least, middle, most))
+    return tuple(found)

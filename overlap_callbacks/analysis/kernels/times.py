@@ -85,12 +85,11 @@ class KernelSums:
     def __init__(self, kernels: KernelTable, work_start_ns: Indices | None = None) -> None:
         self._kernels = kernels
         self._compute, self._comm = (kernels.of(kind).union() for kind in (Kind.COMPUTE, Kind.COMMUNICATION))
-        busy = (kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)
+        busy = kernels.busy
         end_ns = kernels.intervals.end_ns[busy]
         self._any = Intervals(kernels.intervals.start_ns[busy], end_ns).union()
         self._working = None if work_start_ns is None else Intervals(work_start_ns[busy], end_ns).union()
-        # -2 is in no row: -1 marks the rows that do not communicate.
-        self._send_recv = kernels.collectives.index("send_recv") if "send_recv" in kernels.collectives else -2
+        self._is_p2p = kernels.runs("send_recv")
         self._by_step = np.argsort(kernels.step, kind="stable")
         self._steps = kernels.step[self._by_step]
 
@@ -127,14 +126,13 @@ class KernelSums:
             num_groups: number of groups, some of which may have no rows.
         """
         table = self._kernels
-        intervals, kind, collective = table.intervals[rows], table.kind[rows], table.collective[rows]
+        intervals, kind, is_p2p = table.intervals[rows], table.kind[rows], self._is_p2p[rows]
         is_compute, is_comm, is_copy = (kind == part for part in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY))
         compute, of_compute = intervals[is_compute], group[is_compute]
         comm, of_comm = intervals[is_comm], group[is_comm]
         copies = intervals[is_copy]
         compute_busy, of_compute_busy = compute.union_by(of_compute)
         comm_busy, of_comm_busy = comm.union_by(of_comm)
-        is_p2p = collective == self._send_recv
         p2p_busy, of_p2p_busy = intervals[is_p2p].union_by(group[is_p2p])
         spans = _spans((compute_busy, of_compute_busy), (comm_busy, of_comm_busy), num_groups)
         sums = [

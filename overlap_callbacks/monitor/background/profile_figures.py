@@ -16,15 +16,17 @@ from overlap_callbacks.analysis.contention.sm_loss import sm_loss
 from overlap_callbacks.analysis.design import rank_weights
 from overlap_callbacks.analysis.kernels.alignment import Alignment, align
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
-from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey, dimension_times, kernel_times_by_collective
-from overlap_callbacks.analysis.kernels.calls import call_times
-from overlap_callbacks.analysis.kernels.collective_calls import collective_calls
+from overlap_callbacks.analysis.kernels.by_collective import (
+    CollectiveKey,
+    collective_calls,
+    dimension_times,
+    kernel_times_by_collective,
+)
 from overlap_callbacks.analysis.kernels.cross_check import cross_check
 from overlap_callbacks.analysis.kernels.host import uncounted_note
 from overlap_callbacks.analysis.kernels.receives import transfer_starts
-from overlap_callbacks.analysis.kernels.step_detail import MAX_SLICES, step_detail
 from overlap_callbacks.analysis.kernels.table import KernelTable
-from overlap_callbacks.analysis.kernels.timeline import step_timeline
+from overlap_callbacks.analysis.kernels.timeline import MAX_SLICES, call_times, step_detail, step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
 from overlap_callbacks.analysis.power.phases import ProfilePhases, StepPhases
 from overlap_callbacks.analysis.results.arrivals import CollectiveCalls, ProfiledStep

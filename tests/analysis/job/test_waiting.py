@@ -18,7 +18,7 @@ from overlap_callbacks.analysis.job.stages import ENOUGH
 from overlap_callbacks.analysis.job.waiting import MAX_MESSAGE_BYTES, OpenGroup, WaitingSums, without_waiting
 from overlap_callbacks.analysis.kernels.alignment import align
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
-from overlap_callbacks.analysis.kernels.collective_calls import collective_calls
+from overlap_callbacks.analysis.kernels.by_collective import collective_calls
 from overlap_callbacks.analysis.kernels.receives import Transfers, transfer_starts
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block

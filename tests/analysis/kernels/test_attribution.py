@@ -12,10 +12,8 @@ from overlap_callbacks.analysis.kernels.attribution import (
     ALONE,
     UNMATCHED,
     PairSums,
-    Side,
-    dimension_pair_times,
+    VictimSums,
     labels_of,
-    pair_times,
     pair_times_of,
 )
 from overlap_callbacks.analysis.kernels.call_table import Calls
@@ -45,7 +43,17 @@ def pairs_with(calls: Calls, wanted: Any, alone: Sequence[float | None], num_ste
         if value is not None and wanted[i]
     ]
     theirs = Calls.of(columns(partners))
-    return pair_times(Side(calls, wanted, num_steps), Side(theirs, every(theirs), num_steps), times)
+    sums = PairSums(kernels)
+    sums.add(calls, wanted, times)
+    sums.add_alone(theirs, every(theirs))
+    return sums.pairs(num_steps, num_steps)
+
+
+def beside_dimensions(calls: Calls, alone_ns: Any, dimension: Sequence[int], names: tuple[str, ...]) -> list[PairTime]:
+    """The compute kernels beside each dimension; the dimension of each row is an index into the names."""
+    sums = VictimSums(calls.kernels, C, M, names)
+    sums.add(calls, every(calls), alone_ns, np.array(dimension))
+    return [pair for pair in sums.pairs(1, 1) if pair.concurrent_with in names]
 
 
 def row(pair: PairTime) -> tuple[float, float, float, float | None]:
@@ -89,9 +97,7 @@ def test_a_loss_goes_to_the_dimension_in_flight_whatever_its_kind_of_collective(
             (GEMM, C, 0, 40, 44), (REDUCE, M, 0, 40, 44)]  # fmt: skip
     calls = Calls.of(columns(rows))
     alone_ns = np.array([4, 3.5, 6, 4, 3, np.nan, 4]) * MS
-    dimensions = np.array([-1, -1, 0, 1, -1, -1, 0]), ("tensor", "data")
-    side = Side(calls, every(calls), 1)
-    found = dimension_pair_times(side, side, alone_ns, dimensions)
+    found = beside_dimensions(calls, alone_ns, [-1, -1, 0, 1, -1, -1, 0], ("tensor", "data"))
     assert [(pair.kernel_family, pair.concurrent_with, pair.communication) for pair in found] == [
         ("gemm", "tensor", False), ("normalisation", "data", False),
     ]  # fmt: skip
@@ -103,8 +109,7 @@ def test_a_loss_goes_to_the_dimension_in_flight_whatever_its_kind_of_collective(
 def test_beside_two_dimensions_at_once_a_loss_is_shared_by_the_time_of_each() -> None:
     calls = Calls.of(columns([(GEMM, C, 0, 0, 12), (REDUCE, M, 0, 0, 9), (REDUCE, M, 0, 6, 9)]))
     alone_ns = np.array([8.0, 9, 3]) * MS
-    side = Side(calls, every(calls), 1)
-    found = dimension_pair_times(side, side, alone_ns, (np.array([-1, 0, 1]), ("pipeline", "data")))
+    found = beside_dimensions(calls, alone_ns, [-1, 0, 1], ("pipeline", "data"))
     assert [pair.concurrent_with for pair in found] == ["pipeline", "data"]
     assert [pair.lost_ms for pair in found] == pytest.approx([4 * 9 / 12, 4 * 3 / 12])
 
@@ -121,8 +126,10 @@ def test_what_has_no_partner_stands_in_a_row_of_its_own_beside_what_the_other_mo
 def test_losses_add_up_to_the_difference_in_time_whatever_has_a_partner() -> None:
     mine = Calls.of(columns([(GEMM, C, 0, 0, 4), (GEMM, C, 0, 5, 8), (NORM, C, 0, 9, 11), (REDUCE, M, 0, 2, 7)]))
     theirs = Calls.of(columns([(GEMM, C, 0, 0, 3), ("aten::add", C, 0, 20, 27), (REDUCE, M, 0, 40, 44)]))
-    overlapped, sequential = (Side(calls, every(calls), 1) for calls in (mine, theirs))
-    found = pair_times(overlapped, sequential, match(mine, every(mine), theirs, every(theirs)).alone_ns)
+    sums = PairSums(mine.kernels)
+    sums.add(mine, every(mine), match(mine, every(mine), theirs, every(theirs)).alone_ns)
+    sums.add_alone(theirs, every(theirs))
+    found = sums.pairs(1, 1)
     assert sum(pair.lost_ms for pair in found if not pair.communication) == pytest.approx((4 + 3 + 2) - (3 + 7))
     assert sum(pair.lost_ms for pair in found if pair.communication) == pytest.approx(5 - 4)
     unmatched = {
@@ -244,8 +251,10 @@ def test_pairs_that_are_added_up_over_parts_are_those_of_all_at_once(seed: int) 
     calls = Calls.of(kernels)
     wanted = np.array([chance.random() < 0.9 for _ in rows])
     times = np.array([chance.choice((np.nan, chance.randrange(9) * MS)) for _ in rows])
-    whole = pair_times(Side(calls, wanted, 2), Side(calls, ~wanted, 1), times)
-    sums = PairSums(kernels, kernels)
+    at_once, sums = PairSums(kernels), PairSums(kernels)
+    at_once.add(calls, wanted, times)
+    at_once.add_alone(calls, ~wanted)
+    whole = at_once.pairs(2, 1)
     for step in range(2):
         mine = np.flatnonzero(kernels.step == step)
         part = Calls.of(kernels[mine])

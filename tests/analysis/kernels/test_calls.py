@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from overlap_callbacks.analysis.kernels.calls import call_times
+from overlap_callbacks.analysis.kernels.timeline import call_times
 from overlap_callbacks.analysis.results.kernel_times import CallTimes
 from tests.analysis.kernels.test_times import TWO_STEPS
 

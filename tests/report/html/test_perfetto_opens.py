@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from overlap_callbacks.analysis.formatting import shortened
-from overlap_callbacks.analysis.kernels.step_detail import MAX_NAME_LENGTH, step_detail
 from overlap_callbacks.analysis.kernels.table import Kind
-from overlap_callbacks.analysis.kernels.timeline import step_timeline
+from overlap_callbacks.analysis.kernels.timeline import MAX_NAME_LENGTH, step_detail, step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums
 from overlap_callbacks.analysis.results.kernel_times import StepDetail
 from overlap_callbacks.analysis.results.mode import Mode
