@@ -28,11 +28,9 @@ import numpy as np
 
 import overlap_callbacks
 from overlap_callbacks.analysis.power.device import power_figures
-from overlap_callbacks.analysis.power.readings import Reading
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.readings import Reading, Segment
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, SourceInfo
-from overlap_callbacks.instruments.power.energy_counter import EnergyCounter
 from overlap_callbacks.instruments.power.sampler import Sampler
 from overlap_callbacks.instruments.power.sensors import (
     AMD_AVERAGE,
@@ -42,7 +40,7 @@ from overlap_callbacks.instruments.power.sensors import (
     PART_TIME,
     Sensor,
 )
-from overlap_callbacks.instruments.power.source import PowerError, PowerSource
+from overlap_callbacks.instruments.power.source import EnergyCounter, PowerError, PowerSource
 
 WITHIN, GOAL_WITHIN, GOAL_HELD = 0.02, 0.95, 0.94
 DT_S = 0.001

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from overlap_callbacks.analysis.results.environment import RankEnvironment
+from overlap_callbacks.analysis.environment.job import pooled_environment
+from overlap_callbacks.analysis.environment.lint import add_traits, lint_job, traits_of
+from overlap_callbacks.analysis.environment.sums import add_environments, environment_of
+from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, RankEnvironment
 from overlap_callbacks.analysis.results.window import RankWindow
 from tests.samples import window
 
@@ -43,3 +47,14 @@ def samples(*environments: RankEnvironment, **changes: Any) -> list[RankWindow]:
     on_gpu = environments[0].device != "cpu"
     fields = {"backend": "nccl", "device": environments[0].device, "num_sms": environments[0].num_sms} if on_gpu else {}
     return [window(rank, environment=e, **{**fields, **changes}) for rank, e in enumerate(environments)]
+
+
+def job_environment(windows: Sequence[RankWindow]) -> JobEnvironment | None:
+    """The environment of the ranks that sent theirs, with the backend of the first; None if none did."""
+    parts = [environment_of(window.rank, window.environment) for window in windows if window.environment is not None]
+    return pooled_environment(add_environments(parts), windows[0].backend) if parts else None
+
+
+def lint(environment: JobEnvironment | None, samples: Sequence[RankWindow]) -> tuple[Finding, ...]:
+    """What the rules find in a job with these windows."""
+    return () if environment is None else lint_job(environment, add_traits([traits_of(sample) for sample in samples]))

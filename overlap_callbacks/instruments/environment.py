@@ -17,13 +17,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from overlap_callbacks.analysis.environment.hidden_hosts import HiddenNames, hidden_environment, mark_of
-from overlap_callbacks.analysis.environment.variables import environment_variables
+from overlap_callbacks.analysis.environment.privacy import (
+    HiddenNames,
+    environment_variables,
+    hidden_environment,
+    mark_of,
+)
 from overlap_callbacks.analysis.results.environment import PCIE, RankEnvironment
 from overlap_callbacks.analysis.safe_text import digest
 from overlap_callbacks.instruments import device
 from overlap_callbacks.instruments.power.discovery import from_properties
-from overlap_callbacks.instruments.power.nvlink import nvlink_devices
+from overlap_callbacks.instruments.power.nvml import nvlink_devices
 
 T = TypeVar("T")
 

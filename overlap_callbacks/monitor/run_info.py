@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from overlap_callbacks._version import __version__
-from overlap_callbacks.analysis.environment.hidden_hosts import numbered
+from overlap_callbacks.analysis.environment.privacy import numbered
 from overlap_callbacks.analysis.results.catalogue import FIGURES, every_figure, keys_of
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.run import Setting, Workload

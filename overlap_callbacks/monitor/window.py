@@ -21,7 +21,7 @@ from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments import clocks, device
-from overlap_callbacks.instruments.memory import MemoryReader, RawReading
+from overlap_callbacks.instruments.device import MemoryReader, RawReading
 from overlap_callbacks.instruments.other_profilers import serves_a_daemon
 from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.instruments.profiler import FIRST_STEPS, Profile, record_bound, threads_hold_buffers

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from overlap_callbacks.analysis.environment import job, variables
+from overlap_callbacks.analysis.environment import job, privacy, sums
 from overlap_callbacks.analysis.environment.lint import RULES
 from tests.docs.conftest import DOCS
 
@@ -19,10 +19,10 @@ def test_each_rule_is_explained_with_its_severity_and_source() -> None:
 def test_the_variables_that_are_kept_are_named() -> None:
     section = _TEXT[_TEXT.index("### Which variables") : _TEXT.index("### Large jobs")]
     named = set(re.findall(r"`([A-Z0-9_]+)`", section))
-    kept = {*variables._PREFIXES, *variables._NAMES, *variables._SECRET.pattern.split("|")}
+    kept = {*privacy._PREFIXES, *privacy._NAMES, *privacy._SECRET.pattern.split("|")}
     assert named == kept
 
 
 def test_the_limits_are_those_of_the_code() -> None:
-    for number in (variables.MAX_VALUE_LENGTH, variables.MAX_VARIABLES, job.MAX_PLACES, job.MAX_DIFFERENCES):
+    for number in (privacy.MAX_VALUE_LENGTH, privacy.MAX_VARIABLES, sums.MAX_PLACES, job.MAX_DIFFERENCES):
         assert re.search(rf"\b{number}\b", _TEXT)

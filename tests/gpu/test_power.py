@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from overlap_callbacks.analysis.power.device import power_figures
-from overlap_callbacks.analysis.power.readings import Readings
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.readings import Readings, Segment
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.instruments.power.discovery import NoPower, find_source, identify
 from overlap_callbacks.instruments.power.sampler import Sampler

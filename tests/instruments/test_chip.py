@@ -6,8 +6,8 @@ from typing import Any, cast
 import pytest
 import torch
 
-from overlap_callbacks.analysis.contention.occupancy import Chip
-from overlap_callbacks.instruments.chip import chip_of
+from overlap_callbacks.analysis.kernels.sm_loss import Chip
+from overlap_callbacks.instruments.device import chip_of
 
 STREAM = cast(Any, SimpleNamespace(device=torch.device("cuda", 1)))
 

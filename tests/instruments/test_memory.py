@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from overlap_callbacks.instruments.memory import MemoryReader, reading_of
+from overlap_callbacks.instruments.device import MemoryReader, reading_of
 
 COUNTERS = (
     "allocated_bytes", "active_bytes", "reserved_bytes", "requested_bytes", "inactive_split_bytes",

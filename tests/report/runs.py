@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
-from overlap_callbacks.analysis.contention.shares import slowdown_shares
+from overlap_callbacks.analysis.power.cause import slowdown_shares
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiting, Lateness
 from overlap_callbacks.analysis.results.catalogue import FIGURES

@@ -1,17 +1,16 @@
 """Known traps in the environment of a job: settings that cost performance, or that make figures mean something else.
 
-Each rule rests on a public document, whose address is with its findings. Rules are pure, and say nothing where what
-they need is not known.
+Each rule rests on a public document, whose address is with its findings. A rule says nothing where it lacks a fact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple, Union
 
 import msgspec
 
-from overlap_callbacks.analysis.environment.transport import WITHIN, is_on
+from overlap_callbacks.analysis.environment.job import WITHIN, is_on
 from overlap_callbacks.analysis.formatting import short_kernel_name, shortened
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, Severity
 from overlap_callbacks.analysis.results.window import RankWindow
@@ -96,6 +95,9 @@ def add_traits(parts: Sequence[Traits]) -> Traits:
     )
 
 
+_Limited = tuple[Union[Grid, None], str, int]
+
+
 class JobFacts:
     """What rules may ask.
 
@@ -126,20 +128,23 @@ class JobFacts:
         if name in self.own.variables:
             yield self.own.variables[name], ""
 
-    def is_set_to(self, accepts: Callable[[str], bool], *names: str) -> str:
-        """The first setting that ``accepts`` takes, e.g. ``NCCL_DEBUG=INFO on rank 3``; empty without one."""
-        for name in names:
+    def setting(self, accepts: Mapping[str, Callable[[str], bool]]) -> str:
+        """The first setting that is accepted, e.g. ``NCCL_DEBUG=INFO on rank 3``; empty without one.
+
+        Args:
+            accepts: which values of each variable are looked for.
+        """
+        for name, accept in accepts.items():
             for value, ranks in self.values(name):
-                if accepts(value):
+                if accept(value):
                     return f"{name}={value}{ranks}"
         return ""
 
-    def number(self, *names: str) -> tuple[str, int] | None:
-        """The first of some variables that is a positive number on all ranks."""
-        for name in names:
-            values = list(self.values(name))
-            if len(values) == 1 and not values[0][1] and values[0][0].isdigit() and int(values[0][0]) > 0:
-                return name, int(values[0][0])
+    def number(self, name: str) -> tuple[str, int] | None:
+        """A variable that is a positive number on all ranks."""
+        values = list(self.values(name))
+        if len(values) == 1 and not values[0][1] and values[0][0].isdigit() and int(values[0][0]) > 0:
+            return name, int(values[0][0])
         return None
 
 
@@ -161,16 +166,6 @@ class Rule(NamedTuple):
     source: str
 
 
-def lint(environment: JobEnvironment | None, samples: Sequence[RankWindow]) -> tuple[Finding, ...]:
-    """What the rules find, the most serious first.
-
-    Args:
-        environment: of the job; None if unknown.
-        samples: what each rank measured in a window.
-    """
-    return () if environment is None else lint_job(environment, add_traits([traits_of(sample) for sample in samples]))
-
-
 def lint_job(environment: JobEnvironment, traits: Traits) -> tuple[Finding, ...]:
     """What the rules find, the most serious first.
 
@@ -190,40 +185,47 @@ def lint_job(environment: JobEnvironment, traits: Traits) -> tuple[Finding, ...]
 # -- the rules
 
 
-def _cuda_blocking(facts: JobFacts) -> str | None:
-    setting = "" if facts.on_cpu or facts.on_amd else facts.is_set_to(is_on, "CUDA_LAUNCH_BLOCKING")
-    return f"{setting}: the host waits for each kernel, so nothing overlaps." if setting else None
+def _is(*values: str) -> Callable[[str], bool]:
+    return lambda value: value.strip().upper() in values
 
 
-def _hip_blocking(facts: JobFacts) -> str | None:
-    setting = facts.is_set_to(is_on, "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL") if facts.on_amd else ""
-    return f"{setting}: kernels run one after the other, so nothing overlaps." if setting else None
+def _setting(
+    says: str, accepts: Mapping[str, Callable[[str], bool]], where: Callable[[JobFacts], bool] = lambda facts: True
+) -> Callable[[JobFacts], str | None]:
+    """The check for a setting of some variables.
+
+    Args:
+        says: what the setting does.
+        accepts: values that do so, by variable.
+        where: in which jobs.
+    """
+
+    def check(facts: JobFacts) -> str | None:
+        setting = facts.setting(accepts) if where(facts) else ""
+        return f"{setting}: {says}" if setting else None
+
+    return check
 
 
-def _hip_queues(facts: JobFacts) -> str | None:
-    setting = facts.is_set_to(lambda value: value.strip() == "1", "GPU_MAX_HW_QUEUES") if facts.on_amd else ""
-    return f"{setting}: all streams of a device share one hardware queue." if setting else None
+def _uses_nccl(facts: JobFacts) -> bool:
+    return facts.uses_nccl
 
 
-def _blocking_wait(facts: JobFacts) -> str | None:
-    setting = facts.is_set_to(is_on, "TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT") if facts.uses_nccl else ""
-    if not setting:
-        return None
-    return (
-        f"{setting}: waiting for a collective blocks the host, so sequential steps starve the device and overlap "
-        f"looks better than it is."
-    )
+def _on_cuda(facts: JobFacts) -> bool:
+    return not (facts.on_cpu or facts.on_amd)
 
 
-def _debug_detail(facts: JobFacts) -> str | None:
-    setting = facts.is_set_to(lambda value: value.strip().upper() == "DETAIL", "TORCH_DISTRIBUTED_DEBUG")
-    return f"{setting}: all ranks meet for a check before each collective, in both modes." if setting else None
+def _on_amd(facts: JobFacts) -> bool:
+    return facts.on_amd
+
+
+def _shares_hosts(facts: JobFacts) -> bool:
+    return facts.uses_nccl and any(transport.between == WITHIN for transport in facts.environment.transports)
 
 
 def _one_connection_needed(facts: JobFacts) -> str | None:
-    if not _needs_one_connection(facts) or facts.is_set_to(lambda value: True, "CUDA_DEVICE_MAX_CONNECTIONS") == (
-        "CUDA_DEVICE_MAX_CONNECTIONS=1"
-    ):
+    connections = facts.setting({"CUDA_DEVICE_MAX_CONNECTIONS": lambda value: True})
+    if not _needs_one_connection(facts) or connections == "CUDA_DEVICE_MAX_CONNECTIONS=1":
         return None
     return (
         "CUDA_DEVICE_MAX_CONNECTIONS is not 1: Megatron relies on it, before Blackwell, to launch the communication "
@@ -232,98 +234,45 @@ def _one_connection_needed(facts: JobFacts) -> str | None:
 
 
 def _needs_one_connection(facts: JobFacts) -> bool:
-    if facts.on_cpu or facts.on_amd or not facts.own.framework.lower().startswith("megatron"):
+    if not _on_cuda(facts) or not facts.own.framework.lower().startswith("megatron"):
         return False
     major = facts.own.compute_capability.partition(".")[0]
     return major.isdigit() and int(major) < _BLACKWELL and bool(facts.dimensions & {"tensor", "context"})
 
 
-def _one_connection_harms(facts: JobFacts) -> str | None:
-    if facts.on_cpu or facts.on_amd or _needs_one_connection(facts):
-        return None
-    setting = facts.is_set_to(lambda value: value.strip() == "1", "CUDA_DEVICE_MAX_CONNECTIONS")
-    return f"{setting}: streams are not independent, so communication may wait for compute." if setting else None
-
-
-def _no_caching(facts: JobFacts) -> str | None:
-    setting = "" if facts.on_cpu else facts.is_set_to(is_on, "PYTORCH_NO_CUDA_MEMORY_CACHING")
-    return f"{setting}: memory is given back to the driver at once, which synchronises the device." if setting else None
-
-
-def _no_p2p(facts: JobFacts) -> str | None:
-    shared = any(transport.between == WITHIN for transport in facts.environment.transports)
-    if not (facts.uses_nccl and shared):
-        return None
-    setting = facts.is_set_to(is_on, "NCCL_P2P_DISABLE") or facts.is_set_to(
-        lambda value: value.strip().upper() in ("LOC", "0"), "NCCL_P2P_LEVEL"
-    )
-    return f"{setting}: GPUs of one host do not reach each other directly, by NVLink or PCIe." if setting else None
-
-
-def _no_shared_memory(facts: JobFacts) -> str | None:
-    setting = facts.is_set_to(is_on, "NCCL_SHM_DISABLE") if facts.uses_nccl else ""
-    if not setting:
-        return None
-    return f"{setting}: GPUs of one host that cannot reach each other directly communicate over the network."
-
-
-def _no_infiniband(facts: JobFacts) -> str | None:
-    several = facts.uses_nccl and facts.environment.num_hosts > 1
-    setting = facts.is_set_to(is_on, "NCCL_IB_DISABLE") if several else ""
-    return f"{setting}: hosts do not communicate over InfiniBand or RoCE." if setting else None
-
-
-def _protocol(facts: JobFacts) -> str | None:
-    setting = facts.is_set_to(lambda value: bool(value.strip()), "NCCL_PROTO") if facts.uses_nccl else ""
-    return f"{setting}: NCCL may not choose its protocol by itself." if setting else None
-
-
-def _argument_checks(facts: JobFacts) -> str | None:
-    if not facts.uses_nccl:
-        return None
-    setting = facts.is_set_to(is_on, "NCCL_CHECK_POINTERS") or facts.is_set_to(
-        lambda value: value.strip().upper().startswith("DEBUG"), "NCCL_CHECK_MODE"
-    )
-    return f"{setting}: NCCL checks the arguments of each collective, which adds latency." if setting else None
-
-
-def _trace_log(facts: JobFacts) -> str | None:
-    setting = facts.is_set_to(lambda value: value.strip().upper() == "TRACE", "NCCL_DEBUG") if facts.uses_nccl else ""
-    return f"{setting}: NCCL may print a line for each call." if setting else None
-
-
 def _too_many_blocks(facts: JobFacts) -> str | None:
-    limit = _stricter(facts, min, "NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")
-    if limit is None or facts.largest is None or facts.largest.num_blocks <= limit[1]:
+    grid, limit, number = _largest_and_limit(facts, min, "NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")
+    if grid is None or grid.num_blocks <= number:
         return None
-    grid = facts.largest
-    return f"{grid.short_name} ran with {grid.num_blocks} blocks, though {limit[0]}={limit[1]}."
+    return f"{grid.short_name} ran with {grid.num_blocks} blocks, though {limit}={number}."
 
 
 def _minimum_not_reached(facts: JobFacts) -> str | None:
-    limit = _stricter(facts, max, "NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS")
-    if limit is None or facts.largest is None or facts.largest.num_blocks >= limit[1]:
+    grid, limit, number = _largest_and_limit(facts, max, "NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS")
+    if grid is None or grid.num_blocks >= number:
         return None
-    return f"No kernel of NCCL ran with more than {facts.largest.num_blocks} blocks, though {limit[0]}={limit[1]}."
+    return f"No kernel of NCCL ran with more than {grid.num_blocks} blocks, though {limit}={number}."
 
 
 def _minimum_binds(facts: JobFacts) -> str | None:
-    limit = _stricter(facts, max, "NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS")
-    if limit is None or limit[1] == 1 or facts.largest is None or facts.largest.num_blocks != limit[1]:
+    grid, limit, number = _largest_and_limit(facts, max, "NCCL_MIN_CTAS", "NCCL_MIN_NCHANNELS")
+    if grid is None or number == 1 or grid.num_blocks != number:
         return None
     return (
-        f"{facts.largest.short_name} ran with just as many blocks as {limit[0]}={limit[1]} asks for at least: NCCL's "
-        f"own estimate of what it needs may be lower."
+        f"{grid.short_name} ran with just as many blocks as {limit}={number} asks for at least: NCCL's own estimate "
+        f"of what it needs may be lower."
     )
 
 
-def _stricter(facts: JobFacts, choose: Callable[[list[int]], int], *names: str) -> tuple[str, int] | None:
-    """Of two variables for one limit, the one in force: NCCL takes the more restrictive."""
-    numbers = [number for name in names if (number := facts.number(name)) is not None]
-    if not numbers:
-        return None
-    value = choose([number for _, number in numbers])
-    return next(number for number in numbers if number[1] == value)
+def _largest_and_limit(facts: JobFacts, choose: Callable[..., tuple[str, int]], *names: str) -> _Limited:
+    """The largest launch, and of two variables for one limit the one in force: NCCL takes the more restrictive.
+
+    The launch is None where there is none, or no limit.
+    """
+    limits = [limit for name in names if (limit := facts.number(name)) is not None]
+    if not limits or facts.largest is None:
+        return None, "", 0
+    return facts.largest, *choose(limits, key=lambda limit: limit[1])
 
 
 def _many_sms(facts: JobFacts) -> str | None:
@@ -361,23 +310,38 @@ _MAY_DIFFER = frozenset(
 
 RULES = (
     Rule(
-        "cuda-launch-blocking", Severity.SERIOUS, _cuda_blocking,
+        "cuda-launch-blocking", Severity.SERIOUS,
+        _setting("the host waits for each kernel, so nothing overlaps.", {"CUDA_LAUNCH_BLOCKING": is_on}, _on_cuda),
         "Unset it, but to find an error.", f"{TORCH_CUDA_DOCS}#asynchronous-execution",
     ),
     Rule(
-        "hip-serialised-kernels", Severity.SERIOUS, _hip_blocking,
+        "hip-serialised-kernels", Severity.SERIOUS,
+        _setting(
+            "kernels run one after the other, so nothing overlaps.",
+            {"HIP_LAUNCH_BLOCKING": is_on, "AMD_SERIALIZE_KERNEL": is_on}, _on_amd,
+        ),
         "Unset it, but to find an error.", HIP_DOCS,
     ),
     Rule(
-        "hip-one-queue", Severity.SERIOUS, _hip_queues,
+        "hip-one-queue", Severity.SERIOUS,
+        _setting("all streams of a device share one hardware queue.", {"GPU_MAX_HW_QUEUES": _is("1")}, _on_amd),
         "Unset it (the default is 4), or set it to 2 or more.", HIP_DOCS,
     ),
     Rule(
-        "nccl-blocking-wait", Severity.SERIOUS, _blocking_wait,
+        "nccl-blocking-wait", Severity.SERIOUS,
+        _setting(
+            "waiting for a collective blocks the host, so sequential steps starve the device and overlap looks better "
+            "than it is.",
+            {"TORCH_NCCL_BLOCKING_WAIT": is_on, "NCCL_BLOCKING_WAIT": is_on}, _uses_nccl,
+        ),
         "Unset it: torch notices failed collectives without it (TORCH_NCCL_ASYNC_ERROR_HANDLING).", TORCH_NCCL_DOCS,
     ),
     Rule(
-        "torch-distributed-debug", Severity.WARNING, _debug_detail,
+        "torch-distributed-debug", Severity.WARNING,
+        _setting(
+            "all ranks meet for a check before each collective, in both modes.",
+            {"TORCH_DISTRIBUTED_DEBUG": _is("DETAIL")},
+        ),
         "Unset it, or use INFO, but to find a hang.", f"{TORCH_DISTRIBUTED_DOCS}#torch-distributed-debug",
     ),
     Rule(
@@ -386,29 +350,54 @@ RULES = (
         MEGATRON_ARGUMENTS,
     ),
     Rule(
-        "max-connections-one", Severity.WARNING, _one_connection_harms,
+        "max-connections-one", Severity.WARNING,
+        _setting(
+            "streams are not independent, so communication may wait for compute.",
+            {"CUDA_DEVICE_MAX_CONNECTIONS": _is("1")},
+            lambda facts: _on_cuda(facts) and not _needs_one_connection(facts),
+        ),
         "Unset it, unless tensor or context parallelism of Megatron needs it (on Hopper and before).",
         MEGATRON_FSDP_DOCS,
     ),
     Rule(
-        "no-memory-caching", Severity.WARNING, _no_caching,
+        "no-memory-caching", Severity.WARNING,
+        _setting(
+            "memory is given back to the driver at once, which synchronises the device.",
+            {"PYTORCH_NO_CUDA_MEMORY_CACHING": is_on}, lambda facts: not facts.on_cpu,
+        ),
         "Unset it, but to find an error.", f"{TORCH_CUDA_DOCS}#memory-management",
     ),
     Rule(
-        "nccl-p2p-off", Severity.WARNING, _no_p2p,
+        "nccl-p2p-off", Severity.WARNING,
+        _setting(
+            "GPUs of one host do not reach each other directly, by NVLink or PCIe.",
+            {"NCCL_P2P_DISABLE": is_on, "NCCL_P2P_LEVEL": _is("LOC", "0")}, _shares_hosts,
+        ),
         "Unset it; if NCCL hangs or fails without it, the fault lies in the machine's set-up.",
         f"{NCCL_DOCS}#nccl-p2p-disable",
     ),
     Rule(
-        "nccl-shm-off", Severity.WARNING, _no_shared_memory,
+        "nccl-shm-off", Severity.WARNING,
+        _setting(
+            "GPUs of one host that cannot reach each other directly communicate over the network.",
+            {"NCCL_SHM_DISABLE": is_on}, _uses_nccl,
+        ),
         "Unset it; a container may need more shared memory instead.", f"{NCCL_DOCS}#nccl-shm-disable",
     ),
     Rule(
-        "nccl-ib-off", Severity.WARNING, _no_infiniband,
+        "nccl-ib-off", Severity.WARNING,
+        _setting(
+            "hosts do not communicate over InfiniBand or RoCE.", {"NCCL_IB_DISABLE": is_on},
+            lambda facts: facts.uses_nccl and facts.environment.num_hosts > 1,
+        ),
         "Unset it where the hosts have InfiniBand or RoCE.", f"{NCCL_DOCS}#nccl-ib-disable",
     ),
     Rule(
-        "nccl-protocol", Severity.WARNING, _protocol,
+        "nccl-protocol", Severity.WARNING,
+        _setting(
+            "NCCL may not choose its protocol by itself.", {"NCCL_PROTO": lambda value: bool(value.strip())},
+            _uses_nccl,
+        ),
         "Unset it: NCCL's documentation discourages it, but to avoid a bug of one protocol.", f"{NCCL_DOCS}#nccl-proto",
     ),
     Rule(
@@ -430,11 +419,17 @@ RULES = (
         f"{NCCL_DOCS}#nccl-max-ctas",
     ),
     Rule(
-        "nccl-argument-checks", Severity.NOTE, _argument_checks,
+        "nccl-argument-checks", Severity.NOTE,
+        _setting(
+            "NCCL checks the arguments of each collective, which adds latency.",
+            {"NCCL_CHECK_POINTERS": is_on, "NCCL_CHECK_MODE": lambda value: value.strip().upper().startswith("DEBUG")},
+            _uses_nccl,
+        ),
         "Unset it, but to find an error.", f"{NCCL_DOCS}#nccl-check-pointers",
     ),
     Rule(
-        "nccl-trace-log", Severity.NOTE, _trace_log,
+        "nccl-trace-log", Severity.NOTE,
+        _setting("NCCL may print a line for each call.", {"NCCL_DEBUG": _is("TRACE")}, _uses_nccl),
         "Unset it, or use WARN, but to find an error.", f"{NCCL_DOCS}#nccl-debug",
     ),
     Rule(

@@ -13,10 +13,9 @@ import numpy as np
 
 from overlap_callbacks.analysis.communication.placement import host_numbers
 from overlap_callbacks.analysis.communication.traffic import traffic_of
-from overlap_callbacks.analysis.contention.shares import Explanation, explain
-from overlap_callbacks.analysis.environment.hidden_hosts import has_marks, host_numbers_of, numbered
 from overlap_callbacks.analysis.environment.job import pooled_environment
 from overlap_callbacks.analysis.environment.lint import lint_job
+from overlap_callbacks.analysis.environment.privacy import has_marks, host_numbers_of, numbered
 from overlap_callbacks.analysis.experts import pooled_experts
 from overlap_callbacks.analysis.figures import intervals_from
 from overlap_callbacks.analysis.job.arrivals import reported_arrivals
@@ -36,6 +35,7 @@ from overlap_callbacks.analysis.job.transfers import with_transfers
 from overlap_callbacks.analysis.job.waiting import reported_waiting, transfers_of_dimensions, without_waiting
 from overlap_callbacks.analysis.measuring_cost import LostTime
 from overlap_callbacks.analysis.memory import pooled_memory
+from overlap_callbacks.analysis.power.cause import Explanation, explain
 from overlap_callbacks.analysis.power.sums import pooled_power
 from overlap_callbacks.analysis.rank_problems import bounded
 from overlap_callbacks.analysis.results.environment import JobEnvironment

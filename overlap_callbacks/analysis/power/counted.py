@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from overlap_callbacks.analysis.power.mean_power import MeanPower, mean_power, spread_over_blocks
-from overlap_callbacks.analysis.power.readings import Floats, Readings
-from overlap_callbacks.analysis.power.segments import Segment, rows_within
+from overlap_callbacks.analysis.power.readings import Floats, Readings, Segment, rows_within
 from overlap_callbacks.analysis.results.power import SourceInfo
 from overlap_callbacks.analysis.statistics import MIN_BLOCKS
 

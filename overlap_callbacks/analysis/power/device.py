@@ -1,46 +1,44 @@
 """Power, energy and clocks per mode of one device in one window.
 
 The energy counter is the best source: it misses nothing. Watts and joules come from it where its reads span the blocks
-every mode well enough, and else from readings of power, again where these tell the mean well enough. Both modes use one
-method, since two methods differ by more than the modes do. Where the two methods disagree, neither can be believed.
+of every mode well enough, and else from readings of power, again where these give the mean well enough. Both modes use
+one method, since two methods differ by more than the modes do. Where the two methods disagree, neither can be believed.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.power.agreement import Agreement, compare
 from overlap_callbacks.analysis.power.counted import counted_power
-from overlap_callbacks.analysis.power.mean_power import MAX_ERROR, MeanPower, estimate_j, estimate_w
-from overlap_callbacks.analysis.power.momentary import (
-    by_position,
-    mean_now,
-    parts_use,
-    reason_fractions,
-    throttled_fraction,
-    with_compute_clocks,
-)
-from overlap_callbacks.analysis.power.phases import StepPhases
-from overlap_callbacks.analysis.power.readings import Floats, Readings
-from overlap_callbacks.analysis.power.response import covered_s
-from overlap_callbacks.analysis.power.sampled import SampledPower, Unmeasured, sampled_power
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.mean_power import MAX_ERROR, MeanPower, compare, estimate_j, estimate_w
+from overlap_callbacks.analysis.power.phases import StepPhases, clocks_while_computing
+from overlap_callbacks.analysis.power.readings import Floats, Readings, Segment, hold, rows_within
+from overlap_callbacks.analysis.power.sampled import SampledPower, Unmeasured, covered_s, sampled_power
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo
+from overlap_callbacks.analysis.results.power import (
+    REASONS,
+    DevicePower,
+    ModePower,
+    PositionPower,
+    SourceInfo,
+    UnitUtilisation,
+)
 
 COUNTER = "counter"
 SAMPLES = "samples"
+# Places in a block that are told apart: a change along a block that goes on for longer is a drift.
+_MAX_POSITIONS = 32
 
 
-@dataclass
-class _OfMode:
-    """What both methods tell of a mode."""
+class _OfMode(NamedTuple):
+    """What both methods give for a mode."""
 
     mode: Mode
     segments: Sequence[Segment]
@@ -75,7 +73,9 @@ def power_figures(
         stretches: all of the window's time in one mode, warm-up steps too; empty for ``segments``.
     """
     covers_s = covered_s(readings, stretches or segments, source)
-    told, source = source, _as_seen(source, covers_s)
+    as_known = source
+    if covers_s is not None:  # the sensor that the readings show
+        source = msgspec.structs.replace(source, averaging_s=covers_s, window_s=covers_s - source.renewed_s)
     by_mode: dict[Mode, list[Segment]] = defaultdict(list)
     for segment in sorted(segments, key=lambda segment: segment.start_ns):
         by_mode[segment.arm].append(segment)
@@ -90,14 +90,17 @@ def power_figures(
         if mode in by_mode
     ]
     agreement = compare({of.mode: (of.sampled.mean, of.counted) for of in found}, readings, source, interval_s)
-    if agreement.counter_is_wrong:
-        for of in found:
-            of.counted = None
+    if agreement.counter_problems:
+        found = [of._replace(counted=None) for of in found]
     method = _method(found)
-    min_block_s = source.min_block_s(interval_s)
-    modes = [_figures(of, method, agreement, readings, source, interval_s) for of in found]
-    modes = with_compute_clocks(modes, readings, phases)
-    problems = [*agreement.problems, *_peaks_missing(modes, found), *_without_reasons(modes, readings)]
+    clocks = clocks_while_computing(readings, phases)
+    modes = []
+    for of in found:
+        power = {"missing": agreement.disagreement}
+        if not agreement.disagreement:
+            power = _power(of, method, readings, source, interval_s)
+        modes.append(msgspec.structs.replace(_momentary(of, readings, clocks), **power))
+    problems = [*agreement.counter_problems, *_peaks_missing(modes, found), *_without_reasons(modes, readings)]
     if source.averaging_s is not None:  # the counter was read, the sensor was not
         failed += int(np.isnan(readings.power_w).sum())
     if failed:
@@ -108,31 +111,24 @@ def power_figures(
     if covers_s is not None:
         problems.append(
             f"the sensor covers up to {covers_s:.2g} s before a reading, by how its readings follow the modes, and not "
-            f"{told.averaging_s:.2g} s as is known of this device: readings count accordingly"
+            f"{as_known.averaging_s:.2g} s as is known of this device: readings count accordingly"
         )
     rows = _within(readings, segments)
     return DevicePower(
-        source=told,
+        source=as_known,
         interval_s=interval_s,
-        min_block_s=min_block_s,
+        min_block_s=source.min_block_s(interval_s),
         modes=tuple(modes),
-        limit_w=_min(readings.limit_w[rows]),
-        max_temperature_c=_max(readings.temperature_c[rows]),
+        limit_w=_known_or_none(np.nanmin, readings.limit_w[rows]),
+        max_temperature_c=_known_or_none(np.nanmax, readings.temperature_c[rows]),
         late=late,
         problems=tuple(problems),
         failed=failed,
     )
 
 
-def _as_seen(source: SourceInfo, covers_s: float | None) -> SourceInfo:
-    """The source with the sensor that the readings show."""
-    if covers_s is None:
-        return source
-    return msgspec.structs.replace(source, averaging_s=covers_s, window_s=covers_s - source.renewed_s)
-
-
 def _method(found: Sequence[_OfMode]) -> str:
-    """The method that tells most modes; the counter, where both tell as many."""
+    """The method that gives the power of most modes; the counter, where both give as many."""
 
     def known(method: str) -> int:
         return sum(power is not None and power.is_known for power in [of.by(method) for of in found])
@@ -140,58 +136,34 @@ def _method(found: Sequence[_OfMode]) -> str:
     return SAMPLES if known(SAMPLES) > known(COUNTER) else COUNTER
 
 
-def _figures(
-    of: _OfMode, method: str, agreement: Agreement, readings: Readings, source: SourceInfo, interval_s: float
-) -> ModePower:
-    segments, power = of.segments, of.by(method)
-    figures = ModePower(
-        of.mode,
-        sm_clock_mhz=mean_now(readings, segments, readings.sm_clock_mhz),
-        memory_clock_mhz=mean_now(readings, segments, readings.memory_clock_mhz),
-        reasons=reason_fractions(readings, segments),
-        throttle_fraction=throttled_fraction(readings, segments),
-        parts=parts_use(readings, segments),
-        sampled_w=None if of.sampled.mean is None else of.sampled.mean.power_w,
-        counted_w=None if of.counted is None else of.counted.power_w,
-        num_readings=of.sampled.num_readings,
-        positions=by_position(readings, segments),
-    )
-    if agreement.disagreement:
-        return msgspec.structs.replace(figures, missing=agreement.disagreement)
-    figures = msgspec.structs.replace(figures, **_peaks(of.sampled, source))
+def _power(of: _OfMode, method: str, readings: Readings, source: SourceInfo, interval_s: float) -> dict[str, Any]:
+    """The fields of ``ModePower`` that are of power and energy."""
+    power, sampled, tdp_w = of.by(method), of.sampled, source.tdp_w
+    peaks: dict[str, Any] = {}
+    if len(sampled.power_w):  # readings of the mode alone
+        peak_w = float(sampled.power_w.max())
+        p99_w = _percentile(sampled.power_w, sampled.seconds, 0.99)
+        peaks = {"peak_w": peak_w, "p99_w": p99_w, "peak_tdp_fraction": peak_w / tdp_w if tdp_w else None}
     if power is None or not power.is_known:
-        return msgspec.structs.replace(figures, missing=_why_missing(of, power, method, readings, source, interval_s))
-    watts, joules = estimate_w(power), estimate_j(power, segments)
+        return peaks | {"missing": _why_missing(of, readings, source, interval_s)}
+    watts, joules = estimate_w(power), estimate_j(power, of.segments)
     step_s = joules.value / watts.value if watts.value else 0.0
-    if figures.peak_w is not None and figures.peak_w < watts.value * (1 - power.error):  # readings that missed it
-        figures = msgspec.structs.replace(figures, peak_w=None, p99_w=None, peak_tdp_fraction=None)
-    return msgspec.structs.replace(
-        figures,
-        num_steps=power.num_steps,
-        measured_s=power.measured_s,
-        avg_w=watts.value,
-        avg_w_ci_low=watts.ci_low,
-        avg_w_ci_high=watts.ci_high,
-        avg_tdp_fraction=watts.value / source.tdp_w if source.tdp_w else None,
-        energy_per_step_j=joules.value,
-        energy_per_step_j_ci_low=joules.ci_low,
-        energy_per_step_j_ci_high=joules.ci_high,
-        energy_steps=joules.num_steps,
-        energy_method=method,
-        sampled_energy_per_step_j=None if of.sampled.mean is None else of.sampled.mean.power_w * step_s,
-        power_error=power.error,
-    )
-
-
-def _peaks(sampled: SampledPower, source: SourceInfo) -> dict[str, float | None]:
-    """The highest power and its 99th percentile; empty where no reading is of the mode alone."""
-    if not len(sampled.power_w):
-        return {}
-    peak_w = float(sampled.power_w.max())
-    return {
-        "peak_w": peak_w,
-        "p99_w": _percentile(sampled.power_w, sampled.seconds, 0.99),
-        "peak_tdp_fraction": peak_w / source.tdp_w if source.tdp_w else None,
+    if peaks and peaks["peak_w"] < watts.value * (1 - power.error):  # readings that missed it
+        peaks = {}
+    return peaks | {
+        "num_steps": power.num_steps,
+        "measured_s": power.measured_s,
+        "avg_w": watts.value,
+        "avg_w_ci_low": watts.ci_low,
+        "avg_w_ci_high": watts.ci_high,
+        "avg_tdp_fraction": watts.value / tdp_w if tdp_w else None,
+        "energy_per_step_j": joules.value,
+        "energy_per_step_j_ci_low": joules.ci_low,
+        "energy_per_step_j_ci_high": joules.ci_high,
+        "energy_steps": joules.num_steps,
+        "energy_method": method,
+        "sampled_energy_per_step_j": None if sampled.mean is None else sampled.mean.power_w * step_s,
+        "power_error": power.error,
     }
 
 
@@ -202,6 +174,115 @@ def _percentile(values: Floats, seconds: Floats, fraction: float) -> float:
     # Sums of many lengths have rounding errors; those must not select the next value.
     index = int(np.searchsorted(reached, fraction * reached[-1] * (1 - 1e-12)))
     return float(values[order[min(index, len(values) - 1)]])
+
+
+# -- clocks, their reasons, and how busy parts of the device were
+
+
+def _momentary(of: _OfMode, readings: Readings, clocks: Mapping[Mode, tuple[float, int]]) -> ModePower:
+    """The figures of a mode that no method of power decides.
+
+    Args:
+        of: the mode.
+        readings: all readings, in order of time.
+        clocks: of ``clocks_while_computing``.
+    """
+    reasons, throttle_fraction = _reason_fractions(readings, of.segments)
+    compute_clock_mhz, compute_clock_readings = clocks.get(of.mode, (None, 0))
+    return ModePower(
+        of.mode,
+        sm_clock_mhz=mean_now(readings, of.segments, readings.sm_clock_mhz),
+        memory_clock_mhz=mean_now(readings, of.segments, readings.memory_clock_mhz),
+        compute_clock_mhz=compute_clock_mhz,
+        compute_clock_readings=compute_clock_readings,
+        reasons=reasons,
+        throttle_fraction=throttle_fraction,
+        parts=_parts_use(readings, of.segments),
+        sampled_w=None if of.sampled.mean is None else of.sampled.mean.power_w,
+        counted_w=None if of.counted is None else of.counted.power_w,
+        num_readings=of.sampled.num_readings,
+        positions=_by_position(readings, of.segments),
+    )
+
+
+def mean_now(readings: Readings, segments: Sequence[Segment], values: Floats) -> float | None:
+    """Mean over time of what is momentary; None without any reading of it."""
+    total, seconds = 0.0, 0.0
+    for segment in segments:
+        held = hold(readings, segment, values, readings.time_ns)
+        total += float(values[held.rows] @ held.seconds)
+        seconds += float(held.seconds.sum())
+    return total / seconds if seconds else None
+
+
+def _by_position(readings: Readings, segments: Sequence[Segment]) -> tuple[PositionPower, ...]:
+    """Clock and power by place in the block, of the readings that are of one step alone."""
+    clocks: dict[int, list[float]] = defaultdict(list)
+    watts: dict[int, list[float]] = defaultdict(list)
+    for segment in segments:
+        bounds = [*segment.starts_ns[: _MAX_POSITIONS + 1].tolist(), segment.end_ns]
+        for position, (start_ns, end_ns) in enumerate(itertools.pairwise(bounds), segment.position):
+            if position < _MAX_POSITIONS:
+                for found, values, since_ns in (
+                    (clocks, readings.sm_clock_mhz, readings.time_ns),
+                    (watts, readings.power_w, readings.since_ns),
+                ):
+                    found[position] += values[rows_within(readings, start_ns, end_ns, values, since_ns)].tolist()
+    return tuple(
+        [
+            PositionPower(
+                position,
+                len(clocks[position]),
+                float(np.mean(clocks[position])) if clocks[position] else None,
+                len(watts[position]),
+                float(np.mean(watts[position])) if watts[position] else None,
+            )
+            for position in sorted(clocks)
+            if clocks[position] or watts[position]
+        ]
+    )
+
+
+def _reason_fractions(readings: Readings, segments: Sequence[Segment]) -> tuple[dict[str, float] | None, float | None]:
+    """Fraction of time for each reason that occurred, and in which the clock was held back; None without any reading.
+
+    Where a device says for how long each reason was in force, reasons may have been in force at once: then the second
+    is the most that it can have been.
+    """
+    known = np.array([0.0 if reasons is not None else np.nan for reasons in readings.reasons])
+    seconds: dict[str, float] = defaultdict(float)
+    throttled_s = total_s = 0.0
+    for segment in segments:
+        held = hold(readings, segment, known, readings.reasons_since_ns)
+        for row, held_s in zip(held.rows.tolist(), held.seconds.tolist(), strict=True):
+            reasons = readings.reasons[row] or {}
+            shares = reasons if isinstance(reasons, Mapping) else dict.fromkeys(reasons, 1.0)
+            total_s += held_s
+            for word, share in shares.items():
+                seconds[word] += share * held_s
+            throttled = [share for word, share in shares.items() if REASONS.get(word) is not None]
+            throttled_s += held_s * min(1.0, sum(throttled))
+    if not total_s:
+        return None, None
+    return {word: seconds[word] / total_s for word in sorted(seconds)}, throttled_s / total_s
+
+
+def _parts_use(readings: Readings, segments: Sequence[Segment]) -> UnitUtilisation | None:
+    """Means over the intervals that lie within a segment, weighted by their lengths."""
+    used = [
+        (use, (time_ns - use.since_ns) / 1e9)
+        for time_ns, use in zip(readings.time_ns.tolist(), readings.utilisation, strict=True)
+        if use is not None and any(s.start_ns <= use.since_ns and time_ns <= s.end_ns for s in segments)
+    ]
+    measured_s = sum([length_s for _, length_s in used])
+    if not measured_s:
+        return None
+    means = {}
+    for name in UnitUtilisation.__struct_fields__[:-1]:
+        known = [(value, length_s) for use, length_s in used if (value := getattr(use, name)) is not None]
+        seconds = sum([length_s for _, length_s in known])
+        means[name] = sum([value * length_s for value, length_s in known]) / seconds if known else None
+    return UnitUtilisation(measured_s=measured_s, **means)
 
 
 # -- problems, in words
@@ -237,15 +318,13 @@ def _without_reasons(modes: Sequence[ModePower], readings: Readings) -> list[str
     ]
 
 
-def _why_missing(
-    of: _OfMode, power: MeanPower | None, method: str, readings: Readings, source: SourceInfo, interval_s: float
-) -> str:
+def _why_missing(of: _OfMode, readings: Readings, source: SourceInfo, interval_s: float) -> str:
     """Why a mode has no figure, and what would help."""
     if not len(readings):
         return "there are no readings of power"
     longest = max(of.segments, key=lambda segment: segment.duration_s)
     step_s = longest.duration_s / longest.num_steps
-    if power is not None and power.is_known:
+    if any(known is not None and known.is_known for known in (of.counted, of.sampled.mean)):
         return "it has no figure by the method that the other mode has one by"
     sampled = of.sampled.mean
     if sampled is not None:
@@ -304,9 +383,5 @@ def _within(readings: Readings, segments: Sequence[Segment]) -> slice:
     return slice(int(low), int(high))
 
 
-def _min(values: Floats) -> float | None:
-    return float(np.nanmin(values)) if len(values) and not np.isnan(values).all() else None
-
-
-def _max(values: Floats) -> float | None:
-    return float(np.nanmax(values)) if len(values) and not np.isnan(values).all() else None
+def _known_or_none(extreme: Any, values: Floats) -> float | None:
+    return float(extreme(values)) if len(values) and not np.isnan(values).all() else None

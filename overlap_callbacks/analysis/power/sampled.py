@@ -1,12 +1,17 @@
-"""Mean power of a mode by readings of power, where there is no energy counter that can tell it.
+"""Mean power of a mode by readings of power, where there is no energy counter that is known well enough.
 
 A reading is late, by up to the time that it covers, and by how much is not known. So a block's readings are taken from
-a time that is whole steps before its end: then every part of a step counts alike, however late the readings are.
+a time that is whole steps before its end: then every part of a step counts the same, however late the readings are.
 
 Readings come at random times, one in each interval. Power that swings within steps is then known to ``s / sqrt(n)``. A
-sensor that looks at part of the time only may do so in step with training: then it sees the same part of each step, and
-no number of readings tells the rest, nor do the readings tell that there is more. So the places in steps that readings
-are of must balance, and what blocks differ by counts as not known.
+sensor that looks at part of the time only may do so in step with training: then it sees the same part of each step, in
+any number of readings. Such aliasing cannot be detected from the readings, so the places in steps that readings are of
+must balance, and differences between blocks count as error.
+
+Tables say what a chip's sensor should do. A driver may average over a longer time all the same; then readings mix the
+modes. The modes alternate, so the response shows: a reading that covers the time from ``d + w`` to ``d`` before it
+follows the share of sequential time in there. Covered times that the table allows are compared with longer ones, by
+least squares.
 """
 
 from __future__ import annotations
@@ -15,13 +20,14 @@ import enum
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.power.mean_power import MeanPower, mean_power, spread_over_blocks
-from overlap_callbacks.analysis.power.readings import Floats, Readings, Times
-from overlap_callbacks.analysis.power.segments import Segment, hold, rows_within
+from overlap_callbacks.analysis.power.readings import Floats, Readings, Rows, Segment, Times, hold, rows_within
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import SourceInfo
 
 # Ticks come at random times, one in each interval, so up to two intervals lie between two. A thread may also wake late.
@@ -146,9 +152,7 @@ def _first_of_whole_steps(segment: Segment, clear_ns: int) -> tuple[int | None, 
     return (clear, False) if segment.end_ns - clear >= clear - segment.start_ns else (None, False)
 
 
-def _taken(
-    readings: Readings, segment: Segment, begin_ns: int, since_last: bool
-) -> tuple[npt.NDArray[np.intp], Floats]:
+def _taken(readings: Readings, segment: Segment, begin_ns: int, since_last: bool) -> tuple[Rows, Floats]:
     """The readings of a block that count, and how much each does."""
     if since_last:  # each is the mean of its own time
         rows = rows_within(readings, segment.start_ns, segment.end_ns, readings.power_w, readings.since_ns)
@@ -237,3 +241,84 @@ def _variance(of_blocks: Sequence[Floats]) -> tuple[float, int]:
     around_mean = sum(float(((power_w - power_w.mean()) ** 2).sum()) for power_w in of_blocks) / freedom
     in_a_row = sum(float((np.diff(power_w) ** 2).sum()) for power_w in of_blocks) / (2 * freedom)
     return min(around_mean, in_a_row), freedom
+
+
+# -- what time a sensor really covers, by how its readings follow the changes of mode
+
+# Times over which a sensor may average, in seconds, and how late it may be.
+_WINDOWS_S = (0.001, 0.025, 0.05, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.63, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5, 3.2)
+_DELAYS_S = (0.0, 0.05, 0.1, 0.2)
+# Readings in a row are alike, so parts of the window are compared: a longer time must fit better in nearly all of them.
+_PARTS = 8
+# After fewer changes of mode a slow sensor looks like a drift of power.
+_MIN_CHANGES = 3
+_MIN_READINGS_OF_PART = 3
+# In standard errors over the parts. A longer time is reported only if it fits better by so much than all that the table
+# allows; of those that fit about as well as the best, the longest is taken.
+_SURELY, _ABOUT = 3.0, 2.0
+
+
+def covered_s(readings: Readings, stretches: Sequence[Segment], source: SourceInfo) -> float | None:
+    """The time before a reading that it may be of, where the readings show a longer one than the table has; else None.
+
+    Args:
+        readings: all readings, in order of time.
+        stretches: all of the window in one mode, warm-up steps too.
+        source: of the readings, as its table has it.
+    """
+    known_s = source.averaging_s
+    in_order = [stretch.arm for stretch in sorted(stretches, key=lambda stretch: stretch.start_ns)]
+    if known_s is None or sum(one is not other for one, other in pairwise(in_order)) < _MIN_CHANGES:
+        return None
+    begin_ns, end_ns = min(s.start_ns for s in stretches), max(s.end_ns for s in stretches)
+    is_within = (begin_ns <= readings.time_ns) & (readings.time_ns <= end_ns)
+    known = np.flatnonzero(is_within & ~np.isnan(readings.power_w))
+    if len(known) < _PARTS * _MIN_READINGS_OF_PART:
+        return None
+    times_s, power_w = readings.time_ns[known] / 1e9, readings.power_w[known]
+    if np.ptp(power_w) == 0:  # what would fit better or worse is rounding alone
+        return None
+    edges_s, sequential_s = _sequential(stretches)
+    tried = [(late + window, late, window) for window in _WINDOWS_S for late in _DELAYS_S]
+    squares: dict[float, Floats] = {}
+    allowed: Floats | None = None
+    for covered, late, window in sorted(tried):
+        until = np.interp(times_s - late, edges_s, sequential_s)
+        share = (until - np.interp(times_s - late - window, edges_s, sequential_s)) / window
+        found = np.array([part.sum() for part in np.array_split(_residuals(power_w, share) ** 2, _PARTS)])
+        if covered <= known_s:
+            allowed = found if allowed is None or found.sum() < allowed.sum() else allowed
+        elif covered not in squares or found.sum() < squares[covered].sum():
+            squares[covered] = found
+    if allowed is None or not squares:
+        return None
+    best = min(squares.values(), key=lambda found: float(found.sum()))
+    if not _is_above(allowed - best, _SURELY):
+        return None
+    longest = max(covered for covered, found in squares.items() if not _is_above(found - best, _ABOUT))
+    return longest + source.renewed_s
+
+
+def _sequential(stretches: Sequence[Segment]) -> tuple[Floats, Floats]:
+    """Edges of the window's stretches in seconds, and the sequential time until each."""
+    edges_s, total_s = [0.0], [0.0]
+    for stretch in sorted(stretches, key=lambda stretch: stretch.start_ns):
+        length_s = (stretch.end_ns - stretch.start_ns) / 1e9 if stretch.arm is Mode.SEQUENTIAL else 0.0
+        edges_s += [stretch.start_ns / 1e9, stretch.end_ns / 1e9]
+        total_s += [total_s[-1], total_s[-1] + length_s]
+    return np.array(edges_s), np.array(total_s)
+
+
+def _residuals(power_w: Floats, share: Floats) -> Floats:
+    """Of a straight line through the readings, over the share of sequential time that each covers."""
+    centred = share - share.mean()
+    spread = float(centred @ centred)
+    slope = float(centred @ power_w) / spread if spread > 0 else 0.0
+    residuals: Floats = power_w - power_w.mean() - slope * centred
+    return residuals
+
+
+def _is_above(differences: Floats, errors: float) -> bool:
+    """Whether the mean is above zero by so many standard errors."""
+    error = float(differences.std(ddof=1)) / np.sqrt(len(differences))
+    return bool(differences.mean() > errors * error)

@@ -10,8 +10,7 @@ import numpy.typing as npt
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.power.phases import StepPhases
-from overlap_callbacks.analysis.power.readings import Floats, Readings
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.readings import Floats, Readings, Segment
 from overlap_callbacks.analysis.results.power import PowerTrace, TraceSegment
 
 # Thousandths of a millisecond and of a watt are more precise than any sensor, and keep a record short.

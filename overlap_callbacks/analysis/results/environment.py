@@ -30,7 +30,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         pci_bus_id: PCI address of the device, e.g. ``0000:3b:00.0``.
         nvlink_devices: PCI addresses of the host's other GPUs that this one reaches by NVLink; None if unknown.
         framework: the adapter in use, with its framework's version.
-        variables: environment variables, by name; ``analysis/environment/variables.py`` says which.
+        variables: environment variables, by name; ``analysis/environment/privacy.py`` says which.
         host_link: what connects the device with its host, ``PCIe`` where that is known.
     """
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-import numpy as np
-
 from overlap_callbacks.analysis.power.counted import counted_power
-from overlap_callbacks.analysis.power.readings import Floats, Readings, Times
+from overlap_callbacks.analysis.power.device import mean_now
+from overlap_callbacks.analysis.power.readings import Segment
 from overlap_callbacks.analysis.power.sampled import sampled_power
-from overlap_callbacks.analysis.power.segments import Segment, hold
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.instruments.power.discovery import CPU, NoPower, find_source, identify
 from overlap_callbacks.instruments.power.sampler import Sampler
@@ -68,15 +66,9 @@ class Sensors:
             if power is not None and power.error <= _MAX_ERROR
         ]
         power_w = min(found, key=lambda power: power.error).power_w if found else None
-        clock_mhz = _held_mean(readings, segment, readings.sm_clock_mhz, readings.time_ns)
-        return Read(power_w, clock_mhz)
+        return Read(power_w, mean_now(readings, [segment], readings.sm_clock_mhz))
 
     def close(self) -> None:
         """Stop reading."""
         if self._sampler is not None:
             self._sampler.close()
-
-
-def _held_mean(readings: Readings, segment: Segment, values: Floats, since_ns: Times) -> float | None:
-    held = hold(readings, segment, values, since_ns)
-    return float(np.average(values[held.rows], weights=held.seconds)) if len(held) else None

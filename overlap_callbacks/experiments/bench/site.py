@@ -108,8 +108,8 @@ def open_site(plan: Plan, local_rank: int) -> Iterator[Site]:
 
 @contextlib.contextmanager
 def _loopback(plan: Plan, device: torch.device) -> Iterator[Site]:
+    from overlap_callbacks.experiments.loopback.collectives import LoopSettings
     from overlap_callbacks.experiments.loopback.job import open_job
-    from overlap_callbacks.experiments.loopback.settings import LoopSettings
 
     speed = plan.link_gb_s
     with open_job(LoopSettings(plan.device) if speed is None else LoopSettings(plan.device, gb_s=speed)) as loop:

@@ -14,8 +14,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_callbacks._log import logger
-from overlap_callbacks.experiments.caps.journal import Journal, default_folder
-from overlap_callbacks.experiments.caps.keeper import REFUSED, Answer, Keeper, Request
+from overlap_callbacks.experiments.caps.keeper import REFUSED, Answer, Journal, Keeper, Request, default_folder
 from overlap_callbacks.experiments.caps.settings import CapError, Caps
 
 # Maximum time for a keeper to start or to answer; it tries several times to put a value back.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from overlap_callbacks.experiments.caps.settings import Before, CapError, Driver
 from overlap_callbacks.instruments.power.amd import AmdSmiLibrary, amd_words
@@ -30,6 +30,36 @@ def find_driver() -> Driver:
     raise CapError("; ".join(reasons))
 
 
+class _Driver:
+    """What the drivers of both vendors share.
+
+    Args:
+        library: opens the vendor's library.
+
+    Raises:
+        CapError: the library is missing, or does not start.
+    """
+
+    # What a person types to put the power limit of a device back, and to free its clocks.
+    set_power: ClassVar[str]
+    free_clocks: ClassVar[str]
+
+    def __init__(self, library: Callable[[], Any]) -> None:
+        try:
+            self._library = library()
+        except PowerUnavailableError as error:
+            raise CapError(f"no caps: {error}") from error
+        self._handles: dict[str, Any] = {}
+
+    def undo_command(self, before: Before) -> str:
+        commands = [] if before.power_w is None else [self.set_power]
+        commands += [self.free_clocks] if before.clocks_locked else []
+        return " && ".join(commands).format(uuid=before.uuid, power_w=before.power_w)
+
+    def close(self) -> None:
+        self._library.close()
+
+
 # -- AMD
 # Power limits and clock caps of AMD GPUs, through AMD SMI.
 #
@@ -43,20 +73,15 @@ _LEVEL = "AMDSMI_DEV_PERF_LEVEL_"
 _FREE, _CAPPED = "AUTO", "DETERMINISM"
 
 
-class AmdDriver:
-    """The driver of AMD's GPUs.
+class AmdDriver(_Driver):
+    """The driver of AMD's GPUs."""
 
-    Raises:
-        CapError: AMD SMI is missing, or does not start.
-    """
+    set_power = "amd-smi set --gpu {uuid} --power-cap {power_w:g}"
+    free_clocks = "amd-smi reset --gpu {uuid} --perf-determinism"
 
     def __init__(self) -> None:
-        try:
-            self._library = AmdSmiLibrary()
-        except PowerUnavailableError as error:
-            raise CapError(f"no caps: {error}") from error
+        super().__init__(AmdSmiLibrary)
         self._smi = self._library.smi
-        self._handles: dict[str, Any] = {}
 
     def uuids(self) -> list[str]:
         try:
@@ -104,15 +129,6 @@ class AmdDriver:
         self._do(self._smi.amdsmi_set_gpu_perf_level, uuid, self._smi.AmdSmiDevPerfLevel.AUTO)
         self._expect(uuid, _FREE)
 
-    def undo_command(self, before: Before) -> str:
-        device = f"--gpu {before.uuid}"
-        commands = [] if before.power_w is None else [f"amd-smi set {device} --power-cap {before.power_w:g}"]
-        commands += [f"amd-smi reset {device} --perf-determinism"] if before.clocks_locked else []
-        return " && ".join(commands)
-
-    def close(self) -> None:
-        self._library.close()
-
     def _clock(self, uuid: str) -> dict[str, Any]:
         found: dict[str, Any] = self._do(self._smi.amdsmi_get_clock_info, uuid, self._smi.AmdSmiClkType.GFX)
         return found
@@ -140,23 +156,18 @@ class AmdDriver:
 _MW = 1000.0
 
 
-class NvmlDriver:
-    """The driver of NVIDIA's GPUs.
+class NvmlDriver(_Driver):
+    """The driver of NVIDIA's GPUs."""
 
-    Raises:
-        CapError: NVML is missing, or does not start.
-    """
+    set_power = "nvidia-smi -i {uuid} -pl {power_w:g}"
+    free_clocks = "nvidia-smi -i {uuid} -rgc"
 
     def __init__(self) -> None:
-        try:
-            self._library = NvmlLibrary()
-        except PowerUnavailableError as error:
-            raise CapError(f"no caps: {error}") from error
+        super().__init__(NvmlLibrary)
         self._nvml = self._library.pynvml
-        self._handles: dict[str, Any] = {}
 
     def uuids(self) -> list[str]:
-        return self._library.uuids()
+        return list(self._library.uuids())
 
     def power_limit_w(self, uuid: str) -> float:
         return float(self._do(self._nvml.nvmlDeviceGetPowerManagementLimit, uuid)) / _MW
@@ -181,14 +192,6 @@ class NvmlDriver:
 
     def unlock_clocks(self, uuid: str) -> None:
         self._do(self._nvml.nvmlDeviceResetGpuLockedClocks, uuid)
-
-    def undo_command(self, before: Before) -> str:
-        commands = [] if before.power_w is None else [f"nvidia-smi -i {before.uuid} -pl {before.power_w:g}"]
-        commands += [f"nvidia-smi -i {before.uuid} -rgc"] if before.clocks_locked else []
-        return " && ".join(commands)
-
-    def close(self) -> None:
-        self._library.close()
 
     def _do(self, function: Callable[..., Any], uuid: str, *arguments: Any) -> Any:
         try:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import functools
 import hashlib
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from overlap_callbacks.experiments.loopback.collectives import KERNEL_NAMES, Call, Move
-from overlap_callbacks.experiments.loopback.settings import LoopSettings
+from overlap_callbacks.experiments.loopback.collectives import KERNEL_NAMES, Call, LoopSettings, Move
 
 _KINDS = {kind: number for number, kind in enumerate(KERNEL_NAMES)}  # the order of the names in the source
 _TYPES = {
@@ -151,11 +148,7 @@ class DeviceLink:
 # -- building the kernels
 
 
-_PACKING = """The compiled kernels of the link: made by nvcc here, or made elsewhere and brought along.
-
-python -m tests.gpu.loopback --pack FOLDER      where nvcc is: compile them for every usual GPU
-python -m tests.gpu.loopback --unpack FOLDER    where it is not: put them where the link looks for them
-"""
+# The compiled kernels of the link are made by nvcc here, or made elsewhere and brought along.
 SOURCE = Path(__file__).with_name("kernels.cu")
 # A compiled library to use in place of the source; and where compiled ones are kept.
 LIBRARY_VARIABLE, CACHE_VARIABLE = "LOOPBACK_LIBRARY", "LOOPBACK_CACHE"
@@ -236,25 +229,3 @@ def _compile(architecture: str, code: Sequence[str], folder: Path) -> Path:
         subprocess.run([nvcc, *options, str(SOURCE), "-o", str(partial)], check=True, capture_output=True, text=True)
         partial.rename(library)  # whole or not at all
     return library
-
-
-def main() -> int:
-    """Run the command; returns its exit code."""
-    parser = argparse.ArgumentParser(description=_PACKING, formatter_class=argparse.RawDescriptionHelpFormatter)
-    action = parser.add_mutually_exclusive_group(required=True)
-    action.add_argument("--pack", type=Path, metavar="FOLDER")
-    action.add_argument("--unpack", type=Path, metavar="FOLDER")
-    options = parser.parse_args()
-    try:
-        library = pack(options.pack) if options.pack else unpack(options.unpack)
-    except RuntimeError as error:
-        print(f"the loopback steps will need nvcc on the other machine: here {error}", file=sys.stderr)
-        return 0
-    except subprocess.CalledProcessError as error:
-        print(error.stderr, file=sys.stderr)
-        return 1
-    if library is None:
-        print("no compiled kernels of these sources came along: the loopback steps need nvcc", file=sys.stderr)
-    else:
-        print(f"compiled kernels of the loopback link: {library}")
-    return 0

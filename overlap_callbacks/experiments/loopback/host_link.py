@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
-from overlap_callbacks.experiments.loopback.collectives import AVG, MAX, MIN, SUM, Call
-from overlap_callbacks.experiments.loopback.settings import LoopSettings
+from overlap_callbacks.experiments.loopback.collectives import AVG, MAX, MIN, SUM, Call, LoopSettings
 
 _TIMEOUT = datetime.timedelta(seconds=60)
 _REDUCTIONS = {SUM: dist.ReduceOp.SUM, AVG: dist.ReduceOp.AVG, MIN: dist.ReduceOp.MIN, MAX: dist.ReduceOp.MAX}

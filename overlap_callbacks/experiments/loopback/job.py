@@ -17,10 +17,9 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
 from torch._C._distributed_c10d import TCPStore
 
-from overlap_callbacks.experiments.loopback.collectives import OPERATORS, Call, Issued, parse
+from overlap_callbacks.experiments.loopback.collectives import OPERATORS, Call, Issued, LoopSettings, parse
 from overlap_callbacks.experiments.loopback.device_link import DeviceLink
 from overlap_callbacks.experiments.loopback.host_link import HostLink
-from overlap_callbacks.experiments.loopback.settings import LoopSettings
 
 WORLD_SIZE = 2
 

@@ -11,24 +11,23 @@ import contextlib
 import ctypes
 import io
 import socket
-from collections.abc import Callable
 from typing import Any
 
-from overlap_callbacks.analysis.power.readings import Reading, Reasons
+from overlap_callbacks.analysis.power.readings import Reasons
 from overlap_callbacks.analysis.results.power import SourceInfo
-from overlap_callbacks.instruments.power.amd_fast import AmdTick
-from overlap_callbacks.instruments.power.energy_counter import EnergyCounter
 from overlap_callbacks.instruments.power.sensors import AMD_AVERAGE, AMD_CURRENT, Sensor
 from overlap_callbacks.instruments.power.source import (
     INSTANTANEOUS,
+    MAX_SANE_W,
     CachedRead,
     Clock,
     DeviceLostError,
+    EnergyCounter,
+    GpuSource,
+    GpuValues,
     PowerError,
-    PowerSource,
     PowerUnavailableError,
     SlowValues,
-    gpu_reading,
     host_clock,
     sane_w,
 )
@@ -45,6 +44,9 @@ _ENERGY_LAG_S = 0.02
 _THROTTLE_LAG_NS = 100_000_000
 # How often they are read: a little sooner, since a tick may come slightly early.
 _THROTTLE_INTERVAL_S = 0.09
+
+# Releases of the package convert the library's units differently. Two reads in a row differ by less than these factors.
+_AGREE = (0.5, 2.0)
 
 _NOT_SUPPORTED = (2, 3, 34, 39, 40)  # not supported, not implemented, driver not loaded, no (or more) data
 _NO_SUCH_DEVICE = (20, 31, 51, 52)  # its files in /sys are gone
@@ -132,7 +134,7 @@ class AmdSmiLibrary:
         )
 
 
-class AmdSource(PowerSource):
+class AmdSource(GpuSource):
     """Reads one AMD GPU.
 
     A tick reads power, energy and the clock. The counters of throttled time are read ten times a second; the reading
@@ -145,27 +147,24 @@ class AmdSource(PowerSource):
 
     Attributes:
         smi: the package ``amdsmi``.
-        device: handle of the device.
-        tick: the fast way to read it; None if the package does not allow that.
 
     Raises:
         PowerUnavailableError: as ``AmdSmiLibrary`` and ``AmdSmiLibrary.device``, or the device has no power of its own.
     """
 
     def __init__(self, pci_bus_id: str, *, clock_ns: Clock = host_clock) -> None:
-        self._library = AmdSmiLibrary()
-        self.smi = self._library.smi
-        self._clock_ns = clock_ns
-        self._unsupported: set[tuple[Any, ...]] = set()
+        library = AmdSmiLibrary()
+        super().__init__(library, clock_ns)
+        self.smi = library.smi
         self._counter: EnergyCounter | None = None
-        self.tick: AmdTick | None = None
+        self._reasons = CachedRead(self._read_reasons, _THROTTLE_INTERVAL_S)
         self._residencies: dict[str, int] = {}
         self._residencies_ns = 0
-        try:
-            self.device = self._library.device(pci_bus_id)
+        with self._opening():
+            self.device = library.device(pci_bus_id)
             self._name = self._read_name()
             self._power_key, kind, sensor = self._find_power()
-            notes = self._library.notes + self._check_chiplet()
+            chiplet = f"power and energy are of both dies of the {self._name}: the other one has no sensor"
             self.info = SourceInfo(
                 name="amdsmi",
                 device_name=self._name,
@@ -176,56 +175,32 @@ class AmdSource(PowerSource):
                 default_interval_s=0.02,
                 tdp_w=self._cap_w("default_power_cap"),
                 limit_w=self._cap_w("power_cap"),
-                notes=notes,
+                notes=library.notes + ((chiplet,) if self._is_mi200() else ()),
                 window_s=sensor.window_s if kind == INSTANTANEOUS else None,
                 renewed_s=sensor.renewed_s,
             )
             power_w = self._read_power_w() if self.info.has_energy else None
             if power_w is not None:
                 self.tick = AmdTick.of(self.smi, self.device, self._power_key, power_w)
-        except PowerError as error:
-            self._library.close()
-            raise PowerUnavailableError(f"no power: {error}") from error
-        except Exception:
-            self._library.close()
-            raise
-        self._averaging_s = sensor.clear_s
-        self._slow = CachedRead(self._read_slow_values)
-        self._reasons = CachedRead(self._read_reasons, _THROTTLE_INTERVAL_S)
 
-    def sample(self) -> Reading:
-        values = self.tick.read(self._clock_ns) if self.tick is not None else None
-        power_w: float | None
-        if values is not None:
-            begin_ns, end_ns, power_w, count, resolution_uj, clock_mhz = values
-            power_w, energy_j = float(power_w), self._energy_of(count, resolution_uj)
-            sm_clock_mhz = _sane_mhz(clock_mhz)
-        else:  # read again, through the functions that tell what is wrong
-            begin_ns, num_unsupported = self._clock_ns(), len(self._unsupported)
-            power_w = self._read_power_w()
-            energy_j = self._read_energy()
-            end_ns = self._clock_ns()
-            if power_w is None and energy_j is None:
-                raise PowerError(f"AMD SMI gave no power for {self._name}")
-            sm_clock_mhz = self._clock("GFX")
-            if len(self._unsupported) > num_unsupported:  # the fast way, which reads everything, would fail again
-                self.tick = None
-        slow = self._slow.at(begin_ns)
-        reasons, reasons_since_ns = self._reasons.if_expired(begin_ns) or (None, None)
-        return gpu_reading(
-            begin_ns,
-            end_ns,
-            slow,
-            averaging_s=self._averaging_s,
-            power_w=power_w,
-            energy_j=energy_j,
-            sm_clock_mhz=sm_clock_mhz,
-            reasons=reasons,
-            reasons_since_ns=reasons_since_ns,
-        )
+    def _read_fast(self) -> GpuValues | None:
+        values = self.tick.read(self._clock_ns)
+        if values is None:
+            return None
+        begin_ns, end_ns, power_w, count, resolution_uj, clock_mhz = values
+        energy_j = self._energy_of(count, resolution_uj)
+        return GpuValues(begin_ns, end_ns, power_w, energy_j, _sane_mhz(clock_mhz), *self._new_reasons(begin_ns))
 
-    def close(self) -> None:
-        self._library.close()
+    def _read_slowly(self) -> GpuValues:
+        begin_ns = self._clock_ns()
+        power_w, energy_j = self._read_power_w(), self._read_energy()
+        end_ns = self._clock_ns()
+        if power_w is None and energy_j is None:
+            raise PowerError(f"AMD SMI gave no power for {self._name}")
+        return GpuValues(begin_ns, end_ns, power_w, energy_j, self._clock("GFX"), *self._new_reasons(begin_ns))
+
+    def _new_reasons(self, now_ns: int) -> tuple[Reasons | None, int | None]:
+        return self._reasons.if_expired(now_ns) or (None, None)
 
     # -- power and energy
 
@@ -268,11 +243,6 @@ class AmdSource(PowerSource):
 
     def _is_mi200(self) -> bool:
         return "MI250" in self._name.upper()
-
-    def _check_chiplet(self) -> tuple[str, ...]:
-        if not self._is_mi200():
-            return ()
-        return (f"power and energy are of both dies of the {self._name}: the other one has no sensor",)
 
     # -- the rest
 
@@ -343,32 +313,81 @@ class AmdSource(PowerSource):
         # A PCI address identifies a device within its node only.
         return str(uuid) if uuid and str(uuid) != "N/A" else f"{socket.gethostname()}/{pci_bus_id}"
 
-    def _optional(self, function: Callable[..., Any], *arguments: Any, name: str = "") -> Any:
-        """The result of a call for this device; None if the device or the driver does not support it.
+    def _is_permanent(self, error: Any, name: str) -> bool:
+        if not isinstance(error, self.smi.AmdSmiLibraryException):  # the package itself fails on unexpected values
+            raise PowerError(f"{name}: {type(error).__name__}: {error}") from error
+        code = error.get_error_code()
+        if code in _NO_SUCH_DEVICE:
+            raise DeviceLostError(f"the GPU is gone: {amd_words(error)}") from error
+        if code not in _NOT_SUPPORTED:
+            raise PowerError(f"{name}: {amd_words(error)}") from error
+        return True
+
+
+class AmdTick:
+    """Reads power, the energy counter, and the clock of the compute units, by as little Python code as possible.
+
+    As in ``nvml_fast``: the package checks its arguments and makes a dictionary of everything that a call returns,
+    which costs more than the call. Here the package's structures are reused. If anything is unexpected, ``AmdSource``
+    reads again through the package's own functions.
+
+    Args:
+        smi: the ``amdsmi`` module, initialised.
+        device: handle of the device.
+        power_key: name of the field that holds the power.
+
+    Raises:
+        AttributeError: the package lacks what this needs, or its functions take other arguments.
+    """
+
+    def __init__(self, smi: Any, device: Any, power_key: str) -> None:
+        wrapper = smi.amdsmi_interface.amdsmi_wrapper
+        self._get_power, self._get_energy = wrapper.amdsmi_get_power_info, wrapper.amdsmi_get_energy_count
+        self._get_clock = wrapper.amdsmi_get_clock_info
+        functions = self._get_power, self._get_energy, self._get_clock
+        if [len(function.argtypes) for function in functions] != [2, 4, 3]:
+            raise AttributeError  # only ``of`` sees it
+        self._device = device
+        self._key = power_key
+        self._power, self._clock = wrapper.amdsmi_power_info_t(), wrapper.amdsmi_clk_info_t()
+        self._count, self._resolution_uj, self._timestamp = ctypes.c_uint64(), ctypes.c_float(), ctypes.c_uint64()
+        self._power_at, self._clock_at = ctypes.byref(self._power), ctypes.byref(self._clock)
+        self._energy_at = tuple([ctypes.byref(item) for item in (self._count, self._resolution_uj, self._timestamp)])
+        self._kind = smi.AmdSmiClkType.GFX
+
+    @classmethod
+    def of(cls, smi: Any, device: Any, power_key: str, power_w: float) -> AmdTick | None:
+        """A tick of the device; None if the package does not allow the fast way, or the fast way gives another power.
 
         Args:
-            function: of the package; gets the device and ``arguments``.
-            arguments: further arguments.
-            name: what errors call the function; empty for its own name.
-
-        Raises:
-            DeviceLostError: the device is gone.
-            PowerError: any other error.
+            smi: as for the class.
+            device: as for the class.
+            power_key: as for the class.
+            power_w: the power that the package's own function returned just now.
         """
-        if self._unsupported and (function, *arguments) in self._unsupported:
-            return None
         try:
-            return function(self.device, *arguments)
-        except self.smi.AmdSmiLibraryException as error:
-            code = error.get_error_code()
-            if code in _NOT_SUPPORTED:
-                self._unsupported.add((function, *arguments))
-                return None
-            if code in _NO_SUCH_DEVICE:
-                raise DeviceLostError(f"the GPU is gone: {amd_words(error)}") from error
-            raise PowerError(f"{name or function.__name__}: {amd_words(error)}") from error
-        except Exception as error:  # the package itself fails on values that it does not expect
-            raise PowerError(f"{name or function.__name__}: {type(error).__name__}: {error}") from error
+            tick = cls(smi, device, power_key)
+            values = tick.read(lambda: 0)
+        except Exception:  # another version of the package may raise anything; the slow way remains
+            return None
+        return tick if values is not None and _AGREE[0] * power_w <= values[2] <= _AGREE[1] * power_w else None
+
+    def read(self, clock_ns: Clock) -> tuple[int, int, float, int, float, int] | None:
+        """Read the device now.
+
+        Returns:
+            When the read of power and energy began and ended (ns), watts, the energy counter and microjoules per count,
+            and the clock of the compute units (MHz); None if any part failed.
+        """
+        begin_ns = clock_ns()
+        failed = self._get_power(self._device, self._power_at) or self._get_energy(self._device, *self._energy_at)
+        end_ns = clock_ns()
+        if failed or self._get_clock(self._device, self._kind, self._clock_at):
+            return None
+        power_w = float(getattr(self._power, self._key))
+        if power_w > MAX_SANE_W:  # all ones, in any number of bits, means that the device lacks the value
+            return None
+        return begin_ns, end_ns, power_w, self._count.value, self._resolution_uj.value, self._clock.clk
 
 
 def _sane_mhz(value: Any) -> float | None:

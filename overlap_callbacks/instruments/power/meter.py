@@ -13,7 +13,7 @@ from overlap_callbacks import _validation
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.power.device import power_figures
 from overlap_callbacks.analysis.power.phases import StepPhases
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.readings import Segment
 from overlap_callbacks.analysis.power.trace import power_trace
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace

@@ -12,24 +12,21 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from overlap_callbacks.analysis.power.readings import Reading
+from overlap_callbacks.analysis.power.readings import Utilisation
 from overlap_callbacks.analysis.results.power import SourceInfo
-from overlap_callbacks.instruments.power.energy_counter import EnergyCounter
-from overlap_callbacks.instruments.power.nvml_fast import CLOCK_SM, FIELD_ENERGY, VALUE_NAMES, NvmlTick
-from overlap_callbacks.instruments.power.nvml_gpm import GpmMeter
+from overlap_callbacks.instruments.power.nvml_fast import CLOCK_SM, FIELD_ENERGY, VALUE_NAMES, GpmMeter, NvmlTick
 from overlap_callbacks.instruments.power.sensors import AMPERE, ONE_SECOND, Sensor, nvidia_instant, nvidia_usage
 from overlap_callbacks.instruments.power.source import (
     AVERAGE_1_S,
     INSTANTANEOUS,
-    MAX_SANE_W,
-    CachedRead,
     Clock,
     DeviceLostError,
+    EnergyCounter,
+    GpuSource,
+    GpuValues,
     PowerError,
-    PowerSource,
     PowerUnavailableError,
     SlowValues,
-    gpu_reading,
     host_clock,
     sane_w,
 )
@@ -139,7 +136,7 @@ class NvmlLibrary:
             return None
 
 
-class NvmlSource(PowerSource):
+class NvmlSource(GpuSource):
     """Reads one NVIDIA GPU.
 
     A tick makes three driver calls: one for power and energy together, one for the SM clock, one for the reasons for
@@ -151,10 +148,6 @@ class NvmlSource(PowerSource):
         utilisation: whether to read the GPM counters too, if the device has them (Hopper and newer).
         clock_ns: the clock of the readings.
 
-    Attributes:
-        device: handle of the device.
-        tick: the fast way to read it; None if the driver or the package does not allow that.
-
     Raises:
         PowerUnavailableError: as ``NvmlLibrary`` and ``NvmlLibrary.device``, or the device has no power sensor.
     """
@@ -162,68 +155,51 @@ class NvmlSource(PowerSource):
     def __init__(
         self, uuid: str = "", pci_bus_id: str = "", *, utilisation: bool = True, clock_ns: Clock = host_clock
     ) -> None:
-        self._library = NvmlLibrary()
-        self._nvml = self._library.pynvml
-        self._clock_ns = clock_ns
-        self._unsupported: set[tuple[Any, ...]] = set()
+        library = NvmlLibrary()
+        super().__init__(library, clock_ns)
+        self._nvml = library.pynvml
         self._gpm: GpmMeter | None = None
-        try:
-            self.device = self._library.device(uuid, pci_bus_id)
+        with self._opening():
+            self.device = library.device(uuid, pci_bus_id)
             self._power_field, kind, sensor = self._find_power()
             self._energy_is_field = FIELD_ENERGY in self._optional_fields([(FIELD_ENERGY, _SCOPE_GPU)])
             self.info = self._describe(kind, sensor)
             if utilisation:
                 self._gpm = GpmMeter.of(self._nvml, self.device)
-        except PowerError as error:  # a device that fails between two calls
-            self._library.close()
-            raise PowerUnavailableError(f"no power: {error}") from error
-        except Exception:
-            self._library.close()
-            raise
         # NVML counts energy in millijoules on every device.
         self._counter = EnergyCounter(tick_j=1e-3)
-        self._averaging_s = sensor.clear_s
         wanted = (self._power_field, FIELD_ENERGY if self._energy_is_field else None)
         self._tick_fields = [(field, _SCOPE_GPU) for field in wanted if field is not None]
-        self._slow = CachedRead(self._read_slow_values)
         self._reasons_by_bits: dict[int, frozenset[str]] = {}
-        self.tick: NvmlTick | None = None
         if self._power_field is not None and self._energy_is_field:
             self.tick = NvmlTick.of(self._nvml, self.device, self._power_field)
 
-    def sample(self) -> Reading:
-        values = self.tick.read(self._clock_ns) if self.tick is not None else None
-        reasons: frozenset[str] | None
-        if values is not None and 0 <= values.power_mw <= MAX_SANE_W * 1e3:
-            begin_ns, end_ns, power_mw, energy_mj, sm_clock_mhz, bits = values
-            power_w: float | None = power_mw / 1e3
-            energy_j = self._counter.read(energy_mj)
-            reasons = self._reasons_by_bits[bits] if bits in self._reasons_by_bits else self._reasons_of(bits)
-        else:  # read again, through the functions that tell what is wrong
-            begin_ns, num_unsupported = self._clock_ns(), len(self._unsupported)
-            power_w, energy_j = self._read_power_and_energy()
-            end_ns = self._clock_ns()
-            sm_clock_mhz = self._optional(self._nvml.nvmlDeviceGetClockInfo, CLOCK_SM)
-            reasons = self._read_reasons()
-            if len(self._unsupported) > num_unsupported:  # the fast way, which reads everything, would fail again
-                self.tick = None
-        return gpu_reading(
-            begin_ns,
-            end_ns,
-            self._slow.at(begin_ns),
-            averaging_s=self._averaging_s,
-            power_w=power_w,
-            energy_j=energy_j,
-            sm_clock_mhz=sm_clock_mhz,
-            reasons=reasons,
-            utilisation=self._gpm.read(end_ns) if self._gpm is not None else None,
+    def _read_fast(self) -> GpuValues | None:
+        values = self.tick.read(self._clock_ns)
+        if values is None:
+            return None
+        begin_ns, end_ns, power_w, energy_mj, sm_clock_mhz, bits = values
+        reasons, use = self._reasons_of(bits), self._utilisation(end_ns)
+        return GpuValues(
+            begin_ns, end_ns, power_w, self._counter.read(energy_mj), sm_clock_mhz, reasons, utilisation=use
         )
+
+    def _read_slowly(self) -> GpuValues:
+        begin_ns = self._clock_ns()
+        power_w, energy_j = self._read_power_and_energy()
+        end_ns = self._clock_ns()
+        sm_clock_mhz = self._optional(self._nvml.nvmlDeviceGetClockInfo, CLOCK_SM)
+        reasons, use = self._read_reasons(), self._utilisation(end_ns)
+        return GpuValues(begin_ns, end_ns, power_w, energy_j, sm_clock_mhz, reasons, utilisation=use)
+
+    def _utilisation(self, now_ns: int) -> Utilisation | None:
+        return None if self._gpm is None else self._gpm.read(now_ns)
 
     def close(self) -> None:
         if self._gpm is not None:
             self._gpm.close()
             self._gpm = None
-        self._library.close()
+        super().close()
 
     # -- power and energy
 
@@ -349,24 +325,16 @@ class NvmlSource(PowerSource):
         return self._reasons_of(bits) if bits is not None else None
 
     def _reasons_of(self, bits: int) -> frozenset[str]:
-        reasons = self._reasons_by_bits[bits] = frozenset(word for bit, word in _REASONS if bits & bit)
+        reasons = self._reasons_by_bits.get(bits)
+        if reasons is None:
+            reasons = self._reasons_by_bits[bits] = frozenset(word for bit, word in _REASONS if bits & bit)
         return reasons
 
-    def _optional(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The result of a call for this device; None if it fails. After a permanent error it is not made again.
-
-        Raises:
-            DeviceLostError: the device is gone.
-        """
-        if self._unsupported and (function, *arguments) in self._unsupported:
-            return None
-        try:
-            return function(self.device, *arguments)
-        except self._nvml.NVMLError as error:
-            self._raise_if_lost(error)
-            if error.value in _PERMANENT:
-                self._unsupported.add((function, *arguments))
-            return None
+    def _is_permanent(self, error: Any, name: str) -> bool:
+        if not isinstance(error, self._nvml.NVMLError):
+            raise error
+        self._raise_if_lost(error)
+        return error.value in _PERMANENT
 
     def _raise_if_lost(self, error: Any) -> None:
         if error.value == _GPU_IS_LOST:
@@ -378,3 +346,48 @@ def _mig(device: str) -> str:
         f"no power: {device} is or is part of a GPU in MIG mode, where power, energy and clocks exist for the whole "
         "GPU only, not for an instance of it"
     )
+
+
+# -- NVLink
+
+
+def nvlink_devices(uuid: str, pci_bus_id: str) -> tuple[str, ...] | None:
+    """PCI addresses, e.g. ``0000:3b:00.0``, of the other GPUs of this host that a GPU reaches by NVLink.
+
+    Args:
+        uuid: of the GPU; empty if unknown.
+        pci_bus_id: of the GPU; empty if unknown.
+
+    Returns:
+        None if NVML is not there, does not know the GPU, or does not tell of one of its neighbours.
+    """
+    try:
+        library = NvmlLibrary()
+    except PowerUnavailableError:
+        return None
+    nvml = library.pynvml
+    try:
+        own = library.device(uuid, pci_bus_id)
+        own_address = _address(nvml, own)
+        linked = []
+        for index in range(nvml.nvmlDeviceGetCount()):
+            other = nvml.nvmlDeviceGetHandleByIndex(index)
+            address = _address(nvml, other)
+            if address == own_address:
+                continue
+            status = nvml.nvmlDeviceGetP2PStatus(own, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+            if status == nvml.NVML_P2P_STATUS_OK:
+                linked.append(address)
+        return tuple(linked)
+    except (nvml.NVMLError, PowerUnavailableError, AttributeError):
+        return None
+    finally:
+        library.close()
+
+
+def _address(nvml: Any, handle: Any) -> str:
+    """As torch has it: NVML writes the domain with eight digits, and in capitals."""
+    bus_id = nvml.nvmlDeviceGetPciInfo(handle).busId
+    text = (bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)).lower()
+    domain, _, rest = text.partition(":")
+    return f"{int(domain, 16):04x}:{rest}"

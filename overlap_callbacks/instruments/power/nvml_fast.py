@@ -1,4 +1,4 @@
-"""The fast way to read an NVIDIA GPU: the driver calls of one tick, with arguments that are made once.
+"""The driver calls of one tick of an NVIDIA GPU, with arguments that are made once.
 
 Most of a tick's cost is Python code that is no longer in the CPU's caches, so a tick executes as little of it as
 possible: it calls NVML through the library that ``nvidia-ml-py`` loaded, with structures of that package that are
@@ -8,10 +8,12 @@ error means.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from typing import Any, NamedTuple
+from typing import Any
 
-from overlap_callbacks.instruments.power.source import Clock
+from overlap_callbacks.analysis.power.readings import Utilisation
+from overlap_callbacks.instruments.power.source import MAX_SANE_W, Clock
 
 FIELD_ENERGY = 83
 CLOCK_SM = 1
@@ -19,24 +21,20 @@ CLOCK_SM = 1
 # Member of NVML's union that holds a field's value, by the type that NVML gives. Power and energy are whole numbers.
 VALUE_NAMES = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
+# NVML needs some 100 ms between two samples. The limit is a little less: at 100 ms, every other tick would be too soon.
+_MIN_GAP_NS = 90_000_000
 
-class NvmlValues(NamedTuple):
-    """The values of one tick, in NVML's units.
-
-    Attributes:
-        begin_ns, end_ns: when the read of power and energy began and ended.
-        power_mw: power.
-        energy_mj: the energy counter.
-        sm_clock_mhz: clock of the SMs.
-        reason_bits: the reasons for that clock.
-    """
-
-    begin_ns: int
-    end_ns: int
-    power_mw: int
-    energy_mj: int
-    sm_clock_mhz: int
-    reason_bits: int
+# Number of each metric, the name of its field in ``Utilisation``, and the factor from NVML's unit (percent, or MiB/s).
+_PERCENT = 0.01
+_MIB_TO_GB = 2**20 / 1e9
+_METRICS = (
+    (2, "sm", _PERCENT),
+    (3, "sm_occupancy", _PERCENT),
+    (5, "tensor", _PERCENT),
+    (10, "dram", _PERCENT),
+    (60, "nvlink_rx_gb_s", _MIB_TO_GB),
+    (61, "nvlink_tx_gb_s", _MIB_TO_GB),
+)
 
 
 class NvmlTick:
@@ -74,8 +72,13 @@ class NvmlTick:
         except Exception:  # another version of the package may raise anything; the slow way remains
             return None
 
-    def read(self, clock_ns: Clock) -> NvmlValues | None:
-        """Read the device now; None if any part of the read failed."""
+    def read(self, clock_ns: Clock) -> tuple[int, int, float, int, int, int] | None:
+        """Read the device now.
+
+        Returns:
+            When the read of power and energy began and ended (ns), watts, the energy counter (mJ), the SM clock (MHz),
+            and the bits of the reasons for it; None if any part failed, or if the power cannot be true.
+        """
         power, energy = self._power, self._energy
         begin_ns = clock_ns()
         failed = self._get_fields(self._device, 2, self._fields)
@@ -92,11 +95,80 @@ class NvmlTick:
         if power_name is None or energy_name is None:
             return None
         power_value, energy_value = self._values
-        return NvmlValues(
-            begin_ns,
-            end_ns,
-            getattr(power_value, power_name),
-            getattr(energy_value, energy_name),
-            self._clock.value,
-            self._reasons.value,
-        )
+        power_w = getattr(power_value, power_name) / 1e3
+        if not 0 <= power_w <= MAX_SANE_W:
+            return None
+        energy_mj = getattr(energy_value, energy_name)
+        return begin_ns, end_ns, power_w, energy_mj, self._clock.value, self._reasons.value
+
+
+class GpmMeter:
+    """Reads how busy the parts of a GPU are, by GPU performance monitoring (GPM) of Hopper and newer.
+
+    A figure is the difference between two samples of the device's counters. Samples are buffers of the driver and not
+    thread-safe: the thread that reads the source makes, reads and frees them.
+
+    Args:
+        nvml: the ``pynvml`` module, initialised.
+        device: handle of a device that has GPM.
+    """
+
+    def __init__(self, nvml: Any, device: Any) -> None:
+        self._nvml = nvml
+        self._device = device
+        self._last_ns: int | None = None
+        self._query = nvml.c_nvmlGpmMetricsGet_t()  # 23 KB: made once
+        self._query.version = nvml.NVML_GPM_METRICS_GET_VERSION
+        self._query.numMetrics = len(_METRICS)
+        self._items = []  # views of the query: they follow what the driver writes
+        for item, (metric, field, factor) in zip(self._query.metrics, _METRICS, strict=False):
+            item.metricId = metric
+            self._items.append((item, field, factor))
+        self._samples = [nvml.nvmlGpmSampleAlloc(), nvml.nvmlGpmSampleAlloc()]
+        self._last, self._spare = self._samples
+
+    @classmethod
+    def of(cls, nvml: Any, device: Any) -> GpmMeter | None:
+        """A meter of the device; None if the device or the driver has no GPM."""
+        try:
+            if not nvml.nvmlGpmQueryDeviceSupport(device).isSupportedDevice:
+                return None
+            return cls(nvml, device)
+        except (nvml.NVMLError, AttributeError):
+            return None
+
+    def read(self, now_ns: int) -> Utilisation | None:
+        """How busy the device was since the previous call; None for the first call, and if it is too soon.
+
+        If GPM fails, only its figures are missing: power is still read.
+
+        Args:
+            now_ns: the current time, as of ``time.perf_counter_ns``.
+        """
+        if self._last_ns is not None and now_ns - self._last_ns < _MIN_GAP_NS:
+            return None
+        nvml = self._nvml
+        try:
+            nvml.nvmlGpmSampleGet(self._device, self._spare)
+        except nvml.NVMLError:
+            self._last_ns = None  # the next sample has no predecessor
+            return None
+        since_ns, self._last_ns = self._last_ns, now_ns
+        self._last, self._spare = self._spare, self._last
+        if since_ns is None:
+            return None
+        query = self._query
+        query.sample1, query.sample2 = self._spare, self._last
+        try:
+            nvml.nvmlGpmMetricsGet(query)
+        except nvml.NVMLError:
+            return None
+        values = {name: item.value * factor for item, name, factor in self._items if item.nvmlReturn == 0}
+        return Utilisation(since_ns=since_ns, **values)
+
+    def close(self) -> None:
+        """Free the samples."""
+        samples, self._samples = self._samples, []
+        for sample in samples:
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlGpmSampleFree(sample)

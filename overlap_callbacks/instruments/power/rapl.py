@@ -11,11 +11,11 @@ from pathlib import Path
 
 from overlap_callbacks.analysis.power.readings import Reading
 from overlap_callbacks.analysis.results.power import SourceInfo
-from overlap_callbacks.instruments.power.energy_counter import EnergyCounter
 from overlap_callbacks.instruments.power.source import (
     MEAN_BETWEEN_READS,
     CachedRead,
     Clock,
+    EnergyCounter,
     PowerError,
     PowerSource,
     PowerUnavailableError,
@@ -59,9 +59,7 @@ class RaplSource(PowerSource):
         self._clock_ns = clock_ns
         self._zones = _find_zones(root, dram)
         self._last: tuple[int, float] | None = None
-        self._limits = [
-            folder for zone in self._zones if (folder := zone.energy.parent) and zone.name.startswith("package")
-        ]
+        self._limits = [zone.energy.parent for zone in self._zones if zone.name.startswith("package")]
         self._limit_w = CachedRead(self._read_limit_w)
         self.info = SourceInfo(
             name="rapl",
@@ -84,21 +82,17 @@ class RaplSource(PowerSource):
             raise PowerError(f"an energy counter of the CPU cannot be read: {error}") from error
         end_ns = self._clock_ns()
         time_ns = (begin_ns + end_ns) // 2
+        limit_w = self._limit_w.at(begin_ns)
         if any(part is None for part in parts):
             self._last = None
-            return Reading(time_ns=time_ns, limit_w=self._limit_w.at(begin_ns))
+            return Reading(time_ns=time_ns, limit_w=limit_w)
         energy_j = sum(part for part in parts if part is not None)
         last, self._last = self._last, (time_ns, energy_j)
         if last is None or time_ns <= last[0]:
-            return Reading(time_ns=time_ns, energy_j=energy_j, limit_w=self._limit_w.at(begin_ns))
+            return Reading(time_ns=time_ns, energy_j=energy_j, limit_w=limit_w)
         elapsed_s = (time_ns - last[0]) / 1e9
-        return Reading(
-            time_ns=time_ns,
-            averaging_s=elapsed_s,
-            power_w=sane_w((energy_j - last[1]) / elapsed_s),
-            energy_j=energy_j,
-            limit_w=self._limit_w.at(begin_ns),
-        )
+        power_w = sane_w((energy_j - last[1]) / elapsed_s)
+        return Reading(time_ns=time_ns, averaging_s=elapsed_s, power_w=power_w, energy_j=energy_j, limit_w=limit_w)
 
     def close(self) -> None:
         """There is nothing to release."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from overlap_callbacks.analysis.power.readings import Reading, Reasons, Utilisation
 from overlap_callbacks.analysis.results.power import SourceInfo
 
 _Value = TypeVar("_Value")
+Clock = Callable[[], int]
+host_clock: Clock = time.perf_counter_ns
 
 # Kinds of power, for ``SourceInfo.power_kind``.
 INSTANTANEOUS = "instantaneous"
@@ -21,7 +24,10 @@ MEAN_BETWEEN_READS = "mean between reads"
 MAX_SANE_W = 10_000.0
 
 # How often values that change slowly are read: limits, temperature, the memory's clock.
-SLOW_INTERVAL_S = 1.0
+_SLOW_INTERVAL_S = 1.0
+
+# Some counters are narrower than the type that the library returns. If no width is stated, this one is tried.
+_NARROW = 2**32
 
 
 class PowerError(Exception):
@@ -69,7 +75,7 @@ class CachedRead(Generic[_Value]):
         interval_s: age at which a cached value expires.
     """
 
-    def __init__(self, read: Callable[[], _Value], interval_s: float = SLOW_INTERVAL_S) -> None:
+    def __init__(self, read: Callable[[], _Value], interval_s: float = _SLOW_INTERVAL_S) -> None:
         self._read = read
         self._interval_ns = int(interval_s * 1e9)
         self._cached: tuple[int, _Value] | None = None  # when it was read, and the value
@@ -82,48 +88,182 @@ class CachedRead(Generic[_Value]):
 
     def if_expired(self, now_ns: int) -> _Value | None:
         """A fresh value if the cached one has expired, else None. For readings that must not be reused."""
-        expired = self._cached is None or now_ns - self._cached[0] >= self._interval_ns
-        return self.at(now_ns) if expired else None
+        before = self._cached
+        value = self.at(now_ns)
+        return None if self._cached is before else value
+
+
+class EnergyCounter:
+    """Joules since the first read, from a device's counter, which wraps and may be reset.
+
+    Args:
+        tick_j: joules per count.
+        counts: number of counts after which the counter wraps to zero; None if the device does not say.
+    """
+
+    def __init__(self, tick_j: float, counts: int | None = None) -> None:
+        self._tick_j = tick_j
+        self._counts = counts
+        self._last: int | None = None
+        self._total = 0  # in counts: whole numbers add up without rounding errors
+
+    def read(self, value: int) -> float | None:
+        """Joules since the first read; None if the counter went back without having wrapped.
+
+        Then it was reset (e.g. the driver was reloaded) or is faulty (some run backwards), so the energy used since the
+        last read is unknown.
+        """
+        last, self._last = self._last, value
+        if last is None:
+            return 0.0
+        used = value - last
+        if used < 0:
+            counts = self._counts if self._counts is not None else _width(last, value)
+            if counts is None or used + counts < 0:
+                return None
+            used += counts
+        self._total += used
+        return self._total * self._tick_j
+
+
+def _width(last: int, value: int) -> int | None:
+    """The width at which a counter of unknown width wrapped: it was close to that width, and is now close to zero."""
+    margin = _NARROW // 16
+    return _NARROW if _NARROW - margin <= last < _NARROW and value < margin else None
+
+
+# -- GPUs
 
 
 class SlowValues(NamedTuple):
-    """What changes slowly on a GPU and is therefore read once a second; None for what it cannot tell."""
+    """What changes slowly on a GPU and is therefore read once a second; None for what the device does not have."""
 
     memory_clock_mhz: float | None
     temperature_c: float | None
     limit_w: float | None
 
 
-def gpu_reading(
-    begin_ns: int,
-    end_ns: int,
-    slow: SlowValues,
-    *,
-    averaging_s: float,
-    power_w: float | None,
-    energy_j: float | None,
-    sm_clock_mhz: float | None,
-    reasons: Reasons | None,
-    reasons_since_ns: int | None = None,
-    utilisation: Utilisation | None = None,
-) -> Reading:
-    """The reading of a GPU whose power was read between ``begin_ns`` and ``end_ns``; its time is the middle of the two.
+class GpuValues(NamedTuple):
+    """What one tick reads of a GPU; fields as in ``Reading``.
 
-    The other arguments are the fields of ``Reading``.
+    Attributes:
+        begin_ns, end_ns: when the read of power and energy began and ended. The reading's time is the middle.
     """
-    return Reading(
-        time_ns=(begin_ns + end_ns) // 2,
-        averaging_s=averaging_s,
-        power_w=power_w,
-        energy_j=energy_j,
-        sm_clock_mhz=sm_clock_mhz,
-        memory_clock_mhz=slow.memory_clock_mhz,
-        temperature_c=slow.temperature_c,
-        limit_w=slow.limit_w,
-        reasons=reasons,
-        utilisation=utilisation,
-        reasons_since_ns=reasons_since_ns,
-    )
+
+    begin_ns: int
+    end_ns: int
+    power_w: float | None
+    energy_j: float | None
+    sm_clock_mhz: float | None
+    reasons: Reasons | None
+    reasons_since_ns: int | None = None
+    utilisation: Utilisation | None = None
+
+
+class _Library(Protocol):
+    def close(self) -> None: ...
+
+
+class GpuSource(PowerSource):
+    """Reads one GPU through its vendor's library: by a fast way if there is one, else by the library's own functions.
+
+    A call that the device does not support is made once; its value is absent in the readings.
+
+    Args:
+        library: of the vendor; closed with the source.
+        clock_ns: the clock of the readings.
+
+    Attributes:
+        device: the library's handle of the device.
+        tick: the fast way to read it; None if the driver or the package does not allow that.
+    """
+
+    device: Any
+    tick: Any = None
+
+    def __init__(self, library: _Library, clock_ns: Clock) -> None:
+        self._library = library
+        self._clock_ns = clock_ns
+        self._unsupported: set[tuple[Any, ...]] = set()
+        self._slow = CachedRead(self._read_slow_values)
+
+    @contextlib.contextmanager
+    def _opening(self) -> Iterator[None]:
+        """Around the first reads of a device: closes the library if one of them fails."""
+        try:
+            yield
+        except Exception as error:
+            self._library.close()
+            if isinstance(error, PowerError) and not isinstance(error, PowerUnavailableError):
+                raise PowerUnavailableError(f"no power: {error}") from error  # a device that fails between two calls
+            raise
+
+    def sample(self) -> Reading:
+        values = self._read_fast() if self.tick is not None else None
+        if values is None:  # read again, through the functions that say what is wrong
+            num_unsupported = len(self._unsupported)
+            values = self._read_slowly()
+            if len(self._unsupported) > num_unsupported:  # the fast way, which reads everything, would fail again
+                self.tick = None
+        slow = self._slow.at(values.begin_ns)
+        return Reading(
+            time_ns=(values.begin_ns + values.end_ns) // 2,
+            averaging_s=self.info.averaging_s or 0.0,
+            power_w=values.power_w,
+            energy_j=values.energy_j,
+            sm_clock_mhz=values.sm_clock_mhz,
+            memory_clock_mhz=slow.memory_clock_mhz,
+            temperature_c=slow.temperature_c,
+            limit_w=slow.limit_w,
+            reasons=values.reasons,
+            utilisation=values.utilisation,
+            reasons_since_ns=values.reasons_since_ns,
+        )
+
+    def close(self) -> None:
+        self._library.close()
+
+    @abstractmethod
+    def _read_fast(self) -> GpuValues | None:
+        """The values of ``tick``; None if any part of the read failed."""
+
+    @abstractmethod
+    def _read_slowly(self) -> GpuValues:
+        """The values, by the library's own functions. Raises as ``sample``."""
+
+    @abstractmethod
+    def _read_slow_values(self) -> SlowValues:
+        """What is read once a second."""
+
+    def _optional(self, function: Callable[..., Any], *arguments: Any, name: str = "") -> Any:
+        """The result of a call for this device; None if it fails, or has failed for good before.
+
+        Args:
+            function: of the library; gets the device and ``arguments``.
+            arguments: further arguments.
+            name: what errors call the function; empty for its own name.
+
+        Raises:
+            DeviceLostError: the device is gone.
+            PowerError: an error after which ``_is_permanent`` gives the read up.
+        """
+        if self._unsupported and (function, *arguments) in self._unsupported:
+            return None
+        try:
+            return function(self.device, *arguments)
+        except Exception as error:
+            if self._is_permanent(error, name or function.__name__):
+                self._unsupported.add((function, *arguments))
+            return None
+
+    @abstractmethod
+    def _is_permanent(self, error: Exception, name: str) -> bool:
+        """Whether a call that failed need not be made again. Raises what its caller must know; see ``_optional``.
+
+        Args:
+            error: of the call.
+            name: of the function.
+        """
 
 
 def sane_w(value: Any) -> float | None:
@@ -131,7 +271,3 @@ def sane_w(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if 0 <= value <= MAX_SANE_W else None
-
-
-Clock = Callable[[], int]
-host_clock: Clock = time.perf_counter_ns

@@ -19,7 +19,7 @@ from overlap_callbacks.analysis import memory
 from overlap_callbacks.analysis.measuring_cost import Kind, Stretch
 from overlap_callbacks.analysis.outliers import LeftOut, far_longer, stalls_in_words
 from overlap_callbacks.analysis.power.phases import StepPhases
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.readings import Segment
 from overlap_callbacks.analysis.results.messages import NO_STAGE
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.settled import StepSeries
@@ -27,7 +27,7 @@ from overlap_callbacks.analysis.results.window import MemoryPeak, RankWindow, Ti
 from overlap_callbacks.analysis.rhythms import rhythm_sentence
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
-from overlap_callbacks.instruments.memory import reading_of
+from overlap_callbacks.instruments.device import reading_of
 from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.monitor.background.arrivals import timed_calls
 from overlap_callbacks.monitor.background.collective_times import collective_times

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.aggregate import MAX_KERNELS
-from overlap_callbacks.analysis.contention.sm_loss import sm_loss
 from overlap_callbacks.analysis.design import rank_weights
 from overlap_callbacks.analysis.kernels.alignment import Alignment, align
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
@@ -25,6 +24,7 @@ from overlap_callbacks.analysis.kernels.by_collective import (
 from overlap_callbacks.analysis.kernels.cross_check import cross_check
 from overlap_callbacks.analysis.kernels.host import uncounted_note
 from overlap_callbacks.analysis.kernels.receives import transfer_starts
+from overlap_callbacks.analysis.kernels.sm_loss import sm_loss
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import MAX_SLICES, call_times, step_detail, step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
@@ -36,8 +36,8 @@ from overlap_callbacks.analysis.results.window import DimensionTime, ProfiledBlo
 from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
-from overlap_callbacks.instruments.chip import chip_of
 from overlap_callbacks.instruments.clocks import Mark, StepClock
+from overlap_callbacks.instruments.device import chip_of
 from overlap_callbacks.monitor.background.profile_check import check_profile, counted_steps
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
 

@@ -18,7 +18,7 @@ from overlap_callbacks._log import logger
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
 from overlap_callbacks.analysis.arms import arm_report_of
-from overlap_callbacks.analysis.environment.hidden_hosts import hidden_window
+from overlap_callbacks.analysis.environment.privacy import hidden_window
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.headline import arm_summary, summary
 from overlap_callbacks.analysis.job.merging import merge, part_of

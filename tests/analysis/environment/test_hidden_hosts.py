@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.environment.hidden_hosts import (
+from overlap_callbacks.analysis.environment.privacy import (
     ANOTHER_HOST,
     HiddenNames,
     hidden_environment,

@@ -4,9 +4,9 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
-from overlap_callbacks.analysis.environment.job import MAX_PLACES, cpus_of, job_environment
+from overlap_callbacks.analysis.environment.sums import MAX_PLACES, cpus_of
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
-from tests.environments import cpu_rank, gpu_rank, samples
+from tests.environments import cpu_rank, gpu_rank, job_environment, samples
 from tests.samples import window
 
 

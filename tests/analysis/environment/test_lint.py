@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.analysis.environment.job import job_environment
-from overlap_callbacks.analysis.environment.lint import RULES, lint
+from overlap_callbacks.analysis.environment.lint import RULES
 from overlap_callbacks.analysis.results.environment import Finding, RankEnvironment, Severity
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.window import CollectiveTime
-from tests.environments import cpu_rank, gpu_rank, samples
+from tests.environments import cpu_rank, gpu_rank, job_environment, lint, samples
 
 AMD: dict[str, Any] = {
     "hip": "7.0", "cuda": "", "device": "AMD Instinct MI300X", "compute_capability": "gfx942", "nvlink_devices": None,

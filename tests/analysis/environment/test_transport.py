@@ -2,14 +2,15 @@ from __future__ import annotations
 
 import pytest
 
+from overlap_callbacks.analysis.environment.job import BETWEEN, UNKNOWN, WITHIN, pooled_environment
 from overlap_callbacks.analysis.environment.sums import add_environments, environment_of
-from overlap_callbacks.analysis.environment.transport import BETWEEN, UNKNOWN, WITHIN, transports
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from tests.environments import cpu_rank, gpu_rank
 
 
 def told(*ranks: RankEnvironment, backend: str = "nccl") -> dict[str, str]:
-    found = transports(add_environments([environment_of(*rank) for rank in enumerate(ranks)]), backend)
+    sums = add_environments([environment_of(*rank) for rank in enumerate(ranks)])
+    found = pooled_environment(sums, backend).transports
     assert all(transport.basis for transport in found)
     return {transport.between: transport.transport for transport in found}
 

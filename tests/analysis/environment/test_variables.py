@@ -2,11 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.analysis.environment.variables import (
-    MAX_VALUE_LENGTH,
-    MAX_VARIABLES,
-    environment_variables,
-)
+from overlap_callbacks.analysis.environment.privacy import MAX_VALUE_LENGTH, MAX_VARIABLES, environment_variables
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.contention.shares import Explanation, explain
-from overlap_callbacks.analysis.environment.lint import lint
 from overlap_callbacks.analysis.formatting import name_ranks
+from overlap_callbacks.analysis.power.cause import Explanation, explain
 from overlap_callbacks.analysis.rank_problems import bounded
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.mode import Mode
@@ -24,6 +23,7 @@ from overlap_callbacks.analysis.validity import escaped_communication, remarks, 
 from tests.analysis.job.reference_environment import job_environment
 from tests.analysis.job.reference_figures import figures_of, ranks_left_out, with_whole_tables
 from tests.analysis.job.reference_parts import by_rank, mean_dimensions, mean_kernels, mean_pairs, pool, with_transfers
+from tests.environments import lint
 
 
 def reference_report(

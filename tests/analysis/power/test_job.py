@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.power.job import pool
+from overlap_callbacks.analysis.power.sums import PowerSums, add_power, pooled_power, power_of
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, JobPower, ModePower, SourceInfo
 
@@ -12,6 +14,12 @@ def figures(device: str, watts: float | None, problems: tuple[str, ...] = (), **
     source = SourceInfo("fake", "Fake", device, "instantaneous", 0.1, None, 0.1)
     mode = ModePower(Mode.OVERLAPPED, avg_w=watts, peak_w=watts, energy_per_step_j=watts and watts / 2, **more)
     return (DevicePower(source, 0.1, 0.3, (mode,), problems=problems),)
+
+
+def pool(by_rank: Mapping[int, Sequence[DevicePower]], *, whole: bool = True) -> JobPower:
+    """Power over all ranks, of the power of each rank's devices."""
+    parts = [power_of(rank, power) for rank, power in sorted(by_rank.items())]
+    return pooled_power(add_power(parts) if parts else PowerSums(), whole=whole)
 
 
 def overlapped(pooled: JobPower):

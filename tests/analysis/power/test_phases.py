@@ -7,8 +7,7 @@ from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.power.device import power_figures
 from overlap_callbacks.analysis.power.phases import ProfilePhases, StepPhases, clocks_while_computing
-from overlap_callbacks.analysis.power.readings import Reading, Readings
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.readings import Reading, Readings, Segment
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import SourceInfo
 from tests.columns import columns

@@ -7,9 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.power.readings import Reading, Readings
-from overlap_callbacks.analysis.power.response import covered_s
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.readings import Reading, Readings, Segment
+from overlap_callbacks.analysis.power.sampled import covered_s
 from overlap_callbacks.analysis.results.mode import Mode
 from tests.analysis.power.test_segments import S, figures_of, info
 

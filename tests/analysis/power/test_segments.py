@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from overlap_callbacks.analysis.power.counted import counted_power
 from overlap_callbacks.analysis.power.device import power_figures, steps_needed
-from overlap_callbacks.analysis.power.readings import Reading, Readings, Utilisation
-from overlap_callbacks.analysis.power.segments import Segment, hold
+from overlap_callbacks.analysis.power.readings import Reading, Readings, Segment, Utilisation, hold
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import REASONS, Cause, DevicePower, SourceInfo
 
@@ -217,7 +216,7 @@ def test_a_block_of_the_least_length_has_a_reading_wherever_it_starts(averaging_
     if start_ns + length_s * 1e9 > times[-1]:
         return
     block = Segment(start_ns, start_ns + math.ceil(length_s * 1e9), OVERLAPPED, 1)
-    assert len(hold(readings, block, readings.power_w, readings.since_ns)) >= 1
+    assert len(hold(readings, block, readings.power_w, readings.since_ns).rows) >= 1
 
 
 def test_clocks_need_no_averaging_time() -> None:

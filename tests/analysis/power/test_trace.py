@@ -9,8 +9,7 @@ from hypothesis.extra import numpy as st_numpy
 
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.power.phases import StepPhases
-from overlap_callbacks.analysis.power.readings import Reading, Readings
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.readings import Reading, Readings, Segment
 from overlap_callbacks.analysis.power.trace import power_trace, thin
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import PowerTrace

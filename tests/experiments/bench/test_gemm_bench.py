@@ -22,8 +22,8 @@ from overlap_callbacks.experiments.bench.ranks import OneProcess
 from overlap_callbacks.experiments.bench.sensors import Sensors
 from overlap_callbacks.experiments.bench.site import HostTrials
 from overlap_callbacks.experiments.bench.trials import Call, Range, Trial
+from overlap_callbacks.experiments.loopback.collectives import LoopSettings
 from overlap_callbacks.experiments.loopback.job import open_job
-from overlap_callbacks.experiments.loopback.settings import LoopSettings
 from tests.distributed import run_alone
 from tests.margins import near
 

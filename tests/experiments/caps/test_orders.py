@@ -19,8 +19,7 @@ import pytest
 
 from overlap_callbacks.experiments.caps import settings
 from overlap_callbacks.experiments.caps.drivers import find_driver
-from overlap_callbacks.experiments.caps.journal import Journal
-from overlap_callbacks.experiments.caps.keeper import Keeper
+from overlap_callbacks.experiments.caps.keeper import Journal, Keeper
 from overlap_callbacks.experiments.caps.settings import RESTORE_TRIES, CapError, Caps
 from tests.distributed import run_alone
 from tests.instruments.power.fakes import build

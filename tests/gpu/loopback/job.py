@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 from overlap_callbacks.experiments.loopback import job
+from overlap_callbacks.experiments.loopback.collectives import LoopSettings
 from overlap_callbacks.experiments.loopback.job import LoopJob
-from overlap_callbacks.experiments.loopback.settings import LoopSettings
 from tests.gpu.loopback.phantom import phantom_rank
 
 

@@ -11,11 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from overlap_callbacks.analysis.power.device import power_figures
-from overlap_callbacks.analysis.power.readings import Readings
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.readings import Readings, Segment
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.instruments.power.amd import AmdSource
-from overlap_callbacks.instruments.power.amd_fast import AmdTick
+from overlap_callbacks.instruments.power.amd import AmdSource, AmdTick
 from overlap_callbacks.instruments.power.discovery import DeviceIdentity, NoPower, find_source, from_properties
 from overlap_callbacks.instruments.power.source import DeviceLostError, PowerError, PowerUnavailableError
 from tests.instruments.power.conftest import Driver

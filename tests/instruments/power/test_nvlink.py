@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.instruments.power.nvlink import nvlink_devices
+from overlap_callbacks.instruments.power.nvml import nvlink_devices
 from tests.instruments.power.conftest import Driver
 
 UUID = "fa0e0001-0000-4000-8000-000000000001"  # of the second GPU

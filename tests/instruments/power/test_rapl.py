@@ -148,8 +148,7 @@ def test_without_permission_it_says_so_and_how_to_get_it(fork, denied) -> None:
 
 def test_figures_of_the_cpu_agree_with_its_counters(machine: Machine) -> None:
     from overlap_callbacks.analysis.power.device import power_figures
-    from overlap_callbacks.analysis.power.readings import Readings
-    from overlap_callbacks.analysis.power.segments import Segment
+    from overlap_callbacks.analysis.power.readings import Readings, Segment
     from overlap_callbacks.analysis.results.mode import Mode
 
     source = machine.source()

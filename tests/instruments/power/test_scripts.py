@@ -10,8 +10,7 @@ import pytest
 import overlap_callbacks.instruments.power
 from overlap_callbacks.analysis.power.cause import attribute
 from overlap_callbacks.analysis.power.device import power_figures
-from overlap_callbacks.analysis.power.readings import Readings
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.readings import Readings, Segment
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower
 from overlap_callbacks.instruments.power.amd import AmdSource

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from overlap_callbacks import JsonlSink, OverlapMonitor, Schedule
-from overlap_callbacks.instruments.memory import MemoryReader
+from overlap_callbacks.instruments.device import MemoryReader
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
 

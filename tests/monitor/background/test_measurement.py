@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.readings import Segment
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.settled import StepSeries
 from overlap_callbacks.analysis.results.window import Rhythm

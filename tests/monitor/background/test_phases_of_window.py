@@ -11,7 +11,7 @@ import pytest
 
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.power.phases import StepPhases
-from overlap_callbacks.analysis.power.segments import Segment
+from overlap_callbacks.analysis.power.readings import Segment
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
@@ -20,7 +20,7 @@ from overlap_callbacks.monitor.background import profile_figures
 from overlap_callbacks.monitor.background.measurement import measure
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
-from tests.analysis.contention.launches import H100, gemm, nccl
+from tests.analysis.kernels.launches import H100, gemm, nccl
 from tests.columns import columns
 
 MS = 1_000_000

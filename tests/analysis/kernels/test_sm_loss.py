@@ -8,11 +8,10 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.contention.occupancy import Chip
-from overlap_callbacks.analysis.contention.sm_loss import sm_loss
+from overlap_callbacks.analysis.kernels.sm_loss import Chip, sm_loss
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.results.window import SmLoss
-from tests.analysis.contention.launches import H100, gemm, nccl
+from tests.analysis.kernels.launches import H100, gemm, nccl
 from tests.columns import columns
 
 OV, SEQ = np.array([0]), np.array([1])

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap_callbacks.analysis.contention.occupancy import Chip
-from overlap_callbacks.analysis.contention.sm_loss import FEW_WAVES, predicted_loss
-from tests.analysis.contention.launches import H100, gemm, launch, nccl
+from overlap_callbacks.analysis.kernels.sm_loss import FEW_WAVES, Chip, predicted_loss
+from tests.analysis.kernels.launches import H100, gemm, launch, nccl
 
 
 def total(blocks: int, taken: int) -> float:

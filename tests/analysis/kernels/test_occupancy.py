@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.analysis.contention.occupancy import LIMITS, Chip, resident_beside, resident_blocks
-from tests.analysis.contention.launches import KIB, gemm, launch, nccl
+from overlap_callbacks.analysis.kernels.sm_loss import LIMITS, Chip, resident_beside, resident_blocks
+from tests.analysis.kernels.launches import KIB, gemm, launch, nccl
 
 
 @pytest.mark.parametrize(

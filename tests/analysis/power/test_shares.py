@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
-from overlap_callbacks.analysis.contention.shares import explain, shares_in_words, slowdown_shares
+from overlap_callbacks.analysis.power.cause import explain, shares_in_words, slowdown_shares
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import CLOCK, MEMORY, SMS, UNEXPLAINED, WAVES, SlowdownShares
 from overlap_callbacks.analysis.results.mode import Mode

@@ -1,0 +1,264 @@
+"""What the compute kernels of a profile should lose to the SMs that communication holds, per step.
+
+A kernel runs its blocks in waves: as many at a time as the SMs hold. A collective's kernel holds SMs for as long as it
+runs, so a wave has fewer blocks. That costs a kernel of many waves the share of the SMs that are taken. It costs a
+kernel of few waves nothing, if its blocks still fit, or a whole wave more, if they do not. The second is known as
+resource fragmentation, or wave quantisation. A kernel that fills all SMs once takes twice as long if one SM is missing.
+
+The model assumes that each block of a collective's kernel has an SM of its own, as the blocks of NCCL do. It leaves out
+what only a measurement shows: blocks of unequal length, kernels that hand out their work while they run (stream-K), and
+that a kernel which waits for memory does not need all SMs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from overlap_callbacks.analysis.intervals import distinct_values
+from overlap_callbacks.analysis.kernels.call_table import Calls
+from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
+from overlap_callbacks.analysis.kernels.same_calls import match
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+from overlap_callbacks.analysis.results.window import SmLoss
+
+# Blocks do not end all at once. After some waves they are out of step, and the last wave is no longer a step of its
+# own. From so many waves on, only the share of the SMs counts. A judgement, not a published figure.
+FEW_WAVES = 8
+
+
+def sm_loss(
+    kernels: KernelTable,
+    launches: Sequence[LaunchShape | None],
+    chip: Chip | None,
+    overlapped: Indices,
+    sequential: Indices,
+) -> SmLoss | None:
+    """The predicted loss of a profile.
+
+    The price of one call is its time alone, times its predicted loss, times the share of its time that it ran while
+    communication did.
+
+    Args:
+        kernels: the whole profile.
+        launches: what each number of ``kernels.shape`` stands for; shape (len(kernels.shapes),).
+        chip: on which it ran; None on CPU, and on AMD.
+        overlapped: indices of the overlapped profiled steps.
+        sequential: indices of the sequential profiled steps.
+
+    Returns:
+        Means per step; None if no compute kernel that ran beside communication has a known launch.
+    """
+    if chip is None or not len(overlapped) or not len(sequential) or len(launches) != len(kernels.shapes):
+        return None
+    calls = Calls.of(kernels)
+    computes = (calls.kind == Kind.COMPUTE) & np.isin(calls.step, overlapped)
+    beside_ns = calls.covered_ns(kernels.of(Kind.COMMUNICATION))
+    wanted = computes & (beside_ns > 0)
+    alone_ns = match(calls, wanted, calls, np.isin(calls.step, sequential)).alone_ns
+    rows = np.flatnonzero(wanted & np.isfinite(alone_ns))
+    if not len(rows):
+        return None
+    distinct, index = np.unique(kernels.shape[calls.row[rows]], return_inverse=True)
+    index = index.reshape(-1)
+    modelled_ns, held_ns = np.zeros(len(rows)), np.zeros(len(rows))
+    lost_ns = np.zeros((len(rows), 2))  # from SMs, from waves
+    communicates = kernels.kind == Kind.COMMUNICATION
+    for number in distinct_values(kernels.shape[communicates]).tolist():
+        beside = launches[number]
+        if beside is None:
+            continue
+        losses = [None if (own := launches[n]) is None else predicted_loss(own, beside, chip) for n in distinct]
+        loss = np.array([(np.nan, np.nan) if found is None else tuple(found) for found in losses])[index]
+        known = np.isfinite(loss[:, 0])
+        covered_ns = calls.covered_ns(kernels.intervals[communicates & (kernels.shape == number)])[rows]
+        share = np.where(known, covered_ns / np.maximum(calls.duration_ns[rows], 1), 0.0)
+        lost_ns += (alone_ns[rows] * share)[:, None] * np.where(known[:, None], loss, 0.0)
+        modelled_ns += np.where(known, covered_ns, 0)
+        held_ns += np.where(known, covered_ns * min(beside.num_blocks, chip.num_sms), 0)
+    # Where two communication kernels run at once, the time beside them counts once.
+    modelled_ns = np.minimum(modelled_ns, beside_ns[rows])
+    if not modelled_ns.any():
+        return None
+    per_step_ms = 1 / len(overlapped) / 1e6
+    from_sms_ns, from_waves_ns = lost_ns.sum(axis=0).tolist()
+    return SmLoss(
+        num_sms=chip.num_sms,
+        sms_held=float(held_ns.sum() / modelled_ns.sum()),
+        concurrent_ms=float(beside_ns[computes].sum()) * per_step_ms,
+        modelled_ms=float(modelled_ns.sum()) * per_step_ms,
+        from_sms_ms=from_sms_ns * per_step_ms,
+        from_waves_ms=from_waves_ns * per_step_ms,
+    )
+
+
+class Loss(NamedTuple):
+    """How much longer a kernel should take while a collective's kernel holds SMs.
+
+    Attributes:
+        from_sms: since fewer blocks run at a time, as a fraction of its time alone.
+        from_waves: since a wave is needed beyond that, as a fraction of its time alone; adds to ``from_sms``.
+    """
+
+    from_sms: float
+    from_waves: float
+
+
+def predicted_loss(launch: LaunchShape, beside: LaunchShape, chip: Chip) -> Loss | None:
+    """What a compute kernel should lose while a communication kernel runs.
+
+    Args:
+        launch: of the compute kernel.
+        beside: of the communication kernel.
+        chip: on which both run.
+
+    Returns:
+        The loss; None if it is not known how many of the blocks an SM holds, or if no block fits beside the other
+        kernel.
+    """
+    limits = chip.limits
+    per_sm = resident_blocks(launch, limits)
+    if per_sm is None or chip.num_sms < 1 or launch.num_blocks < 1:
+        return None
+    taken = min(beside.num_blocks, chip.num_sms)
+    capacity = per_sm * chip.num_sms
+    capacity_beside = per_sm * (chip.num_sms - taken) + resident_beside(launch, limits, beside) * taken
+    if capacity_beside < 1:
+        return None
+    by_share = capacity / capacity_beside
+    waves = -(-launch.num_blocks // capacity)
+    if waves >= FEW_WAVES:
+        return Loss(by_share - 1, 0.0)
+    longer = -(-launch.num_blocks // capacity_beside) / waves
+    # A last wave that is not full takes some or all of the blocks that found no place.
+    from_sms = min(by_share, longer)
+    return Loss(from_sms - 1, longer - from_sms)
+
+
+# -- how many thread blocks of a kernel an SM holds at a time
+# The limits are those of NVIDIA's "CUDA C++ Programming Guide", table "Technical Specifications per Compute
+# Capability". Registers are given out in units of 256 to a warp, and each of an SM's four parts has a quarter of them;
+# from compute capability 8.0 on, the system takes 1 KiB of shared memory for each block (``cuda_occupancy.h`` of the
+# CUDA toolkit). The compute units of AMD's devices follow other rules and are left out.
+
+_WARP = 32
+_REGISTERS = 65_536  # of an SM; the same for all compute capabilities here
+_SM_PARTS = 4
+_REGISTER_UNIT = 256
+_KIB = 1024
+
+
+@dataclass(frozen=True)
+class SmLimits:
+    """What one SM holds at a time.
+
+    Attributes:
+        threads, blocks: the most of each.
+        shared_bytes: shared memory for all blocks.
+        reserved_bytes: shared memory that the system takes for each block.
+    """
+
+    threads: int
+    blocks: int
+    shared_bytes: int
+    reserved_bytes: int = _KIB
+
+    @property
+    def shared_unit(self) -> int:
+        """Shared memory is given out in units of so many bytes."""
+        return 128 if self.reserved_bytes else 256
+
+
+LIMITS: dict[tuple[int, int], SmLimits] = {
+    (7, 0): SmLimits(2048, 32, 96 * _KIB, reserved_bytes=0),
+    (7, 5): SmLimits(1024, 16, 64 * _KIB, reserved_bytes=0),
+    (8, 0): SmLimits(2048, 32, 164 * _KIB),
+    (8, 6): SmLimits(1536, 16, 100 * _KIB),
+    (8, 7): SmLimits(1536, 16, 164 * _KIB),
+    (8, 9): SmLimits(1536, 24, 100 * _KIB),
+    (9, 0): SmLimits(2048, 32, 228 * _KIB),
+    (10, 0): SmLimits(2048, 32, 228 * _KIB),
+}
+_MOST_SHARED_BYTES = max(limits.shared_bytes for limits in LIMITS.values())
+
+
+@dataclass(frozen=True)
+class Chip:
+    """A device of NVIDIA.
+
+    Attributes:
+        num_sms: its SMs.
+        capability: its compute capability, e.g. (9, 0); None if unknown.
+    """
+
+    num_sms: int
+    capability: tuple[int, int] | None = None
+
+    @property
+    def limits(self) -> SmLimits | None:
+        """Limits of one SM; None if they are not known for this compute capability."""
+        return None if self.capability is None else LIMITS.get(self.capability)
+
+
+def resident_blocks(launch: LaunchShape, limits: SmLimits | None) -> int | None:
+    """The blocks of a kernel that one SM holds at a time; None if that is not known.
+
+    Without ``limits``, it is known for big blocks only: of blocks that take more than half of the registers, or more
+    than half of the most shared memory that an SM of any known compute capability has, an SM holds one.
+
+    Args:
+        launch: how the kernel was launched. Registers of 0 count as unknown, and then do not limit.
+        limits: of an SM.
+    """
+    if limits is None:
+        registers = _registers_per_warp(launch) * _warps(launch)
+        is_big = 2 * registers > _REGISTERS or 2 * launch.shared_memory_bytes > _MOST_SHARED_BYTES
+        return 1 if is_big else None
+    return _fit(launch, limits, None) or None  # none at all: the limits do not fit the device that it ran on
+
+
+def resident_beside(launch: LaunchShape, limits: SmLimits | None, guest: LaunchShape) -> int:
+    """The blocks of a kernel that one SM holds beside one block of another kernel.
+
+    Where it is not known what that block takes, it counts as taking the whole SM.
+
+    Args:
+        launch: of the kernel.
+        limits: of an SM.
+        guest: how the other kernel was launched.
+    """
+    if limits is None or not guest.registers_per_thread:
+        return 0
+    return max(0, _fit(launch, limits, guest))
+
+
+def _fit(launch: LaunchShape, limits: SmLimits, guest: LaunchShape | None) -> int:
+    warps, guest_warps = _warps(launch), 0 if guest is None else _warps(guest)
+    by_warps = (limits.threads // _WARP - guest_warps) // warps
+    by_blocks = limits.blocks - (guest is not None)
+    shared_bytes = _shared_bytes(launch, limits)
+    shared_left = limits.shared_bytes - (0 if guest is None else _shared_bytes(guest, limits))
+    fits = [by_warps, by_blocks]
+    if shared_bytes:
+        fits.append(shared_left // shared_bytes)
+    if launch.registers_per_thread:
+        registers_left = _REGISTERS // _SM_PARTS
+        if guest is not None:
+            registers_left -= _registers_per_warp(guest) * -(-guest_warps // _SM_PARTS)
+        fits.append(_SM_PARTS * (registers_left // _registers_per_warp(launch)) // warps)
+    return min(fits)
+
+
+def _warps(launch: LaunchShape) -> int:
+    return max(1, -(-launch.threads_per_block // _WARP))
+
+
+def _registers_per_warp(launch: LaunchShape) -> int:
+    return -(-launch.registers_per_thread * _WARP // _REGISTER_UNIT) * _REGISTER_UNIT
+
+
+def _shared_bytes(launch: LaunchShape, limits: SmLimits) -> int:
+    return -(-launch.shared_memory_bytes // limits.shared_unit) * limits.shared_unit + limits.reserved_bytes
