@@ -48,8 +48,9 @@ def print_result(
     as_json: bool,
     output: Path | None,
     csv: str | None,
-    tables: Callable[[_Result], RenderableType],
+    document: Callable[[_Result], Document],
     problems: Sequence[str],
+    everything: bool = False,
 ) -> None:
     """Print a result in the form that the user asked for.
 
@@ -58,8 +59,9 @@ def print_result(
         as_json: print it as JSON.
         output: a file that gets everything as JSON; None for none.
         csv: the table to print, as CSV; None if the user did not ask for CSV.
-        tables: makes the tables for people.
+        document: makes what people read.
         problems: printed to stderr beside a CSV; the other forms hold them.
+        everything: whether to print all of the document.
 
     Raises:
         click.UsageError: both JSON and CSV were asked for.
@@ -81,7 +83,7 @@ def print_result(
     elif as_json:
         print_json(result)
     else:
-        print_tables(tables(result))
+        print_document(document(result), everything)
 
 
 def newest_run(path: Path) -> Path:
@@ -175,16 +177,14 @@ def draw_matrix(view: TrafficView, svg: Path | None, png: Path | None) -> list[s
     Raises:
         click.ClickException: a file cannot be written, or matplotlib is missing.
     """
-    from overlap_callbacks.analysis.communication.heat_map import svg as drawn
+    from overlap_callbacks.analysis.communication import heat_map
 
     if png is not None:
         require("matplotlib", "plots")
     if svg is not None:
-        _write(svg, "--svg", drawn(view, standalone=True).encode())
+        _write(svg, "--svg", heat_map.svg(view, standalone=True).encode())
     if png is not None:
-        from overlap_callbacks.report.traffic_png import png_of
-
-        _write(png, "--png", png_of(view))
+        _write(png, "--png", heat_map.png(view))
     return [str(path) for path in (svg, png) if path is not None]
 
 

@@ -11,7 +11,7 @@ import click
 from overlap_callbacks.cli._output import one_line, require
 
 if TYPE_CHECKING:
-    from overlap_callbacks.report.trace_rows import Rows
+    from overlap_callbacks.report.trace_tables import Rows
 
 parquet_option = click.option(
     "--parquet", type=click.Path(path_type=Path, file_okay=False), default=None,

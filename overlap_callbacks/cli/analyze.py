@@ -65,7 +65,8 @@ def command(
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     end_quickly()
     with loading():
-        from overlap_callbacks.report import terminal_traces
+        from overlap_callbacks.report.views.trace_verdict import problems_of
+        from overlap_callbacks.report.views.traces import MAX_DEVICES, trace_document
         from overlap_callbacks.traces import TraceError, analyze_files, find_traces
 
     add_rules(rules, patterns)
@@ -80,10 +81,10 @@ def command(
         raise click.ClickException(one_line(str(error))) from None
     table = None
     if csv or parquet or xlsx:
-        from overlap_callbacks.report import trace_rows
+        from overlap_callbacks.report import trace_tables
 
-        rows_of = functools.partial(trace_rows.analysis_rows, result)
-        write_table_files(trace_rows.ANALYSIS_TABLES, rows_of, parquet, xlsx)
-        table = trace_rows.as_csv(rows_of(csv)) if csv else None
-    tables = functools.partial(terminal_traces.analysis_tables, everything=everything)
-    print_result(result, as_json, output, table, tables, terminal_traces.problems_of(result))
+        rows_of = functools.partial(trace_tables.analysis_rows, result)
+        write_table_files(trace_tables.ANALYSIS_TABLES, rows_of, parquet, xlsx)
+        table = trace_tables.as_csv(rows_of(csv)) if csv else None
+    document = functools.partial(trace_document, most=None if everything else MAX_DEVICES)
+    print_result(result, as_json, output, table, document, problems_of(result), everything)

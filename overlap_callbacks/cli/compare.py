@@ -51,7 +51,8 @@ def command(
     """Equations 1 to 5 from two traces of one rank of one job: OVERLAPPED as it is, SEQUENTIAL without overlap."""
     end_quickly()
     with loading():
-        from overlap_callbacks.report import terminal_trace_comparison, trace_rows
+        from overlap_callbacks.report import trace_tables
+        from overlap_callbacks.report.views.traces import comparison_document
         from overlap_callbacks.traces import TraceError, compare_files
 
     add_rules(rules, patterns)
@@ -63,7 +64,7 @@ def command(
     except (TraceError, ValueError) as error:
         raise click.ClickException(one_line(str(error))) from None
     write_table_files(
-        trace_rows.COMPARISON_TABLES, functools.partial(trace_rows.comparison_rows, result), parquet, xlsx
+        trace_tables.COMPARISON_TABLES, functools.partial(trace_tables.comparison_rows, result), parquet, xlsx
     )
-    table = trace_rows.as_csv(trace_rows.comparison_rows(result, csv)) if csv else None
-    print_result(result, as_json, output, table, terminal_trace_comparison.comparison_tables, result.problems)
+    table = trace_tables.as_csv(trace_tables.comparison_rows(result, csv)) if csv else None
+    print_result(result, as_json, output, table, comparison_document, result.problems)

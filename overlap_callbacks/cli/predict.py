@@ -11,7 +11,7 @@ import click
 
 from overlap_callbacks import _validation
 from overlap_callbacks.cli._options import MATRIX_PARAMETERS, json_option, matrix_options
-from overlap_callbacks.cli._output import draw_matrix, newest_run, one_line, print_json, print_tables, require
+from overlap_callbacks.cli._output import draw_matrix, newest_run, one_line, print_document, print_json, require
 
 if TYPE_CHECKING:
     from overlap_callbacks.analysis.communication.bandwidths import RecordedRates
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from overlap_callbacks.analysis.communication.model_shape import ModelShape
     from overlap_callbacks.analysis.communication.step_time import Hardware
     from overlap_callbacks.analysis.results.report import OverlapReport
-    from overlap_callbacks.report.terminal_predict import Prediction
-    from overlap_callbacks.report.traffic import Mapping
+    from overlap_callbacks.report.views.predict import Prediction
+    from overlap_callbacks.report.views.traffic import Mapping
 
 _GB, _TERA, _GIB, _US_PER_S = 1e9, 1e12, 2**30, 1e6
 _DIMENSIONS = ("tensor", "pipeline", "data")
@@ -121,8 +121,8 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
     """
     import msgspec
 
-    from overlap_callbacks.report import terminal_predict
     from overlap_callbacks.report.run_json import mappings_as_json
+    from overlap_callbacks.report.views.predict import check_document, prediction_document
     from overlap_callbacks.report.views.traffic import predicted_blocks
 
     context = click.get_current_context()
@@ -138,7 +138,7 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
             if as_json:
                 print_json([msgspec.structs.asdict(row) | {"equal": row.equal} for row in rows])
             else:
-                print_tables(terminal_predict.check_tables(rows))
+                print_document(check_document(rows))
             return
         found = _predict(job, notes, given)
         mappings = _traffic(job, given)
@@ -149,7 +149,7 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
         print_json(msgspec.structs.asdict(found) | {"traffic": mappings_as_json(mappings)})
     else:
         traffic = predicted_blocks(mappings, drawn) if found.messages else []
-        print_tables(terminal_predict.prediction_tables(found, traffic))
+        print_document(prediction_document(found, traffic))
 
 
 def _refuse_beside_check(context: click.Context) -> None:
@@ -181,7 +181,7 @@ def _with_options(message: str, context: click.Context) -> str:
 
 def _traffic(job: JobShape, given: dict[str, Any]) -> tuple[Mapping, ...]:
     from overlap_callbacks.analysis.communication.predicted import predicted_messages
-    from overlap_callbacks.report.traffic import predicted_traffic
+    from overlap_callbacks.report.views.traffic import predicted_traffic
 
     shown = {name: given[name] for name in MATRIX_PARAMETERS if name not in ("svg", "png")}
     return predicted_traffic(predicted_messages(job), job.world_size, **shown)
@@ -191,7 +191,7 @@ def _predict(job: JobShape, notes: list[str], given: dict[str, Any]) -> Predicti
     from overlap_callbacks.analysis.communication import equations, step_time
     from overlap_callbacks.analysis.communication.model_shape import count_parameters
     from overlap_callbacks.analysis.communication.predicted import sent_rows
-    from overlap_callbacks.report.terminal_predict import Prediction
+    from overlap_callbacks.report.views.predict import Prediction
 
     memory = given["memory"]
     hardware = _hardware(job, given, notes)

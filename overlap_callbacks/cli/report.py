@@ -37,9 +37,9 @@ def command(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_js
         return
     from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.report import write_page
-    from overlap_callbacks.report.axis import AxisError, as_plain, compared
     from overlap_callbacks.report.run_json import run_as_json
     from overlap_callbacks.report.views.runs import distinct_names
+    from overlap_callbacks.report.views.scaling import AxisError, as_plain, compared
 
     if axis is not None and len(runs) < 2:
         raise click.UsageError("--axis compares several runs: give two or more")

@@ -58,9 +58,8 @@ def command(
     from overlap_callbacks.analysis.communication.placement import MappingError
     from overlap_callbacks.analysis.communication.view import ViewError
     from overlap_callbacks.report.run_json import communication_as_json, traffic_as_json
-    from overlap_callbacks.report.traffic import NoTrafficError, traffic_of
     from overlap_callbacks.report.views.communication import bandwidth_table, bandwidths_of
-    from overlap_callbacks.report.views.traffic import traffic_document
+    from overlap_callbacks.report.views.traffic import NoTrafficError, traffic_document, traffic_of
 
     if png is not None:
         require("matplotlib", "plots")

@@ -14,6 +14,7 @@ import msgspec
 from overlap_callbacks.analysis.aggregate import aggregate_windows, are_comparable, drop_incomparable_figures
 from overlap_callbacks.analysis.bottleneck import Bottleneck, run_bottleneck
 from overlap_callbacks.analysis.results.arm import ArmReport
+from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, RankEnvironment, Severity
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
@@ -130,6 +131,25 @@ class Record:
     def partial(self) -> OverlapReport | None:
         """What there is to look at where no window counts: see ``RunSummary``."""
         return self.summary.partial
+
+    @property
+    def environment(self) -> RankEnvironment | None:
+        """What the lowest rank heard runs on; before the first report, what rank 0 does. None in older records."""
+        if self.job_environment is not None:
+            return self.job_environment.lowest_rank
+        return self.runs[-1].environment if self.runs else None
+
+    @property
+    def job_environment(self) -> JobEnvironment | None:
+        """What the ranks run on, as it was reported last."""
+        window = self.summary.latest("environment")
+        return None if window is None else window.environment
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """Every finding of the windows, once, as it was made last; the most serious first."""
+        found = {finding.rule: finding for window in self.windows for finding in window.findings}
+        return tuple(sorted(found.values(), key=lambda finding: list(Severity).index(finding.severity)))
 
     def pooled(self) -> dict[str, Estimate]:
         """Each figure over the valid windows."""

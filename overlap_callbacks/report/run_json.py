@@ -13,11 +13,10 @@ from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks
 from overlap_callbacks.analysis.headline import run_verdict
 from overlap_callbacks.analysis.stragglers import Straggler
 from overlap_callbacks.analysis.throughput import run_throughput
-from overlap_callbacks.report.environment_words import findings_of, job_environment_of
 from overlap_callbacks.report.record import Record
-from overlap_callbacks.report.traffic import Mapping, RunTraffic
 from overlap_callbacks.report.views.communication import bandwidths_of, latest_pipeline, shares_window, waiting_of
 from overlap_callbacks.report.views.quality import cost_of, race_of
+from overlap_callbacks.report.views.traffic import Mapping, RunTraffic
 
 
 def run_as_json(record: Record) -> dict[str, Any]:
@@ -42,8 +41,8 @@ def run_as_json(record: Record) -> dict[str, Any]:
             {"window": w.window, "valid": w.valid, "verified": w.verified, "metrics": record.whole(w).metrics()}
             for w in record.windows
         ],
-        "environment": job_environment_of(record),
-        "findings": findings_of(record),
+        "environment": record.job_environment,
+        "findings": record.findings,
         "problems": sorted({problem for window in record.windows for problem in window.problems}),
     }
 

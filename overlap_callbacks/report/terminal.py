@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Group, RenderableType
+from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -15,7 +16,6 @@ from rich.text import Text
 from overlap_callbacks.analysis.communication.heat_map import unit_of
 from overlap_callbacks.analysis.formatting import MINUS, NBSP, PAGE, shortened
 from overlap_callbacks.analysis.safe_text import printable
-from overlap_callbacks.report.terminal_names import distinct_cells
 from overlap_callbacks.report.views.elements import (
     MAX_MATRIX,
     Block,
@@ -26,15 +26,17 @@ from overlap_callbacks.report.views.elements import (
     RunPage,
     Section,
     Table,
+    Tile,
+    Tiles,
 )
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
-# Rows of a table; the page, JSON and the record have all of them.
-_MAX_ROWS, _MAX_ROWS_OF_ALL = 12, 50
 _LOOK: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "title_justify": "left"}
 _MAX_LENGTH = 4000
+# What a column of names takes even of a narrow terminal; and the width below which a name is cut at its end alone.
+_MIN_WIDTH, _MIN_CUT = 12, 7
 _PLAIN = str.maketrans({MINUS: "-", NBSP: " "})
 
 
@@ -54,98 +56,89 @@ def drawn(document: Document, everything: bool = False) -> RenderableType:
 
     Args:
         document: what to show.
-        everything: whether to show all tables; if not, only verdicts, figures, answers and what is doubtful.
+        everything: whether to show all of it; if not, only verdicts, figures, answers, and what says that it is first.
     """
-    return Group(*(_Everything() if everything else _First()).document(document))
+    return Group(*_Drawing(document, everything).parts())
 
 
-def drawn_blocks(blocks: Sequence[Block]) -> Iterator[RenderableType]:
-    """Parts of a document by themselves."""
-    return _Everything().blocks(blocks)
+class _Drawing:
+    def __init__(self, document: Document, everything: bool) -> None:
+        self._document, self._everything = document, everything
+        self._left_out_charts = False
 
+    def parts(self) -> Iterator[RenderableType]:
+        document, several = self._document, bool(self._document.compared)
+        if several:
+            yield from _verdict(document.verdict or document.heading, document.more, document.compared[0].blocks)
+            yield from self._sections(document.compared)
+        for run in document.runs if self._everything or not several else ():
+            if several:
+                yield Text()
+                yield _text(f"{run.name} · {run.head}", "bold underline")
+            yield from _verdict(run.verdict, run.more, run.blocks)
+            if run.head and not several:
+                yield _text(run.head, "dim")
+            yield from self._run(run)
+        if self._everything and self._left_out_charts:
+            yield Text()
+            yield Text("The page has charts too: overlap report.", style="dim")
+        elif document.rest and not self._everything:
+            yield _text(document.rest, "dim")
 
-class _First:
-    """What to read first: verdicts, figures, answers, what is doubtful, and the tables that say they are first."""
-
-    def __init__(self) -> None:
-        self._rest = ""
-
-    def document(self, document: Document) -> Iterator[RenderableType]:
-        self._rest = document.rest
-        for run in document.runs:
-            yield from self.run(run)
-        yield from self.ending()
-
-    def run(self, run: RunPage) -> Iterator[RenderableType]:
-        yield _text(run.verdict, "bold")
-        yield from map(_text, run.more)
-        if run.head:
-            yield _text(run.head, "dim")
-        warnings = [block for block in run.blocks if isinstance(block, Note)]
-        yield from map(_note, warnings)
+    def _run(self, run: RunPage) -> Iterator[RenderableType]:
+        yield from self._blocks([block for block in run.blocks if isinstance(block, Note)])
         if run.figures is not None:
             yield Text()
             yield from drawn_table(run.figures)
-        yield from self.blocks([block for block in run.blocks if not isinstance(block, Note)])
-        yield from self.sections(run.sections)
+        yield from self._blocks([block for block in run.blocks if not isinstance(block, Note)])
+        yield from self._sections(run.sections)
 
-    def sections(self, sections: Sequence[Section]) -> Iterator[RenderableType]:
+    def _sections(self, sections: Sequence[Section]) -> Iterator[RenderableType]:
         for section in sections:
-            if section.answer and (section.first or not section.folded):
-                yield Text()
-                yield Text.assemble((f"{_plain(section.title)} ", "bold"), _plain(section.answer))
-            yield from self.blocks(section.blocks)
-
-    def blocks(self, blocks: Sequence[Block]) -> Iterator[RenderableType]:
-        for block in blocks:
-            if isinstance(block, Table) and block.first:
-                yield Text()
-                yield from drawn_table(block, _MAX_ROWS, "--all") if self._rest else drawn_table(block)
-            elif isinstance(block, Note) and (block.warning or block.first):
-                yield _note(block)
-            elif isinstance(block, Chart) and block.data.get("name_parts"):
-                yield Text()
-                yield from _instead(block)
-
-    def ending(self) -> Iterator[RenderableType]:
-        if self._rest:
-            yield Text(self._rest, style="dim")
-
-
-class _Everything(_First):
-    def __init__(self) -> None:
-        super().__init__()
-        self._has_charts = False
-
-    def sections(self, sections: Sequence[Section]) -> Iterator[RenderableType]:
-        for section in sections:
-            parts = list(self.blocks(section.blocks))
-            if parts or section.answer:
+            parts = list(self._blocks(section.blocks))
+            if self._everything and (parts or section.answer):
                 yield Text()
                 yield _text(section.title, "bold underline")
-            if section.answer:
-                yield _text(section.answer)
+                yield from [_text(section.answer)] if section.answer else []
+            elif section.answer and (section.first or not section.folded):
+                yield Text()
+                yield Text.assemble((f"{_plain(section.title)} ", "bold"), _plain(section.answer))
             yield from parts
 
-    def blocks(self, blocks: Sequence[Block]) -> Iterator[RenderableType]:
+    def _blocks(self, blocks: Sequence[Block]) -> Iterator[RenderableType]:
+        everything, document = self._everything, self._document
         for block in blocks:
-            if isinstance(block, Table):
+            if isinstance(block, Table) and (everything or block.first):
                 yield Text()
-                yield from drawn_table(block)
-            elif isinstance(block, Note):
-                yield _note(block)
-            elif isinstance(block, Facts) and block.facts:
-                yield Text()
-                yield _facts(block)
-            elif isinstance(block, Chart):
+                if everything or not document.rest:
+                    yield from drawn_table(block, document.max_rows)
+                else:
+                    yield from drawn_table(block, block.few, document.all_rows)
+            elif isinstance(block, Note) and (everything or block.warning or block.first) and not _is_alarm(block):
+                yield _text(f"- {block.text}", "yellow" if block.warning else "")
+            elif isinstance(block, Chart) and (everything or block.first) and not block.in_table:
                 instead = list(_instead(block))
-                self._has_charts |= not instead
+                self._left_out_charts |= not instead
                 yield from instead
+            elif isinstance(block, Facts) and everything and block.facts:
+                yield Text()
+                yield _facts(block.title, block.facts)
+            elif isinstance(block, Tiles) and everything:
+                yield Text()
+                yield _facts("", [(tile.label, _in_words(tile)) for tile in block.tiles])
+        notes = [block for block in blocks if isinstance(block, Note) and not block.warning]
+        left_out = [note for note in notes if not note.first]
+        if left_out and len(left_out) < len(notes) and not everything:
+            yield Text(f"... {len(left_out):,} more notes: {document.all_rows} has all", style="dim")
 
-    def ending(self) -> Iterator[RenderableType]:
-        if self._has_charts:
-            yield Text()
-            yield Text("The page has charts too: overlap report.", style="dim")
+
+def _verdict(verdict: str, more: Sequence[str], blocks: Sequence[Block]) -> Iterator[RenderableType]:
+    """A verdict, and before it what must be read before any figure."""
+    for block in blocks:
+        if isinstance(block, Note) and _is_alarm(block):
+            yield _text(f"Attention: {block.text}", "bold red")
+    yield _text(verdict, "bold")
+    yield from map(_text, more)
 
 
 def _plain(text: str) -> str:
@@ -157,25 +150,30 @@ def _text(text: str, style: str = "") -> Text:
     return Text(_plain(text), style=style)
 
 
-def _note(note: Note) -> Text:
-    return _text(f"- {note.text}", "yellow" if note.warning else "")
+def _is_alarm(note: Note) -> bool:
+    return note.warning and note.first
 
 
-def _facts(facts: Facts) -> RichTable:
-    table = RichTable(title=_text(facts.title), show_header=False, padding=(0, 2, 0, 0), **_LOOK)
+def _in_words(tile: Tile) -> str:
+    value = f"{tile.value} ({tile.interval})" if tile.interval else tile.value
+    return f"{value}, {tile.remark}" if tile.remark else value
+
+
+def _facts(title: str, facts: Sequence[tuple[str, str]]) -> RichTable:
+    table = RichTable(title=_text(title) if title else None, show_header=False, padding=(0, 2, 0, 0), **_LOOK)
     table.add_column("")
     table.add_column("", overflow="fold")
-    for name, value in facts.facts:
+    for name, value in facts:
         table.add_row(_text(name), _text(value))
     return table
 
 
-def drawn_table(table: Table, max_rows: int = _MAX_ROWS_OF_ALL, all_rows: str = "--json") -> Iterator[RenderableType]:
+def drawn_table(table: Table, max_rows: int | None = None, all_rows: str = "--json") -> Iterator[RenderableType]:
     """The table, and how to read it; nothing of one without rows.
 
     Args:
         table: to draw.
-        max_rows: that are drawn.
+        max_rows: that are drawn; None for all.
         all_rows: the option that shows the others.
     """
     if not table.rows:
@@ -194,9 +192,10 @@ def drawn_table(table: Table, max_rows: int = _MAX_ROWS_OF_ALL, all_rows: str = 
     for group in groups:
         head, cells = shown.columns[group[0]], [row[group[0]] for row in rows]
         if head.words:
+            texts = [_plain(cell.text) for cell in cells]
             made.add_column(Text(_plain(head.text)), overflow="fold")
             columns.append(
-                distinct_cells([_plain(cell.text) for cell in cells])
+                [_DistinctCell(text, texts) for text in texts]
                 if head.names
                 else [Text(shortened(_plain(cell.full or cell.text))) for cell in cells]
             )
@@ -210,15 +209,19 @@ def drawn_table(table: Table, max_rows: int = _MAX_ROWS_OF_ALL, all_rows: str = 
     for row in zip(*columns, strict=True):
         made.add_row(*row)
     yield made
-    if len(table.rows) > max_rows:
-        yield Text(f"... {len(table.rows) - max_rows:,} more rows: {all_rows} has all", style="dim")
+    if len(rows) < len(table.rows):
+        yield Text(f"... {len(table.rows) - len(rows):,} more rows: {all_rows} has all", style="dim")
     if table.caption:
         yield _text(table.caption, "dim")
 
 
 def _instead(chart: Chart) -> Iterator[RenderableType]:
-    """What a terminal has for a chart: the parts of a stack in words, a table for a small matrix; else nothing."""
+    """What a terminal has for a chart; nothing for most.
+
+    A stack has its parts in words, a small matrix is a table, and shares over time are lines of bars.
+    """
     if chart.draw == "stack":
+        yield Text()
         yield _text(chart.title, "bold")
         if chart.data.get("name_parts"):  # the legend has their values
             yield _text(f"  {', '.join(name for name, _ in chart.legend)}")
@@ -235,6 +238,12 @@ def _instead(chart: Chart) -> Iterator[RenderableType]:
         else:
             yield _text(f"{chart.title} ({chart.data['labels'][0]} to {chart.data['labels'][-1]})")
             yield Text("The matrix is too large for a terminal: overlap traffic --svg or --png draw it.", style="dim")
+    elif chart.draw == "against" and chart.data["unit"] == "fraction" and chart.data["x_label"] == "ms":
+        yield Text()
+        yield _text(chart.title, "bold")
+        width = max(len(line["name"]) for line in chart.data["series"])
+        for line in chart.data["series"]:
+            yield _Bars(_plain(line["name"]).ljust(width), [point[2] for point in line["points"]])
 
 
 def _matrix(chart: Chart) -> RichTable:
@@ -249,3 +258,92 @@ def _matrix(chart: Chart) -> RichTable:
         sent = [values.get((row, column), 0.0) for column in range(len(labels))]
         table.add_row(Text(label), *[f"{value / size:.3g}" if value else "" for value in sent])
     return table
+
+
+# -- shares over time
+
+
+_BLOCKS = " ▁▂▃▄▅▆▇█"
+
+
+class _Bars:
+    """Shares over time as one line of bars, as many as fit.
+
+    Args:
+        label: what stands before them.
+        shares: from 0 to 1, of equal parts of the time.
+    """
+
+    def __init__(self, label: str, shares: Sequence[float]) -> None:
+        self._label, self._shares = label, shares
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        width = min(options.max_width - len(self._label) - 1, len(self._shares))
+        if width < 1:
+            return
+        levels = "".join(self._character(share, options.ascii_only) for share in _resampled(self._shares, width))
+        yield Text(f"{self._label} {levels}", no_wrap=True)
+
+    def _character(self, share: float, ascii_only: bool) -> str:
+        return str(min(int(share * 10), 9)) if ascii_only else _BLOCKS[min(int(share * 8 + 0.5), 8)]
+
+
+def _resampled(shares: Sequence[float], width: int) -> Iterator[float]:
+    """Means over ``width`` equal parts of the time; a part of the input may count in two of them."""
+    size = len(shares)
+    for i in range(width):
+        low, high = i * size / width, (i + 1) * size / width
+        total = 0.0
+        for k in range(int(low), min(int(high) + 1, size)):
+            total += shares[k] * max(min(high, k + 1) - max(low, k), 0.0)
+        yield total / (high - low)
+
+
+# -- names of kernels and files in a column of any width
+
+
+class _DistinctCell:
+    """A name in a column: as much of it as fits, and the part in which it differs from the others.
+
+    Args:
+        name: the name.
+        column: all names of the column.
+    """
+
+    def __init__(self, name: str, column: Sequence[str]) -> None:
+        self._name, self._column = name, column
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        yield Text(cut(self._name, self._column, options.max_width), no_wrap=True, overflow="ellipsis")
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        length = min(len(self._name), options.max_width)
+        return Measurement(min(_MIN_WIDTH, length), length)
+
+
+def _shared(name: str, other: str) -> int:
+    """How many characters two names begin with alike."""
+    pairs = enumerate(zip(name, other, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(name), len(other)))
+
+
+def cut(name: str, column: Sequence[str], width: int) -> str:
+    """A name of ``width`` characters at most.
+
+    Its beginning stays. If other names of the column have the same beginning, the rest of the width goes to what comes
+    from the first character on in which it differs from any of them; else the beginning takes it all.
+    """
+    if len(name) <= width:
+        return name
+    if width < _MIN_CUT:
+        return name[: max(width - 1, 0)] + "…"[:width]
+    others = [other for other in column if other != name]
+    shared = max((_shared(name, other) for other in others), default=0)
+    if shared < width - 2:
+        return name[: width - 1] + "…"
+    head = width // 3
+    tail = width - head - 1
+    # Some characters before the difference show where it is.
+    begin = max(min(shared - min(4, tail - 2), len(name) - tail), head)
+    rest = name[begin:]
+    return name[:head] + "…" + (rest if len(rest) <= tail else rest[: tail - 1] + "…")

@@ -1,16 +1,91 @@
-"""The tables of traces as files: Parquet (pyarrow), one file a table, and Excel (XlsxWriter), one sheet a table."""
+"""The tables of traces as files: CSV; Parquet (pyarrow), one file a table; Excel (XlsxWriter), one sheet a table."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from overlap_callbacks.analysis.safe_text import printable
-from overlap_callbacks.report.trace_rows import Rows
+from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
+from overlap_callbacks.analysis.safe_text import printable, spreadsheet_cell
+from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime, StreamQueue, TopKernel
+from overlap_callbacks.traces.figures import (
+    Analysis,
+    CollectiveFigures,
+    CollectiveSize,
+    Comparison,
+    FamilyFigures,
+    RankTime,
+    SlowdownEstimate,
+    StepFigures,
+    TraceFigures,
+    UnmatchedKernel,
+)
+
+Row = dict[str, Any]
 
 # Excel's own limits.
 _MAX_TEXT, _MAX_ROWS = 32_767, 1_048_575
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A table.
+
+    Attributes:
+        header: names of the columns.
+        rows: one value for each column; a column that a row lacks is None in it.
+    """
+
+    header: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...]
+
+
+def analysis_rows(analysis: Analysis, table: str) -> Rows:
+    """One table of an analysis, by its name: see ``ANALYSIS_TABLES``."""
+    if table == "sizes":
+        return _rows(CollectiveSize.__struct_fields__, map(_fields, analysis.sizes))
+    if table == "skew":
+        header = ("collective", "group", "count", "transfer_ms", *RankTime.__struct_fields__)
+        return _rows(header, ({**_fields(skew), **_fields(rank)} for skew in analysis.skew for rank in skew.ranks))
+    fields, rows_of = _OF_TRACES[table]
+    where = ("file", "rank", "device")
+    rows = (
+        {**{name: getattr(trace, name) for name in where}, **row} for trace in analysis.traces for row in rows_of(trace)
+    )
+    return _rows((*where, *fields), rows)
+
+
+def comparison_rows(comparison: Comparison, table: str) -> Rows:
+    """One table of a comparison, by its name: see ``COMPARISON_TABLES``."""
+    if table == "figures":
+        return _rows(
+            ("figure", "value"), ({"figure": name, "value": value} for name, value in comparison.figures.items())
+        )
+    struct = _OF_COMPARISON[table]
+    extra = tuple([name for name in ("slowdown", "lost_ms") if hasattr(struct, name)])
+    items = getattr(comparison, table)
+    rows = ({**_fields(item), **{name: getattr(item, name) for name in extra}} for item in items)
+    return _rows((*struct.__struct_encode_fields__, *extra), rows)
+
+
+def as_csv(table: Rows) -> str:
+    """A table as CSV."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, table.header, lineterminator="\n")
+    writer.writeheader()
+    for row in table.rows:
+        writer.writerow({name: cell(row.get(name)) for name in table.header})
+    return out.getvalue()
+
+
+def cell(value: Any) -> Any:
+    """A cell that steers neither a terminal nor a spreadsheet: file names are whatever somebody has called a file."""
+    text = "" if value is None else spreadsheet_cell(value)
+    return printable(text) if isinstance(text, str) else text
 
 
 def write_parquet(tables: Mapping[str, Rows], folder: Path) -> None:
@@ -78,3 +153,63 @@ def _write(sheet: Any, row: int, column: int, value: Any) -> None:
         sheet.write_number(row, column, value)
     elif value is not None:
         sheet.write_string(row, column, printable(str(value))[:_MAX_TEXT])
+
+
+def _rows(header: Iterable[str], rows: Iterable[Row]) -> Rows:
+    return Rows(tuple(header), tuple(rows))
+
+
+def _fields(item: Any) -> Row:
+    names = zip(item.__struct_encode_fields__, item.__struct_fields__, strict=True)
+    return {column: getattr(item, name) for column, name in names}
+
+
+def _with_all(items: Iterable[Any]) -> Iterator[Row]:
+    """Rows of which the one of the whole file has ``all`` as its step."""
+    for item in items:
+        fields = _fields(item)
+        yield {**fields, "step": "all" if fields["step"] is None else fields["step"]}
+
+
+def _families(trace: TraceFigures) -> Iterator[Row]:
+    for item in trace.families:
+        yield {**_fields(item), "beside_ms": " ".join(f"{kind}={ms:g}" for kind, ms in item.beside.items())}
+
+
+def _estimates(trace: TraceFigures) -> Iterator[Row]:
+    if trace.estimate is not None:
+        yield {**_fields(trace.estimate), "family": "all"}
+        for family, estimate in trace.estimate.families.items():
+            yield {**_fields(estimate), "family": family}
+
+
+def _utilisation(trace: TraceFigures) -> Iterator[Row]:
+    use = trace.utilisation
+    if use is not None:
+        for i, (compute, comm) in enumerate(zip(use.compute, use.exposed_comm, strict=True)):
+            yield {"start_ms": i * use.part_ms, "part_ms": use.part_ms, "compute": compute, "exposed_comm": comm}
+
+
+def _without(fields: Iterable[str], *left_out: str) -> tuple[str, ...]:
+    return tuple([name for name in fields if name not in left_out])
+
+
+_OF_TRACES: dict[str, tuple[tuple[str, ...], Callable[[TraceFigures], Iterable[Row]]]] = {
+    "steps": (StepFigures.__struct_fields__, lambda trace: _with_all((trace.total, *trace.steps))),
+    "time": (DeviceTime.__struct_fields__, lambda trace: _with_all(trace.time)),
+    "paths": (_without(CriticalPath.__struct_fields__, "kernels"), lambda trace: _with_all(trace.paths)),
+    "kernels": (TopKernel.__struct_fields__, lambda trace: map(_fields, trace.kernels)),
+    "collectives": (CollectiveFigures.__struct_fields__, lambda trace: map(_fields, trace.collectives)),
+    "families": ((*_without(FamilyFigures.__struct_fields__, "beside"), "beside_ms"), _families),
+    "estimates": (("family", *_without(SlowdownEstimate.__struct_fields__, "families")), _estimates),
+    "queues": (StreamQueue.__struct_fields__, lambda trace: map(_fields, trace.queues)),
+    "utilisation": (("start_ms", "part_ms", "compute", "exposed_comm"), _utilisation),
+}
+_OF_COMPARISON: dict[str, Any] = {
+    "kernels": KernelTime,
+    "ranges": KernelTime,
+    "pairs": PairTime,
+    "unmatched": UnmatchedKernel,
+}
+ANALYSIS_TABLES = (*_OF_TRACES, "sizes", "skew")
+COMPARISON_TABLES = ("figures", *_OF_COMPARISON)

@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.communication.predicted import predicted_message
 from overlap_callbacks.cli.traffic import command
 from overlap_callbacks.integrations import megatron, pytorch
 from overlap_callbacks.report import record
-from overlap_callbacks.report.traffic import predicted_traffic, traffic_of
+from overlap_callbacks.report.views.traffic import predicted_traffic, traffic_of
 from tests.distributed import run_ranks
 from tests.integrations import megatron_shims
 from tests.integrations.megatron_jobs import BATCH, FOUR_RANKS, LOADS, SEQUENCE, VOCABULARY, job

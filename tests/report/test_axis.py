@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.report.axis import AxisError, as_plain, compared
 from overlap_callbacks.report.record import read
+from overlap_callbacks.report.views.scaling import AxisError, as_plain, compared
 from tests.report.runs import window, write
 from tests.report.scaling_runs import write_sized
 

@@ -10,7 +10,8 @@ from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.formatting import NBSP
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo
-from overlap_callbacks.report.terminal import drawn_blocks
+from overlap_callbacks.report.terminal import drawn
+from overlap_callbacks.report.views.elements import Document, RunPage
 from overlap_callbacks.report.views.power import power_answer, power_blocks
 from tests.samples import window
 
@@ -47,8 +48,8 @@ def powered(*figures_of_ranks: DevicePower, tokens_per_step: int | None = None, 
 
 def printed(shown) -> str:
     console = Console(width=140, record=True, file=io.StringIO())
-    for part in drawn_blocks(power_blocks([shown] if shown.valid else [], [shown], None)):
-        console.print(part)
+    blocks = power_blocks([shown] if shown.valid else [], [shown], None)
+    console.print(drawn(Document("", (RunPage("", "", "", "", tuple(blocks), ()),), ""), everything=True))
     return " ".join(console.export_text().split())
 
 

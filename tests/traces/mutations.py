@@ -27,8 +27,9 @@ from typing import Any
 
 from rich.console import Console
 
-from overlap_callbacks.report.terminal_traces import analysis_tables
-from overlap_callbacks.report.trace_rows import ANALYSIS_TABLES, analysis_rows, as_csv
+from overlap_callbacks.report.terminal import drawn
+from overlap_callbacks.report.trace_tables import ANALYSIS_TABLES, analysis_rows, as_csv
+from overlap_callbacks.report.views.traces import trace_document
 from overlap_callbacks.traces import TraceError, analyze, read_trace
 from overlap_callbacks.traces.figures import Analysis
 from tests.traces import reference
@@ -145,7 +146,7 @@ def _is_of_host(number: int) -> bool:
 
 
 def _show(found: Analysis) -> None:
-    Console(file=io.StringIO(), width=100).print(analysis_tables(found, everything=True))
+    Console(file=io.StringIO(), width=100).print(drawn(trace_document(found), everything=True))
     for table in ANALYSIS_TABLES:
         as_csv(analysis_rows(found, table))
 

@@ -14,7 +14,7 @@ from click.testing import Result
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.cli.analyze import TABLES
-from overlap_callbacks.report.trace_rows import ANALYSIS_TABLES, analysis_rows
+from overlap_callbacks.report.trace_tables import ANALYSIS_TABLES, analysis_rows
 from overlap_callbacks.traces import analyze, compare, read_trace
 from overlap_callbacks.traces.figures import (
     Analysis,
@@ -132,7 +132,7 @@ def test_the_table_of_analyze_shows_each_step_and_the_whole_file(overlapped: str
     for step in (trace.total, *trace.steps):
         assert f"{step.compute_ms:.3f}" in output
         assert f"{step.exposed_comm_ms:.3f}" in output
-        assert f"{step.overlap_ratio:.2%}" in output
+        assert f"{step.overlap_ratio:.1%}" in output
     for words in ("all_reduce", "gemm", "normalisation", "elementwise", "Ranks side by side"):
         assert words in output
 
@@ -192,10 +192,10 @@ def test_tables_fit_any_terminal(overlapped: str, sequential: str, columns: int)
 
 def test_long_tables_say_how_much_is_left_out(tmp_path: Path) -> None:
     path = kineto.write(tmp_path / "many.json", kineto.training(steps=40, layers=1, operators=0))
-    assert "... 29 more" in overlap("analyze", str(path))
+    assert "... 29 more rows: --all has all" in overlap("analyze", str(path))
     events = [kineto.kernel(f"kernel_{i}", i, i + 1, 0) for i in range(30)]
     one, other = (kineto.write(tmp_path / f"{i}.json", events[i:]) for i in (0, 25))
-    assert "... and 13 more" in overlap("compare", str(one), str(other))
+    assert "... 13 more rows: --json has all" in overlap("compare", str(one), str(other))
 
 
 # -- CSV

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from overlap_callbacks.report.terminal_trace_comparison import comparison_tables
-from overlap_callbacks.report.terminal_traces import analysis_tables
-from overlap_callbacks.report.trace_rows import ANALYSIS_TABLES, analysis_rows, as_csv
+from overlap_callbacks.report.terminal import drawn
+from overlap_callbacks.report.trace_tables import ANALYSIS_TABLES, analysis_rows, as_csv
+from overlap_callbacks.report.views.traces import comparison_document, trace_document
 from overlap_callbacks.traces import TraceError, analyze, compare, read_trace
 from overlap_callbacks.traces.figures import Analysis
 from tests import kineto
@@ -132,14 +132,14 @@ def answer(path: Path, content: bytes) -> bool:
     found = analyze([trace])
     check(found)
     check(analyze([trace, trace]))
-    Console(file=io.StringIO(), width=100).print(analysis_tables(found, everything=True))
+    Console(file=io.StringIO(), width=100).print(drawn(trace_document(found), everything=True))
     for table in ANALYSIS_TABLES:
         as_csv(analysis_rows(found, table))
     try:
         compared = compare(trace, trace)
     except ValueError:
         return True
-    Console(file=io.StringIO(), width=100).print(comparison_tables(compared))
+    Console(file=io.StringIO(), width=100).print(drawn(comparison_document(compared)))
     assert all(math.isfinite(value) for value in compared.figures.values())
     return True
 

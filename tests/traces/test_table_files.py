@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.report.trace_rows import ANALYSIS_TABLES, COMPARISON_TABLES, analysis_rows, comparison_rows
+from overlap_callbacks.report.trace_tables import ANALYSIS_TABLES, COMPARISON_TABLES, analysis_rows, comparison_rows
 from overlap_callbacks.traces import analyze, compare, read_trace
 from tests import kineto
 from tests.commands import invoke

@@ -24,8 +24,15 @@ from overlap_callbacks.analysis.study import (
 from overlap_callbacks.experiments.study.cap_trade_off import trade_off_blocks
 from overlap_callbacks.experiments.study.charts import by_factor
 from overlap_callbacks.experiments.study.names import Names, factor_in_words
-from overlap_callbacks.report.views.elements import Block, Cell, Section, Table, heads
-from overlap_callbacks.report.views.tables import EMPTY, without_empty_columns
+from overlap_callbacks.report.views.elements import (
+    EMPTY,
+    Block,
+    Cell,
+    Section,
+    Table,
+    heads,
+    without_empty_columns,
+)
 
 _STEP_CHART = (STEP, "Step time with overlap", "change of the step time, %")
 _SLOWDOWN_CHART = (SLOWDOWN, "Compute slowdown", "slower with overlap, %")

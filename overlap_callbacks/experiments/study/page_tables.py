@@ -27,8 +27,17 @@ from overlap_callbacks.analysis.study import (
 )
 from overlap_callbacks.experiments.study.names import Names, strategy_in_words
 from overlap_callbacks.experiments.study.verdict import TITLES
-from overlap_callbacks.report.views.elements import Cell, Facts, Table, heads
-from overlap_callbacks.report.views.tables import EMPTY, change_cell, name_cell, number_cell, without_empty_columns
+from overlap_callbacks.report.views.elements import (
+    EMPTY,
+    Cell,
+    Facts,
+    Table,
+    change_cell,
+    heads,
+    name_cell,
+    number_cell,
+    without_empty_columns,
+)
 
 _LABELS = {**TITLES, GAP: "Gap to ideal", RATIO: "Overlap ratio"}
 

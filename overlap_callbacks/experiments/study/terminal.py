@@ -38,7 +38,6 @@ from overlap_callbacks.analysis.trade_off import TradeOffRow
 from overlap_callbacks.experiments.study.cap_trade_off import trade_offs
 from overlap_callbacks.experiments.study.names import Names
 from overlap_callbacks.experiments.study.verdict import TITLES, caveats, failures, on_cpu, verdict, where
-from overlap_callbacks.report.terminal_trace_parts import name_cell
 
 _PEAK_W = power_key(Mode.OVERLAPPED, "peak_w")
 
@@ -172,7 +171,7 @@ def trade_off_table(rows: Sequence[TradeOffRow], title: str = "Energy against ti
     table.add_column("front")
     for row in rows:
         table.add_row(
-            name_cell(row.point.name),
+            Text(one_line(row.point.name), no_wrap=True, overflow="ellipsis"),
             PLAIN.by_size(row.point.step_ms, "ms"),
             PLAIN.by_size(row.point.energy_j, "J"),
             PLAIN.by_size(row.power_w, "W"),

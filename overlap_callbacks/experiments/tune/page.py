@@ -15,6 +15,7 @@ from overlap_callbacks.experiments.tune.results import Results
 from overlap_callbacks.experiments.tune.words import extent, line_to_use, verdict
 from overlap_callbacks.report.html.document import write_document
 from overlap_callbacks.report.views.elements import (
+    EMPTY,
     EMPTY_LEGEND,
     Block,
     Cell,
@@ -29,7 +30,6 @@ from overlap_callbacks.report.views.elements import (
     Tiles,
     heads,
 )
-from overlap_callbacks.report.views.tables import EMPTY
 from overlap_callbacks.report.views.trends import RUN_COLORS
 
 PAGE_NAME = "tune.html"

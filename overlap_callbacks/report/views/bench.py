@@ -14,6 +14,7 @@ from overlap_callbacks.analysis.results.bench import GEMM, LOOPBACK, BenchResult
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.bench_words import gemm_points, notes, transfer_points, verdict, where
 from overlap_callbacks.report.views.elements import (
+    EMPTY,
     Block,
     Cell,
     Chart,
@@ -26,8 +27,8 @@ from overlap_callbacks.report.views.elements import (
     Tile,
     Tiles,
     heads,
+    without_empty_columns,
 )
-from overlap_callbacks.report.views.tables import EMPTY, without_empty_columns
 from overlap_callbacks.report.views.trends import RUN_COLORS
 
 _FOOT = (

@@ -5,19 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
 from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks, SizeBandwidth, bandwidths, peaks_of
 from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, page_text
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SEVERAL_HOSTS
 from overlap_callbacks.analysis.results.report import OverlapReport, PipelineBubble
 from overlap_callbacks.analysis.results.step_parts import StepShare
 from overlap_callbacks.analysis.stragglers import Straggler, stragglers, waiting_fraction
-from overlap_callbacks.report.environment_words import job_environment_of
 from overlap_callbacks.report.record import Record
-from overlap_callbacks.report.traffic import host_names
-from overlap_callbacks.report.views.elements import Block, Cell, Section, Table, heads
+from overlap_callbacks.report.views.elements import (
+    Block,
+    Cell,
+    Column,
+    Section,
+    Table,
+    bytes_cell,
+    percent_cell,
+    table_of,
+    whole_cell,
+)
 from overlap_callbacks.report.views.run import RunView
-from overlap_callbacks.report.views.tables import EMPTY, name_cell, number_cell
+from overlap_callbacks.report.views.traffic import host_names
 
 
 def communication(view: RunView) -> list[Section]:
@@ -49,105 +56,66 @@ def communication(view: RunView) -> list[Section]:
 
 def late_table(title: str, found: Waiting, rows: Sequence[Straggler]) -> Table:
     """Who comes last, and how sure that is."""
-    cells = []
-    for row in rows:
-        cells.append(
-            (
-                name_cell(found.who(row)),
-                name_cell(row.dimension),
-                Cell(PAGE.percent(row.share, decimals=0), row.share),
-                Cell(row.interval(PAGE), row.low),
-                Cell(PAGE.percent(row.chance, decimals=0), row.chance),
-                Cell(PAGE.percent(row.last_share, decimals=0), row.last_share),
-                number_cell(row.waiting_ms),
-                Cell(PAGE.percent(row.lost_fraction), row.lost_fraction),
-                Cell(windows_in_words(row), row.windows),
-                Cell("yes" if row.sure else "may be chance"),
-            )
-        )
-    return Table(
+    return table_of(
         title,
-        heads(
-            "~Who",
-            "~Dimension",
-            "Steps",
-            "95% interval",
-            "By chance",
-            "Last",
-            "Others wait, ms",
-            "Lost",
-            "Windows",
-            "*Sure",
-        ),
-        tuple(cells),
-        LATE,
+        rows,
+        Column("~Who", found.who),
+        Column("~Dimension", lambda row: row.dimension),
+        Column("Steps", lambda row: percent_cell(row.share, 0)),
+        Column("95% interval", lambda row: Cell(row.interval(PAGE), row.low)),
+        Column("By chance", lambda row: percent_cell(row.chance, 0)),
+        Column("Last", lambda row: percent_cell(row.last_share, 0)),
+        Column("Others wait, ms", lambda row: row.waiting_ms),
+        Column("Lost", lambda row: row.lost_fraction, percent_cell),
+        Column("Windows", lambda row: Cell(f"{row.windows} of {row.all_windows}", row.windows)),
+        Column("*Sure", lambda row: "yes" if row.sure else "may be chance"),
+        caption="Of collectives of sequential steps. The rank that comes last has the least time. Steps are those in "
+        "which the others wait for it longest, with a 95% interval. Lost is the others' waiting, of the time of these "
+        "collectives.",
     )
 
 
 def bandwidth_table(found: Bandwidths) -> Table:
     """Effective bandwidth of each size."""
-    rows = []
-    for row in found.rows:
-        transfer = row.transfer
-        rows.append(
-            (
-                name_cell(transfer.dimension),
-                name_cell(transfer.operator.strip("_")),
-                Cell(str(transfer.group_size), transfer.group_size),
-                Cell(reach_in_words(transfer.reach)),
-                Cell(bytes_in_words(row.mean_bytes), row.mean_bytes),
-                Cell(str(transfer.calls), transfer.calls),
-                number_cell(row.transfer_ms),
-                Cell(f"{row.gb_s:.3g}", row.gb_s),
-                EMPTY if row.peak_fraction is None else Cell(PAGE.percent(row.peak_fraction), row.peak_fraction),
-            )
-        )
-    return Table(
+    return table_of(
         "Effective bandwidth by size",
-        heads("~Dimension", "~Collective", "Ranks", "*On", "Size", "Calls", "Time, ms", "GB/s", "Of peak"),
-        tuple(rows),
-        f"Window {found.window}. {BY_SIZE} {peaks_in_words(found.peaks)}",
-        folded=len(rows) > 12,
+        found.rows,
+        Column("~Dimension", lambda row: row.transfer.dimension),
+        Column("~Collective", lambda row: row.transfer.operator.strip("_")),
+        Column("Ranks", lambda row: row.transfer.group_size, whole_cell),
+        Column("*On", lambda row: reach if (reach := row.transfer.reach) in (ONE_HOST, SEVERAL_HOSTS) else "not known"),
+        Column("Size", lambda row: row.mean_bytes, bytes_cell),
+        Column("Calls", lambda row: row.transfer.calls, whole_cell),
+        Column("Time, ms", lambda row: row.transfer_ms),
+        Column("GB/s", lambda row: Cell(f"{row.gb_s:.3g}", row.gb_s)),
+        Column("Of peak", lambda row: row.peak_fraction, percent_cell),
+        caption=f"Window {found.window}. Of each collective the least time over its ranks counts, from issue to end: "
+        "the others waited. Bandwidth is that of the wire, as nccl-tests' bus bandwidth. "
+        f"{peaks_in_words(found.peaks)}",
+        folded=len(found.rows) > 12,
     )
 
 
 def bubble_table(window: int, pipeline: PipelineBubble) -> Table:
     """The bubble of each stage beside the expected one."""
-    expected = pipeline.expected_fraction
-    rows = [
-        (
-            Cell(str(stage.stage), stage.stage),
-            Cell(str(stage.num_ranks), stage.num_ranks),
-            number_cell(stage.step_ms),
-            number_cell(stage.bubble_ms),
-            Cell(PAGE.percent(stage.fraction), stage.fraction),
-            EMPTY if expected is None else Cell(PAGE.percent(expected), expected),
-        )
-        for stage in pipeline.stages
-    ]
-    return Table(
+    return table_of(
         "Bubble by stage",
-        heads("Stage", "Ranks", "Step, ms", "Bubble, ms", "Measured", "Expected"),
-        tuple(rows),
-        f"Overlapped steps under the profiler, window {window}, means over the ranks of a stage. {BUBBLE}",
+        pipeline.stages,
+        Column("Stage", lambda stage: stage.stage, whole_cell),
+        Column("Ranks", lambda stage: stage.num_ranks, whole_cell),
+        Column("Step, ms", lambda stage: stage.step_ms),
+        Column("Bubble, ms", lambda stage: stage.bubble_ms),
+        Column("Measured", lambda stage: stage.fraction, percent_cell),
+        Column("Expected", lambda _: pipeline.expected_fraction, percent_cell),
+        caption=f"Overlapped steps under the profiler, window {window}, means over the ranks of a stage. A stage is "
+        "idle, or waits for the peer of a message. Expected is (p-1)/(p-1+vm), of a step without its gradients' "
+        "communication.",
     )
 
 
 # -- what the record tells
 
 
-BY_SIZE = (
-    "Of each collective the least time over its ranks counts, from issue to end: the others waited. Bandwidth is that "
-    "of the wire, as nccl-tests' bus bandwidth."
-)
-LATE = (
-    "Of collectives of sequential steps. The rank that comes last has the least time. Steps are those in which the "
-    "others wait for it longest, with a 95% interval. Lost is the others' waiting, of the time of these collectives."
-)
-BUBBLE = (
-    "A stage is idle, or waits for the peer of a message. Expected is (p-1)/(p-1+vm), of a step without its gradients' "
-    "communication."
-)
 NO_STRAGGLER = (
     "No rank stands out: none with 1% or more of that time lost to it is waited for longest in more steps than by "
     "chance."
@@ -185,7 +153,7 @@ def waiting_of(record: Record) -> Waiting | None:
     fraction = waiting_fraction(windows)
     if fraction is None:
         return None
-    environment = job_environment_of(record)
+    environment = record.job_environment
     several = environment is not None and environment.num_hosts > 1
     return Waiting(
         fraction,
@@ -207,11 +175,6 @@ def waiting_sentence(found: Waiting) -> str:
         f"{words} Most for {found.who(first)}: {first.how_sure(PAGE)}. It comes last to {last} of {first.calls:,} "
         f"timed collectives ({first.dimension}), and the others wait for {waited} each time."
     )
-
-
-def windows_in_words(row: Straggler) -> str:
-    """In how many windows it is among the last."""
-    return f"{row.windows} of {row.all_windows}"
 
 
 @dataclass(frozen=True)
@@ -239,7 +202,7 @@ def bandwidths_of(record: Record, own: Peaks = Peaks()) -> Bandwidths | None:  #
     window = record.latest_valid("transfers")
     if window is None:
         return None
-    peaks = peaks_of(job_environment_of(record), own)
+    peaks = peaks_of(record.job_environment, own)
     rows = bandwidths(window.transfers, peaks)
     return Bandwidths(window.window, rows, peaks) if rows else None
 
@@ -258,11 +221,6 @@ def peaks_in_words(peaks: Peaks) -> str:
 
 def _link_in_words(link: Link) -> str:
     return link.name if link.what == "given" else f"{link.name}, {link.gb_s:g} GB/s ({link.what})"
-
-
-def reach_in_words(reach: str) -> str:
-    """On how many hosts a group is."""
-    return reach if reach in (ONE_HOST, SEVERAL_HOSTS) else "not known"
 
 
 def shares_sentence(shares: Sequence[StepShare]) -> str:

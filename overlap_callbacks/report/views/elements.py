@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
+
+from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
+from overlap_callbacks.analysis.formatting import PAGE, page_text
 
 # Ranks or hosts of a matrix that a terminal can show.
 MAX_MATRIX = 8
@@ -17,8 +20,8 @@ class Note:
 
     Attributes:
         text: the sentence.
-        warning: whether it casts doubt on figures.
-        first: whether a terminal shows it without being asked for everything, as it does warnings.
+        warning: whether it casts doubt on figures. A terminal always shows it.
+        first: whether a terminal shows it without being asked for everything; a warning, before the verdict.
     """
 
     kind: ClassVar[str] = "note"
@@ -63,6 +66,8 @@ class Chart:
         caption: how to read it.
         legend: names and colours, the latter as variables of the style sheet without their dashes.
         narrow: whether two stand side by side where there is room.
+        in_table: whether a table has its figures, so that a terminal needs no other form of it.
+        first: whether a terminal shows another form of it without being asked for everything.
     """
 
     kind: ClassVar[str] = "chart"
@@ -72,6 +77,8 @@ class Chart:
     caption: str = ""
     legend: tuple[tuple[str, str], ...] = EMPTY_LEGEND
     narrow: bool = False
+    in_table: bool = False
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,9 @@ class Cell:
     text: str
     sort: float | str | None = None
     full: str = ""
+
+
+Row = tuple[Cell, ...]
 
 
 @dataclass(frozen=True)
@@ -133,16 +143,18 @@ class Table:
         folded: whether it is closed at first.
         sorts: whether the order may be changed; not where rows build on each other.
         first: whether a terminal shows it without being asked for everything.
+        few: rows that it shows then.
     """
 
     kind: ClassVar[str] = "table"
     title: str
     columns: tuple[Head, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: tuple[Row, ...]
     caption: str = ""
     folded: bool = False
     sorts: bool = True
     first: bool = False
+    few: int = 12
 
     def on(self, medium: str) -> Table:
         """The table with the columns of a medium, ``page`` or ``terminal``."""
@@ -243,6 +255,8 @@ class Document:
         more: lines below it.
         compared: sections that come below them, before several runs.
         rest: what shows the tables that a terminal leaves out at first; empty where it leaves out no rows either.
+        all_rows: the option with which a terminal shows all rows of a table.
+        max_rows: rows of a table in a terminal that shows everything; None for all.
     """
 
     title: str
@@ -253,3 +267,108 @@ class Document:
     more: tuple[str, ...] = ()
     compared: tuple[Section, ...] = ()
     rest: str = ""
+    all_rows: str = "--all"
+    max_rows: int | None = 50
+
+
+# -- cells and tables from values
+
+
+EMPTY = Cell("")
+
+
+def name_cell(name: str, shown: str | None = None) -> Cell:
+    """A name of the record. A long one is cut; the page shows it whole on hovering."""
+    whole = page_text(name, 2000)
+    short = page_text(name if shown is None else shown)
+    return Cell(short, short.lower(), whole if whole != short else "")
+
+
+def number_cell(value: float | None, decimals: int | None = None) -> Cell:
+    """A number; without ``decimals`` it has those of its size."""
+    if value is None:
+        return EMPTY
+    return Cell(PAGE.by_size(value) if decimals is None else PAGE.number(value, decimals), value)
+
+
+def whole_cell(value: float | None) -> Cell:
+    """A number without decimals."""
+    return number_cell(value, 0)
+
+
+def percent_cell(value: float | None, decimals: int | None = None) -> Cell:
+    """A fraction in percent."""
+    return EMPTY if value is None else Cell(PAGE.percent(value, decimals=decimals), value)
+
+
+def bytes_cell(value: float) -> Cell:
+    """A number of bytes with its unit."""
+    return Cell(bytes_in_words(value), value)
+
+
+def change_cell(value: float | None) -> Cell:
+    """A relative change in percent, with its sign."""
+    return EMPTY if value is None else Cell(PAGE.percent(value, signed=True), value)
+
+
+_Item = TypeVar("_Item")
+
+
+@dataclass(frozen=True)
+class Column(Generic[_Item]):
+    """A column of a table of items.
+
+    Attributes:
+        head: as in ``heads``.
+        read: the value of an item; or its cell.
+        show: makes a cell of a value; by default, a name where the head is marked, else a number.
+    """
+
+    head: str
+    read: Callable[[_Item], Any]
+    show: Callable[[Any], Cell] | None = None
+
+    def cell(self, item: _Item) -> Cell:
+        """The cell of an item."""
+        value = self.read(item)
+        if isinstance(value, Cell):
+            return value
+        show = self.show or (name_cell if heads(self.head)[0].words else number_cell)
+        return show(value)
+
+
+def table_of(
+    title: str,
+    items: Iterable[_Item],
+    *columns: Column[_Item],
+    caption: str = "",
+    folded: bool = False,
+    sorts: bool = True,
+    first: bool = False,
+    few: int = Table.few,
+    drop_empty: bool = False,
+) -> Table:
+    """A table with a row for each item.
+
+    Args:
+        title: as in ``Table``, as the others that are not here.
+        items: one a row.
+        *columns: of the table.
+        caption: as in ``Table``.
+        folded: as there.
+        sorts: as there.
+        first: as there.
+        few: as there.
+        drop_empty: whether to leave out columns without any text.
+    """
+    rows = tuple([tuple([column.cell(item) for column in columns]) for item in items])
+    made = Table(title, heads(*[column.head for column in columns]), rows, caption, folded, sorts, first, few)
+    if not drop_empty:
+        return made
+    return made.with_columns([place for place in range(len(columns)) if any(row[place].text for row in rows)])
+
+
+def without_empty_columns(title: str, columns: Sequence[Head], rows: Sequence[Row], caption: str) -> Table:
+    """A table without the columns in which no cell has a value to sort by."""
+    kept = [place for place in range(len(columns)) if any(row[place].sort is not None for row in rows)]
+    return Table(title, tuple(columns), tuple(rows), caption).with_columns(kept)

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from overlap_callbacks.analysis.formatting import count, page_text
-from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, Severity
-from overlap_callbacks.report import environment_words as words
-from overlap_callbacks.report.views.elements import Block, Cell, Facts, Note, Section, Table, heads
+from overlap_callbacks.analysis.results.environment import (
+    Difference,
+    Finding,
+    JobEnvironment,
+    RankEnvironment,
+    Severity,
+)
+from overlap_callbacks.analysis.results.window import MemoryPeak
+from overlap_callbacks.report.views.elements import (
+    Block,
+    Cell,
+    Column,
+    Facts,
+    Note,
+    Section,
+    Table,
+    name_cell,
+    table_of,
+)
 from overlap_callbacks.report.views.run import RunView
-from overlap_callbacks.report.views.tables import name_cell
 
 _RANK = {severity: number for number, severity in enumerate(Severity)}
 
@@ -15,23 +32,23 @@ _RANK = {severity: number for number, severity in enumerate(Severity)}
 def environment(view: RunView) -> Section | None:
     """Findings, software, variables, hosts and devices; None for a record of an older version."""
     record = view.record
-    own, job, findings = words.environment_of(record), words.job_environment_of(record), words.findings_of(record)
+    own, job, findings = record.environment, record.job_environment, record.findings
     if own is None:
         return None
     blocks: list[Block] = []
     if findings:
         blocks.append(_finding_table(findings))
-    blocks.append(Facts("Software and device", _facts(words.software(own))))
-    memory = words.memory_window(record)
+    blocks.append(Facts("Software and device", _facts(_software(own))))
+    memory = record.summary.latest("memory")
     if memory is not None:
         title = f"Most memory that tensors hold at a time, on any rank (window {memory.window})"
-        blocks.append(Facts(title, _facts(words.memory_words(memory.memory))))
+        peaks = [(f"{peak.mode.value.capitalize()} steps", _memory_peak(peak)) for peak in memory.memory]
+        blocks.append(Facts(title, _facts(peaks)))
     if job is not None and job.transports:
         told = [(f"Between {t.between}", f"{t.transport} ({t.basis})") for t in job.transports]
         blocks.append(Facts("What carries messages", _facts(told)))
     if own.variables:
-        variables = tuple((name_cell(name), name_cell(value)) for name, value in own.variables.items())
-        blocks.append(Table("Environment variables", heads("*Variable", "*Value"), variables, _variables_of(job)))
+        blocks.append(_pairs("Environment variables", "*Variable", "*Value", own.variables.items(), _variables_of(job)))
     if job is not None:
         blocks += _job_blocks(job)
     return Section("What did it run on?", _answer(job, findings), blocks)
@@ -39,9 +56,9 @@ def environment(view: RunView) -> Section | None:
 
 def environment_facts(view: RunView) -> tuple[tuple[str, str], ...]:
     """Name and value of software, device and variables, to be held against those of another run."""
-    own = words.environment_of(view.record)
+    own = view.record.environment
     # Versions of torch and the device's name stand with what else is known of the run.
-    known = () if own is None else (*words.software(own)[1:], *own.variables.items())
+    known = () if own is None else (*_software(own)[1:], *own.variables.items())
     return _facts([(name, value) for name, value in known if name != "Device"])
 
 
@@ -49,7 +66,7 @@ def warnings(view: RunView) -> list[Note]:
     """What must be known before the figures are read: the serious findings."""
     return [
         Note(page_text(f"{finding.message} {finding.action}"), warning=True)
-        for finding in words.findings_of(view.record)
+        for finding in view.record.findings
         if finding.severity is Severity.SERIOUS
     ]
 
@@ -62,29 +79,31 @@ def _variables_of(job: JobEnvironment | None) -> str:
 
 
 def _answer(job: JobEnvironment | None, findings: tuple[Finding, ...]) -> str:
-    answer = "" if job is None else f"{page_text(words.where(job))}. "
+    answer = "" if job is None else f"{page_text(_where(job))}. "
     if not findings:
         return f"{answer}No known trap was found in its settings." if job is not None else ""
     serious = sum(finding.severity is Severity.SERIOUS for finding in findings)
     return f"{answer}{count(len(findings), 'finding')}" + (f", {serious} serious." if serious else ".")
 
 
-def _facts(facts: list[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+def _facts(facts: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     return tuple((page_text(name, 80), page_text(value)) for name, value in facts)
 
 
+def _pairs(title: str, name: str, value: str, rows: Iterable[tuple[str, str]], caption: str = "") -> Table:
+    return table_of(title, rows, Column(name, lambda row: row[0]), Column(value, lambda row: row[1]), caption=caption)
+
+
 def _finding_table(findings: tuple[Finding, ...]) -> Table:
-    rows = tuple(
-        (
-            Cell(finding.severity.value, _RANK[finding.severity]),
-            name_cell(finding.message),
-            name_cell(finding.action),
-            name_cell(finding.source, _short_address(finding.source)),
-        )
-        for finding in findings
+    return table_of(
+        "Findings in the environment",
+        findings,
+        Column("*How much", lambda finding: Cell(finding.severity.value, _RANK[finding.severity])),
+        Column("*What was found", lambda finding: finding.message),
+        Column("*What to do", lambda finding: finding.action),
+        Column("*Source", lambda finding: name_cell(finding.source, _short_address(finding.source))),
+        first=True,
     )
-    columns = heads("*How much", "*What was found", "*What to do", "*Source")
-    return Table("Findings in the environment", columns, rows, first=True)
 
 
 def _short_address(address: str) -> str:
@@ -96,20 +115,69 @@ def _short_address(address: str) -> str:
 def _job_blocks(job: JobEnvironment) -> list[Block]:
     blocks: list[Block] = []
     if job.differing:
-        differing = tuple((name_cell(d.name), name_cell(words.difference_words(d))) for d in job.differing)
-        blocks.append(Table("What is not alike on all ranks", heads("*What", "*Values"), differing))
-    rows = tuple(
-        (
-            Cell(str(place.rank), place.rank),
-            name_cell(place.hostname),
-            name_cell(place.device),
-            name_cell(place.device_uuid),
-            name_cell(place.pci_bus_id),
-        )
-        for place in job.places
+        differing = [(difference.name, _values_of(difference)) for difference in job.differing]
+        blocks.append(_pairs("What is not alike on all ranks", "*What", "*Values", differing))
+    places = table_of(
+        "Where the ranks run",
+        job.places,
+        Column("Rank", lambda place: Cell(str(place.rank), place.rank)),
+        Column("*Host", lambda place: place.hostname),
+        Column("*Device", lambda place: place.device),
+        Column("*UUID", lambda place: place.device_uuid),
+        Column("*PCI address", lambda place: place.pci_bus_id),
+        caption=f"The first {len(job.places)} of {job.num_ranks:,} ranks." if job.num_ranks > len(job.places) else "",
+        folded=True,
     )
-    left_out = job.num_ranks - len(job.places)
-    caption = f"The first {len(job.places)} of {job.num_ranks:,} ranks." if left_out else ""
-    columns = heads("Rank", "*Host", "*Device", "*UUID", "*PCI address")
-    blocks.append(Table("Where the ranks run", columns, rows, caption, folded=True))
-    return blocks
+    return [*blocks, places]
+
+
+# -- in words
+
+
+def _where(job: JobEnvironment) -> str:
+    """Ranks, hosts and devices, in words."""
+    text = f"{count(job.num_ranks, 'rank')} on {count(job.num_hosts, 'host')}"
+    if job.num_devices is not None:
+        text += f", with {count(job.num_devices, 'device')} ({job.lowest_rank.device})"
+    elif job.lowest_rank.device == "cpu":
+        text += ", on the CPU"
+    return text
+
+
+def _software(environment: RankEnvironment) -> list[tuple[str, str]]:
+    """Name and value of what is known of software and device."""
+    on_amd = bool(environment.hip)
+    memory = f"{environment.memory_bytes / 1e9:.1f} GB" if environment.memory_bytes else ""
+    facts = (
+        ("PyTorch", environment.torch),
+        ("CUDA, of this PyTorch", environment.cuda),
+        ("HIP, of this PyTorch", environment.hip),
+        ("RCCL" if on_amd else "NCCL", environment.nccl),
+        ("Driver", environment.driver),
+        ("Device", environment.device),
+        ("Architecture" if on_amd else "Compute capability", environment.compute_capability),
+        ("Compute units" if on_amd else "SMs", str(environment.num_sms or "")),
+        ("Memory of the device", memory),
+        ("Threads of a rank", str(environment.num_threads or "")),
+        ("CPUs that a rank may use", environment.cpus),
+    )
+    return [(name, value) for name, value in facts if value]
+
+
+def _values_of(difference: Difference) -> str:
+    """Who has which value."""
+    parts = [f"{'not set' if value.value is None else value.value} on {value.ranks}" for value in difference.values]
+    left_out = difference.num_values - len(difference.values)
+    return "; ".join(parts) + (f"; and {left_out} more values" if left_out else "")
+
+
+def _memory_peak(peak: MemoryPeak) -> str:
+    if peak.peak_bytes is not None:
+        return _gb(peak.peak_bytes)
+    if peak.at_most_bytes is not None:
+        return f"at most {_gb(peak.at_most_bytes)}"
+    return f"at least {_gb(peak.at_least_bytes)}"
+
+
+def _gb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.2f} GB"

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from overlap_callbacks.analysis.formatting import PAGE, count, page_text, rounded
 from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads
-from overlap_callbacks.report.views.elements import EMPTY_LEGEND, Block, Cell, Chart, Section, Table, heads
+from overlap_callbacks.report.views.elements import (
+    EMPTY_LEGEND,
+    Block,
+    Chart,
+    Column,
+    Section,
+    Table,
+    number_cell,
+    table_of,
+    whole_cell,
+)
 from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.trends import MAX_POINTS, MAX_WHISKERS
 
@@ -100,23 +110,13 @@ def _by_rank(details: ExpertDetails) -> Chart:
 
 def _table(loads: ExpertLoads, details: ExpertDetails) -> Table:
     mean = sum(details.by_expert_rank) / len(details.by_expert_rank)
-
-    def cell(value: float, show: Callable[[float], str]) -> Cell:
-        return Cell(show(value), rounded(value))
-
-    rows = [
-        (
-            Cell(str(place), place),
-            cell(size / _MB, lambda value: PAGE.quantity(value, "").strip()),
-            cell(size / mean if mean > 0 else 0.0, lambda value: PAGE.number(value, 2)),
-        )
-        for place, size in enumerate(details.by_expert_rank)
-    ]
-    return Table(
+    return table_of(
         f"Expert ranks ({page_text(loads.dimension, 40)} groups of {loads.group_size})",
-        heads("Place in the group", "MB a step", "Over the mean"),
-        tuple(rows),
-        f"Means over {count(loads.num_steps, 'step')} and the ranks at each place.",
+        enumerate(details.by_expert_rank),
+        Column("Place in the group", lambda row: row[0], whole_cell),
+        Column("MB a step", lambda row: rounded(row[1] / _MB)),
+        Column("Over the mean", lambda row: number_cell(rounded(row[1] / mean) if mean > 0 else 0.0, 2)),
+        caption=f"Means over {count(loads.num_steps, 'step')} and the ranks at each place.",
         folded=True,
     )
 

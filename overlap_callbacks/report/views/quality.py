@@ -16,12 +16,23 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, NO_CONTROL, NOT_VALID, RunSummary
 from overlap_callbacks.analysis.validity import residual_comm_limit, residual_limit
-from overlap_callbacks.report.environment_words import environment_of
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.record_lines import MAX_LINE_BYTES
-from overlap_callbacks.report.views import tables
-from overlap_callbacks.report.views.elements import Block, Cell, Facts, Note, Section, Table, heads
+from overlap_callbacks.report.views.elements import (
+    Block,
+    Cell,
+    Column,
+    Facts,
+    Note,
+    Section,
+    Table,
+    change_cell,
+    percent_cell,
+    table_of,
+    whole_cell,
+)
 from overlap_callbacks.report.views.run import RunView
+from overlap_callbacks.report.views.tables import figure_table
 
 # Maximum rows of the tables of windows and of problems; the record holds all.
 MAX_WINDOWS = 1000
@@ -60,7 +71,7 @@ def quality(view: RunView, lacking: Sequence[str] = ()) -> Section:
     if lacking:
         blocks.append(Note(" ".join(lacking), first=True))
     if view.measured:
-        blocks.append(tables.figure_table(view.figures, view.info.meanings))
+        blocks.append(figure_table(view.figures, view.info.meanings))
     if record.windows:
         blocks.append(_window_table(view))
     return Section(QUALITY, _answer(view), blocks, first=True)
@@ -131,45 +142,44 @@ def _problem_table(windows: Sequence[OverlapReport]) -> Table | None:
         return None
     # The most frequent, and of equals the newest.
     shown = sorted(windows_with.items(), key=lambda item: (-len(item[1]), -item[1][-1]))[:MAX_PROBLEMS]
-    rows = tuple(
-        (tables.name_cell(problem), tables.number_cell(len(numbers), 0), Cell(ranges(numbers), min(numbers)))
-        for problem, numbers in shown
+    return table_of(
+        "What is missing or doubtful",
+        shown,
+        Column("*What", lambda row: row[0]),
+        Column("Windows", lambda row: len(row[1]), whole_cell),
+        Column("Which", lambda row: Cell(ranges(row[1]), min(row[1]))),
+        caption=f"The {MAX_PROBLEMS} most frequent of {len(windows_with):,}." if len(windows_with) > len(shown) else "",
+        first=True,
     )
-    caption = f"The {MAX_PROBLEMS} most frequent of {len(windows_with):,}." if len(windows_with) > len(shown) else ""
-    columns = heads("*What", "Windows", "Which")
-    return Table("What is missing or doubtful", columns, rows, caption, first=True)
 
 
 def _window_table(view: RunView) -> Table:
-    windows = view.windows
     shown = _listed(view)
-    rows = []
-    for window in shown:
-        state = view.summary.state_of(window)
-        compares = state == COUNTS
-        rows.append(
-            (
-                tables.number_cell(window.window, 0),
-                tables.number_cell(window.first_step, 0),
-                Cell(state, state),
-                tables.number_cell(_value(window.e2e_overlapped_ms)),
-                tables.number_cell(_value(window.e2e_sequential_ms) if compares else None),
-                tables.change_cell(_value(window.compute_slowdown) if compares else None),
-                _percent_cell(_value(window.residual_overlap)),
-                Cell(f"{window.num_reporting} of {window.world_size}", window.num_reporting),
-            )
-        )
     caption = ""
-    if len(shown) < len(windows):
+    if len(shown) < len(view.windows):
         caption = (
-            f"{len(shown):,} of {len(windows):,}: the first and the last ones, those with the highest and the lowest "
-            f"of each figure, and the last {MAX_DOUBTFUL:,} that do not count. The record holds all."
+            f"{len(shown):,} of {len(view.windows):,}: the first and the last ones, those with the highest and the "
+            f"lowest of each figure, and the last {MAX_DOUBTFUL:,} that do not count. The record holds all."
         )
-    columns = heads(
-        "Window", "First step", "*State", "Overlapped, ms", "Sequential, ms", "Compute slowdown", "Residual overlap",
-        "Ranks",
-    )  # fmt: skip
-    return Table("Every window", columns, tuple(rows), caption, folded=True)
+
+    def compared(window: OverlapReport, name: str) -> float | None:
+        """Of windows that count alone: the others compare with no sequential steps."""
+        return _value(getattr(window, name)) if view.summary.state_of(window) == COUNTS else None
+
+    return table_of(
+        "Every window",
+        shown,
+        Column("Window", lambda window: window.window, whole_cell),
+        Column("First step", lambda window: window.first_step, whole_cell),
+        Column("*State", view.summary.state_of),
+        Column("Overlapped, ms", lambda window: _value(window.e2e_overlapped_ms)),
+        Column("Sequential, ms", lambda window: compared(window, "e2e_sequential_ms")),
+        Column("Compute slowdown", lambda window: compared(window, "compute_slowdown"), change_cell),
+        Column("Residual overlap", lambda window: _value(window.residual_overlap), percent_cell),
+        Column("Ranks", lambda window: Cell(f"{window.num_reporting} of {window.world_size}", window.num_reporting)),
+        caption=caption,
+        folded=True,
+    )
 
 
 def _listed(view: RunView) -> list[OverlapReport]:
@@ -195,10 +205,6 @@ def _listed(view: RunView) -> list[OverlapReport]:
 
 def _value(figure: Estimate | None) -> float | None:
     return None if figure is None else figure.value
-
-
-def _percent_cell(value: float | None) -> Cell:
-    return tables.EMPTY if value is None else Cell(PAGE.percent(value), value)
 
 
 # -- the configuration
@@ -237,7 +243,7 @@ def configuration(view: RunView) -> Section:
 
 def _own_facts(view: RunView) -> tuple[tuple[str, str], ...]:
     """What is known of the run, without what the part on the environment says already."""
-    told = {_LABELS["torch_version"], _LABELS["device"]} if environment_of(view.record) is not None else set()
+    told = {_LABELS["torch_version"], _LABELS["device"]} if view.record.environment is not None else set()
     return tuple((label, shown) for label, shown in run_facts(view.info) if label not in told)
 
 

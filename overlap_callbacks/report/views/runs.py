@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from overlap_callbacks.analysis.formatting import page_sentence, page_text
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.race import RaceVerdict
-from overlap_callbacks.report.axis import compared
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.arms import arms
 from overlap_callbacks.report.views.communication import communication
@@ -19,7 +18,7 @@ from overlap_callbacks.report.views.environment import environment, warnings
 from overlap_callbacks.report.views.experts import experts
 from overlap_callbacks.report.views.quality import QUALITY, configuration, quality, race_of
 from overlap_callbacks.report.views.run import RunView
-from overlap_callbacks.report.views.scaling import scaling
+from overlap_callbacks.report.views.scaling import compared, scaling
 from overlap_callbacks.report.views.sections import cost, ideal, not_measured, overview, power, tiles
 from overlap_callbacks.report.views.tables import summary_table
 from overlap_callbacks.report.views.throughput import throughput
@@ -28,7 +27,6 @@ from overlap_callbacks.report.views.traffic import traffic
 from overlap_callbacks.report.views.trends import changed
 from overlap_callbacks.report.views.usage import usage
 
-_REST = "overlap show RUN --all shows the tables of each answer."
 _METHOD = (
     "Equations 1 to 5 are those of arXiv 2507.03114, section IV-D. Intervals are 95% confidence intervals, over blocks "
     "of steps within a window and over windows within a run."
@@ -59,10 +57,10 @@ def runs_document(records: Sequence[Record], axis: str | None = None, *, charts:
     )
     title = "Overlap report: " + ", ".join(names[:4])
     if not several:
-        return Document(title, runs, _METHOD, rest=_REST)
+        return Document(title, runs, _METHOD, rest="overlap show RUN --all shows the tables of each answer.")
     verdict, *more = map(page_sentence, head_lines(names, views))
     compared = tuple(_compared(names, views, axis))
-    return Document(title, runs, _METHOD, f"{len(records)} runs compared", verdict, tuple(more), compared, _REST)
+    return Document(title, runs, _METHOD, f"{len(records)} runs compared", verdict, tuple(more), compared)
 
 
 def distinct_names(records: Sequence[Record]) -> list[str]:

@@ -1,25 +1,77 @@
-"""Several runs against what varies between them: charts and a table."""
+"""Several runs against what varies between them: the ranks, the batch, a setting of the user's."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from overlap_callbacks.analysis.communication.bandwidths import effective_bandwidths
 from overlap_callbacks.analysis.formatting import PAGE, count, page_text, rounded
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.scaling import WORLD_SIZE, RunFigures, ScaledRun, Value, scaled
-from overlap_callbacks.report.axis import Comparison
-from overlap_callbacks.report.views.elements import EMPTY_LEGEND, Block, Cell, Chart, Head, Note, Section, Table
-from overlap_callbacks.report.views.tables import EMPTY, name_cell
+from overlap_callbacks.analysis.results.run import Workload
+from overlap_callbacks.analysis.results.step_parts import exposed_share
+from overlap_callbacks.analysis.scaling import (
+    WORLD_SIZE,
+    RunFigures,
+    ScaledRun,
+    Value,
+    in_order,
+    is_numeric,
+    scaled,
+)
+from overlap_callbacks.analysis.throughput import run_throughput
+from overlap_callbacks.report.record import Record
+from overlap_callbacks.report.views.elements import (
+    EMPTY_LEGEND,
+    Block,
+    Cell,
+    Chart,
+    Column,
+    Note,
+    Section,
+    Table,
+    percent_cell,
+    table_of,
+    whole_cell,
+)
 from overlap_callbacks.report.views.trends import RUN_COLORS
 
 # Words on an axis, and names of dimensions.
 _MAX_LABEL = 40
-_UNITS = {"tokens": "tokens/s", "samples": "samples/s"}
+TOKENS, SAMPLES = "tokens", "samples"
+_UNITS = {TOKENS: "tokens/s", SAMPLES: "samples/s"}
+_GB = 1e9
+# What a record tells of every run.
+_FACTS = ("world_size", "hosts", "backend", "device", "framework", "torch")
+_WORK = ("tokens_per_step", "samples_per_step", "precision", "model")
 
-# Of a run its value, and the bounds of its interval.
-Reader = Callable[[RunFigures], tuple[float, float | None, float | None] | None]
+Reader = Callable[[RunFigures], "Estimate | float | None"]
+
+
+class AxisError(ValueError):
+    """Why runs cannot be shown against an axis."""
+
+
+class Comparison(NamedTuple):
+    """Runs against an axis.
+
+    Attributes:
+        axis: name of what varies.
+        runs: those that tell it, in its order.
+        work: what ``work_per_s`` counts, ``tokens`` or ``samples``; empty if it is not known of all runs.
+        without: names of the runs that do not tell.
+    """
+
+    axis: str
+    runs: tuple[RunFigures, ...]
+    work: str
+    without: tuple[str, ...]
+
+    @property
+    def numeric(self) -> bool:
+        """Whether the axis is one of numbers."""
+        return is_numeric(self.runs)
 
 
 def scaling(found: Comparison) -> Section:
@@ -55,32 +107,39 @@ def _answer(runs: Sequence[RunFigures], relative: dict[str, ScaledRun]) -> str:
 
 
 def _charts(found: Comparison, relative: dict[str, ScaledRun]) -> list[Chart | None]:
-    def factor(run: RunFigures) -> tuple[float, None, None] | None:
-        return (relative[run.name].factor, None, None) if run.name in relative else None
-
-    def efficiency(run: RunFigures) -> tuple[float, None, None] | None:
-        return (relative[run.name].efficiency, None, None) if run.name in relative else None
-
-    dimensions = sorted({name for run in found.runs for name in run.bandwidths})
     bandwidths = [
         (page_text(name, _MAX_LABEL), color, _bandwidth(name))
-        for name, color in zip(dimensions, RUN_COLORS, strict=False)
+        for name, color in zip(_dimensions(found), RUN_COLORS, strict=False)
     ]
-    shares = [
-        ("communication", "communication", _of_estimate(lambda run: run.comm_ratio)),
-        ("exposed", "sequential", _of_number(lambda run: run.exposed)),
+    shares: list[tuple[str, str, Reader]] = [
+        ("communication", "communication", lambda run: run.comm_ratio),
+        ("exposed", "sequential", lambda run: run.exposed),
     ]
-    work = _of_estimate(lambda run: run.work_per_s)
     base = min((run.ranks for run in found.runs if run.name in relative), default=0)
     return [
-        _chart(found, "Throughput", _UNITS.get(found.work, ""), [("throughput", "ink", work)]),
-        _chart(found, "Step time, overlapped", "ms", [("step", "overlapped", _of_estimate(lambda run: run.step_ms))]),
-        _chart(found, "Scaling factor", "times", [("scaling factor", "ink", factor)], ideal=base),
-        _chart(found, "Scaling efficiency", "fraction", [("efficiency", "ink", efficiency)]),
+        _chart(found, "Throughput", _UNITS.get(found.work, ""), [("throughput", "ink", lambda run: run.work_per_s)]),
+        _chart(found, "Step time, overlapped", "ms", [("step", "overlapped", lambda run: run.step_ms)]),
+        _chart(
+            found, "Scaling factor", "times", [("scaling factor", "ink", _of_scaled(relative, "factor"))], ideal=base
+        ),
+        _chart(found, "Scaling efficiency", "fraction", [("efficiency", "ink", _of_scaled(relative, "efficiency"))]),
         _chart(found, "Communication as a share of the step", "fraction", shares),
         _chart(found, "Effective bandwidth", "GB/s", bandwidths),
-        _chart(found, "Model FLOP utilisation", "fraction", [("MFU", "ink", _of_number(lambda run: run.mfu))]),
+        _chart(found, "Model FLOP utilisation", "fraction", [("MFU", "ink", lambda run: run.mfu)]),
     ]
+
+
+def _dimensions(found: Comparison) -> list[str]:
+    """Dimensions of parallelism with a bandwidth in any run."""
+    return sorted({name for run in found.runs for name in run.bandwidths})
+
+
+def _of_scaled(relative: dict[str, ScaledRun], name: str) -> Reader:
+    return lambda run: getattr(relative[run.name], name) if run.name in relative else None
+
+
+def _bandwidth(dimension: str) -> Reader:
+    return lambda run: run.bandwidths.get(dimension)
 
 
 _CAPTIONS = {
@@ -105,7 +164,7 @@ def _chart(
     series: list[dict[str, Any]] = []
     for name, color, read in lines:
         points = [
-            [_place(run.value), page_text(run.name, 80), *map(rounded, figure)]
+            [_place(run.value), page_text(run.name, 80), *_with_bounds(figure)]
             for run in found.runs
             if (figure := read(run)) is not None
         ]
@@ -121,24 +180,10 @@ def _chart(
     return Chart("against", title, data, caption, legend, narrow=True)
 
 
-def _of_estimate(read: Callable[[RunFigures], Estimate | None]) -> Reader:
-    def figure(run: RunFigures) -> tuple[float, float | None, float | None] | None:
-        found = read(run)
-        return None if found is None else (found.value, found.ci_low, found.ci_high)
-
-    return figure
-
-
-def _of_number(read: Callable[[RunFigures], float | None]) -> Reader:
-    def figure(run: RunFigures) -> tuple[float, None, None] | None:
-        found = read(run)
-        return None if found is None else (found, None, None)
-
-    return figure
-
-
-def _bandwidth(dimension: str) -> Reader:
-    return _of_number(lambda run: run.bandwidths.get(dimension))
+def _with_bounds(figure: Estimate | float) -> tuple[float | None, float | None, float | None]:
+    if isinstance(figure, Estimate):
+        return rounded(figure.value), rounded(figure.ci_low), rounded(figure.ci_high)
+    return rounded(figure), None, None
 
 
 def _place(value: Value) -> Value:
@@ -146,51 +191,191 @@ def _place(value: Value) -> Value:
 
 
 def _table(found: Comparison, relative: dict[str, ScaledRun]) -> Table:
-    dimensions = sorted({name for run in found.runs for name in run.bandwidths})[: len(RUN_COLORS)]
-    rows = []
-    for run in found.runs:
-        own = relative.get(run.name)
-        place = _place(run.value)
-        rows.append(
-            (
-                name_cell(run.name),
-                Cell(f"{place:,}" if isinstance(place, (int, float)) else place, place),
-                Cell(f"{run.ranks:,}", run.ranks),
-                _cell(None if run.step_ms is None else run.step_ms.value, "ms"),
-                _cell(None if run.work_per_s is None else run.work_per_s.value, ""),
-                _cell(None if own is None else own.factor, ""),
-                _cell(None if own is None else own.efficiency, "fraction"),
-                _cell(None if run.comm_ratio is None else run.comm_ratio.value, "fraction"),
-                _cell(run.exposed, "fraction"),
-                _cell(run.mfu, "fraction"),
-                *[_cell(run.bandwidths.get(name), "") for name in dimensions],
-            )
-        )
-    work = f"{found.work.capitalize()} a second" if found.work else "Throughput"
-    heads = (
-        Head("Run", words=True), Head(_label(found.axis), words=not found.numeric), Head("Ranks"), Head("Step, ms"),
-        Head(work), Head("Scaling factor"), Head("Efficiency"), Head("Communication ratio"), Head("Exposed"),
-        Head("MFU"), *[Head(f"GB/s, {page_text(name, _MAX_LABEL)}") for name in dimensions],
-    )  # fmt: skip
-    empty = [all(row[column].sort is None for row in rows) for column in range(len(heads))]
-    kept = [
-        column for column, nothing in enumerate(empty) if not nothing and not (column == 2 and found.axis == WORLD_SIZE)
-    ]
-    return Table(
+    def place(run: RunFigures) -> Cell:
+        value = _place(run.value)
+        return Cell(f"{value:,}" if isinstance(value, (int, float)) else value, value)
+
+    return table_of(
         "Runs in the order of the axis",
-        tuple(heads[column] for column in kept),
-        tuple(tuple(row[column] for column in kept) for row in rows),
-        "Over the windows that count. Communication ratio and exposed communication are shares of a profiled step, "
-        "which is longer than others.",
+        found.runs,
+        Column("*Run", lambda run: run.name),
+        Column(f"{'' if found.numeric else '*'}{_label(found.axis)}", place),
+        *([] if found.axis == WORLD_SIZE else [Column[RunFigures]("Ranks", lambda run: run.ranks, whole_cell)]),
+        Column("Step, ms", lambda run: _value(run.step_ms)),
+        Column(
+            f"{found.work.capitalize()} a second" if found.work else "Throughput", lambda run: _value(run.work_per_s)
+        ),
+        Column("Scaling factor", _of_scaled(relative, "factor")),
+        Column("Efficiency", _of_scaled(relative, "efficiency"), percent_cell),
+        Column("Communication ratio", lambda run: _value(run.comm_ratio), percent_cell),
+        Column("Exposed", lambda run: run.exposed, percent_cell),
+        Column("MFU", lambda run: run.mfu, percent_cell),
+        *[
+            Column[RunFigures](f"GB/s, {page_text(name, _MAX_LABEL)}", _bandwidth(name))
+            for name in _dimensions(found)[: len(RUN_COLORS)]
+        ],
+        caption="Over the windows that count. Communication ratio and exposed communication are shares of a profiled "
+        "step, which is longer than others.",
+        drop_empty=True,
     )
 
 
-def _cell(value: float | None, unit: str) -> Cell:
-    if value is None:
-        return EMPTY
-    text = PAGE.percent(value) if unit == "fraction" else PAGE.quantity(value, "").strip()
-    return Cell(text, rounded(value))
+def _value(figure: Estimate | None) -> float | None:
+    return None if figure is None else figure.value
 
 
 def _label(axis: str) -> str:
     return page_text({WORLD_SIZE: "ranks"}.get(axis, axis.replace("_", " ")), _MAX_LABEL)
+
+
+# -- what records tell
+
+
+def compared(names: Sequence[str], records: Sequence[Record], axis: str | None) -> Comparison | None:
+    """The runs against an axis.
+
+    Args:
+        names: of the runs.
+        records: of the runs.
+        axis: what varies; None for the world size, if it does.
+
+    Returns:
+        None where no axis was asked for and all runs have as many ranks, or there is one alone.
+
+    Raises:
+        AxisError: no run tells what was asked for.
+    """
+    values = [axis_value(record, axis or WORLD_SIZE) for record in records]
+    told = [value for value in values if value is not None]
+    if axis is None and len(set(told)) < 2:
+        return None
+    if not told:
+        raise AxisError(
+            f"axis must be something that the runs tell: {', '.join(known_axes(records))}, or an environment variable "
+            f"of their records; got {axis!r}"
+        )
+    work = common_work(records)
+    runs = [
+        run_figures(name, record, value, work)
+        for name, record, value in zip(names, records, values, strict=True)
+        if value is not None
+    ]
+    without = tuple([name for name, value in zip(names, values, strict=True) if value is None])
+    return Comparison(axis or WORLD_SIZE, tuple(in_order(runs)), work, without)
+
+
+def axis_value(record: Record, axis: str) -> Value | None:
+    """Where a run stands on an axis; None if it does not tell."""
+    run = record.runs[-1]
+    work = run.workload or Workload()
+    if axis in work.settings:
+        value = work.settings[axis]
+        return str(value) if isinstance(value, bool) else value
+    if axis == "world_size":
+        return run.world_size
+    if axis == "hosts":
+        job = record.job_environment
+        return None if job is None else job.num_hosts
+    if axis in ("backend", "device", "framework"):
+        text: str = getattr(run, axis)
+        return text or None
+    if axis == "torch":
+        return run.torch_version or None
+    if axis == "model":
+        return work.model_preset or work.model_parameters
+    if axis in _WORK:
+        known: Value | None = getattr(work, axis)
+        return known if known is not None or axis != "tokens_per_step" else _tokens_of_windows(record)
+    size = _group_sizes(record).get(axis)
+    if size is not None:
+        return size
+    if axis in run.configuration:
+        told = run.configuration[axis]
+        return str(told) if isinstance(told, bool) else told
+    own = record.environment
+    return None if own is None else own.variables.get(axis)
+
+
+def known_axes(records: Sequence[Record]) -> list[str]:
+    """The axes that there are for these runs, without environment variables."""
+    settings = {name for record in records for name in (record.runs[-1].workload or Workload()).settings}
+    settings |= {name for record in records for name in record.runs[-1].configuration}
+    dimensions = {name for record in records for name in _group_sizes(record)}
+    return [*dict.fromkeys([*_FACTS, *_WORK, *sorted(dimensions), *sorted(settings)])]
+
+
+def as_plain(found: Comparison) -> dict[str, Any]:
+    """For programs."""
+    relative = scaled(found.runs)
+    rows = []
+    for run in found.runs:
+        row = run._asdict() | {"bandwidths_gb_s": dict(run.bandwidths), "run": run.name}
+        del row["bandwidths"], row["name"]
+        if run.name in relative:
+            row |= {
+                "scaling_factor": relative[run.name].factor,
+                "scaling_efficiency": relative[run.name].efficiency,
+            }
+        rows.append(row)
+    return {"axis": found.axis, "work": found.work or None, "runs": rows, "without": list(found.without)}
+
+
+def run_figures(name: str, record: Record, value: Value, work: str) -> RunFigures:
+    """What a run shows against others.
+
+    Args:
+        name: of the run.
+        record: of the run.
+        value: where it stands on the axis.
+        work: what ``work_per_s`` counts: see ``common_work``.
+    """
+    figures = record.pooled()
+    throughput = run_throughput(record.valid_windows)
+    step, exposed = figures.get("e2e_overlapped_ms"), exposed_share(figures)
+    rate = None if throughput is None or not work else getattr(throughput, f"{work}_per_s")
+    window = record.latest_valid("collectives")
+    bandwidths = {} if window is None else effective_bandwidths(window.collectives)
+    return RunFigures(
+        name=name,
+        value=value,
+        ranks=record.runs[-1].world_size,
+        step_ms=step,
+        work_per_s=None if rate is None else _rate(rate, step),
+        comm_ratio=figures.get("comm_ratio"),
+        exposed=None if exposed is None else exposed.value,
+        mfu=None if throughput is None else throughput.mfu,
+        bandwidths={dimension or "other": rate / _GB for dimension, rate in sorted(bandwidths.items())},
+    )
+
+
+def _rate(rate: float, step: Estimate | None) -> Estimate:
+    """Work a second, with the interval of the step's time turned round."""
+    if step is None or step.ci_low is None or step.ci_high is None or step.ci_low <= 0 or step.value <= 0:
+        return Estimate(rate, None, None, 0 if step is None else step.num_steps, 0 if step is None else step.num_blocks)
+    return Estimate(
+        rate, rate * step.value / step.ci_high, rate * step.value / step.ci_low, step.num_steps, step.num_blocks
+    )
+
+
+def common_work(records: Sequence[Record]) -> str:
+    """What all runs count that count anything; tokens before samples."""
+    known = [throughput for record in records if (throughput := run_throughput(record.valid_windows)) is not None]
+    for work in (TOKENS, SAMPLES):
+        if known and all(getattr(throughput, f"{work}_per_s") is not None for throughput in known):
+            return work
+    return ""
+
+
+def _tokens_of_windows(record: Record) -> int | None:
+    """An adapter may know the tokens of a step, and tells them with each window."""
+    return next((w.tokens_per_step for w in reversed(record.valid_windows) if w.tokens_per_step is not None), None)
+
+
+def _group_sizes(record: Record) -> dict[str, int]:
+    """Ranks of the largest group of each dimension of parallelism."""
+    window = record.latest("collectives")
+    sizes: dict[str, int] = {}
+    for row in () if window is None else window.collectives:
+        if row.dimension:
+            sizes[row.dimension] = max(row.group_size, sizes.get(row.dimension, 0))
+    return sizes

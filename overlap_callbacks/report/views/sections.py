@@ -15,7 +15,6 @@ from overlap_callbacks.analysis.formatting import (
     is_no_difference,
     may_be_chance,
     page_text,
-    rounded,
 )
 from overlap_callbacks.analysis.headline import step_change
 from overlap_callbacks.analysis.results.catalogue import figure_named
@@ -26,10 +25,22 @@ from overlap_callbacks.analysis.results.report_parts import compute_slowdowns
 from overlap_callbacks.analysis.results.step_parts import exposed_share, profiled_step_ms
 from overlap_callbacks.analysis.run_summary import run_means, run_times
 from overlap_callbacks.report.views import tables
-from overlap_callbacks.report.views.elements import Block, Cell, Chart, Note, Section, Table, Tile, Tiles, heads
+from overlap_callbacks.report.views.elements import (
+    Block,
+    Cell,
+    Chart,
+    Column,
+    Note,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    heads,
+    table_of,
+)
 from overlap_callbacks.report.views.power import energy_change, energy_of_a_step, power_answer, power_blocks
 from overlap_callbacks.report.views.run import RunView
-from overlap_callbacks.report.views.step_charts import mode_bars, step_parts, timeline
+from overlap_callbacks.report.views.step_charts import mode_bars, stack, step_parts, timeline
 
 Figures = dict[str, Estimate]
 
@@ -232,26 +243,17 @@ def not_measured(view: RunView) -> list[str]:
 def dimension_chart(window: OverlapReport) -> Chart:
     """Hidden and exposed communication of each dimension."""
     rows = [
-        {
-            "label": " ".join(page_text(row.dimension).split()),  # on one line, as the bar is
-            "parts": [
-                {
-                    "name": "hidden",
-                    "color": "both",
-                    "value": rounded(max(0.0, row.comm_ms - row.exposed_ms)),
-                },
-                {"name": "exposed", "color": "communication", "value": rounded(row.exposed_ms)},
-            ],
-        }
+        # The label is on one line, as the bar is.
+        (" ".join(page_text(row.dimension).split()), (row.comm_ms - row.exposed_ms, row.exposed_ms))
         for row in window.dimensions
     ]
-    return Chart(
-        "stack",
+    return stack(
         "Communication by dimension of parallelism",
-        {"unit": "ms", "rows": rows},
+        "ms",
+        (("hidden behind compute", "both"), ("exposed", "communication")),
+        rows,
         f"Time in flight per overlapped step, window {window.window}. Dimensions may be in flight at once, so bars do "
         "not add up to a step.",
-        (("hidden behind compute", "both"), ("exposed", "communication")),
     )
 
 
@@ -260,8 +262,14 @@ def dimension_chart(window: OverlapReport) -> Chart:
 
 def advice_table(found: Bottleneck) -> Table:
     """What to try, with the reason, the most promising first."""
-    rows = [(Cell(page_text(advice.what)), Cell(page_text(advice.why)), Cell(advice.link)) for advice in found.advice]
-    return Table("What to try", heads("*Try", "*Since", "*The docs say more"), tuple(rows), "", sorts=False)
+    return table_of(
+        "What to try",
+        found.advice,
+        Column("*Try", lambda advice: advice.what),
+        Column("*Since", lambda advice: advice.why),
+        Column("*The docs say more", lambda advice: advice.link),
+        sorts=False,
+    )
 
 
 # -- causes

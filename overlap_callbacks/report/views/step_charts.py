@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_callbacks.analysis.formatting import PAGE, rounded
@@ -72,46 +73,74 @@ def step_parts(parts: StepParts, figures: dict[str, Estimate], *, narrow: bool =
     caption = of_profiled_steps(parts.total_ms, figures)
     if parts.contention_ms > 0:
         caption += " Compute alone is as in sequential steps; what it takes longer is lost to contention."
-    return Chart(
-        "stack",
+    chart = stack(
         f"Where the time of an overlapped step goes: {PAGE.quantity(parts.total_ms, 'ms')} under the profiler",
-        {
-            "unit": "ms",
-            "rows": [{"label": "", "parts": [part._asdict() | {"value": rounded(part.ms)} for part in shown]}],
-            "name_parts": True,
-        },
+        "ms",
+        [(part.name, part.color) for part in shown],
+        [("", [part.ms for part in shown])],
         caption,
-        tuple([(part_in_words(part, parts.total_ms), part.color) for part in shown]),
-        narrow=narrow,
     )
+    return dataclasses.replace(
+        chart,
+        data={**chart.data, "name_parts": True},
+        legend=tuple([(part_in_words(part, parts.total_ms), part.color) for part in shown]),
+        narrow=narrow,
+        first=True,
+    )
+
+
+def stack(
+    title: str,
+    unit: str,
+    parts: Sequence[tuple[str, str]],
+    rows: Iterable[tuple[str, Iterable[float]]],
+    caption: str,
+    *,
+    in_table: bool = False,
+) -> Chart:
+    """Bars that are divided into parts.
+
+    Args:
+        title: of the chart.
+        unit: of the values.
+        parts: name and colour of each.
+        rows: label of each bar, and the values of its parts. Nothing is below zero.
+        caption: of the chart.
+        in_table: as in ``Chart``.
+    """
+    bars = []
+    for label, values in rows:
+        named = zip(parts, values, strict=True)
+        divided = [{"name": name, "color": color, "value": rounded(max(value, 0.0))} for (name, color), value in named]
+        bars.append({"label": label, "parts": divided})
+    return Chart("stack", title, {"unit": unit, "rows": bars}, caption, tuple(parts), in_table=in_table)
 
 
 def timeline(window: OverlapReport) -> Chart:
     """When compute ran and communication was in flight, one step of each mode."""
     pictures = sorted(window.pictures, key=lambda picture: list(Mode).index(picture.mode))
-    closed = any(picture.closed_compute_ms or picture.closed_communication_ms for picture in pictures)
     caption = f"One profiled step of each mode on rank {window.first_rank}, window {window.window}."
-    if closed:
-        caption += " The shortest gaps are closed, to keep the page small."
     if not window.valid:
         caption += " This window is not valid."
-    return Chart(
-        "timeline",
-        "Timeline of one step",
-        {"unit": "ms", "modes": [_lanes(picture) for picture in pictures]},
-        caption,
-        (("compute", "compute"), ("communication", "communication"), ("both at once", "both")),
-    )
+    return lanes("Timeline of one step", [(picture.mode.value.capitalize(), picture) for picture in pictures], caption)
 
 
-def _lanes(picture: StepTimeline) -> dict[str, object]:
-    return {
-        "mode": picture.mode.value.capitalize(),
-        "step_ms": rounded(picture.step_ms),
-        "compute": _short(picture.compute),
-        "communication": _short(picture.communication),
-        "both": _short(both(picture.compute, picture.communication)),
-    }
+def lanes(title: str, pictures: Sequence[tuple[str, StepTimeline]], caption: str) -> Chart:
+    """When compute ran and communication was in flight, a lane for each of the named steps."""
+    if any(picture.closed_compute_ms or picture.closed_communication_ms for _, picture in pictures):
+        caption += " The shortest gaps are closed, to keep the page small."
+    data = [
+        {
+            "mode": name,
+            "step_ms": rounded(picture.step_ms),
+            "compute": _short(picture.compute),
+            "communication": _short(picture.communication),
+            "both": _short(both(picture.compute, picture.communication)),
+        }
+        for name, picture in pictures
+    ]
+    legend = (("compute", "compute"), ("communication", "communication"), ("both at once", "both"))
+    return Chart("timeline", title, {"unit": "ms", "modes": data}, caption, legend)
 
 
 def both(first: Pairs, second: Pairs) -> list[tuple[float, float]]:

@@ -1,4 +1,4 @@
-"""The tables of the page."""
+"""Tables of figures, of what kernels lose, and of collectives."""
 
 from __future__ import annotations
 
@@ -13,34 +13,19 @@ from overlap_callbacks.analysis.results.kernel_times import ALONE, RAN_ALONE, Ke
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.report_parts import compute_slowdowns
 from overlap_callbacks.analysis.results.window import CollectiveTime
-from overlap_callbacks.report.views.elements import Cell, Head, Table, heads
-
-EMPTY = Cell("")
-
-
-def name_cell(name: str, shown: str | None = None) -> Cell:
-    """A cell with a name of the record. A long one is cut, and shown whole on hovering."""
-    whole = page_text(name, 2000)
-    short = page_text(name if shown is None else shown)
-    return Cell(short, short.lower(), whole if whole != short else "")
-
-
-def number_cell(value: float | None, decimals: int | None = None) -> Cell:
-    """A number with so many decimals, by its size unless told; empty where there is none."""
-    if value is None:
-        return EMPTY
-    return Cell(PAGE.by_size(value) if decimals is None else PAGE.number(value, decimals), value)
-
-
-def change_cell(value: float | None) -> Cell:
-    """A relative change in percent."""
-    return EMPTY if value is None else Cell(PAGE.percent(value, signed=True), value)
-
-
-def without_empty_columns(title: str, columns: Sequence[Head], rows: Sequence[tuple[Cell, ...]], caption: str) -> Table:
-    """A table without the columns in which no cell has a value to sort by."""
-    kept = [place for place in range(len(columns)) if any(row[place].sort is not None for row in rows)]
-    return Table(title, tuple(columns), tuple(rows), caption).with_columns(kept)
+from overlap_callbacks.report.views.elements import (
+    EMPTY,
+    Cell,
+    Column,
+    Row,
+    Table,
+    change_cell,
+    heads,
+    name_cell,
+    number_cell,
+    table_of,
+    whole_cell,
+)
 
 
 def kernel_tables(window: OverlapReport) -> list[Table]:
@@ -51,37 +36,60 @@ def kernel_tables(window: OverlapReport) -> list[Table]:
         (False, "Compute kernels that lose most time under overlap"),
         (True, "Communication kernels, overlapped and sequential"),
     ):
-        rows = []
         of_kind = [kernel for kernel in window.kernels if kernel.communication is communication]
         shown, num_left_out = with_losses(of_kind, decimals)
-        for kernel in shown:
-            rows.append(
-                (
-                    name_cell(kernel.name, short_kernel_name(kernel.name)),
-                    change_cell(kernel.slowdown),
-                    number_cell(kernel.lost_ms, decimals),
-                    number_cell(kernel.overlapped_ms, decimals),
-                    number_cell(kernel.sequential_ms, decimals),
-                    number_cell(kernel.overlapped_calls, 0 if kernel.overlapped_calls % 1 == 0 else 1),
-                )
-            )
-        if rows:
-            note = WITH_WAITING if communication else together(of_kind, window.window, decimals)
-            caption = (
-                f"Per step, means over the ranks, window {window.window}. Slowdown is of the time per call. {note}"
-                f"{left_out_in_words(num_left_out, 'kernel', decimals)}"
-            )
-            columns = heads("~Kernel", "Slowdown", "Lost, ms", "Overlapped, ms", "Sequential, ms", "Calls")
-            made.append(Table(title, columns, tuple(rows), caption, folded=communication))
+        note = WITH_WAITING if communication else together(of_kind, window.window, decimals)
+        caption = (
+            f"Per step, means over the ranks, window {window.window}. Slowdown is of the time per call. {note}"
+            f"{left_out_in_words(num_left_out, 'kernel', decimals)}"
+        )
+        made += [loss_table(title, "~Kernel", shown, decimals, caption, folded=communication)] if shown else []
     return made
 
 
-def pair_tables(pairs: Sequence[PairTime], basis: str) -> list[Table]:
+def loss_table(
+    title: str,
+    head: str,
+    rows: Sequence[KernelTime],
+    decimals: int,
+    caption: str = "",
+    *,
+    folded: bool = False,
+    first: bool = False,
+) -> Table:
+    """What overlap costs kernels, or the ranges that launched them.
+
+    Args:
+        title: as in ``Table``, as those that are not here.
+        head: of the column of names.
+        rows: in their order.
+        decimals: of times.
+        caption: as in ``Table``.
+        folded: as there.
+        first: as there.
+    """
+    return table_of(
+        title,
+        rows,
+        Column(head, lambda row: name_cell(row.name, short_kernel_name(row.name))),
+        Column("Slowdown", lambda row: row.slowdown, change_cell),
+        Column("Lost, ms", lambda row: number_cell(row.lost_ms, decimals)),
+        Column("Overlapped, ms", lambda row: number_cell(row.overlapped_ms, decimals)),
+        Column("Sequential, ms", lambda row: number_cell(row.sequential_ms, decimals)),
+        Column("Calls", lambda row: number_cell(row.overlapped_calls, 1 if row.overlapped_calls % 1 else 0)),
+        caption=caption,
+        folded=folded,
+        first=first,
+    )
+
+
+def pair_tables(pairs: Sequence[PairTime], basis: str, first: bool = False) -> list[Table]:
     """Families of compute kernels beside collectives, and folded the other way round.
 
     Args:
         pairs: of a window, or of two traces.
         basis: what their times are of, as a sentence.
+        first: as in ``Table``.
     """
     made = []
     for communication, title, note in (
@@ -89,77 +97,54 @@ def pair_tables(pairs: Sequence[PairTime], basis: str) -> list[Table]:
         (True, f"{PAIRS_TITLE}, of communication", f"{OF_SHARES} {WITH_WAITING}"),
     ):
         of_kind = [pair for pair in pairs if pair.communication is communication]
-        decimals = column_decimals([pair.time_ms for pair in of_kind])
-        shown, num_left_out = with_losses(of_kind, decimals)
-        if shown:
-            caption = f"{basis} {note}{left_out_in_words(num_left_out, 'row', decimals)}"
-            made.append(Table(title, _PAIR_HEADS, _pair_rows(shown, decimals), caption, folded=communication))
+        table = _pair_table(title, of_kind, f"{basis} {note}", folded=communication, first=first)
+        made += [table] if table.rows else []
     return made
 
 
 def dimension_pair_table(window: OverlapReport) -> Table:
     """Families of compute kernels beside the communication of each dimension of parallelism."""
-    decimals = column_decimals([pair.time_ms for pair in window.dimension_pairs])
-    shown, num_left_out = with_losses(window.dimension_pairs, decimals)
-    return Table(
-        "Slowdown by dimension of parallelism in flight",
-        _PAIR_HEADS,
-        _pair_rows(shown, decimals),
+    caption = (
         f"Per step, means over the ranks, window {window.window}. Kernels that ran beside no communication are left "
-        f"out.{left_out_in_words(num_left_out, 'row', decimals)}",
-        folded=True,
+        "out."
     )
+    return _pair_table("Slowdown by dimension of parallelism in flight", window.dimension_pairs, caption, folded=True)
 
 
-_PAIR_HEADS = heads("~Kernels", "~Beside", "Slowdown", "During", "Lost, ms", "Time, ms", "Alone, ms")
-
-
-def _pair_rows(pairs: Sequence[PairTime], decimals: int) -> tuple[tuple[Cell, ...], ...]:
-    rows = []
-    for pair in pairs:
-        rows.append(
-            (
-                name_cell(pair.kernel_family),
-                name_cell(beside_in_words(pair.concurrent_with)),
-                change_cell(pair.slowdown),
-                change_cell(pair.slowdown_during),
-                number_cell(pair.lost_ms, decimals),
-                number_cell(pair.time_ms, decimals),
-                number_cell(pair.alone_ms, decimals),
-            )
-        )
-    return tuple(rows)
+def _pair_table(title: str, pairs: Sequence[PairTime], caption: str, *, folded: bool, first: bool = False) -> Table:
+    """Pairs, without those that lose too little to be shown."""
+    decimals = column_decimals([pair.time_ms for pair in pairs])
+    shown, num_left_out = with_losses(pairs, decimals)
+    return table_of(
+        title,
+        shown,
+        Column("~Kernels", lambda pair: pair.kernel_family),
+        Column("~Beside", lambda pair: beside_in_words(pair.concurrent_with)),
+        Column("Slowdown", lambda pair: pair.slowdown, change_cell),
+        Column("During", lambda pair: pair.slowdown_during, change_cell),
+        Column("Lost, ms", lambda pair: number_cell(pair.lost_ms, decimals)),
+        Column("Time, ms", lambda pair: number_cell(pair.time_ms, decimals)),
+        Column("Alone, ms", lambda pair: number_cell(pair.alone_ms, decimals)),
+        caption=f"{caption}{left_out_in_words(num_left_out, 'row', decimals)}",
+        folded=folded,
+        first=first,
+    )
 
 
 def dimension_table(window: OverlapReport) -> Table:
     """Communication by dimension of parallelism."""
-    rows = []
     of_compute = compute_slowdowns(window.dimension_pairs) if window.valid else {}
-    for row in window.dimensions:
-        rows.append(
-            (
-                name_cell(row.dimension),
-                number_cell(row.messages, 0),
-                number_cell(row.bytes_in / 1e6),
-                number_cell(row.comm_ms),
-                number_cell(row.exposed_ms),
-                change_cell(row.slowdown if window.valid else None),
-                change_cell(of_compute.get(row.dimension)),
-            )
-        )
-    return Table(
+    return table_of(
         "Communication by dimension of parallelism, figures",
-        heads(
-            "~Dimension",
-            "Messages",
-            "MB",
-            "In flight, ms",
-            "Exposed, ms",
-            "Its own slowdown",
-            "Slowdown of compute",
-        ),
-        tuple(rows),
-        "Per overlapped step, means over the ranks that have the dimension. Its own slowdown is that of its "
+        window.dimensions,
+        Column("~Dimension", lambda row: row.dimension),
+        Column("Messages", lambda row: row.messages, whole_cell),
+        Column("MB", lambda row: row.bytes_in / 1e6),
+        Column("In flight, ms", lambda row: row.comm_ms),
+        Column("Exposed, ms", lambda row: row.exposed_ms),
+        Column("Its own slowdown", lambda row: row.slowdown if window.valid else None, change_cell),
+        Column("Slowdown of compute", lambda row: of_compute.get(row.dimension), change_cell),
+        caption="Per overlapped step, means over the ranks that have the dimension. Its own slowdown is that of its "
         "communication kernels. The slowdown of compute is that of the compute kernels that ran beside them.",
         folded=True,
     )
@@ -167,29 +152,22 @@ def dimension_table(window: OverlapReport) -> Table:
 
 def collective_table(window: OverlapReport) -> Table:
     """The collectives of the recorded step."""
-    rows = []
-    for row in window.collectives:
-        rows.append(
-            (
-                name_cell(row.operator.strip("_")),
-                name_cell(_group(row)),
-                name_cell(row.backend),
-                number_cell(row.group_size, 0),
-                number_cell(row.messages, 0),
-                number_cell(row.bytes_in / 1e6),
-                number_cell(row.isolated_ms),
-                number_cell(row.transfer_ms),
-                number_cell(_gb_s(row)),
-            )
-        )
-    return Table(
+    return table_of(
         "Collectives of a step",
-        heads("~Collective", "~Group", "~Backend", "Ranks", "Messages", "MB", "Alone, ms", "Transfer, ms", "GB/s"),
-        tuple(rows),
-        f"On rank {window.first_rank}, window {window.window}. MB counts the bytes of the tensors that a collective "
-        "reads. Alone is its time in sequential steps, from issue to end. Transfer is the shortest time of any rank: "
-        "ranks that come early also wait for the last one. GB/s divides the bytes read or written, whichever are more, "
-        "by the transfer.",
+        window.collectives,
+        Column("~Collective", lambda row: row.operator.strip("_")),
+        Column("~Group", _group),
+        Column("~Backend", lambda row: row.backend),
+        Column("Ranks", lambda row: row.group_size, whole_cell),
+        Column("Messages", lambda row: row.messages, whole_cell),
+        Column("MB", lambda row: row.bytes_in / 1e6),
+        Column("Alone, ms", lambda row: row.isolated_ms),
+        Column("Transfer, ms", lambda row: row.transfer_ms),
+        Column("GB/s", _gb_s),
+        caption=f"On rank {window.first_rank}, window {window.window}. MB counts the bytes of the tensors that a "
+        "collective reads. Alone is its time in sequential steps, from issue to end. Transfer is the shortest time of "
+        "any rank: ranks that come early also wait for the last one. GB/s divides the bytes read or written, whichever "
+        "are more, by the transfer.",
         folded=True,
     )
 
@@ -220,36 +198,38 @@ def summary_table(figures: dict[str, Estimate], basis: str) -> Table:
         figures: of a run.
         basis: what they are means over.
     """
-    rows = []
-    for figure in (figure for section in SUMMARY for figure in section):
-        label, estimate = row_label(figure), figures.get(figure.name)
-        if estimate is None:
-            rows += [] if figure.optional else [(Cell(label), Cell("not measured"), EMPTY, EMPTY)]
-        elif not figure.optional or PAGE.shows(estimate.value, figure.unit):
-            value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
-            rows.append((Cell(label), Cell(value), Cell(bounds), number_cell(estimate.num_steps, 0)))
+
+    def has_row(figure: Figure) -> bool:
+        found = figures.get(figure.name)
+        return not figure.optional or (found is not None and PAGE.shows(found.value, figure.unit))
+
+    shown = [figure for section in SUMMARY for figure in section if has_row(figure)]
+    rows = [(Cell(row_label(figure)), *_value_cells(figure, figures.get(figure.name))) for figure in shown]
     return Table(f"Means over {basis}", heads("*", "Value", "95% interval", "Steps"), tuple(rows), sorts=False)
 
 
 def figure_table(figures: dict[str, Estimate], meanings: dict[str, str]) -> Table:
     """Every figure, with its definition."""
-    rows = []
-    for figure in FIGURES:
-        estimate = figures.get(figure.name)
-        label, meaning = Cell(figure.label), Cell(page_text(meanings.get(figure.name, figure.meaning)))
-        if estimate is None:
-            if not figure.optional:
-                rows.append((label, Cell("not measured"), EMPTY, EMPTY, meaning))
-            continue
-        value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
-        rows.append((label, Cell(value), Cell(bounds), number_cell(estimate.num_steps, 0), meaning))
+
+    def cells(figure: Figure) -> Row:
+        meaning = Cell(page_text(meanings.get(figure.name, figure.meaning)))
+        return (Cell(figure.label), *_value_cells(figure, figures.get(figure.name)), meaning)
+
     return Table(
         "All figures",
         heads("*Figure", "Value", "95% interval", "Steps", "*Definition"),
-        tuple(rows),
+        tuple([cells(figure) for figure in FIGURES if figure.name in figures or not figure.optional]),
         folded=True,
         sorts=False,
     )
+
+
+def _value_cells(figure: Figure, estimate: Estimate | None) -> Row:
+    """Value, interval, and number of steps."""
+    if estimate is None:
+        return (Cell("not measured"), EMPTY, EMPTY)
+    value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
+    return (Cell(value), Cell(bounds), whole_cell(estimate.num_steps))
 
 
 # -- what is shown of slowdowns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import gzip
 
 import msgspec
@@ -12,11 +13,23 @@ from overlap_callbacks.analysis.results.kernel_times import CallTimes, StepDetai
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report.perfetto import perfetto_trace
-from overlap_callbacks.report.views.elements import Block, Cell, Chart, Download, Section, Table, heads
+from overlap_callbacks.report.views.elements import (
+    Block,
+    Cell,
+    Chart,
+    Column,
+    Download,
+    Section,
+    Table,
+    name_cell,
+    number_cell,
+    table_of,
+)
 from overlap_callbacks.report.views.run import RunView
-from overlap_callbacks.report.views.tables import name_cell, number_cell
 
 _MAX_NAME = 120
+# Name of a kernel and whether it communicates, and its calls in each mode.
+_OfKernel = tuple[tuple[str, bool], dict[Mode, CallTimes]]
 
 
 def kernels_in_time(view: RunView) -> list[Section]:
@@ -93,24 +106,26 @@ def _table(pictures: list[StepTimeline], window: OverlapReport) -> Table:
     for picture in pictures:
         for row in picture.call_times:
             by_kernel.setdefault((row.name, row.communication), {})[picture.mode] = row
-    rows = []
-    for (name, communicates), of_mode in by_kernel.items():
-        cells: list[Cell] = [name_cell(name, short_kernel_name(name))]
-        kind = "communication" if communicates else "compute"
-        cells.append(Cell(kind, kind))
-        for mode in Mode:
-            found = of_mode.get(mode)
-            values = [None] * 4 if found is None else [found.calls, found.min_ms, found.median_ms, found.max_ms]
-            cells += [number_cell(value, 0 if place == 0 else None) for place, value in enumerate(values)]
-        rows.append(tuple(cells))
-    columns = ["*Kernel", "*Kind"]
+    columns = []
     for mode in Mode:
-        columns += [f"{mode.value.capitalize()} calls", "min", "median", "max"]
-    return Table(
+        for head, figure in ((f"{mode.value.capitalize()} calls", "calls"), *_CALL_TIMES):
+            columns.append(Column(head, functools.partial(_of_calls, mode=mode, figure=figure)))
+    return table_of(
         "How long calls of a kernel take",
-        heads(*columns),
-        tuple(rows),
-        f"Milliseconds of single calls over the profiled steps of window {window.window}, on rank "
+        by_kernel.items(),
+        Column("*Kernel", lambda row: name_cell(row[0][0], short_kernel_name(row[0][0]))),
+        Column("*Kind", lambda row: "communication" if row[0][1] else "compute"),
+        *columns,
+        caption=f"Milliseconds of single calls over the profiled steps of window {window.window}, on rank "
         f"{window.first_rank}; kernels with the most time first.",
         folded=True,
     )
+
+
+_CALL_TIMES = (("min", "min_ms"), ("median", "median_ms"), ("max", "max_ms"))
+
+
+def _of_calls(row: _OfKernel, mode: Mode, figure: str) -> Cell:
+    calls = row[1].get(mode)
+    value = None if calls is None else getattr(calls, figure)
+    return number_cell(value, 0 if figure == "calls" else None)

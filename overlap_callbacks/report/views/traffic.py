@@ -1,30 +1,57 @@
-"""Who sends how much to whom: the traffic of a step."""
+"""Who sends how much to whom: the traffic of a step, as a run sent it or as a job should."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from overlap_callbacks.analysis.communication.heat_map import bytes_in_words, strength
-from overlap_callbacks.analysis.communication.view import PHYSICAL, TrafficView
+from overlap_callbacks.analysis.communication.placement import (
+    UNKNOWN,
+    MappingError,
+    equal_hosts,
+    host_numbers,
+    layout_of,
+    order_of,
+    parse_order,
+    placed,
+)
+from overlap_callbacks.analysis.communication.rank_grids import Ranks
+from overlap_callbacks.analysis.communication.soundness import are_sound
+from overlap_callbacks.analysis.communication.traffic import RING, dimension_totals
+from overlap_callbacks.analysis.communication.view import LOGICAL, PHYSICAL, Placement, TrafficView, view_of
 from overlap_callbacks.analysis.formatting import PLAIN, count, page_text, rounded
 from overlap_callbacks.analysis.name_rules import collective_of
-from overlap_callbacks.analysis.results.messages import NO_STAGE, SEVERAL_STAGES, MessageGroup, Sizes
-from overlap_callbacks.report.traffic import Mapping, RunTraffic, between_hosts, latest_messages, traffic_of
+from overlap_callbacks.analysis.results.environment import JobEnvironment
+from overlap_callbacks.analysis.results.messages import (
+    NO_STAGE,
+    SEVERAL_STAGES,
+    DimensionTraffic,
+    JobMessages,
+    MessageGroup,
+    Sizes,
+)
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import (
     MAX_MATRIX,
     Block,
     Cell,
     Chart,
+    Column,
     Document,
-    Head,
     Note,
     RunPage,
     Section,
     Table,
-    heads,
+    bytes_cell,
+    table_of,
+    whole_cell,
 )
 from overlap_callbacks.report.views.run import RunView
-from overlap_callbacks.report.views.tables import name_cell
 
 
 def traffic(view: RunView) -> Section | None:
@@ -124,32 +151,29 @@ def dimension_table(mappings: Sequence[Mapping], caption: str, own: str = "as ru
         caption: how to read it.
         own: what to call the job's own layout beside another.
     """
-    by_mapping = [{row.dimension: row.between_hosts_bytes for row in mapping.dimensions} for mapping in mappings]
     totals = mappings[0].dimensions
-    rows = [
-        (
-            name_cell(row.dimension),
-            Cell(f"{row.messages:,}", row.messages),
-            _bytes(row.bytes),
-            _bytes(row.sent_bytes),
-            *[_crossing(of_mapping[row.dimension]) for of_mapping in by_mapping],
-        )
-        for row in totals
-    ]
-    if len(totals) > 1:
-        messages = sum(row.messages for row in totals)
-        rows.append(
-            (
-                Cell("all", None),
-                Cell(f"{messages:,}", None),
-                Cell(bytes_in_words(sum(row.bytes for row in totals)), None),
-                Cell(bytes_in_words(sum(row.sent_bytes for row in totals)), None),
-                *[Cell(_crossing(between_hosts(mapping)).text, None) for mapping in mappings],
-            )
-        )
-    columns = heads("~Dimension", "Messages", "Bytes", "Sent")
-    columns += tuple([Head(_between(mapping, own if len(mappings) > 1 else "")) for mapping in mappings])
-    return Table("Traffic by dimension of parallelism", columns, tuple(rows), caption)
+
+    def crossing(mapping: Mapping) -> Column[DimensionTraffic]:
+        of_mapping = {row.dimension: row.between_hosts_bytes for row in mapping.dimensions}
+        head = _between(mapping, own if len(mappings) > 1 else "")
+        return Column(head, lambda row: _crossing(of_mapping[row.dimension]))
+
+    made = table_of(
+        "Traffic by dimension of parallelism",
+        totals,
+        Column("~Dimension", lambda row: row.dimension),
+        Column("Messages", lambda row: row.messages, whole_cell),
+        Column("Bytes", lambda row: row.bytes, bytes_cell),
+        Column("Sent", lambda row: row.sent_bytes, bytes_cell),
+        *map(crossing, mappings),
+        caption=caption,
+    )
+    if len(totals) < 2:
+        return made
+    messages, size, sent = (sum([getattr(row, name) for row in totals]) for name in ("messages", "bytes", "sent_bytes"))
+    crosses = [_crossing(between_hosts(mapping)).text for mapping in mappings]
+    every = ("all", f"{messages:,}", bytes_in_words(size), bytes_in_words(sent), *crosses)
+    return dataclasses.replace(made, rows=(*made.rows, tuple(map(Cell, every))))
 
 
 def _between(mapping: Mapping, own: str) -> str:
@@ -160,60 +184,47 @@ def _between(mapping: Mapping, own: str) -> str:
 
 
 def _crossing(value: float | None) -> Cell:
-    return Cell("not known") if value is None else _bytes(value)
+    return Cell("not known") if value is None else bytes_cell(value)
 
 
 def group_table(found: RunTraffic) -> Table:
     """What each rank sends, by stage."""
-    rows = []
-    for group in found.messages.groups:
-        mean = "" if group.alike else "mean "
-        messages, size = group.messages / group.num_members, group.bytes / group.num_members
-        rows.append(
-            (
-                name_cell(group.dimension),
-                Cell(stage_in_words(group.stage), group.stage),
-                name_cell(group.operator.strip("_")),
-                Cell(str(group.group_size or ""), group.group_size),
-                Cell(f"{group.num_members:,}", group.num_members),
-                Cell(f"{mean}{messages:,.0f}", messages),
-                Cell(f"{mean}{bytes_in_words(size)}", size),
-            )
-        )
-    return Table(
+
+    def of_rank(group: MessageGroup, amount: float, in_words: Callable[[float], str]) -> Cell:
+        mean = amount / group.num_members
+        return Cell(f"{'' if group.alike else 'mean '}{in_words(mean)}", mean)
+
+    groups = found.messages.groups
+    return table_of(
         "Messages of each rank",
-        heads("~Dimension", "Stage", "~Collective", "Group", "Ranks", "Messages", "Bytes"),
-        tuple(rows),
-        "Messages and bytes are of one rank and step. Ranks are those that send alike. The stage is that of the "
-        "pipeline.",
-        folded=len(rows) > 12,
+        groups,
+        Column("~Dimension", lambda group: group.dimension),
+        Column("Stage", lambda group: Cell(stage_in_words(group.stage), group.stage)),
+        Column("~Collective", lambda group: group.operator.strip("_")),
+        Column("Group", lambda group: Cell(str(group.group_size or ""), group.group_size)),
+        Column("Ranks", lambda group: group.num_members, whole_cell),
+        Column("Messages", lambda group: of_rank(group, group.messages, "{:,.0f}".format)),
+        Column("Bytes", lambda group: of_rank(group, group.bytes, bytes_in_words)),
+        caption="Messages and bytes are of one rank and step. Ranks are those that send alike. The stage is that of "
+        "the pipeline.",
+        folded=len(groups) > 12,
     )
 
 
 def size_table(found: RunTraffic) -> Table:
     """How large the messages are."""
-    rows = [
-        (
-            name_cell(dimension),
-            name_cell(kind),
-            Cell(size_in_words(size), size),
-            Cell(f"{number:,}", number),
-            _bytes(total),
-        )
-        for dimension, kind, sizes in kinds_of(found.messages.groups)
-        for size, number, total in sizes
-    ]
-    return Table(
+    rows = [(dimension, kind, *row) for dimension, kind, sizes in kinds_of(found.messages.groups) for row in sizes]
+    return table_of(
         "Sizes of messages",
-        heads("~Dimension", "~Collective", "From", "Messages", "Bytes"),
-        tuple(rows),
-        "All ranks. A row holds messages of this size or more, and less than twice that.",
+        rows,
+        Column("~Dimension", lambda row: row[0]),
+        Column("~Collective", lambda row: row[1]),
+        Column("From", lambda row: Cell(size_in_words(row[2]), row[2])),
+        Column("Messages", lambda row: row[3], whole_cell),
+        Column("Bytes", lambda row: row[4], bytes_cell),
+        caption="All ranks. A row holds messages of this size or more, and less than twice that.",
         folded=True,
     )
-
-
-def _bytes(value: float) -> Cell:
-    return Cell(bytes_in_words(value), value)
 
 
 # -- in words
@@ -280,3 +291,199 @@ def crossing_in_words(between: float | None, sent: float, num_hosts: int | None)
     if num_hosts == 1:
         return "All of it stays on one host."
     return f"{bytes_in_words(between)} of it, {PLAIN.percent(between / sent if sent else 0.0)}, crosses hosts."
+
+
+# -- what is sent
+
+
+class NoTrafficError(ValueError):
+    """The record has no messages."""
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """The traffic of a layout of the job's dimensions on its hosts.
+
+    Attributes:
+        name: the order of the dimensions, the innermost first; empty for the job as it ran, if that shows no order.
+        as_run: whether the job ran like that.
+        dimensions: what is sent.
+        view: between whom.
+    """
+
+    name: str
+    as_run: bool
+    dimensions: tuple[DimensionTraffic, ...]
+    view: TrafficView
+
+
+@dataclass(frozen=True)
+class RunTraffic:
+    """The traffic of a run.
+
+    Attributes:
+        window: from which the messages are.
+        messages: of the job.
+        num_steps, num_alike: counted steps of all windows, summed over ranks, and those that sent the same.
+        num_hosts: hosts; None if not known.
+        mappings: the job as it ran, and as the user asks for.
+    """
+
+    window: int
+    messages: JobMessages
+    num_steps: int
+    num_alike: int
+    num_hosts: int | None
+    mappings: tuple[Mapping, ...]
+
+
+def traffic_of(
+    record: Record,
+    *,
+    by: str | None = None,
+    order: str = LOGICAL,
+    algorithm: str = RING,
+    mapping: str | None = None,
+    ranks_per_host: int | None = None,
+    names: bool = True,
+) -> RunTraffic:
+    """The traffic of a run.
+
+    Args:
+        record: of the run.
+        by: what rows and columns stand for; see ``view_of``.
+        order: of ranks.
+        algorithm: of all-reduces.
+        mapping: another order of the dimensions to compare with, e.g. ``tp-dp-pp``.
+        ranks_per_host: hosts of so many consecutive ranks each, instead of those of the run.
+        names: whether hosts are called by their names, as far as the record has them; else by numbers.
+
+    Raises:
+        NoTrafficError: the record has no messages.
+        MappingError: the job cannot be laid out like that.
+        ViewError: the traffic cannot be shown like that.
+    """
+    window = latest_messages(record)
+    if window is None or window.messages is None:
+        raise NoTrafficError(f"{record.path} has no messages: it is of an earlier version, or no window was measured")
+    messages = window.messages
+    if ranks_per_host is None:
+        hosts = host_numbers(messages, window.world_size)
+        host_names = _names(hosts, record.job_environment) if names else {}
+    else:
+        hosts, host_names = equal_hosts(window.world_size, ranks_per_host), {}
+    placement = Placement(hosts, host_names)
+    mappings = laid_out(messages, placement, by=by, order=order, algorithm=algorithm, mapping=mapping)
+    counted = [report.traffic for report in record.windows if report.traffic is not None]
+    counted = [traffic for traffic in counted if 0 <= traffic.num_alike <= traffic.num_steps]  # others cannot be
+    return RunTraffic(
+        window=window.window,
+        messages=messages,
+        num_steps=sum([traffic.num_steps for traffic in counted]),
+        num_alike=sum([traffic.num_alike for traffic in counted]),
+        num_hosts=placement.num_hosts if placement.known else None,
+        mappings=mappings,
+    )
+
+
+def laid_out(
+    messages: JobMessages,
+    placement: Placement,
+    *,
+    by: str | None = None,
+    order: str = LOGICAL,
+    algorithm: str = RING,
+    mapping: str | None = None,
+) -> tuple[Mapping, ...]:
+    """The traffic of a job as it is laid out, and in another order of its dimensions if one is asked for.
+
+    Args:
+        messages: of the job.
+        placement: where its ranks stand.
+        by: what rows and columns stand for; see ``view_of``.
+        order: of ranks.
+        algorithm: of all-reduces.
+        mapping: another order of the dimensions, e.g. ``tp-dp-pp``.
+
+    Raises:
+        MappingError: the job cannot be laid out like that.
+        ViewError: the traffic cannot be shown like that.
+    """
+
+    def mapped(name: str, placement: Placement, *, as_run: bool) -> Mapping:
+        totals, _ = dimension_totals(messages, placement.hosts, algorithm)
+        view = view_of(messages, placement, by=by, order=order, algorithm=algorithm)
+        return Mapping(name, as_run, totals, view)
+
+    try:
+        layout = layout_of(messages, len(placement.hosts))
+    except MappingError:
+        if mapping is not None:
+            raise
+        layout = ()
+    found = [mapped(order_of([dimension.name for dimension in layout]), placement, as_run=True)]
+    if mapping is not None:
+        other = parse_order(mapping, layout)
+        moved = Placement(placement.hosts[placed(layout, other)], placement.names)
+        found.append(mapped(order_of(other), moved, as_run=False))
+    return tuple(found)
+
+
+def predicted_traffic(
+    messages: JobMessages,
+    world_size: int,
+    *,
+    by: str | None = None,
+    order: str = LOGICAL,
+    algorithm: str = RING,
+    mapping: str | None = None,
+    ranks_per_host: int | None = None,
+) -> tuple[Mapping, ...]:
+    """The traffic that a job should have, by the same rules as that of a run.
+
+    Args:
+        messages: predicted.
+        world_size: ranks of the job.
+        by: as in ``laid_out``.
+        order: as there.
+        algorithm: as there.
+        mapping: as there.
+        ranks_per_host: hosts of so many consecutive ranks each; None if nothing is known of hosts.
+
+    Raises:
+        MappingError: the job cannot be laid out like that.
+        ViewError: the traffic cannot be shown like that.
+    """
+    unknown = np.full(world_size, UNKNOWN, dtype=np.int64)
+    hosts = unknown if ranks_per_host is None else equal_hosts(world_size, ranks_per_host)
+    return laid_out(messages, Placement(hosts), by=by, order=order, algorithm=algorithm, mapping=mapping)
+
+
+def between_hosts(mapping: Mapping) -> float | None:
+    """Bytes that cross hosts in all dimensions; None if not known."""
+    values = [row.between_hosts_bytes for row in mapping.dimensions]
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
+
+
+def host_names(record: Record) -> dict[int, str]:
+    """The names of all hosts by number, as far as the record has them; empty where one is missing."""
+    window = latest_messages(record)
+    if window is None or window.messages is None:
+        return {}
+    return _names(host_numbers(window.messages, window.world_size), record.job_environment)
+
+
+def latest_messages(record: Record) -> OverlapReport | None:
+    """The last window that tells who sends what; later ones sent the same. None where what it tells cannot be."""
+    window = record.latest("messages")
+    if window is None or window.messages is None or not are_sound(window.messages, window.world_size):
+        return None
+    return window
+
+
+def _names(hosts: Ranks, environment: JobEnvironment | None) -> dict[int, str]:
+    """The names of all hosts; of a job with more hosts than the record names, none: half of them would confuse."""
+    places = () if environment is None else environment.places
+    names = {int(hosts[place.rank]): place.hostname for place in reversed(places) if place.rank < len(hosts)}
+    return names if len(names) == int(hosts.max(initial=-1)) + 1 else {}

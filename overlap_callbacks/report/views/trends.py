@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.statistics import Sample, bounded, estimate
-from overlap_callbacks.report.views.elements import EMPTY_LEGEND, Block, Cell, Chart, Section, Table, heads
+from overlap_callbacks.report.views.elements import EMPTY_LEGEND, Block, Cell, Chart, Row, Section, Table, heads
 from overlap_callbacks.report.views.power import MEAN_POWER, mode_value
 from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.step_charts import COLORS
@@ -186,7 +186,8 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
             f"Too few windows to say: {len(windows)}, and it takes {2 * MIN_HALF} to tell a change from chance.",
             None,
         )
-    rows, changes = [], []
+    rows: list[Row] = []
+    changes = []
     for figure in _COMPARED:
         early, late = _sample(windows[:half], figure), _sample(windows[-half:], figure)
         change = _change(early, late, relative=not figure.signed)
@@ -194,7 +195,7 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
             continue
         sides = [PAGE.figure(figure, float(side.blocks.mean())) for side in (early, late)]
         shown, bounds = _points(change) if figure.signed else _relative(change)
-        rows.append((Cell(figure.label), Cell(sides[0]), Cell(sides[1]), Cell(shown), Cell(bounds)))
+        rows.append(tuple(map(Cell, (figure.label, *sides, shown, bounds))))
         if not may_be_chance(change):
             changes.append(f"{figure.label} {shown}")
     if not rows:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Sequence
 
-from overlap_callbacks.analysis.formatting import PAGE, rounded
+from overlap_callbacks.analysis.formatting import PAGE
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.report.views.elements import Block, Chart, Note, Section
 from overlap_callbacks.report.views.run import RunView
+from overlap_callbacks.report.views.step_charts import stack
 from overlap_callbacks.report.views.trends import figure_lines, in_order
 
 _GB = 1e9
@@ -52,27 +53,17 @@ def rank_chart(window: OverlapReport) -> Chart | None:
     rows = [(sample.rank, parts) for sample in window.samples if (parts := _step_parts(sample)) is not None]
     if len(rows) < 2:
         return None
-    data = [
-        {
-            "label": f"rank {rank}",
-            "parts": [
-                {"name": name, "color": color, "value": rounded(value)}
-                for (name, color), value in zip(_PARTS, parts, strict=True)
-            ],
-        }
-        for rank, parts in rows
-    ]
     of = (
         ""
         if len(rows) == window.num_reporting
         else f" {len(rows)} of {window.num_reporting} ranks: those that the record has."
     )
-    return Chart(
-        "stack",
+    return stack(
         "Where the time of an overlapped step goes, by rank",
-        {"unit": "ms", "rows": data},
-        f"Profiled steps of window {window.window}. Neither: the device is idle.{of}",
+        "ms",
         _PARTS,
+        [(f"rank {rank}", parts) for rank, parts in rows],
+        f"Profiled steps of window {window.window}. Neither: the device is idle.{of}",
     )
 
 

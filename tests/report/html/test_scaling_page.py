@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from overlap_callbacks.report import page, write_page
-from overlap_callbacks.report.axis import AxisError
 from overlap_callbacks.report.record import read
+from overlap_callbacks.report.views.scaling import AxisError
 from tests.commands import invoke
 from tests.report.html.test_page import charts_of, text_of
 from tests.report.runs import run_info, window, write

@@ -17,6 +17,8 @@ _MATTERS = 0.05
 _OFTEN = 0.5
 # Files of different jobs of which something is said.
 _MAX_APART = 4
+# Files that one note names.
+_MAX_FILES = 3
 
 
 def verdict(analysis: Analysis, style: Style = PLAIN) -> tuple[str, ...]:
@@ -176,6 +178,35 @@ def _told_apart(files: Sequence[str]) -> dict[str, str]:
             depth += 1
         names[file] = str(Path(*own[-depth:])) if own else file
     return names
+
+
+def problems_of(analysis: Analysis) -> list[str]:
+    """What is wrong or doubtful; with several files, each note names the files that it is about."""
+    warnings = by_file(analysis.traces, lambda trace: trace.warnings)
+    return [*analysis.warnings, *warnings, *further_problems(analysis)]
+
+
+def further_problems(analysis: Analysis) -> list[str]:
+    """Those that are no warnings."""
+    of_all = [problem for problem in analysis.problems if problem not in analysis.warnings]
+    of_files = by_file(analysis.traces, lambda trace: [p for p in trace.problems if p not in trace.warnings])
+    return [*of_all, *of_files]
+
+
+def by_file(traces: Sequence[TraceFigures], problems: Callable[[TraceFigures], Sequence[str]]) -> list[str]:
+    """Problems of files, each once; of several files, behind the names of those that have it."""
+    files: dict[str, dict[str, None]] = {}
+    for trace in traces:
+        for problem in problems(trace):
+            files.setdefault(problem, {})[Path(trace.file).name] = None
+    if len({trace.file for trace in traces}) == 1:
+        return list(files)
+    return [f"{_listed([*names])}: {problem}" for problem, names in files.items()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_FILES} more" if len(names) > _MAX_FILES else ""
+    return f"{', '.join(names[:_MAX_FILES])}{more}"
 
 
 def _mean(values: Sequence[float]) -> float:

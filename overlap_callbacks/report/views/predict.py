@@ -1,0 +1,164 @@
+"""What a training job should send, and how long its step should take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from overlap_callbacks.analysis.communication.predicted import CheckedRow
+from overlap_callbacks.analysis.communication.step_time import Choice, StepTime
+from overlap_callbacks.analysis.communication.volumes import MessageRow
+from overlap_callbacks.analysis.formatting import count
+from overlap_callbacks.report.views.elements import (
+    EMPTY,
+    Block,
+    Cell,
+    Column,
+    Document,
+    Note,
+    RunPage,
+    Section,
+    Table,
+    heads,
+    number_cell,
+    table_of,
+    whole_cell,
+)
+
+# Longer tables are cut in a terminal; JSON holds everything.
+_MAX_ROWS = 200
+_MIB, _GIB = 2**20, 2**30
+
+
+class Prediction(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``overlap predict`` found.
+
+    Attributes:
+        parameters: of the model, without padding.
+        world_size: ranks of the job.
+        micro_batches: of a step on each data-parallel rank.
+        dtype: of activations and parameters in messages.
+        gradient_dtype: of gradients in messages.
+        memory_bytes: need of the rank with the highest, by a stated rule.
+        expected_bubble_ratio: (p-1)/(p-1+m), of a step without its gradients' communication.
+        messages: of a rank of each kind, or of all ranks.
+        step: equation 1 with exact counts; None without bandwidths.
+        paper_step: in the paper's own forms.
+        what_if: the job in other layouts; empty if it was not asked for.
+        notes: what a reader must know, in words.
+    """
+
+    parameters: int
+    world_size: int
+    micro_batches: int
+    dtype: str
+    gradient_dtype: str
+    memory_bytes: float
+    expected_bubble_ratio: float
+    messages: tuple[MessageRow, ...]
+    step: StepTime | None = None
+    paper_step: StepTime | None = None
+    what_if: tuple[Choice, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def prediction_document(found: Prediction, traffic: Sequence[Block]) -> Document:
+    """What a job should send, and how long its step should take.
+
+    Args:
+        found: the prediction.
+        traffic: who sends what to whom: the matrix and its tables.
+    """
+    batches = "micro-batch" if found.micro_batches == 1 else "micro-batches"
+    verdict = (
+        f"{found.parameters:,} parameters on {count(found.world_size, 'rank')}, {found.micro_batches:,} {batches} a "
+        f"step, messages in {found.dtype}, gradients in {found.gradient_dtype}, {found.memory_bytes / _GIB:.1f} GiB a "
+        f"device, bubble {found.expected_bubble_ratio:.1%} expected"
+    )
+    sections = [
+        Section("What does it send?", "", [_message_table(found.messages), *traffic])
+        if found.messages
+        else Section("What does it send?", "Nothing is sent: every group has one rank.")
+    ]
+    if found.step is not None and found.paper_step is not None:
+        sections.append(Section("How long does a step take?", "", [_step_table(found.step, found.paper_step)]))
+    if found.what_if:
+        sections.append(Section("What would other layouts take?", "", [_choice_table(found.what_if)]))
+    notes = tuple([Note(note) for note in found.notes])
+    return _document(verdict, *sections, *([Section("What is it based on?", "", notes)] if notes else []))
+
+
+def check_document(rows: Sequence[CheckedRow]) -> Document:
+    """Predicted beside measured messages."""
+    lines: list[tuple[Cell, ...]] = []
+    for row in rows:
+        names = [Cell(str(row.rank)), Cell(row.dimension), Cell(row.operator)]
+        predicted, measured = (row.messages, row.bytes), (row.measured_messages, row.measured_bytes)
+        lines.append((*names, *map(whole_cell, predicted), Cell("equal" if row.equal else "predicted")))
+        if not row.equal:
+            lines.append((EMPTY, EMPTY, EMPTY, *map(whole_cell, measured), Cell("measured")))
+    equal = sum([row.equal for row in rows])
+    verdict = f"{equal} of {count(len(rows), 'row')} {'is' if equal == 1 else 'are'} equal, to the byte."
+    if equal < len(rows):
+        verdict += " A row that differs has two lines."
+    columns = heads("*Rank", "*Dimension", "*Operator", "Messages", "Bytes", "*")
+    return _document(
+        verdict,
+        Section("Which messages differ?", "", [Table("Per step, predicted and measured", columns, tuple(lines))]),
+    )
+
+
+def _document(verdict: str, *sections: Section) -> Document:
+    run = RunPage("prediction", "", "", verdict, (), sections)
+    return Document("Prediction", (run,), "", max_rows=_MAX_ROWS)
+
+
+def _message_table(rows: Sequence[MessageRow]) -> Table:
+    return table_of(
+        "Messages of a step",
+        rows,
+        Column("*Rank", lambda row: Cell(str(row.rank), row.rank)),
+        Column("*Dimension", lambda row: row.dimension),
+        Column("*Operator", lambda row: row.operator),
+        Column("Ranks", lambda row: Cell(_others(row), row.group_size)),
+        Column("Messages", lambda row: row.messages, whole_cell),
+        Column("Bytes each", lambda row: row.bytes_each, whole_cell),
+        Column("Wire, MiB", lambda row: number_cell(row.wire_bytes / _MIB, 2)),
+    )
+
+
+def _others(row: MessageRow) -> str:
+    """How many ranks a collective has, or the other side of a send or receive."""
+    if row.peer < 0:
+        return str(row.group_size)
+    return f"to {row.peer}" if row.operator.startswith("send") else f"from {row.peer}"
+
+
+def _step_table(exact: StepTime, paper: StepTime) -> Table:
+    parts = (
+        ("compute", "compute_ms"), ("tensor", "tensor_ms"), ("pipeline", "pipeline_ms"), ("data", "data_ms"),
+        ("bubble", "bubble_ms"), ("step", "iteration_ms"),
+    )  # fmt: skip
+    rows = [(label, *[f"{getattr(step, name):,.2f} ms" for step in (exact, paper)]) for label, name in parts]
+    rows.append(("bubble / step", *[f"{step.bubble_ratio:.1%}" for step in (exact, paper)]))
+    cells = tuple([tuple(map(Cell, row)) for row in rows])
+    columns = heads("*", "Counted", "As in the paper")
+    return Table("Step time, nothing overlapped (equation 1)", columns, cells, sorts=False)
+
+
+def _choice_table(choices: Sequence[Choice]) -> Table:
+    return table_of(
+        "Other layouts on as many ranks",
+        choices,
+        Column("pp", lambda choice: choice.p, whole_cell),
+        Column("tp", lambda choice: choice.t, whole_cell),
+        Column("dp", lambda choice: choice.d, whole_cell),
+        Column("GiB", lambda choice: _gib(choice.memory_bytes)),
+        Column("Step, ms", lambda choice: number_cell(None if choice.step is None else choice.step.iteration_ms, 1)),
+        Column("*", lambda choice: Cell(f"infeasible: {choice.infeasible}") if choice.infeasible else EMPTY),
+    )
+
+
+def _gib(size_bytes: float | None) -> Cell:
+    return number_cell(None if size_bytes is None else size_bytes / _GIB, 1)

@@ -1,0 +1,355 @@
+"""What the trace of one device shows: what it does with its time, what holds it up, and what overlap costs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from overlap_callbacks.analysis.formatting import (
+    PAGE,
+    change_in_words,
+    count,
+    page_sentence,
+    page_text,
+    rounded,
+    short_kernel_name,
+    shortened,
+)
+from overlap_callbacks.report.views.elements import (
+    EMPTY,
+    Block,
+    Cell,
+    Chart,
+    Column,
+    Note,
+    RunPage,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    change_cell,
+    name_cell,
+    number_cell,
+    percent_cell,
+    table_of,
+    whole_cell,
+)
+from overlap_callbacks.report.views.step_charts import lanes, stack
+from overlap_callbacks.report.views.trace_verdict import milliseconds, verdict
+from overlap_callbacks.traces.device_time import DeviceTime, TopKernel
+from overlap_callbacks.traces.figures import Analysis, CollectiveSize, FamilyFigures, StepFigures, TraceFigures
+
+# Steps in a chart, and characters of a kernel's name.
+MAX_STEPS, _MAX_NAME = 24, 90
+_PARTS = (
+    ("compute", "compute"), ("exposed communication", "communication"), ("copies", "both"),
+    ("waiting for the host", "sequential"), ("other idle time", "idle"),
+)  # fmt: skip
+
+
+def file_name(trace: TraceFigures) -> str:
+    return page_text(Path(trace.file).name, 80)
+
+
+def device_page(identity: str, trace: TraceFigures, analysis: Analysis) -> RunPage:
+    """The part of one device of one file."""
+    alone = len(analysis.traces) == 1
+    sentences = verdict(Analysis(library_version="", traces=(trace,), skew=(), problems=()), PAGE)
+    first, *rest = map(page_sentence, sentences or ("The file holds no kernels.",))
+    world = "" if trace.world_size is None else f" of {trace.world_size}"
+    rank = "" if trace.rank is None else f"rank {trace.rank}{world}"
+    where = "CPU" if trace.on_host else f"device {trace.device} {trace.device_name}".strip()
+    sections = [
+        _time(trace, alone),
+        *_paths(trace, alone),
+        _cost(trace, alone),
+        *kernel_sections(trace, alone),
+        *_communication(trace, analysis.sizes if alone else (), alone),
+        *_when(trace, alone),
+        _quality(trace, analysis, alone),
+    ]
+    warnings = [warning_note(warning) for warning in (*(analysis.warnings if alone else ()), *trace.warnings)]
+    # Shares of a file that lacks kernels are not known.
+    blocks = (*warnings, *(() if trace.total.cut else _tiles(trace)))
+    name = file_name(trace) if trace.rank is None else f"rank {trace.rank}: {file_name(trace)}"
+    head = " · ".join(part for part in (file_name(trace) if alone else "", rank, page_text(where)) if part)
+    return RunPage(identity, "" if alone else name, head, first, blocks, tuple(sections), tuple(rest))
+
+
+def warning_note(text: str) -> Note:
+    """What must be read before any figure."""
+    return Note(page_text(text, 2000), warning=True, first=True)
+
+
+def _tiles(trace: TraceFigures) -> tuple[Block, ...]:
+    if not trace.time or not trace.time[0].span_ms:
+        return ()
+    whole, total = trace.time[0], trace.total
+    host_ms, other_ms = idle(whole)
+    shares: list[tuple[str, float | None]] = [
+        ("Compute", whole.compute_ms),
+        ("Exposed communication", whole.exposed_comm_ms),
+    ]
+    shares.append(("Idle", other_ms) if host_ms is None else ("Waiting for the host", host_ms))
+    tiles = [Tile(label, PAGE.percent((ms or 0.0) / whole.span_ms), remark="of the time") for label, ms in shares]
+    if total.overlap_ratio is not None:
+        ratio = PAGE.percent(total.overlap_ratio)
+        tiles.append(Tile("Overlap ratio", ratio, remark="of compute ran beside communication"))
+    return (Tiles(tuple(tiles)),)
+
+
+def idle(time: DeviceTime) -> tuple[float | None, float | None]:
+    """Idle time that is the host's, launching included, and other idle time; all is other where the file tells none."""
+    if time.idle_host_ms is None:
+        return None, time.idle_ms
+    return time.idle_host_ms + (time.idle_launch_ms or 0.0), time.idle_other_ms
+
+
+def _time(trace: TraceFigures, first: bool) -> Section:
+    title = "What does the device do with its time?"
+    if not trace.time:
+        return Section(title, "", [Note("The file holds no kernels."), _step_table(trace, first)])
+    whole, *steps = trace.time
+    shown = steps[:MAX_STEPS] or [whole]
+    rows = [(f"step {time.step}" if time.step is not None else "the file", time) for time in shown]
+    caption = "From the last kernel of the step before to the last of its own."
+    if len(shown) < len(steps):
+        caption += f" The first {len(shown)} of {len(steps)} steps."
+    time_table = table_of(
+        f"Where the time goes on the {'CPU' if trace.on_host else 'device'}, ms",
+        trace.time,
+        Column("*Step", _step_cell),
+        Column("Length", lambda time: time.span_ms, ms_cell),
+        Column("Compute", lambda time: time.compute_ms, ms_cell),
+        Column("Exposed comm.", lambda time: time.exposed_comm_ms, ms_cell),
+        Column("Copies", lambda time: time.copy_ms, ms_cell),
+        Column("Host", lambda time: time.idle_host_ms, ms_cell),
+        Column("Launch", lambda time: time.idle_launch_ms, ms_cell),
+        Column("Other idle", lambda time: idle(time)[1], ms_cell),
+        caption="Host: what runs next had not been launched. Launch: it had been since the device fell idle. Other: it "
+        "had been launched before.",
+        first=first,
+        drop_empty=True,
+    )
+    stacks = time_stack("Where the time of a step goes", rows, caption)
+    return Section(title, "", [stacks, time_table, _step_table(trace, first)])
+
+
+def time_stack(title: str, rows: Sequence[tuple[str, DeviceTime]], caption: str) -> Chart:
+    data = []
+    for label, time in rows:
+        host_ms = idle(time)[0] or 0.0
+        data.append((label, (time.compute_ms, time.exposed_comm_ms, time.copy_ms, host_ms, time.idle_ms - host_ms)))
+    return stack(title, "ms", _PARTS, data, caption, in_table=True)
+
+
+def _step_table(trace: TraceFigures, first: bool) -> Table:
+    return table_of(
+        "Kernel times by step of the host, ms",
+        (trace.total, *trace.steps),
+        Column("*Step", _step_cell),
+        Column("Length", lambda step: step.wall_ms, ms_cell),
+        Column("Compute", lambda step: step.compute_ms, ms_cell),
+        Column("Comm.", lambda step: step.comm_ms, ms_cell),
+        Column("Hidden", lambda step: step.hidden_comm_ms, ms_cell),
+        Column("Exposed", lambda step: step.exposed_comm_ms, ms_cell),
+        Column("Overlap ratio", lambda step: step.overlap_ratio, percent_cell),
+        Column("Comm. hidden", lambda step: step.hidden_comm_fraction, percent_cell),
+        caption="Kernels that a step of the host has launched.",
+        first=first,
+    )
+
+
+def _paths(trace: TraceFigures, first: bool) -> list[Section]:
+    blocks: list[Block] = []
+    if trace.paths:
+        path_table = table_of(
+            "Critical path, ms",
+            trace.paths,
+            Column("*Step", _step_cell),
+            Column("Length", lambda path: path.length_ms, ms_cell),
+            Column("Compute", lambda path: path.compute_ms, ms_cell),
+            Column("Comm.", lambda path: path.comm_ms, ms_cell),
+            Column("Copies", lambda path: path.copy_ms, ms_cell),
+            Column("Launch", lambda path: path.launch_ms, ms_cell),
+            Column("Host", lambda path: path.host_ms, ms_cell),
+            Column("Other", lambda path: path.other_ms, ms_cell),
+            Column("Won: comm.", lambda path: path.at_most_comm_ms, ms_cell),
+            Column("Won: host", lambda path: path.at_most_host_ms, ms_cell),
+            Column("Won: compute", lambda path: path.at_most_compute_ms, ms_cell),
+            caption="The chain of work that a step's length is the sum of. Won: by how much the step would be shorter "
+            "at most if communication, the host or compute took no time; empty where the file does not tell.",
+            first=first,
+            drop_empty=True,
+        )
+        blocks.append(path_table)
+    if trace.queues:
+        queue_table = table_of(
+            "Launches in flight",
+            trace.queues,
+            Column("*Stream", lambda queue: queue.stream),
+            Column("Launches", lambda queue: queue.launches, whole_cell),
+            Column("Mean in queue", lambda queue: queue.mean),
+            Column("Longest queue", lambda queue: queue.longest, whole_cell),
+            Column("Mean delay, ms", lambda queue: queue.delay_ms, ms_cell),
+            caption="What was launched and had not started yet: how far the host runs ahead.",
+            first=first,
+        )
+        blocks.append(queue_table)
+    return [Section("What holds the steps up?", "", blocks)] if blocks else []
+
+
+def _cost(trace: TraceFigures, first: bool) -> Section:
+    title, estimate = "What does overlap cost?", trace.estimate
+    answer = "No estimate: no kernel is found both beside communication and alone."
+    if estimate is not None:
+        beside = estimate.calls_beside
+        answer = (
+            f"An estimate from this file alone: compute kernels take "
+            f"{change_in_words(estimate.slowdown, 'longer', 'less time', PAGE)} beside communication. It rests on "
+            f"{estimate.method}: {beside} of {beside + estimate.calls_left_out} calls beside communication "
+            f"({in_ms(estimate.time_beside_ms)}) against {estimate.calls_alone} alone. That is an association: "
+            "`overlap compare` with a sequential trace, or the live monitor, measures the cause."
+        )
+    kinds = list(dict.fromkeys(kind for family in trace.families for kind in family.beside))[:4]
+    estimates = {} if estimate is None else estimate.families
+    families = table_of(
+        "Compute by family",
+        trace.families,
+        Column("*Family", lambda family: family.family),
+        Column("Calls", lambda family: family.calls, whole_cell),
+        Column("Time, ms", lambda family: family.time_ms, ms_cell),
+        *map(_beside, kinds),
+        Column("Estimated slowdown", lambda family: _estimated(estimates, family.family, "slowdown"), change_cell),
+        Column(
+            "Calls that it rests on", lambda family: _estimated(estimates, family.family, "calls_beside"), whole_cell
+        ),
+        caption="Compute kernels by family, in the whole file.",
+        first=first,
+        drop_empty=True,
+    )
+    return Section(title, page_sentence(answer), [families] if families.rows else [])
+
+
+def _beside(kind: str) -> Column[FamilyFigures]:
+    return Column(f"Beside {page_text(kind)}", lambda family: family.beside.get(kind), ms_cell)
+
+
+def _estimated(estimates: dict[str, Any], family: str, figure: str) -> float | None:
+    return None if family not in estimates else getattr(estimates[family], figure)
+
+
+def kernel_sections(trace: TraceFigures, first: bool, of: str = "", few: int = Table.few) -> list[Section]:
+    if not trace.kernels:
+        return []
+
+    def name(kernel: TopKernel) -> Cell:
+        return name_cell(kernel.name, shortened(short_kernel_name(kernel.name), _MAX_NAME))
+
+    kernels = table_of(
+        f"Top kernels{of}",
+        trace.kernels,
+        Column("~Kernel", name),
+        Column("*Family", lambda kernel: kernel.family),
+        Column("Calls", lambda kernel: kernel.calls, whole_cell),
+        Column("Time, ms", lambda kernel: kernel.time_ms, ms_cell),
+        Column("Share", lambda kernel: kernel.share, percent_cell),
+        Column("Longest, ms", lambda kernel: kernel.longest_ms, ms_cell),
+        Column("Overlapped, ms", lambda kernel: kernel.beside_ms, ms_cell),
+        caption="In the whole file. Overlapped: beside communication; of a collective, beside compute.",
+        first=first,
+        few=few,
+    )
+    return [Section("Which kernels take the time?", "", [kernels])]
+
+
+def _communication(trace: TraceFigures, sizes: Sequence[CollectiveSize], first: bool) -> list[Section]:
+    if not trace.collectives:
+        return []
+    collectives = table_of(
+        "Collectives",
+        trace.collectives,
+        Column("*Collective", lambda row: row.collective),
+        Column("*Group", lambda row: row.description or row.group),
+        Column("Ranks", lambda row: row.group_size, whole_cell),
+        Column("Kernels", lambda row: row.count, whole_cell),
+        Column("MB", lambda row: None if row.bytes is None else row.bytes / 1e6),
+        Column("Time, ms", lambda row: row.time_ms, ms_cell),
+        Column("Hidden, ms", lambda row: row.hidden_ms, ms_cell),
+        Column("GB/s", lambda row: row.algorithm_bandwidth_gb_s),
+        Column("Bus GB/s", lambda row: row.bus_bandwidth_gb_s),
+        caption="In the whole file, waiting included.",
+        first=first,
+        drop_empty=True,
+    )
+    return [Section("What is communicated?", "", [collectives, *size_tables(sizes, first)])]
+
+
+def size_tables(sizes: Sequence[CollectiveSize], first: bool, few: int = Table.few) -> list[Block]:
+    caption = "Over all files, waiting included."
+    if any(row.matched for row in sizes):
+        caption += " The transfer is the shortest kernel over the ranks: that of the last to come."
+    table = table_of(
+        "Collectives by size",
+        sizes,
+        Column("*Collective", lambda row: row.collective),
+        Column("Ranks", lambda row: row.group_size, whole_cell),
+        Column("MB", lambda row: number_cell(row.bytes / 1e6, 3)),
+        Column("Kernels", lambda row: row.kernels, whole_cell),
+        Column("ms each", lambda row: row.time_ms, ms_cell),
+        Column("Bus GB/s", lambda row: row.bus_bandwidth_gb_s),
+        Column("Transfer, ms", lambda row: row.transfer_ms, ms_cell),
+        Column("Bus GB/s of the transfer", lambda row: row.transfer_bus_bandwidth_gb_s),
+        caption=caption,
+        first=first,
+        few=few,
+        drop_empty=True,
+    )
+    return [table] if sizes else []
+
+
+def _when(trace: TraceFigures, alone: bool) -> list[Section]:
+    blocks: list[Block] = []
+    if trace.utilisation is not None:
+        use, series = trace.utilisation, []
+        decimals = 0 if use.part_ms >= 1 else 3
+        for (name, color), shares in zip(_PARTS, (use.compute, use.exposed_comm), strict=False):
+            points = [
+                [rounded(round(i * use.part_ms, decimals)), "", rounded(share), None, None]
+                for i, share in enumerate(shares)
+            ]
+            series.append({"name": name, "color": color, "points": points})
+        data = {"series": series, "unit": "fraction", "x_label": "ms", "numeric": True, "ideal": None}
+        caption = "Shares of equal parts of the file, each from the time below it on."
+        blocks.append(Chart("against", "Utilisation over time", data, caption, _PARTS[:2], first=alone))
+    if trace.picture is not None:
+        name, of = (f"Step {trace.steps[0].step}", "one step") if trace.steps else ("The file", "the file")
+        blocks.append(lanes(f"Timeline of {of}", [(name, trace.picture)], "From its first kernel to its last."))
+    return [Section("When does the device work?", "", blocks)] if blocks else []
+
+
+def _quality(trace: TraceFigures, analysis: Analysis, alone: bool) -> Section:
+    problems, warnings = list(trace.problems), list(trace.warnings)
+    if alone:
+        problems, warnings = [*problems, *analysis.problems], [*warnings, *analysis.warnings]
+    further = [problem for problem in problems if problem not in warnings]
+    answer = f"{count(len(further), 'note')}." if further else "See the warning above."
+    if not problems:
+        answer = "Nothing is doubtful about the file."
+    return Section("Can the file be trusted?", answer, [Note(page_text(note, 2000), first=alone) for note in further])
+
+
+def _step_cell(of_step: Any) -> Cell:
+    if of_step.step is None:
+        return Cell("all")
+    cut = isinstance(of_step, StepFigures) and of_step.cut
+    return Cell(f"{of_step.step}, cut" if cut else str(of_step.step), of_step.step)
+
+
+def ms_cell(value: float | None) -> Cell:
+    return EMPTY if value is None else Cell(milliseconds(value, PAGE), value)
+
+
+def in_ms(value: float) -> str:
+    return f"{milliseconds(value, PAGE)}{PAGE.space}ms"
