@@ -132,49 +132,46 @@ def align(
             all.
     """
     on_device = is_device_profile(kernels, issued)
-    expected = {step: expected_kernels(calls, on_device=on_device) for step, calls in issued.items()}
-    ran = _without_copies(kernels, expected)
-    steps = _left_over(kernels, ran, expected, on_device=on_device)
-    copies = _further_copies(kernels, steps, issued if whole is None else whole) if on_device else {}
-    if copies:
+    in_order = np.argsort(kernels.intervals.start_ns, kind="stable")
+    in_order = in_order[((kernels.kind == Kind.COMMUNICATION) & ~copies_of(kernels))[in_order]]
+    sides = {
+        step: _Sides(in_order[kernels.step[in_order] == step], expected_kernels(calls, on_device=on_device))
+        for step, calls in issued.items()
+    }
+    steps = _left_over(kernels, sides, on_device=on_device)
+    if on_device and (copies := _further_copies(kernels, steps, issued if whole is None else whole)):
         kernels = as_communication(kernels, copies)
-        steps = _left_over(kernels, ran, expected, on_device=on_device)
-    of_row = _paired(kernels, ran, expected, set(serialised), on_device=on_device)
+        steps = _left_over(kernels, sides, on_device=on_device)
+    of_row = _paired(kernels, sides, set(serialised), on_device=on_device)
     for step in steps.values():
         if step.copies_explain:
             of_row |= dict.fromkeys(step.copies.tolist(), _in_common(step.lacking_copied))
     if on_device:
-        kernels = _relabelled(kernels, of_row, expected)
-        steps = _left_over(kernels, ran, expected, on_device=on_device)
+        kernels = _relabelled(kernels, of_row, steps.values())
+        steps = _left_over(kernels, sides, on_device=on_device)
     return Alignment(kernels, on_device, issued, steps, of_row)
 
 
-def _without_copies(kernels: KernelTable, steps: Iterable[int]) -> dict[int, Indices]:
-    """The rows of each step's communication kernels, in order of their starts; without copies."""
-    rows = np.argsort(kernels.intervals.start_ns, kind="stable")
-    rows = rows[((kernels.kind == Kind.COMMUNICATION) & ~copies_of(kernels))[rows]]
-    return {step: rows[kernels.step[rows] == step] for step in steps}
+class _Sides(NamedTuple):
+    """Of a step, the rows of its communication kernels in order of their starts, without copies; and the log's side."""
+
+    rows: Indices
+    expected: Sequence[Expected]
 
 
 # -- what is left over
 
 
-def _left_over(
-    kernels: KernelTable,
-    ran: Mapping[int, Indices],
-    expected: Mapping[int, Sequence[Expected]],
-    *,
-    on_device: bool,
-) -> dict[int, AlignedStep]:
+def _left_over(kernels: KernelTable, sides: Mapping[int, _Sides], *, on_device: bool) -> dict[int, AlignedStep]:
     """What is left over on either side, by the numbers of kernels of each kind alone."""
     kinds = [runs_as(kind, on_device=on_device) for kind in kernels.collectives]
     copied = (kernels.kind == Kind.COMMUNICATION) & copies_of(kernels)
     found = {}
-    for step, parts in expected.items():
-        left = Counter([kinds[kind] for kind in kernels.collective[ran[step]].tolist()])
-        lacking = _take_all(left, parts)
+    for step, (rows, expected) in sides.items():
+        left = Counter([kinds[kind] for kind in kernels.collective[rows].tolist()])
+        lacking = _take_all(left, expected)
         surplus = {kind: count for kind, count in left.items() if count}
-        found[step] = AlignedStep(parts, np.flatnonzero(copied & (kernels.step == step)), lacking, surplus)
+        found[step] = AlignedStep(expected, np.flatnonzero(copied & (kernels.step == step)), lacking, surplus)
     return found
 
 
@@ -219,29 +216,24 @@ class _Kernel(NamedTuple):
 
 
 def _paired(
-    kernels: KernelTable,
-    rows: Mapping[int, Indices],
-    expected: Mapping[int, Sequence[Expected]],
-    serialised: set[int],
-    *,
-    on_device: bool,
+    kernels: KernelTable, sides: Mapping[int, _Sides], serialised: set[int], *, on_device: bool
 ) -> dict[int, Expected]:
-    """What each of the given rows of each step is, by row."""
+    """What each kernel is, by its row."""
     kinds = [runs_as(kind, on_device=on_device) for kind in kernels.collectives]
     ran: dict[int, list[_Kernel]] = {}
-    for step, own in rows.items():
-        columns = zip(own.tolist(), kernels.collective[own].tolist(), kernels.lane[own].tolist(), strict=True)
+    for step, (rows, _) in sides.items():
+        columns = zip(rows.tolist(), kernels.collective[rows].tolist(), kernels.lane[rows].tolist(), strict=True)
         ran[step] = [_Kernel(row, kinds[kind], lane) for row, kind, lane in columns]
     lanes = _Lanes(on_device)
-    for chosen in (serialised & set(ran), set(ran)):
+    for chosen in (serialised & set(sides), set(sides)):
         for step in sorted(chosen):
-            lanes.learn(ran[step], expected[step])
+            lanes.learn(ran[step], sides[step].expected)
         if lanes.votes:
             break
     found: dict[int, Expected] = {}
-    for step, of_step in ran.items():
-        for own_kernels, parts in lanes.parts(of_step, expected[step]):
-            found |= zip([kernel.row for kernel in own_kernels], lanes.match(own_kernels, parts), strict=True)
+    for step, side in sides.items():
+        for own, expected in lanes.parts(ran[step], side.expected):
+            found |= zip([kernel.row for kernel in own], lanes.match(own, expected), strict=True)
     return found
 
 
@@ -256,9 +248,9 @@ def _in_order(kinds: Sequence[str], expected: Sequence[Expected]) -> list[Expect
 def _in_order_of_kind(kinds: Sequence[str], expected: Sequence[Expected]) -> list[Expected] | None:
     """The same if only kernels of one kind ran in the order of issue."""
     for way in readings(expected):
-        if Counter(kinds) == Counter(part.runs_as for part in way):
-            following = {kind: iter(parts) for kind, parts in _grouped(way, lambda part: part.runs_as).items()}
-            return [next(following[kind]) for kind in kinds]
+        following = _grouped(way, lambda part: part.runs_as)
+        if Counter(kinds) == {kind: len(parts) for kind, parts in following.items()}:
+            return [following[kind].pop(0) for kind in kinds]
     return None
 
 
@@ -385,16 +377,14 @@ class _Lanes:
 # -- kinds
 
 
-def _relabelled(
-    kernels: KernelTable, of_row: Mapping[int, Expected], expected: Mapping[int, Sequence[Expected]]
-) -> KernelTable:
+def _relabelled(kernels: KernelTable, of_row: Mapping[int, Expected], steps: Iterable[AlignedStep]) -> KernelTable:
     """The same kernels; those whose name leaves several kinds of collectives have the kind that the log gives."""
     ambiguous = [kernels.collectives.index(kind) for kind in _AMBIGUOUS if kind in kernels.collectives]
     rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.collective, ambiguous))
     if not len(rows):
         return kernels
     # Where no step issued a send or a receive, an unpaired SendRecv is of the most frequent kind that runs so.
-    kinds = Counter(part.kind for parts in expected.values() for part in parts if part.runs_as == SEND_RECV)
+    kinds = Counter(part.kind for step in steps for part in step.expected if part.runs_as == SEND_RECV)
     usual = kinds.most_common(1)[0][0] if kinds and SEND_RECV not in kinds else ""
     labels, collective = StringTable(kernels.collectives), kernels.collective.copy()
     for row in rows.tolist():

@@ -8,6 +8,7 @@ had been launched before, something else did: an event of another stream, or the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -46,16 +47,9 @@ class TimeUse(msgspec.Struct, frozen=True):
 
     def __add__(self, other: TimeUse) -> TimeUse:
         """What the device did in two spans together. The gaps are left out: there may be millions."""
-        return TimeUse(
-            span_ns=self.span_ns + other.span_ns,
-            compute_ns=self.compute_ns + other.compute_ns,
-            exposed_comm_ns=self.exposed_comm_ns + other.exposed_comm_ns,
-            copy_ns=self.copy_ns + other.copy_ns,
-            host_ns=self.host_ns + other.host_ns,
-            launch_ns=self.launch_ns + other.launch_ns,
-            other_ns=self.other_ns + other.other_ns,
-            host_gaps_ns=np.empty(0, dtype=np.int64),
-        )
+        mine, theirs = (msgspec.structs.astuple(part)[:-1] for part in (self, other))
+        sums: list[Any] = [a + b for a, b in zip(mine, theirs, strict=True)]
+        return TimeUse(*[*sums, np.empty(0, dtype=np.int64)])
 
     @property
     def idle_ns(self) -> int:

@@ -236,31 +236,30 @@ def kernel_times(
             means.
     """
     size = len(kernels.names)
-    durations = kernels.intervals.durations_ns
     counts = np.zeros(len(kernels), dtype=np.int64)
     counts[np.unique(kernels.call, return_index=True)[1]] = 1  # a call that has several pieces counts once
 
-    def totals(steps: Indices) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-        rows = np.isin(kernels.step, steps)
-        weight = 1.0 if weights is None else weights[kernels.step[rows]]
-        calls = np.bincount(kernels.name[rows], weights=weight * counts[rows], minlength=size)
-        time_ns = np.bincount(kernels.name[rows], weights=weight * durations[rows], minlength=size)
-        return calls / max(len(steps), 1), time_ns / max(len(steps), 1) / 1e6
+    def totals(values: Indices) -> list[npt.NDArray[np.float64]]:
+        """Sums of each name's values per step, overlapped and sequential."""
+        found = []
+        for steps in (overlapped, sequential):
+            rows = np.isin(kernels.step, steps)
+            weight = 1.0 if weights is None else weights[kernels.step[rows]]
+            sums = np.bincount(kernels.name[rows], weights=weight * values[rows], minlength=size)
+            found.append(sums / max(len(steps), 1))
+        return found
 
-    parts = [part for steps in (overlapped, sequential) for part in totals(steps)]
-    ms_ov, ms_seq = parts[1], parts[3]
+    parts = np.stack([*totals(counts), *totals(kernels.intervals.durations_ns)])
+    parts[2:] /= 1e6
     kind = np.full(size, Kind.OTHER)
     kind[kernels.name] = kernels.kind
-    ran = parts[0] + parts[2] > 0
     num_blocks = _most_blocks(kernels, np.concatenate((overlapped, sequential)))
-    wanted = np.flatnonzero(((kind == Kind.COMPUTE) | (kind == Kind.COMMUNICATION)) & ran)
-    wanted = wanted[np.argsort(-(ms_ov + ms_seq)[wanted], kind="stable")]
+    wanted = np.flatnonzero(((kind == Kind.COMPUTE) | (kind == Kind.COMMUNICATION)) & (parts[:2].sum(axis=0) > 0))
+    wanted = wanted[np.argsort(-parts[2:, wanted].sum(axis=0), kind="stable")]
 
     def row(name: str, of: Indices, blocks: int) -> KernelTime:
-        calls_ov, time_ov, calls_seq, time_seq = [float(part[of].sum()) for part in parts]
-        return KernelTime(
-            name, bool(kind[of[0]] == Kind.COMMUNICATION), calls_ov, calls_seq, time_ov, time_seq, num_blocks=blocks
-        )
+        calls_ov, calls_seq, ov_ms, seq_ms = parts[:, of].sum(axis=1).tolist()
+        return KernelTime(name, bool(kind[of[0]] == Kind.COMMUNICATION), calls_ov, calls_seq, ov_ms, seq_ms, blocks)
 
     rest = wanted[max_kernels:]
     return (

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.kernels.timeline import call_times
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, profiled_block
-from overlap_callbacks.analysis.results.kernel_times import KernelTime
+from overlap_callbacks.analysis.results.kernel_times import CallTimes, KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock
 from tests.columns import MS, columns
@@ -119,3 +120,12 @@ def test_without_steps_of_one_mode_its_time_is_zero_and_there_is_no_slowdown():
     gemm = kernel_times(FOUR_STEPS, OVERLAPPED_STEPS, np.array([], dtype=np.int64), max_kernels=1)[0]
     assert (gemm.sequential_calls, gemm.sequential_ms) == (0, 0)
     assert gemm.slowdown is None
+
+
+def test_times_of_calls_are_over_all_steps_those_with_the_most_time_first() -> None:
+    assert call_times(TWO_STEPS, [0, 1]) == (
+        CallTimes("gemm", False, 2, 10.0, 10.0, 10.0),
+        CallTimes("nccl", True, 3, 2.0, 4.0, 8.0),
+        CallTimes("norm", False, 1, 10.0, 10.0, 10.0),
+    )
+    assert call_times(TWO_STEPS, []) == ()
