@@ -38,8 +38,7 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from overlap_callbacks import OverlapReport, Schedule
-from overlap_callbacks.analysis.job.merging import part_of
-from overlap_callbacks.analysis.job.part import encode
+from overlap_callbacks.analysis.job.part import encode, part_of
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.results.mode import Mode
@@ -56,7 +55,7 @@ from overlap_callbacks.monitor.background.order_check import (
     pass_on_ruling,
 )
 from overlap_callbacks.monitor.background.order_parts import OrderPart
-from overlap_callbacks.monitor.background.reporter import Bundle, Reporter, with_members
+from overlap_callbacks.monitor.background.reporter import Reporter, with_members
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
 from overlap_callbacks.monitor.background.tree import Tree
 from overlap_callbacks.monitor.background.tree_mail import Exchange
@@ -228,9 +227,8 @@ class Players:
     def report(self, key: str, number: int) -> None:
         for tree in self.trees:
             exchange, own = self.reports[tree.rank], part_of(window_of(tree.rank, number, tree.world_size))
-            part, heard = with_members(exchange, own, key, TIMEOUT_S, lambda _: False)
-            message = msgspec.msgpack.encode(Bundle(heard, encode(part)))
-            assert exchange.send_up(key, message, TIMEOUT_S, lambda: False)
+            part = with_members(exchange, own, key, TIMEOUT_S, lambda _: False)
+            assert exchange.send_up(key, encode(part), TIMEOUT_S, lambda: False)
 
     def wait(self) -> None:
         """Do nothing."""

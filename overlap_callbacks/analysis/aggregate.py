@@ -11,7 +11,7 @@ from statistics import fmean
 import msgspec
 
 from overlap_callbacks.analysis.design import MIN_BLOCKS_OF_TREND
-from overlap_callbacks.analysis.job.merging import merge, part_of
+from overlap_callbacks.analysis.job.part import merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.mode import Mode

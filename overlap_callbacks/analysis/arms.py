@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 import msgspec
 
@@ -39,7 +38,7 @@ def arm_scale(figure: Figure) -> Scale:
     return CHANGE
 
 
-def arm_intervals(sums: FigureSums[Any]) -> dict[str, Interval]:
+def arm_intervals(sums: FigureSums) -> dict[str, Interval]:
     """All figures of ``ARM_FIGURES`` over the ranks of these sums; those that were not measured are left out."""
     samples = samples_of(sums)
     found = {}
@@ -52,7 +51,7 @@ def arm_intervals(sums: FigureSums[Any]) -> dict[str, Interval]:
     return found
 
 
-def arm_report_of(report: OverlapReport, arm: ComparedArm, sums: FigureSums[Any]) -> ArmReport:
+def arm_report_of(report: OverlapReport, arm: ComparedArm, sums: FigureSums) -> ArmReport:
     """The report of an arm's window.
 
     Args:

@@ -21,6 +21,7 @@ from overlap_callbacks.analysis.results.experts import (
     RankExperts,
     StepExperts,
 )
+from overlap_callbacks.analysis.sums import each_sum, first, grouped, named_sum, struct_sum, table_sum
 
 # Steps that a part keeps, of a window and of those sampled before it. The same on every rank, so that they meet.
 MAX_STEPS = 64
@@ -154,16 +155,16 @@ class Loads(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One step over ranks of one stage.
 
     Attributes:
-        step, in_window: which.
-        stage: of the pipeline.
+        step, stage: which, and of which stage of the pipeline.
+        in_window: whether it was a step of a window.
         num_ranks: that were heard.
         total, squares, most: sums over the ranks of what each received, and of its square; the most.
         split_max_over_mean, split_cv: sums over the ranks.
     """
 
     step: int
-    in_window: bool
     stage: int
+    in_window: bool
     num_ranks: int
     total: float
     squares: float
@@ -182,7 +183,8 @@ class ExpertSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         all_to_alls, sent_bytes: sums over ranks and steps.
         steps: by step and stage.
         positions: by place in the group, what was received, and in how many steps of ranks; empty for large groups.
-        highest: the rank that received most in a step, as the mean over its steps; and that mean.
+        highest: the most that any rank received in a step, as the mean over its steps; and minus that rank, so that of
+            equal ones the lowest counts.
     """
 
     dimension: str = ""
@@ -194,6 +196,21 @@ class ExpertSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     steps: tuple[Loads, ...] = ()
     positions: dict[int, tuple[int, int]] = {}
     highest: tuple[float, int] = (0.0, -1)
+
+
+_rows = table_sum(Loads, 2, in_window=first, most=max)
+
+
+def _steps(tables: Iterable[Iterable[Loads]]) -> tuple[Loads, ...]:
+    rows = _rows(tables)
+    if len(rows) > MAX_ROWS:  # a pipeline of many stages: they share rows
+        rows = _rows([[msgspec.structs.replace(row, stage=_ALL_STAGES) for row in rows]])
+    return rows[-MAX_ROWS:]
+
+
+_add = struct_sum(
+    ExpertSums, dimension=first, group_size=first, steps=_steps, positions=named_sum(each_sum), highest=max
+)
 
 
 def sums_of(rank: int, experts: RankExperts | None) -> ExpertSums:
@@ -213,82 +230,30 @@ def sums_of(rank: int, experts: RankExperts | None) -> ExpertSums:
         steps=tuple(
             [
                 Loads(
-                    one.step, one.in_window, experts.stage, 1, float(one.received_bytes),
+                    one.step, experts.stage, one.in_window, 1, float(one.received_bytes),
                     float(one.received_bytes) ** 2, float(one.received_bytes), one.split_max_over_mean, one.split_cv,
                 )
                 for one in experts.steps
             ]
         ),
         positions={experts.position: (received, number)} if fits else {},
-        highest=(received / number, rank),
+        highest=(received / number, -rank),
     )  # fmt: skip
 
 
 def add_experts(parts: Sequence[ExpertSums]) -> ExpertSums:
     """What the ranks of all parts saw. Of several kinds of groups, those with most bytes stay."""
-    told = [part for part in parts if part.num_ranks]
-    if len(told) < 2:
-        return told[0] if told else ExpertSums()
-    sizes: Counter[tuple[bool, str, int]] = Counter()
-    for part in told:
-        sizes[part.dimension == EXPERT, part.dimension, part.group_size] += part.sent_bytes
-    _, dimension, group_size = max(sizes, key=lambda one: (one[0], sizes[one], one))
-    told = [part for part in told if (part.dimension, part.group_size) == (dimension, group_size)]
-    positions: dict[int, tuple[int, int]] = {}
-    for part in told:
-        for place, (received, number) in part.positions.items():
-            known = positions.get(place, (0, 0))
-            positions[place] = (known[0] + received, known[1] + number)
-    return ExpertSums(
-        dimension=dimension,
-        group_size=group_size,
-        num_ranks=sum([part.num_ranks for part in told]),
-        num_steps=sum([part.num_steps for part in told]),
-        all_to_alls=sum([part.all_to_alls for part in told]),
-        sent_bytes=sum([part.sent_bytes for part in told]),
-        steps=_bounded([row for part in told for row in part.steps]),
-        positions=positions,
-        highest=max([part.highest for part in told], key=lambda one: (one[0], -one[1])),
-    )
-
-
-def _bounded(rows: Sequence[Loads]) -> tuple[Loads, ...]:
-    found = _by_stage(rows)
-    if len(found) > MAX_ROWS:  # a pipeline of many stages: they share rows
-        found = _by_stage([msgspec.structs.replace(row, stage=_ALL_STAGES) for row in found])
-    return found[-MAX_ROWS:]
-
-
-def _by_stage(rows: Sequence[Loads]) -> tuple[Loads, ...]:
-    alike: dict[tuple[int, int], list[Loads]] = {}
-    for row in rows:
-        alike.setdefault((row.step, row.stage), []).append(row)
-    return tuple([_sum(alike[key]) for key in sorted(alike)])
-
-
-def _sum(rows: Sequence[Loads]) -> Loads:
-    first = rows[0]
-    if len(rows) == 1:
-        return first
-    return Loads(
-        step=first.step,
-        in_window=first.in_window,
-        stage=first.stage,
-        num_ranks=sum([row.num_ranks for row in rows]),
-        total=math.fsum([row.total for row in rows]),
-        squares=math.fsum([row.squares for row in rows]),
-        most=max([row.most for row in rows]),
-        split_max_over_mean=math.fsum([row.split_max_over_mean for row in rows]),
-        split_cv=math.fsum([row.split_cv for row in rows]),
-    )
+    kinds = grouped([part for part in parts if part.num_ranks], lambda part: (part.dimension, part.group_size))
+    if not kinds:
+        return ExpertSums()
+    sent = {kind: sum([part.sent_bytes for part in of_kind]) for kind, of_kind in kinds.items()}
+    return _add(kinds[max(kinds, key=lambda kind: (kind[0] == EXPERT, sent[kind], kind))])
 
 
 def pooled_experts(sums: ExpertSums) -> tuple[ExpertLoads | None, ExpertDetails | None]:
     """As the report has it; None where no rank saw anything."""
-    by_step: dict[int, list[Loads]] = {}
-    for row in sums.steps:
-        by_step.setdefault(row.step, []).append(row)
-    steps = [found for _, rows in sorted(by_step.items()) if (found := _expert_step(rows)) is not None][-MAX_STEPS:]
+    by_step = grouped(sums.steps, lambda row: row.step).values()
+    steps = [found for rows in by_step if (found := _expert_step(rows)) is not None][-MAX_STEPS:]
     if not steps:
         return None, None
     whole = len(sums.positions) == sums.group_size
@@ -304,7 +269,7 @@ def pooled_experts(sums: ExpertSums) -> tuple[ExpertLoads | None, ExpertDetails 
         load_cv=_mean([one.load_cv for one in steps]),
         split_max_over_mean=_mean([one.split_max_over_mean for one in steps]),
         split_cv=_mean([one.split_cv for one in steps]),
-        highest_rank=sums.highest[1],
+        highest_rank=-sums.highest[1],
         highest_bytes=sums.highest[0],
     )
     by_rank = tuple([received / number for _, (received, number) in sorted(sums.positions.items())]) if whole else ()

@@ -9,22 +9,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.block_means import (
-    ArmSums,
-    Block,
-    BlockSums,
-    block_sums,
-    design_over_ranks,
-    merge_blocks,
-)
 from overlap_callbacks.analysis.design import NUM_COVARIATES, covariates_of
+from overlap_callbacks.analysis.job.blocks import Block, BlockSums, ModeSums, add_blocks, block_sums, design_over_ranks
 from overlap_callbacks.analysis.job.stages import message_scale
+from overlap_callbacks.analysis.job.tables import tables_of
 from overlap_callbacks.analysis.job.waiting import WaitingSums, add_waiting, reported_waiting, waiting_of
 from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -45,17 +39,10 @@ from overlap_callbacks.analysis.statistics import (
     Scale,
     interval_of,
 )
-
-Tables = TypeVar("Tables")
-
-# The figures that ranks are compared by.
-SPREAD_OVER_RANKS = ("compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms")
+from overlap_callbacks.analysis.sums import struct_sum
 
 # A collective never waits for all of its time; sums of ranks that differ may say so.
 _MOST_WAITING = 0.999
-
-# Groups of ranks that a part keeps apart, by the number of their blocks.
-MAX_GROUPS = 4
 
 # More blocks than any window has.
 NO_INTERVAL = 2**31
@@ -128,7 +115,7 @@ def _log(value: float) -> float:
     return math.log(value) if value > 0 else math.nan
 
 
-class FigureSums(msgspec.Struct, Generic[Tables], frozen=True, array_like=True, gc=False):
+class FigureSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the figures over some ranks are computed from: sums, which can be added.
 
     Attributes:
@@ -137,19 +124,17 @@ class FigureSums(msgspec.Struct, Generic[Tables], frozen=True, array_like=True, 
         waiting: for the last rank, within collectives.
     """
 
-    timed: BlockSums[None]
-    profiled: BlockSums[Tables]
+    timed: BlockSums
+    profiled: BlockSums
     sends: bool
     waiting: WaitingSums
 
 
-def figure_sums(window: RankWindow, tables: Tables) -> FigureSums[Tables]:
-    """The sums of one rank.
+add_figure_sums = struct_sum(FigureSums, timed=add_blocks, profiled=add_blocks, sends=any, waiting=add_waiting)
 
-    Args:
-        window: what it measured.
-        tables: what counts only if its profile does.
-    """
+
+def figure_sums(window: RankWindow) -> FigureSums:
+    """The sums of one rank, from what it measured."""
     # The ranks of a job step together, so they are not independent evidence: each block is averaged over the ranks.
     timed = [
         Block(
@@ -173,44 +158,27 @@ def figure_sums(window: RankWindow, tables: Tables) -> FigureSums[Tables]:
         for block in window.profiled
     ]
     return FigureSums(
-        block_sums(window.rank, timed, None),
-        block_sums(window.rank, profiled, tables),
+        block_sums(window.rank, timed),
+        block_sums(window.rank, profiled, tables_of(window)),
         any(block.p2p_ms for block in window.profiled),
         waiting_of(window.calls, NO_STAGE if window.messages is None else window.messages.stage),
     )
 
 
-def add_figure_sums(
-    parts: Sequence[FigureSums[Tables]], add_tables: Callable[[Sequence[Tables]], Tables]
-) -> FigureSums[Tables]:
-    """The sums over the ranks of all parts.
-
-    Args:
-        parts: of distinct ranks.
-        add_tables: adds up the tables of several groups of ranks.
-    """
-    return FigureSums(
-        merge_blocks([part.timed for part in parts], lambda tables: None, MAX_GROUPS),
-        merge_blocks([part.profiled for part in parts], add_tables, MAX_GROUPS),
-        any(part.sends for part in parts),
-        add_waiting([part.waiting for part in parts]),
-    )
-
-
 def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
     """All figures over the given ranks; figures that were not measured are left out."""
-    sums = add_figure_sums([figure_sums(window, None) for window in windows], lambda tables: None)
+    sums = add_figure_sums([figure_sums(window) for window in windows])
     return {name: interval.estimate() for name, interval in intervals_from(sums).items()}
 
 
-def spread_figures(sums: FigureSums[Tables]) -> dict[str, float]:
-    """The figures that ranks are compared by, of one rank; without intervals, which take longer."""
-    found = _figures(sums, SPREAD_OVER_RANKS, NO_INTERVAL)
+def spread_figures(sums: FigureSums, names: Collection[str]) -> dict[str, float]:
+    """Some figures of one rank, by which it is compared with others; without intervals, which take longer."""
+    found = _figures(sums, names, NO_INTERVAL)
     # Without what rounding adds: of ranks that are alike, none is the slowest.
     return {name: float(f"{figure.estimate().value:.12g}") for name, figure in found.items()}
 
 
-def intervals_from(sums: FigureSums[Tables]) -> dict[str, Interval]:
+def intervals_from(sums: FigureSums) -> dict[str, Interval]:
     """All figures over the ranks of these sums; figures that were not measured are left out."""
     return _figures(sums, None, MIN_BLOCKS)
 
@@ -243,7 +211,7 @@ def scale_of(figure: Figure) -> Scale:
     return CHANGE if figure.signed else LOG if figure.name.startswith(_IN_LOGS) else PLAIN
 
 
-def _figures(sums: FigureSums[Tables], names: Collection[str] | None, min_blocks: int) -> dict[str, Interval]:
+def _figures(sums: FigureSums, names: Collection[str] | None, min_blocks: int) -> dict[str, Interval]:
     samples = samples_of(sums)
     found = {}
     for name, formula in FORMULAS.items():
@@ -267,14 +235,14 @@ def interval_by(
     return interval_of(lambda *means: scale.to(of(*means)), *samples, scale=scale.back, min_blocks=min_blocks)
 
 
-def samples_of(sums: FigureSums[Tables]) -> tuple[Sample, Sample, Sample, Sample]:
+def samples_of(sums: FigureSums) -> tuple[Sample, Sample, Sample, Sample]:
     """The timed blocks of overlapped and of sequential steps, then the profiled ones, each averaged over the ranks."""
     timed = _samples(TimedMeans, _TIMED_LOGS, sums.timed)
     profiled = _samples(ProfiledMeans, _PROFILED_LOGS, sums.profiled, sums.waiting)
     return timed[0], timed[1], profiled[0], profiled[1]
 
 
-def _across_ranks(rows: Floats, arms: Sequence[ArmSums], own: npt.NDArray[np.bool_], waiting: WaitingSums) -> None:
+def _across_ranks(rows: Floats, arms: Sequence[ModeSums], own: npt.NDArray[np.bool_], waiting: WaitingSums) -> None:
     """Put into the blocks' rows what only all ranks together tell: the slowest rank's compute, and waiting.
 
     Args:
@@ -284,7 +252,7 @@ def _across_ranks(rows: Floats, arms: Sequence[ArmSums], own: npt.NDArray[np.boo
         waiting: of all ranks.
     """
     if arms[1].blocks and arms[1].mean[_BUSY] > 0:
-        slowest_ms = np.frombuffer(arms[1].most)[_BUSY]
+        slowest_ms = arms[1].most[_BUSY]
         rows[own[1], _SLOWEST] = rows[own[1], _BUSY] * slowest_ms / arms[1].mean[_BUSY]
     waiting = reported_waiting(waiting)
     waited = {block.block: block for block in waiting.blocks}
@@ -310,11 +278,11 @@ def _across_ranks(rows: Floats, arms: Sequence[ArmSums], own: npt.NDArray[np.boo
 def _samples(
     columns: Callable[..., tuple[float, ...]],
     num_logs: int,
-    sums: BlockSums[Tables],
+    sums: BlockSums,
     waiting: WaitingSums | None = None,
 ) -> list[Sample]:
     """The blocks of each mode; those of the profile come with the ranks' waiting."""
-    arms = [sums.of(mode) for mode in Mode]
+    arms = sums.modes()
     if not any(arm.blocks for arm in arms):
         return [Sample(np.empty((0, 0)), 0, columns) for _ in arms]
     design, rows = design_over_ranks(arms, NUM_COVARIATES)

@@ -1,14 +1,16 @@
-"""A set of things that are known by a name (hosts, devices), as digests: it can be counted, and added to another."""
+"""Distinct things that have names, such as hosts and devices, as digests: they can be counted over all ranks."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import msgspec
 
+from overlap_callbacks.analysis.sums import distinct
+
 # Digests of 48 bits: of 10,000 names two are alike with a chance of two in ten million.
-DIGEST_BYTES = 6
+_DIGEST_BYTES = 6
 # Names that a part tells apart from those of other parts. Beyond, what two parts have in common counts twice; parts
 # are of neighbouring ranks, and these share hosts and devices long before.
 MAX_IDENTITIES = 4096
@@ -18,37 +20,26 @@ class Identities(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Distinct names.
 
     Attributes:
-        digests: of the names, one after the other.
+        digests: of the names.
         num_more: names whose digests are not kept.
     """
 
-    digests: bytes = b""
+    digests: tuple[bytes, ...] = ()
     num_more: int = 0
-
-    @classmethod
-    def of(cls, *names: str) -> Identities:
-        """These names."""
-        return cls(b"".join(sorted({digest(name) for name in names})))
 
     @property
     def count(self) -> int:
         """How many there are."""
-        return len(self.digests) // DIGEST_BYTES + self.num_more
+        return len(self.digests) + self.num_more
 
 
 def digest(name: str) -> bytes:
     """Of a name."""
-    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=DIGEST_BYTES).digest()
+    return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
 
 
-def add_identities(parts: Iterable[Identities]) -> Identities:
+def add_identities(parts: Sequence[Identities]) -> Identities:
     """The names of all parts."""
-    distinct: set[bytes] = set()
-    num_more = 0
-    for part in parts:
-        num_more += part.num_more
-        content = part.digests
-        distinct.update([content[at : at + DIGEST_BYTES] for at in range(0, len(content), DIGEST_BYTES)])
-    if len(distinct) > MAX_IDENTITIES:
-        return Identities(num_more=num_more + len(distinct))
-    return Identities(b"".join(sorted(distinct)), num_more)
+    found = distinct([part.digests for part in parts])
+    num_more = sum(part.num_more for part in parts) + max(0, len(found) - MAX_IDENTITIES)
+    return Identities(found[:MAX_IDENTITIES], num_more)

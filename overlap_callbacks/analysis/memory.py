@@ -15,10 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-import msgspec
-
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import MemoryPeak
+from overlap_callbacks.analysis.sums import table_sum
+
+# Of a rank that has no reading of a mode.
+_NO_READING = -1
 
 
 class AllocatorReading(NamedTuple):
@@ -61,87 +63,26 @@ def peak_of_step(before: AllocatorReading, after: AllocatorReading) -> tuple[int
     return at_least, after.peak_bytes
 
 
+add_peaks = table_sum(
+    MemoryPeak, 1, at_least_bytes=max, at_most_bytes=lambda bounds: None if None in bounds else max(bounds),
+    order=lambda peak: list(Mode).index(peak.mode),
+)  # fmt: skip
+
+
 def peaks_by_mode(steps: Iterable[SteppedMemory]) -> tuple[MemoryPeak, ...]:
     """Bounds of the highest peak over the steps of each mode that has any."""
-    bounds: dict[Mode, list[tuple[int, int | None]]] = {}
-    for step in steps:
-        bounds.setdefault(step.mode, []).append(peak_of_step(step.before, step.after))
-    return tuple([_highest(mode, bounds[mode]) for mode in Mode if mode in bounds])
+    return add_peaks([[MemoryPeak(step.mode, *peak_of_step(step.before, step.after))] for step in steps])
 
 
-class PeakSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The peaks of one mode on some ranks.
+def peaks_of(peaks: Sequence[MemoryPeak]) -> tuple[MemoryPeak, ...]:
+    """Those of one rank, to be added to those of others: also of a mode that it has no reading of, if it has any.
 
-    Attributes:
-        num_ranks: ranks that have readings of the mode.
-        at_least_bytes: the highest lower bound.
-        at_most_bytes: the highest upper bound; None if a rank has none.
+    Its peak there may be the highest of all: so nothing bounds that mode from above.
     """
-
-    num_ranks: int
-    at_least_bytes: int
-    at_most_bytes: int | None
+    unknown = [MemoryPeak(mode, _NO_READING, None) for mode in Mode if peaks]
+    return add_peaks([peaks, [peak for peak in unknown if all(peak.mode is not known.mode for known in peaks)]])
 
 
-class MemorySums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The peaks of ranks.
-
-    Attributes:
-        num_ranks: ranks that have readings.
-        modes: their peaks, by the mode's value.
-    """
-
-    num_ranks: int = 0
-    modes: dict[str, PeakSums] = {}
-
-
-def memory_of(peaks: Sequence[MemoryPeak]) -> MemorySums:
-    """The peaks of one rank."""
-    if not peaks:
-        return MemorySums()
-    return MemorySums(1, {peak.mode.value: PeakSums(1, peak.at_least_bytes, peak.at_most_bytes) for peak in peaks})
-
-
-def add_memory(parts: Iterable[MemorySums]) -> MemorySums:
-    """The peaks of the ranks of all parts."""
-    modes: dict[str, list[PeakSums]] = {}
-    num_ranks = 0
-    for part in parts:
-        num_ranks += part.num_ranks
-        for mode, peaks in part.modes.items():
-            modes.setdefault(mode, []).append(peaks)
-    return MemorySums(num_ranks, {mode: _highest_of(of_mode) for mode, of_mode in modes.items()})
-
-
-def _highest_of(parts: Sequence[PeakSums]) -> PeakSums:
-    upper = [part.at_most_bytes for part in parts if part.at_most_bytes is not None]
-    return PeakSums(
-        sum(part.num_ranks for part in parts),
-        max(part.at_least_bytes for part in parts),
-        max(upper) if len(upper) == len(parts) else None,
-    )
-
-
-def pooled_memory(sums: MemorySums) -> tuple[MemoryPeak, ...]:
-    """Bounds of the highest peak of any rank, by mode, over the ranks that have readings.
-
-    Where one of these has none of a mode, its peak there may be the highest: so nothing bounds that mode from above.
-    """
-    found = []
-    for mode in Mode:
-        peaks = sums.modes.get(mode.value)
-        if peaks is not None:
-            at_most = peaks.at_most_bytes if peaks.num_ranks == sums.num_ranks else None
-            found.append(MemoryPeak(mode, peaks.at_least_bytes, at_most))
-    return tuple(found)
-
-
-def pool(ranks: Iterable[Sequence[MemoryPeak]]) -> tuple[MemoryPeak, ...]:
-    """As ``pooled_memory``, from the peaks of each rank."""
-    return pooled_memory(add_memory([memory_of(peaks) for peaks in ranks]))
-
-
-def _highest(mode: Mode, bounds: Sequence[tuple[int, int | None]]) -> MemoryPeak:
-    upper = [at_most for _, at_most in bounds if at_most is not None]
-    at_most = max(upper) if len(upper) == len(bounds) else None
-    return MemoryPeak(mode, max(at_least for at_least, _ in bounds), at_most)
+def job_peaks(peaks: Sequence[MemoryPeak]) -> tuple[MemoryPeak, ...]:
+    """The highest peak of any rank, by mode, over the ranks that have readings."""
+    return tuple([peak for peak in peaks if peak.at_least_bytes != _NO_READING])

@@ -1,16 +1,112 @@
-"""Problems of ranks as sentences: which differ in their numbers alone, and how many a report keeps."""
+"""Problems of ranks as sentences of the whole job: their number does not grow with the ranks."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from overlap_callbacks.analysis.formatting import count
+from overlap_callbacks.analysis.identities import digest
+from overlap_callbacks.analysis.rank_set import RankSet, union
+from overlap_callbacks.analysis.sums import grouped
 
 # Sentences that a report keeps. The record has those of every rank whose measurements it keeps whole.
 MAX_PROBLEMS = 30
+# Sentences that are kept on the way, and their characters in all.
+_MAX_KEPT = 64
+_MAX_CHARACTERS = 12_000
 
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
+
+
+class Sentence(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Sentences of several ranks that count as one, such as those that differ in their numbers alone.
+
+    Attributes:
+        key: digest of what they have in common.
+        text: of them that with the largest numbers; of equal ones that of the lowest rank.
+        shown: the ranks that say just that.
+        num_ranks: ranks that have such a sentence.
+        first: the first rank, and the sentence's place among those of that rank.
+    """
+
+    key: bytes
+    text: str
+    shown: RankSet
+    num_ranks: int
+    first: tuple[int, int]
+
+
+class Sentences(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The sentences of ranks.
+
+    Attributes:
+        rows: the first of them.
+        num_more: those that are not kept; of several parts that had to drop the same, each counts.
+    """
+
+    rows: tuple[Sentence, ...] = ()
+    num_more: int = 0
+
+    def of_job(self, num_ranks: int) -> list[str]:
+        """One sentence for like ones of several ranks, and the ranks that have it unless all ``num_ranks`` do."""
+        return list(dict.fromkeys(_with_ranks(row, num_ranks) for row in self.rows))
+
+
+def sentences_of(rank: int, problems: Iterable[str], *, by_words: bool = True) -> Sentences:
+    """The sentences of one rank; they are never merged with each other.
+
+    Args:
+        rank: the rank.
+        problems: sentences.
+        by_words: whether they count as one with those of other ranks that differ from them in numbers: that with the
+            largest numbers with the largest of another rank, the next with the next.
+    """
+    distinct = list(dict.fromkeys(problems))
+    own = RankSet.of((rank, rank))
+    key_of = {text: text for text in distinct}
+    if by_words:
+        alike = grouped(sorted(distinct, key=_numbers_of, reverse=True), lambda text: _NUMBER.sub("#", text))
+        key_of = {text: f"{at} {words}" for words, texts in alike.items() for at, text in enumerate(texts)}
+    return _bounded([Sentence(digest(key_of[text]), text, own, 1, (rank, at)) for at, text in enumerate(distinct)], 0)
+
+
+def add_sentences(parts: Sequence[Sentences]) -> Sentences:
+    """The sentences of the ranks of all parts."""
+    alike = grouped([row for part in parts for row in part.rows], lambda row: row.key)
+    return _bounded([_merged(rows) for rows in alike.values()], sum(part.num_more for part in parts))
+
+
+def _bounded(rows: Sequence[Sentence], num_more: int) -> Sentences:
+    kept: list[Sentence] = []
+    left = _MAX_CHARACTERS
+    for row in sorted(rows, key=lambda row: row.first):
+        left -= len(row.text)
+        if kept and (left < 0 or len(kept) == _MAX_KEPT):
+            break
+        kept.append(row)
+    return Sentences(tuple(kept), num_more + len(rows) - len(kept))
+
+
+def _merged(rows: Sequence[Sentence]) -> Sentence:
+    shown = min(rows, key=lambda row: ([-number for number in _numbers_of(row.text)], row.shown.lowest))
+    return Sentence(
+        key=shown.key,
+        text=shown.text,
+        shown=union([row.shown for row in rows if row.text == shown.text]),
+        num_ranks=sum(row.num_ranks for row in rows),
+        first=min(row.first for row in rows),
+    )
+
+
+def _with_ranks(row: Sentence, num_ranks: int) -> str:
+    if row.shown.count == num_ranks:
+        return row.text
+    others = row.num_ranks - row.shown.count
+    more = f" (and like ones on {count(others, 'more rank')})" if others else ""
+    return f"{row.shown.named()}: {row.text}{more}"
 
 
 def bounded(problems: Sequence[str], *, num_more: int = 0, of_each: bool = True) -> tuple[str, ...]:
@@ -34,26 +130,7 @@ def too_many(more: str) -> str:
     return f"and {more}: the record has those of the ranks that it keeps whole"
 
 
-def words_of(text: str) -> str:
-    """A text without its numbers: alike for texts that differ in their numbers alone."""
-    return _NUMBER.sub("#", text)
-
-
-def places_of(problems: Sequence[str]) -> dict[str, int]:
-    """The place of each problem of a rank among those that differ from it in numbers alone.
-
-    The first is that with the largest first number, else the second, and so on.
-    """
-    seen: dict[str, int] = {}
-    places = {}
-    for problem in sorted(problems, key=numbers_of, reverse=True):
-        words = words_of(problem)
-        places[problem] = seen.get(words, 0)
-        seen[words] = places[problem] + 1
-    return places
-
-
-def numbers_of(text: str) -> tuple[float, ...]:
+def _numbers_of(text: str) -> tuple[float, ...]:
     """The numbers of a text, in order."""
     return tuple([_value(found) for found in _NUMBER.findall(text)])
 

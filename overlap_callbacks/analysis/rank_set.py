@@ -1,18 +1,36 @@
-"""A set of ranks in bounded space: how many there are, and the lowest of them as ranges."""
+"""Sets of ranks: as runs of ranks that follow each other, and in bounded space as their number and the lowest runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
 from overlap_callbacks.analysis.formatting import name_ranks, ranges_in_words
 
-# Ranges that are kept. ``ranges_in_words`` shows fewer, and ``name_ranks`` names fewer ranks. The 64 ranks that one
+# The first and the last of ranks that follow each other.
+Run = tuple[int, int]
+# Runs that a set keeps. ``ranges_in_words`` shows fewer, and ``name_ranks`` names fewer ranks. The 64 ranks that one
 # leader hears have no more.
-MAX_RANGES = 32
+MAX_RUNS = 32
 # Of more ranks than this, ``name_ranks`` says that there are more.
 _NAMED = 9
+
+
+def joined(runs: Iterable[Run]) -> list[Run]:
+    """Runs in order, those that follow each other joined. No two have a rank in common."""
+    found: list[Run] = []
+    for first, last in sorted(runs):
+        if found and found[-1][1] + 1 == first:
+            found[-1] = (found[-1][0], last)
+        else:
+            found.append((first, last))
+    return found
+
+
+def in_runs(runs: Iterable[Run]) -> list[int]:
+    """The ranks of all runs."""
+    return [rank for first, last in runs for rank in range(first, last + 1)]
 
 
 class RankSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -20,16 +38,16 @@ class RankSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         count: number of ranks.
-        ranges: the lowest ranks as (first, last), ascending, not adjacent.
+        runs: the lowest ranks, ascending, not adjacent.
     """
 
     count: int = 0
-    ranges: tuple[tuple[int, int], ...] = ()
+    runs: tuple[Run, ...] = ()
 
     @classmethod
-    def of(cls, *ranks: int) -> RankSet:
-        """These ranks."""
-        return union([cls(1, ((rank, rank),)) for rank in ranks])
+    def of(cls, *runs: Run) -> RankSet:
+        """The ranks of these runs."""
+        return cls(sum(last - first + 1 for first, last in runs), tuple(joined(runs)[:MAX_RUNS]))
 
     def __bool__(self) -> bool:
         return self.count > 0
@@ -37,21 +55,21 @@ class RankSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def lowest(self) -> int:
         """The lowest rank."""
-        return self.ranges[0][0]
+        return self.runs[0][0]
 
     @property
     def is_whole(self) -> bool:
-        """Whether the ranges hold every rank of the set."""
-        return sum(last - first + 1 for first, last in self.ranges) == self.count
+        """Whether the runs hold every rank of the set."""
+        return sum(last - first + 1 for first, last in self.runs) == self.count
 
-    def cut(self, max_ranges: int) -> RankSet:
-        """The same with fewer ranges at most."""
-        return self if len(self.ranges) <= max_ranges else RankSet(self.count, self.ranges[:max_ranges])
+    def cut(self, max_runs: int) -> RankSet:
+        """The same with fewer runs at most."""
+        return self if len(self.runs) <= max_runs else RankSet(self.count, self.runs[:max_runs])
 
     def first(self, number: int) -> tuple[int, ...]:
         """The lowest ranks, as many as asked for, or as are known."""
         ranks: list[int] = []
-        for first, last in self.ranges:
+        for first, last in self.runs:
             ranks += range(first, min(last + 1, first + number - len(ranks)))
         return tuple(ranks)
 
@@ -60,31 +78,14 @@ class RankSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return name_ranks(self.first(_NAMED))
 
     def in_words(self) -> str:
-        """E.g. ``0-4, 7``, with a dash; of many ranges the first."""
-        return ranges_in_words(self.ranges, more=not self.is_whole)
+        """E.g. ``0-4, 7``, with a dash; of many runs the first."""
+        return ranges_in_words(self.runs, more=not self.is_whole)
 
 
-def union(sets: Sequence[RankSet]) -> RankSet:
+def union(sets: Iterable[RankSet]) -> RankSet:
     """The ranks of all sets, no two of which have a rank in common."""
     sets = [ranks for ranks in sets if ranks.count]
-    if len(sets) <= 1:
-        return sets[0] if sets else RankSet()
-    # Beyond the last range of a set that is not whole, ranks of it are missing here.
-    known_to = min((ranks.ranges[-1][1] for ranks in sets if not ranks.is_whole), default=None)
-    merged: list[list[int]] = []
-    for first, last in sorted(one for ranks in sets for one in ranks.ranges):
-        if known_to is not None and first > known_to:
-            break
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1][1] = max(last, merged[-1][1])
-        elif len(merged) == MAX_RANGES:
-            break
-        else:
-            merged.append([first, last])
-    kept = tuple([(first, last) for first, last in merged])
-    return RankSet(sum(ranks.count for ranks in sets), kept)
-
-
-def union_of(sets: Iterable[RankSet]) -> RankSet:
-    """As ``union``, of any iterable."""
-    return union(list(sets))
+    # Beyond the last run of a set that is not whole, ranks of it are missing here.
+    cut = [ranks.runs[-1][1] for ranks in sets if not ranks.is_whole]
+    runs = joined([run for ranks in sets for run in ranks.runs if not cut or run[0] <= min(cut)])
+    return RankSet(sum(ranks.count for ranks in sets), tuple(runs[:MAX_RUNS]))

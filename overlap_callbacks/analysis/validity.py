@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from overlap_callbacks.analysis.rank_set import RankSet, union
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.sums import table_sum
 
 # Overlap that is left in sequential steps. Above the limit, steps that are called sequential were not. Gloo's host
 # threads hand over within scheduler latency, so a little always remains there.
@@ -70,7 +71,7 @@ def escaped_communication(figures: Mapping[str, Estimate], device: str, backend:
     return None
 
 
-# Different things that ranks of one part measured; more are counted together.
+# Different things that ranks of one part measured.
 _MAX_TERMS = 16
 
 
@@ -88,16 +89,8 @@ class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ranks: RankSet
 
 
-def add_measured(parts: Iterable[Sequence[Measured]]) -> tuple[Measured, ...]:
-    """What ranks of all parts measured, that of the lowest rank first."""
-    ranks_of: dict[tuple[str, int, int], list[RankSet]] = {}
-    for row in [row for part in parts for row in part]:
-        ranks_of.setdefault((row.terms, row.window, row.first_step), []).append(row.ranks)
-    rows = sorted([Measured(*key, union(ranks)) for key, ranks in ranks_of.items()], key=lambda row: row.ranks.lowest)
-    if len(rows) > _MAX_TERMS:
-        rest = rows[_MAX_TERMS - 1 :]
-        rows = [*rows[: _MAX_TERMS - 1], msgspec.structs.replace(rest[0], ranks=union([row.ranks for row in rest]))]
-    return tuple(rows)
+# Of more, only the first are named, and these are of the lowest ranks.
+add_measured = table_sum(Measured, 3, ranks=union, order=lambda row: row.ranks.lowest, limit=_MAX_TERMS)
 
 
 def uncounted_modes(figures: Mapping[str, Estimate]) -> str | None:

@@ -22,8 +22,7 @@ from overlap_callbacks.analysis.experts import (
     sums_of,
     variation,
 )
-from overlap_callbacks.analysis.job.merging import merge, part_of
-from overlap_callbacks.analysis.job.part import decode, encode
+from overlap_callbacks.analysis.job.part import decode, encode, merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads, RankExperts, StepExperts
 from tests.samples import window

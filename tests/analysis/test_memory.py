@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 
-from overlap_callbacks.analysis import memory
 from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.memory import AllocatorReading, SteppedMemory, peaks_by_mode
 from overlap_callbacks.analysis.results.mode import Mode
@@ -105,11 +105,16 @@ def test_bounds_hold_whatever_happens_in_and_between_steps() -> None:
             assert peak.at_most_bytes is None or truth[peak.mode] <= peak.at_most_bytes
 
 
+def pool(ranks: Sequence[Sequence[MemoryPeak]]) -> tuple[MemoryPeak, ...]:
+    windows = [window(rank, memory=tuple(peaks)) for rank, peaks in enumerate(ranks)]
+    return aggregate_windows(windows, world_size=len(ranks), every_n_steps=500).memory
+
+
 def test_a_job_has_the_highest_peak_of_its_ranks() -> None:
     known, lower = MemoryPeak(OV, 700, 700), MemoryPeak(OV, 100, 600)
-    assert memory.pool([[known], [lower], []]) == (MemoryPeak(OV, 700, 700),)
-    assert memory.pool([[known], [MemoryPeak(OV, 100, 900)]]) == (MemoryPeak(OV, 700, 900),)
-    assert memory.pool([[known], [MemoryPeak(OV, 100, None)]]) == (MemoryPeak(OV, 700, None),)
+    assert pool([[known], [lower], []]) == (MemoryPeak(OV, 700, 700),)
+    assert pool([[known], [MemoryPeak(OV, 100, 900)]]) == (MemoryPeak(OV, 700, 900),)
+    assert pool([[known], [MemoryPeak(OV, 100, None)]]) == (MemoryPeak(OV, 700, None),)
 
 
 def test_only_what_is_known_has_a_key() -> None:
@@ -131,4 +136,4 @@ def test_on_cpu_there_is_nothing() -> None:
 
 def test_a_mode_that_a_rank_has_no_reading_of_is_not_bounded_from_above() -> None:
     ranks = ((MemoryPeak(OV, 80, 80),), (MemoryPeak(OV, 40, 40), MemoryPeak(SEQ, 40, 40)), ())
-    assert memory.pool(ranks) == (MemoryPeak(OV, 80, 80), MemoryPeak(SEQ, 40, None))
+    assert pool(ranks) == (MemoryPeak(OV, 80, 80), MemoryPeak(SEQ, 40, None))

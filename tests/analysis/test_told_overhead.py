@@ -67,7 +67,7 @@ def test_the_cost_of_a_run_is_the_mean_of_its_windows_and_its_interval_that_of_i
     assert found is not None
     assert (found.value, found.ci_low, found.ci_high) == pytest.approx((0.01, 0.005, 0.015))
     # Windows with other arms cost as much.
-    sums = figure_sums(rank_window(), None)
+    sums = figure_sums(rank_window())
     arms = [arm_report_of(window, ComparedArm("other", True), sums) for window in windows[1::2]]
     with_arms = cost_of_run([*windows[::2], *arms], 500)
     assert with_arms is not None

@@ -20,7 +20,7 @@ def arm_window(
     measured = rank_window(number)
     arm = ComparedArm(name, equal_results)
     report = aggregate_windows([measured], world_size=1, every_n_steps=500, control=True)
-    made = arm_report_of(report, arm, figure_sums(measured, None))
+    made = arm_report_of(report, arm, figure_sums(measured))
     peaks = (MemoryPeak(Mode.OVERLAPPED, 3 * 2**30, 3 * 2**30), MemoryPeak(Mode.SEQUENTIAL, 5 * 2**30, 5 * 2**30))
     return msgspec.structs.replace(
         made, control=False, memory=peaks, power=window(0, power=True).power if power else None

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_callbacks.analysis.experts import rank_experts
-from overlap_callbacks.analysis.job.merging import merge, part_of
+from overlap_callbacks.analysis.job.part import merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.sinks import JsonlSink
 from tests.analysis.test_experts import call

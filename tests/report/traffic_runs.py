@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.job.merging import merge, part_of
+from overlap_callbacks.analysis.job.part import merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.arrivals import (
     ONE_HOST,

@@ -6,7 +6,8 @@ layout of the job is regular; of irregular jobs, sums stay and ranks are cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from itertools import chain
 
 import msgspec
 
@@ -28,6 +29,7 @@ from overlap_callbacks.analysis.results.messages import (
     RankMessages,
     Sizes,
 )
+from overlap_callbacks.analysis.sums import each_sum, first, grouped, named_sum, same_or, struct_sum
 
 # Rows of a part, and of a line of the record. A stage of a pipeline has about ten.
 MAX_ROWS = 320
@@ -54,92 +56,6 @@ class MessageSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_alike: int = 0
 
 
-def sums_of(rank: int, messages: RankMessages | None, host: str) -> MessageSums:
-    """What one rank sends.
-
-    Args:
-        rank: global rank.
-        messages: of its recorded step; None if it did not run.
-        host: what identifies its machine; empty if unknown.
-    """
-    if messages is None:
-        return MessageSums()
-    own = grids_of([rank])
-    groups = []
-    for row in messages.rows:
-        first = row.ranks[0] if row.ranks else -1
-        offsets = in_order([other - first for other in row.ranks])
-        known = bool(row.ranks) and len(offsets) <= MAX_GRIDS
-        groups.append(
-            MessageGroup(
-                operator=row.operator,
-                dimension=row.dimension,
-                stage=messages.stage,
-                group_size=row.group_size,
-                num_members=1,
-                messages=row.messages,
-                bytes=row.bytes,
-                bytes_in=row.bytes_in,
-                sizes=row.sizes,
-                ranks=own,
-                firsts=grids_of([first]) if known else (),
-                offsets=offsets if known else (),
-                whole=known,
-            )
-        )
-    hosts = {digest(host): own} if host else {}
-    return MessageSums(_bounded(_added(groups)), own, hosts, messages.num_steps, messages.num_alike)
-
-
-def add_sums(parts: Iterable[MessageSums]) -> MessageSums:
-    """What the ranks of all parts send; no rank is in two of them."""
-    parts = list(parts)
-    if len(parts) == 1:
-        return parts[0]
-    groups = _added([group for part in parts for group in part.groups])
-    by_host: dict[bytes, list[Grids]] = {}
-    for part in parts:
-        for host, ranks in part.hosts.items():
-            by_host.setdefault(host, []).append(ranks)
-    hosts = {host: cut(union(ranks)) for host, ranks in sorted(by_host.items())[:MAX_HOSTS]}
-    return MessageSums(
-        groups=_bounded(groups),
-        ranks=_heard([part.ranks for part in parts]),
-        hosts=hosts,
-        num_steps=sum([part.num_steps for part in parts]),
-        num_alike=sum([part.num_alike for part in parts]),
-    )
-
-
-def _heard(sets: Sequence[Grids]) -> Grids:
-    """The ranks of all sets; if they are too scattered to be kept, all from the lowest to the highest."""
-    ranks = union([grids for grids in sets if grids] or [()])
-    if len(ranks) <= MAX_HEARD:
-        return ranks
-    numbers = ranks_in(ranks)
-    return grids_of(range(int(numbers.min()), int(numbers.max()) + 1))
-
-
-def job_messages(sums: MessageSums) -> JobMessages | None:
-    """As the record has it; None where no rank tells."""
-    if not sums.ranks:
-        return None
-    groups = sorted(
-        sums.groups,
-        key=lambda group: (group.stage, group.dimension, group.operator, group.firsts, group.offsets, group.ranks),
-    )
-    return JobMessages(tuple(groups), sums.ranks, _host_shapes(sums.hosts))
-
-
-def _host_shapes(hosts: Mapping[bytes, Grids]) -> tuple[HostShape, ...]:
-    firsts_of: dict[Grids, list[int]] = {}
-    for grids in hosts.values():
-        first = grids[0][0]
-        # Without numbering the ranks of each host: there are a thousand hosts, and few shapes.
-        firsts_of.setdefault(tuple([(at - first, levels) for at, levels in grids]), []).append(first)
-    return tuple([HostShape(grids_of(firsts), offsets) for offsets, firsts in sorted(firsts_of.items())])
-
-
 def _form(group: MessageGroup) -> tuple[Hashable, ...]:
     return group.operator, group.dimension, group.stage, group.group_size, group.offsets
 
@@ -157,54 +73,110 @@ def _outline(group: MessageGroup) -> tuple[Hashable, ...]:
     return group.operator, group.dimension
 
 
-def _added(groups: Sequence[MessageGroup]) -> tuple[MessageGroup, ...]:
-    return _by(_content, groups)
-
-
-def _bounded(groups: tuple[MessageGroup, ...]) -> tuple[MessageGroup, ...]:
+def _add_groups(parts: Iterable[Iterable[MessageGroup]]) -> tuple[MessageGroup, ...]:
     """At most so many rows: ranks that differ share one first, then forms and stages do."""
-    if len(groups) > MAX_ROWS:
-        groups = _by(_form, groups)
-    return groups if len(groups) <= MAX_ROWS else _by(_outline, groups)
+    groups = list(chain.from_iterable(parts))
+    for key in (_content, _form, _outline):
+        groups = [_sum(rows) for rows in grouped(groups, key).values()]
+        if len(groups) <= MAX_ROWS:
+            break
+    return tuple(groups)
 
 
-def _by(key: Callable[[MessageGroup], Hashable], groups: Sequence[MessageGroup]) -> tuple[MessageGroup, ...]:
-    by_key: dict[Hashable, list[MessageGroup]] = {}
-    for group in groups:
-        by_key.setdefault(key(group), []).append(group)
-    return tuple([_sum(alike) for alike in by_key.values()])
+def _sizes(parts: Iterable[Sizes]) -> Sizes:
+    by_size = grouped(chain.from_iterable(parts), lambda row: row[0])
+    return tuple([(size, *each_sum([row[1:] for row in by_size[size]])) for size in sorted(by_size)])
+
+
+_add = struct_sum(
+    MessageGroup, operator=first, dimension=first, stage=same_or(SEVERAL_STAGES), group_size=first, sizes=_sizes,
+    ranks=union, firsts=union, offsets=first, alike=all, whole=all,
+)  # fmt: skip
 
 
 def _sum(rows: Sequence[MessageGroup]) -> MessageGroup:
-    first = rows[0]
     if len(rows) == 1:
-        return first
-    one_form = len({_form(row) for row in rows}) == 1
-    ranks = union([row.ranks for row in rows])
-    firsts = union([row.firsts for row in rows]) if one_form else ()
-    fits = len(ranks) <= MAX_GRIDS and len(firsts) <= MAX_GRIDS
-    return MessageGroup(
-        operator=first.operator,
-        dimension=first.dimension,
-        stage=first.stage if len({row.stage for row in rows}) == 1 else SEVERAL_STAGES,
-        group_size=first.group_size if one_form else 0,
-        num_members=sum([row.num_members for row in rows]),
-        messages=sum([row.messages for row in rows]),
-        bytes=sum([row.bytes for row in rows]),
-        bytes_in=sum([row.bytes_in for row in rows]),
-        sizes=_add_sizes([row.sizes for row in rows]),
-        ranks=ranks if fits else (),
-        firsts=firsts if fits else (),
-        offsets=first.offsets if one_form else (),
-        alike=len({_content(row) for row in rows}) == 1 and all([row.alike for row in rows]),
-        whole=one_form and fits and all([row.whole for row in rows]),
+        return rows[0]
+    alike = all([row.alike for row in rows]) and len({_content(row) for row in rows}) == 1
+    if len({_form(row) for row in rows}) > 1:
+        rows = [msgspec.structs.replace(row, group_size=0, firsts=(), offsets=(), whole=False) for row in rows]
+    added = _add(rows)
+    if max(len(added.ranks), len(added.firsts)) > MAX_GRIDS:
+        added = msgspec.structs.replace(added, ranks=(), firsts=(), whole=False)
+    return msgspec.structs.replace(added, alike=alike)
+
+
+def _heard(sets: Sequence[Grids]) -> Grids:
+    """The ranks of all sets; if they are too scattered to be kept, all from the lowest to the highest."""
+    ranks = union([grids for grids in sets if grids] or [()])
+    if len(ranks) <= MAX_HEARD:
+        return ranks
+    numbers = ranks_in(ranks)
+    return grids_of(range(int(numbers.min()), int(numbers.max()) + 1))
+
+
+def _hosts(parts: Iterable[Mapping[bytes, Grids]]) -> dict[bytes, Grids]:
+    return dict(list(_add_ranks(parts).items())[:MAX_HOSTS])
+
+
+_add_ranks = named_sum(lambda sets: cut(union(sets)))
+add_sums = struct_sum(MessageSums, groups=_add_groups, ranks=_heard, hosts=_hosts)
+
+
+def sums_of(rank: int, messages: RankMessages | None, host: str) -> MessageSums:
+    """What one rank sends.
+
+    Args:
+        rank: global rank.
+        messages: of its recorded step; None if it did not run.
+        host: what identifies its machine; empty if unknown.
+    """
+    if messages is None:
+        return MessageSums()
+    own = grids_of([rank])
+    groups = []
+    for row in messages.rows:
+        first_rank = row.ranks[0] if row.ranks else -1
+        offsets = in_order([other - first_rank for other in row.ranks])
+        known = bool(row.ranks) and len(offsets) <= MAX_GRIDS
+        groups.append(
+            MessageGroup(
+                operator=row.operator,
+                dimension=row.dimension,
+                stage=messages.stage,
+                group_size=row.group_size,
+                num_members=1,
+                messages=row.messages,
+                bytes=row.bytes,
+                bytes_in=row.bytes_in,
+                sizes=row.sizes,
+                ranks=own,
+                firsts=grids_of([first_rank]) if known else (),
+                offsets=offsets if known else (),
+                whole=known,
+            )
+        )
+    hosts = {digest(host): own} if host else {}
+    return MessageSums(_add_groups([groups]), own, hosts, messages.num_steps, messages.num_alike)
+
+
+def job_messages(sums: MessageSums) -> JobMessages | None:
+    """As the record has it; None where no rank tells."""
+    if not sums.ranks:
+        return None
+    groups = sorted(
+        sums.groups,
+        key=lambda group: (group.stage, group.dimension, group.operator, group.firsts, group.offsets, group.ranks),
     )
+    return JobMessages(tuple(groups), sums.ranks, _host_shapes(sums.hosts))
 
 
-def _add_sizes(parts: Sequence[Sizes]) -> Sizes:
-    sums: dict[int, tuple[int, int]] = {}
-    for part in parts:
-        for size, number, total in part:
-            known = sums.get(size, (0, 0))
-            sums[size] = (known[0] + number, known[1] + total)
-    return tuple([(size, number, total) for size, (number, total) in sorted(sums.items())])
+def _host_shapes(hosts: Mapping[bytes, Grids]) -> tuple[HostShape, ...]:
+    # Without numbering the ranks of each host: there are a thousand hosts, and few shapes.
+    by_shape = grouped(hosts.values(), lambda grids: tuple([(at - grids[0][0], levels) for at, levels in grids]))
+    return tuple(
+        [
+            HostShape(grids_of([grids[0][0] for grids in of_shape]), offsets)
+            for offsets, of_shape in sorted(by_shape.items())
+        ]
+    )

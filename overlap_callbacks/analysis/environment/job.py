@@ -24,6 +24,7 @@ def pooled_environment(sums: EnvironmentSums, backend: str) -> JobEnvironment:
         sums: of its ranks.
         backend: of the default process group.
     """
+    crowded = all_found(sums).crowded
     return JobEnvironment(
         lowest_rank=sums.lowest,
         num_ranks=sums.ranks.count,
@@ -32,12 +33,12 @@ def pooled_environment(sums: EnvironmentSums, backend: str) -> JobEnvironment:
         places=sums.places,
         differing=tuple(list(_differences(sums))[:MAX_DIFFERENCES]),
         transports=_transports(sums, backend),
-        crowded_host=all_found(sums).crowded,
+        crowded_host=crowded[1] if crowded else "",
     )
 
 
 def _differences(sums: EnvironmentSums) -> Iterator[Difference]:
-    for name, values in [*sums.fields.items(), *sums.variables.items()]:
+    for name, values in sums.values.items():
         if len(values.values) > 1 or values.num_more:
             yield _difference(name, values)
 
@@ -75,7 +76,7 @@ def _transports(sums: EnvironmentSums, backend: str) -> tuple[Transport, ...]:
 def _within(sums: EnvironmentSums, backend: str) -> Transport:
     if backend != "nccl":
         return _without_nccl(WITHIN, sums, backend)
-    links = all_found(sums).links
+    links = all_found(sums)
     if is_on(_common(sums, "NCCL_P2P_DISABLE")):
         if is_on(_common(sums, "NCCL_SHM_DISABLE")):
             return Transport(WITHIN, "the network, also within a host", "NCCL_P2P_DISABLE=1 and NCCL_SHM_DISABLE=1")
@@ -116,14 +117,14 @@ def _without_nccl(between: str, sums: EnvironmentSums, backend: str) -> Transpor
     named = _common(sums, "GLOO_DEVICE_TRANSPORT")
     if named:
         return Transport(between, f"Gloo's transport {named}", f"GLOO_DEVICE_TRANSPORT={named}")
-    if "GLOO_DEVICE_TRANSPORT" in sums.variables:
+    if "GLOO_DEVICE_TRANSPORT" in sums.values:
         return Transport(between, UNKNOWN, "GLOO_DEVICE_TRANSPORT is not alike on all ranks")
     return Transport(between, "TCP sockets", "Gloo's default on Linux")
 
 
 def _common(sums: EnvironmentSums, name: str) -> str | None:
     """The value that a variable has on all ranks; None if it has none, or several."""
-    values = sums.variables.get(name)
+    values = sums.values.get(name)
     return None if values is None else values.common
 
 

@@ -14,6 +14,7 @@ from overlap_callbacks.analysis.environment.job import WITHIN, is_on
 from overlap_callbacks.analysis.formatting import short_kernel_name, shortened
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, Severity
 from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.sums import distinct, struct_sum
 
 NCCL_DOCS = "https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 TORCH_CUDA_DOCS = "https://docs.pytorch.org/docs/stable/notes/cuda.html"
@@ -72,27 +73,27 @@ class Traits(msgspec.Struct, frozen=True, array_like=True, gc=False):
     grids: tuple[Grid, ...]
 
 
+def _largest(parts: Sequence[Sequence[Grid]]) -> tuple[Grid, ...]:
+    grids = sorted(set().union(*parts), key=lambda grid: (-grid.num_blocks, grid.kernel))
+    by_share = sorted([grid for grid in grids if grid.num_sms], key=lambda grid: -grid.num_blocks / grid.num_sms)
+    limited = [grid for grid in grids if grid.limited]
+    return tuple(dict.fromkeys([*limited[:_MAX_GRIDS], *by_share[:_MAX_GRIDS]]))
+
+
+add_traits = struct_sum(
+    Traits, dimensions=lambda parts: distinct(parts)[:_MAX_DIMENSIONS], uses_nccl=any, grids=_largest
+)
+
+
 def traits_of(window: RankWindow) -> Traits:
     """Of one rank's window."""
-    grids = {
+    grids = [
         Grid(kernel.name, kernel.num_blocks, window.num_sms)
         for kernel in window.kernels
         if kernel.communication and kernel.num_blocks and "nccl" in kernel.name
-    }
-    dimensions = {row.dimension for row in window.collectives if row.dimension and row.group_size > 1}
-    return add_traits([Traits(tuple(dimensions), "nccl" in window.backend, tuple(grids))])
-
-
-def add_traits(parts: Sequence[Traits]) -> Traits:
-    """Of all ranks of the parts."""
-    grids = sorted({grid for part in parts for grid in part.grids}, key=lambda grid: (-grid.num_blocks, grid.kernel))
-    by_share = sorted([grid for grid in grids if grid.num_sms], key=lambda grid: -grid.num_blocks / grid.num_sms)
-    limited = [grid for grid in grids if grid.limited]
-    return Traits(
-        dimensions=tuple(sorted({name for part in parts for name in part.dimensions})[:_MAX_DIMENSIONS]),
-        uses_nccl=any(part.uses_nccl for part in parts),
-        grids=tuple(dict.fromkeys([*limited[:_MAX_GRIDS], *by_share[:_MAX_GRIDS]])),
-    )
+    ]
+    dimensions = [row.dimension for row in window.collectives if row.dimension and row.group_size > 1]
+    return Traits(distinct([dimensions])[:_MAX_DIMENSIONS], "nccl" in window.backend, _largest([grids]))
 
 
 _Limited = tuple[Union[Grid, None], str, int]

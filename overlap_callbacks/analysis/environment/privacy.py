@@ -110,7 +110,7 @@ def host_numbers_of(sums: EnvironmentSums | None) -> dict[str, int]:
     """The number of each host by its mark, in the order of their lowest ranks; of many hosts, only the first."""
     if sums is None:
         return {}
-    names = [host.hostname for host in sums.hosts] or [place.hostname for place in sums.places]
+    names = [host.lowest[1] for host in sums.hosts] or [place.hostname for place in sums.places]
     return {name: number for number, name in enumerate(dict.fromkeys(names))}
 
 

@@ -6,25 +6,26 @@ hosts, what was found on them is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
+from msgspec.structs import replace
 
-from overlap_callbacks.analysis.identities import Identities, add_identities
-from overlap_callbacks.analysis.rank_set import RankSet, union_of
+from overlap_callbacks.analysis.identities import Identities, add_identities, digest
+from overlap_callbacks.analysis.rank_set import RankSet, union
 from overlap_callbacks.analysis.results.environment import PCIE, RankEnvironment, RankPlace
+from overlap_callbacks.analysis.sums import distinct, first, of_lowest, struct_sum, table_sum
 
 # What a record keeps of a large job. Counts are of all ranks.
 MAX_PLACES = 64
 # Hosts that are kept one by one: a leader has up to 64 members.
 MAX_HOSTS = 64
-# Values of one name that are kept, those of most ranks, and names.
+# Values of one name that are kept, those of most ranks, and names of variables.
 MAX_VALUES_KEPT = 12
 MAX_NAMES = 128
-# Of so many names with several values, the ranks of each value are kept as far as they are of other sets; of others,
-# so few ranges.
+# Of so many variables with several values, all runs of ranks are kept that a set keeps; of others, so few.
 _MAX_DIFFERING = 24
-_FEW_RANGES = 3
+_FEW_RUNS = 3
 
 COMPARED = ("torch", "cuda", "hip", "nccl", "driver", "device")
 
@@ -53,20 +54,29 @@ class Values(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.values[0].value if len(self.values) == 1 and not self.num_more else None
 
 
-class Links(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Which kinds of pairs of ranks that share a host there are.
+class HostsFound(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What was found on hosts.
 
     Attributes:
-        linked: two on one GPU, or on two that NVLink connects.
-        not_linked: two on GPUs that NVLink does not connect.
-        rank_unknown: a rank that does not tell.
-        no_pcie: a rank whose GPU is not known to be connected with its host by PCIe.
+        shared: whether ranks share a host.
+        linked: whether two of these are on one GPU, or on two that NVLink connects.
+        not_linked: whether two are on GPUs that NVLink does not connect.
+        rank_unknown: whether one of them does not know its GPU, or what NVLink connects.
+        no_pcie: whether the GPU of one is not known to be connected with its host by PCIe.
+        crowded: lowest rank of the first host whose ranks have more threads than CPUs, and that in words; None without.
     """
 
+    shared: bool = False
     linked: bool = False
     not_linked: bool = False
     rank_unknown: bool = False
     no_pcie: bool = False
+    crowded: tuple[int, str] | None = None
+
+
+add_found = struct_sum(
+    HostsFound, shared=any, linked=any, not_linked=any, rank_unknown=any, no_pcie=any, crowded=of_lowest
+)
 
 
 class Host(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -74,45 +84,34 @@ class Host(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         identity: of the machine.
-        hostname: of its lowest rank.
-        first_rank: the lowest of its ranks.
+        lowest: the lowest of its ranks, and the host's name there.
         num_ranks: its ranks.
         num_threads: threads of their operators, in all.
-        cpus: the lists of CPUs that they may use.
         threads_known: whether every rank tells its threads and CPUs.
-        gpus: PCI addresses of their GPUs.
-        reached_by_all: GPUs that each of them reaches by NVLink, or is.
-        reached: GPUs that any of them reaches by NVLink, or is.
-        links: what the pairs of its ranks have.
+        cpus: the lists of CPUs that they may use.
+        num_known: ranks that know their GPU, and which others it reaches by NVLink.
+        gpus: PCI addresses of the GPUs of these.
+        reached: those that any of them reaches by NVLink.
+        reached_by_all: those that each of them reaches by NVLink, or is; None without such ranks.
+        no_pcie: as in ``HostsFound``.
     """
 
     identity: str
-    hostname: str
-    first_rank: int
+    lowest: tuple[int, str]
     num_ranks: int
     num_threads: int
-    cpus: tuple[str, ...]
     threads_known: bool
+    cpus: tuple[str, ...]
+    num_known: int
     gpus: tuple[str, ...]
-    reached_by_all: tuple[str, ...]
     reached: tuple[str, ...]
-    links: Links
+    reached_by_all: tuple[str, ...] | None
+    no_pcie: bool
 
 
-class HostsFound(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was found on hosts that are not kept one by one.
-
-    Attributes:
-        shared: whether ranks share a host.
-        links: of the pairs that do; ``rank_unknown`` where one of a pair does not tell.
-        crowded: the first host whose ranks have more threads than CPUs, in words; empty without one.
-        crowded_rank: its lowest rank.
-    """
-
-    shared: bool = False
-    links: Links = Links()
-    crowded: str = ""
-    crowded_rank: int = -1
+def _in_all(parts: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    known = [set(part) for part in parts if part is not None]
+    return tuple(sorted(set.intersection(*known))) if known else None
 
 
 class EnvironmentSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -122,8 +121,8 @@ class EnvironmentSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         ranks: that sent theirs.
         lowest: the environment of the lowest.
         places: where the lowest ranks run.
-        fields: of ``COMPARED``, by name.
-        variables: environment variables that any rank has, by name; of many, the first in the alphabet.
+        values: of ``COMPARED``, then of the environment variables that any rank has; of many, the first in the
+            alphabet.
         on_cpu: whether all train on CPU.
         devices: distinct devices.
         devices_known: whether each rank's device has an identity.
@@ -135,14 +134,32 @@ class EnvironmentSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ranks: RankSet
     lowest: RankEnvironment
     places: tuple[RankPlace, ...]
-    fields: dict[str, Values]
-    variables: dict[str, Values]
+    values: dict[str, Values]
     on_cpu: bool
     devices: Identities
     devices_known: bool
     host_names: Identities
     hosts: tuple[Host, ...]
-    found: HostsFound
+    found: HostsFound = HostsFound()
+
+
+_add_values = table_sum(Value, 1, ranks=union, order=lambda value: (-value.ranks.count, value.ranks.lowest))
+_add = struct_sum(
+    EnvironmentSums,
+    ranks=union,
+    lowest=first,
+    places=table_sum(RankPlace, 5, limit=MAX_PLACES),
+    values=first,
+    on_cpu=all,
+    devices=add_identities,
+    devices_known=all,
+    host_names=add_identities,
+    hosts=table_sum(
+        Host, 1, lowest=min, threads_known=all, cpus=distinct, gpus=distinct, reached=distinct, reached_by_all=_in_all,
+        no_pcie=any, order=lambda host: host.lowest,
+    ),
+    found=add_found,
+)  # fmt: skip
 
 
 def host_of(environment: RankEnvironment) -> str:
@@ -152,188 +169,82 @@ def host_of(environment: RankEnvironment) -> str:
 
 def environment_of(rank: int, environment: RankEnvironment) -> EnvironmentSums:
     """The environment of one rank."""
-    own, host = RankSet.of(rank), host_of(environment)
-    device = environment.device_uuid or (f"{host} {environment.pci_bus_id}" if environment.pci_bus_id else "")
+    own, host, gpu = RankSet.of((rank, rank)), host_of(environment), environment.pci_bus_id
+    device = environment.device_uuid or (f"{host} {gpu}" if gpu else "")
     has_device = environment.device != "cpu" and bool(device)
-
-    def value(content: str | None) -> Values:
-        return Values((Value(content, own),))
-
+    compared = {name: str(getattr(environment, name)) or None for name in COMPARED}
     variables = dict(sorted(environment.variables.items())[:MAX_NAMES])
+    reached = environment.nvlink_devices if gpu else None
     return EnvironmentSums(
         ranks=own,
         lowest=environment,
-        places=(
-            RankPlace(rank, environment.hostname, environment.device, environment.device_uuid, environment.pci_bus_id),
-        ),
-        fields={name: value(str(getattr(environment, name)) or None) for name in COMPARED},
-        variables={name: value(content) for name, content in variables.items()},
+        places=(RankPlace(rank, environment.hostname, environment.device, environment.device_uuid, gpu),),
+        values={name: Values((Value(content, own),)) for name, content in (compared | variables).items()},
         on_cpu=environment.device == "cpu",
-        devices=Identities.of(device) if has_device else Identities(),
+        devices=Identities((digest(device),) if has_device else ()),
         devices_known=has_device,
-        host_names=Identities.of(host),
-        hosts=(_host(rank, host, environment),),
-        found=HostsFound(),
-    )
-
-
-def _host(rank: int, identity: str, environment: RankEnvironment) -> Host:
-    gpu, reached = environment.pci_bus_id, environment.nvlink_devices
-    known = bool(gpu) and reached is not None
-    reach = tuple(sorted({gpu, *(reached or ())})) if known else ()
-    return Host(
-        identity=identity,
-        hostname=environment.hostname,
-        first_rank=rank,
-        num_ranks=1,
-        num_threads=environment.num_threads,
-        cpus=(environment.cpus,),
-        threads_known=bool(environment.cpus and environment.num_threads),
-        gpus=(gpu,) if known else (),
-        reached_by_all=reach,
-        reached=reach,
-        links=Links(rank_unknown=not known, no_pcie=environment.host_link != PCIE),
+        host_names=Identities((digest(host),)),
+        hosts=(
+            Host(
+                identity=host,
+                lowest=(rank, environment.hostname),
+                num_ranks=1,
+                num_threads=environment.num_threads,
+                threads_known=bool(environment.cpus and environment.num_threads),
+                cpus=(environment.cpus,),
+                num_known=int(reached is not None),
+                gpus=() if reached is None else (gpu,),
+                reached=tuple(sorted(set(reached or ()) - {gpu})),
+                reached_by_all=None if reached is None else tuple(sorted({gpu, *reached})),
+                no_pcie=environment.host_link != PCIE,
+            ),
+        ),
     )
 
 
 def add_environments(parts: Sequence[EnvironmentSums]) -> EnvironmentSums:
     """The environments of all parts, of which there is at least one."""
-    if len(parts) == 1:
-        return parts[0]
     parts = sorted(parts, key=lambda part: part.ranks.lowest)
-    variables = {
-        name: _add_values([part.variables.get(name) or Values((Value(None, part.ranks),)) for part in parts])
-        for name in sorted(set().union(*[part.variables for part in parts]))
-    }
-    kept = _fewer_ranges(dict(list(variables.items())[:MAX_NAMES]))
-    hosts = _add_hosts([host for part in parts for host in part.hosts])
-    found = _add_found([part.found for part in parts])
-    if len(hosts) > MAX_HOSTS:
-        hosts, found = (), _add_found([found, found_on(hosts)])
-    places = sorted([place for part in parts for place in part.places], key=lambda place: place.rank)
-    return EnvironmentSums(
-        ranks=union_of(part.ranks for part in parts),
-        lowest=parts[0].lowest,
-        places=tuple(places[:MAX_PLACES]),
-        fields={name: _add_values([part.fields[name] for part in parts]) for name in COMPARED},
-        variables=kept,
-        on_cpu=all(part.on_cpu for part in parts),
-        devices=add_identities(part.devices for part in parts),
-        devices_known=all(part.devices_known for part in parts),
-        host_names=add_identities(part.host_names for part in parts),
-        hosts=hosts,
-        found=found,
-    )
-
-
-def _add_values(parts: Sequence[Values]) -> Values:
-    ranks_of: dict[str | None, list[RankSet]] = {}
-    for value in [value for part in parts for value in part.values]:
-        ranks_of.setdefault(value.value, []).append(value.ranks)
-    values = sorted(
-        [Value(value, union_of(ranks)) for value, ranks in ranks_of.items()],
-        key=lambda value: (-value.ranks.count, value.ranks.lowest),
-    )
-    num_more = sum(part.num_more for part in parts) + max(0, len(values) - MAX_VALUES_KEPT)
-    return Values(tuple(values[:MAX_VALUES_KEPT]), num_more)
-
-
-def _fewer_ranges(variables: dict[str, Values]) -> dict[str, Values]:
-    differing = [name for name, values in variables.items() if len(values.values) > 1]
-    for name in differing[_MAX_DIFFERING:]:
-        few = [Value(value.value, value.ranks.cut(_FEW_RANGES)) for value in variables[name].values]
-        variables[name] = Values(tuple(few), variables[name].num_more)
-    return variables
-
-
-# -- hosts
-
-
-def _add_hosts(hosts: Iterable[Host]) -> tuple[Host, ...]:
-    """One entry of each host, by its lowest rank."""
-    by_identity: dict[str, list[Host]] = {}
-    for host in hosts:
-        by_identity.setdefault(host.identity, []).append(host)
-    merged = [_merged(sorted(of_host, key=lambda host: host.first_rank)) for of_host in by_identity.values()]
-    return tuple(sorted(merged, key=lambda host: host.first_rank))
-
-
-def _merged(parts: Sequence[Host]) -> Host:
-    host = parts[0]
-    for other in parts[1:]:
-        host = _with(host, other)
-    return host
-
-
-def _with(host: Host, other: Host) -> Host:
-    """Two parts of the ranks of one host; NVLink connects both ways."""
-    pairs = bool(host.gpus and other.gpus)
-    by_all, by_any = set(host.reached_by_all), set(host.reached)
-    both = [bool(part.gpus) for part in (host, other)]
-    reached_by_all = by_all & set(other.reached_by_all) if all(both) else by_all | set(other.reached_by_all)
-    return Host(
-        identity=host.identity,
-        hostname=host.hostname,
-        first_rank=host.first_rank,
-        num_ranks=host.num_ranks + other.num_ranks,
-        num_threads=host.num_threads + other.num_threads,
-        cpus=tuple(sorted({*host.cpus, *other.cpus})),
-        threads_known=host.threads_known and other.threads_known,
-        gpus=tuple(sorted({*host.gpus, *other.gpus})),
-        reached_by_all=tuple(sorted(reached_by_all)),
-        reached=tuple(sorted(by_any | set(other.reached))),
-        links=Links(
-            linked=host.links.linked or other.links.linked or (pairs and not by_any.isdisjoint(other.gpus)),
-            not_linked=host.links.not_linked or other.links.not_linked or (pairs and not by_all.issuperset(other.gpus)),
-            rank_unknown=host.links.rank_unknown or other.links.rank_unknown,
-            no_pcie=host.links.no_pcie or other.links.no_pcie,
-        ),
-    )
-
-
-def found_on(hosts: Sequence[Host]) -> HostsFound:
-    """What there is on whole hosts, which are in the order of their lowest ranks."""
-    shared = [host for host in hosts if host.num_ranks > 1]
-    crowded = next(((host, words) for host in hosts if (words := _crowded(host))), None)
-    return HostsFound(
-        shared=bool(shared),
-        links=_add_links([host.links for host in shared]),
-        crowded=crowded[1] if crowded else "",
-        crowded_rank=crowded[0].first_rank if crowded else -1,
-    )
-
-
-def _add_found(parts: Sequence[HostsFound]) -> HostsFound:
-    crowded = min([part for part in parts if part.crowded], key=lambda part: part.crowded_rank, default=HostsFound())
-    return HostsFound(
-        shared=any(part.shared for part in parts),
-        links=_add_links([part.links for part in parts]),
-        crowded=crowded.crowded,
-        crowded_rank=crowded.crowded_rank,
-    )
-
-
-def _add_links(parts: Sequence[Links]) -> Links:
-    return Links(
-        linked=any(part.linked for part in parts),
-        not_linked=any(part.not_linked for part in parts),
-        rank_unknown=any(part.rank_unknown for part in parts),
-        no_pcie=any(part.no_pcie for part in parts),
-    )
+    added = _add(parts)
+    names = [*COMPARED, *sorted(set().union(*[part.values for part in parts]) - set(COMPARED))[:MAX_NAMES]]
+    unset = [Values((Value(None, part.ranks),)) for part in parts]
+    values, num_differing = {}, 0
+    for name in names:
+        of_name = [part.values.get(name, lacking) for part, lacking in zip(parts, unset, strict=True)]
+        rows = _add_values([of.values for of in of_name])
+        num_more = sum(of.num_more for of in of_name) + max(0, len(rows) - MAX_VALUES_KEPT)
+        num_differing += len(rows) > 1 and name not in COMPARED
+        if len(rows) > 1 and num_differing > _MAX_DIFFERING:
+            rows = tuple([Value(row.value, row.ranks.cut(_FEW_RUNS)) for row in rows])
+        values[name] = Values(rows[:MAX_VALUES_KEPT], num_more)
+    if len(added.hosts) > MAX_HOSTS:
+        added = replace(added, hosts=(), found=all_found(added))
+    return replace(added, values=values)
 
 
 def all_found(sums: EnvironmentSums) -> HostsFound:
     """What was found on all hosts."""
-    return _add_found([sums.found, found_on(sums.hosts)])
+    return add_found([sums.found, *map(_found_on, sums.hosts)])
 
 
-def _crowded(host: Host) -> str:
-    if not host.threads_known:
-        return ""
+def _found_on(host: Host) -> HostsFound:
+    """What there is on a whole host."""
+    rank, name = host.lowest
     cpus = len(set().union(*[cpus_of(cpus) for cpus in host.cpus]))
-    if host.num_threads <= cpus:
-        return ""
-    return f"{host.num_ranks} ranks on {host.hostname} have {host.num_threads} threads for {cpus} CPUs"
+    crowded = None
+    if host.threads_known and host.num_threads > cpus:
+        words = f"{host.num_ranks} ranks on {name} have {host.num_threads} threads for {cpus} CPUs"
+        crowded = rank, words
+    if host.num_ranks == 1:
+        return HostsFound(crowded=crowded)
+    return HostsFound(
+        shared=True,
+        linked=host.num_known > len(host.gpus) or not set(host.gpus).isdisjoint(host.reached),
+        not_linked=not set(host.gpus) <= set(host.reached_by_all or ()),
+        rank_unknown=host.num_known < host.num_ranks,
+        no_pcie=host.no_pcie,
+        crowded=crowded,
+    )
 
 
 def cpus_of(cpu_list: str) -> set[int]:

@@ -7,8 +7,8 @@ are compared. Once all ranks of a group have told, only sums stay.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -26,13 +26,14 @@ from overlap_callbacks.analysis.results.arrivals import (
     TimedCalls,
 )
 from overlap_callbacks.analysis.results.messages import NO_STAGE, SEVERAL_STAGES
+from overlap_callbacks.analysis.sums import grouped, same_or, struct_sum, table_sum
 
-# What a part keeps: groups of which ranks are missing, ranks that came last, kinds and sizes of collectives.
+# What is kept: groups of which ranks are missing, ranks that came last, kinds and sizes of collectives.
 MAX_OPEN, MAX_LAST, MAX_KINDS, MAX_SIZES = 48, 512, 64, 128
 # What a report keeps of a window.
 _MAX_RANKS, _MAX_HOSTS, _MAX_DIMENSIONS = 8, 4, 16
 _US_PER_MS = 1e3
-# In ``OpenCalls.host``, beside the digest of a host.
+# In ``OpenCalls.host``, where it is not the digest of one.
 _SEVERAL, _UNKNOWN = b"*", b""
 
 
@@ -42,8 +43,7 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         step, number, size_bytes: as in ``TimedCall``; of ranks that differ, the largest size.
         heard: ranks.
-        least_us: the least of their times.
-        last: the rank that has it.
+        least: the least of their times in microseconds, and the rank that has it.
         sum_us: of their times.
     """
 
@@ -51,9 +51,13 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int
     size_bytes: int
     heard: int
-    least_us: int
-    last: int
+    least: tuple[int, int]
     sum_us: int
+
+    @property
+    def waited_us(self) -> int:
+        """For so long the others waited for the last, in all."""
+        return self.sum_us - self.heard * self.least[0]
 
 
 class OpenCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -152,6 +156,24 @@ class ArrivalSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     sizes: tuple[SizeSum, ...] = ()
 
 
+_open = table_sum(
+    OpenCalls, 5,
+    host=lambda hosts: hosts[0] if len(set(hosts)) == 1 else _UNKNOWN if _UNKNOWN in hosts else _SEVERAL,
+    stage=same_or(SEVERAL_STAGES),
+    calls=table_sum(OpenCall, 2, size_bytes=max, least=min),
+    order=lambda row: (row.first_rank, row.group, row.operator),
+)  # fmt: skip
+_last = table_sum(LastSum, 3, order=lambda row: (-row.last, -row.waited_us), limit=MAX_LAST)
+_add = struct_sum(
+    ArrivalSums,
+    num_steps=max,
+    open=_open,
+    kinds=table_sum(KindSum, 3, order=lambda row: -row.calls, limit=MAX_KINDS),
+    last=_last,
+    sizes=table_sum(SizeSum, 5, order=lambda row: -row.bytes, limit=MAX_SIZES),
+)
+
+
 def arrivals_of(rank: int, timed: Sequence[TimedCalls], host: str, stage: int = NO_STAGE) -> ArrivalSums:
     """Those of one rank.
 
@@ -162,74 +184,26 @@ def arrivals_of(rank: int, timed: Sequence[TimedCalls], host: str, stage: int = 
         stage: of its pipeline.
     """
     own = digest(host) if host else _UNKNOWN
-    return ArrivalSums(
-        num_steps=len({call.step for row in timed for call in row.calls}),
-        open=_kept_open(
-            [
-                OpenCalls(
-                    row.operator, row.group, row.first_rank, row.group_size, row.dimension, 1, own, stage,
-                    tuple([
-                        OpenCall(call.step, call.number, call.size_bytes, 1, call.time_us, rank, call.time_us)
-                        for call in row.calls
-                    ]),
-                )
-                for row in timed
-            ]
-        ),
-    )  # fmt: skip
+    rows = [
+        OpenCalls(
+            row.operator, row.group, row.first_rank, row.group_size, row.dimension, 1, own, stage,
+            tuple([OpenCall(c.step, c.number, c.size_bytes, 1, (c.time_us, rank), c.time_us) for c in row.calls]),
+        )
+        for row in timed
+    ]  # fmt: skip
+    return ArrivalSums(len({call.step for row in timed for call in row.calls}), _open([rows])[:MAX_OPEN])
 
 
-def add_arrivals(parts: Iterable[ArrivalSums]) -> ArrivalSums:
+def add_arrivals(parts: Sequence[ArrivalSums]) -> ArrivalSums:
     """Those of the ranks of all parts, of which no two have a rank in common."""
-    parts = [part for part in parts if part.num_steps]
-    if len(parts) < 2:
-        return parts[0] if parts else ArrivalSums()
-    by_group: dict[tuple[str, str, int], list[OpenCalls]] = {}
-    for part in parts:
-        for row in part.open:
-            by_group.setdefault((row.operator, row.group, row.first_rank), []).append(row)
-    rows = [_joined(alike) for alike in by_group.values()]
-    whole = [_closed(row) for row in rows if row.heard >= row.group_size]
-    return _summed(
-        [*parts, *whole],
-        num_steps=max(part.num_steps for part in parts),
-        still_open=_kept_open([row for row in rows if row.heard < row.group_size]),
-    )
+    return _settled(_add(parts), lambda row: row.heard >= row.group_size)
 
 
-def _kept_open(rows: Iterable[OpenCalls]) -> tuple[OpenCalls, ...]:
-    return tuple(sorted(rows, key=lambda row: (row.first_rank, row.group, row.operator))[:MAX_OPEN])
-
-
-def _joined(rows: Sequence[OpenCalls]) -> OpenCalls:
-    """One group's rows of several sets of ranks."""
-    if len(rows) == 1:
-        return rows[0]
-    calls: dict[tuple[int, int], list[OpenCall]] = {}
-    for row in rows:
-        for call in row.calls:
-            calls.setdefault((call.step, call.number), []).append(call)
-    hosts, stages = {row.host for row in rows}, {row.stage for row in rows}
-    first = rows[0]
-    return OpenCalls(
-        first.operator, first.group, first.first_rank, first.group_size, first.dimension,
-        sum([row.heard for row in rows]),
-        first.host if len(hosts) == 1 else _UNKNOWN if _UNKNOWN in hosts else _SEVERAL,
-        first.stage if len(stages) == 1 else SEVERAL_STAGES,
-        tuple([_one_call(key, calls[key]) for key in sorted(calls)]),
-    )  # fmt: skip
-
-
-def _one_call(key: tuple[int, int], calls: Sequence[OpenCall]) -> OpenCall:
-    least_us, last = min([(call.least_us, call.last) for call in calls])
-    return OpenCall(
-        *key,
-        max([call.size_bytes for call in calls]),
-        sum([call.heard for call in calls]),
-        least_us,
-        last,
-        sum([call.sum_us for call in calls]),
-    )
+def _settled(sums: ArrivalSums, is_over: Callable[[OpenCalls], bool]) -> ArrivalSums:
+    """With sums in place of the groups of which no more ranks are waited for."""
+    still_open = tuple([row for row in sums.open if not is_over(row)][:MAX_OPEN])
+    closed = [_closed(row) for row in sums.open if is_over(row)]
+    return _add([msgspec.structs.replace(sums, open=still_open), *closed])
 
 
 def _closed(row: OpenCalls) -> ArrivalSums:
@@ -239,68 +213,30 @@ def _closed(row: OpenCalls) -> ArrivalSums:
     matter of its place, so such groups tell transfers alone.
     """
     calls = [call for call in row.calls if call.heard == row.heard and call.heard > 1]
-    if not calls:
-        return ArrivalSums()
-    reach = UNKNOWN_HOSTS if row.host == _UNKNOWN else SEVERAL_HOSTS if row.host == _SEVERAL else ONE_HOST
-    last: dict[int, list[int]] = {}
-    waited: dict[int, dict[int, int]] = {}  # by step and rank
-    sizes: dict[int, list[int]] = {}
-    for call in calls:
-        sums = last.setdefault(call.last, [0, 0, 0, 0])
-        waiting_us = call.sum_us - call.heard * call.least_us
-        for place, amount in enumerate((1, 0, call.heard - 1, waiting_us)):
-            sums[place] += amount
-        of_step = waited.setdefault(call.step, {})
-        of_step[call.last] = of_step.get(call.last, 0) + waiting_us
-        of_size = sizes.setdefault(call.size_bytes.bit_length() - 1, [0, 0, 0])
-        for place, amount in enumerate((1, call.size_bytes, call.least_us)):
-            of_size[place] += amount
-    by_size = tuple(
-        [SizeSum(row.operator, row.dimension, row.group_size, reach, size, *sums) for size, sums in sizes.items()]
-    )
-    if row.stage == SEVERAL_STAGES:
-        return ArrivalSums(sizes=by_size)
-    for of_step in waited.values():
-        worst, waited_us = min(of_step.items(), key=lambda item: (-item[1], item[0]))
-        last[worst][1] += waited_us > 0
+    reach = {_UNKNOWN: UNKNOWN_HOSTS, _SEVERAL: SEVERAL_HOSTS}.get(row.host, ONE_HOST)
+    group = row.dimension, row.group_size
+    sizes = [
+        SizeSum(row.operator, *group, reach, call.size_bytes.bit_length() - 1, 1, call.size_bytes, call.least[0])
+        for call in calls
+    ]
+    if not calls or row.stage == SEVERAL_STAGES:
+        return ArrivalSums(sizes=tuple(sizes))
+    last = [LastSum(call.least[1], *group, 1, 0, call.heard - 1, call.waited_us) for call in calls]
+    by_step = grouped(calls, lambda call: call.step)
+    for of_step in by_step.values():
+        waited = Counter[int]()
+        for call in of_step:
+            waited[call.least[1]] += call.waited_us
+        worst, waited_us = min(waited.items(), key=lambda item: (-item[1], item[0]))
+        last.append(LastSum(worst, *group, 0, int(waited_us > 0), 0, 0))
     kind = KindSum(
-        row.operator, row.dimension, row.group_size, 1, len(calls), len(waited),
+        row.operator, *group, 1, len(calls), len(by_step),
         sum([call.heard for call in calls]),
-        sum([call.least_us for call in calls]),
+        sum([call.least[0] for call in calls]),
         sum([call.sum_us for call in calls]),
-        sum([call.heard * call.least_us for call in calls]),
+        sum([call.heard * call.least[0] for call in calls]),
     )  # fmt: skip
-    return ArrivalSums(
-        0,
-        (),
-        (kind,),
-        tuple([LastSum(rank, row.dimension, row.group_size, *sums) for rank, sums in last.items()]),
-        by_size,
-    )
-
-
-def _summed(parts: Sequence[ArrivalSums], num_steps: int, still_open: tuple[OpenCalls, ...]) -> ArrivalSums:
-    kinds = [KindSum(*key, *sums) for key, sums in _added([part.kinds for part in parts], 3).items()]
-    last = [LastSum(*key, *sums) for key, sums in _added([part.last for part in parts], 3).items()]
-    sizes = [SizeSum(*key, *sums) for key, sums in _added([part.sizes for part in parts], 5).items()]
-    kinds.sort(key=lambda row: (-row.calls, row.operator, row.dimension, row.group_size))
-    last.sort(key=lambda row: (-row.last, -row.waited_us, row.rank, row.dimension, row.group_size))
-    sizes.sort(key=lambda row: (-row.bytes, row.operator, row.dimension, row.group_size, row.reach, row.size))
-    return ArrivalSums(
-        num_steps, still_open, tuple(kinds[:MAX_KINDS]), tuple(last[:MAX_LAST]), tuple(sizes[:MAX_SIZES])
-    )
-
-
-def _added(tables: Iterable[Iterable[msgspec.Struct]], num_keys: int) -> dict[tuple[Any, ...], list[int]]:
-    """Rows whose first fields agree are one, with sums of the others."""
-    found: dict[tuple[Any, ...], list[int]] = {}
-    for table in tables:
-        for row in table:
-            values = msgspec.structs.astuple(row)
-            key, amounts = values[:num_keys], values[num_keys:]
-            known = found.get(key)
-            found[key] = list(amounts) if known is None else [a + b for a, b in zip(known, amounts, strict=True)]
-    return found
+    return ArrivalSums(kinds=(kind,), last=tuple(last), sizes=tuple(sizes))
 
 
 # -- the report
@@ -313,41 +249,25 @@ def reported_arrivals(sums: ArrivalSums, hosts: Ranks) -> tuple[Arrivals | None,
         sums: of all ranks heard.
         hosts: the number of each rank's host; ``UNKNOWN`` where it is not known. Empty if none is.
     """
-    sums = _summed([sums, *[_closed(row) for row in sums.open]], sums.num_steps, ())
-    by_dimension: dict[str, list[KindSum]] = {}
-    for kind in sums.kinds:
-        by_dimension.setdefault(kind.dimension, []).append(kind)
-    waiting = [_waiting(dimension, kinds) for dimension, kinds in by_dimension.items()]
+    sums = _settled(sums, lambda row: True)
+    kinds = grouped(sums.kinds, lambda kind: kind.dimension)
+    waiting = [_waiting(dimension, of_dimension) for dimension, of_dimension in kinds.items()]
     waiting.sort(key=lambda row: (-row.calls * (row.transfer_ms + row.waiting_ms), row.dimension))
-    ranks = sorted(
-        [_late(row, by_dimension[row.dimension], hosts) for row in sums.last if row.dimension in by_dimension],
-        key=lambda row: (-row.lost_fraction, -row.times_last, row.rank, row.dimension),
+    last = [row for row in sums.last if row.dimension in kinds]
+    ranks = [_late_rank(row, kinds[row.dimension], hosts) for row in last]
+    late_hosts = [_late_host(row, kinds[row.dimension], hosts) for row in _by_host(last, hosts)]
+    for rows in (ranks, late_hosts):
+        rows.sort(key=lambda row: (-row.lost_fraction, -row.times_last, row.rank, row.host, row.dimension))
+    found = Arrivals(
+        sums.num_steps, tuple(waiting[:_MAX_DIMENSIONS]), tuple(ranks[:_MAX_RANKS]), tuple(late_hosts[:_MAX_HOSTS])
     )
-    found = (
-        None
-        if not waiting
-        else Arrivals(
-            num_steps=sums.num_steps,
-            dimensions=tuple(waiting[:_MAX_DIMENSIONS]),
-            ranks=tuple(ranks[:_MAX_RANKS]),
-            hosts=tuple(_late_hosts(sums.last, by_dimension, hosts)[:_MAX_HOSTS]),
-        )
-    )
-    sizes = sorted(sums.sizes, key=lambda row: (row.dimension, row.operator, row.group_size, row.reach, row.size))
-    transfers = [
-        SizeTransfer(
-            row.operator,
-            row.dimension,
-            row.group_size,
-            row.reach,
-            row.size,
-            row.calls,
-            row.bytes,
-            row.transfer_us / _US_PER_MS,
-        )
-        for row in sizes
-    ]
-    return found, tuple(transfers)
+    transfers = []
+    for size in sums.sizes:
+        values = msgspec.structs.asdict(size)
+        transfer_us = values.pop("transfer_us")
+        transfers.append(SizeTransfer(**values, transfer_ms=transfer_us / _US_PER_MS))
+    transfers.sort(key=lambda row: (row.dimension, row.operator, row.group_size, row.reach, row.size))
+    return found if waiting else None, tuple(transfers)
 
 
 def _waiting(dimension: str, kinds: Sequence[KindSum]) -> DimensionWaiting:
@@ -358,53 +278,52 @@ def _waiting(dimension: str, kinds: Sequence[KindSum]) -> DimensionWaiting:
     )
 
 
-def _late(row: LastSum, kinds: Sequence[KindSum], hosts: Ranks) -> Lateness:
+def _late_rank(row: LastSum, kinds: Sequence[KindSum], hosts: Ranks) -> Lateness:
+    """Of the collectives of the rank's own group: the mean over the groups of its size."""
     own = [kind for kind in kinds if kind.group_size == row.group_size]
-    calls = round(sum(kind.calls / kind.groups for kind in own))
-    # Of the time that a group's ranks spend in these collectives.
-    time_us = sum(kind.sum_us / kind.groups for kind in own)
-    return Lateness(
-        rank=row.rank,
-        host=int(hosts[row.rank]) if 0 <= row.rank < len(hosts) else UNKNOWN,
-        dimension=row.dimension,
-        calls=max(calls, row.last),
-        times_last=row.last,
-        steps=max(round(sum(kind.steps / kind.groups for kind in own)), row.worst),
-        steps_blamed=row.worst,
+    return _lateness(
+        row,
+        row.rank,
+        int(hosts[row.rank]) if 0 <= row.rank < len(hosts) else UNKNOWN,
+        calls=round(sum(kind.calls / kind.groups for kind in own)),
+        steps=round(sum(kind.steps / kind.groups for kind in own)),
+        time_us=sum(kind.sum_us / kind.groups for kind in own),
         chance=1 / row.group_size,
-        waiting_ms=row.waited_us / max(1, row.others) / _US_PER_MS,
-        lost_fraction=min(1.0, row.waited_us / time_us) if time_us > 0 else 0.0,
     )
 
 
-def _late_hosts(last: Iterable[LastSum], kinds: Mapping[str, Sequence[KindSum]], hosts: Ranks) -> list[Lateness]:
-    """Of each host, in how many collectives of all groups one of its ranks came last."""
-    number = int(hosts.max(initial=UNKNOWN)) + 1
-    if number < 2 or (hosts == UNKNOWN).any():
-        return []
-    sums: dict[tuple[int, str], list[int]] = {}
-    for row in last:
-        if 0 <= row.rank < len(hosts):
-            known = sums.setdefault((int(hosts[row.rank]), row.dimension), [0, 0, 0, 0])
-            for place, amount in enumerate((row.last, row.worst, row.others, row.waited_us)):
-                known[place] += amount
-    ranks_of = [int((hosts == host).sum()) for host in range(number)]
-    found = []
-    for (host, dimension), (times, worst, others, waited_us) in sums.items():
-        own = kinds.get(dimension, ())
-        calls, time_us = sum(kind.calls for kind in own), sum(kind.sum_us for kind in own)
-        found.append(
-            Lateness(
-                rank=-1,
-                host=host,
-                dimension=dimension,
-                calls=max(calls, times),
-                times_last=times,
-                steps=max(sum(kind.steps for kind in own), worst),
-                steps_blamed=worst,
-                chance=ranks_of[host] / len(hosts),
-                waiting_ms=waited_us / max(1, others) / _US_PER_MS,
-                lost_fraction=min(1.0, waited_us / time_us) if time_us > 0 else 0.0,
-            )
-        )
-    return sorted(found, key=lambda row: (-row.lost_fraction, -row.times_last, row.host, row.dimension))
+def _late_host(row: LastSum, kinds: Sequence[KindSum], hosts: Ranks) -> Lateness:
+    """Of the collectives of all groups; the row is of ``_by_host``."""
+    return _lateness(
+        row,
+        -1,
+        row.rank,
+        calls=sum(kind.calls for kind in kinds),
+        steps=sum(kind.steps for kind in kinds),
+        time_us=sum(kind.sum_us for kind in kinds),
+        chance=float((hosts == row.rank).mean()),
+    )
+
+
+def _by_host(last: Sequence[LastSum], hosts: Ranks) -> tuple[LastSum, ...]:
+    """Rows in which one of a host's ranks came last, with its number as the rank; none where hosts are not known."""
+    if hosts.max(initial=UNKNOWN) < 1 or (hosts == UNKNOWN).any():
+        return ()
+    known = [row for row in last if 0 <= row.rank < len(hosts)]
+    return _last([[msgspec.structs.replace(row, rank=int(hosts[row.rank]), group_size=0) for row in known]])
+
+
+def _lateness(row: LastSum, rank: int, host: int, *, calls: int, steps: int, time_us: float, chance: float) -> Lateness:
+    """As the report has it; ``time_us`` is what ranks spend in these collectives."""
+    return Lateness(
+        rank=rank,
+        host=host,
+        dimension=row.dimension,
+        calls=max(calls, row.last),
+        times_last=row.last,
+        steps=max(steps, row.worst),
+        steps_blamed=row.worst,
+        chance=chance,
+        waiting_ms=row.waited_us / max(1, row.others) / _US_PER_MS,
+        lost_fraction=min(1.0, row.waited_us / time_us) if time_us > 0 else 0.0,
+    )

@@ -1,49 +1,64 @@
-"""What any set of ranks measured in one window, in a form that can be added: plain data.
+"""What any set of ranks measured in one window: made of what one rank measured, and added up.
 
-Its size does not grow with the ranks. ``overlap_callbacks.analysis.job.merging`` makes it and adds it up, and
-``overlap_callbacks.analysis.job.report`` makes the report of it.
+Its size does not grow with the ranks. ``overlap_callbacks.analysis.job.report`` makes the report of it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
 import msgspec
+import numpy as np
 
-from overlap_callbacks.analysis.communication.sums import MessageSums
-from overlap_callbacks.analysis.environment.lint import Traits
-from overlap_callbacks.analysis.environment.sums import EnvironmentSums
-from overlap_callbacks.analysis.experts import ExpertSums
-from overlap_callbacks.analysis.figures import FigureSums
-from overlap_callbacks.analysis.job.arrivals import ArrivalSums
-from overlap_callbacks.analysis.job.sentences import Sentences
-from overlap_callbacks.analysis.job.spread import Moments
-from overlap_callbacks.analysis.job.stages import StageSum
-from overlap_callbacks.analysis.job.tables import ProfileTables
-from overlap_callbacks.analysis.job.transfers import Transfers
+from overlap_callbacks.analysis.communication.sums import MessageSums, add_sums, sums_of
+from overlap_callbacks.analysis.environment.lint import Traits, add_traits, traits_of
+from overlap_callbacks.analysis.environment.sums import EnvironmentSums, add_environments, environment_of, host_of
+from overlap_callbacks.analysis.experts import ExpertSums, add_experts
+from overlap_callbacks.analysis.experts import sums_of as expert_sums
+from overlap_callbacks.analysis.figures import FigureSums, add_figure_sums, figure_sums, spread_figures
+from overlap_callbacks.analysis.job.arrivals import ArrivalSums, add_arrivals, arrivals_of
+from overlap_callbacks.analysis.job.samples import chosen, packed
+from overlap_callbacks.analysis.job.stages import StageSum, add_stages, stages_of
+from overlap_callbacks.analysis.job.transfers import Transfers, add_transfers, transfers_of
 from overlap_callbacks.analysis.measuring_cost import LostTime
-from overlap_callbacks.analysis.memory import MemorySums
-from overlap_callbacks.analysis.power.sums import PowerSums
-from overlap_callbacks.analysis.rank_set import RankSet
+from overlap_callbacks.analysis.memory import add_peaks, peaks_of
+from overlap_callbacks.analysis.power.sums import PowerSums, add_power, power_of
+from overlap_callbacks.analysis.race import add_checks
+from overlap_callbacks.analysis.rank_problems import Sentences, add_sentences, sentences_of
+from overlap_callbacks.analysis.rank_set import RankSet, Run, joined
+from overlap_callbacks.analysis.results.messages import NO_STAGE
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.race import RaceCheck
-from overlap_callbacks.analysis.validity import Measured
+from overlap_callbacks.analysis.results.window import MemoryPeak, RankWindow
+from overlap_callbacks.analysis.sums import Aggregate, add_aggregates, named_sum, struct_sum
+from overlap_callbacks.analysis.validity import Measured, add_measured
+
+# The figures that ranks are compared by.
+SPREAD_OVER_RANKS = ("compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms")
+
+# Entries of ``JobPart.extra_ms``: nearly all ranks run as many steps.
+_MAX_EXTRA = 32
 
 
-class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=True):
+class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a set of ranks measured in one window.
 
     Attributes:
-        ranks: the ranks.
+        heard: the ranks, all of them.
         measured: what all ranks must have alike, that of the lowest rank first.
         num_steps: steps of the window, the most of any rank.
         any_complete, all_complete: whether any rank, and each rank, ran the whole window.
         wall_ms: host time of the window, the longest.
         extra_ms: by number of steps, the longest host time of the window and CPU time after it together, of the ranks
-            that ran so many and do not know what they lost; those alone that may be the longest beyond what their steps
-            would take.
+            that ran so many and do not know what they lost.
         report_cpu_ms: CPU time after the window, the longest of the same ranks.
         lost: time that training lost to the window, of the rank that knows it and lost most; None if none does.
         checked: whether any rank has a profile of sequential steps.
         figures: sums over their blocks, and their tables.
-        spread: the figures that ranks are compared by.
+        spread: the figures of ``SPREAD_OVER_RANKS``.
         doubts, let_pass, problems: as in ``RankWindow``.
         transfers: times of collectives.
         power: of their devices.
@@ -60,46 +75,157 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False, kw_only=Tr
         lower_bound: whether any rank may have more communication than its profile shows.
     """
 
-    ranks: RankSet
+    heard: tuple[Run, ...]
     measured: tuple[Measured, ...]
     num_steps: int
     any_complete: bool
     all_complete: bool
     wall_ms: float
-    extra_ms: tuple[tuple[int, float], ...]
+    extra_ms: dict[int, float]
     report_cpu_ms: float
     lost: LostTime | None
     checked: bool
-    figures: FigureSums[ProfileTables]
-    spread: dict[str, Moments]
+    figures: FigureSums
+    spread: Aggregate
     doubts: Sentences
     let_pass: Sentences
     problems: Sentences
     transfers: tuple[Transfers, ...]
     power: PowerSums
-    memory: MemorySums
+    memory: tuple[MemoryPeak, ...]
     environment: EnvironmentSums | None
     traits: Traits
     samples: dict[int, bytes]
     messages: MessageSums
+    experts: ExpertSums
     arrivals: ArrivalSums
     stages: tuple[StageSum, ...]
-    experts: ExpertSums = ExpertSums()
     race: RaceCheck | None = None
     lower_bound: bool = False
 
+    @property
+    def ranks(self) -> RankSet:
+        """The ranks, in bounded space."""
+        return RankSet.of(*self.heard)
 
-_ENCODER = msgspec.msgpack.Encoder()
-_DECODER = msgspec.msgpack.Decoder(JobPart)
+
+def _longest(parts: Sequence[dict[int, float]]) -> dict[int, float]:
+    longest = sorted(named_sum(max)(parts).items(), key=lambda extra: -extra[1])
+    return dict(longest[:_MAX_EXTRA])
+
+
+def _environments(parts: Sequence[EnvironmentSums | None]) -> EnvironmentSums | None:
+    known = [part for part in parts if part is not None]
+    return add_environments(known) if known else None
+
+
+_add = struct_sum(
+    JobPart,
+    heard=lambda parts: tuple(joined(chain(*parts))),
+    measured=add_measured,
+    num_steps=max,
+    any_complete=any,
+    all_complete=all,
+    wall_ms=max,
+    extra_ms=_longest,
+    report_cpu_ms=max,
+    lost=lambda parts: max([part for part in parts if part is not None], key=lambda lost: lost.ms, default=None),
+    checked=any,
+    figures=add_figure_sums,
+    spread=add_aggregates,
+    doubts=add_sentences,
+    let_pass=add_sentences,
+    problems=add_sentences,
+    transfers=add_transfers,
+    power=add_power,
+    memory=add_peaks,
+    environment=_environments,
+    traits=add_traits,
+    samples=lambda parts: {rank: sample for part in parts for rank, sample in part.items()},
+    messages=add_sums,
+    experts=add_experts,
+    arrivals=add_arrivals,
+    stages=add_stages,
+    race=add_checks,
+    lower_bound=any,
+)
+
+
+def merge(parts: Sequence[JobPart]) -> JobPart:
+    """The parts as one: it speaks for the ranks of all.
+
+    Args:
+        parts: at least one; no rank is in two of them. Their order does not matter.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    added = _add(sorted(parts, key=lambda part: part.heard))
+    lowest = added.ranks.lowest
+    extremes = [(int(low), int(high)) for number, _, _, _, low, _, high in added.spread.columns if number]
+    return msgspec.structs.replace(
+        added,
+        # A group whose ranks are all above the lowest one holds no lower rank either.
+        transfers=tuple([row for row in added.transfers if row.first_rank <= lowest]),
+        samples=chosen(added.samples, added.ranks.count, {lowest, *chain(*extremes)}),
+    )
+
+
+def part_of(window: RankWindow) -> JobPart:
+    """What one rank measured, as a part."""
+    rank, environment = window.rank, window.environment
+    figures = figure_sums(window)
+    spread = spread_figures(figures, SPREAD_OVER_RANKS)
+    # Of a window that was cut short, its length and the number of its steps tell nothing.
+    is_told = window.lost_ms is not None or not window.complete
+    lost = (
+        None
+        if window.lost_ms is None or window.usual_step_ms <= 0
+        else LostTime(window.lost_ms, window.lost_low_ms, window.lost_high_ms, window.usual_step_ms)
+    )
+    host = "" if environment is None else host_of(environment)
+    stage = NO_STAGE if window.messages is None else window.messages.stage
+    return JobPart(
+        heard=((rank, rank),),
+        measured=(Measured(window.terms, window.window, window.first_step, RankSet.of((rank, rank))),),
+        num_steps=window.num_steps,
+        any_complete=window.complete,
+        all_complete=window.complete,
+        wall_ms=window.wall_ms,
+        extra_ms={} if is_told else {window.num_steps: window.wall_ms + window.report_cpu_ms},
+        report_cpu_ms=0.0 if is_told else window.report_cpu_ms,
+        lost=lost,
+        checked=any(block.mode is Mode.SEQUENTIAL for block in window.profiled),
+        figures=figures,
+        spread=Aggregate.of(rank, np.array([spread.get(name, math.nan) for name in SPREAD_OVER_RANKS])),
+        doubts=sentences_of(rank, window.doubts),
+        let_pass=sentences_of(rank, window.let_pass),
+        problems=sentences_of(rank, window.problems),
+        transfers=transfers_of(window.collectives),
+        power=power_of(rank, window.power, elsewhere=window.power_elsewhere),
+        memory=peaks_of(window.memory),
+        environment=None if environment is None else environment_of(rank, environment),
+        traits=traits_of(window),
+        samples={rank: packed(window)},
+        messages=sums_of(rank, window.messages, host),
+        experts=expert_sums(rank, window.experts),
+        arrivals=arrivals_of(rank, window.arrivals, host, stage),
+        stages=stages_of(window),
+        race=window.race,
+        lower_bound=window.lower_bound,
+    )
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=np.ndarray.tobytes)
+_DECODER = msgspec.msgpack.Decoder(JobPart, dec_hook=lambda _, content: np.frombuffer(content))
 
 
 def encode(part: JobPart) -> bytes:
-    """A part as it is sent between ranks."""
+    """A part as it is sent between ranks; arrays as their 64-bit numbers."""
     return _ENCODER.encode(part)
 
 
-def decode(message: bytes) -> JobPart:
-    """The part that a rank sent.
+def decode(message: Any) -> JobPart:
+    """The part that a rank sent, from its bytes.
 
     Raises:
         msgspec.DecodeError: the message is no part.

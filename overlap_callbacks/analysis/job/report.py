@@ -6,6 +6,7 @@ The figures are in ``overlap_callbacks.analysis.figures``, what makes a window i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -19,9 +20,8 @@ from overlap_callbacks.analysis.environment.privacy import has_marks, host_numbe
 from overlap_callbacks.analysis.experts import pooled_experts
 from overlap_callbacks.analysis.figures import intervals_from
 from overlap_callbacks.analysis.job.arrivals import reported_arrivals
-from overlap_callbacks.analysis.job.part import JobPart
+from overlap_callbacks.analysis.job.part import SPREAD_OVER_RANKS, JobPart
 from overlap_callbacks.analysis.job.samples import MAX_RANKS, in_report, unpacked
-from overlap_callbacks.analysis.job.sentences import said
 from overlap_callbacks.analysis.job.stages import pipeline_bubble
 from overlap_callbacks.analysis.job.tables import (
     ProfileTables,
@@ -34,12 +34,12 @@ from overlap_callbacks.analysis.job.tables import (
 from overlap_callbacks.analysis.job.transfers import with_transfers
 from overlap_callbacks.analysis.job.waiting import reported_waiting, transfers_of_dimensions, without_waiting
 from overlap_callbacks.analysis.measuring_cost import LostTime
-from overlap_callbacks.analysis.memory import pooled_memory
+from overlap_callbacks.analysis.memory import job_peaks
 from overlap_callbacks.analysis.power.cause import Explanation, explain
 from overlap_callbacks.analysis.power.sums import pooled_power
 from overlap_callbacks.analysis.rank_problems import bounded
 from overlap_callbacks.analysis.results.environment import JobEnvironment
-from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.report import MAX_RANKS_NAMED, OverlapReport, Throughput
 from overlap_callbacks.analysis.results.run import Workload
@@ -74,7 +74,9 @@ def report_of(
     samples = [unpacked(content) for _, content in sorted(part.samples.items())]
     first = samples[0]
     figures = {name: interval.estimate() for name, interval in intervals_from(part.figures).items()}
-    tables = _tables(part)
+    # Of the ranks that count: of those without a profile, and of those that have enough of one.
+    tables = add_tables([ProfileTables(), *[group.tables for group in part.figures.profiled.groups]])
+    with_pairs = tables.num_ranks.get("pairs", 0)
     reasons, all_problems = _problems(
         part, figures, first.device, first.backend, world_size, control, other_arm, problems
     )
@@ -118,12 +120,12 @@ def report_of(
         wall_ms=part.wall_ms,
         left_out=first.left_out,
         **figures,
-        spread={name: spread for name, moments in part.spread.items() if (spread := moments.spread()) is not None},
-        kernels=mean_kernels(tables.kernels),
-        pairs=without_waiting(mean_pairs(tables.pairs), waiting, tables.pairs.num_ranks),
-        dimension_pairs=mean_pairs(tables.dimension_pairs),
+        spread=_spread(part),
+        kernels=mean_kernels(tables),
+        pairs=without_waiting(mean_pairs(tables.pairs, with_pairs), waiting, with_pairs),
+        dimension_pairs=mean_pairs(tables.dimension_pairs, tables.num_ranks.get("dimension_pairs", 0)),
         dimensions=transfers_of_dimensions(
-            mean_dimensions(tables.dimensions), {row.name: row.num_rows for row in tables.dimensions.rows}, waiting
+            mean_dimensions(tables.dimensions), {row.dimension: row.num_ranks for row in tables.dimensions}, waiting
         ),
         pictures=first.pictures,
         collectives=with_transfers(first.collectives, part.transfers, waiting.transfers),
@@ -135,7 +137,7 @@ def report_of(
         samples=in_report(samples, num_ranks),
         environment=environment,
         findings=() if environment is None else lint_job(environment, part.traits),
-        memory=pooled_memory(part.memory),
+        memory=job_peaks(part.memory),
         traffic=traffic,
         messages=messages,
         experts=loads,
@@ -164,9 +166,14 @@ def _throughput(
     return throughput_of(work, None if step is None else step.value, device=device, num_devices=num_devices)
 
 
-def _tables(part: JobPart) -> ProfileTables:
-    """The tables of the ranks that count: of those without a profile, and of those that have enough of one."""
-    return add_tables([group.tables for group in part.figures.profiled.groups])
+def _spread(part: JobPart) -> dict[str, Spread]:
+    return {
+        name: Spread(low, high, int(low_rank), int(high_rank), math.sqrt(squares / (number - 1)))
+        for name, (number, _, squares, low, low_rank, high, high_rank) in zip(
+            SPREAD_OVER_RANKS, part.spread.columns, strict=True
+        )
+        if number > 1
+    }
 
 
 def _problems(
@@ -181,11 +188,11 @@ def _problems(
 ) -> tuple[list[str], list[str]]:
     """Why the window is not valid, and what else is missing or doubtful, in words."""
     num_ranks = part.ranks.count
-    reasons = said(part.doubts, num_ranks)
+    reasons = part.doubts.of_job(num_ranks)
     escaped = None if control or other_arm else escaped_communication(figures, device, backend)
     if escaped is not None:
         reasons.insert(0, escaped)
-    let_pass = said(part.let_pass, num_ranks)
+    let_pass = part.let_pass.of_job(num_ranks)
     if not part.checked:
         reasons += [f"{sentence}; no profile shows whether they ran beside compute" for sentence in let_pass]
     if part.any_complete and not part.all_complete:
@@ -196,7 +203,7 @@ def _problems(
     uncounted = uncounted_modes(figures) if part.all_complete else None
     if uncounted is not None:
         reasons.append(uncounted)
-    found = [*problems, *said(part.problems, num_ranks)]
+    found = [*problems, *part.problems.of_job(num_ranks)]
     if part.checked:
         found += let_pass
     if num_ranks < world_size:
@@ -240,7 +247,9 @@ def _cost(part: JobPart, step: Estimate | None, every_n_steps: int) -> LostTime 
     costs = [] if part.lost is None else [part.lost]
     if part.extra_ms and step is not None and step.value > 0:
         # A window that took no longer than its steps makes up for none of the time after it.
-        extra_ms = max(part.report_cpu_ms, *[time_ms - num_steps * step.value for num_steps, time_ms in part.extra_ms])
+        extra_ms = max(
+            part.report_cpu_ms, *[time_ms - num_steps * step.value for num_steps, time_ms in part.extra_ms.items()]
+        )
         costs.append(LostTime(extra_ms, None, None, step.value))
     return max(costs, key=lambda cost: cost.ms, default=None)
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import msgspec
 
-from overlap_callbacks.analysis.job.spread import Moments
 from overlap_callbacks.analysis.results.window import CollectiveTime, RankWindow
 
 # Up to so many ranks, each is kept.
@@ -44,20 +43,16 @@ def _without_tables(window: RankWindow) -> RankWindow:
     return msgspec.structs.replace(window, **dict.fromkeys(_TABLES, ()))
 
 
-def chosen(
-    samples: Mapping[int, bytes], num_ranks: int, lowest: int, spread: Mapping[str, Moments]
-) -> dict[int, bytes]:
-    """Those that a part keeps: of few ranks all, else the lowest and those with the extremes of the spread.
+def chosen(samples: Mapping[int, bytes], num_ranks: int, wanted: Collection[int]) -> dict[int, bytes]:
+    """Those that a part keeps: of few ranks all, else those that are wanted.
 
     Args:
         samples: that the part may keep.
         num_ranks: ranks of the part.
-        lowest: its lowest rank.
-        spread: over its ranks.
+        wanted: ranks with the extremes of its figures, and the lowest.
     """
     if num_ranks <= MAX_RANKS:
         return dict(sorted(samples.items()))
-    wanted = {lowest, *[rank for moments in spread.values() for rank in (moments.low_rank, moments.high_rank)]}
     return {rank: _small(rank, samples[rank]) for rank in sorted(wanted)}
 
 

@@ -6,7 +6,7 @@ A rank alone tells a part of it. What its messages waited for their peers is kno
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +18,7 @@ from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import PipelineBubble, StageBubble
 from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.sums import table_sum
 
 MAX_STAGES = 64
 # Of messages that are alike on a stage, so many stand for all.
@@ -58,25 +59,7 @@ def stages_of(window: RankWindow) -> tuple[StageSum, ...]:
     return (StageSum(stage, 1, step_ns, bubble_ns, max(bubble_ns, most_ns), chunks),)
 
 
-def add_stages(parts: Iterable[Sequence[StageSum]]) -> tuple[StageSum, ...]:
-    """Those of the ranks of all parts; of many stages, the first."""
-    found: dict[int, StageSum] = {}
-    for part in parts:
-        for row in part:
-            known = found.get(row.stage)
-            found[row.stage] = (
-                row
-                if known is None
-                else StageSum(
-                    row.stage,
-                    known.num_ranks + row.num_ranks,
-                    known.step_ns + row.step_ns,
-                    known.bubble_ns + row.bubble_ns,
-                    known.most_ns + row.most_ns,
-                    max(known.chunks, row.chunks),
-                )
-            )
-    return tuple([found[stage] for stage in sorted(found)[:MAX_STAGES]])
+add_stages = table_sum(StageSum, 1, chunks=max, limit=MAX_STAGES)
 
 
 class Side(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -8,18 +8,20 @@ of single collectives were compared (``waiting``), their sum is the transfer.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from itertools import chain
 
 import msgspec
 
 from overlap_callbacks.analysis.job.waiting import GroupTransfer
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.window import CollectiveTime
+from overlap_callbacks.analysis.sums import grouped, table_sum
 
 # Ranks that timed the same part of a collective differ by less.
 _SAME_BYTES = 0.01
-# What a part keeps. The report shows the collectives of the lowest rank, so those of groups that it may be in come
-# first; a rank issues some tens of kinds.
+# What is kept. The report shows the collectives of the lowest rank, so groups of low ranks come first; a rank issues
+# some tens of kinds.
 MAX_COLLECTIVES = 250
 MAX_SIZES = 6
 
@@ -44,6 +46,18 @@ class Transfers(msgspec.Struct, frozen=True, array_like=True, gc=False):
     isolated: tuple[_Time, ...]
 
 
+def _least(times: Sequence[tuple[_Time, ...]]) -> tuple[_Time, ...]:
+    """The least time of each size; of many sizes, the shortest."""
+    by_size = grouped(chain(*times), lambda time: time[0])
+    return tuple(sorted([min(of_size) for of_size in by_size.values()], key=lambda time: time[::-1])[:MAX_SIZES])
+
+
+add_transfers = table_sum(
+    Transfers, 2, first_rank=min, kernels=_least, isolated=_least, limit=MAX_COLLECTIVES,
+    order=lambda row: (row.first_rank, row.group),
+)  # fmt: skip
+
+
 def transfers_of(collectives: Sequence[CollectiveTime]) -> tuple[Transfers, ...]:
     """Those of one rank."""
     rows = []
@@ -56,40 +70,6 @@ def transfers_of(collectives: Sequence[CollectiveTime]) -> tuple[Transfers, ...]
             first_rank = -1 if row.first_rank is msgspec.UNSET else row.first_rank
             rows.append(Transfers(row.operator, row.group, first_rank, kernels, isolated))
     return tuple(rows)
-
-
-def add_transfers(parts: Iterable[Sequence[Transfers]], lowest_rank: int) -> tuple[Transfers, ...]:
-    """Those of the ranks of all parts.
-
-    Args:
-        parts: of several ranks.
-        lowest_rank: the lowest of them. A group whose ranks are all above it holds no lower rank either.
-    """
-    by_key: dict[tuple[str, str], list[Transfers]] = {}
-    for part in parts:
-        for row in part:
-            if row.first_rank <= lowest_rank:
-                by_key.setdefault((row.operator, row.group), []).append(row)
-    rows = [
-        Transfers(
-            operator,
-            group,
-            min(row.first_rank for row in alike),
-            _least(time for row in alike for time in row.kernels),
-            _least(time for row in alike for time in row.isolated),
-        )
-        for (operator, group), alike in by_key.items()
-    ]
-    return tuple(sorted(rows, key=lambda row: (row.first_rank, row.group, row.operator))[:MAX_COLLECTIVES])
-
-
-def _least(times: Iterable[_Time]) -> tuple[_Time, ...]:
-    """The least time of each size; of many sizes, the shortest."""
-    least: dict[float, float] = {}
-    for size, time_ms in times:
-        least[size] = min(time_ms, least.get(size, time_ms))
-    found = sorted(least.items(), key=lambda item: (item[1], item[0]))[:MAX_SIZES]
-    return tuple(found)
 
 
 def with_transfers(

@@ -13,21 +13,22 @@ from __future__ import annotations
 
 import zlib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.job.stages import MessageScale, Side, StageMessages, stage_messages
+from overlap_callbacks.analysis.job.tables import PairSum, add_pairs, mean_pairs
 from overlap_callbacks.analysis.kernels.issued import SEND_RECV
 from overlap_callbacks.analysis.results.arrivals import CollectiveCalls, are_times
 from overlap_callbacks.analysis.results.kernel_times import ALONE, PairTime
 from overlap_callbacks.analysis.results.window import DimensionTime
+from overlap_callbacks.analysis.sums import each_sum, grouped, named_sum, struct_sum, table_sum
 
-# What a part keeps of groups of which ranks are missing, in bytes, of such messages, and of pairs.
-MAX_OPEN_BYTES, MAX_MESSAGE_BYTES, MAX_PAIRS, MAX_DIMENSIONS = 40_000, 200_000, 100, 32
+# What a part keeps of groups of which ranks are missing, in bytes, and of such messages.
+MAX_OPEN_BYTES, MAX_MESSAGE_BYTES, MAX_DIMENSIONS = 40_000, 200_000, 32
 MAX_TRANSFERS, MAX_STAGE_KINDS = 250, 400
 # The pairs of a kind are known if this share of its kernels' time is.
 _WHOLE = 0.99
@@ -35,7 +36,6 @@ _WHOLE = 0.99
 _ALIKE, _SHORTEST_US, _MOST_HIDDEN = 0.01, 1e-3, 0.999
 
 _Floats = npt.NDArray[np.float32]
-_Key = TypeVar("_Key")
 
 
 class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -75,24 +75,6 @@ class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.waited_us + scale.waited * self.message_us, scale.bubble * self.bubble_us
 
 
-class PairSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Transfers of a kind of collective beside a family of compute, as in ``PairTime``, summed over ranks."""
-
-    kind: str
-    beside: str
-    calls: float
-    beside_us: float
-    time_us: float
-    alone_us: float
-
-
-class KindTime(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The time of a kind's kernels in an overlapped step, waiting included, summed over ranks."""
-
-    kind: str
-    time_us: float
-
-
 class GroupTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The transfers of a kind of collective on a group, in a sequential step.
 
@@ -109,7 +91,7 @@ class GroupTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     transfer_us: float
 
 
-class DimensionSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class DimensionTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Collectives of a dimension of parallelism, per step, summed over ranks.
 
     Attributes:
@@ -129,17 +111,32 @@ class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         open: of groups some of whose ranks were not heard yet.
-        blocks, pairs, kinds, dimensions, transfers: of the other groups.
+        blocks, dimensions, transfers: of the other groups.
+        pairs: their transfers beside the families of compute.
+        kinds_us: time of their kernels in an overlapped step, waiting included, by kind of collective.
         stages: of messages.
     """
 
     open: tuple[OpenGroup, ...] = ()
     blocks: tuple[BlockWaiting, ...] = ()
     pairs: tuple[PairSum, ...] = ()
-    kinds: tuple[KindTime, ...] = ()
-    dimensions: tuple[DimensionSum, ...] = ()
+    kinds_us: dict[str, float] = {}
+    dimensions: tuple[DimensionTransfer, ...] = ()
     stages: tuple[StageMessages, ...] = ()
     transfers: tuple[GroupTransfer, ...] = ()
+
+
+_add = struct_sum(
+    WaitingSums,
+    open=lambda parts: tuple([row for part in parts for row in part]),
+    blocks=table_sum(BlockWaiting, 1),
+    pairs=add_pairs,
+    kinds_us=named_sum(sum),
+    dimensions=table_sum(DimensionTransfer, 1, limit=MAX_DIMENSIONS),
+    stages=table_sum(StageMessages, 2, limit=MAX_STAGE_KINDS),
+    # The report shows the collectives of the lowest rank, which come first.
+    transfers=table_sum(GroupTransfer, 4, limit=MAX_TRANSFERS),
+)
 
 
 def waiting_of(calls: Sequence[CollectiveCalls], stage: int) -> WaitingSums:
@@ -155,24 +152,51 @@ def waiting_of(calls: Sequence[CollectiveCalls], stage: int) -> WaitingSums:
             times_us = tuple(_table(row, row.time_us).sum(axis=1).tolist())
             sides = (Side(stage, row.alike, row.open_us, times_us),) if row.alike else ()
             rows.append(OpenGroup(msgspec.structs.replace(row, open_us=b""), 1, times_us, sides))
-    return _summed((), rows)
+    return _settled(WaitingSums(open=tuple(rows)), lambda row: False)
+
+
+def add_waiting(parts: Sequence[WaitingSums]) -> WaitingSums:
+    """That of the ranks of all parts, of which no two have a rank in common."""
+    if len(parts) == 1:
+        return parts[0]
+    sums = _add(parts)
+    by_group = grouped(
+        filter(_is_sound, sums.open),
+        lambda row: (row.calls.kind, row.calls.group, row.calls.first_rank, row.calls.calls),
+    )
+    joined = tuple([_joined(rows) for rows in by_group.values()])
+    return _settled(msgspec.structs.replace(sums, open=joined), lambda row: row.heard >= row.calls.group_size)
+
+
+def reported_waiting(sums: WaitingSums) -> WaitingSums:
+    """With what is known of the groups of which ranks were not heard."""
+    return _settled(sums, lambda row: True)
+
+
+def _settled(sums: WaitingSums, is_over: Callable[[OpenGroup], bool]) -> WaitingSums:
+    """With sums in place of the groups of which no more ranks are waited for, and of those that are too many.
+
+    All ranks draw the same messages: by their names' checksums.
+    """
+    closed, kept = [], []
+    left = [MAX_OPEN_BYTES, MAX_MESSAGE_BYTES]
+    for row in sorted(sums.open, key=_draw):
+        if is_over(row):
+            closed.append(_closed(row))
+            continue
+        of_message = bool(row.sides)
+        left[of_message] -= sum(map(len, (row.calls.time_us, row.calls.hidden_us, row.calls.shares)))
+        left[of_message] -= sum([len(side.open_us) for side in row.sides])
+        if left[of_message] < 0:
+            closed.append(_dropped(row))
+        else:
+            kept.append(row)
+    return _add([msgspec.structs.replace(sums, open=tuple(kept)), *closed])
 
 
 def _dropped(row: OpenGroup) -> WaitingSums:
     """Messages that are not compared, because there are many or the peer was not heard."""
     return WaitingSums(stages=tuple([StageMessages(side.stage, side.alike, dropped=1) for side in row.sides]))
-
-
-def _bounded(rows: Iterable[OpenGroup]) -> tuple[list[OpenGroup], list[OpenGroup]]:
-    """Those that are kept and those that are not. All ranks draw the same messages: by their names' checksums."""
-    kept: tuple[list[OpenGroup], list[OpenGroup]] = ([], [])
-    left = [MAX_OPEN_BYTES, MAX_MESSAGE_BYTES]
-    for row in sorted(rows, key=_draw):
-        of_message = bool(row.sides)
-        left[of_message] -= sum(map(len, (row.calls.time_us, row.calls.hidden_us, row.calls.shares)))
-        left[of_message] -= sum([len(side.open_us) for side in row.sides])
-        kept[left[of_message] < 0].append(row)
-    return kept
 
 
 def _draw(row: OpenGroup) -> tuple[int, str, str]:
@@ -187,21 +211,6 @@ def _table(row: CollectiveCalls, content: bytes) -> _Floats:
 def _shares(row: CollectiveCalls) -> npt.NDArray[np.uint8]:
     shape = _table(row, row.time_us).shape
     return np.frombuffer(row.shares, np.uint8).reshape(*shape, len(row.families))
-
-
-def add_waiting(parts: Iterable[WaitingSums]) -> WaitingSums:
-    """That of the ranks of all parts, of which no two have a rank in common."""
-    parts = list(parts)
-    if len(parts) == 1:
-        return parts[0]
-    by_group: dict[tuple[str, str, int, int], list[OpenGroup]] = {}
-    for part in parts:
-        for row in filter(_is_sound, part.open):
-            key = (row.calls.kind, row.calls.group, row.calls.first_rank, row.calls.calls)
-            by_group.setdefault(key, []).append(row)
-    rows = [_joined(alike) for alike in by_group.values()]
-    closed = [_closed(row) for row in rows if row.heard >= row.calls.group_size]
-    return _summed([*parts, *closed], [row for row in rows if row.heard < row.calls.group_size])
 
 
 def _is_sound(row: OpenGroup) -> bool:
@@ -219,11 +228,6 @@ def _is_sound(row: OpenGroup) -> bool:
 
 def _are_times(times_us: Sequence[float], number: int) -> bool:
     return len(times_us) == number and all([0 <= time_us < np.inf for time_us in times_us])
-
-
-def reported_waiting(sums: WaitingSums) -> WaitingSums:
-    """With what is known of the groups of which ranks were not heard."""
-    return _summed([sums, *[_closed(row) for row in sums.open]], ())
 
 
 def _joined(rows: Sequence[OpenGroup]) -> OpenGroup:
@@ -253,7 +257,7 @@ def _joined(rows: Sequence[OpenGroup]) -> OpenGroup:
         hidden_us=np.take_along_axis(hidden, last, axis=0).tobytes(),
         shares=np.take_along_axis(shares, last[..., None], axis=0).tobytes(),
     )
-    sums = [sum(row.time_us[own[place]] for row, own in zip(rows, picked, strict=True)) for place in range(len(steps))]
+    sums = each_sum([[row.time_us[place] for place in own] for row, own in zip(rows, picked, strict=True)])
     sides = [
         msgspec.structs.replace(
             side,
@@ -263,7 +267,7 @@ def _joined(rows: Sequence[OpenGroup]) -> OpenGroup:
         for row, own in zip(rows, picked, strict=True)
         for side in row.sides
     ]
-    return OpenGroup(calls, sum(row.heard for row in rows), tuple(sums), tuple(sides))
+    return OpenGroup(calls, sum(row.heard for row in rows), sums, tuple(sides))
 
 
 def _picked(rows: Sequence[OpenGroup], steps: Sequence[Sequence[int]], field: str) -> _Floats:
@@ -311,8 +315,8 @@ def _closed(row: OpenGroup) -> WaitingSums:
         (),
         tuple(blocks),
         _pairs(calls, heard, time, hidden, sequential) if both else (),
-        () if sequential.all() else (KindTime(calls.kind, time_us),),
-        (DimensionSum(calls.dimension, time_us, *transfer_us),) if both and calls.dimension else (),
+        {} if sequential.all() else {calls.kind: time_us},
+        (DimensionTransfer(calls.dimension, time_us, *transfer_us),) if both and calls.dimension else (),
         (),
         (GroupTransfer(calls.first_rank, calls.group, calls.kind, float(time[sequential].sum(axis=1).mean())),)
         if sequential.any()
@@ -331,7 +335,7 @@ def _pairs(
     having = (time > 0).any(axis=1)
     if not (having & sequential).any():
         return ()
-    per_bin = heard / int((~sequential).sum())
+    per_step = heard / int((~sequential).sum())
     alone_of_each, overlapped = time[having & sequential].mean(axis=0), having & ~sequential
     time, hidden, shares = time[overlapped], hidden[overlapped], _shares(calls)[overlapped].astype(float)
     alone = np.broadcast_to(alone_of_each, time.shape)
@@ -341,58 +345,11 @@ def _pairs(
     for place, family in enumerate((*calls.families, ALONE)):
         share = shares[:, :, place]
         if share.any():
-            amounts = (
-                (share > 0) * calls.calls / time.shape[1],
-                share * hidden,
-                share * time,
-                share * alone,
-            )
-            found.append(PairSum(calls.kind, family, *[float(part.sum()) * per_bin for part in amounts]))
+            times_us = share * hidden, share * time, share * alone
+            number = float((share > 0).sum()) * calls.calls / time.shape[1]
+            times_ms = [float(of.sum()) * per_step / 1e3 for of in times_us]
+            found.append(PairSum(calls.kind, True, family, number * per_step, *times_ms))
     return tuple(found)
-
-
-def _summed(parts: Sequence[WaitingSums], still_open: Iterable[OpenGroup]) -> WaitingSums:
-    kept, left_out = _bounded(still_open)
-    parts = [*parts, *map(_dropped, left_out)]
-    blocks: dict[int, list[float]] = {}
-    stages: dict[tuple[int, str], list[float]] = {}
-    pairs: dict[tuple[str, str], list[float]] = {}
-    kinds: dict[str, float] = {}
-    dimensions: dict[str, list[float]] = {}
-    for part in parts:
-        for dimension in part.dimensions:
-            _add(dimensions, dimension.dimension, *msgspec.structs.astuple(dimension)[1:])
-        for block in part.blocks:
-            _add(blocks, block.block, block.waited_us, block.message_us, block.bubble_us)
-        for row in part.stages:
-            _add(stages, (row.stage, row.alike), *msgspec.structs.astuple(row)[2:])
-        for pair in part.pairs:
-            _add(pairs, (pair.kind, pair.beside), pair.calls, pair.beside_us, pair.time_us, pair.alone_us)
-        for kind in part.kinds:
-            kinds[kind.kind] = kinds.get(kind.kind, 0.0) + kind.time_us
-    rows = sorted([PairSum(*key, *amounts) for key, amounts in pairs.items()], key=lambda row: -row.time_us)
-    return WaitingSums(
-        tuple(kept),
-        tuple([BlockWaiting(block, *amounts) for block, amounts in sorted(blocks.items())]),
-        tuple(rows[:MAX_PAIRS]),
-        tuple([KindTime(*kind) for kind in sorted(kinds.items())]),
-        tuple([DimensionSum(name, *amounts) for name, amounts in sorted(dimensions.items())][:MAX_DIMENSIONS]),
-        tuple(
-            [
-                StageMessages(stage, alike, round(compared), round(dropped), *amounts)
-                for (stage, alike), (compared, dropped, *amounts) in sorted(stages.items())
-            ][:MAX_STAGE_KINDS]
-        ),
-        # The report shows the collectives of the lowest rank.
-        tuple(sorted([row for part in parts for row in part.transfers], key=lambda r: (r.first_rank, r.group, r.kind)))[
-            :MAX_TRANSFERS
-        ],
-    )
-
-
-def _add(sums: dict[_Key, list[float]], key: _Key, *amounts: float) -> None:
-    known = sums.setdefault(key, [0.0] * len(amounts))
-    known[:] = [a + b for a, b in zip(known, amounts, strict=True)]
 
 
 def transfers_of_dimensions(
@@ -428,21 +385,14 @@ def without_waiting(pairs: Sequence[PairTime], sums: WaitingSums, num_ranks: int
         sums: of all ranks heard.
         num_ranks: over which ``pairs`` are means.
     """
-    known_ms = {row.kind: row.time_us / 1e3 / num_ranks for row in sums.kinds} if num_ranks else {}
+    known_ms = {kind: us / 1e3 / num_ranks for kind, us in sums.kinds_us.items()} if num_ranks else {}
     time_ms: dict[str, float] = defaultdict(float)
     for pair in pairs:
         if pair.communication:
             time_ms[pair.kernel_family] += pair.time_ms
-    told = {row.kind for row in sums.pairs} & {
+    told = {row.kernel_family for row in sums.pairs} & {
         kind for kind, ms in time_ms.items() if abs(known_ms.get(kind, 0.0) - ms) <= (1 - _WHOLE) * ms
     }
-    own = [
-        PairTime(
-            row.kind, True, row.beside, row.calls / num_ranks,
-            *[us / 1e3 / num_ranks for us in (row.beside_us, row.time_us, row.alone_us)],
-        )
-        for row in sums.pairs
-        if row.kind in told
-    ]  # fmt: skip
+    own = mean_pairs([row for row in sums.pairs if row.kernel_family in told], num_ranks)
     kept = [pair for pair in pairs if not (pair.communication and pair.kernel_family in {*told, SEND_RECV})]
     return tuple(sorted([*own, *kept], key=lambda pair: (-pair.lost_ms, -pair.time_ms)))

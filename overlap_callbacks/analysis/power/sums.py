@@ -1,83 +1,93 @@
 """Power of the ranks' devices as sums; a device that several ranks share counts once.
 
-A device's figures are one row of numbers, so that rows of many devices are one array. Rows are kept as long as they are
-few: two ranks of a host may share a device and be heard through different leaders. Of many devices, sums and extremes
-are kept.
+Devices are kept one by one as long as they are few: two ranks of a host may share a device and be heard through
+different leaders. Of many devices, sums and extremes are kept.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
+from msgspec.structs import asdict, replace
 
 from overlap_callbacks.analysis.formatting import count
-from overlap_callbacks.analysis.identities import DIGEST_BYTES, digest
-from overlap_callbacks.analysis.rank_problems import too_many
-from overlap_callbacks.analysis.rank_set import RankSet, union_of
+from overlap_callbacks.analysis.identities import digest
+from overlap_callbacks.analysis.rank_problems import Sentences, add_sentences, sentences_of, too_many
+from overlap_callbacks.analysis.rank_set import RankSet, union
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.power import DevicePower, JobModePower, JobPower, SourceInfo, UnitUtilisation
+from overlap_callbacks.analysis.results.power import (
+    REASONS,
+    DevicePower,
+    JobModePower,
+    JobPower,
+    SourceInfo,
+    UnitUtilisation,
+)
+from overlap_callbacks.analysis.sums import Aggregate, Floats, add_aggregates, of_lowest, struct_sum, table_sum
 
-# Devices whose rows are kept: a leader has up to 64 members.
+# Devices that are kept one by one: a leader has up to 64 members.
 MAX_DEVICES = 64
-# Sentences that are kept.
-MAX_PROBLEMS = 40
 # Ranks that a report names one by one.
 MAX_RANKS = 64
 
-Floats = npt.NDArray[np.float64]
-
+_PARTS = tuple([name for name in UnitUtilisation.__struct_fields__ if name != "measured_s"])
+_METHODS = ("counter", "samples", "held samples")
+# What is known of a device in a mode. Where it was not measured it is NaN, also whether there are reasons and the like.
 _NUMBERS = (
     "avg_w", "peak_w", "p99_w", "avg_tdp_fraction", "peak_tdp_fraction", "energy_per_step_j", "sm_clock_mhz",
     "throttle_fraction", "avg_w_ci_low", "avg_w_ci_high", "energy_per_step_j_ci_low", "energy_per_step_j_ci_high",
 )  # fmt: skip
-_PARTS = ("sm", "sm_occupancy", "tensor", "dram", "nvlink_rx_gb_s", "nvlink_tx_gb_s")
+_COLUMNS = (
+    "present", *_NUMBERS, *_METHODS, "compute_clock_mhz", "compute_clock_readings", "has_reasons", *REASONS, *_PARTS,
+    "measured_s",
+)  # fmt: skip
 
 
-class Said(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A sentence, and the rank and place at which it first stands."""
+class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What the ranks that share a device know of it.
 
-    first: tuple[int, int]
-    text: str
+    Attributes:
+        identity: digest.
+        known: whether it has no power figures, the rank whose figures these are, and the numbers of ``_COLUMNS`` in
+            each mode; of several ranks, those of the lowest that has power figures.
+    """
+
+    identity: bytes
+    known: tuple[bool, int, Floats]
 
 
 class PowerSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Power of the devices of some ranks. Arrays are 64-bit floats, row by row; NaN for what was not measured.
+    """Power of the devices of some ranks.
 
     Attributes:
         ranks: that have power.
         without: that have none.
         unread: of these, the ranks whose device no other rank reads either.
-        columns: what the numbers of a device are, e.g. ``overlapped.avg_w``; C of them.
-        devices: digest of the identity of each device that has a row, one after the other; n of them.
-        owners: for each, the rank whose figures these are.
-        measured: for each, whether it has power figures.
-        rows: their numbers; shape (n, C).
-        num_sums: devices of which only sums are kept.
-        sums: of these devices, for each column the number of devices that have it, the sum, the least and the most;
-            shape (4, C).
+        devices: those that are kept one by one.
+        num_others: the other devices.
+        others: sums over these.
         problems: of the devices.
-        num_more: sentences that are not kept.
-        source: where the figures of the lowest rank come from.
+        source: the lowest rank that has power, and where its figures come from.
     """
 
     ranks: RankSet = RankSet()
     without: RankSet = RankSet()
     unread: RankSet = RankSet()
-    columns: tuple[str, ...] = ()
-    devices: bytes = b""
-    owners: tuple[int, ...] = ()
-    measured: tuple[bool, ...] = ()
-    rows: bytes = b""
-    num_sums: int = 0
-    sums: bytes = b""
-    problems: tuple[Said, ...] = ()
-    num_more: int = 0
-    source: SourceInfo | None = None
+    devices: tuple[Device, ...] = ()
+    num_others: int = 0
+    others: tuple[Aggregate, ...] = ()
+    problems: Sentences = Sentences()
+    source: tuple[int, SourceInfo] | None = None
+
+
+_devices = table_sum(Device, 1, known=lambda of_ranks: min(of_ranks, key=lambda known: known[:2]))
+_add = struct_sum(
+    PowerSums, ranks=union, without=union, unread=union, devices=_devices, problems=add_sentences, source=of_lowest,
+    others=lambda parts: tuple([sums for part in parts for sums in part]),
+)  # fmt: skip
 
 
 def power_of(rank: int, power: Sequence[DevicePower], *, elsewhere: bool = False) -> PowerSums:
@@ -88,29 +98,22 @@ def power_of(rank: int, power: Sequence[DevicePower], *, elsewhere: bool = False
         power: of its devices; empty without a source.
         elsewhere: whether another rank of the node reads this one's device.
     """
-    own = RankSet.of(rank)
+    own = RankSet.of((rank, rank))
     if not power:
         return PowerSums(without=own, unread=RankSet() if elsewhere else own)
-    numbers = [_numbers(device) for device in power]
-    columns = tuple(sorted(set().union(*numbers)))
-    rows = np.array([[row.get(column, math.nan) for column in columns] for row in numbers], dtype=np.float64)
-    texts = dict.fromkeys(text for device in power for text in (*device.problems, *_missing(device)))
-    known: dict[bytes, int] = {}  # place of each device; of one that stands twice, that with figures
-    measured = [any(mode.avg_w is not None for mode in device.modes) for device in power]
-    for place, device in enumerate(power):
-        identity = digest(device.source.device_id)
-        if identity not in known or (not measured[known[identity]] and measured[place]):
-            known[identity] = place
+    devices = [
+        Device(
+            digest(device.source.device_id),
+            (all(mode.avg_w is None for mode in device.modes), rank, _numbers(device)),
+        )
+        for device in power
+    ]
+    texts = [text for device in power for text in (*device.problems, *_missing(device))]
     return PowerSums(
         ranks=own,
-        columns=columns,
-        devices=b"".join(known),
-        owners=(rank,) * len(known),
-        measured=tuple([measured[place] for place in known.values()]),
-        rows=rows[list(known.values())].tobytes(),
-        problems=tuple([Said((rank, place), text) for place, text in enumerate(texts)][:MAX_PROBLEMS]),
-        num_more=max(0, len(texts) - MAX_PROBLEMS),
-        source=power[0].source,
+        devices=_devices([devices]),
+        problems=sentences_of(rank, texts, by_words=False),
+        source=(rank, power[0].source),
     )
 
 
@@ -118,121 +121,44 @@ def _missing(power: DevicePower) -> list[str]:
     return [f"power of {m.mode.value} steps was not measured: {m.missing}" for m in power.modes if m.missing]
 
 
-def _numbers(device: DevicePower) -> dict[str, float]:
-    """What the device measured, by column; also whether it has a mode, reasons and counters at all."""
-    numbers: dict[str, float] = {}
+def _numbers(device: DevicePower) -> Floats:
+    """What the device measured; shape (modes times columns,)."""
     # Else the clock of one mode would be of other devices than that of the other.
     has_clocks = all((of := device.of(mode)) is not None and of.compute_clock_mhz is not None for mode in Mode)
-    for power in reversed(device.modes):  # the first of a mode counts
-        name = power.mode.value
-        found: dict[str, float | None] = {field: getattr(power, field) for field in _NUMBERS}
-        found["present"] = 1.0
-        if power.energy_method:
-            found[f"method.{power.energy_method}"] = 1.0
-        if has_clocks:
-            found["compute_clock_mhz"] = power.compute_clock_mhz
-            found["compute_clock_readings"] = power.compute_clock_readings
-        if power.reasons is not None:
-            found["reasons"] = 1.0
-            found |= {f"reason.{word}": fraction for word, fraction in power.reasons.items()}
-        if power.parts is not None:
-            found["parts"] = power.parts.measured_s
-            found |= {f"part.{part}": getattr(power.parts, part) for part in _PARTS}
-        numbers = {column: value for column, value in numbers.items() if not column.startswith(f"{name}.")}
-        numbers |= {f"{name}.{column}": float(value) for column, value in found.items() if value is not None}
-    return numbers
+    rows = []
+    for mode in Mode:
+        power = device.of(mode)
+        found: dict[str, float | None] = {}
+        if power is not None:
+            found = {"present": 1.0, power.energy_method: 1.0, **{name: getattr(power, name) for name in _NUMBERS}}
+            if has_clocks:
+                found["compute_clock_mhz"] = power.compute_clock_mhz
+                found["compute_clock_readings"] = power.compute_clock_readings
+            if power.reasons is not None:
+                found |= {"has_reasons": 1.0, **power.reasons}
+            if power.parts is not None:
+                found |= asdict(power.parts)
+        rows.append([found.get(column) for column in _COLUMNS])
+    return np.array(rows, dtype=np.float64).ravel()
 
 
 def add_power(parts: Sequence[PowerSums]) -> PowerSums:
     """Power of the devices of all parts. If ranks share a device, the lowest that has power figures speaks for it."""
-    if len(parts) == 1:
-        return parts[0]
-    with_columns = [part for part in parts if part.columns]
-    columns = tuple(sorted(set().union(*[part.columns for part in with_columns])))
-    problems: dict[str, tuple[int, int]] = {}
-    for said in [said for part in parts for said in part.problems]:
-        problems[said.text] = min(said.first, problems.get(said.text, said.first))
-    ordered = sorted([Said(first, text) for text, first in problems.items()], key=lambda said: said.first)
-    lowest = min((part for part in parts if part.source is not None), key=lambda part: part.ranks.lowest, default=None)
-    common = PowerSums(
-        ranks=union_of(part.ranks for part in parts),
-        without=union_of(part.without for part in parts),
-        unread=union_of(part.unread for part in parts),
-        columns=columns,
-        num_sums=sum(part.num_sums for part in parts),
-        problems=tuple(ordered[:MAX_PROBLEMS]),
-        num_more=sum(part.num_more for part in parts) + max(0, len(ordered) - MAX_PROBLEMS),
-        source=None if lowest is None else lowest.source,
-    )
-    if not columns:
-        return common
-    summed = [part for part in with_columns if part.num_sums]
-    sums = _add_sums([_aligned(_array(part.sums, 4), part.columns, columns) for part in summed], len(columns))
-    devices, owners, measured, rows = _distinct(with_columns, columns)
-    if len(owners) > MAX_DEVICES:
-        sums, num_sums = _add_sums([sums, _sums(rows)], len(columns)), common.num_sums + len(owners)
-        return msgspec.structs.replace(common, num_sums=num_sums, sums=sums.tobytes())
-    return msgspec.structs.replace(
-        common, devices=devices, owners=owners, measured=measured, rows=rows.tobytes(),
-        sums=sums.tobytes() if common.num_sums else b"",
-    )  # fmt: skip
+    added = _add(parts)
+    if len(added.devices) > MAX_DEVICES:
+        return replace(added, devices=(), num_others=_num_devices(added), others=tuple(_summed(added)))
+    return replace(added, others=added.others and (add_aggregates(added.others),))
 
 
-def _distinct(
-    parts: Sequence[PowerSums], columns: tuple[str, ...]
-) -> tuple[bytes, tuple[int, ...], tuple[bool, ...], Floats]:
-    """The rows of all parts, of each device the one that counts."""
-    rows = np.concatenate([_aligned(_array(part.rows, len(part.owners)), part.columns, columns) for part in parts])
-    content = b"".join([part.devices for part in parts])
-    owners = [owner for part in parts for owner in part.owners]
-    measured = [has for part in parts for has in part.measured]
-    kept: dict[bytes, int] = {}
-    for place in sorted(range(len(owners)), key=lambda place: (not measured[place], owners[place])):
-        kept.setdefault(content[place * DIGEST_BYTES : (place + 1) * DIGEST_BYTES], place)
-    places = list(kept.values())
-    return (
-        b"".join(kept), tuple([owners[place] for place in places]), tuple([measured[place] for place in places]),
-        rows[places],
-    )  # fmt: skip
+def _num_devices(sums: PowerSums) -> int:
+    return sums.num_others + len(sums.devices)
 
 
-def _array(content: bytes, rows: int) -> Floats:
-    return np.frombuffer(content).reshape(rows, -1) if content else np.empty((rows, 0))
-
-
-def _aligned(table: Floats, columns: tuple[str, ...], to: tuple[str, ...]) -> Floats:
-    """A table with other columns; NaN in those that it lacks."""
-    if columns == to:
-        return table
-    place = {column: number for number, column in enumerate(to)}
-    aligned = np.full((len(table), len(to)), math.nan)
-    if table.size:
-        aligned[:, [place[column] for column in columns]] = table
-    return aligned
-
-
-def _sums(rows: Floats) -> Floats:
-    """Of each column the number of rows that have it, the sum, the least and the most; shape (4, C)."""
-    known = ~np.isnan(rows)
-    return np.stack(
-        [
-            known.sum(axis=0, dtype=np.float64),
-            np.where(known, rows, 0.0).sum(axis=0),
-            np.where(known, rows, math.inf).min(axis=0, initial=math.inf),
-            np.where(known, rows, -math.inf).max(axis=0, initial=-math.inf),
-        ]
-    )
-
-
-def _add_sums(parts: Sequence[Floats], num_columns: int) -> Floats:
-    total = _sums(np.empty((0, num_columns)))
-    for part in parts:
-        known = np.nan_to_num(part[0])  # a column that a part lacks is NaN
-        total[0] += known
-        total[1] += np.where(known > 0, part[1], 0.0)
-        total[2] = np.fmin(total[2], np.where(known > 0, part[2], math.inf))
-        total[3] = np.fmax(total[3], np.where(known > 0, part[3], -math.inf))
-    return total
+def _summed(sums: PowerSums) -> list[Aggregate]:
+    """Over all devices; none where there are none."""
+    of_devices = [Aggregate.of(owner, numbers) for _, owner, numbers in [device.known for device in sums.devices]]
+    aggregates = [*of_devices, *sums.others]
+    return [add_aggregates(aggregates)] if aggregates else []
 
 
 # -- the job's power
@@ -252,39 +178,35 @@ def pooled_power(sums: PowerSums, *, whole: bool) -> JobPower:
         sums: of the ranks.
         whole: whether these are the devices of all ranks of the job. If not, there are no sums.
     """
-    num_devices = sums.num_sums + len(sums.owners)
-    columns: dict[str, _Column] = {}
-    if sums.columns:
-        rows = _array(sums.rows, len(sums.owners))
-        tables = [_sums(rows)] if rows.size else []
-        table = _add_sums([*tables, *([_array(sums.sums, 4)] if sums.num_sums else [])], len(sums.columns))
-        for name, (number, total, least, most) in zip(sums.columns, table.T.tolist(), strict=True):
-            columns[name] = _Column(int(number), total, least, most)
+    num_devices = _num_devices(sums)
+    columns = [
+        _Column(int(number), total, low, high)
+        for of_all in _summed(sums)
+        for number, total, _, low, _, high, _ in of_all.columns
+    ]
     modes = []
-    for mode in Mode:
-        prefix = f"{mode.value}."
-        of_mode = {
-            name.removeprefix(prefix): column
-            for name, column in columns.items()
-            if column.number and name.startswith(prefix)
-        }
-        if of_mode:
-            modes.append(_of_mode(mode, of_mode, num_devices if whole else None))
-    problems = [said.text for said in sums.problems]
-    if sums.num_more:
-        problems.append(too_many(count(sums.num_more, "more problem")))
+    for place, mode in enumerate(Mode):
+        of_mode = zip(_COLUMNS, columns[place * len(_COLUMNS) :], strict=False)
+        known = {name: column for name, column in of_mode if column.number}
+        if known:
+            modes.append(_of_mode(mode, known, num_devices if whole else None))
+    problems = [row.text for row in sums.problems.rows]
+    if sums.problems.num_more:
+        problems.append(too_many(count(sums.problems.num_more, "more problem")))
     return JobPower(
         num_devices=num_devices,
         ranks=sums.ranks.first(MAX_RANKS),
         without=sums.without.first(MAX_RANKS),
         modes=tuple(modes),
         problems=tuple(problems),
-        source=sums.source,
+        source=None if sums.source is None else sums.source[1],
         num_without=sums.without.count if sums.without.count > MAX_RANKS else msgspec.UNSET,
     )
 
 
 def _of_mode(mode: Mode, columns: dict[str, _Column], num_devices: int | None) -> JobModePower:
+    nothing = _Column(0, 0.0, 0.0, 0.0)
+
     def total(name: str) -> float | None:
         return columns[name].total if name in columns and columns[name].number == num_devices else None
 
@@ -301,17 +223,17 @@ def _of_mode(mode: Mode, columns: dict[str, _Column], num_devices: int | None) -
         """The mean, if every device that has the figure has this bound of it too."""
         return mean(name) if name in columns and columns[name].number == columns[whose].number else None
 
-    methods = [name.removeprefix("method.") for name in columns if name.startswith("method.")]
+    methods = [name for name in _METHODS if name in columns]
     reasons = None
-    if "reasons" in columns:
-        words = sorted(name for name in columns if name.startswith("reason."))
-        reasons = {word.removeprefix("reason."): columns[word].total / columns["reasons"].number for word in words}
+    if "has_reasons" in columns:
+        number = columns["has_reasons"].number
+        reasons = {word: columns[word].total / number for word in sorted(REASONS) if word in columns}
     parts = None
-    if "parts" in columns:
-        parts = UnitUtilisation(**{part: mean(f"part.{part}") for part in _PARTS}, measured_s=columns["parts"].total)
+    if "measured_s" in columns:
+        parts = UnitUtilisation(**{part: mean(part) for part in _PARTS}, measured_s=columns["measured_s"].total)
     return JobModePower(
         mode=mode,
-        num_devices=columns["avg_w"].number if "avg_w" in columns else 0,
+        num_devices=columns.get("avg_w", nothing).number,
         total_avg_w=total("avg_w"),
         mean_avg_w=mean("avg_w"),
         peak_w=most("peak_w"),
@@ -327,10 +249,9 @@ def _of_mode(mode: Mode, columns: dict[str, _Column], num_devices: int | None) -
         reasons=reasons,
         parts=parts,
         compute_clock_mhz=mean("compute_clock_mhz"),
-        compute_clock_readings=round(columns["compute_clock_readings"].total) if "compute_clock_readings" in columns
-        else 0,
+        compute_clock_readings=round(columns.get("compute_clock_readings", nothing).total),
         mean_avg_w_ci_low=mean_of_all("avg_w_ci_low", "avg_w"),
         mean_avg_w_ci_high=mean_of_all("avg_w_ci_high", "avg_w"),
         energy_per_step_j_ci_low=total("energy_per_step_j_ci_low"),
         energy_per_step_j_ci_high=total("energy_per_step_j_ci_high"),
-    )  # fmt: skip
+    )

@@ -25,7 +25,7 @@ from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.settled import StepSeries
 
 
-class MemoryPeak(msgspec.Struct, frozen=True):
+class MemoryPeak(msgspec.Struct, frozen=True, gc=False):
     """Bounds of the highest memory that tensors held at any time in the steps of one mode.
 
     Attributes:

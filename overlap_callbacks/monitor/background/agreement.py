@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from overlap_callbacks.analysis.formatting import name_ranks
+from overlap_callbacks.analysis.rank_set import Run, in_runs
 from overlap_callbacks.gate.collectives import POINT_TO_POINT
 from overlap_callbacks.gate.deadlock import CollectiveSequence
-from overlap_callbacks.monitor.background.tree import Run, in_runs
 
 
 class WindowTerms(msgspec.Struct, frozen=True):

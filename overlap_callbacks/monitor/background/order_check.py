@@ -19,6 +19,7 @@ import msgspec
 
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.formatting import name_ranks
+from overlap_callbacks.analysis.rank_set import in_runs
 from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Conflict, find_conflict
 from overlap_callbacks.monitor.background.agreement import (
@@ -34,7 +35,7 @@ from overlap_callbacks.monitor.background.agreement import (
 from overlap_callbacks.monitor.background.budget import Skip, WindowBudget
 from overlap_callbacks.monitor.background.order_parts import OrderPart
 from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
-from overlap_callbacks.monitor.background.tree import Tree, in_runs
+from overlap_callbacks.monitor.background.tree import Tree
 from overlap_callbacks.monitor.background.tree_mail import Exchange
 from overlap_callbacks.monitor.schedule import Placement
 

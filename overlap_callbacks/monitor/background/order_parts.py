@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 import msgspec
 
+from overlap_callbacks.analysis.rank_set import Run, joined
 from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.monitor.background.agreement import HandedIn, OrderMessage
-from overlap_callbacks.monitor.background.tree import Run, joined
 
 # Bytes of compressed sequences that travel together at most. A sequence of 4,000 collectives takes some kilobytes.
 MAX_SEQUENCE_BYTES = 8 * 2**20

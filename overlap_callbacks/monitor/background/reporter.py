@@ -21,8 +21,7 @@ from overlap_callbacks.analysis.arms import arm_report_of
 from overlap_callbacks.analysis.environment.privacy import hidden_window
 from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.headline import arm_summary, summary
-from overlap_callbacks.analysis.job.merging import merge, part_of
-from overlap_callbacks.analysis.job.part import JobPart, decode, encode
+from overlap_callbacks.analysis.job.part import JobPart, decode, encode, merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.arm import ArmReport
@@ -36,7 +35,7 @@ from overlap_callbacks.analysis.settled import SettledFit
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of
 from overlap_callbacks.monitor.background.store import StoreChannel
-from overlap_callbacks.monitor.background.tree import Run, Tree, joined
+from overlap_callbacks.monitor.background.tree import Tree
 from overlap_callbacks.monitor.background.tree_mail import Exchange
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
@@ -60,22 +59,10 @@ _AFTERMATH_PART = 1 / 3
 _AFTERMATH_LOOK_S = 0.05
 
 
-class Bundle(msgspec.Struct, array_like=True, gc=False):
-    """What goes up the tree: which ranks were heard, as runs, and what they measured.
-
-    Attributes:
-        heard: in order.
-        part: encoded.
-    """
-
-    heard: list[Run]
-    part: bytes
-
-
 def with_members(
     exchange: Exchange, own: JobPart, key: str, timeout_s: float, stop: Callable[[float], bool]
-) -> tuple[JobPart, list[Run]]:
-    """What this rank and those below it measured, of those that report in time; and which these are.
+) -> JobPart:
+    """What this rank and those below it measured, of those that report in time.
 
     Args:
         exchange: with the ranks above and below; learns which ranks were not heard.
@@ -84,13 +71,14 @@ def with_members(
         timeout_s: how long rank 0 waits; this rank waits as long as its place allows.
         stop: see ``Exchange.gather``.
     """
-    tree = exchange.tree
-    messages = exchange.gather(key, tree.patience_s(timeout_s), stop)
-    bundles = [msgspec.msgpack.decode(message, type=Bundle) for message in messages.values()]
-    heard = joined([(tree.rank, tree.rank), *[run for bundle in bundles for run in bundle.heard]])
-    exchange.unheard = tree.members_without(heard)
-    part = merge([own, *[decode(bundle.part) for bundle in bundles]]) if bundles else own
-    return part, heard
+    messages = exchange.gather(key, exchange.tree.patience_s(timeout_s), stop)
+    parts = [own]
+    for message in messages.values():
+        with contextlib.suppress(msgspec.DecodeError):  # its ranks count as not heard
+            parts.append(decode(message))
+    part = merge(parts)
+    exchange.unheard = exchange.tree.members_without(part.heard)
+    return part
 
 
 class Reporter:
@@ -239,9 +227,9 @@ class Reporter:
             own = hidden_window(own, self._hide)
         # With every window: the message of a rank may come too late for one, and its size is small.
         own = msgspec.structs.replace(own, environment=self._environment())
-        part, heard = with_members(self._exchange, part_of(own), key, self._timeout_s, self._is_over)
+        part = with_members(self._exchange, part_of(own), key, self._timeout_s, self._is_over)
         if self._job.rank != 0:
-            self._send_up(Bundle(heard, encode(part)), key)
+            self._send_up(part, key)
             return
         cost.work_began()
         arm = window.compared_with
@@ -307,10 +295,9 @@ class Reporter:
         silent = self._exchange.unheard
         return [f"no report came from {name_ranks(silent)}"] if silent else []
 
-    def _send_up(self, bundle: Bundle, key: str) -> None:
+    def _send_up(self, part: JobPart, key: str) -> None:
         patience_s = 0.0 if self._parent_is_slow else self._timeout_s
-        sent = self._exchange.send_up(key, msgspec.msgpack.encode(bundle), patience_s, self._stop.is_set)
-        self._parent_is_slow = not sent
+        self._parent_is_slow = not self._exchange.send_up(key, encode(part), patience_s, self._stop.is_set)
 
     def _leave(self, exchanges: Sequence[Exchange]) -> None:
         """Wait until what this rank sent was read, for a bounded time, and leave nothing in the store."""

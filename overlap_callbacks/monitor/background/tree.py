@@ -12,9 +12,10 @@ trees would wait for each other in vain.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from overlap_callbacks.analysis.rank_set import Run, in_runs
 from overlap_callbacks.monitor.background.store import Job
 
 # Children that a rank has on each level, and one: rank 0 hears 15 on each level, so 45 of 4,096 ranks and 46 of 8,192.
@@ -28,9 +29,6 @@ _MANY_RANKS = 1024
 
 # Maximum time by which a rank waits for its children for longer than these wait for theirs.
 _MAX_LEAD_S = 2.5
-
-# The first and the last of ranks that follow each other.
-Run = tuple[int, int]
 
 
 def num_watched(world_size: int) -> int:
@@ -120,19 +118,3 @@ class Tree:
         """
         levels = max(1, self.num_levels)
         return timeout_s - (levels - self.level) * min(_MAX_LEAD_S, timeout_s / (2 * levels))
-
-
-def joined(runs: Iterable[Run]) -> list[Run]:
-    """Runs of ranks in order, those that follow each other joined."""
-    found: list[Run] = []
-    for first, last in sorted(runs):
-        if found and found[-1][1] + 1 == first:
-            found[-1] = (found[-1][0], last)
-        else:
-            found.append((first, last))
-    return found
-
-
-def in_runs(runs: Iterable[Run]) -> list[int]:
-    """The ranks of all runs."""
-    return [rank for first, last in runs for rank in range(first, last + 1)]

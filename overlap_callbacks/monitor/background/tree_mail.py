@@ -29,8 +29,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
-import msgspec
-
 from overlap_callbacks.monitor.background.store import StoreChannel, poll
 from overlap_callbacks.monitor.background.tree import Tree
 
@@ -44,12 +42,6 @@ MAX_ORPHANS = 256
 _ROUND_S = 0.5
 # Keys of exchanges that are over: their messages come too late.
 _REMEMBERED = 64
-
-
-class _Letter(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    number: int
-    key: str
-    message: bytes
 
 
 class Exchange:
@@ -268,7 +260,7 @@ class _Outlet:
         place = _place(self._edge, self._number)
         if self._number >= PLACES and self._channel.has(place):
             return False
-        self._channel.publish(place, msgspec.msgpack.encode(_Letter(self._number, key, message)))
+        self._channel.publish(place, f"{self._number} {key}\n".encode() + message)
         self._number += 1
         return True
 
@@ -306,10 +298,10 @@ class _Inlet:
             # ends would count on from different numbers, and miss each other in every window to come.
             if data is None or not self._channel.delete(place):
                 return None
-            letter = msgspec.msgpack.decode(data, type=_Letter)
-            self._number = letter.number + 1
-            if letter.key not in over:
-                self._early[letter.key] = letter.message
+            number, sent_key, message = _opened(data)
+            self._number = number + 1
+            if sent_key not in over:
+                self._early[sent_key] = message
                 if len(self._early) > PLACES:
                     self._early.pop(next(iter(self._early)))
         return self._early.pop(key)
@@ -323,11 +315,18 @@ class _Inlet:
         found = self.look(key, over)
         if found is None:
             places = [self._channel.peek(_place(self._edge, number)) for number in range(PLACES)]
-            numbers = [msgspec.msgpack.decode(data, type=_Letter).number for data in places if data is not None]
+            numbers = [_opened(data)[0] for data in places if data is not None]
             if numbers:
                 self._number = min(numbers)
                 found = self.look(key, over)
         return found
+
+
+def _opened(data: bytes) -> tuple[int, str, bytes]:
+    """The number of what was sent on its edge, the key of its exchange, and the message."""
+    head, _, message = data.partition(b"\n")
+    number, _, key = head.decode().partition(" ")
+    return int(number), key, message
 
 
 def _place(edge: str, number: int) -> str:

@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.environment.privacy import (
     mark_of,
     numbered,
 )
-from overlap_callbacks.analysis.job.merging import merge, part_of
+from overlap_callbacks.analysis.job.part import merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.report import OverlapReport
 from tests.analysis.communication.layouts import Layout

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
-from overlap_callbacks.analysis.job.merging import merge, part_of
-from overlap_callbacks.analysis.job.part import JobPart, decode, encode
+from overlap_callbacks.analysis.job.part import JobPart, decode, encode, merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.job.stages import ENOUGH
 from overlap_callbacks.analysis.job.waiting import MAX_MESSAGE_BYTES, OpenGroup, WaitingSums, without_waiting

@@ -10,6 +10,11 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, JobPower, ModePower, SourceInfo
 
 
+def pool(by_rank: dict[int, tuple[DevicePower, ...]]) -> JobPower:
+    parts = [power_of(rank, power) for rank, power in by_rank.items()]
+    return pooled_power(add_power(parts) if parts else PowerSums(), whole=True)
+
+
 def figures(device: str, watts: float | None, problems: tuple[str, ...] = (), **more) -> tuple[DevicePower, ...]:
     source = SourceInfo("fake", "Fake", device, "instantaneous", 0.1, None, 0.1)
     mode = ModePower(Mode.OVERLAPPED, avg_w=watts, peak_w=watts, energy_per_step_j=watts and watts / 2, **more)

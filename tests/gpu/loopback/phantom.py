@@ -12,14 +12,10 @@ from unittest import mock
 
 import msgspec
 
-from overlap_callbacks.analysis.job.merging import merge, part_of
-from overlap_callbacks.analysis.job.part import JobPart
+from overlap_callbacks.analysis.job.part import JobPart, merge, part_of
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.monitor.background import order_check, reporter
 from overlap_callbacks.monitor.background.order_parts import OrderPart
-from overlap_callbacks.monitor.background.tree import Run
-
-_BOTH: list[Run] = [(0, 1)]
 
 
 @contextlib.contextmanager
@@ -42,5 +38,5 @@ def _part_of_both(window: RankWindow) -> JobPart:
     return merge([part_of(window), part_of(msgspec.structs.replace(window, rank=1))])
 
 
-def _with_members(_exchange: object, own: JobPart, *_: object) -> tuple[JobPart, list[Run]]:
-    return own, _BOTH
+def _with_members(_exchange: object, own: JobPart, *_: object) -> JobPart:
+    return own

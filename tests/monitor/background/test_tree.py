@@ -6,7 +6,8 @@ from collections import Counter
 
 import pytest
 
-from overlap_callbacks.monitor.background.tree import FAN_IN, Tree, in_runs, joined, num_watched
+from overlap_callbacks.analysis.rank_set import in_runs, joined
+from overlap_callbacks.monitor.background.tree import FAN_IN, Tree, num_watched
 
 SIZES = [(2, 16), (7, 2), (16, 16), (17, 16), (100, 4), (257, 16), (4096, 16), (8192, 16), (5000, 64)]
 

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.block_means import Block, add_arms, block_sums
 from overlap_callbacks.analysis.figures import figures_of
+from overlap_callbacks.analysis.job.blocks import Block, add_modes, block_sums
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -21,10 +21,10 @@ ORDER = [OV, SEQ, SEQ, OV] * 2
 def block_means(ranks):
     """The mean over ranks of each overlapped block, from the quantities of each rank's blocks by the block's number."""
     parts = [
-        block_sums(number, [Block(OV, block, 1, row, (0.0,)) for block, row in blocks.items()], None)
+        block_sums(number, [Block(OV, block, 1, row, (0.0,)) for block, row in blocks.items()])
         for number, blocks in enumerate(ranks)
     ]
-    return [row[:-2] for row in add_arms([part.groups[0].arms[0] for part in parts]).rows()]
+    return [row[:-2] for row in add_modes([part.groups[0].modes[0] for part in parts]).rows()]
 
 
 def rank(number: int, compute_ms: float, without: tuple[int, ...] = (), slowdown: float = 0.0) -> RankWindow:

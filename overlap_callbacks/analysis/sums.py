@@ -1,0 +1,174 @@
+"""How what ranks measured adds up: each struct says it once, field by field, and one code does it at every level.
+
+A *way* makes one value of those that several sets of ranks have: ``sum``, ``max``, ``any``, ``RankSet.union``, or what
+``struct_sum``, ``table_sum`` and ``named_sum`` make of other ways. No two of the sets have a rank in common.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Way = Callable[[Sequence[Any]], Any]
+
+S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
+
+_COUNT, _TOTAL, _SQUARES, _LOW, _LOW_RANK, _HIGH, _HIGH_RANK = range(7)
+
+
+def struct_sum(of: type[S], /, **ways: Way) -> Callable[[Sequence[S]], S]:
+    """The way of a struct: its fields by these ways, the others are summed."""
+    in_order = _in_order(of, 0, ways)
+    return lambda parts: of(*_added(in_order, [msgspec.structs.astuple(part) for part in parts]))
+
+
+def table_sum(
+    of: type[S], key: int, /, *, order: Callable[[S], Any] | None = None, limit: int | None = None, **ways: Way
+) -> Callable[[Iterable[Iterable[S]]], tuple[S, ...]]:
+    """The way of a table: rows with the same key become one row.
+
+    Args:
+        of: a row.
+        key: number of its first fields that are the key.
+        order: of the rows; those for which it is the same, and all by default, come in the order of their keys.
+        limit: number of rows that are kept.
+        ways: of its other fields, which are summed by default.
+    """
+    in_order = _in_order(of, key, ways)
+
+    def add(tables: Iterable[Iterable[S]]) -> tuple[S, ...]:
+        by_key: dict[Hashable, list[tuple[Any, ...]]] = {}
+        for row in chain.from_iterable(tables):
+            values = msgspec.structs.astuple(row)
+            by_key.setdefault(values[:key], []).append(values)
+        rows = [of(*_added(in_order, of_key)) for of_key in by_key.values()]
+        rows.sort(key=lambda row: (order(row) if order else 0, msgspec.structs.astuple(row)[:key]))
+        return tuple(rows[:limit])
+
+    return add
+
+
+def named_sum(way: Way) -> Callable[[Iterable[Mapping[Any, Any]]], dict[Any, Any]]:
+    """The way of values by name, from that of the values; sorted by name."""
+
+    def add(parts: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
+        by_name = grouped(chain.from_iterable([part.items() for part in parts]), lambda item: item[0])
+        return {name: way([value for _, value in by_name[name]]) for name in sorted(by_name)}
+
+    return add
+
+
+def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
+    """The values by their keys, both in the order in which they come."""
+    found: dict[Any, list[T]] = {}
+    for value in values:
+        found.setdefault(key(value), []).append(value)
+    return found
+
+
+def _in_order(of: type[msgspec.Struct], key: int, ways: Mapping[str, Way]) -> list[Way]:
+    names = of.__struct_fields__
+    if not set(names[key:]) >= set(ways):
+        raise TypeError(f"{of.__name__} has no fields {', '.join(sorted(set(ways) - set(names[key:])))} to add up")
+    return [first if place < key else ways.get(name, sum) for place, name in enumerate(names)]
+
+
+def _added(ways: Sequence[Way], parts: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    if len(parts) == 1:
+        return parts[0]
+    return [way(column) for way, column in zip(ways, zip(*parts, strict=True), strict=True)]
+
+
+# -- ways of values
+
+
+def first(values: Sequence[T]) -> T:
+    """The first of values that are the same, or in the order of their ranks."""
+    return values[0]
+
+
+def same_or(other: T) -> Callable[[Sequence[T]], T]:
+    """The value where all have the same one, else ``other``."""
+    return lambda values: values[0] if len(set(values)) == 1 else other
+
+
+def of_lowest(values: Sequence[tuple[int, T] | None]) -> tuple[int, T] | None:
+    """That of the lowest rank, of values with their ranks; None where no rank has any."""
+    return min([value for value in values if value is not None], key=lambda value: value[0], default=None)
+
+
+def distinct(values: Iterable[Iterable[T]]) -> tuple[T, ...]:
+    """All different ones, sorted."""
+    return tuple(sorted(set().union(*values)))  # type: ignore[type-var]
+
+
+def each_sum(values: Iterable[Sequence[Any]]) -> tuple[Any, ...]:
+    """Sums of tuples, place by place."""
+    return tuple(map(sum, zip(*values, strict=True)))
+
+
+def array_sum(values: Sequence[Floats]) -> Floats:
+    """Sums of arrays of one shape."""
+    return np.asarray(np.sum(values, axis=0))
+
+
+def array_max(values: Sequence[Floats]) -> Floats:
+    """The largest values of arrays of one shape."""
+    return np.asarray(np.max(values, axis=0))
+
+
+class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Some quantities over ranks, or over devices.
+
+    Attributes:
+        rows: of each quantity how many have it, their sum, the sum of the squared distances from their mean, the
+            smallest with the lowest rank that has it, and the largest with its rank; 7 rows of one length.
+    """
+
+    rows: Floats
+
+    def __post_init__(self) -> None:
+        if self.rows.size % 7:
+            raise ValueError("the rows of an aggregate have different lengths")
+
+    @classmethod
+    def of(cls, rank: int, values: Floats) -> Aggregate:
+        """The quantities of one rank; NaN for those that it lacks."""
+        known = ~np.isnan(values)
+        ranks = np.full(len(values), float(rank))
+        zeros = np.zeros(len(values))
+        value, low, high = (np.where(known, values, absent) for absent in (0.0, np.inf, -np.inf))
+        return cls(np.stack([known, value, zeros, low, ranks, high, ranks]))
+
+    @property
+    def columns(self) -> list[tuple[float, ...]]:
+        """The 7 numbers of each quantity."""
+        return [tuple(column) for column in self.rows.reshape(7, -1).T.tolist()]
+
+
+def add_aggregates(parts: Sequence[Aggregate]) -> Aggregate:
+    """Sums about the common mean, of any number of parts.
+
+    Source, for two parts: T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for Computing the Sample Variance" (The
+    American Statistician 37, 1983), equation 2.1.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    of_parts = np.stack([part.rows.reshape(7, -1) for part in parts], axis=1)  # (7, parts, quantities)
+    rows = of_parts.sum(axis=1)
+    means = of_parts[_TOTAL] / np.maximum(of_parts[_COUNT], 1)
+    number = np.maximum(rows[_COUNT], 1)
+    distances = means - rows[_TOTAL] / number
+    distances -= (of_parts[_COUNT] * distances).sum(axis=0) / number  # so that equal means have none
+    rows[_SQUARES] += (of_parts[_COUNT] * distances**2).sum(axis=0)
+    rows[_LOW], rows[_HIGH] = of_parts[_LOW].min(axis=0), of_parts[_HIGH].max(axis=0)
+    for extreme, rank in ((_LOW, _LOW_RANK), (_HIGH, _HIGH_RANK)):
+        rows[rank] = np.where(of_parts[extreme] == rows[extreme], of_parts[rank], np.inf).min(axis=0)
+    return Aggregate(rows)
