@@ -6,7 +6,8 @@ A *way* makes one value of those that several sets of ranks have: ``sum``, ``max
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -44,13 +45,13 @@ def table_sum(
     in_order = _in_order(of, key, ways)
 
     def add(tables: Iterable[Iterable[S]]) -> tuple[S, ...]:
-        by_key: dict[Hashable, list[tuple[Any, ...]]] = {}
+        by_key: defaultdict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
         for row in chain.from_iterable(tables):
             values = msgspec.structs.astuple(row)
-            by_key.setdefault(values[:key], []).append(values)
-        rows = [of(*_added(in_order, of_key)) for of_key in by_key.values()]
-        rows.sort(key=lambda row: (order(row) if order else 0, msgspec.structs.astuple(row)[:key]))
-        return tuple(rows[:limit])
+            by_key[values[:key]].append(values)
+        rows = [(of_key, of(*_added(in_order, rows))) for of_key, rows in by_key.items()]
+        rows.sort(key=lambda row: (order(row[1]) if order else 0, row[0]))
+        return tuple([row for _, row in rows[:limit]])
 
     return add
 
@@ -139,13 +140,12 @@ class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
             raise ValueError("the rows of an aggregate have different lengths")
 
     @classmethod
-    def of(cls, rank: int, values: Floats) -> Aggregate:
-        """The quantities of one rank; NaN for those that it lacks."""
+    def of(cls, ranks: Sequence[int], values: Floats) -> Aggregate:
+        """The quantities of some ranks; NaN for those that a rank lacks. Shape (ranks, quantities)."""
         known = ~np.isnan(values)
-        ranks = np.full(len(values), float(rank))
-        zeros = np.zeros(len(values))
+        of_each = np.broadcast_to(np.array(ranks, dtype=np.float64)[:, None], values.shape)
         value, low, high = (np.where(known, values, absent) for absent in (0.0, np.inf, -np.inf))
-        return cls(np.stack([known, value, zeros, low, ranks, high, ranks]))
+        return _added_up(np.stack([known, value, np.zeros_like(values), low, of_each, high, of_each]))
 
     @property
     def columns(self) -> list[tuple[float, ...]]:
@@ -154,21 +154,22 @@ class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def add_aggregates(parts: Sequence[Aggregate]) -> Aggregate:
-    """Sums about the common mean, of any number of parts.
+    """The quantities over the ranks of all parts."""
+    return _added_up(np.stack([part.rows.reshape(7, -1) for part in parts], axis=1))
+
+
+def _added_up(parts: Floats) -> Aggregate:
+    """Sums about the common mean, of any number of parts; shape (7, parts, quantities).
 
     Source, for two parts: T. F. Chan, G. H. Golub, R. J. LeVeque, "Algorithms for Computing the Sample Variance" (The
     American Statistician 37, 1983), equation 2.1.
     """
-    if len(parts) == 1:
-        return parts[0]
-    of_parts = np.stack([part.rows.reshape(7, -1) for part in parts], axis=1)  # (7, parts, quantities)
-    rows = of_parts.sum(axis=1)
-    means = of_parts[_TOTAL] / np.maximum(of_parts[_COUNT], 1)
+    rows = parts.sum(axis=1)
     number = np.maximum(rows[_COUNT], 1)
-    distances = means - rows[_TOTAL] / number
-    distances -= (of_parts[_COUNT] * distances).sum(axis=0) / number  # so that equal means have none
-    rows[_SQUARES] += (of_parts[_COUNT] * distances**2).sum(axis=0)
-    rows[_LOW], rows[_HIGH] = of_parts[_LOW].min(axis=0), of_parts[_HIGH].max(axis=0)
+    distances = parts[_TOTAL] / np.maximum(parts[_COUNT], 1) - rows[_TOTAL] / number
+    distances -= (parts[_COUNT] * distances).sum(axis=0) / number  # so that equal means have none
+    rows[_SQUARES] += (parts[_COUNT] * distances**2).sum(axis=0)
+    rows[_LOW], rows[_HIGH] = parts[_LOW].min(axis=0), parts[_HIGH].max(axis=0)
     for extreme, rank in ((_LOW, _LOW_RANK), (_HIGH, _HIGH_RANK)):
-        rows[rank] = np.where(of_parts[extreme] == rows[extreme], of_parts[rank], np.inf).min(axis=0)
+        rows[rank] = np.where(parts[extreme] == rows[extreme], parts[rank], np.inf).min(axis=0)
     return Aggregate(rows)

@@ -196,7 +196,7 @@ def part_of(window: RankWindow) -> JobPart:
         lost=lost,
         checked=any(block.mode is Mode.SEQUENTIAL for block in window.profiled),
         figures=figures,
-        spread=Aggregate.of(rank, np.array([spread.get(name, math.nan) for name in SPREAD_OVER_RANKS])),
+        spread=Aggregate.of([rank], np.array([[spread.get(name, math.nan) for name in SPREAD_OVER_RANKS]])),
         doubts=sentences_of(rank, window.doubts),
         let_pass=sentences_of(rank, window.let_pass),
         problems=sentences_of(rank, window.problems),

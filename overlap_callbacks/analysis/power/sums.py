@@ -156,8 +156,10 @@ def _num_devices(sums: PowerSums) -> int:
 
 def _summed(sums: PowerSums) -> list[Aggregate]:
     """Over all devices; none where there are none."""
-    of_devices = [Aggregate.of(owner, numbers) for _, owner, numbers in [device.known for device in sums.devices]]
-    aggregates = [*of_devices, *sums.others]
+    aggregates = list(sums.others)
+    if sums.devices:
+        _, owners, numbers = zip(*[device.known for device in sums.devices], strict=True)
+        aggregates.append(Aggregate.of(owners, np.stack(numbers)))
     return [add_aggregates(aggregates)] if aggregates else []
 
 

@@ -124,3 +124,14 @@ def test_of_many_devices_sums_and_extremes_are_those_of_all() -> None:
     found = overlapped(pool(by_rank))
     assert found.total_avg_w == pytest.approx(sum(watts.values()))
     assert (found.num_devices, found.peak_w, found.min_sm_clock_mhz) == (200, 499.0, 1000.0)
+
+
+def test_hosts_of_which_devices_are_known_and_many_others_of_which_sums_are_add_up() -> None:
+    """As rank 0 of a large job hears them: itself, some ranks alone, and leaders of hundreds."""
+    watts = {rank: 300.0 + rank for rank in range(200)}
+    parts = [power_of(rank, figures(f"device {rank}", value)) for rank, value in watts.items()]
+    found = overlapped(
+        pooled_power(add_power([*parts[:3], add_power(parts[3:100]), add_power(parts[100:])]), whole=True)
+    )
+    assert found.total_avg_w == pytest.approx(sum(watts.values()))
+    assert (found.num_devices, found.peak_w) == (200, 499.0)
