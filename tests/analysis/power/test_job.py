@@ -10,11 +10,6 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, JobPower, ModePower, SourceInfo
 
 
-def pool(by_rank: dict[int, tuple[DevicePower, ...]]) -> JobPower:
-    parts = [power_of(rank, power) for rank, power in by_rank.items()]
-    return pooled_power(add_power(parts) if parts else PowerSums(), whole=True)
-
-
 def figures(device: str, watts: float | None, problems: tuple[str, ...] = (), **more) -> tuple[DevicePower, ...]:
     source = SourceInfo("fake", "Fake", device, "instantaneous", 0.1, None, 0.1)
     mode = ModePower(Mode.OVERLAPPED, avg_w=watts, peak_w=watts, energy_per_step_j=watts and watts / 2, **more)
@@ -126,12 +121,11 @@ def test_of_many_devices_sums_and_extremes_are_those_of_all() -> None:
     assert (found.num_devices, found.peak_w, found.min_sm_clock_mhz) == (200, 499.0, 1000.0)
 
 
-def test_hosts_of_which_devices_are_known_and_many_others_of_which_sums_are_add_up() -> None:
+def test_single_devices_and_sums_of_many_add_up() -> None:
     """As rank 0 of a large job hears them: itself, some ranks alone, and leaders of hundreds."""
     watts = {rank: 300.0 + rank for rank in range(200)}
     parts = [power_of(rank, figures(f"device {rank}", value)) for rank, value in watts.items()]
-    found = overlapped(
-        pooled_power(add_power([*parts[:3], add_power(parts[3:100]), add_power(parts[100:])]), whole=True)
-    )
+    heard = [*parts[:3], add_power(parts[3:100]), add_power(parts[100:])]
+    found = overlapped(pooled_power(add_power(heard), whole=True))
     assert found.total_avg_w == pytest.approx(sum(watts.values()))
     assert (found.num_devices, found.peak_w) == (200, 499.0)
