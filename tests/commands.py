@@ -7,7 +7,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from overlap_callbacks.cli.main import main
+from overlap_callbacks.cli import main
 
 
 def invoke(*arguments: str, **options: Any) -> Result:

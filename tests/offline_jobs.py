@@ -69,8 +69,8 @@ def run_rank_offline(config: str) -> None:
 
 def main(folder: Path) -> None:
     forbid_requests(folder)
+    from overlap_callbacks.cli import main as overlap
     from overlap_callbacks.cli.demo import command
-    from overlap_callbacks.cli.main import main as overlap
 
     command.WORKER = "tests.offline_jobs"
     demo = ["--steps", "95", "--layers", "1", "--hidden", "32", "--run-dir", str(folder / "run"), "--json"]

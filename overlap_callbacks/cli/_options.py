@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,22 +11,6 @@ import click
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
-rule_option = click.option(
-    "--rule", "rules", multiple=True, metavar="FAMILY=REGEX",
-    help="Kernels whose name holds REGEX are of FAMILY; before the rules built in. May be repeated.",
-)  # fmt: skip
-communication_option = click.option(
-    "--communication", "patterns", multiple=True, metavar="REGEX",
-    help="Kernels and copies whose name holds REGEX communicate, beside those built in. May be repeated.",
-)  # fmt: skip
-step_option = click.option(
-    "--step", "step", metavar="REGEX",
-    help="Ranges of the host whose name holds REGEX are the steps, in the place of ProfilerStep#. Its first group is "
-    "the step's number.",
-)  # fmt: skip
-output_option = click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write everything to this file too, as JSON."
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
 
@@ -65,11 +48,6 @@ def matrix_options(function: _Function) -> _Function:
     for option in reversed(_MATRIX_OPTIONS):
         function = option(function)
     return function
-
-
-def csv_option(tables: Sequence[str]) -> Callable[[_Function], _Function]:
-    """The option ``--csv`` of a command that has these tables."""
-    return click.option("--csv", type=click.Choice(list(tables)), help="Print a table as CSV.")
 
 
 def words(text: str | None) -> tuple[str, ...]:
@@ -135,45 +113,3 @@ def refuse_beside_resume(allowed: Sequence[str]) -> None:
     ]
     if others:
         raise ValueError(f"--resume goes on as it was begun: leave out {' and '.join(others)}")
-
-
-def add_rules(rules: tuple[str, ...], patterns: tuple[str, ...]) -> None:
-    """Put the user's rules before those that are built in, for this process.
-
-    Args:
-        rules: texts of the form FAMILY=REGEX.
-        patterns: regular expressions of names that communicate.
-
-    Raises:
-        click.BadParameter: a text is not of that form, or is not a regular expression.
-    """
-    from overlap_callbacks.analysis import name_rules
-
-    for pattern in patterns:
-        _check_pattern(pattern, "--communication")
-        name_rules.communication_patterns.append(pattern)
-    for position, text in enumerate(rules):
-        family, equals, pattern = text.partition("=")
-        _check_pattern(pattern, "--rule")
-        if not (family and equals and pattern):
-            raise click.BadParameter(f"{text!r} must be of the form FAMILY=REGEX", param_hint="--rule")
-        name_rules.families.insert(position, name_rules.Rule(family, pattern))
-
-
-def step_pattern(text: str | None) -> re.Pattern[str] | None:
-    """The pattern of ``--step``.
-
-    Raises:
-        click.BadParameter: it is not a regular expression.
-    """
-    if text is None:
-        return None
-    _check_pattern(text, "--step")
-    return re.compile(text)
-
-
-def _check_pattern(pattern: str, option: str) -> None:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint=option) from None

@@ -1,21 +1,23 @@
-"""Reading a run or a trace for a command, and printing results as tables, CSV or JSON."""
+"""What commands read and write: records, with a progress bar; tables, JSON and pictures."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
+    from rich.progress import Progress, TaskID
 
     from overlap_callbacks.analysis.communication.view import TrafficView
     from overlap_callbacks.report.record import Record
@@ -23,67 +25,63 @@ if TYPE_CHECKING:
 
 # Nothing heavy is imported at the top: every command's help needs this module.
 
-_Read = TypeVar("_Read")
-_Result = TypeVar("_Result")
+# How long work may take before its progress is shown.
+PATIENCE_S = 2.0
 
 
-def read_with_progress(path: Path, read: Callable[[Path, Callable[[int, int], None]], _Read]) -> _Read:
-    """Read a file of any size, with a progress bar if it takes long."""
-    with with_progress(f"reading {path.name}") as progress:
-        return read(path, progress)
+def open_console(*, stderr: bool = False) -> Console:
+    """A console; where the user has set ``NO_COLOR`` (https://no-color.org), one that writes no colour and no style.
+
+    Args:
+        stderr: whether it writes to stderr, as progress and remarks do, and not to stdout.
+    """
+    from rich.console import Console
+
+    # A name that has :fire: in it stays as it is.
+    return Console(stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto", emoji=False)
 
 
 def with_progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
     """A function to call with what is done and the total; a progress bar appears if the work takes long."""
     if not sys.stderr.isatty():
         return contextlib.nullcontext(lambda done, total: None)
-    from overlap_callbacks.cli._console import open_console
-    from overlap_callbacks.cli.progress import progress_of
-
     return progress_of(what, open_console(stderr=True))
 
 
-def print_result(
-    result: _Result,
-    as_json: bool,
-    output: Path | None,
-    csv: str | None,
-    document: Callable[[_Result], Document],
-    problems: Sequence[str],
-    everything: bool = False,
-) -> None:
-    """Print a result in the form that the user asked for.
+@contextlib.contextmanager
+def progress_of(what: str, console: Console, patience_s: float = PATIENCE_S) -> Iterator[Callable[[int, int], None]]:
+    """A function to call with the amount that is done and the total amount.
 
     Args:
-        result: of a command.
-        as_json: print it as JSON.
-        output: a file that gets everything as JSON; None for none.
-        csv: the table to print, as CSV; None if the user did not ask for CSV.
-        document: makes what people read.
-        problems: printed to stderr beside a CSV; the other forms hold them.
-        everything: whether to print all of the document.
-
-    Raises:
-        click.UsageError: both JSON and CSV were asked for.
-        click.ClickException: the output file cannot be written.
+        what: what is being done, for people.
+        console: where to show the bar. If it is not a terminal, nothing is shown.
+        patience_s: how long the work may take before the bar is shown.
     """
-    import msgspec
+    began = time.monotonic()
+    shown: tuple[Progress, TaskID] | None = None
 
-    if csv is not None and as_json:
-        raise click.UsageError("give either --json or --csv")
-    if output is not None:
-        try:
-            output.write_bytes(msgspec.json.encode(result) + b"\n")
-        except OSError as error:
-            raise click.ClickException(one_line(f"--output {output} cannot be written: {error.strerror}")) from None
-    if csv is not None:
-        click.echo(csv, nl=False)
-        for problem in problems:
-            click.echo(one_line(f"Note: {problem}"), err=True)
-    elif as_json:
-        print_json(result)
-    else:
-        print_document(document(result), everything)
+    def update(done: int, total: int) -> None:
+        nonlocal shown
+        if shown is None and console.is_terminal and time.monotonic() - began >= patience_s:
+            shown = _bar(what, console)
+            shown[0].start()
+        if shown is not None:
+            bar, task = shown
+            bar.update(task, completed=done, total=total)
+
+    try:
+        yield update
+    finally:
+        if shown is not None:
+            shown[0].stop()
+
+
+def _bar(what: str, console: Console) -> tuple[Progress, TaskID]:
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    bar = Progress(*columns, console=console, transient=True)
+    return bar, bar.add_task(what, total=None)
 
 
 def newest_run(path: Path) -> Path:
@@ -115,9 +113,8 @@ def read_record(run: Path) -> Record:
 
     gc.disable()  # of a long run, hundreds of thousands of small objects are kept, and none is garbage
     try:
-        return read_with_progress(run, functools.partial(record.read, details=False))
-    except record.RecordError as error:
-        raise click.ClickException(one_line(str(error))) from None
+        with refusing(record.RecordError), with_progress(f"reading {run.name}") as progress:
+            return record.read(run, progress, details=False)
     finally:
         gc.freeze()  # nor is any later: to look at them again and again takes long
         gc.enable()
@@ -162,7 +159,6 @@ def print_document(document: Document, everything: bool = True) -> None:
 
 def print_tables(tables: RenderableType) -> None:
     """Print tables, cleaned of what could steer the terminal."""
-    from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.report.terminal import SanitizedRenderable
 
     open_console().print(SanitizedRenderable(tables))
@@ -182,17 +178,50 @@ def draw_matrix(view: TrafficView, svg: Path | None, png: Path | None) -> list[s
     if png is not None:
         require("matplotlib", "plots")
     if svg is not None:
-        _write(svg, "--svg", heat_map.svg(view, standalone=True).encode())
+        write_file(svg, "--svg", heat_map.svg(view, standalone=True).encode())
     if png is not None:
-        _write(png, "--png", heat_map.png(view))
+        write_file(png, "--png", heat_map.png(view))
     return [str(path) for path in (svg, png) if path is not None]
 
 
-def _write(path: Path, option: str, content: bytes) -> None:
-    try:
+def write_file(path: Path, option: str, content: bytes) -> None:
+    """Write a file that the user named by an option.
+
+    Raises:
+        click.ClickException: it cannot be written.
+    """
+    with writing(f"{option} {path}"):
         path.write_bytes(content)
+
+
+@contextlib.contextmanager
+def writing(what: str, advice: str = "") -> Iterator[None]:
+    """Where a file cannot be written, the command ends with one line.
+
+    Args:
+        what: the option and the file.
+        advice: what to do.
+
+    Raises:
+        click.ClickException: an ``OSError`` was raised.
+    """
+    try:
+        yield
     except OSError as error:
-        raise click.ClickException(f"{option} {path} cannot be written: {error.strerror}") from None
+        raise click.ClickException(one_line(f"{what} cannot be written: {error.strerror or error}{advice}")) from None
+
+
+@contextlib.contextmanager
+def refusing(*errors: type[Exception]) -> Iterator[None]:
+    """Where one of these errors is raised, the command ends with its message on one line.
+
+    Raises:
+        click.ClickException: one of them was raised.
+    """
+    try:
+        yield
+    except errors as error:
+        raise click.ClickException(one_line(str(error))) from None
 
 
 def require(module: str, extra: str) -> None:

@@ -187,7 +187,7 @@ def _new_folder(bench: str, output: Path | None) -> Path:
 def _measure(plan: Plan, folder: Path, world_size: int | None) -> bool:
     """Measure; returns whether it was ended before its end."""
     from overlap_callbacks.analysis.results.bench import FILE_NAME
-    from overlap_callbacks.cli._console import open_console
+    from overlap_callbacks.cli._output import open_console
     from overlap_callbacks.experiments.bench.launch import RanksFailedError, launch
     from overlap_callbacks.experiments.bench.session import Stop, run_session
     from overlap_callbacks.experiments.lines_file import BusyError, LinesFile

@@ -1,13 +1,23 @@
-"""``overlap report``: makes one HTML page of one run or of several."""
+"""``overlap report``: makes one HTML page of one run or of several, or of traces."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 
-from overlap_callbacks.cli._output import newest_run, one_line, print_json, read_record, require
-from overlap_callbacks.cli.trace_report import trace_files, write_report
+from overlap_callbacks.cli._output import (
+    newest_run,
+    one_line,
+    open_console,
+    print_json,
+    read_record,
+    refusing,
+    require,
+    with_progress,
+    writing,
+)
 
 
 @click.command("report")
@@ -30,12 +40,11 @@ def command(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_js
     The page is one HTML file that needs nothing else: it opens from a disk, without a network, and prints.
     """
     require("jinja2", "report")
-    if (traces := trace_files(runs)) is not None:
+    if _are_traces(runs):
         if axis is not None:
             raise click.UsageError("--axis compares runs; these are traces")
-        write_report(traces, output, as_json)
+        _report_traces(runs, Path("report.html") if output is None else output, as_json)
         return
-    from overlap_callbacks.cli._console import open_console
     from overlap_callbacks.report import write_page
     from overlap_callbacks.report.run_json import run_as_json
     from overlap_callbacks.report.views.runs import distinct_names
@@ -43,21 +52,65 @@ def command(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_js
 
     if axis is not None and len(runs) < 2:
         raise click.UsageError("--axis compares several runs: give two or more")
-    console = open_console(stderr=True)
     records = [read_record(newest_run(run)) for run in runs]
     if output is None:
         output = (records[0].path.parent if len(records) == 1 else Path()) / "report.html"
     try:
-        with console.status("making the page"):
-            size = write_page(records, output, axis)
+        size = _written(output, lambda path: write_page(records, path, axis))
     except AxisError as error:
         raise click.ClickException(one_line(f"--{error}")) from None
-    except OSError as error:
-        raise click.ClickException(
-            one_line(f"{output} cannot be written: {error.strerror}; name another file with --output")
-        ) from None
     if as_json:
         content = {"page": str(output), "bytes": size, "runs": [run_as_json(record) for record in records]}
         found = compared(distinct_names(records), records, axis) if len(records) > 1 else None
         print_json(content if found is None else {**content, "against": as_plain(found)})
-    console.print(one_line(f"The page is {output} ({size / 1e6:.1f} MB)"), highlight=False, markup=False)
+
+
+def _written(output: Path, write: Callable[[Path], int]) -> int:
+    """Write a page and say where it is. Returns its size in bytes.
+
+    Raises:
+        click.ClickException: it cannot be written.
+    """
+    console = open_console(stderr=True)
+    with writing(str(output), "; name another file with --output"), console.status("making the page"):
+        size = write(output)
+    console.print(
+        one_line(f"The page is {output} ({size / 1e6:.1f} MB)"), highlight=False, markup=False, soft_wrap=True
+    )
+    return size
+
+
+def _are_traces(paths: Sequence[Path]) -> bool:
+    """Whether the paths are traces or folders of traces, and not runs.
+
+    Raises:
+        click.UsageError: some are traces and some are runs.
+    """
+    others = [path for path in paths if not _is_of_traces(path)]
+    if others and len(others) < len(paths):
+        raise click.UsageError(one_line(f"a page is of traces or of runs: {others[0]} is no trace"))
+    return not others
+
+
+def _is_of_traces(path: Path) -> bool:
+    from overlap_callbacks.analysis.results.run import FILE_NAME
+    from overlap_callbacks.report import record
+    from overlap_callbacks.traces.sources import holds_traces
+
+    if path.is_dir() and ((path / FILE_NAME).exists() or record.runs_in(path)):
+        return False
+    return holds_traces(path)
+
+
+def _report_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
+    from overlap_callbacks.report.html.document import write_document
+    from overlap_callbacks.report.views.traces import trace_document
+    from overlap_callbacks.traces import TraceError, analyze_files, find_traces
+
+    with refusing(TraceError):
+        files = find_traces(paths)
+        with with_progress(f"reading {len(files)} traces") as progress:
+            analysis = analyze_files(files, progress=progress)
+    _written(output, lambda path: write_document(trace_document(analysis), path))
+    if as_json:
+        print_json(analysis)

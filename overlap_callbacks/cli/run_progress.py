@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn
 
 from overlap_callbacks.analysis.formatting import PLAIN, one_line
-from overlap_callbacks.cli._console import open_console
+from overlap_callbacks.cli._output import open_console
 from overlap_callbacks.experiments.study import runner
 from overlap_callbacks.experiments.study.words import in_words as configuration_in_words
 from overlap_callbacks.experiments.study.words import outcome_in_words

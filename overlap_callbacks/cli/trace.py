@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from overlap_callbacks.cli._output import newest_run, one_line, read_record
+from overlap_callbacks.cli._output import newest_run, one_line, read_record, write_file
 
 
 @click.command("trace")
@@ -37,10 +37,7 @@ def command(run: Path, output: Path, window: int | None) -> None:
     if found is None:
         raise click.ClickException(missing)
     content = msgspec.json.encode(perfetto_trace(found))
-    try:
-        output.write_bytes(content)
-    except OSError as error:
-        raise click.ClickException(one_line(f"--perfetto {output} cannot be written: {error.strerror}")) from None
+    write_file(output, "--perfetto", content)
     modes = " and ".join(picture.mode.value for picture in found.pictures)
     line = f"{output}: window {found.window}, {modes} step ({len(content) / 1e6:.1f} MB); open it in ui.perfetto.dev"
     click.echo(one_line(line), err=True)

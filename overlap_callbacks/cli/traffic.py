@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -10,10 +11,10 @@ from overlap_callbacks.cli._options import json_option, matrix_options
 from overlap_callbacks.cli._output import (
     draw_matrix,
     newest_run,
-    one_line,
     print_document,
     print_json,
     read_record,
+    refusing,
     require,
 )
 
@@ -38,17 +39,13 @@ from overlap_callbacks.cli._output import (
 @json_option
 def command(
     run: Path,
-    by: str | None,
-    order: str,
-    algorithm: str,
-    mapping: str | None,
-    ranks_per_host: int | None,
     link_peak: str | None,
     network_peak: str | None,
     hosts: bool,
     svg: Path | None,
     png: Path | None,
     as_json: bool,
+    **shown: Any,
 ) -> None:
     """Show who sends how much to whom in a step of RUN: a run folder, or its overlap.jsonl.
 
@@ -63,20 +60,14 @@ def command(
 
     if png is not None:
         require("matplotlib", "plots")
-    try:
+    with refusing(ValueError):
         own = Peaks(
             None if link_peak is None else link_of(link_peak, "--link-peak"),
             None if network_peak is None else link_of(network_peak, "--network-peak"),
         )
-    except ValueError as error:
-        raise click.ClickException(one_line(str(error))) from None
     record = read_record(newest_run(run))
-    try:
-        found = traffic_of(
-            record, by=by, order=order, algorithm=algorithm, mapping=mapping, ranks_per_host=ranks_per_host, names=hosts
-        )
-    except (NoTrafficError, MappingError, ViewError) as error:
-        raise click.ClickException(one_line(str(error))) from None
+    with refusing(NoTrafficError, MappingError, ViewError):
+        found = traffic_of(record, names=hosts, **shown)
     drawn = draw_matrix(found.mappings[-1].view, svg, png)
     if as_json:
         print_json(traffic_as_json(found) | {"communication": communication_as_json(record, own)})

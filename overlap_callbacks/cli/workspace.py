@@ -15,7 +15,7 @@ from overlap_callbacks.cli._output import print_json
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: with --dry-run, the whole of what would be sent.")
 def command(entity: str, project: str, name: str, dry_run: bool, as_json: bool) -> None:
     """Save a W&B workspace that shows what overlap costs."""
-    from overlap_callbacks.cli._console import open_console
+    from overlap_callbacks.cli._output import open_console
     from overlap_callbacks.sinks.wandb import workspace as views
 
     try:

@@ -55,5 +55,5 @@ def test_every_console_is_made_where_that_is_heeded_and_nothing_else_styles_text
             makers.append(name)
         if re.search(r"\\x1b\\?\[|\\033\[|\bsecho\(|click\.style\(|rich import print", text):
             stylers.append(name)
-    assert makers == ["cli/_console.py"]
+    assert makers == ["cli/_output.py"]
     assert stylers == ["experiments/supervisor.py"]  # which takes colours out of what jobs have written

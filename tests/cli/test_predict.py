@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SizeTransfer
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import Throughput
 from overlap_callbacks.analysis.results.window import CollectiveTime
-from overlap_callbacks.cli.main import main
+from overlap_callbacks.cli import main
 from tests.report.runs import window, write
 
 GPT3 = ["--model", "gpt3-6.7b", "--pp", "4", "--tp", "2", "--dp", "4", "--micro-batch", "1", "--global-batch", "512"]

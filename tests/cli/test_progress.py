@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from overlap_callbacks.cli.progress import progress_of
+from overlap_callbacks.cli._output import progress_of
 from overlap_callbacks.traces import read_trace
 from tests import kineto
 

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from overlap_callbacks.analysis.results.run import FILE_NAME
-from overlap_callbacks.cli.main import main
+from overlap_callbacks.cli import main
 from tests.analysis.communication.layouts import ACTIVATION, Layout, by_hand
 from tests.report.mutations import mutated
 from tests.report.runs import window, write

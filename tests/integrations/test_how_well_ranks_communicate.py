@@ -13,7 +13,7 @@ import torch
 from click.testing import CliRunner
 from torch import nn
 
-from overlap_callbacks.cli.main import main
+from overlap_callbacks.cli import main
 from overlap_callbacks.integrations import megatron, pytorch
 from overlap_callbacks.report import record, write_page
 from overlap_callbacks.report.record import Record

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from overlap_callbacks.analysis.arms import arm_summaries
 from overlap_callbacks.analysis.statistics import Pooling
-from overlap_callbacks.cli.main import main
+from overlap_callbacks.cli import main
 from overlap_callbacks.report import page
 from overlap_callbacks.report.record import read
 from overlap_callbacks.sinks import JsonlSink

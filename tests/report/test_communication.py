@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from overlap_callbacks.analysis.results.arrivals import Lateness
-from overlap_callbacks.cli.main import main
+from overlap_callbacks.cli import main
 from overlap_callbacks.report import write_page
 from overlap_callbacks.report.record import read
 from tests.analysis.communication.layouts import Layout

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.cli.main import main
+from overlap_callbacks.cli import main
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import record_lines
 from overlap_callbacks.report.record import read

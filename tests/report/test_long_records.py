@@ -17,8 +17,8 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.analysis.results.settled import StepSeries
 from overlap_callbacks.analysis.run_summary import without_details
+from overlap_callbacks.cli import main
 from overlap_callbacks.cli._output import read_record
-from overlap_callbacks.cli.main import main
 from overlap_callbacks.report import record, record_lines
 from overlap_callbacks.report.views import quality
 from overlap_callbacks.report.views.run import RunView

@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.cli.analyze import TABLES
+from overlap_callbacks.cli.traces import ANALYSIS_TABLES as TABLES
 from overlap_callbacks.report.trace_tables import ANALYSIS_TABLES, analysis_rows
 from overlap_callbacks.traces import analyze, compare, read_trace
 from overlap_callbacks.traces.figures import (
@@ -181,7 +181,7 @@ def test_each_table_of_analyze_has_its_rows_as_csv(overlapped: str, other_rank: 
     assert len(found) == len(wanted.rows)
     assert found or table == "estimates"  # of this job no kernel runs both beside communication and alone
     assert not found or list(found[0]) == list(wanted.header)
-    assert set(TABLES) == set(ANALYSIS_TABLES)
+    assert TABLES == ANALYSIS_TABLES
 
 
 @pytest.mark.parametrize("columns", [20, 40, 80, 300])
@@ -347,7 +347,7 @@ def test_traces_are_read_without_torch_or_any_framework(overlapped: str, sequent
     files = [overlapped] if command == "analyze" else [overlapped, sequential]
     code = (
         "import sys\n"
-        "from overlap_callbacks.cli.main import main\n"
+        "from overlap_callbacks.cli import main\n"
         f"main({[command, *files]!r}, standalone_mode=False)\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "print('loaded:', *sorted(loaded & {'torch', 'scipy', 'lightning', 'wandb', 'pandas'}))\n"

@@ -38,7 +38,7 @@ def command(run_dir: Path | None, as_json: bool, **options: Any) -> None:
     """Train a small GPT with two processes (or one on every GPU), and measure its overlap."""
     import torch
 
-    from overlap_callbacks.cli._console import open_console
+    from overlap_callbacks.cli._output import open_console
     from overlap_callbacks.cli.demo.config import DemoConfig
     from overlap_callbacks.monitor.run_info import default_run_folder
 

@@ -19,7 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from torch import nn
 
-from overlap_callbacks.cli._console import open_console
+from overlap_callbacks.cli._output import open_console
 from overlap_callbacks.cli.demo.config import DemoConfig
 from overlap_callbacks.cli.demo.model import GPT, GeneratedText
 

@@ -27,7 +27,7 @@ from tests.distributed import run_script
 from tests.margins import PATIENCE_S
 
 RANKS_LOAD = ("overlap_callbacks.cli.bench", "overlap_callbacks.experiments.bench.session")
-SCRIPT = "import sys\nfrom overlap_callbacks.cli.main import main\nmain(sys.argv[1:], standalone_mode=False)\n"
+SCRIPT = "import sys\nfrom overlap_callbacks.cli import main\nmain(sys.argv[1:], standalone_mode=False)\n"
 
 
 def _as_torchrun(folder: Path, ranks: int, *arguments: str) -> Any:

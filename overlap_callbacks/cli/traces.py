@@ -1,0 +1,211 @@
+"""``overlap analyze``: figures of overlap from trace files. ``overlap compare``: equations 1 to 5 from two of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from overlap_callbacks.cli import end_quickly, loading
+from overlap_callbacks.cli._options import json_option
+from overlap_callbacks.cli._output import (
+    one_line,
+    print_document,
+    print_json,
+    refusing,
+    require,
+    with_progress,
+    write_file,
+    writing,
+)
+
+if TYPE_CHECKING:
+    from overlap_callbacks.report.trace_tables import Rows
+    from overlap_callbacks.report.views.elements import Document
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+# Tables of an analysis, and of a comparison, that can be printed as CSV.
+ANALYSIS_TABLES = (
+    "steps", "time", "paths", "kernels", "collectives", "families", "estimates", "queues", "utilisation", "sizes",
+    "skew",
+)  # fmt: skip
+COMPARISON_TABLES = ("figures", "kernels", "ranges", "pairs", "unmatched")
+_SHARED = (
+    click.option(
+        "--output", type=click.Path(path_type=Path, dir_okay=False),
+        help="Write everything to this file too, as JSON.",
+    ),
+    click.option(
+        "--parquet", type=click.Path(path_type=Path, file_okay=False),
+        help="Write all tables into this folder too, each as a Parquet file; needs pyarrow.",
+    ),
+    click.option(
+        "--xlsx", type=click.Path(path_type=Path, dir_okay=False),
+        help="Write all tables to this Excel file too, each as a sheet; needs XlsxWriter.",
+    ),
+    click.option(
+        "--rule", "rules", multiple=True, metavar="FAMILY=REGEX",
+        help="Kernels whose name holds REGEX are of FAMILY; before the rules built in. May be repeated.",
+    ),
+    click.option(
+        "--communication", "patterns", multiple=True, metavar="REGEX",
+        help="Kernels and copies whose name holds REGEX communicate, beside those built in. May be repeated.",
+    ),
+    click.option(
+        "--step", metavar="REGEX",
+        help="Ranges of the host whose name holds REGEX are the steps, in the place of ProfilerStep#. Its first group "
+        "is the step's number.",
+    ),
+)  # fmt: skip
+
+
+def _options(tables: Sequence[str]) -> Callable[[_Function], _Function]:
+    """The options of a command for traces that has these tables."""
+
+    def add(function: _Function) -> _Function:
+        for option in reversed(_SHARED):
+            function = option(function)
+        csv = click.option("--csv", type=click.Choice(list(tables)), help="Print a table as CSV.")
+        return json_option(csv(function))
+
+    return add
+
+
+@click.command("analyze")
+@click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="TRACE...")
+@_options(ANALYSIS_TABLES)
+@click.option(
+    "--processes", type=click.IntRange(min=1), help="Files read at once. [default: one per core, at most eight]"
+)
+@click.option("--all", "everything", is_flag=True, help="Show all tables of all files, with all rows.")
+def analyze(traces: tuple[Path, ...], processes: int | None, everything: bool, **given: Any) -> None:
+    """Overlap in traces: one, or those of several ranks of a job side by side.
+
+    TRACE is a file of torch.profiler (.json or .json.gz, of NVIDIA, AMD or Intel devices or of a CPU job), an export of
+    Nsight Systems (nsys export --type sqlite), a .zip of files, a folder, or a quoted pattern such as 'run/rank*.json'.
+    """
+    # Nothing here multiplies matrices, and the threads for it take longer to start than a small trace to read.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    end_quickly()
+    with loading():
+        from overlap_callbacks.report.trace_tables import analysis_rows
+        from overlap_callbacks.report.views.trace_verdict import problems_of
+        from overlap_callbacks.report.views.traces import MAX_DEVICES, trace_document
+        from overlap_callbacks.traces import TraceError, analyze_files, find_traces
+
+    steps = _prepared(given)
+    with refusing(TraceError):
+        files = find_traces(traces)
+        what = f"reading {files[0].name}" if len(files) == 1 else f"reading {len(files)} traces"
+        with with_progress(what) as progress:
+            found = analyze_files(files, processes=processes, progress=progress, steps=steps)
+    document = functools.partial(trace_document, found, None if everything else MAX_DEVICES)
+    rows_of = functools.partial(analysis_rows, found)
+    _write(found, given, ANALYSIS_TABLES, rows_of, document, problems_of(found), everything)
+
+
+@click.command("compare")
+@click.argument("overlapped", type=click.Path(path_type=Path))
+@click.argument("sequential", type=click.Path(path_type=Path))
+@_options(COMPARISON_TABLES)
+def compare(overlapped: Path, sequential: Path, **given: Any) -> None:
+    """Equations 1 to 5 from two traces of one rank of one job: OVERLAPPED as it is, SEQUENTIAL without overlap."""
+    end_quickly()
+    with loading():
+        from overlap_callbacks.report.trace_tables import comparison_rows
+        from overlap_callbacks.report.views.traces import comparison_document
+        from overlap_callbacks.traces import TraceError, compare_files
+
+    steps = _prepared(given)
+    what = f"reading {overlapped.name} and {sequential.name}"
+    with refusing(TraceError, ValueError), with_progress(what) as progress:
+        found = compare_files(overlapped, sequential, progress, steps)
+    document = functools.partial(comparison_document, found)
+    _write(found, given, COMPARISON_TABLES, functools.partial(comparison_rows, found), document, found.problems)
+
+
+def _prepared(given: dict[str, Any]) -> re.Pattern[str] | None:
+    """Check the options before anything is read, and put the user's rules for names before those that are built in.
+
+    Returns:
+        The pattern of the steps' names.
+
+    Raises:
+        click.BadParameter: a rule is not of the form FAMILY=REGEX, or something is no regular expression.
+        click.ClickException: a package is missing.
+        click.UsageError: both JSON and CSV were asked for.
+    """
+    from overlap_callbacks.analysis import name_rules
+
+    for pattern in given["patterns"]:
+        _check_pattern(pattern, "--communication")
+        name_rules.communication_patterns.append(pattern)
+    for position, text in enumerate(given["rules"]):
+        family, equals, pattern = text.partition("=")
+        _check_pattern(pattern, "--rule")
+        if not (family and equals and pattern):
+            raise click.BadParameter(f"{text!r} must be of the form FAMILY=REGEX", param_hint="--rule")
+        name_rules.families.insert(position, name_rules.Rule(family, pattern))
+    if given["step"] is not None:
+        _check_pattern(given["step"], "--step")
+    for option, module in (("parquet", "pyarrow"), ("xlsx", "xlsxwriter")):
+        if given[option] is not None:
+            require(module, "tables")
+    if given["csv"] is not None and given["as_json"]:
+        raise click.UsageError("give either --json or --csv")
+    return None if given["step"] is None else re.compile(given["step"])
+
+
+def _check_pattern(pattern: str, option: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise click.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint=option) from None
+
+
+def _write(
+    found: Any,
+    given: dict[str, Any],
+    tables: Sequence[str],
+    rows_of: Callable[[str], Rows],
+    document: Callable[[], Document],
+    problems: Sequence[str],
+    everything: bool = False,
+) -> None:
+    """Write the files that the user asked for, and print the result in the form that he asked for.
+
+    Args:
+        found: the result.
+        given: options.
+        tables: their names.
+        rows_of: makes a table, by its name.
+        document: makes what people read.
+        problems: printed to stderr beside a CSV; the other forms hold them.
+        everything: whether to print all of the document.
+
+    Raises:
+        click.ClickException: a file cannot be written.
+    """
+    import msgspec
+
+    from overlap_callbacks.report.trace_tables import as_csv, write_parquet, write_xlsx
+
+    for option, write in (("parquet", write_parquet), ("xlsx", write_xlsx)):
+        if given[option] is not None:
+            with writing(f"--{option} {given[option]}"):
+                write({name: rows_of(name) for name in tables}, given[option])
+    if given["output"] is not None:
+        write_file(given["output"], "--output", msgspec.json.encode(found) + b"\n")
+    if given["csv"] is not None:
+        click.echo(as_csv(rows_of(given["csv"])), nl=False)
+        for problem in problems:
+            click.echo(one_line(f"Note: {problem}"), err=True)
+    elif given["as_json"]:
+        print_json(found)
+    else:
+        print_document(document(), everything)
