@@ -1,9 +1,9 @@
-"""Attributes the time that each kernel loses to the kernels that ran beside it.
+"""Attributes the time that each kernel loses to the kernels that ran concurrently.
 
 Each overlapped kernel is compared with the same kernel of a sequential step, which ran alone. Its loss is divided among
-the kinds of kernels that ran beside it, in proportion to the time that each did. Losses of kernels that ran beside
-nothing, and kernels that only one of the modes has, get rows of their own. So the losses of the compute kernels add up
-to T_comp,ov - T_comp,iso of equation 4, and the losses of the collectives to their own difference.
+the kinds of kernels that ran concurrently, in proportion to the time that each did. Losses of kernels that ran alone,
+and kernels that only one of the modes has, get rows of their own. So the losses of the compute kernels add up to
+T_comp,ov - T_comp,iso of equation 4, and the losses of the collectives to their own difference.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MATCHED = "(matched)"
 
 
 class PairSums:
-    """Time and loss of each family beside each kind of collective, and of each kind of collective beside each family.
+    """Time and loss of each family during each kind of collective, and of each kind of collective during each family.
 
     Added up over the parts of two profiles, which may be one.
 
@@ -57,9 +57,9 @@ class PairSums:
             weight: of each call's step in the mean of its mode, over that of a plain mean; shape (calls,), or one
                 number.
         """
-        beside, _ = labels_of(calls.kernels)
+        partner_label, _ = labels_of(calls.kernels)
         for sums in self._sums:
-            sums.add(calls, wanted, alone_ns, beside, weight)
+            sums.add(calls, wanted, alone_ns, partner_label, weight)
 
     def add_alone(self, calls: Calls, wanted: _Marks, weight: _Amount = 1.0) -> None:
         """Add calls of sequential steps; the arguments are those of ``add``."""
@@ -72,19 +72,19 @@ class PairSums:
 
 
 class VictimSums:
-    """Time and loss of the kernels of one kind by what ran beside them, added up over the parts of a profile.
+    """Time and loss of the kernels of one kind by what ran concurrently, added up over the parts of a profile.
 
     Args:
         kernels: the profile, or a part of it.
         victims: the kind of the kernels.
-        partners: the kind of what runs beside them.
+        partners: the kind of what runs concurrently.
         partner_names: what the labels of the partners stand for.
     """
 
     def __init__(self, kernels: KernelTable, victims: Kind, partners: Kind, partner_names: tuple[str, ...]) -> None:
         self._victims, self._partners, self._partner_names = victims, partners, partner_names
         _, self._labels = labels_of(kernels)
-        # Of each partner: calls, and the times beside it, overlapped and alone, in nanoseconds; shape (4, labels).
+        # Of each partner: calls, and the times with it, overlapped and alone, in nanoseconds; shape (4, labels).
         self._sums: dict[str, _Floats] = defaultdict(lambda: np.zeros((4, len(self._labels))))
         self._sequential_ns: dict[str, float] = defaultdict(float)
 
@@ -101,24 +101,26 @@ class VictimSums:
         alone = np.where(matched, alone, 0.0)
         is_partner = calls.kernels.kind == self._partners
         kinds = [kind for kind in distinct_values(partner_label[is_partner]).tolist() if kind >= 0]
-        beside = np.zeros((len(rows), len(kinds)))
+        concurrent = np.zeros((len(rows), len(kinds)))
         for column, kind in enumerate(kinds):
-            beside[:, column] = calls.covered_ns(calls.kernels.intervals[is_partner & (partner_label == kind)])[rows]
-        total = beside.sum(axis=1)
-        share = beside / np.where(total > 0, total, 1.0)[:, None]
-        # A moment beside several kinds counts once, and is shared like the call's time and its loss.
+            of_kind = calls.kernels.intervals[is_partner & (partner_label == kind)]
+            concurrent[:, column] = calls.covered_ns(of_kind)[rows]
+        total = concurrent.sum(axis=1)
+        share = concurrent / np.where(total > 0, total, 1.0)[:, None]
+        # A moment with several kinds counts once, and is shared like the call's time and its loss.
         once = total
         if len(kinds) > 1:
             once = calls.covered_ns(calls.kernels.intervals[is_partner & (partner_label >= 0)])[rows]
 
-        def put(partner: str, picked: _Marks, beside_ns: _Amount, time_ns: _Amount, alone_ns: _Amount) -> None:
-            for row, amount in enumerate((1.0, beside_ns, time_ns, alone_ns)):
+        def put(partner: str, picked: _Marks, with_it_ns: _Amount, time_ns: _Amount, alone_ns: _Amount) -> None:
+            for row, amount in enumerate((1.0, with_it_ns, time_ns, alone_ns)):
                 amounts = (weight * amount)[picked]
                 self._sums[partner][row] += np.bincount(group[picked], weights=amounts, minlength=len(self._labels))
 
         for column, kind in enumerate(kinds):
             part = share[:, column]
-            put(self._partner_names[kind], matched & (beside[:, column] > 0), part * once, part * own, part * alone)
+            ran_with = matched & (concurrent[:, column] > 0)
+            put(self._partner_names[kind], ran_with, part * once, part * own, part * alone)
         put(ALONE, matched & (total == 0), 0.0, own, alone)
         put(UNMATCHED, ~matched, once, own, 0.0)
         put(_MATCHED, matched, once, own, alone)
@@ -149,9 +151,9 @@ class VictimSums:
             if sums[0] or abs(sums[3]) > _ROUNDING_NS:
                 yield self._pair(name, UNMATCHED, sums)
 
-    def _pair(self, victim: str, beside: str, sums: _Floats) -> PairTime:
+    def _pair(self, victim: str, partner: str, sums: _Floats) -> PairTime:
         calls, *times_ns = sums.tolist()
-        return PairTime(victim, self._victims is Kind.COMMUNICATION, beside, calls, *[ns / 1e6 for ns in times_ns])
+        return PairTime(victim, self._victims is Kind.COMMUNICATION, partner, calls, *[ns / 1e6 for ns in times_ns])
 
 
 def _dearest_first(pairs: Iterable[PairTime]) -> tuple[PairTime, ...]:
@@ -170,12 +172,12 @@ def labels_of(kernels: KernelTable) -> tuple[Indices, tuple[str, ...]]:
 
 
 class Pairs(NamedTuple):
-    """What runs beside what in one profile; per step, those that lose most time first.
+    """What runs concurrently with what in one profile; per step, those that lose most time first.
 
     Attributes:
         by_kind: see ``PairSums``.
-        by_dimension: families of compute kernels beside the communication of each dimension of parallelism, without
-            kernels that ran beside no communication or have no match; empty where dimensions are not known.
+        by_dimension: families of compute kernels during the communication of each dimension of parallelism, without
+            kernels that ran alone or have no match; empty where dimensions are not known.
     """
 
     by_kind: tuple[PairTime, ...] = ()
@@ -189,7 +191,7 @@ def pair_times_of(
     dimensions: tuple[Indices, tuple[str, ...]] | None = None,
     weights: _Floats | None = None,
 ) -> Pairs:
-    """Time and loss of the kernels of one profile by what ran beside them.
+    """Time and loss of the kernels of one profile by what ran concurrently.
 
     Args:
         kernels: the whole profile.

@@ -58,7 +58,7 @@ def dimension_times(
 def kernel_times_by_collective(kernels: KernelTable, issued: Issued) -> dict[CollectiveKey, float]:
     """Time of the kernels of each collective, per step, in milliseconds.
 
-    A kernel tells the kind of its collective, and no group. So the result has only collectives whose kind one operator
+    A kernel shows the kind of its collective, but no group. So the result has only collectives whose kind one operator
     on one group alone has, with one kernel for each, in every step.
 
     Args:
@@ -156,10 +156,10 @@ def collective_calls(
 
         hidden = binned(calls.covered_ns(compute))
         by_family = {family: binned(calls.covered_ns(busy)) for family, busy in families.items()}
-        # Messages are no victims: in both modes they run beside compute.
+        # Messages are no victims: in both modes they overlap with compute.
         by_family = {family: covered for family, covered in by_family.items() if covered.any() and not key.alike}
-        beside = np.stack([*by_family.values()], axis=2) if by_family else np.empty((*hidden.shape, 0))
-        total = beside.sum(axis=2, keepdims=True)
+        concurrent = np.stack([*by_family.values()], axis=2) if by_family else np.empty((*hidden.shape, 0))
+        total = concurrent.sum(axis=2, keepdims=True)
         found.append(
             CollectiveCalls(
                 kind=key.kind,
@@ -171,7 +171,7 @@ def collective_calls(
                 families=tuple(by_family),
                 time_us=_in_us(binned(calls.durations_ns)),
                 hidden_us=_in_us(hidden),
-                shares=np.rint(255 * beside / np.where(total > 0, total, 1)).astype(np.uint8).tobytes(),
+                shares=np.rint(255 * concurrent / np.where(total > 0, total, 1)).astype(np.uint8).tobytes(),
                 dimension=key.dimension,
                 alike=f"{key.alike} x {number}" if key.alike else "",
                 open_us=_in_us(binned(_open_ns(kernels, of_steps.ravel(), transfers))) if key.alike else b"",
@@ -185,7 +185,7 @@ def _in_us(times_ns: _Times) -> bytes:
 
 
 def _by_number(rows: _Rows) -> list[tuple[_Key, dict[int, list[int]]]]:
-    """The rows of each key in the steps that have so many, for each number that any step has; the same on all ranks."""
+    """The rows of each key, and for each number of rows the steps that have as many; the same on all ranks."""
     found = {
         (key, number): {step: of_step for step, of_step in by_step.items() if len(of_step) == number}
         for key, by_step in rows.items()
@@ -197,7 +197,7 @@ def _by_number(rows: _Rows) -> list[tuple[_Key, dict[int, list[int]]]]:
 def _message_rows(aligned: Alignment, steps: Mapping[int, ProfiledStep], rank: int, transfers: Transfers) -> _Rows:
     """The rows of messages with one peer, by both ranks and what they send each other.
 
-    A kernel with several peers ends with the last of them, so its messages cannot be told apart.
+    A kernel with several peers ends with the last of them, so its messages cannot be separated.
     """
     rows: _Rows = defaultdict(lambda: defaultdict(list))
     for row, message in transfers.messages.items():
@@ -223,6 +223,6 @@ def _open_ns(kernels: KernelTable, rows: Indices, transfers: Transfers) -> Indic
     start_ns, end_ns = comm.start_ns[order], comm.end_ns[order]
     latest_ns = np.maximum.accumulate(end_ns)[:-1]
     several = Intervals(start_ns[1:], np.minimum(end_ns[1:], latest_ns))  # some are empty or inverted: a union has none
-    beside = kernels.of(Kind.COMPUTE).with_others(several).union()
+    others = kernels.of(Kind.COMPUTE).with_others(several).union()
     unknown = Intervals(transfers.start_ns[rows], kernels.intervals.end_ns[rows])
-    return unknown.durations_ns - unknown.covered_ns(beside)
+    return unknown.durations_ns - unknown.covered_ns(others)

@@ -2,12 +2,12 @@
 
 A profile that does not know the job's communication gives a communication time that is too short, and takes overlapped
 steps for sequential ones. So collectives that have no kernel make the profile worthless. The other way round is a note:
-graph replays, other threads and other libraries communicate past the gate, and the residual overlap tells whether that
+graph replays, other threads and other libraries communicate past the gate, and the residual overlap shows whether that
 matters.
 
 The gate orders a collective with the streams on which the step computes and communicates. Work on another stream is not
 ordered: a stream of the user's own, shared experts. A profile does not say which stream is the model's own, nor need
-it: what was ordered overlapped nothing. So each stream is judged by its own compute that ran beside communication.
+it: what was ordered overlapped nothing. So each stream is judged by its own compute that overlapped.
 """
 
 from __future__ import annotations
@@ -180,10 +180,10 @@ def _names(kernels: KernelTable, rows: npt.NDArray[np.bool_]) -> Counter[str]:
 
 
 def _are_long(kernels: KernelTable, rows: npt.NDArray[np.bool_], count: int, all_rows: npt.NDArray[np.bool_]) -> bool:
-    """Whether so many of these kernels take time that matters.
+    """Whether this number of kernels takes time that matters.
 
-    If some are of other libraries than NCCL, they may be the longest of those. If all are NCCL's own, nothing tells
-    which of them belong to no collective: they take as long as the shortest at least.
+    If some are of other libraries than NCCL, they may be the longest of those. If all are NCCL's own, it is
+    unknown which of them belong to no collective: they take as long as the shortest at least.
     """
     durations_ns = kernels.intervals.durations_ns
     longest_ns = np.sort(durations_ns[rows & ~kernels.named(_is_nccl)])[-count:]
@@ -219,7 +219,7 @@ def _lower_bound(
 
 
 def residual_overlap(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[str, float]) -> str:
-    """What ran beside communication in sequential steps, in words; empty if it is too little to matter.
+    """What overlapped with communication in sequential steps, in words; empty if it is too little to matter.
 
     Args:
         kernels: the whole profile. Communication of all steps counts.
@@ -229,16 +229,16 @@ def residual_overlap(kernels: KernelTable, sequential: Sequence[int], unseen: Ma
     communication = kernels.of(Kind.COMMUNICATION).union()
     rows = np.flatnonzero((kernels.kind == Kind.COMPUTE) & np.isin(kernels.step, sequential))
     compute, lanes, num_steps = kernels.intervals[rows], kernels.lane[rows], len(sequential)
-    beside_ns = compute.covered_ns(communication)
-    total_ns = int(beside_ns.sum())
+    overlap_ns = compute.covered_ns(communication)
+    total_ns = int(overlap_ns.sum())
     if not total_ns or total_ns < _MIN_OVERLAP * compute.sum_ns:
         return ""
-    of_lane = [(int(beside_ns[lanes == lane].sum()), lane) for lane in distinct_values(lanes).tolist()]
+    of_lane = [(int(overlap_ns[lanes == lane].sum()), lane) for lane in distinct_values(lanes).tolist()]
     largest = sorted([of for of in of_lane if of[0] >= _MIN_PART * total_ns], key=lambda of: -of[0])
     streams = []
     for time_ns, lane in largest[:_MAX_NAMED]:
         mine = lanes == lane
-        names = _named(kernels, rows[mine], beside_ns[mine], num_steps)
+        names = _named(kernels, rows[mine], overlap_ns[mine], num_steps)
         share = one_digit(100 * time_ns / int(compute.durations_ns[mine].sum()))
         streams.append(f"{_ms(time_ns, num_steps)} on stream {lane} ({share} % of its compute): {names}")
     if len(largest) > _MAX_NAMED:
@@ -249,10 +249,10 @@ def residual_overlap(kernels: KernelTable, sequential: Sequence[int], unseen: Ma
 
 
 def _escaped(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[str, float]) -> str:
-    """The communication beside compute that belongs to no collective, in words; empty if there is none.
+    """The overlapping communication that belongs to no collective, in words; empty if there is none.
 
     A name may be that of collectives too. Then it is named only if what belongs to no collective can be all of it that
-    ran beside compute.
+    overlapped.
     """
     candidates = (kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.step, sequential)
     rows = np.flatnonzero(candidates & kernels.named(unseen.__contains__))

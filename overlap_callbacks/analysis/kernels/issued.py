@@ -108,7 +108,7 @@ class Expected(msgspec.Struct, frozen=True):
 
     Attributes:
         kind: of the collective, e.g. ``all_to_all``.
-        runs_as: the kind that the kernel's name tells, e.g. ``send_recv``.
+        runs_as: the kind in the kernel's name, e.g. ``send_recv``.
         group: name of the process group.
         dimension: of parallelism that the group serves.
         own_lane: whether it runs on a stream of its communicator; on the host, on a thread of its group.
@@ -148,7 +148,7 @@ class Expected(msgspec.Struct, frozen=True):
 
 
 def runs_as(kind: str, *, on_device: bool) -> str:
-    """The kind that a kernel's name tells of a collective of this kind: NCCL sends and receives for an all-to-all."""
+    """The kind in the name of a kernel that runs this kind: NCCL sends and receives for an all-to-all."""
     return (_ON_DEVICE if on_device else _ON_HOST).get(kind, kind)
 
 

@@ -86,14 +86,14 @@ def _fitted_transfers(
 ) -> dict[Expected, Bandwidth]:
     """The messages whose transfer a fitted bandwidth bounds more tightly than other sizes do.
 
-    Only messages alike are fitted together: of one peer, and either received alone or with as many bytes sent.
+    Messages are fitted together if they are of one peer, and either received alone or with as many bytes sent.
     """
-    alike: dict[tuple[str, tuple[int, ...], bool], list[Expected]] = defaultdict(list)
+    of_peer: dict[tuple[str, tuple[int, ...], bool], list[Expected]] = defaultdict(list)
     for message in least_ns:
         if message.bytes_in in (0, message.bytes_out):
-            alike[message.group, message.peers, bool(message.bytes_in)].append(message)
+            of_peer[message.group, message.peers, bool(message.bytes_in)].append(message)
     found: dict[Expected, Bandwidth] = {}
-    for messages in alike.values():
+    for messages in of_peer.values():
         fit = fitted_bandwidth([(_size(message), least_ns[message]) for message in messages])
         if fit is not None:
             found |= {
@@ -109,10 +109,10 @@ def _notes(fitted: Mapping[Expected, Bandwidth], num_messages: int) -> tuple[str
     if not fitted:
         return ()
     rates = [f"{rate:.3g}" for rate in sorted(fit.bytes_per_ns for fit in fitted.values())]
-    told = rates[0] if rates[0] == rates[-1] else f"{rates[0]} to {rates[-1]}"
+    rate = rates[0] if rates[0] == rates[-1] else f"{rates[0]} to {rates[-1]}"
     note = (
         f"the waiting of receives of {len(fitted)} of {num_messages} kinds of messages is what exceeds their bytes "
-        f"over a fitted bandwidth ({told} GB/s); that of the others rests on the shortest receives of all sizes"
+        f"over a fitted bandwidth ({rate} GB/s); that of the others rests on the shortest receives of all sizes"
     )
     return (note,)
 
@@ -171,9 +171,9 @@ def _send_recv_rows(kernels: KernelTable, step: int) -> Indices:
 
 # A size lies on the line if its time is this close. Real transfers of one size differ by as much.
 _ON_LINE = 0.03
-# A line needs so many sizes on it, and more than half of all.
+# The least number of sizes on a line; it also needs more than half of all.
 _MIN_SIZES = 3
-# Of more sizes than this, none is fitted: there are no jobs with so many, and each pair of sizes is tried.
+# No line is fitted to more sizes: each pair of sizes is tried, and no job has as many.
 _MAX_SIZES = 64
 
 
