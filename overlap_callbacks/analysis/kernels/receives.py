@@ -129,18 +129,11 @@ def _longest_transfers_ns(least_ns: Mapping[Expected, int]) -> dict[Expected, in
     longest: dict[Expected, int] = {}
     for messages in of_peers.values():
         times_ns = np.array([least_ns[message] for message in messages])
-        sent, received = np.array([(message.bytes_in, message.bytes_out) for message in messages], dtype=float).T
-        for number, message in enumerate(messages):
-            factors = np.maximum(1.0, np.maximum(_times(sent[number], sent), _times(received[number], received)))
-            longest[message] = int((times_ns * factors).min())
-    return longest
-
-
-def _times(num_bytes: float, than: Floats) -> Floats:
-    """How many times as many bytes this is; infinite against none."""
-    times = np.full(len(than), np.inf if num_bytes else 0.0)
-    np.divide(num_bytes, than, out=times, where=than > 0)
-    return times
+        sizes = np.array([(message.bytes_in, message.bytes_out) for message in messages], dtype=float).T
+        with np.errstate(divide="ignore", invalid="ignore"):  # no bytes are no more than none, any are far more
+            times_as_many = np.nan_to_num(sizes[:, :, None] / sizes[:, None, :], nan=0.0, posinf=np.inf)
+        longest |= zip(messages, (times_ns * np.maximum(1.0, times_as_many.max(axis=0))).min(axis=1), strict=True)
+    return {message: int(time_ns) for message, time_ns in longest.items()}
 
 
 def _direction(name: str) -> str:
