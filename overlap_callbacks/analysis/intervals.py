@@ -39,7 +39,7 @@ class Intervals(msgspec.Struct, frozen=True, dict=True):
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def __getitem__(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> Intervals:
+    def __getitem__(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp] | slice) -> Intervals:
         return Intervals(self.start_ns[rows], self.end_ns[rows])
 
     def with_others(self, *others: Intervals) -> Intervals:

@@ -6,23 +6,30 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks._version import __version__
+from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.exact_sums import sums_by
+from overlap_callbacks.analysis.kernels.attribution import labels_of
+from overlap_callbacks.analysis.kernels.call_table import Calls
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
-from overlap_callbacks.traces.figures import Analysis, CollectiveFigures, CollectiveSize, StepFigures, TraceFigures
-from overlap_callbacks.traces.kernel_sums import FamilySums, NameSums
-from overlap_callbacks.traces.pieces import Device, DeviceInMemory, Outline, Piece
-from overlap_callbacks.traces.rank_collectives import RankCollectives, RankSums, SizeKey, Timed
-from overlap_callbacks.traces.skew import Matched, skew_over_ranks
+from overlap_callbacks.traces.device_time import TopKernel
+from overlap_callbacks.traces.estimate import EstimateSums
+from overlap_callbacks.traces.figures import Analysis, CollectiveFigures, FamilyFigures, StepFigures, TraceFigures
+from overlap_callbacks.traces.pieces import Device, Piece, devices_of
+from overlap_callbacks.traces.ranks import RankCollectives, RankSums, collective_sizes, skew_over_ranks
 from overlap_callbacks.traces.time_use import TimeSums
 from overlap_callbacks.traces.trace import Trace
+
+# Kernels of the table of a device. There may be thousands of names.
+MAX_KERNELS = 100
 
 
 class Part(NamedTuple):
@@ -33,20 +40,18 @@ class Part(NamedTuple):
 
 
 def part_of(trace: Trace, *, with_turns: bool = True) -> Part:
-    """What an analysis needs of a trace; ``with_turns`` if other files are compared with it."""
-    return part_of_devices(trace, devices_of(trace), with_turns=with_turns)
-
-
-def part_of_devices(trace: Trace, devices: Sequence[Device], *, with_turns: bool = True) -> Part:
-    """What an analysis needs of a file.
+    """What an analysis needs of a trace, which has figures without kernels too.
 
     Args:
-        trace: the file, with any rows or none.
-        devices: its devices.
+        trace: the trace.
         with_turns: whether other files are compared with it. Devices of one file always are.
     """
+    devices, problems = devices_of(trace), []
+    if len(devices) > 1:
+        problems.append(f"the file holds kernels of {len(devices)} devices: each has its own figures")
     ranks = RankSums(trace, with_turns=with_turns or len(devices) > 1)
-    return Part(tuple(_figures_of(devices, ranks)), ranks.collectives)
+    figures = [device_figures(device, also=ranks.add, problems=problems) for device in devices]
+    return Part(tuple(figures), ranks.collectives)
 
 
 def analyze(traces: Sequence[Trace]) -> Analysis:
@@ -80,25 +85,6 @@ def together(parts: Sequence[Part], warnings: Sequence[str] = ()) -> Analysis:
     )
 
 
-def devices_of(trace: Trace) -> list[Device]:
-    """The devices of a trace; one of a trace without kernels."""
-    by_device = trace.by_device() or {0: trace}
-    return [DeviceInMemory(of_device, device) for device, of_device in by_device.items()]
-
-
-def _figures_of(devices: Sequence[Device], ranks: RankSums) -> list[TraceFigures]:
-    """The figures of the devices of a file, which has figures without kernels too.
-
-    Args:
-        devices: the devices.
-        ranks: takes what is compared with other ranks.
-    """
-    problems = []
-    if len(devices) > 1:
-        problems.append(f"the file holds kernels of {len(devices)} devices: each has its own figures")
-    return [device_figures(device, also=ranks.add, problems=problems) for device in devices]
-
-
 def device_figures(
     device: Device,
     arm: Mode = Mode.OVERLAPPED,
@@ -113,23 +99,22 @@ def device_figures(
         also: takes the device's number and each piece too; None for nothing.
         problems: what is doubtful, in words.
     """
-    trace, outline = device.head, device.outline
-    steps, use = _StepSums(trace, outline, arm), TimeSums(device)
+    trace, number = device.trace, device.number
+    steps, use, estimate = _StepSums(device, arm), TimeSums(device), EstimateSums(trace)
     collectives, families, names = CollectiveSums(trace), FamilySums(trace), NameSums(trace)
-    estimate = device.estimating()
     for piece in device.pieces():
         steps.add(piece)
         use.add(piece)
         for part in (collectives, families, names, estimate):
             part.add(piece.trace)
         if also is not None:
-            also(outline.device, piece.trace)
+            also(number, piece.trace)
     return TraceFigures(
         file=str(trace.path),
         rank=trace.rank,
         world_size=trace.world_size,
-        device=outline.device,
-        device_name="" if trace.on_host else trace.device_names.get(outline.device, ""),
+        device=number,
+        device_name="" if trace.on_host else trace.device_names.get(number, ""),
         on_host=trace.on_host,
         total=steps.total,
         steps=tuple(steps.steps),
@@ -156,8 +141,8 @@ class _StepSums:
         picture: the timeline of the first step that has kernels; without steps, of a file that is one piece.
     """
 
-    def __init__(self, trace: Trace, outline: Outline, arm: Mode) -> None:
-        self._trace, self._outline, self._arm = trace, outline, arm
+    def __init__(self, device: Device, arm: Mode) -> None:
+        self._device, self._trace, self._arm = device, device.trace, arm
         self._all = self._outside = KernelFigures.nothing()
         self.steps: list[StepFigures] = []
         self.picture: StepTimeline | None = None
@@ -171,28 +156,26 @@ class _StepSums:
         steps = sums.steps
         for figures, i in zip(sums.of_each_step(steps), steps, strict=True):
             step = self._trace.steps[i]
-            self.steps.append(
-                step_figures(figures, step.number, step.wall_ms, self._outline.communicates, cut=step.cut)
-            )
-        if self._outline.steps and self.picture is None:
-            self.picture = step_timeline(kernels, self._outline.steps[0], self._arm)
-        elif not self._outline.steps and piece.is_whole:
+            self.steps.append(step_figures(figures, step.number, step.wall_ms, self._device.communicates, cut=step.cut))
+        if self._device.steps and self.picture is None:
+            self.picture = step_timeline(kernels, self._device.steps[0], self._arm)
+        elif not self._device.steps and piece.is_whole:
             self.picture = step_timeline(kernels, -1, self._arm)
 
     @property
     def total(self) -> StepFigures:
         """The figures of the whole file."""
-        span = self._outline.span
+        span = self._device.span
         wall_ms = None if span is None else (span.end_ns - span.start_ns) / 1e6
-        return step_figures(self._all, None, wall_ms, self._outline.communicates, cut=self._trace.is_cut)
+        return step_figures(self._all, None, wall_ms, self._device.communicates, cut=self._trace.is_cut)
 
     @property
     def problems(self) -> list[str]:
         """What is doubtful, in words."""
         steps, problems = self._trace.steps, []
-        without = sorted({*range(len(steps))} - {*self._outline.steps})
+        without = sorted({*range(len(steps))} - {*self._device.steps})
         skipped = [str(steps[i].number) for i in without if not steps[i].cut]
-        if skipped and self._outline.span is not None:
+        if skipped and self._device.span is not None:
             problems.append(f"no kernels were launched in steps {', '.join(skipped[:8])}: they are left out")
         outside = self._outside
         if steps and outside.num_kernels:
@@ -201,7 +184,7 @@ class _StepSums:
                 f"{outside.comm_ns / 1e6:.3f} ms of communication) were launched in none of the steps: they count in "
                 "the total alone"
             )
-        if not self._outline.communicates:
+        if not self._device.communicates:
             problems.append("there is no communication: its figures are undefined")
         return problems
 
@@ -251,14 +234,14 @@ class CollectiveSums:
     """The collectives of one device.
 
     Args:
-        head: the trace, with any rows or none.
+        trace: the whole trace.
     """
 
-    def __init__(self, head: Trace) -> None:
-        infos = [known._replace(by_name=False) for known in head.collectives.infos]
-        infos += [CollectiveInfo(kind) for kind in head.kernels.collectives]  # of which nothing else is known
+    def __init__(self, trace: Trace) -> None:
+        infos = [known._replace(by_name=False) for known in trace.collectives.infos]
+        infos += [CollectiveInfo(kind) for kind in trace.kernels.collectives]  # of which nothing else is known
         distinct = {known: number for number, known in enumerate(dict.fromkeys(infos))}
-        self._infos, self._num_known = list(distinct), len(head.collectives.infos)
+        self._infos, self._num_known = list(distinct), len(trace.collectives.infos)
         self._number_of = np.array([distinct[known] for known in infos], dtype=np.int64)
         # Time, hidden time, time of those whose size is known, and their bytes. These may be too great for 64 bits.
         self._sums = [[0] * len(distinct) for _ in range(4)]
@@ -309,54 +292,98 @@ class CollectiveSums:
         )
 
 
-# -- collectives by size
+# -- kernels by name and family
 
 
-def collective_sizes(traces: Sequence[RankCollectives], matched: Matched) -> tuple[CollectiveSize, ...]:
-    """A row for each kind, group size and message size, those with the most time first.
+class NameSums:
+    """The kernels of one device by their names.
 
     Args:
-        traces: all files.
-        matched: the participants of each collective, see ``skew_over_ranks``. A collective of which a rank has several
-            kernels counts for no transfer: how its bytes are divided among them is not known.
+        trace: the whole trace.
     """
-    times: dict[SizeKey, Timed] = {}
-    for trace in traces:
-        for key, found in trace.by_size.items():
-            before = times.get(key, Timed(0, 0))
-            times[key] = Timed(before.number + found.number, before.sum_ns + found.sum_ns)
-    transfers: dict[SizeKey, Timed] = {}
-    for place, participants in matched.items():
-        of_ranks = list(participants.values())
-        sizes = {part.num_bytes for part in of_ranks}
-        if len(of_ranks) > 1 and len(sizes) == 1 and all(part.num_kernels == 1 for part in of_ranks):
-            key = (place[0], place[4], sizes.pop())
-            before = transfers.get(key, Timed(0, 0))
-            transfers[key] = Timed(before.number + 1, before.sum_ns + min(part.time_ns for part in of_ranks))
-    rows = [_row(key, found, transfers.get(key, Timed(0, 0))) for key, found in times.items()]
-    return tuple(sorted(rows, key=lambda row: (-row.time_ms * row.kernels, row.collective, row.bytes)))
+
+    def __init__(self, trace: Trace) -> None:
+        self._names = trace.kernels.names
+        # A name may stand for kernels of both kinds: those that compute come first.
+        size = 2 * len(self._names)
+        self._count, self._longest_ns = (np.zeros(size, dtype=np.int64) for _ in range(2))
+        self._time_ns, self._beside_ns = (np.zeros(size) for _ in range(2))
+
+    def add(self, trace: Trace) -> None:
+        """Add the rows of a piece."""
+        kernels, size = trace.kernels, len(self._count)
+        calls = Calls.of(kernels)
+        communicates = calls.kind == Kind.COMMUNICATION
+        rows = np.flatnonzero(communicates | (calls.kind == Kind.COMPUTE))
+        beside = np.where(
+            communicates, calls.covered_ns(kernels.of(Kind.COMPUTE)), calls.covered_ns(kernels.of(Kind.COMMUNICATION))
+        )
+        key = kernels.name[calls.row[rows]] * 2 + communicates[rows]
+        self._count += np.bincount(key, minlength=size)
+        self._time_ns += np.bincount(key, weights=calls.duration_ns[rows], minlength=size)
+        self._beside_ns += np.bincount(key, weights=beside[rows], minlength=size)
+        np.maximum.at(self._longest_ns, key, calls.duration_ns[rows])
+
+    @property
+    def top(self) -> tuple[TopKernel, ...]:
+        """The kernels and collectives with the most time first; ``MAX_KERNELS`` at most."""
+        total_ns = float(self._time_ns.sum())
+        order = np.argsort(-self._time_ns, kind="stable")[:MAX_KERNELS]
+        return tuple([self._kernel(i, total_ns) for i in order[self._count[order] > 0].tolist()])
+
+    def _kernel(self, number: int, total_ns: float) -> TopKernel:
+        name, communication = self._names[number // 2], bool(number % 2)
+        time_ns = float(self._time_ns[number])
+        return TopKernel(
+            name=name,
+            family=name_rules.collective_of(name) if communication else name_rules.family_of(name),
+            communication=communication,
+            calls=int(self._count[number]),
+            time_ms=time_ns / 1e6,
+            share=time_ns / total_ns if total_ns else 0.0,
+            longest_ms=int(self._longest_ns[number]) / 1e6,
+            beside_ms=float(self._beside_ns[number]) / 1e6,
+        )
 
 
-def _row(key: SizeKey, kernels: Timed, transfers: Timed) -> CollectiveSize:
-    kind, group_size, num_bytes = key
-    factor = bus_factor(kind, group_size)
+class FamilySums:
+    """The kernels of one device that compute, by their families.
 
-    def bandwidth(timed: Timed) -> float | None:  # bytes per nanosecond, i.e. GB/s
-        return num_bytes * timed.number / timed.sum_ns if timed.sum_ns else None
+    Args:
+        trace: the whole trace.
+    """
 
-    def bus(timed: Timed) -> float | None:
-        plain = bandwidth(timed)
-        return None if plain is None or factor is None else plain * factor
+    def __init__(self, trace: Trace) -> None:
+        _, self._families = labels_of(trace.kernels[:0])
+        self._kinds = trace.kernels.collectives
+        size = len(self._families)
+        self._count, self._time_ns = np.zeros(size, dtype=np.int64), np.zeros(size)
+        self._beside_ns: npt.NDArray[np.float64] = np.zeros((len(self._kinds), size))
 
-    return CollectiveSize(
-        collective=kind,
-        group_size=group_size,
-        bytes=num_bytes,
-        kernels=kernels.number,
-        time_ms=kernels.sum_ns / kernels.number / 1e6,
-        bus_bandwidth_gb_s=bus(kernels),
-        matched=transfers.number,
-        transfer_ms=transfers.sum_ns / transfers.number / 1e6 if transfers.number else None,
-        transfer_bandwidth_gb_s=bandwidth(transfers),
-        transfer_bus_bandwidth_gb_s=bus(transfers),
-    )
+    def add(self, trace: Trace) -> None:
+        """Add the rows of a piece."""
+        kernels, size = trace.kernels, len(self._families)
+        calls = Calls.of(kernels)
+        label, _ = labels_of(kernels)
+        compute = np.flatnonzero(calls.kind == Kind.COMPUTE)
+        group = label[calls.row[compute]]
+        self._count += np.bincount(group, minlength=size)
+        self._time_ns += np.bincount(group, weights=calls.duration_ns[compute], minlength=size)
+        for number in range(len(self._kinds)):
+            covered = calls.covered_ns(kernels.intervals[kernels.collective == number])[compute]
+            self._beside_ns[number] += np.bincount(group, weights=covered, minlength=size)
+
+    @property
+    def figures(self) -> tuple[FamilyFigures, ...]:
+        """The figures, those with the most time first."""
+        order = np.argsort(-self._time_ns, kind="stable")
+        return tuple([self._figures(i) for i in order[self._count[order] > 0].tolist()])
+
+    def _figures(self, number: int) -> FamilyFigures:
+        beside_ns = zip(self._kinds, self._beside_ns[:, number].tolist(), strict=True)
+        return FamilyFigures(
+            family=self._families[number],
+            calls=int(self._count[number]),
+            time_ms=float(self._time_ns[number]) / 1e6,
+            beside={kind: ns / 1e6 for kind, ns in beside_ns if ns},
+        )

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
 from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.analysis.kernels.table import KernelTableBuilder
+from overlap_callbacks.analysis.kernels.table import StringTable
+from overlap_callbacks.traces.event_columns import EventColumns, nanoseconds
 from overlap_callbacks.traces.events import Event
-from overlap_callbacks.traces.times import EventTimes, nanoseconds
 
 # Kineto's categories, of today and of 2021. Then, ranges were operators too.
 ROW, LAUNCH, NOTE, OPERATOR, OLD_RANGE, PYTHON, FOREIGN, BESIDE, UNKNOWN_CATEGORY = range(9)
@@ -97,27 +97,31 @@ class EventCollector:
     """Collects the events of one kind of file, one piece of the file at a time.
 
     Args:
-        steps: finds the names of the ranges that are steps, beside ``ProfilerStep#``; None for those alone.
+        steps: finds the names of the ranges that are steps; None for ``ProfilerStep#``.
         exact: whether times come as text.
+        **numbers: columns of the rows, see ``EventColumns``.
 
     Attributes:
         rows: the kernels, or on a CPU the operators.
-        times: start and duration of each row.
+        names: their distinct names.
+        threads: numbers of the host's threads. A thread's number in the file and the same as text are one thread.
         notes: ranges of the host that are steps.
         foreign: number of events of devices that are not read, by category.
     """
 
-    def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False) -> None:
-        self.rows = KernelTableBuilder()
-        self.times = EventTimes(exact)
+    def __init__(self, steps: re.Pattern[str] | None, *, exact: bool, **numbers: str) -> None:
+        self._exact = exact
+        self._all_events: list[EventColumns] = []
+        self.rows = self._events(keep_untimed=False, **numbers)
+        self.names = names = StringTable()
+        threads = StringTable()
+        self.threads: NumbersBy[int | str] = NumbersBy(lambda thread: threads[str(thread)])
         self.notes: list[Note] = []
         self.foreign: Counter[str] = Counter()
-        self._all_times = [self.times]
         self._sorted: list[list[Event]] = [[] for _ in range(UNKNOWN_CATEGORY + 1)]
         self._sort = {
             category: self._sorted[group].append if group != BESIDE else None for category, group in _CATEGORIES.items()
         }
-        names = self.rows.names
         self._name_of: NumbersBy[str | None] = NumbersBy(lambda name: names[short_name(name)])
         self._is_step: NumbersBy[str | None] = NumbersBy(lambda name: bool(name) and is_step(name or "", steps))
 
@@ -144,7 +148,16 @@ class EventCollector:
     @property
     def inexact(self) -> bool:
         """Whether nanoseconds were lost, so that the file must be read again as text."""
-        return any(times.inexact for times in self._all_times)
+        return any([events.inexact for events in self._all_events])
+
+    def _events(self, *, keep_untimed: bool = False, **numbers: str) -> EventColumns:
+        """Columns of one more kind of events, see ``EventColumns``."""
+        self._all_events.append(EventColumns(self._exact, keep_untimed=keep_untimed, **numbers))
+        return self._all_events[-1]
+
+    def _threads_of(self, events: list[Event]) -> Iterable[int]:
+        """The number of each event's thread."""
+        return map(self.threads.__getitem__, all_hashable([event.tid for event in events]))
 
     def _durations(self, group: int) -> list[Event]:
         """The events of a group that last: others mark a moment or an arrow."""
@@ -175,7 +188,7 @@ def _as_note(event: Event) -> tuple[Note, ...]:
 
 
 def short_name(name: str | None) -> str:
-    """The name, cut if it is too long to keep by the million. ``clean_names`` does the rest later, once per name."""
+    """The name, cut if it is too long to keep by the million. The rest of ``safe_text.clean`` is done later."""
     if name is None:
         return ""
     return name if len(name) <= safe_text.MAX_NAME_LENGTH else safe_text.clean(name)

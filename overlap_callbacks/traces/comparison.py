@@ -5,23 +5,35 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.equations import ideal_step_ms, overlap_ratio, sequential_step_ms, slowdown
+from overlap_callbacks.analysis.exact_sums import sum_of
 from overlap_callbacks.analysis.kernels.attribution import PairSums
+from overlap_callbacks.analysis.kernels.call_table import Calls
 from overlap_callbacks.analysis.kernels.same_calls import Labels, SameCalls
+from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
+from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
+from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.validity import RESIDUAL_COMM_LIMIT, residual_limit
-from overlap_callbacks.traces.analysis import devices_of
-from overlap_callbacks.traces.compared import MatchedSums, MeanStep, Side, Unmatched, UnmatchedSums
-from overlap_callbacks.traces.figures import Comparison, UnmatchedKernel
+from overlap_callbacks.traces.analysis import device_figures
+from overlap_callbacks.traces.figures import Comparison, TraceFigures, UnmatchedKernel
 from overlap_callbacks.traces.files import Progress, container_of, pieces, starts_with
-from overlap_callbacks.traces.long.columns import Folder
-from overlap_callbacks.traces.reading import Devices, read_devices
+from overlap_callbacks.traces.pieces import Device, devices_of
+from overlap_callbacks.traces.reading import read_trace
 from overlap_callbacks.traces.trace import Trace
 
 # If less than this share of the compute time has a match, the two files are not of one job.
 _MIN_MATCHED_FRACTION = 0.8
+# Stands for the range of what was launched in none.
+NO_RANGE = "(no range)"
+
+_Marks = npt.NDArray[np.bool_]
 
 
 def compare(overlapped: Trace, sequential: Trace) -> Comparison:
@@ -36,8 +48,7 @@ def compare(overlapped: Trace, sequential: Trace) -> Comparison:
     Raises:
         ValueError: a trace holds no compute kernels, or kernels of several devices.
     """
-    ov = _of_one_device("overlapped", Devices(overlapped, devices_of(overlapped)))
-    return _compared(ov, _of_one_device("sequential", Devices(sequential, devices_of(sequential))))
+    return _compared(_of_one_device("overlapped", overlapped), _of_one_device("sequential", sequential))
 
 
 def compare_files(
@@ -46,7 +57,7 @@ def compare_files(
     progress: Progress | None = None,
     steps: re.Pattern[str] | None = None,
 ) -> Comparison:
-    """Compare trace files as ``compare`` does. The events of long files lie in temporary files meanwhile.
+    """Compare trace files as ``compare`` does.
 
     Args:
         overlapped: trace of the job as it runs, as for ``read_trace``.
@@ -60,10 +71,8 @@ def compare_files(
     """
     for path in (overlapped, sequential):
         _check_opens(Path(path))
-    with Folder() as folder:
-        ov = _of_one_device("overlapped", read_devices(overlapped, folder, progress, steps, with_ranges=True))
-        seq = _of_one_device("sequential", read_devices(sequential, folder, progress, steps, with_ranges=True))
-        return _compared(ov, seq)
+    ov = _of_one_device("overlapped", read_trace(overlapped, progress, steps))
+    return _compared(ov, _of_one_device("sequential", read_trace(sequential, progress, steps)))
 
 
 def _check_opens(file: Path) -> None:
@@ -73,33 +82,31 @@ def _check_opens(file: Path) -> None:
         next(pieces(file, []), None)  # tells why
 
 
-def _of_one_device(name: str, found: Devices) -> Side:
+def _of_one_device(name: str, trace: Trace) -> _Side:
     """The side of a trace, which must have one device."""
-    if len(found.devices) > 1:
-        raise ValueError(
-            f"{name}: {found.head.path} holds kernels of {len(found.devices)} devices: give one of one rank"
-        )
-    return Side(found.devices[0])
+    devices = devices_of(trace)
+    if len(devices) > 1:
+        raise ValueError(f"{name}: {trace.path} holds kernels of {len(devices)} devices: give one of one rank")
+    return _Side(devices[0])
 
 
-def _compared(ov: Side, seq: Side) -> Comparison:
+def _compared(ov: _Side, seq: _Side) -> Comparison:
     """The comparison of an overlapped and a sequential trace."""
     labels = Labels(ov.kernels, seq.kernels)
     of_overlapped, of_sequential = SameCalls(labels, 0), SameCalls(labels, 1)
     figures_of = ov.add_up(Mode.OVERLAPPED, of_overlapped), seq.add_up(Mode.SEQUENTIAL, of_sequential)
     for name, side in (("overlapped", ov), ("sequential", seq)):
         if not side.computes:
-            raise ValueError(f"{name}: {side.head.path} holds no compute kernels")
+            raise ValueError(f"{name}: {side.trace.path} holds no compute kernels")
     pairs = PairSums(ov.kernels)
-    matched, unmatched_seq = MatchedSums(ov), UnmatchedSums(seq)
     for calls, wanted, trace in ov.calls():
         alone_ns = of_sequential.alone_ns(calls, wanted)
         pairs.add(calls, wanted, alone_ns)
-        matched.add(calls, wanted, alone_ns, trace.launches)
-    for calls, wanted, _ in seq.calls():
+        ov.match(calls, wanted, alone_ns, trace)
+    for calls, wanted, trace in seq.calls():
         pairs.add_alone(calls, wanted)
-        unmatched_seq.add(calls, wanted, of_overlapped.alone_ns(calls, wanted))
-    fraction = min(matched.unmatched.matched_fraction, unmatched_seq.matched_fraction)
+        seq.match(calls, wanted, of_overlapped.alone_ns(calls, wanted), trace)
+    fraction = min(ov.matched_fraction, seq.matched_fraction)
     figures = _figures(ov.mean_step, seq.mean_step)
     faults = list(_faults(ov, seq, figures, fraction))
     return Comparison(
@@ -110,26 +117,225 @@ def _compared(ov: Side, seq: Side) -> Comparison:
         figures=figures,
         valid=not faults,
         matched_fraction=fraction,
-        kernels=matched.kernels,
+        kernels=ov.matched_kernels,
         pairs=pairs.pairs(ov.num_steps, seq.num_steps),
-        unmatched=_unmatched(matched.unmatched, unmatched_seq),
-        ranges=matched.ranges,
-        problems=(*_problems(ov.head, seq.head), *faults),
+        unmatched=_unmatched(ov, seq),
+        ranges=ov.matched_ranges,
+        problems=(*_problems(ov.trace, seq.trace), *faults),
     )
 
 
-def _faults(ov: Side, seq: Side, figures: Mapping[str, float], matched: float) -> Iterator[str]:
+class _MeanStep(NamedTuple):
+    """Means over the steps of one file, in milliseconds."""
+
+    wall_ms: float
+    compute_ms: float
+    compute_busy_ms: float
+    comm_ms: float
+    comm_kernels_ms: float
+    hidden_comm_ms: float
+    covered_compute_ms: float
+
+
+class _Side:
+    """One file: its mean step, and its calls added up by what they match in the other one.
+
+    Args:
+        device: its only device.
+
+    Attributes:
+        trace: the whole trace.
+        kernels: a table without rows, with the names of all kernels.
+        num_steps: number of the steps that count, those that are whole; 1 for a file without any.
+        has_steps: whether the file has any.
+        computes: whether any kernel computes, once the calls were added up.
+        unmatched: the calls that match none, by the number of their name, once all were matched.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self.trace = trace = device.trace
+        self.kernels = kernels = trace.kernels[:0]
+        self._device, self._steps = device, [step for step in device.steps if not trace.steps[step].cut]
+        if not self._steps:
+            # A file without whole steps is one step, whose turns are those of all its calls.
+            device.at_least = len(trace.kernels)
+        self.has_steps, self.num_steps = bool(self._steps), max(len(self._steps), 1)
+        self.computes = False
+        self._total = KernelFigures.nothing()
+        self._compute_ns = self._matched_ns = 0
+        self._matched, self.unmatched = _Times(len(kernels.names)), _Times(len(kernels.names))
+        self._kind = np.full(len(kernels.names), Kind.OTHER)
+        self._ranges = (NO_RANGE, *(trace.launches.ranges if trace.launches is not None else ()))
+        self._by_range = _Times(len(self._ranges))
+
+    def add_up(self, mode: Mode, same_calls: SameCalls) -> TraceFigures:
+        """The figures of the file.
+
+        Args:
+            mode: in which it was taken.
+            same_calls: takes the calls that the other file's may match.
+        """
+
+        def add(_: int, trace: Trace) -> None:
+            calls, wanted, _rows = self._calls(trace)
+            same_calls.add(calls, wanted)
+            self.computes |= bool((trace.kernels.kind == Kind.COMPUTE).any())
+            self._total += KernelSums(trace.kernels).of_rows(np.flatnonzero(self._counts(trace.kernels)))
+
+        return device_figures(self._device, mode, add)
+
+    def calls(self) -> Iterator[tuple[Calls, _Marks, Trace]]:
+        """The calls of each piece, which of them count, and the piece."""
+        return (self._calls(piece.trace) for piece in self._device.pieces())
+
+    def match(self, calls: Calls, wanted: _Marks, alone_ns: npt.NDArray[np.float64], trace: Trace) -> None:
+        """Add the calls of a piece to those that match or do not.
+
+        Args:
+            calls: the calls.
+            wanted: which of them count; shape (calls,).
+            alone_ns: time of the same call of the other file, NaN without one; shape (calls,).
+            trace: the piece.
+        """
+        is_matched, kind = np.isfinite(alone_ns), calls.kind
+        name, time_ns = calls.kernels.name[calls.row], calls.duration_ns
+        compute = wanted & (kind == Kind.COMPUTE)
+        self._compute_ns += sum_of(time_ns[compute])
+        self._matched_ns += sum_of(time_ns[compute & is_matched])
+        rows = np.flatnonzero(wanted & ~is_matched & (kind != Kind.COPY))
+        self.unmatched.add(name[rows], time_ns[rows], alone_ns[rows])
+        rows = np.flatnonzero(is_matched)
+        self._matched.add(name[rows], time_ns[rows], alone_ns[rows])
+        self._kind[name[rows]] = kind[rows]  # of a name that stands for several kinds, the last one counts
+        if trace.launches is not None and trace.launches.range_of is not None:
+            rows = rows[kind[rows] == Kind.COMPUTE]
+            self._by_range.add(trace.launches.range_of[calls.row[rows]] + 1, time_ns[rows], alone_ns[rows])
+
+    @property
+    def mean_step(self) -> _MeanStep:
+        """The mean step, once the calls were added up."""
+        total, ms_per_step, span = self._total, 1e-6 / self.num_steps, self._device.span
+        if self.has_steps:
+            wall_ms = float(np.mean([self.trace.steps[i].wall_ms for i in self._steps]))
+        else:
+            wall_ms = 0.0 if span is None else (span.end_ns - span.start_ns) / 1e6
+        return _MeanStep(
+            wall_ms=wall_ms,
+            compute_ms=total.compute_ns * ms_per_step,
+            compute_busy_ms=total.compute_busy_ns * ms_per_step,
+            comm_ms=total.comm_busy_ns * ms_per_step,
+            comm_kernels_ms=total.comm_ns * ms_per_step,
+            hidden_comm_ms=total.hidden_comm_ns * ms_per_step,
+            covered_compute_ms=total.covered_compute_ns * ms_per_step,
+        )
+
+    @property
+    def matched_fraction(self) -> float:
+        """The share of the compute time whose calls the other file has too, once all were matched."""
+        return self._matched_ns / self._compute_ns if self._compute_ns else 0.0
+
+    @property
+    def matched_kernels(self) -> tuple[KernelTime, ...]:
+        """The matched kernels per step, those that lose most time first."""
+        communicates, names = self._kind == Kind.COMMUNICATION, self.kernels.names
+        times = self._matched.of_each(names, communicates, self.num_steps)
+        return tuple([row for i, row in times if self._kind[i] != Kind.COPY])
+
+    @property
+    def matched_ranges(self) -> tuple[KernelTime, ...]:
+        """The matched compute per step by the range of the host in which it was launched, the largest loss first."""
+        if not self._by_range.calls[1:].any():
+            return ()
+        none = np.zeros(len(self._ranges), dtype=bool)
+        return tuple([row for _, row in self._by_range.of_each(self._ranges, none, self.num_steps)])
+
+    def _calls(self, trace: Trace) -> tuple[Calls, _Marks, Trace]:
+        calls = Calls.of(trace.kernels)
+        return calls, self._counts(trace.kernels)[calls.row], trace
+
+    def _counts(self, kernels: KernelTable) -> _Marks:
+        """Which rows count."""
+        return np.isin(kernels.step, self._steps) if self.has_steps else np.ones(len(kernels), dtype=bool)
+
+
+class _Times:
+    """Calls by a key, e.g. the name of the kernel: how many, their time, and that of the calls that they match.
+
+    Attributes:
+        calls: their numbers; shape (keys,).
+    """
+
+    def __init__(self, size: int) -> None:
+        self.calls, self._time_ns, self._alone_ns = (np.zeros(size) for _ in range(3))
+
+    def add(
+        self, of: npt.NDArray[np.int64], duration_ns: npt.NDArray[np.int64], alone_ns: npt.NDArray[np.float64]
+    ) -> None:
+        """Add calls.
+
+        Args:
+            of: the key of each; shape (n,).
+            duration_ns: how long each took; shape (n,).
+            alone_ns: how long what it matches took; shape (n,).
+        """
+        size = len(self.calls)
+        self.calls += np.bincount(of, minlength=size)
+        self._time_ns += np.bincount(of, weights=duration_ns, minlength=size)
+        self._alone_ns += np.bincount(of, weights=alone_ns, minlength=size)
+
+    def by_name(self, names: tuple[str, ...]) -> dict[str, tuple[int, float]]:
+        """Number and time in milliseconds of the calls of each key that has any."""
+        return {names[i]: (int(self.calls[i]), float(self._time_ns[i]) / 1e6) for i in np.flatnonzero(self.calls)}
+
+    def of_each(self, names: tuple[str, ...], communicates: _Marks, num_steps: int) -> Iterator[tuple[int, KernelTime]]:
+        """Each key that has calls, and these per step, the largest loss first."""
+        calls, overlapped_ms = self.calls / num_steps, self._time_ns / num_steps / 1e6
+        alone_ms = self._alone_ns / num_steps / 1e6
+        for i in np.argsort(alone_ms - overlapped_ms, kind="stable").tolist():
+            if self.calls[i]:
+                yield (
+                    i,
+                    KernelTime(
+                        name=names[i],
+                        communication=bool(communicates[i]),
+                        overlapped_calls=float(calls[i]),
+                        sequential_calls=float(calls[i]),
+                        overlapped_ms=float(overlapped_ms[i]),
+                        sequential_ms=float(alone_ms[i]),
+                    ),
+                )
+
+
+def _unmatched(overlapped: _Side, sequential: _Side) -> tuple[UnmatchedKernel, ...]:
+    """Kernels without a partner in the other file, those with the most time first."""
+    found = [side.unmatched.by_name(side.kernels.names) for side in (overlapped, sequential)]
+    kernels = []
+    for name in dict.fromkeys((*found[0], *found[1])):
+        (in_ov, ov_ms), (in_seq, seq_ms) = (of_side.get(name, (0, 0.0)) for of_side in found)
+        kernels.append(
+            UnmatchedKernel(
+                name=name,
+                overlapped_calls=in_ov,
+                sequential_calls=in_seq,
+                overlapped_ms=ov_ms,
+                sequential_ms=seq_ms,
+            )
+        )
+    return tuple(sorted(kernels, key=lambda kernel: -max(kernel.overlapped_ms, kernel.sequential_ms)))
+
+
+def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float) -> Iterator[str]:
     """What makes the comparison invalid, in words."""
     residual, of_comm = figures.get("residual_overlap"), figures.get("residual_comm_overlap")
-    limit = residual_limit("cpu" if ov.head.on_host else "")
+    limit = residual_limit("cpu" if ov.trace.on_host else "")
     if residual is not None and residual > limit:
         yield f"the sequential file is not sequential: its overlap ratio is {residual:.3f}, above {limit}"
-    elif of_comm is not None and of_comm > RESIDUAL_COMM_LIMIT and not ov.head.on_host:  # there, ranges are not cut
+    elif of_comm is not None and of_comm > RESIDUAL_COMM_LIMIT and not ov.trace.on_host:  # there, ranges are not cut
         yield (
             f"the sequential file is not sequential: {of_comm:.0%} of its communication runs beside compute, above "
             f"{RESIDUAL_COMM_LIMIT:.0%}"
         )
-    if ov.head.is_cut or seq.head.is_cut:
+    if ov.trace.is_cut or seq.trace.is_cut:
         yield "a file is cut off, and no step of it is known to be whole"
     elif ov.has_steps != seq.has_steps:
         yield "only one of the files has ProfilerStep ranges: a step cannot be compared with a whole file"
@@ -140,7 +346,7 @@ def _faults(ov: Side, seq: Side, figures: Mapping[str, float], matched: float) -
         )
 
 
-def _figures(ov: MeanStep, seq: MeanStep) -> dict[str, float]:
+def _figures(ov: _MeanStep, seq: _MeanStep) -> dict[str, float]:
     """The figures that are defined, per step, by the names of the live report."""
     ideal_ms = ideal_step_ms(ov.wall_ms, ov.compute_ms, seq.compute_ms)
     model_ms = sequential_step_ms(ideal_ms, ov.hidden_comm_ms)
@@ -171,7 +377,7 @@ def _figures(ov: MeanStep, seq: MeanStep) -> dict[str, float]:
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def _overlap_ratio(step: MeanStep) -> float | None:
+def _overlap_ratio(step: _MeanStep) -> float | None:
     if step.comm_ms and step.compute_ms > 0:
         return overlap_ratio(step.covered_compute_ms, step.compute_ms)
     return None
@@ -183,24 +389,6 @@ def _share(part: float, whole: float) -> float | None:
 
 def _change(value: float, base: float) -> float | None:
     return slowdown(value, base) if base > 0 and value > 0 else None
-
-
-def _unmatched(overlapped: UnmatchedSums, sequential: UnmatchedSums) -> tuple[UnmatchedKernel, ...]:
-    """Kernels without a partner in the other file, those with the most time first."""
-    of_both = overlapped.by_name, sequential.by_name
-    kernels = []
-    for name in dict.fromkeys((*of_both[0], *of_both[1])):
-        in_ov, in_seq = (of_side.get(name, Unmatched(0, 0.0)) for of_side in of_both)
-        kernels.append(
-            UnmatchedKernel(
-                name=name,
-                overlapped_calls=in_ov.calls,
-                sequential_calls=in_seq.calls,
-                overlapped_ms=in_ov.time_ms,
-                sequential_ms=in_seq.time_ms,
-            )
-        )
-    return tuple(sorted(kernels, key=lambda kernel: -max(kernel.overlapped_ms, kernel.sequential_ms)))
 
 
 def _problems(overlapped: Trace, sequential: Trace) -> Sequence[str]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import functools
 import re
 from array import array
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
@@ -28,29 +28,32 @@ from overlap_callbacks.traces.collect import (
     Numbers,
     NumbersBy,
     all_hashable,
-    hashable,
     launches_kernel,
     short_name,
 )
-from overlap_callbacks.traces.collective_ranges import CollectiveRanges, RangeDetail
-from overlap_callbacks.traces.collectives import UNKNOWN
+from overlap_callbacks.traces.collectives import UNKNOWN, KernelMetadata, RangeDetail, input_bytes
+from overlap_callbacks.traces.event_columns import EventColumns
 from overlap_callbacks.traces.events import Args, Event, KernelArgs, LaunchArgs, OddKernelArgs, RangeArgs
-from overlap_callbacks.traces.host_ranges import MODULE, HostRanges
-from overlap_callbacks.traces.launches import WAITING_CALLS
-from overlap_callbacks.traces.metadata import KernelMetadata, input_bytes
-from overlap_callbacks.traces.times import EventTimes
 
 # Calls of these launch nothing, though they have numbers like launches. They are up to half of a file's calls.
 _LAUNCHES_NOTHING = re.compile(
     r"(?:cuda|cu|hip)(?:Event|Occupancy|Func|Pointer|Get|DeviceGet|DeviceSynchronize|CtxSynchronize|"
     r"Stream(?:Synchronize|WaitEvent|IsCapturing|Get|Query|Create|Destroy))"
 )
+# Calls in which the host waits for the device.
+WAITING_CALLS = frozenset({
+    "cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "cudaMemcpy",
+    "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize",
+    "hipDeviceSynchronize", "hipStreamSynchronize", "hipEventSynchronize", "hipMemcpy", "hipMemcpyWithStream",
+})  # fmt: skip
 _UINT64 = 2**64 - 1
 _NO_ARGS = KernelArgs()
 # Sizes of collectives that are remembered by the text that tells them.
 _MOST_SIZES = 4096
 # Torch's operator around what a collective launches.
 _COLLECTIVE_OPERATOR = "record_param_comms"
+# Torch's name of a call of a module begins so, and then has the class and its number.
+_MODULE = "nn.Module: "
 
 # Most ranges have one of few names.
 _detail = functools.lru_cache(256)(RangeDetail)
@@ -61,94 +64,71 @@ _Value = TypeVar("_Value")
 class DeviceEvents(EventCollector):
     """The kernels of a device, the calls that launched them, steps, and torch's annotations of collectives.
 
+    Args:
+        steps: finds the names of steps.
+        exact: whether times come as text.
+        with_ranges: whether to keep the ranges of the host that have names.
+
     Attributes:
-        devices: number of each row's device.
-        known: what each communication kernel's own metadata tells.
-        operators: torch's operators of collectives, where they describe theirs.
+        metadata: what the communication kernels' own arguments tell; the column ``info`` of a row is the number of its
+            ``CollectiveInfo``, -1 for none.
+        shapes: numbers of the launch shapes: a ``LaunchShape``, or the text of one that cannot be read.
+        launches: the calls that launch something, with the number that each shares with its kernel. One whose times no
+            clock shows has -1 for them, and is still the first with its number.
+        waits: when the host waited for the device.
         annotations: torch's ranges of collectives.
-        launch_correlation: number that each launch shares with its kernel. Calls that launch nothing are left out.
-        launch_thread: thread of each launch, as a number of ``threads``.
-        threads: numbers of the threads that launched, which are as they are in the file.
-        launch_times: when each launch was made.
-        num_launches_taken: number of launches that were taken away.
-        wait_times: when the host waited for the device.
+        operators: torch's operators of collectives, where they describe theirs.
+        details: numbers of what some of these two have in common.
         ranges: other ranges of the host: modules, and what users and torch have named.
+        range_names: their names, those of modules without the words before their class.
     """
 
-    def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False) -> None:
-        super().__init__(steps, exact=exact)
-        self.devices = array("i")
-        self._num_taken = self.num_launches_taken = 0
-        self.known = KernelMetadata()
-        self.operators = CollectiveRanges(EventTimes(exact))
-        self.annotations = CollectiveRanges(EventTimes(exact))
-        self.launch_correlation = array("Q")
-        self.launch_thread = array("i")
-        self.threads: Numbers[int | str] = Numbers()
-        self.launch_times = EventTimes(exact)
-        self.wait_times = EventTimes(exact)
-        self.ranges = HostRanges(EventTimes(exact))
-        of_ranges = (self.ranges.times, self.operators.times, self.annotations.times)
-        self._all_times += [self.launch_times, self.wait_times, *of_ranges]
-        self._lanes: Numbers[tuple[int, int | str]] = Numbers()
+    def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False, with_ranges: bool = False) -> None:
+        super().__init__(
+            steps, exact=exact, kind="b", name="i", correlation="Q", shape="i", lane="i", device="i", info="i",
+            num_bytes="q", sequence="q",
+        )  # fmt: skip
+        self.metadata = KernelMetadata()
+        self.shapes: Numbers[LaunchShape | str] = Numbers()
+        self.launches = self._events(keep_untimed=True, correlation="Q", thread="i")
+        self.waits = self._events()
+        self.annotations = self._events(thread="i", detail="i", num_bytes="q")
+        self.operators = self._events(thread="i", detail="i", num_bytes="q")
+        self.details: Numbers[RangeDetail] = Numbers()
+        self.ranges = self._events(thread="i", name="i")
+        self._number_of_range: Numbers[str] = Numbers()
+        self._with_ranges = with_ranges
+        self.lanes: Numbers[tuple[int, int | str]] = Numbers()
         self._launches_nothing: NumbersBy[str | None] = NumbersBy(
             lambda name: bool(_LAUNCHES_NOTHING.match(name or "")) and not launches_kernel(name)
         )
-        self._is_module: NumbersBy[str | None] = NumbersBy(lambda name: (name or "").startswith(MODULE))
+        self._is_module: NumbersBy[str | None] = NumbersBy(lambda name: (name or "").startswith(_MODULE))
         self._is_annotation: NumbersBy[str | None] = NumbersBy(lambda name: (name or "").startswith(ENQUEUED))
         self._num_bytes: dict[tuple[str, bytes, bytes], int] = {}
-        shapes = self.rows.shapes
-        self._shapes: NumbersBy[Any] = NumbersBy(lambda part: shapes.setdefault(launch_shape(part), len(shapes)))
-
-    @property
-    def training_thread(self) -> int:
-        """The number of the thread that names the steps among those with ranges; -1 if it has none."""
-        return self.ranges.thread_number(next((note.thread for note in self.notes), None))
-
-    def add_launch(self, correlation: int, thread: Any) -> None:
-        """Keep a launch whose time was kept."""
-        self.launch_correlation.append(correlation & _UINT64)
-        self.launch_thread.append(self.threads[hashable(thread)])
-
-    def lane_of(self, device: int, stream: Any) -> int:
-        """The number of a stream of a device."""
-        return self._lanes[device, hashable(stream)]
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows so far, those that were taken away among them."""
-        return self._num_taken + len(self.rows)
-
-    @property
-    def num_held(self) -> int:
-        """Number of rows, launches and ranges that are in memory, and of which there may be millions."""
-        of_collectives = len(self.annotations) + len(self.operators)
-        return len(self.rows) + len(self.launch_thread) + len(self.wait_times) + of_collectives + len(self.ranges)
-
-    def take_rows(self) -> dict[str, Any]:
-        """The columns of the rows but for their times, which are then forgotten; what their numbers stand for stays."""
-        self._num_taken += len(self.rows)
-        taken = {"device": np.array(self.devices), **self.rows.take()}
-        self.devices = array("i")
-        return taken
-
-    def take_launches(self) -> tuple[Any, Any]:
-        """Number and thread of each launch, shape (n,) each, which are then forgotten."""
-        taken = np.array(self.launch_correlation), np.array(self.launch_thread)
-        self.num_launches_taken += len(self.launch_thread)
-        self.launch_correlation, self.launch_thread = array("Q"), array("i")
-        return taken
-
-    def forget_times(self) -> None:
-        """Forget the times of rows and launches, which take as much memory as all else that is known of them."""
-        self.times, self.launch_times = EventTimes(True), EventTimes(True)
-        self.launch_correlation, self.launch_thread = array("Q"), array("i")
-        self._all_times.clear()
+        shapes = self.shapes
+        self._shapes: NumbersBy[Any] = NumbersBy(lambda part: shapes[_launch_shape(part)])
 
     @property
     def streams(self) -> tuple[str, ...]:
         """The stream of each lane, as it is in the file."""
-        return tuple([safe_text.clean(str(stream)) for _, stream in self._lanes])
+        return tuple([safe_text.clean(str(stream)) for _, stream in self.lanes])
+
+    @property
+    def range_names(self) -> tuple[str, ...]:
+        return tuple([safe_text.clean(name.removeprefix(_MODULE)) for name in self._number_of_range])
+
+    @property
+    def training_thread(self) -> int:
+        """The number of the thread that names the steps; -1 for none."""
+        return self.threads[self.notes[0].thread] if self.notes else -1
+
+    def annotate(self, threads: Iterable[int], details: Iterable[RangeDetail], num_bytes: Iterable[int]) -> None:
+        """Keep what is known of annotations whose times were kept last."""
+        self.annotations.label(thread=threads, detail=map(self.details.__getitem__, details), num_bytes=num_bytes)
+
+    def name_ranges(self, threads: Iterable[int], names: Iterable[str]) -> None:
+        """Keep threads and names of ranges whose times were kept last."""
+        self.ranges.label(thread=threads, name=map(self._number_of_range.__getitem__, names))
 
     def _collect(self, args_of: ArgsReader) -> None:
         rows, launches, notes, olds = map(self._durations, (ROW, LAUNCH, NOTE, OLD_RANGE))
@@ -167,10 +147,11 @@ class DeviceEvents(EventCollector):
         operators = [event for event in self._sorted[OPERATOR] if event.name == _COLLECTIVE_OPERATOR]
         if operators:
             self._add_operators(operators, args_of)
-        for event in (*notes, *modules):
-            name = event.name
-            if name and not (is_annotation[name] or is_step[name]):
-                self.ranges.add(short_name(name), hashable(event.tid), event)
+        if self._with_ranges:
+            named = [event for event in (*notes, *modules)
+                     if event.name and not (is_annotation[event.name] or is_step[event.name])]  # fmt: skip
+            named = self.ranges.keep(named)
+            self.name_ranges(self._threads_of(named), [short_name(event.name) for event in named])
         for event in self._durations(FOREIGN):
             self.foreign[str(event.cat)] += 1
 
@@ -180,17 +161,15 @@ class DeviceEvents(EventCollector):
             for event, args in zip(events, args_of(events, Args), strict=True)
             if event.ph == "X" and args is not None and args.collective is not None
         ]
-        events, about = _timed(self.operators.times, [event for event, _ in found], [args for _, args in found])
-        details = [RangeDetail(_COLLECTIVE_OPERATOR, info=self.known.info(args)) for args in about]
-        self.operators.add([event.tid for event in events], details, [UNKNOWN] * len(events))
+        events, about = _timed(self.operators, [event for event, _ in found], [args for _, args in found])
+        details = [self.details[RangeDetail(_COLLECTIVE_OPERATOR, self.metadata.info(args))] for args in about]
+        self.operators.label(thread=self._threads_of(events), detail=details, num_bytes=[UNKNOWN] * len(events))
 
     def _add_annotations(self, events: list[Event], args_of: ArgsReader) -> None:
-        events = self.annotations.times.extend(events)
-        found = args_of(events, RangeArgs)
+        events = self.annotations.keep(events)
         names = [short_name(event.name) for event in events]
-        self.annotations.add(
-            [event.tid for event in events], map(_detail, names), map(self._num_bytes_of, names, found)
-        )
+        num_bytes = map(self._num_bytes_of, names, args_of(events, RangeArgs))
+        self.annotate(self._threads_of(events), map(_detail, names), num_bytes)
 
     def _num_bytes_of(self, name: str, args: RangeArgs | None) -> int:
         """The size of the collective of a range, ``UNKNOWN`` if that cannot be told."""
@@ -208,19 +187,18 @@ class DeviceEvents(EventCollector):
     def _add_launches(self, events: list[Event], args_of: ArgsReader) -> None:
         waits = [event for event in events if event.name in WAITING_CALLS]
         if waits:
-            self.wait_times.extend(waits)
+            self.waits.keep(waits)
         launches_nothing = self._launches_nothing
         events = [event for event in events if not launches_nothing[event.name]]
         numbers: list[Any] = [args.correlation if args is not None else None for args in args_of(events, LaunchArgs)]
         if not (set(map(type, numbers)) == {int} and all(numbers)):
             events = [event for event, number in zip(events, numbers, strict=True) if type(number) is int and number]
             numbers = [number for number in numbers if type(number) is int and number]
-        events, numbers = _timed(self.launch_times, events, numbers)
-        self.launch_correlation.extend(_unsigned(numbers))
-        self.launch_thread.extend(map(self.threads.__getitem__, all_hashable([event.tid for event in events])))
+        events, numbers = _timed(self.launches, events, numbers)
+        self.launches.label(correlation=unsigned(numbers), thread=self._threads_of(events))
 
     def _add_rows(self, events: list[Event], args_of: ArgsReader) -> None:
-        events = self.times.extend(events)
+        events = self.rows.keep(events)
         if not events:
             return
         found = args_of(events, KernelArgs, OddKernelArgs)
@@ -231,29 +209,31 @@ class DeviceEvents(EventCollector):
         numbers = [args.correlation for args in all_args]
         if set(map(type, numbers)) != {int}:
             numbers = [number if type(number) is int else 0 for number in numbers]
-        rows, compute, copy = self.rows, int(Kind.COMPUTE), int(Kind.COPY)
-        collective = array("q", [rows.collectives[""]]) * len(events)
+        compute, copy = int(Kind.COMPUTE), int(Kind.COPY)
+        unknown = array("q", [UNKNOWN]) * len(events)
+        info, num_bytes, sequence = array("i", [-1]) * len(events), unknown[:], unknown
         described = [i for i, args in enumerate(all_args) if args.collective is not None]
         if described:
-            first = len(rows)
-            kinds = self.known.extend([first + i for i in described], [all_args[i] for i in described])
-            for i, kind in zip(described, kinds, strict=True):
-                collective[i] = rows.collectives[kind]
+            metadata = self.metadata.describe([all_args[i] for i in described])
+            for i, of_collective in zip(described, metadata, strict=True):
+                info[i], num_bytes[i], sequence[i] = of_collective
         streams = all_hashable([event.tid for event in events])
-        rows.extend(
+        self.rows.label(
             kind=[compute if event.cat in KERNELS else copy for event in events],
             name=map(self._name_of.__getitem__, [event.name for event in events]),
-            correlation=_unsigned(numbers),
-            shape=map(self._shapes.__getitem__, map(launched_as, all_args)),
-            collective=collective,
-            lane=map(self._lanes.__getitem__, zip(devices, streams, strict=True)),
+            correlation=unsigned(numbers),
+            shape=map(self._shapes.__getitem__, map(_launched_as, all_args)),
+            lane=map(self.lanes.__getitem__, zip(devices, streams, strict=True)),
+            device=devices,
+            info=info,
+            num_bytes=num_bytes,
+            sequence=sequence,
         )
-        self.devices.extend(devices)
 
 
-def _timed(times: EventTimes, events: list[Event], values: list[_Value]) -> tuple[list[Event], list[_Value]]:
+def _timed(columns: EventColumns, events: list[Event], values: list[_Value]) -> tuple[list[Event], list[_Value]]:
     """Keep the times of events. Returns those whose times can be read, and what belongs to them."""
-    kept = times.extend(events)
+    kept = columns.keep(events)
     if len(kept) == len(events):
         return events, values
     places = {id(event): i for i, event in enumerate(events)}
@@ -267,7 +247,7 @@ def _device_of(device: Any, event: Event) -> int:
     return device if 0 <= device < 2**31 else 0
 
 
-def _unsigned(numbers: list[int]) -> array[int]:
+def unsigned(numbers: list[int]) -> array[int]:
     """Numbers of any size as 64 bits: of those that take more the lowest."""
     try:
         return array("Q", numbers)
@@ -281,13 +261,13 @@ def _unsigned(numbers: list[int]) -> array[int]:
 _LAUNCH_METADATA = ("grid", "block", "registers per thread", "shared memory", "blocks per SM")
 
 
-def launched_as(args: Any) -> tuple[Any, ...]:
+def _launched_as(args: Any) -> tuple[Any, ...]:
     """How a kernel was launched, in the order of ``_LAUNCH_METADATA``; None or no text for what is not known."""
     parts = (args.grid, args.block, args.registers, args.shared_memory, args.blocks_per_sm)
     return tuple(map(bytes, parts)) if type(args) is OddKernelArgs else parts
 
 
-def launch_shape(launched_as: tuple[Any, ...]) -> LaunchShape | str:
+def _launch_shape(launched_as: tuple[Any, ...]) -> LaunchShape | str:
     """The shape of a launch; the text of its grid and block where they make no sense."""
     known: dict[str, Any] = {}
     try:

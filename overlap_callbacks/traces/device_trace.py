@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 import re
-from array import array
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.intervals import distinct_values
-from overlap_callbacks.analysis.kernels.copies import as_communication
-from overlap_callbacks.analysis.kernels.table import Indices, KernelTableBuilder, Kind, device_kernels
-from overlap_callbacks.traces.collective_ranges import CollectiveRanges
-from overlap_callbacks.traces.collectives import Collectives
-from overlap_callbacks.traces.copies import copies_of_collectives
+from overlap_callbacks.analysis import name_rules, safe_text
+from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.copies import as_communication, may_communicate, within_device
+from overlap_callbacks.analysis.kernels.issued import COPIED
+from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
+from overlap_callbacks.analysis.kernels.placement import step_of, step_of_kernels
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, collectives_of
+from overlap_callbacks.traces.checks import ambiguous_collectives, copying_collectives, foreign_events
+from overlap_callbacks.traces.collect import Numbers
+from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives, RangeDetail, hints_from_ranges
+from overlap_callbacks.traces.columns import Array, derived, release, taken
 from overlap_callbacks.traces.device_events import DeviceEvents
-from overlap_callbacks.traces.doubts import KernelFacts, copied, foreign_events, untold
-from overlap_callbacks.traces.host_ranges import HostRanges, launched_in
-from overlap_callbacks.traces.launches import Launches, launches_of, waits_of
-from overlap_callbacks.traces.metadata import annotated
+from overlap_callbacks.traces.event_columns import time_problems
+from overlap_callbacks.traces.host_ranges import last_begun, launched_in
 from overlap_callbacks.traces.steps import bounds_of, steps_of
-from overlap_callbacks.traces.times import EventTimes
-from overlap_callbacks.traces.trace import Trace, trace_with_head
+from overlap_callbacks.traces.trace import Launches, Trace, trace_with_head
 
-NO_LAUNCHES = "the file holds no launches: kernels count in the step that the host was in when they started"
+# Columns by their names; shape (n,) each.
+_Columns = dict[str, Array]
 
 
 def trace_of_device(
     path: Path,
-    collected: DeviceEvents,
+    events: DeviceEvents,
     told: Sequence[str],
     head: dict[str, Any],
     *,
@@ -44,133 +45,253 @@ def trace_of_device(
 
     Args:
         path: the file.
-        collected: its events. Some are forgotten, so that their memory is free.
+        events: its events.
         told: what is wrong with the file, in words.
         head: the fields of the document around the events.
         is_cut: whether the file ends before its events do.
         steps: finds the names of steps; None for ``ProfilerStep#``.
     """
-    problems = list(told)
-    found = steps_of(collected.notes, steps)
-    rows = collected.rows
-    rows.clean_names()
-    usable = set_times(rows, collected.times, problems)
-    known = collected.known.collectives()
-    _apply_metadata(rows, known)
-    has_launches = len(collected.launch_correlation) > 0
-    problems += launch_problems(collected)
-    launched_ns, returned_ns, thread = _launches(collected)
-    collected.forget_times()
-
-    def threads_in(ranges: CollectiveRanges | HostRanges) -> Indices:
-        """The thread that launched each row, by its number among those of some ranges; -1 if unknown."""
-        return np.array([*map(ranges.thread_number, collected.threads), -1], dtype=np.int64)[thread]
-
-    in_annotations = threads_in(collected.annotations)
-    by_range = annotated(rows, known, launched_ns, in_annotations, collected.annotations)
-    problems += untold(rows, by_range)
-    kinds = np.array([rows.collectives[info.kind] for info in by_range.infos], dtype=np.int64)
-    np.frombuffer(rows.collective, dtype=np.int64)[by_range.rows] = kinds[by_range.info]
-    collectives = known.with_others(by_range)
-    if found and not has_launches:
-        problems.append(NO_LAUNCHES)
-    if collected.foreign:
-        problems.append(f"{foreign_events(collected.foreign)} are left out: what they do is not known")
-    kernels = device_kernels(rows, launched_ns if has_launches else None, bounds_of(found))
-    ranges = collected.operators if len(collected.operators) else collected.annotations
-    copies = copies_of_collectives(kernels, launched_ns, threads_in(ranges), ranges)
-    problems += copied(copies.untold)
-    communicating = copies.communicating
-    of_row = zip(communicating.rows.tolist(), communicating.info.tolist(), strict=True)
-    kernels = as_communication(kernels, {row: communicating.infos[info].kind for row, info in of_row})
-    collectives = collectives.with_others(communicating)
-    device = np.array(collected.devices, dtype=np.int64)
-    waits = waits_of(collected.wait_times.bounds(), launched_ns, returned_ns, kernels)
+    found, infos, details = steps_of(events.notes, steps), events.metadata.infos, tuple(events.details)
+    rows = _in_order(events.rows.finished())
+    _join_launches(rows, events.launches.finished())
+    texts = _name_kinds(rows, events)
+    annotations, operators = events.annotations.finished(), events.operators.finished()
+    problems = [*told, *time_problems(events.rows)]
+    if events.launches.untimed:
+        problems.append(
+            f"{events.launches.untimed} launches have no time that can be read: their kernels count in no step"
+        )
+    asking = np.flatnonzero((rows["kind"] == Kind.COMMUNICATION) & (rows["info"] < 0))
+    _ask_ranges(rows, asking, annotations, texts, details, infos)
+    problems += ambiguous_collectives(rows["name"][asking], rows["info"][asking], texts, tuple(infos))
+    if found and not events.launches:
+        problems.append("the file holds no launches: kernels count in the step that the host was in when they started")
+    if events.foreign:
+        problems.append(f"{foreign_events(events.foreign)} are left out: what they do is not known")
+    kernels = _table(rows, texts, events, bounds_of(found))
+    ranges = operators if events.operators else annotations
+    copies = _copies_of_collectives(kernels, rows, ranges, details, infos)
+    problems += copying_collectives(copies.untold)
+    for column, value in (("info", copies.info), ("num_bytes", UNKNOWN), ("sequence", UNKNOWN)):
+        _assign(rows, column, copies.rows, value)
+    kinds = [info.kind for info in infos]
+    of_row = zip(copies.rows.tolist(), copies.info.tolist(), strict=True)
+    kernels = as_communication(kernels, {row: kinds[info] for row, info in of_row})
+    collectives = Collectives.of(rows.pop("info"), rows.pop("num_bytes"), rows.pop("sequence"), tuple(infos))
+    range_of = None
+    if events.ranges:
+        range_of = launched_in(events.ranges.finished(), rows["thread"], rows["launched"], events.training_thread)
     launches = Launches(
-        launched_ns, waits, collected.streams, len(collected.wait_times) > 0,
-        _range_of(collected, launched_ns, threads_in(collected.ranges), problems), tuple(collected.ranges.names),
+        rows["launched"], _waits(events.waits.finished(), rows, kernels), events.streams, len(events.waits) > 0,
+        range_of, events.range_names,
     )  # fmt: skip
-    if not usable.all():
-        kept = np.flatnonzero(usable)
-        kernels, device, launches = kernels[kept], device[kept], launches[kept]
-        collectives = collectives.of_kernels(kept)
-    facts = KernelFacts.of(kernels)
-    trace = trace_with_head(path, head, facts, kernels, device, found, collectives, problems, is_cut=is_cut)
-    return dataclasses.replace(trace, launches=launches)
+    release()
+    return trace_with_head(
+        path, head, kernels, rows["device"], found, collectives, problems, is_cut=is_cut, launches=launches
+    )
 
 
-def launch_problems(collected: DeviceEvents) -> Iterator[str]:
-    """What is wrong with the launches of a file, in words."""
-    if untimed := collected.launch_times.num_untimed:
-        yield f"{untimed} launches have no time that can be read: their kernels count in no step"
+def _in_order(rows: _Columns) -> _Columns:
+    """The rows device by device, in order of their starts."""
+    device = rows["device"]
+    if device.min(initial=0) == device.max(initial=0):
+        order = np.argsort(rows["start"], kind="stable")
+    else:
+        order = np.lexsort((rows["start"], device))
+    numbers = ("shape", "lane", "device")  # those that a table has
+    return {name: taken(rows.pop(name), order, np.int64 if name in numbers else None) for name in [*rows]}
 
 
-def _apply_metadata(rows: KernelTableBuilder, known: Collectives) -> None:
-    """Count kernels with metadata of a collective as communication if no rule knows their names.
+def _join_launches(rows: _Columns, launches: _Columns) -> None:
+    """Add columns for the call that launched each row: ``launched``, ``returned`` and ``thread``; -1 where unknown.
+
+    Of several launches with one number the first in the file counts, and none if that one has no time.
+    """
+    order = np.argsort(launches["correlation"], kind="stable")
+    numbers = launches["correlation"][order]
+    order, padded = np.append(order, -1), np.append(numbers, np.uint64(0))
+
+    def launch_of(wanted: Array) -> Array:
+        place = np.searchsorted(numbers, wanted)
+        return np.where((padded[place] == wanted) & (wanted != 0), order[place], -1)
+
+    launch = derived(launch_of, rows.pop("correlation"))
+    for name, of_launch in (("launched", "start"), ("returned", "end"), ("thread", "thread")):
+        rows[name] = derived(np.append(launches[of_launch], -1).__getitem__, launch)
+
+
+def _name_kinds(rows: _Columns, events: DeviceEvents) -> tuple[str, ...]:
+    """Clean the names, and set what rows do: by their names, or by metadata of a collective where these tell nothing.
 
     Not all kernels with such metadata communicate: those that copy a collective's tensors have it too, but the rules
     know their names.
+
+    Returns:
+        The distinct names.
     """
-    if not len(known):
-        return
-    names, kinds = np.frombuffer(rows.name, dtype=np.int64), np.frombuffer(rows.kind, dtype=np.int8)
-    texts = rows.names.texts
-    unknown = [number for number in distinct_values(names[known.rows]).tolist() if no_rule_knows(texts[number])]
-    counts = (kinds[known.rows] == Kind.COMPUTE) & np.isin(names[known.rows], unknown)
-    kinds[known.rows[counts]] = Kind.COMMUNICATION
+    names, number = events.names.renamed(safe_text.clean)
+    communicates = np.array([name_rules.is_communication(text) for text in names.texts], dtype=bool)
+    unknown = np.array([name_rules.family_of(text) == name_rules.OTHER for text in names.texts], dtype=bool)
+
+    def kind_of(kind: Array, name: Array, info: Array) -> Array:
+        computes = kind == Kind.COMPUTE
+        by_name = (computes | (kind == Kind.COPY)) & communicates[name]
+        return np.where(by_name | (computes & unknown[name] & (info >= 0)), Kind.COMMUNICATION, kind)
+
+    rows["name"] = derived(number.__getitem__, rows["name"])
+    rows["kind"] = derived(kind_of, rows["kind"], rows["name"], rows["info"], dtype=np.uint8)
+    return names.texts
 
 
-def no_rule_knows(name: str) -> bool:
-    """Whether a kernel's name tells nothing: then metadata of a collective decides whether it communicates."""
-    return name_rules.family_of(name) == name_rules.OTHER
-
-
-def set_times(rows: KernelTableBuilder, times: EventTimes, problems: list[str]) -> npt.NDArray[np.bool_]:
-    """Set the rows' times. Returns which rows have one; shape (n,)."""
-    start, end, impossible, negative = times.bounds()
-    rows.start, rows.end = array("q", start.tobytes()), array("q", end.tobytes())
-    problems += time_problems(negative, times.unread + int(impossible.sum()))
-    return ~impossible
-
-
-def time_problems(negative: int, unread: int) -> Iterator[str]:
-    """What is wrong with the times of events, in words.
+def _ask_ranges(
+    rows: _Columns,
+    asking: Indices,
+    ranges: _Columns,
+    texts: Sequence[str],
+    details: Sequence[RangeDetail],
+    infos: Numbers[CollectiveInfo],
+) -> None:
+    """Set what torch's ranges, else names, tell of the collectives of some rows.
 
     Args:
-        negative: number of negative durations.
-        unread: number of events without a time that can be read.
+        rows: all rows.
+        asking: which of them to ask for; shape (m,).
+        ranges: torch's ranges of collectives.
+        texts: the names of kernels.
+        details: what ranges have in common.
+        infos: numbers what collectives have in common.
     """
-    if negative:
-        yield f"{negative} events have negative durations, and count as of no length"
-    if unread:
-        yield f"{unread} events have no time that can be read, and are left out"
+    within = last_begun(ranges, rows["launched"][asking], rows["thread"][asking])
+    detail, num_bytes = (np.append(ranges[column], -1)[within] for column in ("detail", "num_bytes"))
+    hints = hints_from_ranges(rows["name"][asking], detail, num_bytes, texts, details, infos)
+    _assign(rows, "info", asking, hints.info)
+    _assign(rows, "num_bytes", asking, hints.num_bytes)
 
 
-def _launches(collected: DeviceEvents) -> tuple[Indices, Indices, Indices]:
-    """Begin and end of the call that launched each kernel, and the number of its thread; -1 where unknown."""
-    wanted = np.array(collected.rows.correlation, dtype=np.uint64)
-    launched_ns, returned_ns, thread = (np.full(len(wanted), -1, dtype=np.int64) for _ in range(3))
-    launch = launches_of(wanted, np.array(collected.launch_correlation, dtype=np.uint64))
-    times_ns, ends_ns, impossible, _ = collected.launch_times.bounds()
-    known = (launch >= 0) & ~np.append(impossible, True)[launch]
-    launch = launch[known]
-    launched_ns[known], returned_ns[known] = times_ns[launch], ends_ns[launch]
-    thread[known] = np.array(collected.launch_thread, dtype=np.int64)[launch]
-    return launched_ns, returned_ns, thread
+def _assign(rows: _Columns, column: str, places: Indices, values: Array | int) -> None:
+    """Set some values of a column, which may be mapped and so cannot be written."""
+    if len(places):
+        rows[column] = rows[column].copy()
+        rows[column][places] = values
 
 
-def _range_of(collected: DeviceEvents, launched_ns: Indices, thread: Indices, problems: list[str]) -> Indices | None:
-    """In which range of the host each kernel was launched, -1 if in none; None of a file without ranges.
+def _table(
+    rows: _Columns, texts: tuple[str, ...], events: DeviceEvents, bounds: Sequence[tuple[int, int]]
+) -> KernelTable:
+    """The table of kernels.
 
     Args:
-        collected: the events.
-        launched_ns: when each row was launched, -1 if unknown; shape (n,).
-        thread: the thread that launched it, as the ranges number them; shape (n,).
-        problems: what is wrong so far; what is found is added.
+        rows: the rows.
+        texts: their names.
+        events: what numbers stand for.
+        bounds: host start and end of each step.
     """
-    ranges = collected.ranges
-    if not len(ranges) or not len(collected.threads):
-        return None
-    if ranges.left_out:
-        problems.append(f"{ranges.left_out} ranges of the host are left out: there are too many")
-    return launched_in(ranges.columns(), thread, launched_ns, collected.training_thread)
+    ran, launched_ns = Intervals(rows["start"], rows["end"]), rows["launched"]
+    nowhere = np.zeros(len(ran), dtype=bool)
+    if events.launches:
+        step, without_launch = step_of_kernels(launched_ns, ran, rows["lane"], bounds), launched_ns < 0
+    else:
+        step, without_launch = derived(functools.partial(step_of, bounds=bounds), ran.start_ns), nowhere
+    kinds = [info.kind for info in events.metadata.infos]
+    communicates = rows["kind"] == Kind.COMMUNICATION
+    collective, collectives = collectives_of(rows["name"], texts, communicates, rows["info"], kinds)
+    shapes = tuple(events.shapes) or ("",)
+    return KernelTable(
+        intervals=ran,
+        kind=rows["kind"],
+        name=rows["name"],
+        step=derived(np.asarray, step),
+        call=derived(np.asarray, np.arange(len(ran))),
+        names=texts,
+        shape=rows["shape"],
+        shapes=tuple(map(str, shapes)),
+        collective=derived(np.asarray, collective),
+        collectives=collectives,
+        lane=rows["lane"],
+        launches=tuple([shape if isinstance(shape, LaunchShape) else None for shape in shapes]),
+        without_launch=without_launch,
+        from_graph=nowhere,
+    )
+
+
+class _Copies(NamedTuple):
+    """The copies within the device that are the work of collectives without a kernel.
+
+    Attributes:
+        rows: the copies that communicate; shape (m,).
+        info: number of what is known of the collective of each; shape (m,).
+        untold: how many collectives of each name launched such copies where the file does not tell whether they
+            communicate.
+    """
+
+    rows: Indices
+    info: Indices
+    untold: Counter[str]
+
+
+def _copies_of_collectives(
+    kernels: KernelTable,
+    rows: _Columns,
+    ranges: _Columns,
+    details: Sequence[RangeDetail],
+    infos: Numbers[CollectiveInfo],
+) -> _Copies:
+    """Which copies within the device are the work of a collective.
+
+    Live, the gate's log tells which collectives have no kernel. A file has no such log. But torch's operator of each
+    collective (``record_param_comms``) lies around its launches, and tells kind and group.
+
+    A collective's copies communicate if it launched no kernel, copy engines can do it, its group has more than one
+    rank, and the copies ran on streams that never compute. A collective on a group of one rank copies, but communicates
+    nothing. Copies whose launch is not in the file stay copies. If the launch of a communication kernel is missing, it
+    may be that collective's, so the file does not tell.
+
+    Args:
+        kernels: the whole file.
+        rows: its columns ``launched`` and ``thread``.
+        ranges: torch's operators of collectives, those that describe theirs; or its ranges of collectives, which do not
+            tell the group.
+        details: what ranges have in common.
+        infos: numbers what collectives have in common.
+    """
+    within, told, untold = within_device(kernels), Counter[str](), Counter[str]()
+    nothing = np.empty(0, dtype=np.int64)
+    if not within.any() or not len(ranges["start"]):
+        return _Copies(nothing, nothing, untold)
+    communicates, in_steps = kernels.kind == Kind.COMMUNICATION, kernels.step >= 0
+    # Those launched before the file began are in no step.
+    missing = communicates & kernels.without_launch & (in_steps if in_steps.any() else True)
+    asking = np.flatnonzero(within | communicates)
+    around = last_begun(ranges, rows["launched"][asking], rows["thread"][asking])
+    within, apart = within[asking], may_communicate(kernels)[asking]
+    copies = np.flatnonzero(within & (around >= 0) & ~np.isin(around, around[~within]))
+    copies = copies[np.argsort(around[copies], kind="stable")]
+    found, first = np.unique(around[copies], return_index=True)
+    info_of = np.full(len(asking), -1, dtype=np.int64)
+    for place, mine in zip(found.tolist(), np.split(copies, first)[1:], strict=True):
+        about = details[int(ranges["detail"][place])]
+        info = about.info or CollectiveInfo(name_rules.collective_of(about.name))
+        if info.size == 1:
+            continue
+        if info.kind in COPIED and info.size is not None and apart[mine].all():
+            info_of[mine] = infos[info]
+            told[info.kind] += 1
+        else:
+            untold[info.kind if about.info is not None else about.name] += 1
+    if missing.any():
+        return _Copies(nothing, nothing, untold + told)
+    kept = np.flatnonzero(info_of >= 0)
+    return _Copies(asking[kept], info_of[kept], untold)
+
+
+def _waits(calls: _Columns, rows: _Columns, kernels: KernelTable) -> Intervals:
+    """When the host waited for the device, in ascending order of the ends.
+
+    It does so in calls that are made for it, and in those of copies that return after the copy has ended.
+    """
+    launched_ns, returned_ns = rows["launched"], rows["returned"]
+    blocking = (kernels.kind == Kind.COPY) & (launched_ns >= 0) & (returned_ns >= kernels.intervals.end_ns)
+    start = np.concatenate((calls["start"], launched_ns[blocking]))
+    end = np.concatenate((calls["end"], returned_ns[blocking]))
+    order = np.argsort(end, kind="stable")
+    return Intervals(derived(np.asarray, start[order]), derived(np.asarray, end[order]))

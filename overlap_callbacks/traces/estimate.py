@@ -5,83 +5,121 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.intervals import distinct_values
-from overlap_callbacks.analysis.kernels.attribution import labels_of
 from overlap_callbacks.analysis.kernels.call_table import Calls
-from overlap_callbacks.analysis.kernels.same_calls import IN_TURN, SAME_LAUNCH, Level, match
-from overlap_callbacks.analysis.kernels.table import Indices, Kind
+from overlap_callbacks.analysis.kernels.same_calls import CallSums, numbered, turns_of
+from overlap_callbacks.analysis.kernels.table import Kind, StringTable
 from overlap_callbacks.traces.figures import SlowdownEstimate
 from overlap_callbacks.traces.trace import Trace
 
-BY_TURN = "calls of one kernel in the same turn of different steps"
-BY_LAUNCH = "calls of one kernel with the same grid and block"
 # A kernel counts as beside communication if at least the first share of its time is, as alone if at most the second is.
 _MIN_BESIDE, _MAX_ALONE = 0.9, 0.1
+# What tells calls apart: name, launch shape, and turn and number of turns among the calls of the step of this name and
+# shape, or of this name alone. Calls are the same if these columns are equal; the first that match count. Some grids
+# vary with the data, so the shape counts first and then not.
+_Method = tuple[tuple[tuple[int, ...], ...], str]
+_BY_TURN: _Method = ((0, 1, 2, 3), (0, 4, 5)), "calls of one kernel in the same turn of different steps"
+_BY_LAUNCH: _Method = ((0, 1),), "calls of one kernel with the same grid and block"
 
 
-def slowdown_estimate(trace: Trace) -> SlowdownEstimate | None:
-    """An estimate of the slowdown: calls beside communication against calls of the same kernels alone."""
-    calls = Calls.of(trace.kernels)
-    beside, alone = beside_and_alone(trace, calls)
-    if not beside.any() or not alone.any():
-        return None
-    # Turns need several steps to compare; and without launch shapes, a name alone does not identify a kernel.
-    methods: list[tuple[tuple[Level, ...], str]] = []
-    if len(trace.steps) > 1 and not trace.is_cut:
-        methods.append((IN_TURN, BY_TURN))
-    if any(trace.kernels.shapes):
-        methods.append((SAME_LAUNCH, BY_LAUNCH))
-    for levels, method in methods:
-        matches = match(calls, beside, calls, alone, levels)
-        rows = np.flatnonzero(np.isfinite(matches.alone_ns))
-        if len(rows):
-            left_out = np.flatnonzero(beside & ~np.isfinite(matches.alone_ns))
-            return _slowdown(calls, rows, matches.alone_ns, np.flatnonzero(matches.used), left_out, method)
-    return None
-
-
-def beside_and_alone(trace: Trace, calls: Calls) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Which calls that compute ran beside communication, and which alone; shape (calls,) each."""
-    compute = (calls.kind == Kind.COMPUTE) & (calls.duration_ns > 0)
-    if trace.steps:
-        compute &= calls.step >= 0  # outside the steps, the turn of a call is unknown
-    covered = calls.covered_ns(trace.kernels.of(Kind.COMMUNICATION)) / np.maximum(calls.duration_ns, 1)
-    return compute & (covered >= _MIN_BESIDE), compute & (covered <= _MAX_ALONE)
-
-
-def _slowdown(
-    calls: Calls, rows: Indices, alone_ns: npt.NDArray[np.float64], used: Indices, left_out: Indices, method: str
-) -> SlowdownEstimate:
-    """The estimate, over all calls and by family.
+class EstimateSums:
+    """Calls that compute, those beside communication and those alone, added up over the pieces of a device's time.
 
     Args:
-        calls: all calls of the trace.
-        rows: calls beside communication that match calls alone.
-        alone_ns: time of the same call alone; shape (calls,).
-        used: the calls alone that they match.
-        left_out: calls beside communication without a match.
-        method: what counts as the same call, in words.
+        trace: the trace, with any rows or none.
     """
-    label, labels = labels_of(calls.kernels)
 
-    def over(
-        rows: Indices, used: Indices, left_out: Indices, families: dict[str, SlowdownEstimate]
-    ) -> SlowdownEstimate:
-        time_ns = float(calls.duration_ns[rows].sum())
-        return SlowdownEstimate(
-            slowdown=time_ns / float(alone_ns[rows].sum()) - 1,
-            method=method,
-            kernels=len(distinct_values(calls.kernels.name[calls.row[rows]])),
-            calls_beside=len(rows),
-            calls_alone=len(used),
-            calls_left_out=len(left_out),
-            time_beside_ms=time_ns / 1e6,
-            families=families,
+    def __init__(self, trace: Trace) -> None:
+        self._names = trace.kernels.names
+        # Launches that differ in registers or shared memory alone count as the same.
+        number_of: dict[str, int] = {}
+        self._shape = np.array(
+            [number_of.setdefault(text, len(number_of)) for text in trace.kernels.shapes], dtype=np.int64
         )
+        # Turns need several steps to compare; and without launch shapes, a name alone does not identify a kernel.
+        self._methods = [_BY_TURN] if len(trace.steps) > 1 and not trace.is_cut else []
+        self._methods += [_BY_LAUNCH] if any(trace.kernels.shapes) else []
+        # Number and time of the calls beside communication, and of those alone.
+        self._calls = CallSums.nothing(6, 4)
 
-    of_rows, of_used, of_left_out = (label[calls.row[part]] for part in (rows, used, left_out))
-    families = {
-        labels[i]: over(rows[of_rows == i], used[of_used == i], left_out[of_left_out == i], {})
-        for i in distinct_values(of_rows).tolist()
-    }
-    return over(rows, used, left_out, dict(sorted(families.items(), key=lambda item: -item[1].time_beside_ms)))
+    def add(self, trace: Trace) -> None:
+        """Add the rows of a piece, which has all calls of its steps."""
+        kernels, calls = trace.kernels, Calls.of(trace.kernels)
+        counts = (calls.kind == Kind.COMPUTE) & (calls.duration_ns > 0)
+        if trace.steps:
+            counts &= calls.step >= 0  # outside the steps, the turn of a call is unknown
+        covered = calls.covered_ns(kernels.of(Kind.COMMUNICATION)) / np.maximum(calls.duration_ns, 1)
+        beside, alone = counts & (covered >= _MIN_BESIDE), counts & (covered <= _MAX_ALONE)
+        name, shape = kernels.name[calls.row], self._shape[kernels.shape[calls.row]]
+        # What communicates is no call of a kernel that computes, though it may have its name.
+        label = name * 2 + (kernels.collective[calls.row] >= 0)
+        columns = (name, shape, *turns_of(calls, label, shape), *turns_of(calls, label, np.zeros_like(shape)))
+        values = beside, calls.duration_ns * beside, alone, calls.duration_ns * alone
+        mine = beside | alone
+        self._calls = self._calls.with_calls([part[mine] for part in columns], [part[mine] for part in values])
+
+    def figures(self) -> SlowdownEstimate | None:
+        """The estimate; None if no call beside communication matches one alone."""
+        for levels, method in self._methods:
+            matched, alone_ns, used = self._match(levels)
+            if not matched.any():
+                continue
+            families = StringTable()
+            of_names = np.array([families[name_rules.family_of(name)] for name in self._names])
+            family = of_names[self._calls.columns[0]]
+            found = {
+                families.texts[i]: self._figures(method, family == i, matched, alone_ns, used)
+                for i in distinct_values(family[matched]).tolist()
+            }
+            by_time = dict(sorted(found.items(), key=lambda item: -item[1].time_beside_ms))
+            return self._figures(method, np.ones(len(family), dtype=bool), matched, alone_ns, used, by_time)
+        return None
+
+    def _match(
+        self, levels: tuple[tuple[int, ...], ...]
+    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+        """Match the calls beside communication with those alone.
+
+        Args:
+            levels: the columns that must be equal, in order of preference.
+
+        Returns:
+            Of each row of the calls, whether those beside communication match any alone, the mean time of these, and
+            whether those alone are matched; shape (rows,) each.
+        """
+        columns, (beside, _, alone, alone_ns) = self._calls
+        matched, used = np.zeros(len(beside), dtype=bool), np.zeros(len(beside), dtype=bool)
+        means_ns = np.full(len(beside), np.nan)
+        for level in levels:
+            number = numbered([columns[i] for i in level])
+            count, total_ns = (np.bincount(number, weights=values) for values in (alone, alone_ns))
+            now = (beside > 0) & ~matched & (count[number] > 0)
+            means_ns[now] = total_ns[number[now]] / count[number[now]]
+            matched |= now
+            used |= (alone > 0) & np.isin(number, number[now])
+        return matched, means_ns, used
+
+    def _figures(
+        self,
+        method: str,
+        mine: npt.NDArray[np.bool_],
+        matched: npt.NDArray[np.bool_],
+        means_ns: npt.NDArray[np.float64],
+        used: npt.NDArray[np.bool_],
+        families: dict[str, SlowdownEstimate] | None = None,
+    ) -> SlowdownEstimate:
+        """The estimate of some rows of the calls; see ``_match``."""
+        columns, (beside, beside_ns, alone, _) = self._calls
+        rows = mine & matched
+        time_ns = float(beside_ns[rows].sum())
+        return SlowdownEstimate(
+            slowdown=time_ns / float((beside * means_ns)[rows].sum()) - 1,
+            method=method,
+            kernels=len(distinct_values(columns[0][rows])),
+            calls_beside=int(beside[rows].sum()),
+            calls_alone=int(alone[mine & used].sum()),
+            calls_left_out=int(beside[mine & ~matched].sum()),
+            time_beside_ms=time_ns / 1e6,
+            families=families or {},
+        )

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.traces.analysis import Part, together
+from overlap_callbacks.traces.analysis import Part, part_of, together
 from overlap_callbacks.traces.figures import Analysis
 from overlap_callbacks.traces.files import Progress, TraceError, bytes_of
-from overlap_callbacks.traces.long import columns
-from overlap_callbacks.traces.reading import read_part
+from overlap_callbacks.traces.reading import read_trace
 
 # More processes than this gain little: a disk or a file server is the limit.
 MAX_PROCESSES = 8
@@ -47,7 +45,8 @@ def analyze_files(
         raise ValueError("paths must hold at least one file")
     files = [Path(path) for path in paths]
     if len(files) == 1:
-        return together([read_part(files[0], progress, steps, with_turns=False)])
+        trace = read_trace(files[0], progress, steps, with_ranges=False)
+        return together([part_of(trace, with_turns=False)])
     found: list[Part | str] = [""] * len(files)
     for done, (place, part) in enumerate(_parts(files, processes, steps), start=1):
         found[place] = part
@@ -78,11 +77,7 @@ def _parts(
     from concurrent.futures.process import BrokenProcessPool
 
     # Not forked: a fork of a process with threads, as of NumPy's, may hang.
-    # A process that is killed leaves its temporary files behind.
-    folder = tempfile.TemporaryDirectory(prefix=columns.PREFIX, ignore_cleanup_errors=True)
-    pool = ProcessPoolExecutor(
-        most, multiprocessing.get_context("spawn"), initializer=_set_up, initargs=(_rules(), folder.name)
-    )
+    pool = ProcessPoolExecutor(most, multiprocessing.get_context("spawn"), initializer=_set_rules, initargs=(_rules(),))
     try:
         places = {pool.submit(_part, file, steps): place for place, file in enumerate(files)}
         for future in as_completed(places):
@@ -93,12 +88,11 @@ def _parts(
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-        folder.cleanup()
 
 
 def _part(file: Path, steps: re.Pattern[str] | None) -> Part | str:
     try:
-        return read_part(file, steps=steps)
+        return part_of(read_trace(file, steps=steps, with_ranges=False))
     except TraceError as error:
         return str(error)
 
@@ -111,14 +105,8 @@ def _rules() -> dict[str, list[Any]]:
     return {name: getattr(name_rules, name) for name in _RULES}
 
 
-def _set_up(rules: dict[str, list[Any]], folder: str) -> None:
-    """Make a process like the one that starts it.
-
-    Args:
-        rules: the rules for names.
-        folder: takes temporary files.
-    """
-    columns.PARENT = folder
+def _set_rules(rules: dict[str, list[Any]]) -> None:
+    """Give a process the rules for names of the one that starts it."""
     for name, rows in rules.items():
         getattr(name_rules, name)[:] = rows
 

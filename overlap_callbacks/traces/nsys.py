@@ -7,30 +7,24 @@ NVTX ranges. All times are whole nanoseconds. A call and what it launched share 
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import Kind
-from overlap_callbacks.traces.collect import ENQUEUED, Note, is_step, short_name
-from overlap_callbacks.traces.collective_ranges import RangeDetail
-from overlap_callbacks.traces.collectives import UNKNOWN
-from overlap_callbacks.traces.device_events import DeviceEvents
+from overlap_callbacks.traces.collect import ENQUEUED, Note, hashable, is_step, short_name
+from overlap_callbacks.traces.collectives import UNKNOWN, RangeDetail
+from overlap_callbacks.traces.device_events import WAITING_CALLS, DeviceEvents, unsigned
 from overlap_callbacks.traces.device_trace import trace_of_device
 from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, TraceError, starts_with
-from overlap_callbacks.traces.launches import WAITING_CALLS
-from overlap_callbacks.traces.spilling import Spilling
 from overlap_callbacks.traces.trace import Trace
 
 if TYPE_CHECKING:
     import sqlite3
-
-    from overlap_callbacks.traces.long.columns import Folder
-    from overlap_callbacks.traces.long.trace import LongTrace
 
 _KERNELS, _COPIES, _FILLS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -80,10 +74,9 @@ def read_nsys(
     progress: Progress | None = None,
     steps: re.Pattern[str] | None = None,
     path: Path | None = None,
-    folder: Folder | None = None,
     *,
     with_ranges: bool = False,
-) -> Trace | LongTrace:
+) -> Trace:
     """Read an export of Nsight Systems.
 
     Args:
@@ -93,32 +86,23 @@ def read_nsys(
         steps: finds the names of the NVTX ranges that are steps. None for torch's ``ProfilerStep#``, else for ranges
             with names like ``iteration 3``.
         path: path of the trace, if it is not the file.
-        folder: as for ``read_kineto``.
-        with_ranges: as for ``read_kineto``.
+        with_ranges: as for ``read_trace``.
 
     Raises:
-        TraceError: the file cannot be read; or there is no room in ``folder``.
+        TraceError: the file cannot be read; or there is no room for temporary files.
     """
     import sqlite3
 
-    spilling = None if folder is None else Spilling(folder, with_ranges=with_ranges)
     try:
         with _open(file) as tables:
-            reader = _Reader(tables, process, progress, steps)
-            if spilling is not None:
-                tables.between = functools.partial(spilling.look, reader.events)
+            reader = _Reader(tables, process, progress, steps, with_ranges=with_ranges)
             reader.read()
             names = dict(_device_names(tables))
     except sqlite3.Error as error:
         raise TraceError(f"{file} cannot be read as an export of Nsight Systems: {error}") from None
-    if not reader.events.num_rows:
+    if not reader.events.rows:
         raise TraceError(f"{file} holds no CUDA kernels" + (f" of process {process}" if process is not None else ""))
     head = {"deviceProperties": [{"id": number, "name": name} for number, name in names.items()]}
-    spill = None if spilling is None else spilling.finish(reader.events)
-    if spill is not None:
-        from overlap_callbacks.traces.long.trace import long_trace
-
-        return long_trace(path or file, reader.events, spill, reader.problems, head, steps=reader.steps)
     return trace_of_device(path or file, reader.events, reader.problems, head, steps=reader.steps)
 
 
@@ -127,12 +111,10 @@ class _Tables:
 
     Attributes:
         columns: the columns of each table.
-        between: called between some rows and the next.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self.between: Callable[[], None] = lambda: None
         names = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
         self.columns = {
             str(name): {str(row[1]) for row in connection.execute(f"PRAGMA table_info({_quoted(str(name))})")}
@@ -143,7 +125,6 @@ class _Tables:
         cursor = self._connection.execute(query, values)
         while found := cursor.fetchmany(_ROWS_AT_ONCE):
             yield from found
-            self.between()
 
     def select(self, table: str, columns: tuple[str, ...], where: str = "", *values: Any) -> Iterator[tuple[Any, ...]]:
         """Some columns of a table; NULL for one that the file's version does not have. No rows without the table."""
@@ -175,6 +156,26 @@ def _process_of(number: int) -> int:
     return number >> _PID_SHIFT & _PID_MASK
 
 
+class _Row(NamedTuple):
+    """A kernel, copy or fill. Its start and end are as they are in the file."""
+
+    kind: Kind
+    name: str
+    shape: LaunchShape | str
+    span: tuple[Any, Any]
+    device: int
+    stream: int | str
+    correlation: int
+
+
+def _row(kind: Kind, name: str, place: Sequence[Any], shape: LaunchShape | str = "") -> _Row:
+    """A row; ``place`` is its start, end, device, stream and correlation number, as they are in the file."""
+    start, end, device, stream, correlation = place
+    device = device if type(device) is int and 0 <= device < 2**31 else 0
+    number = correlation if type(correlation) is int else 0
+    return _Row(kind, name, shape, (start, end), device, hashable(stream), number)
+
+
 class _Reader:
     """Turns the rows of one process into the events that a Kineto file would have given.
 
@@ -185,19 +186,25 @@ class _Reader:
     """
 
     def __init__(
-        self, tables: _Tables, process: int | None, progress: Progress | None, steps: re.Pattern[str] | None
+        self,
+        tables: _Tables,
+        process: int | None,
+        progress: Progress | None,
+        steps: re.Pattern[str] | None,
+        *,
+        with_ranges: bool,
     ) -> None:
-        self.events = DeviceEvents(steps, exact=True)
+        self.events = DeviceEvents(steps, exact=True, with_ranges=with_ranges)
         self.problems: list[str] = []
         self.steps = steps
         self._tables, self._process, self._progress = tables, process, progress
         self._texts: dict[Any, str] = {}
         self._shapes: dict[tuple[Any, ...], LaunchShape | str] = {}
+        self._with_ranges = with_ranges
 
     def read(self) -> None:
         """Read everything."""
-        self._kernels()
-        self._copies()
+        self._rows()
         self._launches()
         self._waits()
         self._ranges()
@@ -208,7 +215,7 @@ class _Reader:
                 "nsys profile --cuda-graph-trace=node"
             )
 
-    def _kernels(self) -> None:
+    def _kernels(self) -> Iterator[_Row]:
         columns = (
             "start", "end", "deviceId", "streamId", "correlationId", "demangledName", "shortName", "gridX", "gridY",
             "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory", "dynamicSharedMemory",
@@ -216,25 +223,32 @@ class _Reader:
         for row in self._of_process(_KERNELS, columns):
             start, end, device, stream, correlation, name, short, *launch = row
             text = self._text(name if name is not None else short)
-            self._row(Kind.COMPUTE, text, (start, end, device, stream, correlation), self._shape(tuple(launch)))
+            yield _row(Kind.COMPUTE, text, (start, end, device, stream, correlation), self._shape(tuple(launch)))
 
-    def _copies(self) -> None:
+    def _copies(self) -> Iterator[_Row]:
         where = ("start", "end", "deviceId", "streamId", "correlationId")
         for *place, kind, source, target in self._of_process(_COPIES, (*where, "copyKind", "srcKind", "dstKind")):
             between = f"{_MEMORIES.get(source, 'Unknown')} -> {_MEMORIES.get(target, 'Unknown')}"
-            self._row(Kind.COPY, f"Memcpy {_COPY_KINDS.get(kind, 'Unknown')} ({between})", place)
+            yield _row(Kind.COPY, f"Memcpy {_COPY_KINDS.get(kind, 'Unknown')} ({between})", place)
         for *place, kind in self._of_process(_FILLS, (*where, "memKind")):
-            self._row(Kind.COPY, f"Memset ({_MEMORIES.get(kind, 'Unknown')})", place)
+            yield _row(Kind.COPY, f"Memset ({_MEMORIES.get(kind, 'Unknown')})", place)
 
-    def _row(self, kind: Kind, name: str, place: Any, shape: LaunchShape | str = "") -> None:
-        start, end, device, stream, correlation = place
-        if not self.events.times.add_ns(start, end):
-            return
-        device = device if type(device) is int and 0 <= device < 2**31 else 0
-        lane = self.events.lane_of(device, stream)
-        number = correlation if type(correlation) is int else 0
-        self.events.devices.append(device)
-        self.events.rows.label(kind, short_name(name), number, shape, lane=lane)
+    def _rows(self) -> None:
+        """The kernels, copies and fills."""
+        events, found = self.events, itertools.chain(self._kernels(), self._copies())
+        while rows := list(itertools.islice(found, _ROWS_AT_ONCE)):
+            rows = [row for row in rows if events.rows.keep_ns(*row.span)]
+            events.rows.label(
+                kind=[row.kind for row in rows],
+                name=[events.names[short_name(row.name)] for row in rows],
+                correlation=unsigned([row.correlation for row in rows]),
+                shape=[events.shapes[row.shape] for row in rows],
+                lane=[events.lanes[row.device, row.stream] for row in rows],
+                device=[row.device for row in rows],
+                info=[-1] * len(rows),
+                num_bytes=[UNKNOWN] * len(rows),
+                sequence=[UNKNOWN] * len(rows),
+            )
 
     def _launches(self) -> None:
         """The calls that launched what was read; others are many, and nothing needs them."""
@@ -249,8 +263,9 @@ class _Reader:
         ):
             if not self._is_mine(thread) or type(correlation) is not int or not correlation:
                 continue
-            if self.events.launch_times.add_ns(start, end):
-                self.events.add_launch(correlation, thread)
+            if self.events.launches.keep_ns(start, end):
+                thread_number = self.events.threads[hashable(thread)]
+                self.events.launches.label(correlation=unsigned([correlation]), thread=(thread_number,))
 
     def _waits(self) -> None:
         """The calls in which the host waits for the device."""
@@ -264,7 +279,7 @@ class _Reader:
         where = f"WHERE nameId IN ({', '.join(waiting)})"
         for start, end, thread in self._tables.select(_CALLS, ("start", "end", "globalTid"), where):
             if self._is_mine(thread):
-                self.events.wait_times.add_ns(start, end)
+                self.events.waits.keep_ns(start, end)
 
     def _ranges(self) -> None:
         """The NVTX ranges that are steps, and those of collectives."""
@@ -281,8 +296,8 @@ class _Reader:
             elif self.steps is None and _LIKE_STEPS.match(name):
                 like.append(Note(name, thread, start, end))
             elif kind == _PUSHED:  # others need not nest
-                self.events.ranges.add_ns(name, thread, start, end)
-        if has_ours and not self.events.annotations.num_taken and not len(self.events.annotations):
+                self._keep_range(name, thread, start, end)
+        if has_ours and not self.events.annotations:
             # NCCL's own ranges lie within torch's. So they count where there are none of torch.
             for name, thread, start, end, _ in self._named_ranges():
                 if name.startswith("nccl"):
@@ -297,8 +312,12 @@ class _Reader:
         self.events.notes = notes
 
     def _annotate(self, name: str, thread: Any, start: int, end: int) -> None:
-        if self.events.annotations.times.add_ns(start, end):
-            self.events.annotations.add([thread], [RangeDetail(name)], [UNKNOWN])
+        if self.events.annotations.keep_ns(start, end):
+            self.events.annotate([self.events.threads[hashable(thread)]], [RangeDetail(name)], [UNKNOWN])
+
+    def _keep_range(self, name: str, thread: Any, start: int, end: int) -> None:
+        if self._with_ranges and self.events.ranges.keep_ns(start, end):
+            self.events.name_ranges([self.events.threads[hashable(thread)]], [name])
 
     def _named_ranges(self) -> Iterator[tuple[str, Any, int, int, int]]:
         """Name, thread, start, end and kind of each NVTX range of the process."""

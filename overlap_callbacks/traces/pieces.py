@@ -1,25 +1,27 @@
-"""The figures of a device are added up over pieces of its time, so that a long trace need not be in memory as a whole.
+"""Gives out the kernels of a device in pieces of its time, so that a long trace need not be in memory as a whole.
 
-Nothing runs at the bounds of a piece, and each step lies in one piece: a piece ends with the last kernel of a step. A
-trace that is in memory is one piece.
+Figures are added up over the pieces. Nothing runs at the bounds of a piece, and each step lies in one piece, which ends
+with the last kernel of a step.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
-from overlap_callbacks.analysis.intervals import Intervals, distinct_values
+from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.critical_path import LastRows
-from overlap_callbacks.analysis.kernels.queue import Queue, queues
-from overlap_callbacks.analysis.kernels.table import Kind
-from overlap_callbacks.traces.estimate import slowdown_estimate
-from overlap_callbacks.traces.figures import SlowdownEstimate
-from overlap_callbacks.traces.launches import launch_interval_ns
+from overlap_callbacks.analysis.kernels.table import Indices, Kind
+from overlap_callbacks.traces import columns
+from overlap_callbacks.traces.columns import derived, release
 from overlap_callbacks.traces.trace import Trace
+
+_NEVER = np.iinfo(np.int64).min
 
 
 class Span(NamedTuple):
@@ -27,28 +29,6 @@ class Span(NamedTuple):
 
     start_ns: int
     end_ns: int
-
-
-class Outline(msgspec.Struct, frozen=True):
-    """What is known of the kernels of one device before its pieces are looked at.
-
-    Attributes:
-        device: its number.
-        steps: indices of the steps that have kernels, ascending.
-        communicates: whether any kernel communicates.
-        span: from the first row's start to the last one's end; None without rows.
-        ran: the same of the rows that took time; None without any.
-        launches_known: whether the launch of any row is known.
-        records_waits: as in ``Launches``.
-    """
-
-    device: int
-    steps: tuple[int, ...]
-    communicates: bool
-    span: Span | None
-    ran: Span | None
-    launches_known: bool
-    records_waits: bool
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -68,119 +48,118 @@ class Piece(msgspec.Struct, frozen=True):
     is_whole: bool
 
 
-class Device(Protocol):
-    """The kernels of one device, and the figures that need all of them at once."""
+class Device:
+    """The kernels of one device of a trace.
 
-    @property
-    def head(self) -> Trace:
-        """The trace, with any rows or none."""
-        ...
+    Args:
+        trace: the trace with the rows of this device alone.
+        number: of the device.
 
-    @property
-    def outline(self) -> Outline:
-        """What is known of the kernels."""
-        ...
+    Attributes:
+        trace, number: as given.
+        steps: indices of the steps that have kernels, ascending.
+        communicates: whether any kernel communicates.
+        span: from the first row's start to the last one's end; None without rows.
+        ran: the same of the rows that took time; None without any.
+        launches_known: whether the launch of any row is known.
+        at_least: rows that a piece has at least, but for the last. A file without steps whose columns are in memory is
+            one piece, so that it has a critical path.
+    """
+
+    def __init__(self, trace: Trace, number: int) -> None:
+        self.trace, self.number = trace, number
+        kernels, launches = trace.kernels, trace.launches
+        start_ns, end_ns = kernels.intervals.start_ns, kernels.intervals.end_ns
+        took_time = end_ns > start_ns
+        self.communicates = bool((kernels.kind == Kind.COMMUNICATION).any())
+        self.span = Span(int(start_ns[0]), int(end_ns.max())) if len(kernels) else None
+        self.ran = (
+            Span(int(start_ns[np.argmax(took_time)]), int(end_ns.max(where=took_time, initial=_NEVER)))
+            if took_time.any()
+            else None
+        )
+        self.launches_known = launches is not None and bool((launches.launched_ns >= 0).any())
+        # The last row of each step, -1 of a step without rows; and the last row of each row's call.
+        self._last_row = np.full(len(trace.steps) + 1, -1, dtype=np.int64)
+        self._last_row[kernels.step] = np.arange(len(kernels))  # of equal indices the last counts
+        self._last_row = self._last_row[:-1]
+        self.steps = tuple(np.flatnonzero(self._last_row >= 0).tolist())
+        self.at_least = columns.AT_ONCE if self.steps else columns.MAX_IN_MEMORY
+        self._last_of_call: Indices | None = None
+        if trace.on_host:
+            last = np.zeros(int(kernels.call.max(initial=-1)) + 1, dtype=np.int64)
+            last[kernels.call] = np.arange(len(kernels))
+            self._last_of_call = derived(last.__getitem__, kernels.call)
+        release()
 
     def pieces(self) -> Iterator[Piece]:
         """The pieces, in order of time."""
-        ...
+        number, first = len(self.trace.kernels), 0
+        begin_ns, before = self.ran.start_ns if self.ran is not None else 0, LastRows.none()
+        while first < number:
+            last = self._cut(first)
+            trace = self.trace.part(first, last)
+            intervals = trace.kernels.intervals
+            end_ns = int(intervals.end_ns.max())
+            if trace.launches is not None:
+                waits = trace.launches.waits
+                mine = slice(*np.searchsorted(waits.end_ns, (begin_ns, end_ns), side="right").tolist())
+                trace = dataclasses.replace(trace, launches=msgspec.structs.replace(trace.launches, waits=waits[mine]))
+            yield Piece(trace, begin_ns, before, is_whole=last - first == number)
+            before = _last_rows(before, intervals, trace.kernels.lane)
+            begin_ns, first = end_ns, last
+            release()
 
-    def in_one_piece(self) -> Device:
-        """The same device in one piece, which takes memory for all rows."""
-        ...
+    def _cut(self, first: int) -> int:
+        """Where the piece ends that begins with a row. If there is nowhere to cut, it grows until there is."""
+        number, size = len(self.trace.kernels), max(self.at_least, 1)
+        while first + size < number:
+            last = self._last_cut(first, first + size)
+            if last:
+                return last
+            size *= 2
+        return number
 
-    def queues(self) -> tuple[Queue, ...]:
-        """The queue of each stream."""
-        ...
+    def _last_cut(self, first: int, last: int) -> int:
+        """The last row between two others before which a piece may end; 0 for none.
 
-    def kernel_ns(self) -> float | None:
-        """Median time of the rows that compute; None without any."""
-        ...
+        A piece ends where nothing runs, all its steps have ended, and the row that ended last is of a step: there the
+        time of the next step begins. Before the first step begins and after the last one, any row may have ended last.
+        """
+        kernels, rows = self.trace.kernels, slice(first, last)
+        step, end_ns = kernels.step[rows], kernels.intervals.end_ns[rows]
+        start_ns = kernels.intervals.start_ns[first : last + 1]
+        ended_ns = np.maximum.accumulate(end_ns)
+        took_time = end_ns > start_ns[:-1]
 
-    def launch_interval_ns(self) -> float | None:
-        """Median time from one launch to the next; None with fewer than two."""
-        ...
+        def latest_ns(counts: npt.NDArray[np.bool_]) -> Indices:
+            return np.maximum.accumulate(np.where(counts, end_ns, _NEVER))
 
-    def estimating(self) -> Estimating:
-        """Works out the slowdown beside communication, see ``estimate``."""
-        ...
-
-
-class Estimating(Protocol):
-    """Estimates the slowdown beside communication from the pieces of a device."""
-
-    def add(self, trace: Trace) -> None:
-        """Add the next piece."""
-        ...
-
-    def figures(self) -> SlowdownEstimate | None:
-        """The estimate, once all pieces were added; None if no call beside communication matches one alone."""
-        ...
-
-
-class DeviceInMemory:
-    """The kernels of one device, all in memory: one piece.
-
-    Args:
-        trace: the kernels of the device.
-        device: its number.
-    """
-
-    def __init__(self, trace: Trace, device: int) -> None:
-        self.head = trace
-        kernels, launches = trace.kernels, trace.launches
-        ran = kernels.intervals[kernels.intervals.durations_ns > 0]
-        steps = distinct_values(kernels.step)
-        self.outline = Outline(
-            device=device,
-            steps=tuple(steps[steps >= 0].tolist()),
-            communicates=bool((kernels.kind == Kind.COMMUNICATION).any()),
-            span=_span(kernels.intervals),
-            ran=_span(ran),
-            launches_known=launches is not None and launches.known,
-            records_waits=launches is not None and launches.records_waits,
-        )
-
-    def pieces(self) -> Iterator[Piece]:
-        """The trace as one piece."""
-        yield Piece(self.head, self.outline.ran.start_ns if self.outline.ran else 0, LastRows.none(), is_whole=True)
-
-    def in_one_piece(self) -> Device:
-        """The same device."""
-        return self
-
-    def queues(self) -> tuple[Queue, ...]:
-        """The queue of each stream."""
-        return () if self.head.launches is None else queues(self.head.kernels, self.head.launches.launched_ns)
-
-    def kernel_ns(self) -> float | None:
-        """Median time of the rows that compute; None without any."""
-        compute_ns = self.head.kernels.of(Kind.COMPUTE).durations_ns
-        return float(np.median(compute_ns)) if len(compute_ns) else None
-
-    def launch_interval_ns(self) -> float | None:
-        """Median time from one launch to the next; None with fewer than two."""
-        return None if self.head.launches is None else launch_interval_ns(self.head.launches.launched_ns)
-
-    def estimating(self) -> Estimating:
-        """Works out the slowdown beside communication."""
-        return _EstimatingInMemory()
+        places = np.arange(first, last)
+        outside = places >= self._last_row.max(initial=-1)  # true of a trace without steps
+        if self.steps:
+            outside |= ended_ns <= self.trace.steps[self.steps[0]].start_ns
+        fits = (ended_ns == latest_ns(took_time & (step >= 0))) | (outside & (ended_ns == latest_ns(took_time)))
+        # The last row of the steps up to the latest that has begun.
+        last_rows = np.concatenate(([-1], np.maximum.accumulate(self._last_row)))
+        fits &= last_rows[np.maximum.accumulate(step) + 1] <= places
+        if self._last_of_call is not None:
+            fits &= np.maximum.accumulate(self._last_of_call[rows]) <= places
+        fits &= ended_ns <= start_ns[1:]
+        found = np.flatnonzero(fits)
+        return first + int(found[-1]) + 1 if len(found) else 0
 
 
-class _EstimatingInMemory:
-    """The estimate of a trace that is one piece."""
-
-    def __init__(self) -> None:
-        self._trace: Trace | None = None
-
-    def add(self, trace: Trace) -> None:
-        """Take the piece."""
-        self._trace = trace
-
-    def figures(self) -> SlowdownEstimate | None:
-        """The estimate."""
-        return None if self._trace is None else slowdown_estimate(self._trace)
+def devices_of(trace: Trace) -> list[Device]:
+    """The devices of a trace; one of a trace without kernels."""
+    return [Device(of_device, number) for number, of_device in (trace.by_device() or {0: trace}).items()]
 
 
-def _span(intervals: Intervals) -> Span | None:
-    return Span(int(intervals.start_ns.min()), int(intervals.end_ns.max())) if len(intervals) else None
+def _last_rows(before: LastRows, ran: Intervals, lane: Indices) -> LastRows:
+    """Of each stream, the row that ended last of those before and some more."""
+    took_time = ran.durations_ns > 0
+    intervals, lane = before.intervals.with_others(ran[took_time]), np.concatenate((before.lane, lane[took_time]))
+    # Of rows that end together, the one that started first counts.
+    order = np.lexsort((-intervals.start_ns, intervals.end_ns, lane))
+    is_last = np.append(lane[order][1:] != lane[order][:-1], True) if len(order) else np.zeros(0, dtype=bool)
+    return LastRows(intervals[order[is_last]], lane[order[is_last]])

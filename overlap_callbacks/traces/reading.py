@@ -1,27 +1,40 @@
-"""Reads a trace file of any kind."""
+"""Reads a trace file of any kind into a ``Trace``, with the same table of kernels that a live profile gives.
+
+A file of ``torch.profiler`` without kernels of a device is a CPU job, whose kernels are the operators of the host.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
-from overlap_callbacks.traces.analysis import Part, devices_of, part_of_devices
+from overlap_callbacks.traces.device_events import DeviceEvents
+from overlap_callbacks.traces.device_trace import trace_of_device
+from overlap_callbacks.traces.event_columns import lose_nanoseconds
+from overlap_callbacks.traces.events import Event, ExactEvent
 from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, container_of, starts_with
-from overlap_callbacks.traces.kineto import read_kineto
-from overlap_callbacks.traces.long.columns import Folder
-from overlap_callbacks.traces.pieces import Device
+from overlap_callbacks.traces.host import HostEvents, trace_of_host
+from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.trace import Trace
 
-if TYPE_CHECKING:
-    from overlap_callbacks.traces.long.trace import LongTrace
+# Operators of the host that are kept of a file that may have kernels later.
+_MAX_UNSURE_ROWS = 2**12
 
 
-def read_trace(path: str | Path, progress: Progress | None = None, steps: re.Pattern[str] | None = None) -> Trace:
+def read_trace(
+    path: str | Path,
+    progress: Progress | None = None,
+    steps: re.Pattern[str] | None = None,
+    *,
+    with_ranges: bool = True,
+) -> Trace:
     """Read a trace file of ``torch.profiler`` (.json, gzipped or not, or in an archive) or Nsight Systems (.sqlite).
 
-    Memory is bounded by the number of kernels in the file, not by its size.
+    The kernels of a long file lie in temporary files, which go with the trace.
+
+    A file is read twice if it seems to be of a device but has no kernels, or if times that are too great for
+    floating-point numbers come late.
 
     Args:
         path: the file. What ``find_traces`` gives for what is in an archive is a path too.
@@ -29,79 +42,12 @@ def read_trace(path: str | Path, progress: Progress | None = None, steps: re.Pat
             from zero where a file is read a second time.
         steps: finds the names of the ranges of the host that are steps; None for torch's ``ProfilerStep#``. Its first
             group, if it has one, is the step's number.
+        with_ranges: whether to find in which range of the host each kernel was launched, which ``compare`` shows.
 
     Raises:
-        TraceError: the file cannot be read, is empty, or is not a trace.
+        TraceError: the file cannot be read, is empty, or is not a trace; or there is no room for temporary files.
     """
-    found = _read(Path(path), None, progress, steps)
-    assert isinstance(found, Trace)  # without a folder, nothing is too long
-    return found
-
-
-def read_part(
-    path: str | Path,
-    progress: Progress | None = None,
-    steps: re.Pattern[str] | None = None,
-    *,
-    with_turns: bool = True,
-) -> Part:
-    """What an analysis needs of a trace file. Of a file that is too long for memory, the events lie in files meanwhile.
-
-    Args:
-        path: the file, as for ``read_trace``.
-        progress: as for ``read_trace``.
-        steps: as for ``read_trace``.
-        with_turns: whether other files are compared with it.
-
-    Raises:
-        TraceError: the file cannot be read, is empty, or is not a trace.
-    """
-    with Folder() as folder:
-        found = read_devices(path, folder, progress, steps)
-        return part_of_devices(found.head, found.devices, with_turns=with_turns)
-
-
-class Devices(NamedTuple):
-    """A trace, with any rows or none, and its devices."""
-
-    head: Trace
-    devices: Sequence[Device]
-
-
-def read_devices(
-    path: str | Path,
-    folder: Folder,
-    progress: Progress | None = None,
-    steps: re.Pattern[str] | None = None,
-    *,
-    with_ranges: bool = False,
-) -> Devices:
-    """The devices of a trace file.
-
-    Args:
-        path: the file, as for ``read_trace``.
-        folder: takes the events of a file that is too long for memory, and is needed as long as its devices are.
-        progress: as for ``read_trace``.
-        steps: as for ``read_trace``.
-        with_ranges: whether to keep of such a file in which ranges of the host kernels were launched.
-
-    Raises:
-        TraceError: the file cannot be read, is empty, or is not a trace.
-    """
-    found = _read(Path(path), folder, progress, steps, with_ranges=with_ranges)
-    if isinstance(found, Trace):
-        return Devices(found, devices_of(found))
-    return Devices(found.head, found.devices)
-
-
-def _read(
-    file: Path,
-    folder: Folder | None,
-    progress: Progress | None,
-    steps: re.Pattern[str] | None,
-    *,
-    with_ranges: bool = False,
-) -> Trace | LongTrace:
+    file = Path(path)
     inside = container_of(file)
     if starts_with(file if inside is None else inside[0], SQLITE_MAGIC):
         from overlap_callbacks.traces.nsys import is_nsys, read_nsys  # few files are databases
@@ -110,5 +56,64 @@ def _read(
         if inside is not None and inside[1].isdecimal() and is_nsys(inside[0]):
             database, process = inside[0], int(inside[1])
         if is_nsys(database):
-            return read_nsys(database, process, progress, steps, file, folder, with_ranges=with_ranges)
-    return read_kineto(file, progress, steps, folder, with_ranges=with_ranges)
+            return read_nsys(database, process, progress, steps, file, with_ranges=with_ranges)
+    exact = of_host = False
+    while True:
+        device, host = DeviceEvents(steps, exact=exact, with_ranges=with_ranges), HostEvents(steps, exact=exact)
+        collected = _collect(file, progress, device, host, exact=exact, of_host=of_host)
+        if collected is None:
+            exact = True
+        elif device.rows:
+            stream = collected.stream
+            return trace_of_device(file, device, stream.problems, stream.head, is_cut=stream.is_cut, steps=steps)
+        elif collected.has_host:
+            return trace_of_host(file, host, collected.stream, steps)
+        else:
+            of_host = True
+
+
+class _Collected(NamedTuple):
+    """A file all of whose events were collected, and whether all operators of the host are among them."""
+
+    stream: EventStream
+    has_host: bool
+
+
+def _collect(
+    path: Path, progress: Progress | None, device: DeviceEvents, host: HostEvents, *, exact: bool, of_host: bool
+) -> _Collected | None:
+    """Read a file once.
+
+    Args:
+        path: the file.
+        progress: as for ``read_trace``.
+        device: takes the kernels of a device.
+        host: takes the operators of the host, until there are kernels.
+        exact: take times as text.
+        of_host: take all operators, even of a file that seems to be of a device.
+
+    Returns:
+        None if times lose nanoseconds as floating-point numbers.
+    """
+    has_host = True
+    stream = EventStream(path, ExactEvent if exact else Event, progress=progress)
+    for number, events in enumerate(stream):
+        if number == 0 and not exact and lose_nanoseconds(events):
+            return None
+        device.collect(events, stream.args_of)
+        has_host = has_host and not device.rows and (of_host or _may_be_of_host(stream.head, host))
+        if has_host:
+            host.collect(events, stream.args_of)
+        events.clear()  # their memory, which the core's cache still holds, is that of the next ones
+    if not exact and (device.inexact or (has_host and host.inexact)):
+        return None
+    return _Collected(stream, has_host)
+
+
+def _may_be_of_host(head: dict[str, Any], host: HostEvents) -> bool:
+    """Whether a file of which no kernel was read yet may have none, by what stands before its events.
+
+    Old files do not tell. They are held to be of a host until this would take much memory.
+    """
+    devices = head.get("deviceProperties")
+    return not devices and ("deviceProperties" in head or len(host.rows) < _MAX_UNSURE_ROWS)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from overlap_callbacks.traces.collect import Note
-from overlap_callbacks.traces.times import MAX_TIME_NS
+from overlap_callbacks.traces.event_columns import MAX_TIME_NS
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
 # Steps that a sentence names; there may be thousands.

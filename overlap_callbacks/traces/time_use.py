@@ -9,7 +9,7 @@ import numpy as np
 from overlap_callbacks.analysis.intervals import Intervals, distinct_values
 from overlap_callbacks.analysis.kernels.critical_path import CriticalPaths, LastRows, Part, Path
 from overlap_callbacks.analysis.kernels.idle import TimeUse, TimeUses
-from overlap_callbacks.analysis.kernels.queue import Queue
+from overlap_callbacks.analysis.kernels.queue import queues
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.traces.device_time import (
     CriticalPath,
@@ -19,8 +19,8 @@ from overlap_callbacks.traces.device_time import (
     StreamQueue,
     Utilisation,
 )
-from overlap_callbacks.traces.launches import Launches
 from overlap_callbacks.traces.pieces import Device, Piece, Span
+from overlap_callbacks.traces.trace import Launches
 
 # Kernels of the table of a path. There may be thousands of names.
 MAX_PATH_KERNELS = 10
@@ -43,20 +43,19 @@ class TimeSums:
     Attributes:
         time: what the device did, in the whole file and in each step.
         paths: the critical path of each step.
-        queues: of each stream.
         host_limit: None if the file has no launches.
         utilisation: None without kernels.
     """
 
     def __init__(self, device: Device) -> None:
-        self._device, self._outline, head = device, device.outline, device.head
-        self._steps, self._is_cut = head.steps, head.is_cut
+        self._device, trace = device, device.trace
+        self._steps, self._is_cut = trace.steps, trace.is_cut
         self._whole, self._gaps = TimeUse.nothing(), _Gaps()
         self._of_steps: list[DeviceTime] = []
         self._paths: list[CriticalPath] = []
         # Where the time of the next step begins on the device.
-        self._until_ns = head.steps[self._outline.steps[0]].start_ns if self._outline.steps else 0
-        self._parts = Intervals.empty() if self._outline.ran is None else _equal_parts(self._outline.ran)
+        self._until_ns = trace.steps[device.steps[0]].start_ns if device.steps else 0
+        self._parts = Intervals.empty() if device.ran is None else _equal_parts(device.ran)
         self._compute_ns, self._both_ns = (np.zeros(len(self._parts), dtype=np.int64) for _ in range(2))
 
     def add(self, piece: Piece) -> None:
@@ -65,10 +64,12 @@ class TimeSums:
         ran_ns = kernels.intervals.end_ns[kernels.intervals.durations_ns > 0]
         if not len(ran_ns):
             return
-        launches = piece.trace.launches or Launches.none(len(kernels))
+        launches = piece.trace.launches
+        unknown = np.full(len(kernels), -1, dtype=np.int64)
+        launched_ns = unknown if launches is None else launches.launched_ns
         span = (piece.begin_ns, int(ran_ns.max()))
         spans = {} if self._is_cut else self._step_spans(kernels)
-        whole, *of_steps = TimeUses(kernels, launches.launched_ns).of_each([span, *spans.values()])
+        whole, *of_steps = TimeUses(kernels, launched_ns).of_each([span, *spans.values()])
         self._whole += whole
         self._gaps.add(whole.host_gaps_ns)
         numbers = [self._steps[i].number for i in spans]
@@ -76,7 +77,7 @@ class TimeSums:
         compute, comm = kernels.of(Kind.COMPUTE), kernels.of(Kind.COMMUNICATION)
         self._compute_ns += self._parts.covered_ns(compute)
         self._both_ns += self._parts.covered_ns(compute.with_others(comm))
-        if not piece.trace.on_host and not self._is_cut:
+        if launches is not None and not self._is_cut:
             wanted: list[tuple[int | None, tuple[int, int]]] = list(zip(numbers, spans.values(), strict=True))
             # A file without steps counts as one, but its path is not worked out over pieces.
             if not spans and piece.is_whole:
@@ -86,7 +87,7 @@ class TimeSums:
     @property
     def time(self) -> tuple[DeviceTime, ...]:
         """What the device did, in the whole file and in each step; empty if nothing ran."""
-        return () if self._outline.ran is None else (self._device_time(None, self._whole), *self._of_steps)
+        return () if self._device.ran is None else (self._device_time(None, self._whole), *self._of_steps)
 
     @property
     def paths(self) -> tuple[CriticalPath, ...]:
@@ -96,33 +97,49 @@ class TimeSums:
     @property
     def queues(self) -> tuple[StreamQueue, ...]:
         """The queue of each stream."""
-        if self._outline.ran is None or not self._outline.launches_known:
+        launches = self._device.trace.launches
+        if self._device.ran is None or launches is None or not self._device.launches_known:
             return ()
-        streams = self._device.head.launches.streams if self._device.head.launches is not None else ()
-        return _queues(self._device.queues(), streams)
+        found = queues(self._device.trace.kernels, launches.launched_ns)
+        return tuple(
+            [
+                StreamQueue(
+                    stream=launches.streams[queue.lane],
+                    launches=queue.num_launched,
+                    longest=queue.longest,
+                    mean=queue.mean,
+                    delay_ms=queue.delay_ns / 1e6,
+                )
+                for queue in sorted(found, key=lambda queue: -queue.num_launched)
+            ]
+        )
 
     @property
     def host_limit(self) -> HostLimit | None:
         """Whether the host keeps the device waiting; None if the file does not tell."""
-        if self._outline.ran is None or not self._outline.launches_known or self._is_cut:
+        device, launches = self._device, self._device.trace.launches
+        if device.ran is None or launches is None or not device.launches_known or self._is_cut:
             return None
         late_ns = self._whole.host_ns + self._whole.launch_ns
         fraction = late_ns / self._whole.span_ns if self._whole.span_ns else 0.0
-        kernel_ns, interval_ns = self._device.kernel_ns(), self._device.launch_interval_ns()
+        kernels = device.trace.kernels
+        launched_ns = np.sort(launches.launched_ns[launches.launched_ns >= 0])
+        intervals_ns = np.diff(launched_ns)
+        intervals_ns = intervals_ns[intervals_ns > 0]
         return HostLimit(
             launch_bound=fraction >= LAUNCH_BOUND_FRACTION and 2 * self._gaps.short_ns > late_ns,
             idle_fraction=fraction,
             gaps=self._gaps.number,
             short_gaps_ms=self._gaps.short_ns / 1e6,
             longest_gap_ms=self._gaps.longest_ns / 1e6,
-            kernel_us=None if kernel_ns is None else kernel_ns / 1e3,
-            launch_interval_us=None if interval_ns is None else interval_ns / 1e3,
+            kernel_us=_median_us(kernels.intervals.durations_ns[kernels.kind == Kind.COMPUTE]),
+            launch_interval_us=_median_us(intervals_ns),
         )
 
     @property
     def utilisation(self) -> Utilisation | None:
         """Shares of equal parts of the span; None if nothing ran."""
-        ran = self._outline.ran
+        ran = self._device.ran
         if ran is None:
             return None
         lengths = np.maximum(self._parts.durations_ns, 1)
@@ -150,7 +167,7 @@ class TimeSums:
 
     def _device_time(self, step: int | None, use: TimeUse) -> DeviceTime:
         def cause(ns: int) -> float | None:
-            return ns / 1e6 if self._outline.launches_known else None
+            return ns / 1e6 if self._device.launches_known else None
 
         return DeviceTime(
             step=step,
@@ -229,19 +246,8 @@ def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches:
     )
 
 
-def _queues(found: Sequence[Queue], streams: Sequence[str]) -> tuple[StreamQueue, ...]:
-    return tuple(
-        [
-            StreamQueue(
-                stream=streams[queue.lane] if queue.lane < len(streams) else str(queue.lane),
-                launches=queue.num_launched,
-                longest=queue.longest,
-                mean=queue.mean,
-                delay_ms=queue.delay_ns / 1e6,
-            )
-            for queue in sorted(found, key=lambda queue: -queue.num_launched)
-        ]
-    )
+def _median_us(times_ns: Indices) -> float | None:
+    return float(np.median(times_ns)) / 1e3 if len(times_ns) else None
 
 
 def _equal_parts(span: Span) -> Intervals:

@@ -3,32 +3,60 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.analysis.intervals import distinct_values
-from overlap_callbacks.analysis.kernels.table import Indices, KernelTable
-from overlap_callbacks.traces.collectives import Collectives
-from overlap_callbacks.traces.doubts import KernelFacts, doubts_of
-from overlap_callbacks.traces.launches import Launches
-from overlap_callbacks.traces.metadata import with_groups
+from overlap_callbacks.analysis.intervals import Intervals, distinct_values
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+from overlap_callbacks.traces.checks import likely_communication, problems_of
+from overlap_callbacks.traces.collectives import Collectives, with_groups
+from overlap_callbacks.traces.columns import Array
 from overlap_callbacks.traces.steps import TraceStep, mark_cut
 
 # No job has more: a number beyond is damage.
 _MOST_RANKS = 2**31
 
 
+class Launches(msgspec.Struct, frozen=True):
+    """The host's side of the kernels of a trace.
+
+    Attributes:
+        launched_ns: when the call began that launched each kernel, -1 if the file does not tell; shape (n,).
+        waits: when the host waited for the device, in ascending order of their ends.
+        streams: name of each lane of the kernels, by its number: the stream, as it is in the file.
+        records_waits: whether the file has any call in which the host waits for the device. The profiler makes one at
+            its end; files from which such calls were left out have none.
+        range_of: in which range of the host each kernel was launched, as an index into ``ranges``, -1 if in none; shape
+            (n,). None if the file has no ranges, or they are not asked for.
+        ranges: names of ranges of the host.
+    """
+
+    launched_ns: Indices
+    waits: Intervals
+    streams: tuple[str, ...]
+    records_waits: bool
+    range_of: Indices | None = None
+    ranges: tuple[str, ...] = ()
+
+    def __getitem__(self, rows: slice) -> Launches:
+        """The launches of some kernels."""
+        range_of = None if self.range_of is None else self.range_of[rows]
+        return msgspec.structs.replace(self, launched_ns=self.launched_ns[rows], range_of=range_of)
+
+
 @dataclass(frozen=True)
 class Trace:
-    """One trace file.
+    """One trace file, or a part of it. Columns of a long file are mapped from temporary files.
 
     Attributes:
         path: the file.
-        kernels: its kernels; their ``step`` is an index into ``steps``.
+        kernels: its kernels, device by device in order of their starts; their ``step`` is an index into ``steps``.
         device: number of the device of each row of ``kernels``; shape (n,).
         steps: its steps, ascending in time. Empty if the file has none; then the whole file counts as one step.
         collectives: what is known about each communication kernel.
@@ -63,60 +91,63 @@ class Trace:
 
     def by_device(self) -> dict[int, Trace]:
         """One trace per device, with the kernels of that device alone: devices do not share time."""
-        devices = self.devices
-        if len(devices) < 2:
-            return {device: self for device in devices}
-        order = np.argsort(self.device, kind="stable")
-        bounds = np.searchsorted(self.device[order], [*devices, devices[-1] + 1]).tolist()
-        rows = {device: order[first:last] for device, first, last in zip(devices, bounds, bounds[1:], strict=False)}
+        bounds = np.searchsorted(self.device, [*self.devices, 2**31]).tolist()
         return {
-            device: dataclasses.replace(
-                self,
-                kernels=self.kernels[of_device],
-                device=self.device[of_device],
-                collectives=self.collectives.of_kernels(of_device),
-                launches=None if self.launches is None else self.launches[of_device],
-            )
-            for device, of_device in rows.items()
+            device: self.part(first, last)
+            for device, first, last in zip(self.devices, bounds, bounds[1:], strict=False)
         }
+
+    def part(self, first: int, last: int) -> Trace:
+        """The trace with the kernels from one row up to another."""
+        rows = slice(first, last)
+        kernels = self.kernels[rows]
+        if not self.on_host:
+            kernels = dataclasses.replace(kernels, call=np.arange(len(kernels)))
+        return dataclasses.replace(
+            self,
+            kernels=kernels,
+            device=self.device[rows],
+            collectives=self.collectives.part(first, last),
+            launches=None if self.launches is None else self.launches[rows],
+        )
 
 
 def trace_with_head(
     path: Path,
     head: dict[str, Any],
-    facts: KernelFacts,
     kernels: KernelTable,
-    device: Indices,
+    device: Array,
     steps: tuple[TraceStep, ...],
     collectives: Collectives,
     problems: list[str],
     *,
     is_cut: bool,
-    on_host: bool = False,
+    launches: Launches | None = None,
+    likely: Callable[[], Sequence[str]] | None = None,
 ) -> Trace:
     """The parts of a trace, with what the fields around the events tell of the job.
 
     Args:
         path: the file.
         head: the fields of the document around the events.
-        facts: of its kernels.
-        kernels: its kernels, or some of them.
+        kernels: its kernels.
         device: number of the device of each row.
         steps: its steps, ascending in time.
         collectives: what is known about each communication kernel.
         problems: what is wrong or doubtful so far, in words.
         is_cut: whether the file ends before its events do.
-        on_host: whether the file was read as a CPU job.
+        launches: the host's side of the kernels; None of a CPU job.
+        likely: gives what looks like communication where nothing communicates; None to look among the kernels.
     """
-    problems += doubts_of(facts, steps)
+    problems += problems_of(kernels, steps)
     rank, world_size = _job(head, problems)
     warnings = []
     if is_cut:
-        steps, named = mark_cut(steps, facts.steps)
+        steps, named = mark_cut(steps, frozenset(distinct_values(kernels.step).tolist()))
         lacks = "the file is cut off, so its totals lack kernels, and their time looks idle"
         warnings.append(f"{lacks}: {named}" if named else lacks)
-    if world_size is not None and world_size > 1 and not facts.communicates:
-        names = ", ".join(facts.suspects()) or "none sounds like it"
+    if world_size is not None and world_size > 1 and not (kernels.kind == Kind.COMMUNICATION).any():
+        names = ", ".join(likely() if likely is not None else likely_communication(kernels)) or "none sounds like it"
         warnings.append(
             f"the job has {world_size} ranks, but nothing in this file communicates, by its name; what does can be "
             f"named with --communication REGEX. What looks most like it: {names}"
@@ -126,13 +157,16 @@ def trace_with_head(
         kernels=kernels,
         device=device,
         steps=steps,
-        collectives=with_groups(collectives, head.get("distributedInfo")),
-        on_host=on_host,
+        collectives=msgspec.structs.replace(
+            collectives, infos=with_groups(collectives.infos, head.get("distributedInfo"))
+        ),
+        on_host=launches is None,
         rank=rank,
         world_size=world_size,
         device_names=_device_names(head),
         problems=(*warnings, *problems),
         warnings=tuple(warnings),
+        launches=launches,
         is_cut=is_cut,
     )
 

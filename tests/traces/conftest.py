@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.traces.long.device import DeviceOnDisk
+from overlap_callbacks.traces.pieces import Device
 from tests.traces.short_memory import hold
 
 
@@ -13,13 +13,13 @@ from tests.traces.short_memory import hold
 def short_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """As if memory held few events. Gives the numbers of rows of the pieces that were looked at."""
     sizes: list[int] = []
-    pieces = DeviceOnDisk.pieces
+    pieces = Device.pieces
 
-    def counted(device: DeviceOnDisk) -> Iterator[Any]:
+    def counted(device: Device) -> Iterator[Any]:
         for piece in pieces(device):
             sizes.append(len(piece.trace.kernels))
             yield piece
 
-    monkeypatch.setattr(DeviceOnDisk, "pieces", counted)
+    monkeypatch.setattr(Device, "pieces", counted)
     hold(monkeypatch, 40)
     return sizes

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlap_callbacks.traces import compare, host_ranges, read_trace
-from overlap_callbacks.traces.compared import NO_RANGE
+from overlap_callbacks.traces import compare, read_trace
+from overlap_callbacks.traces.comparison import NO_RANGE
 from overlap_callbacks.traces.figures import Comparison
-from overlap_callbacks.traces.host_ranges import HostRanges
-from overlap_callbacks.traces.times import EventTimes
+from overlap_callbacks.traces.host_ranges import launched_in
 from tests import kineto
 from tests.traces import nsys_file
 from tests.traces.events import MS, gemm, overlap
+from tests.traces.short_memory import hold
 
 BACKWARD_THREAD = 200
 
@@ -33,38 +33,33 @@ def nested(chance: random.Random, begin: int, end: int, depth: int = 0) -> list[
     return found
 
 
+def columns_of(ranges: list[tuple[int, int, int]]) -> dict[str, Any]:
+    """Columns of ranges of thread, start and end; the name of each is its place."""
+    thread, start, end = np.array(ranges, dtype=np.int64).T
+    return {"thread": thread, "start": start, "end": end, "name": np.arange(len(ranges))}
+
+
 @pytest.mark.parametrize("seed", range(20))
-def test_the_innermost_range_is_that_of_a_plain_search(seed: int) -> None:
+def test_the_innermost_range_is_that_of_a_plain_search(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    hold(monkeypatch, 10)
     chance = random.Random(seed)
-    ranges = HostRanges(EventTimes(exact=True))
-    held: dict[int, list[tuple[int, int, int]]] = {}
+    ranges = [(thread, start + 5, stop + 5) for thread in (7, 8) for start, stop in nested(chance, 0, 60)]
+    chance.shuffle(ranges)
+    times = np.arange(70)
     for thread in (7, 8):
-        kept = list(enumerate(nested(chance, 0, 60)))
-        chance.shuffle(kept)
-        for number, (start, stop) in kept:
-            ranges.add_ns(f"{thread}/{number}", thread, start, stop)
-            held.setdefault(thread, []).append((start, stop, number))
-    for thread, rows in held.items():
-        times = np.arange(-2, 64)
-        places = host_ranges.innermost(ranges.columns(), np.full(len(times), ranges.thread_number(thread)), times)
+        places = launched_in(columns_of(ranges), np.full(len(times), thread), times, -1)
         for time, place in zip(times.tolist(), places.tolist(), strict=True):
             # The shortest; of those that are alike, any: they are one in another, in no order.
-            lengths = {stop - start for start, stop, _ in rows if start <= time < stop}
-            of_name = {f"{thread}/{number}": stop - start for start, stop, number in rows}
-            assert (of_name[ranges.names[place]] if place >= 0 else None) == min(lengths, default=None)
+            lengths = {
+                stop - start for of_thread, start, stop in ranges if of_thread == thread and start <= time < stop
+            }
+            assert (ranges[place][2] - ranges[place][1] if place >= 0 else None) == min(lengths, default=None)
 
 
-def test_threads_without_ranges_have_none() -> None:
-    ranges = HostRanges(EventTimes(exact=True))
-    ranges.add_ns("a", 7, 0, 10)
-    assert ranges.thread_number(9) == -1
-    assert host_ranges.innermost(ranges.columns(), np.array([-1, 0]), np.array([5, 5])).tolist() == [-1, 0]
-
-
-def test_more_ranges_than_are_kept_are_counted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(host_ranges, "_MOST_RANGES", 2)
-    trace = read_trace(kineto.write(tmp_path / "trace.json", job(1.0)))
-    assert "3 ranges of the host are left out: there are too many" in trace.problems
+def test_threads_without_ranges_are_in_those_of_the_training_thread() -> None:
+    ranges, threads, times = columns_of([(7, 0, 10)]), np.array([7, 9, 9, -1]), np.array([5, 5, 10, -1])
+    assert launched_in(ranges, threads, times, 7).tolist() == [0, 0, -1, -1]
+    assert launched_in(ranges, threads, times, -1).tolist() == [0, -1, -1, -1]
 
 
 def job(factor: float) -> list[kineto.Event]:

@@ -15,24 +15,24 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.traces import TraceError, analyze_files, device_events, read_trace
-from overlap_callbacks.traces.analysis import part_of
-from overlap_callbacks.traces.long import columns, ranges
-from overlap_callbacks.traces.long.columns import Folder
-from overlap_callbacks.traces.long.device import median
-from overlap_callbacks.traces.long.rows import NUMBER, WAIT
-from overlap_callbacks.traces.reading import read_part
+from overlap_callbacks.traces import TraceError, analyze_files, columns, device_events, read_trace
+from overlap_callbacks.traces.analysis import Part, part_of
+from overlap_callbacks.traces.columns import Column
 from tests import kineto
 from tests.traces import nsys_file, reference
-from tests.traces.short_memory import hold
+from tests.traces.short_memory import hold, with_much_memory
 from tests.traces.test_copies import PEER, WITHIN, copy, operator
 
 US = 1000
 SHARED = ("ddp_a100_x2", "ddp_v100_x2", "job128_rank0", "job128_rank1", "mi250_toy")
 
 
+def part(path: Path) -> Part:
+    return part_of(read_trace(path))
+
+
 def assert_same(path: Path) -> None:
-    found, whole = ((*part.figures, part.collectives) for part in (read_part(path), part_of(read_trace(path))))
+    found, whole = ((*each.figures, each.collectives) for each in (part(path), with_much_memory(lambda: part(path))))
     for mine, theirs in zip(found, whole, strict=True):
         assert mine == theirs
 
@@ -86,7 +86,7 @@ def test_a_file_that_is_cut_off_has_the_same_figures_in_pieces(tmp_path: Path, s
 def test_a_file_without_steps_has_no_path_and_no_picture_in_pieces(tmp_path: Path, short_memory: list[int]) -> None:
     events = [event for event in kineto.training(12) if not event["name"].startswith("ProfilerStep")]
     path = kineto.write(tmp_path / "trace.json", events, **kineto.job())
-    (found,), (whole,) = read_part(path).figures, part_of(read_trace(path)).figures
+    (found,), (whole,) = part(path).figures, with_much_memory(lambda: part(path)).figures
     assert len(short_memory) > 3
     assert whole.paths
     assert found == msgspec.structs.replace(whole, paths=(), picture=None)
@@ -101,7 +101,7 @@ def test_where_something_always_runs_a_piece_grows(tmp_path: Path, short_memory:
 def peak_of(path: Path) -> int:
     """The memory that Python's objects and NumPy's arrays take while a file is analysed, in bytes."""
     tracemalloc.start()
-    read_part(path, with_turns=False)
+    part_of(read_trace(path, with_ranges=False), with_turns=False)
     used = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     return used
@@ -131,9 +131,9 @@ def test_collectives_of_many_sizes_have_the_same_figures_in_pieces(tmp_path: Pat
     path = kineto.write(tmp_path / "trace.json", events, **kineto.job())
     assert_same(path)
     assert short_memory
-    (found,) = read_part(path).figures
+    (found,) = part(path).figures
     sizes = [4 * number for number, event in enumerate(kineto.training(12)) if event["name"] == "nccl:all_reduce"]
-    assert [part.bytes for part in found.collectives] == [sum(sizes)]
+    assert [row.bytes for row in found.collectives] == [sum(sizes)]
 
 
 def test_memory_does_not_grow_with_the_text_of_sizes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,27 +158,15 @@ def test_kernels_outside_of_the_steps_are_looked_at_in_pieces(tmp_path: Path, sh
 
 
 @pytest.mark.parametrize("metadata", [True, False])
-def test_ranges_are_read_a_part_at_a_time(
-    tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch, metadata: bool
-) -> None:
-    held: list[int] = []
-    reach = ranges.Ranges.reach
-
-    def counted(self: Any, time_ns: int) -> int:
-        found = reach(self, time_ns)
-        held.append(len(self.held))
-        return found
-
-    monkeypatch.setattr(ranges.Ranges, "reach", counted)
-    # Of hundreds of ranges few are asked for; one is open to the end.
+def test_few_of_many_ranges_are_asked_for(tmp_path: Path, short_memory: list[int], metadata: bool) -> None:
+    # One is open to the end.
     events = list(kineto.training(30, metadata=metadata))
     odd = [{**event, "args": {}} if event["name"] == kineto.ALL_REDUCE and number % 97 == 0 else event
            for number, event in enumerate(events)]  # fmt: skip
     end = max(int(event["ts"]) for event in events) - kineto.BASE_NS
     forever = kineto.host_range("nccl:all_gather", 0, end, thread=101)
     assert_same(kineto.write(tmp_path / "trace.json", [forever, *odd, copy(1, 2, 0)], **kineto.job()))
-    assert held
-    assert max(held) < 4 * 40
+    assert len(short_memory) > 8
 
 
 def test_nothing_stays_behind(tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,12 +174,12 @@ def test_nothing_stays_behind(tmp_path: Path, short_memory: list[int], monkeypat
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    read_part(path)
+    part(path)
     assert short_memory
     assert not list(folder.iterdir())
 
 
-@pytest.mark.parametrize("most_bytes", [100, 5_000, 40_000])
+@pytest.mark.parametrize("most_bytes", [100, 400, 2_000])
 def test_where_a_file_finds_no_room_that_is_an_error(
     tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch, most_bytes: int
 ) -> None:
@@ -205,21 +193,10 @@ def test_where_a_file_finds_no_room_that_is_an_error(
         with pytest.raises(
             TraceError, match=r"too long for memory, and a temporary file cannot be written: .*too large"
         ):
-            read_part(path)
+            part(path)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert not list(folder.iterdir())
-
-
-def test_a_file_that_has_lost_its_end_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with Folder() as folder:
-        file = folder.file(WAIT)
-        file.append(np.zeros(10, WAIT))
-        (written,) = tmp_path.glob("*/*")
-        written.write_bytes(written.read_bytes()[:-1])
-        with pytest.raises(TraceError, match="has lost its end"):
-            file.read(0, 10)
 
 
 def test_without_room_for_the_files_the_error_names_the_folder(
@@ -228,7 +205,7 @@ def test_without_room_for_the_files_the_error_names_the_folder(
     path = kineto.write(tmp_path / "trace.json", kineto.training(12), **kineto.job())
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     with pytest.raises(TraceError, match=r"too long for memory, and a temporary file cannot be written: .*TMPDIR"):
-        read_part(path)
+        part(path)
     assert not short_memory
 
 
@@ -347,32 +324,15 @@ def times_of(ran: tuple[int, int]) -> dict[str, Any]:
     return {"ts": event["ts"], "dur": event["dur"]}
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 5, 4000])
-def test_the_median_of_a_file_is_that_of_numpy(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
-    monkeypatch.setattr(columns, "AT_ONCE", 100)
-    generator = np.random.default_rng(count)
-    for high in (3, 10**4, 2**60):
-        values = generator.integers(-high // 2, high, count)
-        with Folder() as folder:
-            file = folder.file(NUMBER)
-            file.append(values.astype(np.int64).view(NUMBER))
-            assert median(file) == (pytest.approx(float(np.median(values)), rel=1e-15) if count else None)
-
-
-def test_rows_of_a_file_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columns, "AT_ONCE", 64)
-    generator = np.random.default_rng(0)
-    rows = np.zeros(5000, WAIT)
-    rows["start"], rows["end"] = generator.integers(0, 700, 5000), generator.permutation(5000)
-    with Folder() as folder:
-        for then in (None, "end"):
-            file = folder.file(WAIT)
-            for part in np.array_split(rows, 9):
-                file.append(part)
-            parts = list(file.in_order("start", then))
-            order = (
-                np.argsort(rows["start"], kind="stable") if then is None else np.lexsort((rows["end"], rows["start"]))
-            )
-            assert (np.concatenate(parts) == rows[order]).all()
-            assert max(map(len, parts)) < 4 * 64
-            assert not len(file)
+def test_a_column_is_mapped_once_it_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(columns, "MAX_IN_MEMORY", 100)
+    values = np.random.default_rng(0).integers(-(2**62), 2**62, 150)
+    for number in (0, 1, 100, 101, 150):
+        column = Column()
+        for part_of_values in np.array_split(values[:number], 7):
+            column.append(part_of_values)
+        found = column.finished()
+        assert (found == values[:number]).all()
+        assert found.flags.writeable == (number <= 100)
+        columns.release()
+        assert (found == values[:number]).all()

@@ -11,12 +11,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.traces import TraceError, compare, compare_files, read_trace
-from overlap_callbacks.traces.long import ranges
+from overlap_callbacks.traces import TraceError, compare_files
 from tests import kineto
 from tests.traces import nsys_file, reference
 from tests.traces.events import overlap
-from tests.traces.short_memory import hold
+from tests.traces.short_memory import hold, with_much_memory
 from tests.traces.test_long import cpu_job, odd_job
 
 MAIN, BACKWARD = 100, 200
@@ -41,7 +40,7 @@ def numbers(found: Any) -> Iterator[tuple[str, Any]]:
 def assert_same(files: Iterable[Path]) -> None:
     """Compare two files in pieces and in memory. Sums of sums may differ in their last digit."""
     overlapped, sequential = files
-    whole = compare(read_trace(overlapped), read_trace(sequential))
+    whole = with_much_memory(lambda: compare_files(overlapped, sequential))
     found = compare_files(overlapped, sequential)
     mine, theirs = (dict(numbers(msgspec.to_builtins(side))) for side in (found, whole))
     for way, value in theirs.items():
@@ -198,26 +197,6 @@ def test_ranges_that_cross_are_compared_in_pieces(tmp_path: Path, short_memory: 
         files.append(kineto.write(tmp_path / f"{number}.json", found, **kineto.job()))
     assert_same(files)
     assert short_memory
-
-
-def test_ranges_of_the_host_are_held_a_part_at_a_time(
-    tmp_path: Path, short_memory: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    held: list[int] = []
-    reach = ranges.Ranges.reach
-
-    def counted(self: Any, time_ns: int) -> int:
-        found = reach(self, time_ns)
-        held.append(len(self.held))
-        return found
-
-    monkeypatch.setattr(ranges.Ranges, "reach", counted)
-    events = with_ranges(kineto.training(30), 1)
-    files = [kineto.write(tmp_path / f"{number}.json", events, **kineto.job()) for number in range(2)]
-    assert_same(files)
-    assert sum(event["cat"] in ("python_function", "user_annotation") for event in events) > 500
-    assert held
-    assert max(held) < 4 * 40
 
 
 # -- memory, and the command

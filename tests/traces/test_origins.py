@@ -12,7 +12,7 @@ import pytest
 
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.traces import TraceError, analyze, compare, read_trace
-from overlap_callbacks.traces.suspects import MAX_SUSPECTS
+from overlap_callbacks.traces.checks import MAX_SUSPECTS
 from tests import kineto
 from tests.traces import reference
 from tests.traces.events import MS, all_reduce, error_of, figures_of, gemm, overlap, said, short_trace

@@ -47,31 +47,20 @@ def step_of_kernels(
         bounds: host start and end of each step, in nanoseconds, ascending and without overlap.
     """
     step = step_of(launched_ns, bounds)
-    unknown = launched_ns < 0
-    if not unknown.any() or not (step >= 0).any():
+    if not (launched_ns < 0).any() or not (step >= 0).any():
         return step
-    before, after = _neighbours(unknown, ran.start_ns, lane)
-    agree = (before >= 0) & (after >= 0) & (step[before] == step[after])
     on_device = StepsOnDevice(bounds)
     on_device.add(step, ran)
-    return np.where(unknown, np.where(agree, step[before], on_device.at(ran.start_ns)), step)
-
-
-def _neighbours(unknown: npt.NDArray[np.bool_], start_ns: _Indices, lane: _Indices) -> tuple[_Indices, _Indices]:
-    """The last row before and the first row after each row of its lane whose launch is known; -1 without one."""
-    order = np.lexsort((start_ns, lane))
-    known, place = ~unknown[order], np.arange(len(order))
-    before = np.maximum.accumulate(np.where(known, place, -1))
-    after = np.minimum.accumulate(np.where(known, place, len(order))[::-1])[::-1]
-    rows = np.append(order, -1)  # the last entry stands for none
-    found = []
-    for neighbour in (before, np.where(after == len(order), -1, after)):
-        row = rows[neighbour]
-        same_lane = (row >= 0) & (lane[row] == lane[order])
-        of_row = np.empty(len(order), dtype=np.int64)
-        of_row[order] = np.where(same_lane, row, -1)
-        found.append(of_row)
-    return found[0], found[1]
+    order = np.lexsort((ran.start_ns, lane))
+    is_known = launched_ns[order] >= 0
+    known, rows = order[is_known], order[~is_known]
+    # The last row before and the first row after each row without a launch whose own is known; -1 for none.
+    place = np.searchsorted(np.flatnonzero(is_known), np.flatnonzero(~is_known))
+    before, after = np.append(known, -1)[place - 1], np.append(known, -1)[place]
+    agree = (before >= 0) & (after >= 0) & (step[before] == step[after])
+    agree &= (lane[before] == lane[rows]) & (lane[after] == lane[rows])
+    step[rows] = np.where(agree, step[before], on_device.at(ran.start_ns[rows]))
+    return step
 
 
 class StepsOnDevice:

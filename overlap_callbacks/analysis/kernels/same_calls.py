@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -140,8 +140,7 @@ class SameCalls:
 
     def __init__(self, labels: Labels, side: int, levels: tuple[Level, ...] = IN_ORDER) -> None:
         self._labels, self._side, self._levels = labels, side, levels
-        nothing = np.empty(0, dtype=np.int64)
-        self._sums = [_Sums((nothing, nothing, nothing, nothing), np.empty(0), np.empty(0)) for _ in levels]
+        self._sums = [CallSums.nothing(4, 2) for _ in levels]
 
     def add(self, calls: Calls, wanted: npt.NDArray[np.bool_]) -> None:
         """Add calls of a part that holds whole steps.
@@ -152,7 +151,8 @@ class SameCalls:
         """
         for place, level in enumerate(self._levels):
             columns = [column[wanted] for column in self._labels.of(self._side, calls, level)]
-            self._sums[place] = self._sums[place].with_calls(columns, calls.duration_ns[wanted])
+            times_ns = calls.duration_ns[wanted]
+            self._sums[place] = self._sums[place].with_calls(columns, (np.ones(len(times_ns)), times_ns))
 
     def alone_ns(self, calls: Calls, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
         """Mean time of the calls that match each call of the other profile, NaN without a match; shape (calls,).
@@ -167,43 +167,51 @@ class SameCalls:
             if not len(unmatched):
                 break
             columns = self._labels.of(1 - self._side, calls, level)
-            found[unmatched] = sums.means_ns([column[unmatched] for column in columns])
+            found[unmatched] = _means_ns(sums, [column[unmatched] for column in columns])
             unmatched = unmatched[np.isnan(found[unmatched])]
         return found
 
 
-class _Sums(NamedTuple):
-    """Calls by what tells them apart.
+class CallSums(NamedTuple):
+    """Calls added up by what tells them apart.
 
     Attributes:
-        columns: that, see ``Labels.of``; shape (n,) each.
-        calls: number of calls; shape (n,).
-        total_ns: their time; shape (n,).
+        columns: that, e.g. as ``Labels.of`` gives it; shape (n,) each.
+        sums: sums over the calls, e.g. their number and their time; shape (n,) each.
     """
 
-    columns: _Columns
-    calls: npt.NDArray[np.float64]
-    total_ns: npt.NDArray[np.float64]
+    columns: tuple[Indices, ...]
+    sums: tuple[npt.NDArray[np.float64], ...]
 
-    def with_calls(self, columns: Sequence[Indices], duration_ns: Indices) -> _Sums:
-        """These calls and some more."""
+    @classmethod
+    def nothing(cls, num_columns: int, num_sums: int) -> CallSums:
+        """Of no calls."""
+        return cls((np.empty(0, dtype=np.int64),) * num_columns, (np.empty(0),) * num_sums)
+
+    def with_calls(self, columns: Sequence[Indices], values: Sequence[npt.NDArray[Any]]) -> CallSums:
+        """These calls and some more, each with a value for each sum."""
         rows = [np.concatenate(parts) for parts in zip(self.columns, columns, strict=True)]
         number = numbered(rows)
-        _, first = np.unique(number, return_index=True)
-        calls, total_ns = (
-            np.bincount(number, weights=np.concatenate(parts)).astype(np.float64)
-            for parts in ((self.calls, np.ones(len(duration_ns))), (self.total_ns, duration_ns))
+        first = np.unique(number, return_index=True)[1]
+        return CallSums(
+            tuple([row[first] for row in rows]),
+            tuple(
+                [
+                    np.bincount(number, weights=np.concatenate(parts)).astype(np.float64)
+                    for parts in zip(self.sums, values, strict=True)
+                ]
+            ),
         )
-        label, shape, turn, of = (row[first] for row in rows)
-        return _Sums((label, shape, turn, of), calls, total_ns)
 
-    def means_ns(self, columns: Sequence[Indices]) -> npt.NDArray[np.float64]:
-        """Mean time of the calls that are like each of some others, NaN where none is; shape (others,)."""
-        number = numbered([np.concatenate(parts) for parts in zip(columns, self.columns, strict=True)])
-        others = len(columns[0])
-        means_ns = np.full(int(number.max(initial=-1)) + 1, np.nan)
-        means_ns[number[others:]] = self.total_ns / self.calls
-        return means_ns[number[:others]]
+
+def _means_ns(alone: CallSums, columns: Sequence[Indices]) -> npt.NDArray[np.float64]:
+    """Mean time of the calls that are like each of some others, NaN where none is; shape (others,)."""
+    number = numbered([np.concatenate(parts) for parts in zip(columns, alone.columns, strict=True)])
+    others = len(columns[0])
+    means_ns = np.full(int(number.max(initial=-1)) + 1, np.nan)
+    calls, total_ns = alone.sums
+    means_ns[number[others:]] = total_ns / calls
+    return means_ns[number[:others]]
 
 
 def turns_of(calls: Calls, label: Indices, shape: Indices) -> tuple[Indices, Indices]:

@@ -13,7 +13,6 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -81,7 +80,7 @@ class KernelTable:
     def __len__(self) -> int:
         return len(self.intervals)
 
-    def __getitem__(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp]) -> KernelTable:
+    def __getitem__(self, rows: npt.NDArray[np.bool_] | npt.NDArray[np.intp] | slice) -> KernelTable:
         """A table of the selected rows."""
         return KernelTable(
             self.intervals[rows], self.kind[rows], self.name[rows], self.step[rows], self.call[rows], self.names,
@@ -202,33 +201,6 @@ class KernelTableBuilder:
         numbers = self.collectives.numbers
         self.collective.append(numbers.setdefault(collective, len(numbers)))
 
-    def extend(
-        self,
-        *,
-        kind: Iterable[int],
-        name: Iterable[int],
-        correlation: Iterable[int],
-        shape: Iterable[int],
-        collective: Iterable[int],
-        lane: Iterable[int],
-    ) -> None:
-        """Append everything of some rows except their times, with the numbers that stand for texts and shapes."""
-        self.kind.extend(kind)
-        self.correlation.extend(correlation)
-        self.lane.extend(lane)
-        self.name.extend(name)
-        self.shape.extend(shape)
-        self.collective.extend(collective)
-
-    def take(self) -> dict[str, npt.NDArray[Any]]:
-        """All columns but the times, which are then empty; the texts and shapes that they number stay."""
-        taken = {}
-        for name in ("kind", "name", "correlation", "shape", "collective", "lane"):
-            column = getattr(self, name)
-            taken[name] = np.array(column)
-            setattr(self, name, array(column.typecode))
-        return taken
-
     def clean_names(self) -> None:
         """Clean all names for use in tables, see ``safe_text.clean``."""
         self.names, number = self.names.renamed(safe_text.clean)
@@ -301,8 +273,9 @@ def collectives_of(
     codes = StringTable()
     collective = np.full(len(name), -1, dtype=np.int64)
     rows = np.flatnonzero(communicates)
-    pairs, inverse = np.unique(np.stack((name[rows], by_metadata[rows])), axis=1, return_inverse=True)
-    labels = [kinds[kind] or name_rules.collective_of(distinct[number]) for number, kind in pairs.T.tolist()]
+    size = max(len(kinds), 1)
+    pairs, inverse = np.unique(name[rows] * size + by_metadata[rows], return_inverse=True)
+    labels = [kinds[pair % size] or name_rules.collective_of(distinct[pair // size]) for pair in pairs.tolist()]
     if len(rows):
         collective[rows] = np.array([codes[label] for label in labels], dtype=np.int64)[inverse.reshape(-1)]
     return collective, codes.texts

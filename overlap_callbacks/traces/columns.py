@@ -1,0 +1,134 @@
+"""Columns of numbers: in memory, or, once they are long, in temporary files that are mapped where they are read.
+
+A mapped column is a read-only array like any other. The system takes its memory back when it is short of it. Its file
+has no name: it is gone with the column, however the process ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import IO, Any
+from weakref import WeakSet
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.traces.files import TraceError
+
+Array = npt.NDArray[Any]
+
+# Numbers of a column that are held in memory, and numbers that are worked on at a time.
+MAX_IN_MEMORY = 2**18
+AT_ONCE = 2**16
+
+_mapped: WeakSet[mmap.mmap] = WeakSet()
+
+
+class Column:
+    """A column that grows.
+
+    Args:
+        dtype: of its numbers.
+    """
+
+    def __init__(self, dtype: npt.DTypeLike = np.int64) -> None:
+        self._dtype = np.dtype(dtype)
+        self._held: list[Array] = []
+        self._number_held = 0
+        self._file: IO[bytes] | None = None
+
+    def append(self, values: Array) -> None:
+        """Add numbers behind the others.
+
+        Raises:
+            TraceError: there is no room for them.
+        """
+        if not len(values):
+            return
+        self._held.append(np.ascontiguousarray(values, self._dtype))
+        self._number_held += len(values)
+        if self._file is None and self._number_held <= MAX_IN_MEMORY:
+            return
+        with _writing():
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(buffering=0, prefix="overlap-trace-")  # noqa: SIM115
+            for part in self._held:
+                rest = part.data.cast("B")
+                while len(rest):  # where there is no room, some bytes are written before the error is raised
+                    rest = rest[self._file.write(rest) :]
+        self._held.clear()
+
+    def finished(self) -> Array:
+        """All numbers. Nothing can be added any more.
+
+        Raises:
+            TraceError: there is no room for them.
+        """
+        if self._file is None:
+            return np.concatenate([np.empty(0, self._dtype), *self._held])
+        with _writing(), self._file as file:
+            memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        _mapped.add(memory)
+        return np.frombuffer(memory, self._dtype)
+
+    def __del__(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    """Write a temporary file in this context.
+
+    Raises:
+        TraceError: that is not possible.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise TraceError(
+            f"the trace is too long for memory, and a temporary file cannot be written: {error}; TMPDIR names another "
+            "folder for it"
+        ) from None
+
+
+def parts(length: int) -> Iterator[slice]:
+    """The rows of a column of some length, a part at a time."""
+    for first in range(0, length, AT_ONCE):
+        yield slice(first, min(first + AT_ONCE, length))
+
+
+def derived(function: Callable[..., Array], *columns: Array, dtype: npt.DTypeLike = np.int64) -> Array:
+    """A column of what a function gives for the rows of others, a part at a time.
+
+    Args:
+        function: takes a part of each of the columns.
+        *columns: shape (n,) each.
+        dtype: of the new column.
+
+    Raises:
+        TraceError: there is no room for it.
+    """
+    column = Column(dtype)
+    for part in parts(len(columns[0])):
+        column.append(function(*[of_column[part] for of_column in columns]))
+        release()
+    return column.finished()
+
+
+def taken(column: Array, rows: Array, dtype: npt.DTypeLike | None = None) -> Array:
+    """Some rows of a column, in any order, as a column; of another type if ``dtype`` is given."""
+    found = Column(dtype or column.dtype)
+    for part in parts(len(rows)):
+        found.append(column[rows[part]])
+    release()
+    return found.finished()
+
+
+def release() -> None:
+    """Let go of the memory of what was read of mapped columns. It is read again where it is needed."""
+    for memory in _mapped:
+        memory.madvise(mmap.MADV_DONTNEED)

@@ -1,0 +1,184 @@
+"""Events of a trace file in columns: their times, which are microseconds in many forms, as whole nanoseconds."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.kernels.table import Indices
+from overlap_callbacks.traces import columns
+from overlap_callbacks.traces.columns import Array, Column
+from overlap_callbacks.traces.events import Event
+
+# Times outside these bounds are of no clock, nor are durations beyond the maximum; their differences would overflow.
+MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(2**61), 2**62, 2**61
+# From here on, neighbouring floating-point numbers of microseconds are too far apart to tell nanoseconds.
+_MAX_EXACT_US = 2**43
+
+
+class EventColumns:
+    """Events of one kind: start and end in whole nanoseconds, and other whole numbers.
+
+    A floating-point number holds microseconds precisely enough for nanoseconds only up to 2**43 us. Of files with
+    greater times, the numbers are taken as text.
+
+    An event whose times cannot be read is left out at once, one whose times no clock shows in the end.
+
+    Args:
+        exact: times are taken as text.
+        keep_untimed: keep events whose times no clock shows, with -1 as start and end.
+        numbers: the other columns: the type code of each by its name.
+
+    Attributes:
+        number: number of events.
+        untimed: number of events without a time that can be read; of those held in memory, this is not known yet.
+        negative: number of events with negative durations, which count as of no length; likewise.
+    """
+
+    def __init__(self, exact: bool, *, keep_untimed: bool = False, **numbers: str) -> None:
+        self.number = self.untimed = self.negative = 0
+        self._exact, self._keep_untimed = exact, keep_untimed
+        self._start: array[Any] = array("q" if exact else "d")
+        self._duration: array[Any] = array("q" if exact else "d")
+        self._numbers: dict[str, array[Any]] = {name: array(code) for name, code in numbers.items()}
+        self._columns = {"start": Column(), "end": Column(), **{name: Column(code) for name, code in numbers.items()}}
+        self._lost_nanoseconds = False
+
+    def __len__(self) -> int:
+        return self.number
+
+    def keep(self, events: list[Event]) -> list[Event]:
+        """Keep the times of events. Returns those whose times can be read, of which ``label`` takes the rest."""
+        self._make_room()
+        if self._exact:
+            return self._one_by_one(events)
+        try:
+            times: list[list[Any]] = [[event.ts for event in events], [event.dur for event in events]]
+            start, duration = (array("d", of_events) for of_events in times)
+        except (TypeError, OverflowError):
+            return self._one_by_one(events)
+        self._start.extend(start)
+        self._duration.extend(duration)
+        self.number += len(events)
+        return events
+
+    def keep_ns(self, start_ns: Any, end_ns: Any) -> bool:
+        """Keep a start and an end, for times that are exact. Returns whether they are times."""
+        self._make_room()
+        for time in (start_ns, end_ns):
+            if type(time) is not int or not MIN_TIME_NS < time < MAX_TIME_NS:
+                self.untimed += 1
+                return False
+        self._add(start_ns, end_ns - start_ns)
+        return True
+
+    def label(self, **numbers: Iterable[int]) -> None:
+        """Keep the other numbers of the events whose times were kept last."""
+        for name, values in numbers.items():
+            self._numbers[name].extend(values)
+
+    @property
+    def inexact(self) -> bool:
+        """Whether nanoseconds were lost, so that the file must be read again as text."""
+        self._write()
+        return self._lost_nanoseconds
+
+    def finished(self) -> dict[str, Array]:
+        """The columns by their names. Nothing can be added any more."""
+        self._write()
+        return {name: column.finished() for name, column in self._columns.items()}
+
+    def _one_by_one(self, events: list[Event]) -> list[Event]:
+        kept = []
+        for event in events:
+            start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
+            if start is None or duration is None:
+                self.untimed += 1
+            else:
+                kept.append(event)
+                self._add(start if self._exact else start / 1000, duration if self._exact else duration / 1000)
+        return kept
+
+    def _add(self, start: float, duration: float) -> None:
+        self._start.append(start)
+        self._duration.append(duration)
+        self.number += 1
+
+    def _make_room(self) -> None:
+        if len(self._start) >= columns.AT_ONCE:
+            self._write()
+
+    def _write(self) -> None:
+        """Convert the times of the events that are held, and add all of these to the columns."""
+        start, end, untimed = self._bounds()
+        self.untimed += int(untimed.sum())
+        values = {"start": start, "end": end}
+        if self._keep_untimed:
+            start[untimed] = end[untimed] = -1
+            untimed = np.zeros(len(start), dtype=bool)
+        for name, held in self._numbers.items():
+            values[name] = np.array(held)
+            self._numbers[name] = array(held.typecode)
+        for name, column in values.items():
+            self._columns[name].append(column[~untimed] if untimed.any() else column)
+        self._start, self._duration = array(self._start.typecode), array(self._start.typecode)
+
+    def _bounds(self) -> tuple[Indices, Indices, npt.NDArray[np.bool_]]:
+        """Start and end of the events that are held, in nanoseconds, and whether no clock shows them."""
+        if self._exact:
+            start, duration = (np.array(times, dtype=np.int64) for times in (self._start, self._duration))
+            untimed = np.abs(duration) >= MAX_DURATION_NS
+        else:
+            microseconds = [np.array(times, dtype=np.float64) for times in (self._start, self._duration)]
+            start_us, duration_us = microseconds
+            lost = (np.abs(start_us) >= _MAX_EXACT_US) & (start_us != np.floor(start_us))
+            self._lost_nanoseconds |= bool(lost.any())
+            # (NaN fails every comparison.)
+            possible = (start_us > MIN_TIME_NS / 1000) & (start_us < MAX_TIME_NS / 1000)
+            untimed = ~(possible & (np.abs(duration_us) < MAX_DURATION_NS / 1000))
+            start, duration = (_from_microseconds(np.where(untimed, 0.0, times)) for times in microseconds)
+        negative = duration < 0
+        self.negative += int(negative.sum())
+        return start, start + np.where(negative, 0, duration), untimed
+
+
+def time_problems(events: EventColumns) -> Iterator[str]:
+    """What is wrong with the times of events whose columns are finished, in words."""
+    if events.negative:
+        yield f"{events.negative} events have negative durations, and count as of no length"
+    if events.untimed:
+        yield f"{events.untimed} events have no time that can be read, and are left out"
+
+
+def lose_nanoseconds(events: Sequence[Event]) -> bool:
+    """Whether some events' starts are too great for floating-point numbers to tell their nanoseconds."""
+    starts: list[Any] = [event.ts for event in events]
+    return any([type(time) is float and abs(time) >= _MAX_EXACT_US and time % 1 != 0 for time in starts])
+
+
+def _from_microseconds(times: npt.NDArray[np.float64]) -> Indices:
+    whole = np.floor(times)
+    return whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+
+
+def nanoseconds(time: Any) -> int | None:
+    """Microseconds, as a number or as text, exactly converted to whole nanoseconds; None if that is impossible."""
+    if type(time) is float and abs(time) < _MAX_EXACT_US:  # as ``_from_microseconds``
+        whole = math.floor(time)
+        return whole * 1000 + round((time - whole) * 1000)
+    if isinstance(time, bool) or time is None:
+        return None
+    if isinstance(time, msgspec.Raw):
+        time = bytes(time).decode(errors="replace")
+    try:
+        value = time * 1000 if isinstance(time, int) else round(Decimal(str(time).strip('" ')) * 1000)
+    except (ValueError, InvalidOperation, OverflowError):
+        return None
+    return value if MIN_TIME_NS < value < MAX_TIME_NS else None
