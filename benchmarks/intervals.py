@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import binom
 
-from overlap_callbacks.analysis.figures import FORMULAS, TimedMeans, figures_of
+from overlap_callbacks.analysis.figures import TimedMeans, figures_of
+from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, Rhythm, TimedBlock
@@ -164,7 +165,7 @@ def run_intervals(windows: Windows) -> tuple[Floats, Floats, Floats]:
     On the scale of logarithms, as in ``RunSummary.pooled``.
     """
     means: list[Any] = [TimedMeans(part.mean(axis=-1)) for part in (windows.sequential_ms, windows.overlapped_ms)]
-    point = np.log1p(FORMULAS["speedup_vs_sequential"].of(*means))
+    point = np.log1p(figure_named("speedup_vs_sequential").defined.of(*means))
     # As ``run_deviations``, of many runs at once.
     deviations = windows.sequential_ms / means[0].step_ms[:, None] - windows.overlapped_ms / means[1].step_ms[:, None]
     error, degrees = pooled_error(deviations, windows.error**2, windows.degrees)

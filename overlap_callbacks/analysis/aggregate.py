@@ -13,7 +13,7 @@ import msgspec
 from overlap_callbacks.analysis.design import MIN_BLOCKS_OF_TREND
 from overlap_callbacks.analysis.job.part import merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
-from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.catalogue import FIGURES, SEQ, STEP
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import Workload
@@ -69,12 +69,8 @@ def drop_incomparable_figures(window: OverlapReport) -> OverlapReport:
     if not are_comparable(sample.timed):
         dropped += [figure.name for figure in FIGURES if figure.unit != "ms"]
     if not are_comparable(sample.profiled):
-        dropped += [figure.name for figure in FIGURES if figure.name not in _TIMED]
+        dropped += [figure.name for figure in FIGURES if not {STEP, SEQ}.issuperset(figure.defined.samples)]
     return msgspec.structs.replace(window, **dict.fromkeys(dropped))
-
-
-# The figures that need no profile.
-_TIMED = frozenset({"e2e_overlapped_ms", "e2e_sequential_ms", "speedup_vs_sequential"})
 
 
 def are_comparable(blocks: Iterable[TimedBlock | ProfiledBlock]) -> bool:

@@ -2,53 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
-import msgspec
-
-from overlap_callbacks.analysis.figures import FigureSums, interval_by, samples_of
+from overlap_callbacks.analysis.figures import FigureSums, figures_from, scale_of
 from overlap_callbacks.analysis.formatting import certainty_in_words, change_in_words, may_be_chance
-from overlap_callbacks.analysis.results.arm import ARM_FIGURES, ArmReport, ComparedArm
+from overlap_callbacks.analysis.results.arm import ARM_DEVICE_FIGURES, ARM_FIGURES, ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.figure import Figure
-from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.figure import HIGHEST, Figure
+from overlap_callbacks.analysis.results.report import OverlapReport, WindowReport
 from overlap_callbacks.analysis.run_summary import RunSummary
-from overlap_callbacks.analysis.statistics import (
-    CHANGE,
-    CONFIDENCE,
-    LOG,
-    PLAIN,
-    Interval,
-    Pooling,
-    Scale,
-    inverted_change,
-    pool,
-)
+from overlap_callbacks.analysis.statistics import CONFIDENCE, Pooling, inverted_change, pool
 
+_DEVICE = {figure.name: figure for figure in ARM_DEVICE_FIGURES}
 SEQUENTIAL = ComparedArm("sequential", equal_results=True, sequential=True)
-
-
-def arm_scale(figure: Figure) -> Scale:
-    """The scale on which the intervals of a figure are symmetric."""
-    if figure.unit == "ms":
-        return LOG if figure.name.removeprefix("configured_") in ("step_ms", "compute_ms") else PLAIN
-    return CHANGE
-
-
-def arm_intervals(sums: FigureSums) -> dict[str, Interval]:
-    """All figures of ``ARM_FIGURES`` over the ranks of these sums; those that were not measured are left out."""
-    samples = samples_of(sums)
-    found = {}
-    for figure in ARM_FIGURES:
-        assert figure.formula is not None
-        of_figure = [samples[place] for place in figure.formula.samples]
-        interval = interval_by(figure.formula.of, *of_figure, scale=arm_scale(figure))
-        if interval is not None:
-            found[figure.name] = dataclasses.replace(interval, bounds=figure.bounds)
-    return found
 
 
 def arm_report_of(report: OverlapReport, arm: ComparedArm, sums: FigureSums) -> ArmReport:
@@ -59,30 +28,10 @@ def arm_report_of(report: OverlapReport, arm: ComparedArm, sums: FigureSums) -> 
         arm: what the steps as configured were compared with.
         sums: of all ranks heard.
     """
-    made = ArmReport(
-        arm=arm,
-        window=report.window,
-        first_step=report.first_step,
-        num_steps=report.num_steps,
-        complete=report.complete,
-        control=report.control,
-        world_size=report.world_size,
-        num_ranks=report.num_reporting,
-        backend=report.backend,
-        device=report.device,
-        valid=report.valid,
-        problems=report.problems,
-        measurement_overhead=report.measurement_overhead,
-        measurement_overhead_ci_low=report.measurement_overhead_ci_low,
-        measurement_overhead_ci_high=report.measurement_overhead_ci_high,
-        lost_ms=report.lost_ms,
-        power=report.power,
-        memory=report.memory,
-    )
-    if not made.complete:
-        return made  # its blocks are not balanced
-    figures = {name: interval.estimate() for name, interval in arm_intervals(sums).items()}
-    return msgspec.structs.replace(made, **figures)
+    fields: dict[str, Any] = {name: getattr(report, name) for name in WindowReport.__struct_fields__}
+    if report.complete:  # else its blocks are not balanced
+        fields |= figures_from(sums, ARM_FIGURES)
+    return ArmReport(arm=arm, num_ranks=report.num_reporting, **fields)
 
 
 @dataclass(frozen=True)
@@ -94,27 +43,25 @@ class ArmSummary:
         num_windows: windows that count.
         figures: those of ``ARM_FIGURES`` that were measured. Their intervals hold at all looks, and for all arms of the
             run together.
-        avg_w, configured_avg_w: mean power of a device, in watts; None where not measured.
-        energy_per_step_j, configured_energy_per_step_j: of all devices, in joules; None where not measured.
-        peak_memory_bytes, configured_peak_memory_bytes: highest of any rank; None where not known.
+        device: those of ``ARM_DEVICE_FIGURES``: means or highest values over the windows; None where not measured.
         problems: of its windows, each once.
     """
 
     arm: ComparedArm
     num_windows: int
     figures: dict[str, Estimate]
-    avg_w: float | None = None
-    configured_avg_w: float | None = None
-    energy_per_step_j: float | None = None
-    configured_energy_per_step_j: float | None = None
-    peak_memory_bytes: int | None = None
-    configured_peak_memory_bytes: int | None = None
+    device: Mapping[str, float | None] = field(default_factory=lambda: dict.fromkeys(_DEVICE))
     problems: tuple[str, ...] = ()
 
     @property
     def speedup(self) -> Estimate | None:
         """Step time as configured over that with the arm, less one."""
         return self.figures.get("speedup")
+
+    def value(self, name: str) -> float | None:
+        """A figure by its name; None where it was not measured."""
+        figure = self.figures.get(name)
+        return self.device.get(name) if figure is None else figure.value
 
     def verdict(self) -> str:
         """Is the arm worth it? In a few words."""
@@ -154,41 +101,36 @@ def arm_summaries(summary: RunSummary, reports: Sequence[ArmReport]) -> list[Arm
 def _of(windows: Sequence[ArmReport], pooling: Pooling) -> ArmSummary:
     # Control windows, in which nothing was turned, and real ones are not mixed: the last window's kind counts.
     counting = [window for window in windows if window.counts and window.control is windows[-1].control]
-    figures = {}
-    measured = {
-        figure.name: [value for window in counting if (value := getattr(window, figure.name)) is not None]
-        for figure in ARM_FIGURES
-    }
+    measured: dict[str, list[Estimate]] = {figure.name: [] for figure in ARM_FIGURES}
+    device: dict[str, list[float]] = {name: [] for name in _DEVICE}
+    for window in counting:
+        for name, estimate in window.figures().items():
+            measured[name].append(estimate)
+        for value in window.values():
+            if value.figure.name in device:
+                device[value.figure.name].append(value.number)
     points = _points({name: [value.value for value in values] for name, values in measured.items()})
+    figures = {}
     for figure in ARM_FIGURES:
         pooled = pool(
-            measured[figure.name], arm_scale(figure), point=points.get(figure.name), bounds=figure.bounds,
+            measured[figure.name], scale_of(figure), point=points.get(figure.name), bounds=figure.bounds,
             pooling=pooling,
         )  # fmt: skip
         if pooled is not None:
             figures[figure.name] = pooled
-
-    def mean(name: str, *, turned: bool) -> float | None:
-        powers = [power for window in counting if (power := window.of(turned=turned)[0]) is not None]
-        values = [value for power in powers if (value := getattr(power, name)) is not None]
-        return sum(values) / len(values) if values else None
-
-    def peak(*, turned: bool) -> int | None:
-        peaks = [found for window in counting if (found := window.of(turned=turned)[1]) is not None]
-        return max(peaks, default=None)
-
     return ArmSummary(
         windows[-1].arm,
         len(counting),
         figures,
-        avg_w=mean("mean_avg_w", turned=True),
-        configured_avg_w=mean("mean_avg_w", turned=False),
-        energy_per_step_j=mean("energy_per_step_j", turned=True),
-        configured_energy_per_step_j=mean("energy_per_step_j", turned=False),
-        peak_memory_bytes=peak(turned=True),
-        configured_peak_memory_bytes=peak(turned=False),
-        problems=tuple(dict.fromkeys(problem for window in windows for problem in window.problems)),
+        {name: _over_windows(_DEVICE[name], values) for name, values in device.items()},
+        tuple(dict.fromkeys(problem for window in windows for problem in window.problems)),
     )
+
+
+def _over_windows(figure: Figure, values: Sequence[float]) -> float | None:
+    if not values:
+        return None
+    return max(values) if figure.aggregate == HIGHEST else fmean(values)
 
 
 def _points(values: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -80,20 +80,9 @@ class ProfiledMeans(NamedTuple):
     @classmethod
     def of(cls, block: ProfiledBlock) -> ProfiledMeans:
         """The means of one block on one rank."""
-        return cls(
-            compute_ms=block.compute_ms,
-            comm_ms=block.comm_ms,
-            step_ms=math.nan if block.step_ms is None else block.step_ms,
-            compute_busy_ms=block.compute_busy_ms,
-            comm_busy_ms=block.comm_busy_ms,
-            hidden_comm_ms=block.hidden_comm_ms,
-            covered_compute_ms=block.covered_compute_ms,
-            p2p_ms=block.p2p_ms,
-            idle_ms=block.idle_ms,
-            bubble_ms=math.nan if block.bubble_ms is None else block.bubble_ms,
-            waiting_ms=math.nan,
-            slowest_compute_ms=block.compute_busy_ms,
-        )
+        values = [getattr(block, name, None) for name in cls._fields]
+        means = cls(*[math.nan if value is None else value for value in values])
+        return means._replace(slowest_compute_ms=block.compute_busy_ms)
 
 
 # The times whose ratio between the modes is a figure, which come first, are there as logarithms too: the interval of a
@@ -167,26 +156,61 @@ def figure_sums(window: RankWindow) -> FigureSums:
 
 def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
     """All figures over the given ranks; figures that were not measured are left out."""
-    sums = add_figure_sums([figure_sums(window) for window in windows])
-    return {name: interval.estimate() for name, interval in intervals_from(sums).items()}
+    return figures_from(add_figure_sums([figure_sums(window) for window in windows]))
 
 
-def spread_figures(sums: FigureSums, names: Collection[str]) -> dict[str, float]:
+def spread_figures(sums: FigureSums, names: Iterable[str]) -> dict[str, float]:
     """Some figures of one rank, by which it is compared with others; without intervals, which take longer."""
-    found = _figures(sums, names, NO_INTERVAL)
+    found = figures_from(sums, map(figure_named, names), NO_INTERVAL)
     # Without what rounding adds: of ranks that are alike, none is the slowest.
-    return {name: float(f"{figure.estimate().value:.12g}") for name, figure in found.items()}
+    return {name: float(f"{figure.value:.12g}") for name, figure in found.items()}
 
 
-def intervals_from(sums: FigureSums) -> dict[str, Interval]:
-    """All figures over the ranks of these sums; figures that were not measured are left out."""
-    return _figures(sums, None, MIN_BLOCKS)
+_OF_SENDS = ("p2p_ms", "bubble_ms")
 
 
-def value_by(formula: Formula, means: Floats) -> float | None:
+def figures_from(
+    sums: FigureSums, figures: Iterable[Figure] = FIGURES, min_blocks: int = MIN_BLOCKS
+) -> dict[str, Estimate]:
+    """Figures over the ranks of these sums, by name; those that were not measured are left out.
+
+    Args:
+        sums: of the ranks.
+        figures: each with a formula.
+        min_blocks: blocks of each sample that an interval needs.
+    """
+    samples = samples_of(sums)
+    found = {}
+    for figure in figures:
+        if sums.sends or figure.name not in _OF_SENDS:
+            interval = interval_by(figure, samples, min_blocks)
+            if interval is not None:
+                found[figure.name] = interval.estimate()
+    return found
+
+
+def interval_by(figure: Figure, samples: Sequence[Sample], min_blocks: int = MIN_BLOCKS) -> Interval | None:
+    """A figure by its formula; None where it was not measured.
+
+    Args:
+        figure: which.
+        samples: those of ``samples_of``.
+        min_blocks: blocks of each sample that an interval needs.
+    """
+    formula, scale = figure.defined, scale_of(figure)
+    interval = interval_of(
+        lambda *means: scale.to(formula.of(*means)),
+        *[samples[place] for place in formula.samples],
+        scale=scale.back,
+        min_blocks=min_blocks,
+    )
+    return None if interval is None else dataclasses.replace(interval, bounds=figure.bounds)
+
+
+def value_by(figure: Figure, means: Floats) -> float | None:
     """A figure by a row of ``run_times``, or of ``run_means``; None where it is undefined."""
     try:
-        value = formula.of(*picked(formula, means))
+        value = figure.defined.of(*picked(figure.defined, means))
     except ZeroDivisionError:
         return None
     return value if math.isfinite(value) else None
@@ -200,39 +224,9 @@ def picked(formula: Formula, means: Floats) -> list[TimedMeans | ProfiledMeans]:
     return [of_each[place] for place in formula.samples]
 
 
-# Of a window and of a run alike.
-FORMULAS = {figure.name: figure.formula for figure in FIGURES if figure.formula is not None}
-_OF_SENDS = ("p2p_ms", "bubble_ms")
-_IN_LOGS = ("e2e_", "compute_ms", "compute_isolated_ms")
-
-
 def scale_of(figure: Figure) -> Scale:
     """The scale on which the intervals of a figure are symmetric."""
-    return CHANGE if figure.signed else LOG if figure.name.startswith(_IN_LOGS) else PLAIN
-
-
-def _figures(sums: FigureSums, names: Collection[str] | None, min_blocks: int) -> dict[str, Interval]:
-    samples = samples_of(sums)
-    found = {}
-    for name, formula in FORMULAS.items():
-        if (names is None or name in names) and (sums.sends or name not in _OF_SENDS):
-            figure = figure_named(name)
-            interval = interval_by(
-                formula.of,
-                *[samples[place] for place in formula.samples],
-                scale=scale_of(figure),
-                min_blocks=min_blocks,
-            )
-            if interval is not None:
-                found[name] = dataclasses.replace(interval, bounds=figure.bounds)
-    return found
-
-
-def interval_by(
-    of: Callable[..., float], *samples: Sample, scale: Scale, min_blocks: int = MIN_BLOCKS
-) -> Interval | None:
-    """``interval_of`` for a function that returns the figure itself."""
-    return interval_of(lambda *means: scale.to(of(*means)), *samples, scale=scale.back, min_blocks=min_blocks)
+    return CHANGE if figure.signed else LOG if figure.log else PLAIN
 
 
 def samples_of(sums: FigureSums) -> tuple[Sample, Sample, Sample, Sample]:

@@ -19,7 +19,6 @@ from overlap_callbacks.analysis.formatting import (
     what_would_show,
 )
 from overlap_callbacks.analysis.independent import relative_change
-from overlap_callbacks.analysis.measuring_cost import cost_of_window
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -341,9 +340,8 @@ def summary(report: OverlapReport) -> str:
     would_show = None if change is None else what_would_show(change)
     if would_show is not None:
         parts.append(f"a difference of {PLAIN.percent(would_show)} would show")
-    cost = cost_of_window(report)
-    if cost is not None:
-        parts.append(f"measuring cost {PLAIN.measuring_cost(cost)}")
+    if report.cost is not None:
+        parts.append(f"measuring cost {PLAIN.measuring_cost(report.cost)}")
     parts.append(f"{report.num_reporting} of {report.world_size} ranks")
     line = ", ".join(parts)
     if report.settled is None or report.control:

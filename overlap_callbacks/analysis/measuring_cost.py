@@ -21,8 +21,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.statistics import CONFIDENCE
 
 if TYPE_CHECKING:
-    from overlap_callbacks.analysis.results.arm import ArmReport
-    from overlap_callbacks.analysis.results.report import OverlapReport
+    from overlap_callbacks.analysis.results.report import WindowReport
 
 _MIN_FREEDOM = 3
 # Noise that is tried: for how many steps a part of it lasts, and the share of that part.
@@ -190,15 +189,7 @@ def _fitted(design: Floats, stretches: Sequence[Stretch], at_after: Floats) -> _
     return best_fit
 
 
-def cost_of_window(report: OverlapReport | ArmReport) -> Estimate | None:
-    """What a window costs as a share of the time from one window to the next; None if not known."""
-    if report.measurement_overhead is None:
-        return None
-    low, high = report.measurement_overhead_ci_low, report.measurement_overhead_ci_high
-    return Estimate(report.measurement_overhead, low, high, report.num_steps, 1)
-
-
-def cost_of_run(windows: Sequence[OverlapReport | ArmReport], every_n_steps: int) -> Estimate | None:
+def cost_of_run(windows: Sequence[WindowReport], every_n_steps: int) -> Estimate | None:
     """By how much measuring made training longer; None if no window tells.
 
     What windows cost by chance more or less evens out, so their intervals are those of independent estimates.
@@ -208,7 +199,7 @@ def cost_of_run(windows: Sequence[OverlapReport | ArmReport], every_n_steps: int
             nothing.
         every_n_steps: steps from one window to the next; 0 where the run does not tell.
     """
-    told = [(window.first_step, cost) for window in windows if (cost := cost_of_window(window)) is not None]
+    told = [(window.first_step, cost) for window in windows if (cost := window.cost) is not None]
     if not told:
         return None
     steps, costs = [step for step, _ in told], [cost for _, cost in told]

@@ -14,13 +14,13 @@ from overlap_callbacks.analysis.figures import ProfiledMeans, picked, scale_of, 
 from overlap_callbacks.analysis.outliers import stalls_of_a_run
 from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.figure import Formula
+from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.settled import Settled
 from overlap_callbacks.analysis.results.step_parts import StepParts, measured_parts
 from overlap_callbacks.analysis.results.window import RankWindow
-from overlap_callbacks.analysis.statistics import Floats, Pooling, Scale, gradient, pool, windows_differ
+from overlap_callbacks.analysis.statistics import Floats, Pooling, gradient, pool, windows_differ
 
 COUNTS = "counts"
 NOT_VALID = "not valid"
@@ -137,13 +137,11 @@ class RunSummary:
             having = [place for place, window in enumerate(windows) if figure.name in window]
             if not having:
                 continue
-            formula, scale = figure.formula, scale_of(figure)
-            assert formula is not None
             estimate = pool(
                 [windows[place][figure.name] for place in having],
-                scale,
-                point=value_by(formula, means),
-                deviations=run_deviations(formula, scale, times[having]) if len(having) > 1 else None,
+                scale_of(figure),
+                point=value_by(figure, means),
+                deviations=run_deviations(figure, times[having]) if len(having) > 1 else None,
                 bounds=figure.bounds,
                 pooling=pooling,
             )
@@ -292,17 +290,16 @@ def run_means(times: Floats) -> Floats:
         return np.asarray(np.where(known, times, 0.0).sum(axis=0) / known.sum(axis=0))
 
 
-def run_deviations(formula: Formula, scale: Scale, times: Floats) -> Floats | None:
+def run_deviations(figure: Figure, times: Floats) -> Floats | None:
     """What each window adds to a run's figure, on its scale: their spread is that of the figure of the mean times.
 
     To first order. The figures of the windows themselves spread less where long steps are rare: their mean is another.
 
     Args:
-        formula: of the figure.
-        scale: of its interval.
+        figure: which.
         times: of ``run_times``, of the windows that have the figure.
     """
-    means = run_means(times)
+    means, formula, scale = run_means(times), figure.defined, scale_of(figure)
     slopes = gradient(lambda moved: scale.to(formula.of(*picked(formula, moved))), [means], 0)
     if slopes is None:
         return None

@@ -10,7 +10,7 @@ from enum import Enum
 from pathlib import Path
 
 from overlap_callbacks.analysis.formatting import PLAIN
-from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
+from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, figure_named
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.step_parts import exposed_share
@@ -52,6 +52,14 @@ class Limit:
         return "fraction" if self.figure == EXPOSED_SHARE else figure_named(self.figure).unit
 
     @property
+    def name(self) -> str:
+        """What to call the figure in a sentence."""
+        if self.figure == EXPOSED_SHARE:
+            return "exposed communication, as a share of a profiled step,"
+        figure = figure_named(self.figure)
+        return f"the {figure.short} step" if figure in STEP_TIMES else figure.short
+
+    @property
     def as_option(self) -> str:
         """As one types it."""
         value = f"{self.bound:g}"
@@ -79,27 +87,11 @@ class Finding:
     def sentence(self) -> str:
         """E.g. ``exposed communication is 23.1% of a profiled step (95% interval ...), and 10.0% is allowed``."""
         limit = self.limit
-        name = _NAMES.get(limit.figure) or _title(limit.figure)
         bound = PLAIN.quantity(limit.bound, limit.unit)
         side = "at most" if limit.is_maximum else "at least"
         if self.measured is None:
-            return f"{name} was not measured ({limit.option} {limit.bound:g})"
-        return f"{name} is {PLAIN.with_interval(self.measured, limit.unit)}, and {side} {bound} is allowed"
-
-
-def _title(figure: str) -> str:
-    title = figure_named(figure).title
-    return title[:1].lower() + title[1:]
-
-
-_NAMES = {
-    EXPOSED_SHARE: "exposed communication, as a share of a profiled step,",
-    "hidden_comm_fraction": "the share of communication that compute hides",
-    "compute_slowdown": "compute slowdown",
-    "e2e_overlapped_ms": "the overlapped step",
-    "e2e_sequential_ms": "the sequential step",
-    "e2e_ideal_ms": "the ideal step",
-}
+            return f"{limit.name} was not measured ({limit.option} {limit.bound:g})"
+        return f"{limit.name} is {PLAIN.with_interval(self.measured, limit.unit)}, and {side} {bound} is allowed"
 
 
 def limit_names() -> list[str]:

@@ -14,7 +14,7 @@ import torch
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.environment.privacy import numbered
-from overlap_callbacks.analysis.results.catalogue import FIGURES, every_figure, keys_of
+from overlap_callbacks.analysis.results.catalogue import recorded_figures
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.run import Setting, Workload
 from overlap_callbacks.monitor.background.store import Job
@@ -58,13 +58,7 @@ def run_info(
         workload: what the user tells of the job's work.
         configuration: what the adapter reads of the job.
     """
-    # Headline figures by the names that they have as fields of a window, others by their keys.
-    headline = set(FIGURES)
-    figures = {
-        name: figure
-        for figure in every_figure().values()
-        for name in ([figure.name] if figure in headline else keys_of(figure))
-    }
+    figures = recorded_figures()
     info = RunInfo(
         library_version=__version__,
         torch_version=str(torch.__version__),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -72,8 +71,8 @@ def _arms(record: Record) -> list[dict[str, Any]]:
 
 def _summary(row: ArmSummary) -> dict[str, Any]:
     """A summary as plain data; the arm by its name."""
-    fields = {name: getattr(row, name) for name in asdict(row)}
-    return {**fields, "arm": row.arm.name, "equal_results": row.arm.equal_results}
+    fields = {"num_windows": row.num_windows, "figures": row.figures, **row.device, "problems": row.problems}
+    return {"arm": row.arm.name, "equal_results": row.arm.equal_results, **fields}
 
 
 def _windows(record: Record, name: str) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from overlap_callbacks.analysis.environment.job import pooled_environment
 from overlap_callbacks.analysis.environment.lint import lint_job
 from overlap_callbacks.analysis.environment.privacy import has_marks, host_numbers_of, numbered
 from overlap_callbacks.analysis.experts import pooled_experts
-from overlap_callbacks.analysis.figures import intervals_from
+from overlap_callbacks.analysis.figures import figures_from
 from overlap_callbacks.analysis.job.arrivals import reported_arrivals
 from overlap_callbacks.analysis.job.part import SPREAD_OVER_RANKS, JobPart
 from overlap_callbacks.analysis.job.samples import MAX_RANKS, in_report, unpacked
@@ -73,7 +73,7 @@ def report_of(
     num_ranks = part.ranks.count
     samples = [unpacked(content) for _, content in sorted(part.samples.items())]
     first = samples[0]
-    figures = {name: interval.estimate() for name, interval in intervals_from(part.figures).items()}
+    figures = figures_from(part.figures)
     # Of the ranks that count: of those without a profile, and of those that have enough of one.
     tables = add_tables([ProfileTables(), *[group.tables for group in part.figures.profiled.groups]])
     with_pairs = tables.num_ranks.get("pairs", 0)

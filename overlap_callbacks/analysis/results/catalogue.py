@@ -12,10 +12,10 @@ from typing import Any
 
 from overlap_callbacks.analysis import equations
 from overlap_callbacks.analysis.results import report_parts
+from overlap_callbacks.analysis.results.estimate import stored_estimate
 from overlap_callbacks.analysis.results.figure import HIGHEST, LOWEST, SHARE, Family, Figure, Formula
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import Cause, JobModePower
-from overlap_callbacks.analysis.results.report_parts import bounded
 
 # -- headline figures, by mean times of timed steps (overlapped, sequential) and of profiled ones (the same)
 
@@ -59,62 +59,65 @@ def _comm_slowdown(ov: Any, iso: Any) -> float:
 
 # In the order of a report's metrics. Their names are fields of the report.
 FIGURES = (
-    Figure("overlap/compute_slowdown", "fraction", "eq. 1: (T_comp,ov - T_comp,iso) / T_comp,iso",
-           "compute slowdown (eq. 1)", "compute slowdown", compares=True, signed=True,
-           formula=Formula((OV, ISO), lambda ov, iso: equations.slowdown(ov.compute_ms, iso.compute_ms))),
-    Figure("overlap/overlap_ratio", "fraction",
-           "eq. 2: compute time during which communication is in flight / T_comp,ov",
-           "overlap ratio (eq. 2)", "overlap ratio",
-           formula=Formula((OV,), lambda ov: equations.overlap_ratio(ov.covered_compute_ms, ov.compute_ms))),
-    Figure("overlap/e2e_overlapped_ms", "ms", "eq. 3: step time, overlapped, measured", "step, overlapped (eq. 3)",
-           "overlapped", formula=Formula((STEP,), lambda step: _possible(step.step_ms))),
     Figure("overlap/e2e_ideal_ms", "ms", "eq. 4: e2e_overlapped - (T_comp,ov - T_comp,iso)", "step, ideal (eq. 4)",
-           "ideal", compares=True, formula=Formula((STEP, OV, ISO), _ideal)),
+           "ideal", compares=True, log=True, formula=Formula((STEP, OV, ISO), _ideal)),
+    Figure("overlap/e2e_overlapped_ms", "ms", "eq. 3: step time, overlapped, measured", "step, overlapped (eq. 3)",
+           "overlapped", log=True, formula=Formula((STEP,), lambda step: _possible(step.step_ms))),
+    Figure("overlap/e2e_sequential_ms", "ms", "step time, sequential, measured", "step, sequential", "sequential",
+           compares=True, log=True, formula=Formula((SEQ,), lambda seq: _possible(seq.step_ms))),
     Figure("overlap/e2e_sequential_model_ms", "ms",
            "eq. 5: e2e_ideal + hidden_comm - what collectives wait longer than in sequential steps",
-           "step, sequential by the model (eq. 5)", "sequential by the model", compares=True,
+           "step, sequential by the model (eq. 5)", "sequential by the model", compares=True, log=True,
            formula=Formula((STEP, OV, ISO), _model)),
-    Figure("overlap/e2e_sequential_ms", "ms", "step time, sequential, measured", "step, sequential", "sequential",
-           compares=True, formula=Formula((SEQ,), lambda seq: _possible(seq.step_ms))),
     Figure("overlap/speedup_vs_sequential", "fraction", "e2e_sequential / e2e_overlapped - 1",
            "speed-up of overlap over sequential", "speed-up of overlap", compares=True, signed=True, less_is_worse=True,
-           formula=Formula((SEQ, STEP), lambda seq, step: equations.slowdown(seq.step_ms, step.step_ms))),
+           card=True, formula=Formula((SEQ, STEP), lambda seq, step: equations.slowdown(seq.step_ms, step.step_ms))),
     Figure("overlap/attainable_ms", "ms",
            "the longer of slowest_compute and comm_isolated without waiting: a step if overlap were perfect and free",
-           "step, attainable by overlap", "attainable", compares=True, formula=Formula((ISO,), _attainable)),
+           "step, attainable by overlap", "attainable", compares=True, detail=True,
+           formula=Formula((ISO,), _attainable)),
     Figure("overlap/attained_fraction", "fraction",
            "(e2e_sequential - e2e_overlapped) / (e2e_sequential - attainable)", "share of the attainable gain",
            "gain attained", compares=True, less_is_worse=True, optional=True, between=(-math.inf, 1.0),
            formula=Formula((STEP, SEQ, ISO), _attained)),
     Figure("overlap/gap_to_ideal", "fraction", "e2e_overlapped / e2e_ideal - 1", "gap to ideal", compares=True,
-           signed=True,
+           signed=True, card=True,
            formula=Formula((STEP, OV, ISO),
                            lambda step, ov, iso: equations.slowdown(step.step_ms, _ideal(step, ov, iso)))),
     Figure("overlap/sequential_model_error", "fraction", "e2e_sequential_model / e2e_sequential - 1: checks the model",
            "model of equation 5 against the measured step", "error of the sequential model", compares=True, signed=True,
+           detail=True,
            formula=Formula((STEP, OV, ISO, SEQ),
                            lambda step, ov, iso, seq: equations.slowdown(_model(step, ov, iso), seq.step_ms))),
+    Figure("overlap/compute_slowdown", "fraction", "eq. 1: (T_comp,ov - T_comp,iso) / T_comp,iso",
+           "compute slowdown (eq. 1)", "compute slowdown", compares=True, signed=True, card=True,
+           formula=Formula((OV, ISO), lambda ov, iso: equations.slowdown(ov.compute_ms, iso.compute_ms))),
+    Figure("overlap/overlap_ratio", "fraction",
+           "eq. 2: compute time during which communication is in flight / T_comp,ov",
+           "overlap ratio (eq. 2)", "overlap ratio",
+           formula=Formula((OV,), lambda ov: equations.overlap_ratio(ov.covered_compute_ms, ov.compute_ms))),
     Figure("overlap/compute_ms", "ms", "T_comp,ov: sum of compute kernel times of an overlapped step",
-           "compute kernel time, overlapped", formula=Formula((OV,), lambda ov: _possible(ov.compute_ms))),
+           "compute kernel time, overlapped", log=True, detail=True,
+           formula=Formula((OV,), lambda ov: _possible(ov.compute_ms))),
     Figure("overlap/compute_isolated_ms", "ms", "T_comp,iso: the same of a sequential step",
-           "compute kernel time, sequential", compares=True,
+           "compute kernel time, sequential", compares=True, log=True, detail=True,
            formula=Formula((ISO,), lambda iso: _possible(iso.compute_ms))),
     Figure("overlap/compute_busy_ms", "ms", "union of the compute kernels' intervals, overlapped step",
-           "compute busy, overlapped", formula=Formula((OV,), lambda ov: ov.compute_busy_ms)),
+           "compute busy, overlapped", detail=True, formula=Formula((OV,), lambda ov: ov.compute_busy_ms)),
     Figure("overlap/compute_busy_isolated_ms", "ms", "the same of a sequential step", "compute busy, sequential",
-           compares=True, formula=Formula((ISO,), lambda iso: iso.compute_busy_ms)),
+           compares=True, detail=True, formula=Formula((ISO,), lambda iso: iso.compute_busy_ms)),
     Figure("overlap/slowest_compute_ms", "ms", "compute_busy_isolated of the rank that has the most",
-           "compute busy, sequential, slowest rank", compares=True, optional=True,
+           "compute busy, sequential, slowest rank", compares=True, optional=True, detail=True,
            formula=Formula((ISO,), lambda iso: iso.slowest_compute_ms)),
     Figure("overlap/comm_ms", "ms", "time in which communication is in flight in an overlapped step: hidden + exposed",
            "communication in flight", formula=Formula((OV,), lambda ov: ov.comm_busy_ms)),
     Figure("overlap/comm_isolated_ms", "ms", "the same in a sequential step", "communication in flight, sequential",
-           compares=True, formula=Formula((ISO,), lambda iso: iso.comm_busy_ms)),
+           compares=True, detail=True, formula=Formula((ISO,), lambda iso: iso.comm_busy_ms)),
     Figure("overlap/hidden_comm_ms", "ms", "communication time beside compute, overlapped step",
            "communication hidden behind compute", part_label="hidden behind compute",
            formula=Formula((OV,), lambda ov: ov.hidden_comm_ms)),
     Figure("overlap/exposed_comm_ms", "ms", "communication time without compute, overlapped step",
-           "exposed communication", part_label="exposed",
+           "exposed communication", part_label="exposed", card=True,
            formula=Formula((OV,), lambda ov: ov.comm_busy_ms - ov.hidden_comm_ms)),
     Figure("overlap/waiting_ms", "ms",
            "the part of comm in which collectives and messages wait for other ranks, overlapped step",
@@ -122,15 +125,16 @@ FIGURES = (
     Figure("overlap/waiting_isolated_ms", "ms", "the same in a sequential step", "waiting in communication, sequential",
            compares=True, optional=True, formula=Formula((ISO,), lambda iso: iso.waiting_ms)),
     Figure("overlap/hidden_comm_fraction", "fraction", "hidden_comm / comm: the overlap efficiency",
-           "share of communication that is hidden", less_is_worse=True,
+           "share of communication that is hidden", "hidden share of communication", less_is_worse=True,
+           detail=True, card=True,
            formula=Formula((OV,), lambda ov: ov.hidden_comm_ms / ov.comm_busy_ms)),
     Figure("overlap/comm_slowdown", "fraction",
            "sum of communication kernel times without waiting, overlapped over sequential, less one; not where sends "
            "and receives are more than 2% of communication: how long they wait for each other is not known",
-           "communication slowdown", compares=True, signed=True, formula=Formula((OV, ISO), _comm_slowdown)),
+           "communication slowdown", compares=True, signed=True, card=True, formula=Formula((OV, ISO), _comm_slowdown)),
     Figure("overlap/comm_ratio", "fraction",
            "comm / overlapped step under the profiler (compute_busy + exposed_comm + idle)",
-           "communication in flight, share of a step",
+           "communication in flight, share of a step", detail=True,
            formula=Formula((OV,), lambda ov: ov.comm_busy_ms
                            / (ov.compute_busy_ms + ov.comm_busy_ms - ov.hidden_comm_ms + ov.idle_ms))),
     Figure("overlap/p2p_ms", "ms", "time in which sends and receives are in flight, overlapped step",
@@ -138,23 +142,23 @@ FIGURES = (
     Figure("overlap/idle_ms", "ms", "time without compute and communication, overlapped step",
            "neither compute nor communication", formula=Formula((OV,), lambda ov: ov.idle_ms)),
     Figure("overlap/idle_isolated_ms", "ms", "the same in a sequential step",
-           "neither compute nor communication, sequential", compares=True,
+           "neither compute nor communication, sequential", compares=True, detail=True,
            formula=Formula((ISO,), lambda iso: iso.idle_ms)),
     Figure("overlap/bubble_ms", "ms",
            "idle, and time in which nothing is in flight but messages that wait for their peer, overlapped step",
            "bubble of the pipeline", optional=True, formula=Formula((OV,), lambda ov: ov.bubble_ms)),
     Figure("overlap/residual_overlap", "fraction", "eq. 2 in sequential steps: must be near zero",
-           "residual overlap in sequential steps", "residual overlap",
+           "residual overlap in sequential steps", "residual overlap", card=True,
            formula=Formula((ISO,), lambda iso: equations.overlap_ratio(iso.covered_compute_ms, iso.compute_ms))),
     Figure("overlap/residual_comm_overlap", "fraction",
            "share of communication time beside compute in sequential steps: must be near zero",
            "residual overlap, of communication", "residual overlap of communication",
            formula=Formula((ISO,), lambda iso: iso.hidden_comm_ms / iso.comm_busy_ms)),
     Figure("overlap/profiler_slowdown", "fraction", "overlapped steps under the profiler / those without - 1",
-           "slowdown by the profiler, overlapped steps", "slowdown by the profiler", signed=True,
+           "slowdown by the profiler, overlapped steps", "slowdown by the profiler", signed=True, detail=True,
            formula=Formula((OV, STEP), lambda ov, step: equations.slowdown(ov.step_ms, step.step_ms))),
     Figure("overlap/profiler_slowdown_isolated", "fraction", "the same of sequential steps",
-           "slowdown by the profiler, sequential steps", compares=True, signed=True,
+           "slowdown by the profiler, sequential steps", compares=True, signed=True, detail=True,
            formula=Formula((ISO, SEQ), lambda iso, seq: equations.slowdown(iso.step_ms, seq.step_ms))),
 )  # fmt: skip
 # A window's own cost is none of the figures of its steps, but an alert may watch it like one.
@@ -178,14 +182,14 @@ _OVER_ONE = (0.0, math.inf)
 # In the order of a report's metrics.
 POWER_METRICS = (
     Figure("power/{mode}_avg_w", "W", "mean power of a device", "mean power of a device",
-           of=lambda m: bounded(m.mean_avg_w, m.mean_avg_w_ci_low, m.mean_avg_w_ci_high)),
+           of=lambda m: stored_estimate(m, "mean_avg_w")),
     Figure("power/{mode}_total_w", "W", "mean power of all devices together", "mean power, all devices",
            of=lambda m: m.total_avg_w),
     Figure("power/{mode}_peak_w", "W", "highest power of any device", "highest power", aggregate=HIGHEST),
     Figure("power/{mode}_p99_w", "W", "highest 99th percentile of any device's power, by time",
            "99th percentile of power", aggregate=HIGHEST),
     Figure("power/{mode}_energy_per_step_j", "J", "energy of a step, all devices", "energy of a step",
-           of=lambda m: bounded(m.energy_per_step_j, m.energy_per_step_j_ci_low, m.energy_per_step_j_ci_high)),
+           of=lambda m: stored_estimate(m, "energy_per_step_j")),
     Figure("power/{mode}_avg_tdp_fraction", "fraction", "mean power over the default limit", "mean, of TDP",
            between=_OVER_ONE),
     Figure("power/{mode}_peak_tdp_fraction", "fraction", "highest power over the default limit", "highest, of TDP",
@@ -378,6 +382,12 @@ def keys_of(figure: Figure) -> list[str]:
     return [figure.general_key]
 
 
+def recorded_figures() -> dict[str, Figure]:
+    """All figures by the names that a record gives them: headline figures by their fields, others by their keys."""
+    figures = [(key, figure) for figure in every_figure().values() for key in keys_of(figure)]
+    return {figure.name if figure in FIGURES else key: figure for key, figure in figures}
+
+
 _BY_KEY = {key: figure for figure in every_figure().values() for key in keys_of(figure)}
 _BY_NAME = {figure.name: figure for figure in (*FIGURES, MEASUREMENT_OVERHEAD)}
 
@@ -406,20 +416,7 @@ def compares(name: str) -> bool:
     return figure is not None and figure.compares
 
 
-# What a summary shows, section by section: what step times are, what follows from them, compute, communication, the
-# measurement.
-SUMMARY = tuple(
-    [
-        tuple([_BY_NAME[name] for name in section.split()])
-        for section in (
-            "e2e_ideal_ms e2e_overlapped_ms e2e_sequential_ms e2e_sequential_model_ms",
-            "speedup_vs_sequential attained_fraction gap_to_ideal",
-            "compute_slowdown overlap_ratio",
-            "comm_ms hidden_comm_ms exposed_comm_ms waiting_ms waiting_isolated_ms "
-            "comm_slowdown p2p_ms idle_ms bubble_ms",
-            "residual_overlap residual_comm_overlap",
-        )
-    ]
-)
+# What a summary shows.
+SUMMARY = tuple([figure for figure in FIGURES if not figure.detail])
 # Step times of the modes side by side.
 STEP_TIMES = tuple([_BY_NAME[name] for name in ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms")])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 # Of a long run there are hundreds of thousands, which the garbage collector need not look at: they hold numbers alone.
@@ -44,3 +46,20 @@ class Spread(msgspec.Struct, frozen=True, gc=False):
     low_rank: int
     high_rank: int
     std: float | None
+
+
+def stored_estimate(part: Any, name: str, num_steps: int = 0) -> Estimate | None:
+    """A figure of one window that the record holds as ``<name>``, ``<name>_ci_low`` and ``<name>_ci_high``.
+
+    Args:
+        part: that has these fields.
+        name: of the figure.
+        num_steps: counted steps that it rests on.
+
+    Returns:
+        The figure, with its interval if both ends are known; None where it was not measured.
+    """
+    value, low, high = (getattr(part, f"{name}{end}") for end in ("", "_ci_low", "_ci_high"))
+    if low is None or high is None:
+        low = high = None
+    return None if value is None else Estimate(value, low, high, num_steps, 1)

@@ -46,6 +46,9 @@ class Figure(NamedTuple):
         compares: whether it rests on sequential steps, and so means nothing in an invalid window.
         signed: whether it is a relative change, which is shown with its sign; other fractions are shares.
         less_is_worse: whether a limit on it is passed from above.
+        log: whether its interval is symmetric on a logarithmic scale.
+        detail: whether a summary leaves it out.
+        card: whether a small card has it too.
         optional: whether most jobs have none, so that a summary does not say that it was not measured.
         between: the least and the most that it can be, where its unit and sign do not say so.
         aggregate: its aggregates over a run, where its unit does not say so.
@@ -62,6 +65,9 @@ class Figure(NamedTuple):
     compares: bool = False
     signed: bool = False
     less_is_worse: bool = False
+    log: bool = False
+    detail: bool = False
+    card: bool = False
     optional: bool = False
     between: tuple[float, float] | None = None
     aggregate: str = ""
@@ -87,6 +93,12 @@ class Figure(NamedTuple):
         return self.key.replace("{", "<").replace("}", ">")
 
     @property
+    def defined(self) -> Formula:
+        """Its formula, of a figure that is known to have one."""
+        assert self.formula is not None
+        return self.formula
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """The least and the most that it can be: times from 0, shares from 0 to 1, changes from -1."""
         if self.between is not None:
@@ -107,7 +119,7 @@ class Figure(NamedTuple):
     @property
     def short(self) -> str:
         """What to call it where its definition is not at hand."""
-        return self.short_label or self.label
+        return self.short_label or self.label or self.name.replace("_", " ")
 
     @property
     def title(self) -> str:

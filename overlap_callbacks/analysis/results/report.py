@@ -9,7 +9,7 @@ import msgspec
 from overlap_callbacks.analysis.results.arrivals import Arrivals, SizeTransfer, are_plausible
 from overlap_callbacks.analysis.results.catalogue import FAMILIES, FIGURES
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
-from overlap_callbacks.analysis.results.estimate import Spread
+from overlap_callbacks.analysis.results.estimate import Estimate, Spread, stored_estimate
 from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads
 from overlap_callbacks.analysis.results.figure import Reported
 from overlap_callbacks.analysis.results.kernel_times import (
@@ -35,12 +35,6 @@ from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionT
 
 # Ranks that a report lists one by one.
 MAX_RANKS_NAMED = 64
-
-
-if TYPE_CHECKING:
-    _Figures = Reported
-else:
-    _Figures = Reported.with_fields(FIGURES, FAMILIES)
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +126,61 @@ class PipelineBubble(msgspec.Struct, frozen=True):
         return sum([stage.num_ranks * stage.bubble_ms for stage in self.stages]) / step_ms if step_ms > 0 else None
 
 
+class WindowReport(Reported, frozen=True, kw_only=True):
+    """What a report says of its window, whatever the overlapped steps are compared with.
+
+    Attributes:
+        window, first_step, num_steps: which window.
+        complete: False where it was cut short.
+        control: whether it was an A/A run, with both sides as configured.
+        world_size: ranks of the job.
+        backend, device: of the lowest rank that reported.
+        valid: False where the comparison does not hold; ``problems`` says why.
+        problems: what is missing or doubtful, in words.
+        measurement_overhead: ``lost_ms`` as a fraction of the time from one window to the next; below zero where noise
+            exceeds the cost.
+        measurement_overhead_ci_low, measurement_overhead_ci_high: its 95 % interval; None where there is none, and in
+            records of earlier versions.
+        lost_ms: time that training lost to the window and on the steps after it, the most of any rank; None where not
+            known, and in records of earlier versions.
+        power: over the devices of the ranks that reported; None where no rank reads any.
+        memory: bounds of the highest memory peak of any rank, by mode; empty on CPU.
+    """
+
+    window: int
+    first_step: int
+    num_steps: int
+    complete: bool
+    control: bool
+    world_size: int
+    backend: str
+    device: str
+    valid: bool
+    problems: tuple[str, ...]
+    measurement_overhead: float | None = None
+    measurement_overhead_ci_low: float | None = None
+    measurement_overhead_ci_high: float | None = None
+    lost_ms: float | None = None
+    power: JobPower | None = None
+    memory: tuple[MemoryPeak, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        """Whether its figures hold."""
+        return self.valid and self.complete
+
+    @property
+    def cost(self) -> Estimate | None:
+        """What the window cost, as a fraction of the time from one window to the next; None if not known."""
+        return stored_estimate(self, "measurement_overhead", self.num_steps)
+
+
+if TYPE_CHECKING:
+    _Figures = WindowReport
+else:
+    _Figures = WindowReport.with_fields(FIGURES, FAMILIES)
+
+
 class OverlapReport(_Figures, frozen=True, kw_only=True):
     """One window, all ranks. A figure that was not measured is None, never zero and never NaN.
 
@@ -139,16 +188,7 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
     interval and number of steps.
 
     Attributes:
-        window, first_step, num_steps: which window.
-        complete: False where it was cut short.
-        control: whether it was an A/A run, with both sides overlapped.
-        world_size: ranks of the job.
         ranks: the ranks that the report speaks for; of many the lowest. ``num_reporting`` says how many they are.
-        backend, device: of the lowest rank heard.
-        valid: False where the sequential steps were not sequential; ``problems`` says why.
-        problems: what is missing or doubtful, in words.
-        measurement_overhead: ``lost_ms`` as a fraction of the time from one window to the next; below zero where chance
-            is larger than the cost.
         wall_ms: host time of the window, the longest over ranks.
         spread: by figure, over the ranks.
         kernels: means over ranks, those that lose most time first.
@@ -156,7 +196,6 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
         dimensions: communication by dimension of parallelism, means over the ranks that have it.
         pictures: a profiled step of each mode, of rank 0.
         collectives: of the lowest rank heard; ``transfer_ms`` is the least over all ranks.
-        power: over the devices of the ranks heard; None where no rank reads any.
         power_trace: power against time, of rank 0's device.
         power_verdict: what the compute slowdown is due to, as far as clocks and the device's counters tell.
         tokens_per_step: tokens of one step of the whole job; None where not known.
@@ -167,13 +206,8 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
         slowdown_shares: the compute slowdown divided among its causes; None where nothing is known of any.
         environment: what the ranks run on; None in a window where it is as in the one before.
         findings: settings that cost performance or change what figures mean, the most serious first.
-        memory: bounds of the highest memory peak of any rank, by mode; empty on CPU.
         num_ranks: how many ranks the report speaks for; unset where ``ranks`` lists them all.
-        lost_ms: time that training lost to the window and on the steps after it, the most of any rank; None where not
-            known, and in records of earlier versions.
-        measurement_overhead_ci_low, measurement_overhead_ci_high: 95 % interval of ``measurement_overhead``; None where
-            there is none, and in records of earlier versions.
-        lost_high_ms: upper end of the same interval of ``lost_ms``.
+        lost_high_ms: upper end of the 95 % interval of ``lost_ms``.
         lower_bound: whether there may be more communication than the profiles show, so that communication and residual
             overlap are lower bounds.
         traffic: how much the ranks heard send in a step, by dimension of parallelism; None where no rank tells, and in
@@ -193,18 +227,7 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
             mode: overlapped, sequential.
     """
 
-    window: int
-    first_step: int
-    num_steps: int
-    complete: bool
-    control: bool
-    world_size: int
     ranks: tuple[int, ...]
-    backend: str
-    device: str
-    valid: bool
-    problems: tuple[str, ...]
-    measurement_overhead: float | None
     wall_ms: float
     spread: dict[str, Spread] = msgspec.field(default_factory=dict)
     kernels: tuple[KernelTime, ...] = ()
@@ -212,7 +235,6 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
     dimensions: tuple[DimensionTime, ...] = ()
     pictures: tuple[StepTimeline, ...] = ()
     collectives: tuple[CollectiveTime, ...] = ()
-    power: JobPower | None = None
     power_trace: PowerTrace | None = None
     power_verdict: SlowdownCause | None = None
     tokens_per_step: int | None = None
@@ -221,9 +243,7 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
     slowdown_shares: SlowdownShares | None = None
     environment: JobEnvironment | None = None
     findings: tuple[Finding, ...] = ()
-    memory: tuple[MemoryPeak, ...] = ()
     num_ranks: int | msgspec.UnsetType = msgspec.UNSET
-    lost_ms: float | None = None
     traffic: Traffic | None = None
     messages: JobMessages | None = None
     throughput: Throughput | None = None
@@ -234,8 +254,6 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
     pipeline: PipelineBubble | None = None
     race: RaceCheck | None = None
     settled: Settled | None = None
-    measurement_overhead_ci_low: float | None = None
-    measurement_overhead_ci_high: float | None = None
     lost_high_ms: float | None = None
     left_out: tuple[int, int] = (0, 0)
     lower_bound: bool = False

@@ -11,7 +11,6 @@ from typing import Any
 
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.name_rules import collective_of
-from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import MEMORY, SMS, UNEXPLAINED, WAVES, PairTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower
@@ -25,13 +24,6 @@ _CAUSES = {
     "slowdown_from_sms": SMS, "slowdown_from_waves": WAVES, "slowdown_from_memory": MEMORY,
     "slowdown_unexplained": UNEXPLAINED,
 }  # fmt: skip
-
-
-def bounded(value: float | None, low: float | None, high: float | None) -> Estimate | None:
-    """A value of one window with its interval, if both ends are known; None without a value."""
-    if low is None or high is None:
-        low = high = None
-    return None if value is None else Estimate(value, low, high, 0, 1)
 
 
 def energy_saving(power: JobPower) -> float | None:
@@ -78,8 +70,7 @@ def spreads(report: Any) -> Parts:
 
 def window(report: Any) -> Parts:
     """What a window cost, who was heard, and whether it counts."""
-    cost = bounded(report.measurement_overhead, report.measurement_overhead_ci_low, report.measurement_overhead_ci_high)
-    yield _NONE, {"measurement_overhead": cost}
+    yield _NONE, {"measurement_overhead": report.cost}
     yield _NONE, {"ranks_heard": report.num_reporting}
     yield _NONE, {name: float(getattr(report, name)) for name in ("valid", "verified", "complete", "control")}
 

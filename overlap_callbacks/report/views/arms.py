@@ -83,9 +83,9 @@ def _further(rows: list[ArmSummary]) -> list[Table]:
         Column("~arm", lambda row: row.arm.name),
         Column("compute", lambda row: _both(row, "compute_ms")),
         Column("exposed comm.", lambda row: _both(row, "exposed_comm_ms")),
-        Column("power", lambda row: _cell(row.avg_w, row.configured_avg_w, "W")),
-        Column("energy of a step", lambda row: _cell(row.energy_per_step_j, row.configured_energy_per_step_j, "J")),
-        Column("peak memory", _memory),
+        Column("power", lambda row: _both(row, "avg_w", "W")),
+        Column("energy of a step", lambda row: _both(row, "energy_per_step_j", "J")),
+        Column("peak memory", lambda row: _both(row, "peak_memory_bytes", "GiB", 2**30)),
         folded=len(rows) > 8,
         first=True,
         drop_empty=True,
@@ -93,26 +93,15 @@ def _further(rows: list[ArmSummary]) -> list[Table]:
     return [table] if len(table.columns) > 1 else []
 
 
-def _both(row: ArmSummary, name: str) -> Cell:
-    values = [None if time is None else time.value for time in map(row.figures.get, (name, f"configured_{name}"))]
-    return _cell(values[0], values[1], "ms")
-
-
-def _cell(value: float | None, configured: float | None, unit: str) -> Cell:
-    """With the arm and as configured, e.g. ``21.0 (24.0) W``; empty without a value with the arm."""
+def _both(row: ArmSummary, name: str, unit: str = "ms", divisor: float = 1.0) -> Cell:
+    """A figure with the arm and as configured, e.g. ``21.0 (24.0) W``; empty without a value with the arm."""
+    value, configured = row.value(name), row.value(f"configured_{name}")
     if value is None:
         return EMPTY
+    value /= divisor
     shown = PAGE.quantity(value, unit)
     if configured is not None:
         number, _, unit_shown = shown.partition(PAGE.space)
-        before = PAGE.quantity(configured, unit).partition(PAGE.space)[0]
+        before = PAGE.quantity(configured / divisor, unit).partition(PAGE.space)[0]
         shown = f"{number} ({before}){PAGE.space}{unit_shown}"
     return Cell(shown, value)
-
-
-def _memory(row: ArmSummary) -> Cell:
-    return _cell(_gib(row.peak_memory_bytes), _gib(row.configured_peak_memory_bytes), "GiB")
-
-
-def _gib(size_bytes: int | None) -> float | None:
-    return None if size_bytes is None else size_bytes / 2**30

@@ -82,7 +82,7 @@ def _shares(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart | None:
 
 def _figures(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Table:
     rows = []
-    for figure in (figure for section in SUMMARY for figure in section):
+    for figure in SUMMARY:
         cells = []
         for _, figures in runs:
             estimate = figures.get(figure.name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from overlap_callbacks.analysis.bottleneck import Bottleneck
-from overlap_callbacks.analysis.figures import FORMULAS, value_by
+from overlap_callbacks.analysis.figures import value_by
 from overlap_callbacks.analysis.formatting import (
     PAGE,
     certainty,
@@ -292,7 +292,7 @@ def cause_table(windows: Sequence[OverlapReport]) -> Table | None:
     alike = [shares for _, shares in of_alike]
     # The slowdown as the headline has it, which is a ratio of mean times. The shares are divided from it.
     means = run_means(run_times([window.figures() for window, _ in of_alike]))
-    total = value_by(FORMULAS["compute_slowdown"], means)
+    total = value_by(figure_named("compute_slowdown"), means)
     mean = sum([shares.slowdown for shares in alike]) / len(alike)
     scale = 1.0 if total is None or not mean else total / mean
     rows = []

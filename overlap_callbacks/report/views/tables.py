@@ -203,7 +203,7 @@ def summary_table(figures: dict[str, Estimate], basis: str) -> Table:
         found = figures.get(figure.name)
         return not figure.optional or (found is not None and PAGE.shows(found.value, figure.unit))
 
-    shown = [figure for section in SUMMARY for figure in section if has_row(figure)]
+    shown = [figure for figure in SUMMARY if has_row(figure)]
     rows = [(Cell(row_label(figure)), *_value_cells(figure, figures.get(figure.name))) for figure in shown]
     return Table(f"Means over {basis}", heads("*", "Value", "95% interval", "Steps"), tuple(rows), sorts=False)
 

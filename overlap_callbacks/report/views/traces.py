@@ -239,7 +239,7 @@ def _figure_rows(figures: dict[str, float]) -> tuple[Row, ...]:
             return "undefined"
         return in_ms(value) if figure.unit == "ms" else PAGE.figure(figure, value)
 
-    return tuple([(Cell(row_label(figure)), Cell(shown(figure))) for part in SUMMARY for figure in part])
+    return tuple([(Cell(row_label(figure)), Cell(shown(figure))) for figure in SUMMARY])
 
 
 def _unmatched_table(found: Comparison) -> Table:

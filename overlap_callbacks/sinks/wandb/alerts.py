@@ -76,9 +76,8 @@ class Limits:
         # An invalid window is not in the run's figures. What it says of itself, such as residual overlap, stands alone.
         own = {name: figure for name, figure in report.figures().items() if not compares(name)}
         known = dict(figures) if report.valid else own
-        if report.measurement_overhead is not None:
-            low, high = report.measurement_overhead_ci_low, report.measurement_overhead_ci_high
-            known[MEASUREMENT_OVERHEAD.name] = Estimate(report.measurement_overhead, low, high, report.num_steps, 1)
+        if report.cost is not None:
+            known[MEASUREMENT_OVERHEAD.name] = report.cost
         alerts = []
         for name, limit in self._limits.items():
             figure, estimate = figure_named(name), known.get(name)

@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.communication.placement import host_numbers
 from overlap_callbacks.analysis.communication.view import PHYSICAL, Placement, view_of
 from overlap_callbacks.analysis.formatting import PLAIN, count
 from overlap_callbacks.analysis.headline import cause_in_words
-from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, compares, figure_named
+from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, compares
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.messages import JobMessages
@@ -26,13 +26,7 @@ from overlap_callbacks.analysis.run_summary import RunSummary
 
 # The CSS class of each bar; its colours can be told apart by the colour-blind and on a grey printer.
 _CLASSES = {"e2e_ideal_ms": "ideal", "e2e_overlapped_ms": "overlapped", "e2e_sequential_ms": "sequential"}
-ROWS = tuple([
-    figure_named(name)
-    for name in (
-        "speedup_vs_sequential", "compute_slowdown", "comm_slowdown", "gap_to_ideal", "exposed_comm_ms",
-        "hidden_comm_fraction", "residual_overlap",
-    )
-])  # fmt: skip
+ROWS = tuple([figure for figure in FIGURES if figure.card])
 _MAX_NOTES, _MAX_TEXT_LENGTH = 10, 400
 
 # Width of a picture in its own units. A panel of a dashboard is about as wide, so text has the size of the text around.

@@ -17,7 +17,7 @@ from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.headline import cause_in_words, run_verdict
 from overlap_callbacks.analysis.results.arm import ArmReport
-from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.figure import Value, values_of
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -399,21 +399,12 @@ def job_content(environment: JobEnvironment | None) -> dict[str, Any]:
     }
 
 
-# Means over the run so far, under keys of their own: W&B's bar charts need one plain number per run.
-RUN_FIGURES = (
-    "e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms", "speedup_vs_sequential", "gap_to_ideal",
-    "compute_slowdown", "comm_slowdown", "hidden_comm_ms", "exposed_comm_ms",
-)  # fmt: skip
-
-
 def run_metrics(summary: RunSummary) -> dict[str, float]:
-    """Means over the valid windows so far, with intervals, under ``overlap_run/``; and how many windows these are."""
+    """Means over the valid windows so far, with intervals, under ``overlap_run/``; and how many windows these are.
+
+    They have keys of their own, since W&B's bar charts need one plain number per run.
+    """
     pooled = summary.pooled()
-    values = [
-        value
-        for figure in FIGURES
-        if figure.name in RUN_FIGURES
-        for value in values_of(figure, pooled.get(figure.name))
-    ]
+    values = [value for figure in SUMMARY for value in values_of(figure, pooled.get(figure.name))]
     means = {value.key.replace("overlap/", "overlap_run/", 1): value.number for value in values}
     return {**means, "overlap_run/windows": float(len(summary.valid_windows))}

@@ -69,8 +69,7 @@ def arm_table(summary: RunSummary, reports: Sequence[ArmReport]) -> Table:
             "speedup_ci_high": None if speedup is None else speedup.ci_high,
             "verdict": row.verdict(),
         }
-        figures = {name: figure.value for name, figure in row.figures.items()}
-        rows.append([of_row.get(name, figures.get(name, vars(row).get(name))) for name in ARM_COLUMNS])
+        rows.append([of_row[name] if name in of_row else row.value(name) for name in ARM_COLUMNS])
     return Table(ARM_COLUMNS, rows)
 
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from overlap_callbacks.analysis.results.catalogue import figure_named, figure_with_key
+from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, every_figure, figure_named, keys_of
 from overlap_callbacks.sinks.wandb.starting import logged_in
 
 DEFAULT_NAME = "Overlap cost"
@@ -22,11 +22,7 @@ class Lines(NamedTuple):
 
     title: str
     keys: tuple[str, ...]
-
-    @property
-    def unit(self) -> str:
-        """Of its first metric."""
-        return figure_with_key(self.keys[0].removesuffix("_rank_low")).unit
+    unit: str
 
 
 class Bars(NamedTuple):
@@ -88,24 +84,58 @@ class Section(NamedTuple):
     open: bool = True
 
 
-def _with_interval(key: str) -> tuple[str, ...]:
-    return (key, f"{key}_ci_low", f"{key}_ci_high")
+def keys(sections: Sequence[Section]) -> list[str]:
+    """Every key that these sections show, once."""
+    shown: dict[str, None] = {}
+    for section in sections:
+        for panel in section.panels:
+            shown.update(dict.fromkeys(panel.keys if isinstance(panel, (Lines, Bars)) else (panel.key,)))
+    return list(shown)
 
 
-def _both(section: str, *names: str) -> tuple[str, ...]:
-    return tuple([f"{section}/{mode}_{name}" for name in names for mode in ("overlapped", "sequential")])
+_FIGURES = every_figure()
 
 
-SECTIONS = (
+def _along(*keys: str, title: str = "") -> Lines:
+    """Figures along the run: a single headline figure with its interval, one of both modes in both.
+
+    Args:
+        keys: of the catalogue.
+        title: of the panel; that of the figure by default.
+    """
+    figures = [_FIGURES[key] for key in keys]
+    shown = [key for figure in figures for key in keys_of(figure)]
+    first = figures[0]
+    if len(figures) == 1 and first.formula is not None:
+        shown += [f"{shown[0]}_ci_low", f"{shown[0]}_ci_high"]
+    return Lines(title or (first.title if first.label else f"{first.section}: {first.short}"), tuple(shown), first.unit)
+
+
+def _further(sections: Sequence[Section]) -> Section:
+    """The figures that no section shows yet, a panel each; not those of a dimension, a collective or a stage."""
+    shown = set(keys(sections))
+    return Section(
+        "Further figures",
+        tuple(
+            [
+                _along(key)
+                for key, figure in _FIGURES.items()
+                if figure.labels in ((), ("mode",)) and shown.isdisjoint(keys_of(figure))
+            ]
+        ),
+        open=False,
+    )
+
+
+_SECTIONS = (
     Section(
         "Overlap cost",
         (
-            Bars("1. Is overlap worth it? Step time",
-                 ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms")),
+            Bars("1. Is overlap worth it? Step time", ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms")),
             Bars("2. What does it cost? Slowdown", ("compute_slowdown", "comm_slowdown")),
             Bars("3. How far from ideal? Gap", ("gap_to_ideal",)),
             Bars("3. What holds it back? Communication", ("hidden_comm_ms", "exposed_comm_ms")),
-            Lines("4. Has it changed? Slowdown, 95% interval", _with_interval("overlap/compute_slowdown")),
+            _along("overlap/compute_slowdown", title="4. Has it changed? Slowdown, 95% interval"),
         ),
         columns=5,
     ),
@@ -113,22 +143,24 @@ SECTIONS = (
         "Along the run, with 95% intervals",
         (
             Pictures("The window in words and bars", "overlap/step_time"),
-            Lines("Step time",
-                  ("overlap/e2e_ideal_ms", "overlap/e2e_overlapped_ms", "overlap/e2e_sequential_ms")),
-            Lines("Speed-up of overlap over sequential", _with_interval("overlap/speedup_vs_sequential")),
-            Lines("Gap to ideal", _with_interval("overlap/gap_to_ideal")),
-            Lines("Exposed communication", _with_interval("overlap/exposed_comm_ms")),
-            Lines("Share of the attainable gain", _with_interval("overlap/attained_fraction")),
-            Lines("Overlap ratio", _with_interval("overlap/overlap_ratio")),
+            _along(*[figure.key for figure in STEP_TIMES], title="Step time"),
+            _along("overlap/speedup_vs_sequential"),
+            _along("overlap/gap_to_ideal"),
+            _along("overlap/exposed_comm_ms"),
+            _along("overlap/attained_fraction"),
+            _along("overlap/overlap_ratio"),
         ),
     ),
     Section(
         "Compute",
         (
-            Lines("Compute kernels of a step", ("overlap/compute_ms", "overlap/compute_isolated_ms")),
-            Lines("Compute busy time", ("overlap/compute_busy_ms", "overlap/compute_busy_isolated_ms")),
-            Lines("Slowdown of the best and the worst rank",
-                  ("overlap/compute_slowdown_rank_low", "overlap/compute_slowdown_rank_high")),
+            _along("overlap/compute_ms", "overlap/compute_isolated_ms", title="Compute kernels of a step"),
+            _along("overlap/compute_busy_ms", "overlap/compute_busy_isolated_ms", title="Compute busy time"),
+            Lines(
+                "Slowdown of the best and the worst rank",
+                ("overlap/compute_slowdown_rank_low", "overlap/compute_slowdown_rank_high"),
+                "fraction",
+            ),
             Rows("Kernels that lose most", "overlap/kernels"),
             Rows("Slowdown by concurrent kernel", "overlap/pairs"),
             Rows("What compute loses beside each dimension", "dimension/pairs"),
@@ -137,13 +169,13 @@ SECTIONS = (
     Section(
         "Communication",
         (
-            Lines("Communication of a step",
-                  ("overlap/comm_ms", "overlap/hidden_comm_ms", "overlap/exposed_comm_ms")),
-            Lines("Hidden behind compute", _with_interval("overlap/hidden_comm_fraction")),
-            Lines("Slowdown of communication", _with_interval("overlap/comm_slowdown")),
-            Lines("Share of a step", ("overlap/comm_ratio",)),
-            Lines("Neither compute nor communication",
-                  ("overlap/idle_ms", "overlap/idle_isolated_ms", "overlap/bubble_ms")),
+            _along(
+                "overlap/comm_ms", "overlap/hidden_comm_ms", "overlap/exposed_comm_ms", title="Communication of a step"
+            ),
+            _along("overlap/hidden_comm_fraction"),
+            _along("overlap/comm_slowdown"),
+            _along("overlap/comm_ratio"),
+            _along("overlap/idle_ms", "overlap/idle_isolated_ms", "overlap/bubble_ms"),
             Rows("By dimension of parallelism", "dimension/dimensions"),
             Rows("Collectives", "comm/collectives"),
         ),
@@ -151,11 +183,11 @@ SECTIONS = (
     Section(
         "Power",
         (
-            Lines("Mean power of a device", _both("power", "avg_w")),
-            Lines("Peak power", _both("power", "peak_w")),
-            Lines("Peak power that overlap adds", ("power/peak_w_vs_sequential",)),
-            Lines("Energy of a step", _both("power", "energy_per_step_j")),
-            Lines("Energy that overlap saves", ("power/energy_saving_vs_sequential",)),
+            _along("power/{mode}_avg_w"),
+            _along("power/{mode}_peak_w"),
+            _along("power/peak_w_vs_sequential", title="Peak power that overlap adds"),
+            _along("power/{mode}_energy_per_step_j"),
+            _along("power/energy_saving_vs_sequential", title="Energy that overlap saves"),
             Pictures("Power in the window, by mode", "power/trace_card"),
             Curve("Power against time, last window", "power/trace", "time_ms", "power_w"),
         ),
@@ -163,47 +195,52 @@ SECTIONS = (
     Section(
         "Device",
         (
-            Lines("SM clock", _both("device", "sm_clock_mhz")),
-            Lines("Clock held back", _both("device", "throttle_fraction")),
-            Lines("Held back by the power cap", _both("device", "power_cap_fraction")),
-            Lines("Slowdown from the clock, and beyond it",
-                  ("device/slowdown_from_clock", "device/slowdown_beyond_clock")),
-            Lines("Causes of the compute slowdown",
-                  ("device/slowdown_from_clock", "device/slowdown_from_sms", "device/slowdown_from_waves",
-                   "device/slowdown_from_memory", "device/slowdown_unexplained")),
-            Lines("SMs and tensor cores busy", _both("device", "sm_busy_fraction", "tensor_busy_fraction")),
-            Lines("Memory bandwidth in use", _both("device", "dram_busy_fraction")),
+            _along("device/{mode}_sm_clock_mhz"),
+            _along("device/{mode}_throttle_fraction"),
+            _along("device/{mode}_power_cap_fraction"),
+            _along(
+                "device/slowdown_from_clock",
+                "device/slowdown_beyond_clock",
+                title="Slowdown from the clock, and beyond it",
+            ),
+            _along(
+                "device/slowdown_from_clock",
+                "device/slowdown_from_sms",
+                "device/slowdown_from_waves",
+                "device/slowdown_from_memory",
+                "device/slowdown_unexplained",
+                title="Causes of the compute slowdown",
+            ),
+            _along(
+                "device/{mode}_sm_busy_fraction",
+                "device/{mode}_tensor_busy_fraction",
+                title="SMs and tensor cores busy",
+            ),
+            _along("device/{mode}_dram_busy_fraction"),
         ),
         open=False,
     ),
     Section(
         "Measurement quality",
         (
-            Lines("Overlap left in sequential steps", _with_interval("overlap/residual_overlap")),
-            Lines("The same, of communication", _with_interval("overlap/residual_comm_overlap")),
-            Lines("Slowdown by the profiler",
-                  ("overlap/profiler_slowdown", "overlap/profiler_slowdown_isolated")),
-            Lines("Valid, verified and complete windows", ("overlap/valid", "overlap/verified", "overlap/complete")),
-            Lines("Cost of measuring", ("overlap/measurement_overhead",)),
-            Lines("Ranks heard", ("overlap/ranks_heard",)),
-            Lines("Error of the sequential model", _with_interval("overlap/sequential_model_error")),
+            _along("overlap/residual_overlap"),
+            _along("overlap/residual_comm_overlap"),
+            _along("overlap/profiler_slowdown", "overlap/profiler_slowdown_isolated"),
+            _along(
+                "overlap/valid", "overlap/verified", "overlap/complete", title="Valid, verified and complete windows"
+            ),
+            _along("overlap/measurement_overhead"),
+            _along("overlap/ranks_heard", title="Ranks heard"),
+            _along("overlap/sequential_model_error"),
         ),
         open=False,
     ),
-)  # fmt: skip
+)
+SECTIONS = (*_SECTIONS, _further(_SECTIONS))
 
 
 class WorkspaceError(RuntimeError):
     """A workspace that cannot be made or saved, and why."""
-
-
-def keys(sections: Sequence[Section] = SECTIONS) -> list[str]:
-    """Every key that the workspace shows, once."""
-    shown: dict[str, None] = {}
-    for section in sections:
-        for panel in section.panels:
-            shown.update(dict.fromkeys(panel.keys if isinstance(panel, (Lines, Bars)) else (panel.key,)))
-    return list(shown)
 
 
 def outline(name: str, sections: Sequence[Section] = SECTIONS) -> str:

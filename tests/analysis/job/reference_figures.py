@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.design import NUM_COVARIATES, covariates_of
-from overlap_callbacks.analysis.figures import FORMULAS, ProfiledMeans, TimedMeans, interval_by, scale_of
+from overlap_callbacks.analysis.figures import ProfiledMeans, TimedMeans, interval_by
 from overlap_callbacks.analysis.formatting import name_ranks
-from overlap_callbacks.analysis.results.catalogue import figure_named
+from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, Rhythm, TimedBlock
@@ -106,13 +106,12 @@ def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
     samples = (*_samples(windows, timed_blocks, _timed_row, TimedMeans, 1),
                *_samples(windows, profiled_blocks, _profiled_row, ProfiledMeans, 3))  # fmt: skip
     found = {}
-    for name, formula in FORMULAS.items():
-        figure = figure_named(name)
-        if name in ("p2p_ms", "bubble_ms") and not _sends(windows):
+    for figure in FIGURES:
+        if figure.name in ("p2p_ms", "bubble_ms") and not _sends(windows):
             continue
-        interval = interval_by(formula.of, *[samples[place] for place in formula.samples], scale=scale_of(figure))
+        interval = interval_by(figure, samples)
         if interval is not None:
-            found[name] = bounded(interval.estimate(), figure.bounds)
+            found[figure.name] = bounded(interval.estimate(), figure.bounds)
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from overlap_callbacks.analysis.results.catalogue import every_figure, keys_of
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.sinks.wandb import workspace
 from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD, run_metrics
@@ -47,7 +48,15 @@ def test_every_key_that_it_shows_is_one_that_is_logged() -> None:
     report = full_report()
     means = run_metrics(RunSummary(run_info(), [report, window(1, power=True)]))
     logged = {*report.metrics(), *means, *tables(report), STEP_CARD, POWER_CARD}
-    assert not set(workspace.keys()) - logged
+    *chosen, further = workspace.SECTIONS
+    assert not set(workspace.keys(chosen)) - logged
+    assert further.name == "Further figures"
+
+
+def test_it_shows_every_figure_that_has_one_key_or_one_of_each_mode() -> None:
+    shown = workspace.keys(workspace.SECTIONS)
+    figures = [figure for figure in every_figure().values() if set(figure.labels) <= {"mode"}]
+    assert not {key for figure in figures for key in keys_of(figure)}.difference(shown)
 
 
 def test_it_is_saved_in_the_project_once_with_all_its_sections(server: WandbServer) -> None:
@@ -63,7 +72,7 @@ def test_it_is_saved_in_the_project_once_with_all_its_sections(server: WandbServ
     assert first["flowConfig"]["columnsPerPage"] == len(first["panels"]) == 5, "the questions stand in one row"
     assert [panel["config"]["chartTitle"][0] for panel in first["panels"]] == ["1", "2", "3", "3", "4"]
     shown = json.dumps(spec)
-    assert not [key for key in set(workspace.keys()) if key not in shown]
+    assert not [key for key in set(workspace.keys(workspace.SECTIONS)) if key not in shown]
 
 
 def test_a_dry_run_says_what_it_would_show_and_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
