@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
@@ -168,7 +168,7 @@ class Loads(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_ranks: int
     total: float
     squares: float
-    most: float
+    most: Annotated[float, max]
     split_max_over_mean: float
     split_cv: float
 
@@ -187,18 +187,18 @@ class ExpertSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
             equal ones the lowest counts.
     """
 
-    dimension: str = ""
-    group_size: int = 0
+    dimension: Annotated[str, first] = ""
+    group_size: Annotated[int, first] = 0
     num_ranks: int = 0
     num_steps: int = 0
     all_to_alls: int = 0
     sent_bytes: int = 0
-    steps: tuple[Loads, ...] = ()
-    positions: dict[int, tuple[int, int]] = {}
-    highest: tuple[float, int] = (0.0, -1)
+    steps: Annotated[tuple[Loads, ...], _steps] = ()
+    positions: Annotated[dict[int, tuple[int, int]], named_sum(each_sum)] = {}
+    highest: Annotated[tuple[float, int], max] = (0.0, -1)
 
 
-_rows = table_sum(Loads, 2, in_window=first, most=max)
+_rows = table_sum(Loads, 3)
 
 
 def _steps(tables: Iterable[Iterable[Loads]]) -> tuple[Loads, ...]:
@@ -208,9 +208,7 @@ def _steps(tables: Iterable[Iterable[Loads]]) -> tuple[Loads, ...]:
     return rows[-MAX_ROWS:]
 
 
-_add = struct_sum(
-    ExpertSums, dimension=first, group_size=first, steps=_steps, positions=named_sum(each_sum), highest=max
-)
+_add = struct_sum(ExpertSums)
 
 
 def sums_of(rank: int, experts: RankExperts | None) -> ExpertSums:

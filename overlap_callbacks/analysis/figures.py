@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -113,13 +113,13 @@ class FigureSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         waiting: for the last rank, within collectives.
     """
 
-    timed: BlockSums
-    profiled: BlockSums
-    sends: bool
-    waiting: WaitingSums
+    timed: Annotated[BlockSums, add_blocks]
+    profiled: Annotated[BlockSums, add_blocks]
+    sends: Annotated[bool, any]
+    waiting: Annotated[WaitingSums, add_waiting]
 
 
-add_figure_sums = struct_sum(FigureSums, timed=add_blocks, profiled=add_blocks, sends=any, waiting=add_waiting)
+add_figure_sums = struct_sum(FigureSums)
 
 
 def figure_sums(window: RankWindow) -> FigureSums:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import msgspec
 import numpy as np
@@ -24,32 +25,38 @@ T = TypeVar("T")
 _COUNT, _TOTAL, _SQUARES, _LOW, _LOW_RANK, _HIGH, _HIGH_RANK = range(7)
 
 
-def struct_sum(of: type[S], /, **ways: Way) -> Callable[[Sequence[S]], S]:
-    """The way of a struct: its fields by these ways, the others are summed."""
-    in_order = _in_order(of, 0, ways)
-    return lambda parts: of(*_added(in_order, [msgspec.structs.astuple(part) for part in parts]))
+def struct_sum(of: type[S], /, **told: Way) -> Callable[[Sequence[S]], S]:
+    """The way of a struct, field by field: as its annotation says, ``Annotated[float, max]``; without one, by ``sum``.
+
+    Args:
+        of: the struct.
+        told: ways of fields without an annotation, of structs that stand in the record.
+    """
+    ways = _ways_of(of, told)
+    return lambda parts: of(*_added(ways(), [msgspec.structs.astuple(part) for part in parts]))
 
 
 def table_sum(
-    of: type[S], key: int, /, *, order: Callable[[S], Any] | None = None, limit: int | None = None, **ways: Way
+    of: type[S], key: int, /, *, order: Callable[[S], Any] | None = None, limit: int | None = None, **told: Way
 ) -> Callable[[Iterable[Iterable[S]]], tuple[S, ...]]:
-    """The way of a table: rows with the same key become one row.
+    """The way of a table: rows with the same key become one row, field by field as in ``struct_sum``.
 
     Args:
         of: a row.
         key: number of its first fields that are the key.
         order: of the rows; those for which it is the same, and all by default, come in the order of their keys.
         limit: number of rows that are kept.
-        ways: of its other fields, which are summed by default.
+        told: as in ``struct_sum``.
     """
-    in_order = _in_order(of, key, ways)
+    ways = _ways_of(of, told)
 
     def add(tables: Iterable[Iterable[S]]) -> tuple[S, ...]:
         by_key: defaultdict[tuple[Any, ...], list[tuple[Any, ...]]] = defaultdict(list)
         for row in chain.from_iterable(tables):
             values = msgspec.structs.astuple(row)
             by_key[values[:key]].append(values)
-        rows = [(of_key, of(*_added(in_order, rows))) for of_key, rows in by_key.items()]
+        of_fields = [*[first] * key, *ways()[key:]]
+        rows = [(of_key, of(*_added(of_fields, rows))) for of_key, rows in by_key.items()]
         rows.sort(key=lambda row: (order(row[1]) if order else 0, row[0]))
         return tuple([row for _, row in rows[:limit]])
 
@@ -74,11 +81,13 @@ def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
     return found
 
 
-def _in_order(of: type[msgspec.Struct], key: int, ways: Mapping[str, Way]) -> list[Way]:
-    names = of.__struct_fields__
-    if not set(names[key:]) >= set(ways):
-        raise TypeError(f"{of.__name__} has no fields {', '.join(sorted(set(ways) - set(names[key:])))} to add up")
-    return [first if place < key else ways.get(name, sum) for place, name in enumerate(names)]
+def _ways_of(of: type[msgspec.Struct], told: Mapping[str, Way]) -> Callable[[], list[Way]]:
+    @cache
+    def ways() -> list[Way]:  # not before all are defined that the annotations name
+        hints = get_type_hints(of, include_extras=True)
+        return [told.get(name) or getattr(hints[name], "__metadata__", (sum,))[0] for name in of.__struct_fields__]
+
+    return ways
 
 
 def _added(ways: Sequence[Way], parts: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
@@ -108,6 +117,11 @@ def of_lowest(values: Sequence[tuple[int, T] | None]) -> tuple[int, T] | None:
 def distinct(values: Iterable[Iterable[T]]) -> tuple[T, ...]:
     """All different ones, sorted."""
     return tuple(sorted(set().union(*values)))  # type: ignore[type-var]
+
+
+def in_a_row(values: Iterable[Iterable[T]]) -> tuple[T, ...]:
+    """The items of all, in the order in which they come."""
+    return tuple(chain.from_iterable(values))
 
 
 def each_sum(values: Iterable[Sequence[Any]]) -> tuple[Any, ...]:

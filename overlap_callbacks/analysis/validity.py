@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -86,11 +87,11 @@ class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
     terms: str
     window: int
     first_step: int
-    ranks: RankSet
+    ranks: Annotated[RankSet, union]
 
 
 # Of more, only the first are named, and these are of the lowest ranks.
-add_measured = table_sum(Measured, 3, ranks=union, order=lambda row: row.ranks.lowest, limit=_MAX_TERMS)
+add_measured = table_sum(Measured, 3, order=lambda row: row.ranks.lowest, limit=_MAX_TERMS)
 
 
 def uncounted_modes(figures: Mapping[str, Estimate]) -> str | None:

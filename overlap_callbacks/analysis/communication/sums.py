@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import chain
+from typing import Annotated
 
 import msgspec
 
@@ -49,9 +50,9 @@ class MessageSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         num_steps, num_alike: as in ``RankMessages``, summed.
     """
 
-    groups: tuple[MessageGroup, ...] = ()
-    ranks: Grids = ()
-    hosts: dict[bytes, Grids] = {}
+    groups: Annotated[tuple[MessageGroup, ...], _add_groups] = ()
+    ranks: Annotated[Grids, _heard] = ()
+    hosts: Annotated[dict[bytes, Grids], _hosts] = {}
     num_steps: int = 0
     num_alike: int = 0
 
@@ -120,7 +121,7 @@ def _hosts(parts: Iterable[Mapping[bytes, Grids]]) -> dict[bytes, Grids]:
 
 
 _add_ranks = named_sum(lambda sets: cut(union(sets)))
-add_sums = struct_sum(MessageSums, groups=_add_groups, ranks=_heard, hosts=_hosts)
+add_sums = struct_sum(MessageSums)
 
 
 def sums_of(rank: int, messages: RankMessages | None, host: str) -> MessageSums:

@@ -6,7 +6,7 @@ Each rule rests on a public document, whose address is with its findings. A rule
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Union
+from typing import Annotated, NamedTuple, Union
 
 import msgspec
 
@@ -68,9 +68,9 @@ class Traits(msgspec.Struct, frozen=True, array_like=True, gc=False):
         grids: the largest launches of NCCL's kernels: in blocks, and as a share of the device.
     """
 
-    dimensions: tuple[str, ...]
-    uses_nccl: bool
-    grids: tuple[Grid, ...]
+    dimensions: Annotated[tuple[str, ...], _dimensions]
+    uses_nccl: Annotated[bool, any]
+    grids: Annotated[tuple[Grid, ...], _largest]
 
 
 def _largest(parts: Sequence[Sequence[Grid]]) -> tuple[Grid, ...]:
@@ -80,9 +80,11 @@ def _largest(parts: Sequence[Sequence[Grid]]) -> tuple[Grid, ...]:
     return tuple(dict.fromkeys([*limited[:_MAX_GRIDS], *by_share[:_MAX_GRIDS]]))
 
 
-add_traits = struct_sum(
-    Traits, dimensions=lambda parts: distinct(parts)[:_MAX_DIMENSIONS], uses_nccl=any, grids=_largest
-)
+def _dimensions(parts: Sequence[Sequence[str]]) -> tuple[str, ...]:
+    return distinct(parts)[:_MAX_DIMENSIONS]
+
+
+add_traits = struct_sum(Traits)
 
 
 def traits_of(window: RankWindow) -> Traits:
@@ -93,7 +95,7 @@ def traits_of(window: RankWindow) -> Traits:
         if kernel.communication and kernel.num_blocks and "nccl" in kernel.name
     ]
     dimensions = [row.dimension for row in window.collectives if row.dimension and row.group_size > 1]
-    return Traits(distinct([dimensions])[:_MAX_DIMENSIONS], "nccl" in window.backend, _largest([grids]))
+    return Traits(_dimensions([dimensions]), "nccl" in window.backend, _largest([grids]))
 
 
 _Limited = tuple[Union[Grid, None], str, int]

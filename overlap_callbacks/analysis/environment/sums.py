@@ -7,6 +7,7 @@ hosts, what was found on them is kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
@@ -34,7 +35,7 @@ class Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A value, None where it is not set, and the ranks that have it."""
 
     value: str | None
-    ranks: RankSet
+    ranks: Annotated[RankSet, union]
 
 
 class Values(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -66,17 +67,15 @@ class HostsFound(msgspec.Struct, frozen=True, array_like=True, gc=False):
         crowded: lowest rank of the first host whose ranks have more threads than CPUs, and that in words; None without.
     """
 
-    shared: bool = False
-    linked: bool = False
-    not_linked: bool = False
-    rank_unknown: bool = False
-    no_pcie: bool = False
-    crowded: tuple[int, str] | None = None
+    shared: Annotated[bool, any] = False
+    linked: Annotated[bool, any] = False
+    not_linked: Annotated[bool, any] = False
+    rank_unknown: Annotated[bool, any] = False
+    no_pcie: Annotated[bool, any] = False
+    crowded: Annotated[tuple[int, str] | None, of_lowest] = None
 
 
-add_found = struct_sum(
-    HostsFound, shared=any, linked=any, not_linked=any, rank_unknown=any, no_pcie=any, crowded=of_lowest
-)
+add_found = struct_sum(HostsFound)
 
 
 class Host(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -97,16 +96,16 @@ class Host(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     identity: str
-    lowest: tuple[int, str]
+    lowest: Annotated[tuple[int, str], min]
     num_ranks: int
     num_threads: int
-    threads_known: bool
-    cpus: tuple[str, ...]
+    threads_known: Annotated[bool, all]
+    cpus: Annotated[tuple[str, ...], distinct]
     num_known: int
-    gpus: tuple[str, ...]
-    reached: tuple[str, ...]
-    reached_by_all: tuple[str, ...] | None
-    no_pcie: bool
+    gpus: Annotated[tuple[str, ...], distinct]
+    reached: Annotated[tuple[str, ...], distinct]
+    reached_by_all: Annotated[tuple[str, ...] | None, _in_all]
+    no_pcie: Annotated[bool, any]
 
 
 def _in_all(parts: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
@@ -131,35 +130,22 @@ class EnvironmentSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         found: on the hosts that are not kept.
     """
 
-    ranks: RankSet
-    lowest: RankEnvironment
-    places: tuple[RankPlace, ...]
-    values: dict[str, Values]
-    on_cpu: bool
-    devices: Identities
-    devices_known: bool
-    host_names: Identities
-    hosts: tuple[Host, ...]
-    found: HostsFound = HostsFound()
+    ranks: Annotated[RankSet, union]
+    lowest: Annotated[RankEnvironment, first]
+    places: Annotated[tuple[RankPlace, ...], _places]
+    values: Annotated[dict[str, Values], first]  # not added up in this way
+    on_cpu: Annotated[bool, all]
+    devices: Annotated[Identities, add_identities]
+    devices_known: Annotated[bool, all]
+    host_names: Annotated[Identities, add_identities]
+    hosts: Annotated[tuple[Host, ...], _hosts]
+    found: Annotated[HostsFound, add_found] = HostsFound()
 
 
-_add_values = table_sum(Value, 1, ranks=union, order=lambda value: (-value.ranks.count, value.ranks.lowest))
-_add = struct_sum(
-    EnvironmentSums,
-    ranks=union,
-    lowest=first,
-    places=table_sum(RankPlace, 5, limit=MAX_PLACES),
-    values=first,
-    on_cpu=all,
-    devices=add_identities,
-    devices_known=all,
-    host_names=add_identities,
-    hosts=table_sum(
-        Host, 1, lowest=min, threads_known=all, cpus=distinct, gpus=distinct, reached=distinct, reached_by_all=_in_all,
-        no_pcie=any, order=lambda host: host.lowest,
-    ),
-    found=add_found,
-)  # fmt: skip
+_add_values = table_sum(Value, 1, order=lambda value: (-value.ranks.count, value.ranks.lowest))
+_places = table_sum(RankPlace, 5, limit=MAX_PLACES)
+_hosts = table_sum(Host, 1, order=lambda host: host.lowest)
+_add = struct_sum(EnvironmentSums)
 
 
 def host_of(environment: RankEnvironment) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Annotated
 
 import msgspec
 
@@ -49,15 +50,19 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     step: int
     number: int
-    size_bytes: int
+    size_bytes: Annotated[int, max]
     heard: int
-    least: tuple[int, int]
+    least: Annotated[tuple[int, int], min]
     sum_us: int
 
     @property
     def waited_us(self) -> int:
         """For so long the others waited for the last, in all."""
         return self.sum_us - self.heard * self.least[0]
+
+
+def _host_of_all(hosts: Sequence[bytes]) -> bytes:
+    return hosts[0] if len(set(hosts)) == 1 else _UNKNOWN if _UNKNOWN in hosts else _SEVERAL
 
 
 class OpenCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -77,9 +82,9 @@ class OpenCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     group_size: int
     dimension: str
     heard: int
-    host: bytes
-    stage: int
-    calls: tuple[OpenCall, ...]
+    host: Annotated[bytes, _host_of_all]
+    stage: Annotated[int, same_or(SEVERAL_STAGES)]
+    calls: Annotated[tuple[OpenCall, ...], table_sum(OpenCall, 2)]
 
 
 class KindSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -149,29 +154,18 @@ class ArrivalSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         kinds, last, sizes: of the other groups.
     """
 
-    num_steps: int = 0
-    open: tuple[OpenCalls, ...] = ()
-    kinds: tuple[KindSum, ...] = ()
-    last: tuple[LastSum, ...] = ()
-    sizes: tuple[SizeSum, ...] = ()
+    num_steps: Annotated[int, max] = 0
+    open: Annotated[tuple[OpenCalls, ...], _open] = ()
+    kinds: Annotated[tuple[KindSum, ...], _kinds] = ()
+    last: Annotated[tuple[LastSum, ...], _last] = ()
+    sizes: Annotated[tuple[SizeSum, ...], _sizes] = ()
 
 
-_open = table_sum(
-    OpenCalls, 5,
-    host=lambda hosts: hosts[0] if len(set(hosts)) == 1 else _UNKNOWN if _UNKNOWN in hosts else _SEVERAL,
-    stage=same_or(SEVERAL_STAGES),
-    calls=table_sum(OpenCall, 2, size_bytes=max, least=min),
-    order=lambda row: (row.first_rank, row.group, row.operator),
-)  # fmt: skip
+_open = table_sum(OpenCalls, 5, order=lambda row: (row.first_rank, row.group, row.operator))
+_kinds = table_sum(KindSum, 3, order=lambda row: -row.calls, limit=MAX_KINDS)
 _last = table_sum(LastSum, 3, order=lambda row: (-row.last, -row.waited_us), limit=MAX_LAST)
-_add = struct_sum(
-    ArrivalSums,
-    num_steps=max,
-    open=_open,
-    kinds=table_sum(KindSum, 3, order=lambda row: -row.calls, limit=MAX_KINDS),
-    last=_last,
-    sizes=table_sum(SizeSum, 5, order=lambda row: -row.bytes, limit=MAX_SIZES),
-)
+_sizes = table_sum(SizeSum, 5, order=lambda row: -row.bytes, limit=MAX_SIZES)
+_add = struct_sum(ArrivalSums)
 
 
 def arrivals_of(rank: int, timed: Sequence[TimedCalls], host: str, stage: int = NO_STAGE) -> ArrivalSums:

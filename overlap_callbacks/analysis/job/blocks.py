@@ -13,7 +13,7 @@ are is known only once all ranks are heard. So sums are kept apart by how many b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -140,14 +140,12 @@ class Group(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     counts: tuple[int, ...]
-    ranks: RankSet
-    modes: tuple[ModeSums, ...]
-    tables: ProfileTables
+    ranks: Annotated[RankSet, union]
+    modes: Annotated[tuple[ModeSums, ...], _add_each_mode]
+    tables: Annotated[ProfileTables, add_tables]
 
 
-_add_groups = table_sum(
-    Group, 1, ranks=union, modes=_add_each_mode, tables=add_tables, order=lambda group: -group.ranks.count
-)
+_add_groups = table_sum(Group, 1, order=lambda group: -group.ranks.count)
 
 
 class BlockSums(msgspec.Struct, frozen=True, array_like=True, gc=False):

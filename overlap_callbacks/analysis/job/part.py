@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -75,38 +75,42 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
         lower_bound: whether any rank may have more communication than its profile shows.
     """
 
-    heard: tuple[Run, ...]
-    measured: tuple[Measured, ...]
-    num_steps: int
-    any_complete: bool
-    all_complete: bool
-    wall_ms: float
-    extra_ms: dict[int, float]
-    report_cpu_ms: float
-    lost: LostTime | None
-    checked: bool
-    figures: FigureSums
-    spread: Aggregate
-    doubts: Sentences
-    let_pass: Sentences
-    problems: Sentences
-    transfers: tuple[Transfers, ...]
-    power: PowerSums
-    memory: tuple[MemoryPeak, ...]
-    environment: EnvironmentSums | None
-    traits: Traits
-    samples: dict[int, bytes]
-    messages: MessageSums
-    experts: ExpertSums
-    arrivals: ArrivalSums
-    stages: tuple[StageSum, ...]
-    race: RaceCheck | None = None
-    lower_bound: bool = False
+    heard: Annotated[tuple[Run, ...], _runs]
+    measured: Annotated[tuple[Measured, ...], add_measured]
+    num_steps: Annotated[int, max]
+    any_complete: Annotated[bool, any]
+    all_complete: Annotated[bool, all]
+    wall_ms: Annotated[float, max]
+    extra_ms: Annotated[dict[int, float], _longest]
+    report_cpu_ms: Annotated[float, max]
+    lost: Annotated[LostTime | None, _most_lost]
+    checked: Annotated[bool, any]
+    figures: Annotated[FigureSums, add_figure_sums]
+    spread: Annotated[Aggregate, add_aggregates]
+    doubts: Annotated[Sentences, add_sentences]
+    let_pass: Annotated[Sentences, add_sentences]
+    problems: Annotated[Sentences, add_sentences]
+    transfers: Annotated[tuple[Transfers, ...], add_transfers]
+    power: Annotated[PowerSums, add_power]
+    memory: Annotated[tuple[MemoryPeak, ...], add_peaks]
+    environment: Annotated[EnvironmentSums | None, _environments]
+    traits: Annotated[Traits, add_traits]
+    samples: Annotated[dict[int, bytes], _all_samples]
+    messages: Annotated[MessageSums, add_sums]
+    experts: Annotated[ExpertSums, add_experts]
+    arrivals: Annotated[ArrivalSums, add_arrivals]
+    stages: Annotated[tuple[StageSum, ...], add_stages]
+    race: Annotated[RaceCheck | None, add_checks] = None
+    lower_bound: Annotated[bool, any] = False
 
     @property
     def ranks(self) -> RankSet:
         """The ranks, in bounded space."""
         return RankSet.of(*self.heard)
+
+
+def _runs(parts: Sequence[Sequence[Run]]) -> tuple[Run, ...]:
+    return tuple(joined(chain(*parts)))
 
 
 def _longest(parts: Sequence[dict[int, float]]) -> dict[int, float]:
@@ -119,36 +123,15 @@ def _environments(parts: Sequence[EnvironmentSums | None]) -> EnvironmentSums | 
     return add_environments(known) if known else None
 
 
-_add = struct_sum(
-    JobPart,
-    heard=lambda parts: tuple(joined(chain(*parts))),
-    measured=add_measured,
-    num_steps=max,
-    any_complete=any,
-    all_complete=all,
-    wall_ms=max,
-    extra_ms=_longest,
-    report_cpu_ms=max,
-    lost=lambda parts: max([part for part in parts if part is not None], key=lambda lost: lost.ms, default=None),
-    checked=any,
-    figures=add_figure_sums,
-    spread=add_aggregates,
-    doubts=add_sentences,
-    let_pass=add_sentences,
-    problems=add_sentences,
-    transfers=add_transfers,
-    power=add_power,
-    memory=add_peaks,
-    environment=_environments,
-    traits=add_traits,
-    samples=lambda parts: {rank: sample for part in parts for rank, sample in part.items()},
-    messages=add_sums,
-    experts=add_experts,
-    arrivals=add_arrivals,
-    stages=add_stages,
-    race=add_checks,
-    lower_bound=any,
-)
+def _most_lost(parts: Sequence[LostTime | None]) -> LostTime | None:
+    return max([part for part in parts if part is not None], key=lambda lost: lost.ms, default=None)
+
+
+def _all_samples(parts: Sequence[dict[int, bytes]]) -> dict[int, bytes]:
+    return {rank: sample for part in parts for rank, sample in part.items()}
+
+
+_add = struct_sum(JobPart)
 
 
 def merge(parts: Sequence[JobPart]) -> JobPart:

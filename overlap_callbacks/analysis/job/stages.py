@@ -7,7 +7,7 @@ A rank alone tells a part of it. What its messages waited for their peers is kno
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -41,7 +41,7 @@ class StageSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     step_ns: int
     bubble_ns: int
     most_ns: int
-    chunks: int = 1
+    chunks: Annotated[int, max] = 1
 
 
 def stages_of(window: RankWindow) -> tuple[StageSum, ...]:
@@ -59,7 +59,7 @@ def stages_of(window: RankWindow) -> tuple[StageSum, ...]:
     return (StageSum(stage, 1, step_ns, bubble_ns, max(bubble_ns, most_ns), chunks),)
 
 
-add_stages = table_sum(StageSum, 1, chunks=max, limit=MAX_STAGES)
+add_stages = table_sum(StageSum, 1, limit=MAX_STAGES)
 
 
 class Side(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import astuple
@@ -25,6 +26,8 @@ _ROW_BYTES = 60  # of a row, without its name
 
 class KernelSum(KernelTime, frozen=True, array_like=True, gc=False):
     """A kernel, summed over ranks; the most thread blocks of any."""
+
+    num_blocks: Annotated[int, max] = 0
 
 
 class PairSum(PairTime, frozen=True, array_like=True, gc=False):
@@ -59,7 +62,7 @@ class LossSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     concurrent_ms: float = 0.0
     modelled_ms: float = 0.0
     held_ms: float = 0.0
-    num_sms: int = 0
+    num_sms: Annotated[int, max] = 0
 
 
 class ProfileTables(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -70,15 +73,15 @@ class ProfileTables(msgspec.Struct, frozen=True, array_like=True, gc=False):
         kernels, pairs, dimension_pairs, dimensions, losses: sums over the ranks.
     """
 
-    num_ranks: dict[str, int] = {}
-    kernels: tuple[KernelSum, ...] = ()
-    pairs: tuple[PairSum, ...] = ()
-    dimension_pairs: tuple[PairSum, ...] = ()
-    dimensions: tuple[DimensionSum, ...] = ()
-    losses: LossSum = LossSum()
+    num_ranks: Annotated[dict[str, int], named_sum(sum)] = {}
+    kernels: Annotated[tuple[KernelSum, ...], _kernels] = ()
+    pairs: Annotated[tuple[PairSum, ...], add_pairs] = ()
+    dimension_pairs: Annotated[tuple[PairSum, ...], add_pairs] = ()
+    dimensions: Annotated[tuple[DimensionSum, ...], _dimensions] = ()
+    losses: Annotated[LossSum, struct_sum(LossSum)] = LossSum()
 
 
-_all_kernels = table_sum(KernelSum, 2, num_blocks=max, order=lambda row: -(row.overlapped_ms + row.sequential_ms))
+_all_kernels = table_sum(KernelSum, 2, order=lambda row: -(row.overlapped_ms + row.sequential_ms))
 
 
 def _kernels(tables: Iterable[Iterable[KernelSum]]) -> tuple[KernelSum, ...]:
@@ -98,15 +101,7 @@ def _kernels(tables: Iterable[Iterable[KernelSum]]) -> tuple[KernelSum, ...]:
 
 add_pairs = table_sum(PairSum, 3, order=lambda row: -(row.time_ms + row.alone_ms), limit=MAX_PAIRS)
 _dimensions = table_sum(DimensionSum, 1, order=lambda row: -row.comm_ms, limit=MAX_DIMENSIONS)
-add_tables = struct_sum(
-    ProfileTables,
-    num_ranks=named_sum(sum),
-    kernels=_kernels,
-    pairs=add_pairs,
-    dimension_pairs=add_pairs,
-    dimensions=_dimensions,
-    losses=struct_sum(LossSum, num_sms=max),
-)
+add_tables = struct_sum(ProfileTables)
 
 
 def tables_of(window: RankWindow) -> ProfileTables:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
+from typing import Annotated
 
 import msgspec
 
@@ -41,9 +42,9 @@ class Transfers(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     operator: str
     group: str
-    first_rank: int
-    kernels: tuple[_Time, ...]
-    isolated: tuple[_Time, ...]
+    first_rank: Annotated[int, min]
+    kernels: Annotated[tuple[_Time, ...], _least]
+    isolated: Annotated[tuple[_Time, ...], _least]
 
 
 def _least(times: Sequence[tuple[_Time, ...]]) -> tuple[_Time, ...]:
@@ -52,10 +53,7 @@ def _least(times: Sequence[tuple[_Time, ...]]) -> tuple[_Time, ...]:
     return tuple(sorted([min(of_size) for of_size in by_size.values()], key=lambda time: time[::-1])[:MAX_SIZES])
 
 
-add_transfers = table_sum(
-    Transfers, 2, first_rank=min, kernels=_least, isolated=_least, limit=MAX_COLLECTIVES,
-    order=lambda row: (row.first_rank, row.group),
-)  # fmt: skip
+add_transfers = table_sum(Transfers, 2, order=lambda row: (row.first_rank, row.group), limit=MAX_COLLECTIVES)
 
 
 def transfers_of(collectives: Sequence[CollectiveTime]) -> tuple[Transfers, ...]:

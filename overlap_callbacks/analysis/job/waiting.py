@@ -14,6 +14,7 @@ from __future__ import annotations
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated
 
 import msgspec
 import numpy as np
@@ -25,7 +26,7 @@ from overlap_callbacks.analysis.kernels.issued import SEND_RECV
 from overlap_callbacks.analysis.results.arrivals import CollectiveCalls, are_times
 from overlap_callbacks.analysis.results.kernel_times import ALONE, PairTime
 from overlap_callbacks.analysis.results.window import DimensionTime
-from overlap_callbacks.analysis.sums import each_sum, grouped, named_sum, struct_sum, table_sum
+from overlap_callbacks.analysis.sums import each_sum, grouped, in_a_row, named_sum, struct_sum, table_sum
 
 # What a part keeps of groups of which ranks are missing, in bytes, and of such messages.
 MAX_OPEN_BYTES, MAX_MESSAGE_BYTES, MAX_DIMENSIONS = 40_000, 200_000, 32
@@ -117,26 +118,17 @@ class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         stages: of messages.
     """
 
-    open: tuple[OpenGroup, ...] = ()
-    blocks: tuple[BlockWaiting, ...] = ()
-    pairs: tuple[PairSum, ...] = ()
-    kinds_us: dict[str, float] = {}
-    dimensions: tuple[DimensionTransfer, ...] = ()
-    stages: tuple[StageMessages, ...] = ()
-    transfers: tuple[GroupTransfer, ...] = ()
-
-
-_add = struct_sum(
-    WaitingSums,
-    open=lambda parts: tuple([row for part in parts for row in part]),
-    blocks=table_sum(BlockWaiting, 1),
-    pairs=add_pairs,
-    kinds_us=named_sum(sum),
-    dimensions=table_sum(DimensionTransfer, 1, limit=MAX_DIMENSIONS),
-    stages=table_sum(StageMessages, 2, limit=MAX_STAGE_KINDS),
+    open: Annotated[tuple[OpenGroup, ...], in_a_row] = ()
+    blocks: Annotated[tuple[BlockWaiting, ...], table_sum(BlockWaiting, 1)] = ()
+    pairs: Annotated[tuple[PairSum, ...], add_pairs] = ()
+    kinds_us: Annotated[dict[str, float], named_sum(sum)] = {}
+    dimensions: Annotated[tuple[DimensionTransfer, ...], table_sum(DimensionTransfer, 1, limit=MAX_DIMENSIONS)] = ()
+    stages: Annotated[tuple[StageMessages, ...], table_sum(StageMessages, 2, limit=MAX_STAGE_KINDS)] = ()
     # The report shows the collectives of the lowest rank, which come first.
-    transfers=table_sum(GroupTransfer, 4, limit=MAX_TRANSFERS),
-)
+    transfers: Annotated[tuple[GroupTransfer, ...], table_sum(GroupTransfer, 4, limit=MAX_TRANSFERS)] = ()
+
+
+_add = struct_sum(WaitingSums)
 
 
 def waiting_of(calls: Sequence[CollectiveCalls], stage: int) -> WaitingSums:

@@ -7,7 +7,7 @@ different leaders. Of many devices, sums and extremes are kept.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -26,7 +26,15 @@ from overlap_callbacks.analysis.results.power import (
     SourceInfo,
     UnitUtilisation,
 )
-from overlap_callbacks.analysis.sums import Aggregate, Floats, add_aggregates, of_lowest, struct_sum, table_sum
+from overlap_callbacks.analysis.sums import (
+    Aggregate,
+    Floats,
+    add_aggregates,
+    in_a_row,
+    of_lowest,
+    struct_sum,
+    table_sum,
+)
 
 # Devices that are kept one by one: a leader has up to 64 members.
 MAX_DEVICES = 64
@@ -46,6 +54,10 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+def _best_known(of_ranks: Sequence[tuple[bool, int, Floats]]) -> tuple[bool, int, Floats]:
+    return min(of_ranks, key=lambda known: known[:2])
+
+
 class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the ranks that share a device know of it.
 
@@ -56,7 +68,7 @@ class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     identity: bytes
-    known: tuple[bool, int, Floats]
+    known: Annotated[tuple[bool, int, Floats], _best_known]
 
 
 class PowerSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -73,21 +85,18 @@ class PowerSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         source: the lowest rank that has power, and where its figures come from.
     """
 
-    ranks: RankSet = RankSet()
-    without: RankSet = RankSet()
-    unread: RankSet = RankSet()
-    devices: tuple[Device, ...] = ()
+    ranks: Annotated[RankSet, union] = RankSet()
+    without: Annotated[RankSet, union] = RankSet()
+    unread: Annotated[RankSet, union] = RankSet()
+    devices: Annotated[tuple[Device, ...], _devices] = ()
     num_others: int = 0
-    others: tuple[Aggregate, ...] = ()
-    problems: Sentences = Sentences()
-    source: tuple[int, SourceInfo] | None = None
+    others: Annotated[tuple[Aggregate, ...], in_a_row] = ()
+    problems: Annotated[Sentences, add_sentences] = Sentences()
+    source: Annotated[tuple[int, SourceInfo] | None, of_lowest] = None
 
 
-_devices = table_sum(Device, 1, known=lambda of_ranks: min(of_ranks, key=lambda known: known[:2]))
-_add = struct_sum(
-    PowerSums, ranks=union, without=union, unread=union, devices=_devices, problems=add_sentences, source=of_lowest,
-    others=lambda parts: tuple([sums for part in parts for sums in part]),
-)  # fmt: skip
+_devices = table_sum(Device, 1)
+_add = struct_sum(PowerSums)
 
 
 def power_of(rank: int, power: Sequence[DevicePower], *, elsewhere: bool = False) -> PowerSums:
