@@ -20,8 +20,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from overlap_callbacks.analysis.run_summary import RunSummary, without_details
-from overlap_callbacks.report.record_lines import line_at, lines_of
-from overlap_callbacks.report.record_windows import UNREADABLE, Details, Outlines, decode_window
+from overlap_callbacks.report.record_lines import UNREADABLE, Details, Outlines, decode_window, line_at, lines_of
 
 # The options of a schedule that reports use, and their types.
 _SCHEDULE_TYPES = {"every_n_steps": int, "profiled_steps": int, "control": bool, "blocks": str}

@@ -19,13 +19,11 @@ from overlap_callbacks.report.views.experts import experts
 from overlap_callbacks.report.views.quality import QUALITY, configuration, quality, race_of
 from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.scaling import compared, scaling
-from overlap_callbacks.report.views.sections import cost, ideal, not_measured, overview, power, tiles
+from overlap_callbacks.report.views.sections import cost, ideal, not_measured, overview, power, throughput, tiles
+from overlap_callbacks.report.views.step_charts import kernels_in_time
 from overlap_callbacks.report.views.tables import summary_table
-from overlap_callbacks.report.views.throughput import throughput
-from overlap_callbacks.report.views.timeline import kernels_in_time
 from overlap_callbacks.report.views.traffic import traffic
-from overlap_callbacks.report.views.trends import changed
-from overlap_callbacks.report.views.usage import usage
+from overlap_callbacks.report.views.trends import changed, usage
 
 _METHOD = (
     "Equations 1 to 5 are those of arXiv 2507.03114, section IV-D. Intervals are 95% confidence intervals, over blocks "
