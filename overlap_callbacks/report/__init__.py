@@ -9,8 +9,8 @@ thousand windows stays far below 5 MB. The alternatives: Plotly's only bundle in
 matplotlib's SVG has one set of colours, and on a phone the text of a wide screen; canvas libraries (uPlot, Chart.js)
 blur in print.
 
-The way of the data: a ``Record`` becomes a ``RunView``, this becomes a ``Document`` of sections (``views``), and
-``html/document`` makes that one file, ``terminal`` text. For a figure that was not measured, a ``Note`` says so.
+The way of the data: a ``Record`` becomes a ``Document`` of sections (``views``), and ``html/document`` makes that one
+file, ``terminal`` text. For a figure that was not measured, a ``Note`` says so.
 """
 
 from __future__ import annotations

@@ -150,6 +150,35 @@ class Record:
         found = {finding.rule: finding for window in self.windows for finding in window.findings}
         return tuple(sorted(found.values(), key=lambda finding: list(Severity).index(finding.severity)))
 
+    @property
+    def info(self) -> RunInfo:
+        """The last start of the job."""
+        return self.runs[-1]
+
+    @property
+    def control(self) -> bool:
+        """Whether it was an A/A run."""
+        return self.summary.control
+
+    @property
+    def figures(self) -> dict[str, Estimate]:
+        """Means over the valid windows; of a run without any, what a window that was cut short had measured."""
+        return self.summary.figures()
+
+    @property
+    def shown_windows(self) -> list[OverlapReport]:
+        """The windows that count; of a run without any, the one that was cut short after its timed part."""
+        partial = self.partial
+        if self.valid_windows or partial is None:
+            return self.valid_windows
+        return [self.whole(window) for window in self.windows if window.window == partial.window][-1:]
+
+    def latest_shown(self, part: str) -> OverlapReport | None:
+        """The last of ``shown_windows`` that has a part, e.g. ``kernels``; with its details."""
+        if self.valid_windows:
+            return self.latest_valid(part)
+        return next((window for window in self.shown_windows if getattr(window, part)), None)
+
     def pooled(self) -> dict[str, Estimate]:
         """Each figure over the valid windows."""
         return self.summary.pooled()

@@ -21,7 +21,6 @@ from overlap_callbacks.cli import main
 from overlap_callbacks.cli._output import read_record
 from overlap_callbacks.report import record, record_lines
 from overlap_callbacks.report.views import quality
-from overlap_callbacks.report.views.run import RunView
 from tests.report import runs
 
 OLD_RECORDS = sorted((Path(__file__).parent / "records").glob("*.jsonl"))
@@ -143,7 +142,7 @@ def test_windows_that_do_not_count_are_thinned_apart(tmp_path: Path) -> None:
 
 def windows_of_table(windows: list[OverlapReport], tmp_path: Path) -> tuple[list[str], str]:
     found = record.Record(tmp_path / FILE_NAME, [runs.run_info()], windows)
-    table = quality._window_table(RunView(found))
+    table = quality._window_table(found)
     return [row[0].text for row in table.rows], table.caption
 
 

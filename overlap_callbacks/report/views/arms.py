@@ -5,6 +5,7 @@ from __future__ import annotations
 from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
 from overlap_callbacks.analysis.formatting import PAGE, may_be_chance, page_text
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import (
     EMPTY,
     Block,
@@ -17,14 +18,13 @@ from overlap_callbacks.report.views.elements import (
     table_of,
     whole_cell,
 )
-from overlap_callbacks.report.views.run import RunView
 
 _MAX_LENGTH = 1000
 
 
-def arms(view: RunView) -> list[Section]:
+def arms(record: Record) -> list[Section]:
     """A table of the arms; nothing in a run without any but sequential steps."""
-    rows = arm_summaries(view.summary, view.record.arms)
+    rows = arm_summaries(record.summary, record.arms)
     if not rows:
         return []
     blocks: list[Block] = [_table(rows), *_further(rows)]

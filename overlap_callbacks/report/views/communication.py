@@ -23,13 +23,11 @@ from overlap_callbacks.report.views.elements import (
     table_of,
     whole_cell,
 )
-from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.traffic import host_names
 
 
-def communication(view: RunView) -> list[Section]:
+def communication(record: Record) -> list[Section]:
     """The section; none where nothing of it was measured."""
-    record = view.record
     sentences: list[str] = []
     blocks: list[Block] = []
     waiting = waiting_of(record)

@@ -15,7 +15,6 @@ from overlap_callbacks.report.views.elements import Block, Cell, Chart, Head, No
 from overlap_callbacks.report.views.environment import environment_facts
 from overlap_callbacks.report.views.power import power_figures
 from overlap_callbacks.report.views.quality import SCHEMA, SETTING, STARTED, run_facts
-from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.scaling import axis_value, common_work, run_figures
 from overlap_callbacks.report.views.step_charts import mode_bars
 from overlap_callbacks.report.views.trends import slowdowns
@@ -36,34 +35,34 @@ _MAX_VALUE = 40
 _MAX_VALUES = 8
 
 
-def head_lines(names: Sequence[str], views: Sequence[RunView]) -> list[str]:
+def head_lines(names: Sequence[str], records: Sequence[Record]) -> list[str]:
     """The first lines of the page: which run is faster, its interval, what to try, and what is known to differ."""
-    found = fastest_of(names, [view.record for view in views])
+    found = fastest_of(names, records)
     lines = [found.headline.sentence, *found.headline.more]
-    if found.name and of_the_job(differences(views)):
-        then = views[list(names).index(found.name)].record.bottleneck()
+    if found.name and of_the_job(differences(records)):
+        then = records[list(names).index(found.name)].bottleneck()
         advice = f" Then: {then.advice[0].what}" if then is not None and then.advice else ""
         lines.append(f"To try first: go on with {found.name}.{advice}")
-    return [*lines, differences_in_words(names, views)]
+    return [*lines, differences_in_words(names, records)]
 
 
-def comparison(names: Sequence[str], views: Sequence[RunView]) -> Section:
+def comparison(names: Sequence[str], records: Sequence[Record]) -> Section:
     """Step times and headline figures of all runs, and where their configurations differ."""
     blocks: list[Block] = []
-    runs = [(name, view.figures) for name, view in zip(names, views, strict=True)]
+    runs = [(name, record.figures) for name, record in zip(names, records, strict=True)]
     if any("e2e_overlapped_ms" in figures for _, figures in runs):
         blocks.append(mode_bars(runs))
     shares = _shares(runs)
     if shares is not None:
         blocks.append(shares)
-    along = slowdowns(list(zip(names, views, strict=True)))
+    along = slowdowns(list(zip(names, records, strict=True)))
     if along is not None:
         blocks.append(along)
     empty = [name for name, figures in runs if not figures]
     if empty:
         blocks.append(Note(f"Without any figure: {', '.join(empty)}.", warning=True))
-    power = _power(names, views)
-    blocks += [_figures(runs), *([power] if power is not None else []), difference_table(names, views)]
+    power = _power(names, records)
+    blocks += [_figures(runs), *([power] if power is not None else []), difference_table(names, records)]
     return Section("Side by side", "", blocks)
 
 
@@ -97,8 +96,8 @@ def _figures(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Table:
     return Table("All figures", columns, tuple(rows), "With 95% intervals.", folded=True, sorts=False)
 
 
-def _power(names: Sequence[str], views: Sequence[RunView]) -> Table | None:
-    by_run = [power_figures(view.valid_windows) for view in views]
+def _power(names: Sequence[str], records: Sequence[Record]) -> Table | None:
+    by_run = [power_figures(record.valid_windows) for record in records]
     labels = dict.fromkeys(label for figures in by_run for label in figures)
     if not labels:
         return None
@@ -175,9 +174,9 @@ def _step_ms(record: Record) -> float | None:
 Difference = tuple[str, tuple[str, ...]]
 
 
-def differences(views: Sequence[RunView]) -> list[Difference]:
+def differences(records: Sequence[Record]) -> list[Difference]:
     """What differs as far as the records tell, with its value in each run; what says most of the job comes first."""
-    facts = [_facts(view) for view in views]
+    facts = [_facts(record) for record in records]
     found = []
     for label in dict.fromkeys(label for of_run in facts for label in of_run):
         values = tuple([of_run.get(label, DASH) for of_run in facts])
@@ -191,10 +190,10 @@ def of_the_job(rows: Sequence[Difference]) -> list[Difference]:
     return [row for row in rows if not row[0].startswith(_NOT_OF_THE_JOB)]
 
 
-def difference_table(names: Sequence[str], views: Sequence[RunView]) -> Block:
+def difference_table(names: Sequence[str], records: Sequence[Record]) -> Block:
     """A table of what differs; a note where nothing does that the records know."""
-    rows = differences(views)
-    untold = not_told([view.record for view in views])
+    rows = differences(records)
+    untold = not_told(records)
     if not rows:
         return Note(f"The records know of no difference between the configurations. {untold}")
     cells = tuple([tuple(map(name_cell, (label, *values))) for label, values in rows])
@@ -202,12 +201,12 @@ def difference_table(names: Sequence[str], views: Sequence[RunView]) -> Block:
     return Table("Where their configurations differ", columns, cells, untold, sorts=False)
 
 
-def differences_in_words(names: Sequence[str], views: Sequence[RunView]) -> str:
+def differences_in_words(names: Sequence[str], records: Sequence[Record]) -> str:
     """What differs between the jobs, in a line. What may differ too stands with the table.
 
     Where settings that somebody chose differ, they are named, and the rest, which often follows from them, is counted.
     """
-    rows = of_the_job(differences(views))
+    rows = of_the_job(differences(records))
     chosen = [row for row in rows if _place(row[0]) == 0] or rows
     texts = [f"{_short(label)} ({_of_each(names, values)})" for label, values in chosen[:_MOST_NAMED]]
     left = len(rows) - len(texts)
@@ -240,15 +239,15 @@ def _place(label: str) -> int:
     return 2 if label.startswith(_NOT_OF_THE_JOB) else 1
 
 
-def _facts(view: RunView) -> dict[str, str]:
+def _facts(record: Record) -> dict[str, str]:
     sent = {
         f"{_COLLECTIVES}{page_text(name, 80)}": f"{count(messages, 'message')}, {size / 1e6:,.2f} MB"
-        for name, (messages, size) in collectives_of_a_step(view.record).items()
+        for name, (messages, size) in collectives_of_a_step(record).items()
     }
     return {
-        **dict(run_facts(view.info)),
-        **dict(environment_facts(view)),
-        **{f"{_SCHEDULE}{name}": str(value) for name, value in view.info.schedule.items()},
+        **dict(run_facts(record.info)),
+        **dict(environment_facts(record)),
+        **{f"{_SCHEDULE}{name}": str(value) for name, value in record.info.schedule.items()},
         **sent,
     }
 

@@ -13,6 +13,7 @@ from overlap_callbacks.analysis.results.environment import (
     Severity,
 )
 from overlap_callbacks.analysis.results.window import MemoryPeak
+from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import (
     Block,
     Cell,
@@ -24,14 +25,12 @@ from overlap_callbacks.report.views.elements import (
     name_cell,
     table_of,
 )
-from overlap_callbacks.report.views.run import RunView
 
 _RANK = {severity: number for number, severity in enumerate(Severity)}
 
 
-def environment(view: RunView) -> Section | None:
+def environment(record: Record) -> Section | None:
     """Findings, software, variables, hosts and devices; None for a record of an older version."""
-    record = view.record
     own, job, findings = record.environment, record.job_environment, record.findings
     if own is None:
         return None
@@ -54,19 +53,19 @@ def environment(view: RunView) -> Section | None:
     return Section("What did it run on?", _answer(job, findings), blocks)
 
 
-def environment_facts(view: RunView) -> tuple[tuple[str, str], ...]:
+def environment_facts(record: Record) -> tuple[tuple[str, str], ...]:
     """Name and value of software, device and variables, to be held against those of another run."""
-    own = view.record.environment
+    own = record.environment
     # Versions of torch and the device's name stand with what else is known of the run.
     known = () if own is None else (*_software(own)[1:], *own.variables.items())
     return _facts([(name, value) for name, value in known if name != "Device"])
 
 
-def warnings(view: RunView) -> list[Note]:
+def warnings(record: Record) -> list[Note]:
     """What must be known before the figures are read: the serious findings."""
     return [
         Note(page_text(f"{finding.message} {finding.action}"), warning=True)
-        for finding in view.record.findings
+        for finding in record.findings
         if finding.severity is Severity.SERIOUS
     ]
 

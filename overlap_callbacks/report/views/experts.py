@@ -7,6 +7,7 @@ from typing import Any
 
 from overlap_callbacks.analysis.formatting import PAGE, count, page_text, rounded
 from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads
+from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import (
     EMPTY_LEGEND,
     Block,
@@ -18,7 +19,6 @@ from overlap_callbacks.report.views.elements import (
     table_of,
     whole_cell,
 )
-from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.trends import MAX_POINTS, MAX_WHISKERS
 
 # Expert ranks that a chart shows one by one.
@@ -34,9 +34,9 @@ _SPREADS = (("load of expert ranks", "run1", "load_cv"), ("splits of one all-to-
 _PEAK_UNIT = "times the mean"
 
 
-def experts(view: RunView) -> list[Section]:
+def experts(record: Record) -> list[Section]:
     """Loads of the experts; nothing for a run without all-to-alls that have split sizes."""
-    windows = [window for window in view.windows if window.experts is not None]
+    windows = [window for window in record.windows if window.experts is not None]
     if not windows:
         return []
     last = windows[-1].experts
@@ -49,7 +49,7 @@ def experts(view: RunView) -> list[Section]:
             _lines("The most over the mean, along the run", _PEAK_UNIT, _PEAKS, of_windows),
             _lines("Coefficient of variation, along the run", "fraction", _SPREADS, of_windows),
         ]
-    detailed = view.record.latest("expert_details")
+    detailed = record.latest("expert_details")
     details = None if detailed is None else detailed.expert_details
     blocks: list[Block] = []
     if detailed is not None and details is not None:

@@ -31,7 +31,6 @@ from overlap_callbacks.report.views.elements import (
     table_of,
     whole_cell,
 )
-from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.tables import figure_table
 
 # Maximum rows of the tables of windows and of problems; the record holds all.
@@ -46,17 +45,16 @@ _COLUMNS = ("e2e_overlapped_ms", "e2e_sequential_ms", "compute_slowdown", "resid
 QUALITY = "How good is the measurement?"
 
 
-def quality(view: RunView, lacking: Sequence[str] = ()) -> Section:
+def quality(record: Record, lacking: Sequence[str] = ()) -> Section:
     """What the figures rest on, and what makes them doubtful.
 
     Args:
-        view: the run.
+        record: of the run.
         lacking: what was not measured, as sentences.
     """
-    record = view.record
     blocks: list[Block] = []
-    if view.measured:
-        blocks.append(Facts("The measurement", tuple(_facts(view))))
+    if record.summary.measured:
+        blocks.append(Facts("The measurement", tuple(_facts(record))))
     problems = _problem_table(record.windows)
     race = race_of(record)
     if race is not None and race.verdict is not RaceVerdict.RACE:
@@ -70,52 +68,52 @@ def quality(view: RunView, lacking: Sequence[str] = ()) -> Section:
         blocks.append(Note(f"{unreadable(record)}.", warning=True))
     if lacking:
         blocks.append(Note(" ".join(lacking), first=True))
-    if view.measured:
-        blocks.append(figure_table(view.figures, view.info.meanings))
+    if record.summary.measured:
+        blocks.append(figure_table(record.figures, record.info.meanings))
     if record.windows:
-        blocks.append(_window_table(view))
-    return Section(QUALITY, _answer(view), blocks, first=True)
+        blocks.append(_window_table(record))
+    return Section(QUALITY, _answer(record), blocks, first=True)
 
 
-def _answer(view: RunView) -> str:
-    arms = len(view.record.arms)
-    if not view.windows and not arms:
+def _answer(record: Record) -> str:
+    arms = len(record.arms)
+    if not record.windows and not arms:
         return "No window was completed."
-    why = "".join([f"; {kind}: {numbers}" for kind, numbers in left_out(view.summary)])
-    answer = f"{windows_that_count(view.summary)}{why}." if view.windows else f"{count(arms, 'window')} of arms."
-    cost = cost_of(view.record)
+    why = "".join([f"; {kind}: {numbers}" for kind, numbers in left_out(record.summary)])
+    answer = f"{windows_that_count(record.summary)}{why}." if record.windows else f"{count(arms, 'window')} of arms."
+    cost = cost_of(record)
     if cost is not None:
         answer += f" Cost of measuring: {PAGE.measuring_cost(cost)}."
     return answer
 
 
-def _facts(view: RunView) -> list[tuple[str, str]]:
-    windows = view.windows
-    facts = [("Windows that count", f"{len(view.valid_windows):,} of {len(windows):,}")]
-    facts += [(kind.capitalize(), numbers) for kind, numbers in left_out(view.summary)]
-    steps = view.figures.get("speedup_vs_sequential") or view.figures.get("e2e_overlapped_ms")
+def _facts(record: Record) -> list[tuple[str, str]]:
+    windows = record.windows
+    facts = [("Windows that count", f"{len(record.valid_windows):,} of {len(windows):,}")]
+    facts += [(kind.capitalize(), numbers) for kind, numbers in left_out(record.summary)]
+    steps = record.figures.get("speedup_vs_sequential") or record.figures.get("e2e_overlapped_ms")
     if steps is not None:
         facts.append(("Counted steps", f"{steps.num_steps:,}"))
-    facts.append(("Residual overlap in sequential steps", _residual(view)))
-    error = view.figures.get("sequential_model_error")
+    facts.append(("Residual overlap in sequential steps", _residual(record)))
+    error = record.figures.get("sequential_model_error")
     if error is not None:
         label = "Equation 5 against the measured sequential step"
         facts.append((label, PAGE.with_interval(error, "fraction", signed=True)))
     facts.append(("Ranks heard", _ranks(windows)))
-    cost = cost_of(view.record)
+    cost = cost_of(record)
     facts.append(("Cost of measuring", "not known" if cost is None else PAGE.measuring_cost(cost)))
     return facts
 
 
-def _residual(view: RunView) -> str:
-    values = [window.residual_overlap.value for window in view.windows if window.residual_overlap is not None]
-    if not values or view.control:
-        return "not measured" if not view.control else "none to measure: both sides ran overlapped"
-    limit = max(residual_limit(window.device, window.backend) for window in view.windows)
+def _residual(record: Record) -> str:
+    values = [window.residual_overlap.value for window in record.windows if window.residual_overlap is not None]
+    if not values or record.control:
+        return "not measured" if not record.control else "none to measure: both sides ran overlapped"
+    limit = max(residual_limit(window.device, window.backend) for window in record.windows)
     text = f"at most {PAGE.percent(max(values))} of compute, limit {PAGE.percent(limit)}"
-    of_comm = [w.residual_comm_overlap.value for w in view.windows if w.residual_comm_overlap is not None]
+    of_comm = [w.residual_comm_overlap.value for w in record.windows if w.residual_comm_overlap is not None]
     if of_comm:
-        limit = max(residual_comm_limit(window.device, window.backend) for window in view.windows)
+        limit = max(residual_comm_limit(window.device, window.backend) for window in record.windows)
         text += f"; at most {PAGE.percent(max(of_comm))} of communication, limit {PAGE.percent(limit)}"
     return text
 
@@ -153,25 +151,25 @@ def _problem_table(windows: Sequence[OverlapReport]) -> Table | None:
     )
 
 
-def _window_table(view: RunView) -> Table:
-    shown = _listed(view)
+def _window_table(record: Record) -> Table:
+    shown = _listed(record)
     caption = ""
-    if len(shown) < len(view.windows):
+    if len(shown) < len(record.windows):
         caption = (
-            f"{len(shown):,} of {len(view.windows):,}: the first and the last ones, those with the highest and the "
+            f"{len(shown):,} of {len(record.windows):,}: the first and the last ones, those with the highest and the "
             f"lowest of each figure, and the last {MAX_DOUBTFUL:,} that do not count. The record holds all."
         )
 
     def compared(window: OverlapReport, name: str) -> float | None:
         """Of windows that count alone: the others compare with no sequential steps."""
-        return _value(getattr(window, name)) if view.summary.state_of(window) == COUNTS else None
+        return _value(getattr(window, name)) if record.summary.state_of(window) == COUNTS else None
 
     return table_of(
         "Every window",
         shown,
         Column("Window", lambda window: window.window, whole_cell),
         Column("First step", lambda window: window.first_step, whole_cell),
-        Column("*State", view.summary.state_of),
+        Column("*State", record.summary.state_of),
         Column("Overlapped, ms", lambda window: _value(window.e2e_overlapped_ms)),
         Column("Sequential, ms", lambda window: compared(window, "e2e_sequential_ms")),
         Column("Compute slowdown", lambda window: compared(window, "compute_slowdown"), change_cell),
@@ -182,13 +180,13 @@ def _window_table(view: RunView) -> Table:
     )
 
 
-def _listed(view: RunView) -> list[OverlapReport]:
+def _listed(record: Record) -> list[OverlapReport]:
     """Of very many windows, those that a reader looks for: the first, the extremes, the doubtful, the last."""
-    windows = view.windows
+    windows = record.windows
     if len(windows) <= MAX_WINDOWS:
         return windows
     kept = {0}
-    states = list(map(view.summary.state_of, windows))
+    states = list(map(record.summary.state_of, windows))
     for name in _COLUMNS:
         values = {i: value for i, w in enumerate(windows) if (value := _value(getattr(w, name))) is not None}
         of_counting = {i: value for i, value in values.items() if states[i] == COUNTS}
@@ -228,23 +226,23 @@ _LABELS = {
 _SHOWN_ELSEWHERE = frozenset({"units", "meanings", "schedule", "environment"})
 
 
-def configuration(view: RunView) -> Section:
+def configuration(record: Record) -> Section:
     """Everything that the record says about the run."""
     blocks: list[Block] = [
-        Facts("The run", _own_facts(view)),
-        Facts("The schedule", _flat(view.info.schedule)),
+        Facts("The run", _own_facts(record)),
+        Facts("The schedule", _flat(record.info.schedule)),
     ]
-    starts = len(view.record.runs)
+    starts = len(record.runs)
     if starts > 1:
         blocks.append(Note(f"The job was started {starts} times; this is its last start."))
-    blocks.append(Facts("The record", (("File", page_text(view.record.path)),)))
+    blocks.append(Facts("The record", (("File", page_text(record.path)),)))
     return Section("Configuration", "", blocks)
 
 
-def _own_facts(view: RunView) -> tuple[tuple[str, str], ...]:
+def _own_facts(record: Record) -> tuple[tuple[str, str], ...]:
     """What is known of the run, without what the part on the environment says already."""
-    told = {_LABELS["torch_version"], _LABELS["device"]} if view.record.environment is not None else set()
-    return tuple((label, shown) for label, shown in run_facts(view.info) if label not in told)
+    told = {_LABELS["torch_version"], _LABELS["device"]} if record.environment is not None else set()
+    return tuple((label, shown) for label, shown in run_facts(record.info) if label not in told)
 
 
 def run_facts(run: RunInfo) -> tuple[tuple[str, str], ...]:

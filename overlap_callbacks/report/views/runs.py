@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import itertools
 from collections.abc import Sequence
 
-from overlap_callbacks.analysis.formatting import page_sentence, page_text
+from overlap_callbacks.analysis.formatting import count, page_sentence, page_text
+from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.report.record import Record
@@ -17,7 +19,6 @@ from overlap_callbacks.report.views.elements import Block, Document, Note, RunPa
 from overlap_callbacks.report.views.environment import environment, warnings
 from overlap_callbacks.report.views.experts import experts
 from overlap_callbacks.report.views.quality import QUALITY, configuration, quality, race_of
-from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.scaling import compared, scaling
 from overlap_callbacks.report.views.sections import cost, ideal, not_measured, overview, power, throughput, tiles
 from overlap_callbacks.report.views.step_charts import kernels_in_time
@@ -44,20 +45,19 @@ def runs_document(records: Sequence[Record], axis: str | None = None, *, charts:
     """
     if not records:
         raise ValueError("records must hold at least one record, got none")
-    views = [RunView(record, charts=charts) for record in records]
     names = distinct_names(records)
     several = len(records) > 1
     runs = tuple(
         [
-            _run(f"run-{number}", name, view, compared=several)
-            for number, (name, view) in enumerate(zip(names, views, strict=True), 1)
+            _run(f"run-{number}", name, record, compared=several, charts=charts)
+            for number, (name, record) in enumerate(zip(names, records, strict=True), 1)
         ]
     )
     title = "Overlap report: " + ", ".join(names[:4])
     if not several:
         return Document(title, runs, _METHOD, rest="overlap show RUN --all shows the tables of each answer.")
-    verdict, *more = map(page_sentence, head_lines(names, views))
-    compared = tuple(_compared(names, views, axis))
+    verdict, *more = map(page_sentence, head_lines(names, records))
+    compared = tuple(_compared(names, records, axis))
     return Document(title, runs, _METHOD, f"{len(records)} runs compared", verdict, tuple(more), compared)
 
 
@@ -71,14 +71,14 @@ def distinct_names(records: Sequence[Record]) -> list[str]:
     return names
 
 
-def _compared(names: Sequence[str], views: Sequence[RunView], axis: str | None) -> list[Section]:
-    found = compared(names, [view.record for view in views], axis)
-    return [comparison(names, views), *([] if found is None else [scaling(found)])]
+def _compared(names: Sequence[str], records: Sequence[Record], axis: str | None) -> list[Section]:
+    found = compared(names, records, axis)
+    return [comparison(names, records), *([] if found is None else [scaling(found)])]
 
 
-def _run(identity: str, name: str, view: RunView, *, compared: bool) -> RunPage:
-    blocks: list[Block] = [*tiles(view), *overview(view, compared=compared)]
-    if view.control:
+def _run(identity: str, name: str, record: Record, *, compared: bool, charts: bool) -> RunPage:
+    blocks: list[Block] = [*tiles(record), *overview(record, compared=compared)]
+    if record.control:
         blocks.append(
             Note(
                 "A control run: overlap was never switched off. Every difference here is an error of the measurement, "
@@ -86,42 +86,65 @@ def _run(identity: str, name: str, view: RunView, *, compared: bool) -> RunPage:
                 warning=True,
             )
         )
-    race = race_of(view.record)
+    race = race_of(record)
     if race is not None and race.verdict is RaceVerdict.RACE:
         blocks.insert(0, Note(page_text(race_sentence(race), 4000), warning=True))
-    blocks += warnings(view)
-    head, line = page_text(view.head), view.headline
-    more = tuple([page_sentence(each) for each in (*line.more, first_advice(view.record)) if each])
-    sections = tuple([section for section in _sections(view) if section.answer or section.blocks])
+    blocks += warnings(record)
+    head, line = page_text(_head(record)), run_headline(record.summary, len(record.arms))
+    more = tuple([page_sentence(each) for each in (*line.more, first_advice(record)) if each])
+    sections = tuple([section for section in _sections(record, charts) if section.answer or section.blocks])
     # Of several runs, the comparison comes first: each one's own sections open on a click.
     folded = tuple([dataclasses.replace(section, folded=True) for section in sections]) if compared else sections
-    figures = summary_table(view.figures, view.basis) if view.figures else None
+    figures = summary_table(record.figures, _basis(record)) if record.figures else None
     return RunPage(identity, name, head, page_sentence(line.sentence), tuple(blocks), folded, more, figures)
 
 
-def _sections(view: RunView) -> list[Section]:
+def _head(record: Record) -> str:
+    """What ran where, in a line."""
+    info = record.info
+    started = f"started {_moment(info.started_at)}"
+    parts = (info.framework, count(info.world_size, "rank"), info.backend, info.device, started)
+    return " · ".join(part for part in parts if part)
+
+
+def _moment(started_at: str) -> str:
+    """A wall clock's ISO 8601 as people write it, to the minute; a text of another form as it is."""
+    try:
+        found = datetime.datetime.fromisoformat(started_at)
+    except ValueError:
+        return started_at
+    return f"{found:%Y-%m-%d %H:%M} {found.tzname() or ''}".rstrip()
+
+
+def _basis(record: Record) -> str:
+    """What the figures are means over."""
+    if not record.pooled():
+        return "one unfinished window"
+    return f"{len(record.valid_windows):,} of {count(len(record.windows), 'window')}"
+
+
+def _sections(record: Record, charts: bool) -> list[Section]:
     """The questions: what overlap costs and what holds a step back are open, the others are folded."""
     found: list[Section] = []
     lacking: list[str] = []
-    if view.measured:
-        found += [cost(view), *ideal(view), *power(view), *changed(view), *throughput(view)]
-        lacking = not_measured(view)
-    found += arms(view)
-    sent = traffic(view)
+    if record.summary.measured:
+        found += [cost(record), *ideal(record), *power(record), *changed(record), *throughput(record)]
+        lacking = not_measured(record)
+    found += arms(record)
+    sent = traffic(record)
     further = [
-        *(kernels_in_time(view) if view.measured else []),
-        *(usage(view) if view.measured else []),
+        *([*kernels_in_time(record), *usage(record)] if charts and record.summary.measured else []),
         *([sent] if sent is not None else []),
-        *experts(view),
-        *communication(view),
-        quality(view, lacking),
+        *experts(record),
+        *communication(record),
+        quality(record, lacking),
     ]
-    ran_on = environment(view)
+    ran_on = environment(record)
     if ran_on is not None:
         further.append(ran_on)
-    further.append(configuration(view))
+    further.append(configuration(record))
     # A run without figures is asked why: that is in the part on the measurement.
-    asked_why = not view.valid_windows
+    asked_why = not record.valid_windows
     if asked_why:
         found = [dataclasses.replace(each, folded=True) for each in found]
     return [

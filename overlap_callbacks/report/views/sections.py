@@ -25,6 +25,7 @@ from overlap_callbacks.analysis.results.report_parts import compute_slowdowns
 from overlap_callbacks.analysis.results.step_parts import exposed_share, profiled_step_ms
 from overlap_callbacks.analysis.run_summary import run_means, run_times
 from overlap_callbacks.analysis.throughput import GIVEN, run_throughput
+from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views import tables
 from overlap_callbacks.report.views.elements import (
     Block,
@@ -40,21 +41,20 @@ from overlap_callbacks.report.views.elements import (
     table_of,
 )
 from overlap_callbacks.report.views.power import energy_change, energy_of_a_step, power_answer, power_blocks
-from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.step_charts import mode_bars, stack, step_parts, timeline
 
 Figures = dict[str, Estimate]
 
 
-def tiles(view: RunView) -> list[Block]:
+def tiles(record: Record) -> list[Block]:
     """The figures to read first; none for what was not measured."""
-    figures = view.figures
-    found = [_step_tile(view), _figure_tile(figures, "compute_slowdown", "of the same kernels with overlap")]
+    figures = record.figures
+    found = [_step_tile(record), _figure_tile(figures, "compute_slowdown", "of the same kernels with overlap")]
     share, total_ms, exposed = exposed_share(figures), profiled_step_ms(figures), figures.get("exposed_comm_ms")
     if share is not None and total_ms is not None and exposed is not None:
         of = f"of a step under the profiler: {_ms(exposed.value)} of {_ms(total_ms)}"
         found.append(_tile("Exposed communication", share, of, signed=False))
-    energy, in_flight = _energy_tile(view), figures.get("comm_ms")
+    energy, in_flight = _energy_tile(record), figures.get("comm_ms")
     if energy is not None:
         found.append(energy)
     elif in_flight is not None:
@@ -67,23 +67,23 @@ def tiles(view: RunView) -> list[Block]:
     return [Tiles(shown)] if shown else []
 
 
-def _step_tile(view: RunView) -> Tile | None:
-    change = step_change(view.figures)
+def _step_tile(record: Record) -> Tile | None:
+    change = step_change(record.figures)
     if change is None:
         return None
-    times = [view.figures.get(name) for name in ("e2e_overlapped_ms", "e2e_sequential_ms")]
+    times = [record.figures.get(name) for name in ("e2e_overlapped_ms", "e2e_sequential_ms")]
     of = " against ".join([_ms(time.value) for time in times if time is not None])
-    label = "Step time, one side against the other" if view.control else "Step time with overlap"
-    remark = f"{of} {'' if view.control else 'sequential'}".strip()
-    return _tile(label, change, remark if view.control else f"{remark}; {certainty_in_words(change, PAGE)}")
+    label = "Step time, one side against the other" if record.control else "Step time with overlap"
+    remark = f"{of} {'' if record.control else 'sequential'}".strip()
+    return _tile(label, change, remark if record.control else f"{remark}; {certainty_in_words(change, PAGE)}")
 
 
-def _energy_tile(view: RunView) -> Tile | None:
+def _energy_tile(record: Record) -> Tile | None:
     """Where power was measured, overlap costs or saves energy too: more to a reader than what it hides."""
-    if view.control:
+    if record.control:
         return None
-    change = energy_change(view.valid_windows)
-    both = [energy_of_a_step(view.valid_windows, mode) for mode in Mode]
+    change = energy_change(record.valid_windows)
+    both = [energy_of_a_step(record.valid_windows, mode) for mode in Mode]
     if change is None:
         return None
     of = " against ".join([PAGE.quantity(energy.value, "J") for energy in both if energy is not None])
@@ -104,57 +104,58 @@ def _ms(value: float, *, signed: bool = False) -> str:
     return PAGE.quantity(value, "ms", signed=signed)
 
 
-def overview(view: RunView, *, compared: bool) -> list[Block]:
+def overview(record: Record, *, compared: bool) -> list[Block]:
     """Step time in each mode, and where the time of a step goes.
 
     Args:
-        view: the run.
+        record: of the run.
         compared: whether step times of several runs stand side by side already.
     """
     blocks: list[Block] = []
-    if not compared and any(name in view.figures for name in ("e2e_overlapped_ms", "e2e_sequential_ms")):
-        blocks.append(mode_bars([("", view.figures)]))
-    if view.parts is not None:
-        blocks.append(step_parts(view.parts, view.figures, narrow=bool(blocks)))
+    if not compared and any(name in record.figures for name in ("e2e_overlapped_ms", "e2e_sequential_ms")):
+        blocks.append(mode_bars([("", record.figures)]))
+    parts = record.summary.step_parts()
+    if parts is not None:
+        blocks.append(step_parts(parts, record.figures, narrow=bool(blocks)))
     return blocks
 
 
 # -- what does it cost?
 
 
-def cost(view: RunView) -> Section:
+def cost(record: Record) -> Section:
     """Slowdown by kernel and by what ran beside it."""
     blocks: list[Block] = []
-    window, paired = view.latest("kernels"), view.latest("pairs")
+    window, paired = record.latest_shown("kernels"), record.latest_shown("pairs")
     if window is not None:
         blocks += tables.kernel_tables(window)
     if paired is not None:
         basis = f"Per step, means over the ranks, window {paired.window}."
         blocks += tables.pair_tables(paired.pairs, basis)
-    divided = view.latest("dimension_pairs")
+    divided = record.latest_shown("dimension_pairs")
     # With one dimension alone, the table of pairs says the same.
     if divided is not None and len(compute_slowdowns(divided.dimension_pairs)) > 1:
         blocks.append(tables.dimension_pair_table(divided))
-    causes = cause_table(view.shown_windows)
+    causes = cause_table(record.shown_windows)
     if causes is not None:
         blocks.append(causes)
     blocks.sort(key=lambda block: isinstance(block, Table) and block.folded)
-    if window is None and view.valid_windows:
-        blocks.append(Note(_why_no_kernels(view)))
+    if window is None and record.valid_windows:
+        blocks.append(Note(_why_no_kernels(record)))
     by_dimension = "" if divided is None else _dimension_answer(divided)
-    answer = f"{_cost_answer(view.figures)}{by_dimension}".strip()
-    if view.control:
+    answer = f"{_cost_answer(record.figures)}{by_dimension}".strip()
+    if record.control:
         answer = "Both sides ran overlapped, so what differs between them is the error of measurement."
     return Section("What does it cost?", answer, blocks)
 
 
-def power(view: RunView) -> list[Section]:
+def power(record: Record) -> list[Section]:
     """What overlap does to power, energy and clocks; nothing where no window has any."""
-    traced = view.record.latest_valid("power_trace") if view.valid_windows else view.record.latest("power_trace")
-    blocks = power_blocks(view.shown_windows, view.windows, traced)
+    traced = record.latest_valid("power_trace") if record.valid_windows else record.latest("power_trace")
+    blocks = power_blocks(record.shown_windows, record.windows, traced)
     if not blocks:
         return []
-    return [Section("What does it do to power?", power_answer(view.shown_windows), blocks, folded=True)]
+    return [Section("What does it do to power?", power_answer(record.shown_windows), blocks, folded=True)]
 
 
 def _cost_answer(figures: Figures) -> str:
@@ -187,8 +188,8 @@ def _longer(figure: Estimate) -> str:
     return f"{change_in_words(figure.value, 'longer', 'less time', PAGE)}{interval}{chance}"
 
 
-def _why_no_kernels(view: RunView) -> str:
-    if view.info.schedule.get("profiled_steps") == 0:
+def _why_no_kernels(record: Record) -> str:
+    if record.info.schedule.get("profiled_steps") == 0:
         return "Kernels were not profiled: the schedule has profiled_steps=0, so what overlap costs them is not known."
     return "Kernels were not measured: no window has a profile."
 
@@ -196,22 +197,22 @@ def _why_no_kernels(view: RunView) -> str:
 # -- how far from ideal?
 
 
-def ideal(view: RunView) -> list[Section]:
+def ideal(record: Record) -> list[Section]:
     """What holds a step back, what to try, and how the time passes; nothing where none of it is known."""
-    found = view.record.bottleneck()
+    found = record.bottleneck()
     blocks: list[Block] = [] if found is None else [advice_table(found)]
-    drawn = view.record.latest("pictures")
+    drawn = record.latest("pictures")
     if drawn is not None:
         blocks.append(timeline(drawn))
-    divided = view.record.latest("dimensions")
+    divided = record.latest("dimensions")
     if divided is not None and len(divided.dimensions) > 1:
         blocks += [dimension_chart(divided), tables.dimension_table(divided)]
-    collectives = view.record.latest("collectives")
+    collectives = record.latest("collectives")
     if collectives is not None:
         blocks.append(tables.collective_table(collectives))
-    answer = "" if view.valid_windows else "That is not known, as no window counts."
+    answer = "" if record.valid_windows else "That is not known, as no window counts."
     if found is not None:
-        answer = f"{page_text(found.sentence(PAGE), 1000)}{_attained(view.figures)}"
+        answer = f"{page_text(found.sentence(PAGE), 1000)}{_attained(record.figures)}"
     return [Section("How far from ideal, and what holds it back?", answer, blocks)] if blocks else []
 
 
@@ -224,19 +225,18 @@ def _attained(figures: Figures) -> str:
     return f" Overlap has attained {PAGE.percent(attained.value)}{shown} of the time that perfect overlap would save."
 
 
-def not_measured(view: RunView) -> list[str]:
+def not_measured(record: Record) -> list[str]:
     """What a page of this run lacks, as sentences."""
-    record = view.record
     lacking = []
-    if view.valid_windows and record.latest_valid("kernels") is not None and record.latest_valid("pairs") is None:
+    if record.valid_windows and record.latest_valid("kernels") is not None and record.latest_valid("pairs") is None:
         lacking.append("What ran beside what was not measured.")
     if record.latest("pictures") is None:
         lacking.append("No step was drawn: that needs a profile of rank 0.")
     if record.latest("collectives") is None:
         lacking.append("No collective was recorded.")
-    if not any(window.power is not None for window in view.windows):
+    if not any(window.power is not None for window in record.windows):
         lacking.append("Power was not measured.")
-    if len(view.valid_windows) == 1:
+    if len(record.valid_windows) == 1:
         lacking.append("One valid window was measured, so there is nothing to compare it with.")
     return lacking
 
@@ -323,9 +323,9 @@ def _share(fractions: Sequence[float], scale: float) -> Cell:
 _MAX_REMARK = 80
 
 
-def throughput(view: RunView) -> list[Section]:
+def throughput(record: Record) -> list[Section]:
     """Throughput over the windows that count; nothing where it is not known."""
-    found = run_throughput(view.valid_windows)
+    found = run_throughput(record.valid_windows)
     if found is None:
         return []
     tiles = [

@@ -19,6 +19,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.step_parts import StepParts
 from overlap_callbacks.report.perfetto import perfetto_trace
+from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import (
     Block,
     Cell,
@@ -31,7 +32,6 @@ from overlap_callbacks.report.views.elements import (
     number_cell,
     table_of,
 )
-from overlap_callbacks.report.views.run import RunView
 
 # The colour of each step time, as a variable of the style sheet.
 COLORS = {"e2e_ideal_ms": "ideal", "e2e_overlapped_ms": "overlapped", "e2e_sequential_ms": "sequential"}
@@ -240,9 +240,9 @@ _MAX_NAME = 120
 _OfKernel = tuple[tuple[str, bool], dict[Mode, CallTimes]]
 
 
-def kernels_in_time(view: RunView) -> list[Section]:
+def kernels_in_time(record: Record) -> list[Section]:
     """When each kernel of a step ran, and how long its calls take; nothing where no record of them is kept."""
-    window = view.record.latest("pictures") if view.charts else None
+    window = record.latest("pictures")
     blocks = [] if window is None else kernel_blocks(window)
     answer = "One step of each mode kernel by kernel, to look at closely, and how long calls take."
     return [Section("Which kernels run when?", answer, blocks)] if blocks else []

@@ -51,14 +51,13 @@ from overlap_callbacks.report.views.elements import (
     table_of,
     whole_cell,
 )
-from overlap_callbacks.report.views.run import RunView
 
 
-def traffic(view: RunView) -> Section | None:
+def traffic(record: Record) -> Section | None:
     """What is sent in a step; None where the record does not tell."""
-    if latest_messages(view.record) is None:
+    if latest_messages(record) is None:
         return None
-    found = traffic_of(view.record, order=PHYSICAL)
+    found = traffic_of(record, order=PHYSICAL)
     return Section("Who sends what to whom?", _answer(found), traffic_blocks(found))
 
 

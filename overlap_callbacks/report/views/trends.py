@@ -19,9 +19,9 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.statistics import Sample, bounded, estimate
+from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import EMPTY_LEGEND, Block, Cell, Chart, Note, Row, Section, Table, heads
 from overlap_callbacks.report.views.power import MEAN_POWER, mode_value
-from overlap_callbacks.report.views.run import RunView
 from overlap_callbacks.report.views.step_charts import COLORS, stack
 
 # Maximum points of a line: a wide chart has no more pixels.
@@ -43,14 +43,14 @@ _COMPARED = tuple(
 Reader = Callable[[OverlapReport], Estimate | None]
 
 
-def changed(view: RunView) -> list[Section]:
+def changed(record: Record) -> list[Section]:
     """Charts along the run, and whether it changed; nothing with fewer than two windows that count."""
     title = "Has it changed?"
-    windows = in_order(view)
+    windows = in_order(record)
     if len(windows) < 2:
         return []
     kept = set(map(id, windows))
-    excluded = sorted(w.first_step for w in view.windows if id(w) not in kept)
+    excluded = sorted(w.first_step for w in record.windows if id(w) not in kept)
     charts = [
         chart
         for chart in (
@@ -155,12 +155,12 @@ def _are_few(series: Sequence[dict[str, Any]]) -> bool:
     return max(len(line["points"]) for line in series) <= MAX_WHISKERS
 
 
-def slowdowns(runs: Sequence[tuple[str, RunView]]) -> Chart | None:
+def slowdowns(runs: Sequence[tuple[str, Record]]) -> Chart | None:
     """The compute slowdown of several runs, each along its own steps; None where none has two windows."""
     shown = [
         line
-        for color, (name, view) in zip(RUN_COLORS, runs, strict=False)
-        if (line := _series(name, color, _read("compute_slowdown"), in_order(view))) is not None
+        for color, (name, record) in zip(RUN_COLORS, runs, strict=False)
+        if (line := _series(name, color, _read("compute_slowdown"), in_order(record))) is not None
     ]
     if not any(len(line["points"]) > 1 for line in shown):
         return None
@@ -173,8 +173,8 @@ def slowdowns(runs: Sequence[tuple[str, RunView]]) -> Chart | None:
     return Chart("lines", "Compute slowdown along the runs", data, caption, legend)
 
 
-def in_order(view: RunView) -> list[OverlapReport]:
-    return sorted(view.valid_windows, key=lambda window: window.first_step)
+def in_order(record: Record) -> list[OverlapReport]:
+    return sorted(record.valid_windows, key=lambda window: window.first_step)
 
 
 # -- the halves
@@ -249,18 +249,16 @@ _PARTS = (
 )  # fmt: skip
 
 
-def usage(view: RunView) -> list[Section]:
+def usage(record: Record) -> list[Section]:
     """Memory and utilisation; nothing where neither is known."""
-    if not view.charts:
-        return []
     blocks: list[Block] = []
-    window = view.record.latest_valid("samples")
+    window = record.latest_valid("samples")
     ranks = None if window is None else rank_chart(window)
     if ranks is not None:
         blocks.append(ranks)
-    windows = in_order(view)
+    windows = in_order(record)
     counting = set(map(id, windows))
-    excluded = sorted(each.first_step for each in view.windows if id(each) not in counting)
+    excluded = sorted(each.first_step for each in record.windows if id(each) not in counting)
     lines = [
         figure_lines("Highest memory of tensors", "GB", _both(_memory), windows, excluded),
         figure_lines("Time in which the device works", "fraction", (("device", "ink", _busy),), windows, excluded),
