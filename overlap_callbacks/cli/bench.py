@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable
@@ -19,15 +20,30 @@ from overlap_callbacks.cli._options import (
     whole_numbers,
     words,
 )
-from overlap_callbacks.cli._output import one_line, print_json, print_tables
-from overlap_callbacks.cli.experiment import INTERRUPTED_CODE, go_on, new_folder, told_of_interrupts
+from overlap_callbacks.cli._output import one_line
+from overlap_callbacks.cli.experiment import (
+    INTERRUPTED_CODE,
+    Ending,
+    go_on,
+    new_folder,
+    output_option,
+    resume_option,
+    run_to_end,
+    sentences,
+    show,
+    shown_progress,
+    told_of_interrupts,
+)
 
 if TYPE_CHECKING:
-    from overlap_callbacks.analysis.results.bench import BenchResults, Plan
+    from overlap_callbacks.analysis.results.bench import Plan
+    from overlap_callbacks.experiments.sweep import Progress
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # What may stand beside --resume.
 _BESIDE_RESUME = ("resume", "as_json", "page", "link_peak")
+# After Ctrl-C: how long the point under way may take before the ranks are killed.
+_GRACE_S = 30.0
 
 _COMMON = (
     click.option("--quick/--full", default=True, help="A few minutes, or a whole sweep.  [default: quick]"),
@@ -40,10 +56,8 @@ _COMMON = (
                  help="Speed of a loopback link.  [default: 40, on a CPU 0.5]"),
     click.option("--rounds", type=int, help="How often each point is measured."),
     click.option("--block-s", type=float, metavar="SECONDS", help="Least length of a block."),
-    click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
-                 help="Folder of the results.  [default: overlap_bench/TIME-NAME]"),
-    click.option("--resume", type=click.Path(path_type=Path, exists=True), metavar="FOLDER",
-                 help="Go on with what is left of FOLDER, as it was begun."),
+    output_option("overlap_bench/TIME-NAME"),
+    resume_option,
     click.option("--link-peak", metavar="GB/S", help="Peak of the link, or its name, e.g. nvlink4; for the page."),
     click.option("--page/--no-page", default=True, help="Whether to write bench.html into the folder."),
     json_option,
@@ -130,31 +144,33 @@ def collectives(kinds: str | None, sizes: str | None, max_size: str | None, grou
 
 def _run(bench: str, swept: Callable[[], dict[str, Any]], given: dict[str, Any]) -> None:
     """Measure, print, and say how to go on."""
-    with told_of_interrupts(f"overlap bench {bench}") as folder_is:
-        from overlap_callbacks.report.bench_results import BenchFileError
+    command = f"overlap bench {bench}"
+    with told_of_interrupts(command) as folder_is:
+        from overlap_callbacks.analysis.results.bench import FILE_NAME
 
-        world_size = _launched_ranks()
-        try:
+        world_size, resume = _launched_ranks(), given["resume"]
+        with sentences(click.ClickException):
             peak = _peak(given["link_peak"])
-            folder, plan = _begun(bench, given["resume"]) if given["resume"] is not None else (None, None)
-            if plan is None or folder is None:
-                plan = _new_plan(bench, swept(), given, world_size)
-                folder = _new_folder(bench, given["output"])
+            plan = _new_plan(bench, swept(), given, world_size) if resume is None else _begun(bench, resume)
+            folder = _folder(resume) or new_folder(given["output"], "overlap_bench", FILE_NAME, suffix=bench)
             _check_caps(plan)
-        except (ValueError, TypeError, BenchFileError) as error:
-            raise click.ClickException(one_line(str(error))) from None
         folder_is(folder)
-        stopped = _measure(plan, folder, world_size)
-        if int(os.environ.get("RANK", "0")) == 0 or world_size is None:
+        line = " ".join(["overlap", *sys.argv[1:]])
+        if world_size is None:
+            stopped = run_to_end(lambda: _launch(plan, folder, line)) is Ending.INTERRUPTED
+        else:
+            with sentences():
+                stopped = _measure(plan, folder, line, _echo)
+        if world_size is None or os.environ["RANK"] == "0":
             # Ranks may have been told to stop where this process was not.
-            stopped = _show(folder, bench, stopped, peak, given) or stopped
+            stopped = _show(folder, command, stopped, peak, given) or stopped
         if stopped:
             raise SystemExit(INTERRUPTED_CODE)
 
 
 def _check_caps(plan: Plan) -> None:
-    from overlap_callbacks.analysis.bench.points import points_of
     from overlap_callbacks.analysis.results.bench import GemmPoint
+    from overlap_callbacks.experiments.bench.results import points_of
     from overlap_callbacks.experiments.capping import check_may_cap
 
     check_may_cap([point for point in points_of(plan) if isinstance(point, GemmPoint)])
@@ -167,91 +183,89 @@ def _new_plan(bench: str, swept: dict[str, Any], given: dict[str, Any], world_si
     return make_plan(Asked(bench=bench, **{name: given[name] for name in names}, **swept), world_size)
 
 
-def _begun(bench: str, folder: Path) -> tuple[Path, Plan]:
-    """The folder and the plan that a benchmark goes on with."""
-    from overlap_callbacks.report.bench_results import file_of, read
+def _begun(bench: str, folder: Path) -> Plan:
+    """The plan that a benchmark goes on with."""
+    from overlap_callbacks.experiments.bench.results import Bench
 
     refuse_beside_resume(_BESIDE_RESUME)
-    plan = read(folder).start.plan
+    plan = Bench.read(folder).start.plan
     if plan.bench != bench:
         raise ValueError(f"{folder} was begun by overlap bench {plan.bench}: resume it with that command")
-    return file_of(folder).parent, plan
+    return plan
 
 
-def _new_folder(bench: str, output: Path | None) -> Path:
-    from overlap_callbacks.analysis.results.bench import FILE_NAME
-
-    return new_folder(output, "overlap_bench", FILE_NAME, suffix=bench)
+def _folder(resume: Path | None) -> Path | None:
+    return None if resume is None else resume if resume.is_dir() else resume.parent
 
 
-def _measure(plan: Plan, folder: Path, world_size: int | None) -> bool:
-    """Measure; returns whether it was ended before its end."""
-    from overlap_callbacks.analysis.results.bench import FILE_NAME
-    from overlap_callbacks.cli._output import open_console
-    from overlap_callbacks.experiments.bench.launch import RanksFailedError, launch
+def _launch(plan: Plan, folder: Path, line: str) -> bool:
+    """Run the ranks on this host; rank 0 shows the progress.
+
+    Raises:
+        click.ClickException: a rank failed; its traceback is on stderr.
+    """
+    import msgspec
+
+    from overlap_callbacks.analysis.results.bench import LOOPBACK
+    from overlap_callbacks.experiments.bench.results import Bench
+    from overlap_callbacks.experiments.supervisor import exit_in_words, rank_variables, supervise
+    from overlap_callbacks.experiments.sweep import LinesFile
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if (folder / Bench.FILE_NAME).exists():
+        LinesFile(folder / Bench.FILE_NAME, Bench.COMMAND).close()  # refuses a folder in which another one measures
+    outcome = supervise(
+        [sys.executable, "-m", __name__, msgspec.json.encode((plan, str(folder), line)).decode()],
+        environment=os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if plan.device == "cpu" else {}),
+        ranks=rank_variables(1 if plan.link == LOOPBACK else plan.ranks),
+        stdout=2,  # stdout is the result's alone: the Gloo of torch 2.8 writes lines of its own there
+        grace_s=_GRACE_S,
+    )
+    if outcome.exit_code:
+        why = exit_in_words(outcome.exit_code)
+        raise click.ClickException(one_line(f"a rank failed; what was measured is in {folder}: {why}"))
+    return True
+
+
+def _measure(plan: Plan, folder: Path, line: str, on_progress: Callable[[Progress], None]) -> bool:
+    """Measure as one rank; whether it was told to stop."""
     from overlap_callbacks.experiments.bench.session import Stop, run_session
-    from overlap_callbacks.experiments.lines_file import BusyError, LinesFile
 
-    line = " ".join(["overlap", *sys.argv[1:]])
-    console = open_console(stderr=True)
-    try:
-        if world_size is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            if (folder / FILE_NAME).exists():
-                LinesFile(folder / FILE_NAME, "bench").close()  # refuses a folder in which another one measures
-            return launch(plan, folder, line, console)
-        stop = Stop()
-        run_session(plan, folder, line, stop, lambda done, total, what: click.echo(f"{done}/{total} {what}", err=True))
-        return stop.requested
-    except BusyError as error:
-        raise click.ClickException(one_line(str(error))) from None
-    except OSError as error:
-        raise click.ClickException(one_line(f"{folder} cannot be written: {error.strerror}")) from None
-    except RanksFailedError as error:
-        raise click.ClickException(f"a rank failed; what was measured is in {folder}:\n{error}") from None
+    stop = Stop()
+    run_session(plan, folder, line, stop, on_progress)
+    return stop.requested
 
 
-def _show(folder: Path, bench: str, stopped: bool, peak: Any, given: dict[str, Any]) -> bool:
+def _echo(progress: Progress) -> None:
+    if progress.current:
+        click.echo(f"{progress.num_done + 1}/{progress.num_planned} {progress.current}", err=True)
+
+
+def _show(folder: Path, command: str, stopped: bool, peak: Any, given: dict[str, Any]) -> bool:
     """Print the results and write the page; returns whether something is left to measure."""
-    from overlap_callbacks.analysis.bench.points import work_left
-    from overlap_callbacks.report.bench_results import BenchFileError, file_of, read
-    from overlap_callbacks.report.terminal_bench import as_json, bench_tables
-
-    try:
-        results = read(folder)
-    except BenchFileError as error:
-        if stopped:
-            click.echo("Interrupted before anything was measured.", err=True)
-            return True
-        raise click.ClickException(one_line(str(error))) from None
-    if given["as_json"]:
-        print_json(as_json(results) | {"file": str(file_of(folder))})
-    else:
-        print_tables(bench_tables(results))
-    if given["page"] and results.rounds:
-        _write_page(results, folder, peak)
-    click.echo(one_line(f"The results are in {file_of(folder)}."), err=True)
-    is_left = bool(work_left(results.start.plan, results))
-    if is_left:
-        click.echo(one_line(go_on(f"overlap bench {bench}", folder)), err=True)
-    return is_left
-
-
-def _write_page(results: BenchResults, folder: Path, peak: Any) -> None:
     import importlib.util
 
-    if importlib.util.find_spec("jinja2") is None:
-        click.echo("No page: jinja2 is not installed: pip install 'overlap-callbacks[report]'", err=True)
-        return
-    from overlap_callbacks.report.html.document import write_document
-    from overlap_callbacks.report.views.bench import bench_document
+    from overlap_callbacks.experiments.bench.results import Bench
+    from overlap_callbacks.experiments.bench.view import bench_data, bench_document
+    from overlap_callbacks.experiments.sweep import ResultsError
 
-    target = folder / "bench.html"
     try:
-        size = write_document(bench_document(results, target.resolve().parent.name, peak), target)
-    except OSError as error:
-        raise click.ClickException(one_line(f"{target} cannot be written: {error.strerror}")) from None
-    click.echo(one_line(f"The page is {target} ({size / 1e6:.1f} MB)"), err=True)
+        bench = Bench.read(folder)
+    except ResultsError as error:
+        if not stopped:
+            raise click.ClickException(one_line(str(error))) from None
+        click.echo("Interrupted before anything was measured.", err=True)
+        return True
+    has_page = given["page"] and bool(bench.rounds)
+    if has_page and importlib.util.find_spec("jinja2") is None:
+        click.echo("No page: jinja2 is not installed: pip install 'overlap-callbacks[report]'", err=True)
+        has_page = False
+    page = folder / "bench.html" if has_page else None
+    show(bench_document(bench, peak), bench_data(bench), given["as_json"], page)
+    click.echo(one_line(f"The results are in {folder / bench.FILE_NAME}."), err=True)
+    if bench.left:
+        click.echo(one_line(go_on(command, folder)), err=True)
+    return bool(bench.left)
 
 
 def _launched_ranks() -> int | None:
@@ -270,3 +284,18 @@ def _byte_sizes(text: str | None, option: str) -> tuple[int, ...]:
     from overlap_callbacks.analysis.bench.sizes import bytes_of
 
     return tuple([bytes_of(part, option) for part in words(text)])
+
+
+def _main(content: str) -> None:
+    """One of the ranks that the command has started."""
+    import msgspec
+
+    from overlap_callbacks.analysis.results.bench import Plan
+
+    plan, folder, line = msgspec.json.decode(content, type=tuple[Plan, str, str])
+    with shown_progress() if os.environ["RANK"] == "0" else contextlib.nullcontext(_echo) as on_progress:
+        _measure(plan, Path(folder), line, on_progress)
+
+
+if __name__ == "__main__":
+    _main(sys.argv[1])

@@ -1,4 +1,4 @@
-"""What the commands that run experiments have in common: their folder, how they end, and how to go on."""
+"""What the commands that run experiments share: their folder, their progress, how they end, and how to go on."""
 
 from __future__ import annotations
 
@@ -6,15 +6,21 @@ import contextlib
 from collections.abc import Callable, Iterator
 from enum import Enum
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from overlap_callbacks.cli._output import one_line
+from overlap_callbacks.cli._output import one_line, print_document, print_json
 
+if TYPE_CHECKING:
+    from overlap_callbacks.experiments.sweep import Progress
+    from overlap_callbacks.report.views.elements import Document
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 # Of a command that Ctrl-C ended, as shells count.
 INTERRUPTED_CODE = 130
 KEPT = "Interrupted: what was measured is kept."
+_MAX_NAME, _MAX_OUTCOME = 80, 500
 
 
 class Ending(Enum):
@@ -23,6 +29,18 @@ class Ending(Enum):
     COMPLETE = ""
     OUT_OF_TIME = "The time was over before all runs were done (--minutes)."
     INTERRUPTED = KEPT
+
+
+def output_option(parent: str) -> Callable[[_Function], _Function]:
+    """The option ``--output`` of a command whose folders of its own are in ``parent``."""
+    return click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
+                        help=f"Folder of the results.  [default: {parent}]")  # fmt: skip
+
+
+resume_option = click.option(
+    "--resume", type=click.Path(path_type=Path, exists=True), metavar="FOLDER",
+    help="Go on with what is left of FOLDER, as it was begun.",
+)  # fmt: skip
 
 
 def new_folder(output: Path | None, parent: str, file_name: str, suffix: str = "") -> Path:
@@ -47,6 +65,27 @@ def new_folder(output: Path | None, parent: str, file_name: str, suffix: str = "
     return folder
 
 
+@contextlib.contextmanager
+def sentences(refusal: type[click.ClickException] | None = None) -> Iterator[None]:
+    """End the command in a sentence where an experiment cannot begin or go on, or nothing can be written.
+
+    Args:
+        refusal: what is raised where an option cannot be; None where options were checked before.
+    """
+    from overlap_callbacks.experiments.sweep import BusyError, CannotGoOnError
+
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        if refusal is None and not isinstance(error, BusyError):
+            raise
+        raise (refusal or click.ClickException)(one_line(str(error))) from None
+    except CannotGoOnError as error:
+        raise click.ClickException(one_line(str(error))) from None
+    except OSError as error:
+        raise click.ClickException(one_line(f"the results cannot be written: {error}")) from None
+
+
 def run_to_end(run: Callable[[], bool]) -> Ending:
     """Run what is left.
 
@@ -54,22 +93,77 @@ def run_to_end(run: Callable[[], bool]) -> Ending:
         run: does it; returns False if the time was over first.
 
     Raises:
-        click.ClickException: results cannot be written.
+        click.ClickException: results cannot be written, or the experiment cannot go on.
     """
     from overlap_callbacks.experiments.supervisor import interruptible
 
     try:
-        with interruptible():
+        with interruptible(), sentences():
             return Ending.COMPLETE if run() else Ending.OUT_OF_TIME
     except KeyboardInterrupt:
         return Ending.INTERRUPTED
+
+
+@contextlib.contextmanager
+def shown_progress() -> Iterator[Callable[[Progress], None]]:
+    """A function that shows progress: a bar with the time left on a terminal, a line for each outcome anywhere."""
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
+    from rich.progress import Progress as Bar
+
+    from overlap_callbacks.analysis import formatting
+    from overlap_callbacks.cli._output import open_console
+
+    console = open_console(stderr=True)
+    text, left = TextColumn("{task.description}"), TextColumn("{task.fields[left]}")
+    columns = (SpinnerColumn(), text, BarColumn(), MofNCompleteColumn(), left)
+    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("starting", total=None, left="")
+
+        def show(progress: Progress) -> None:
+            if progress.ended:
+                ended = formatting.one_line(progress.ended, _MAX_OUTCOME)
+                words = f"{progress.num_done} of {progress.num_planned}: {ended}"
+                bar.console.print(escape(words), highlight=False, soft_wrap=True)
+            left_s = progress.left_s if progress.left_s is not None else bar.tasks[0].time_remaining
+            bar.update(
+                task,
+                description=escape(formatting.one_line(progress.current, _MAX_NAME)),
+                completed=progress.num_done,
+                total=progress.num_planned,
+                left="" if left_s is None else _left(left_s),
+            )
+
+        yield show
+
+
+def _left(left_s: float) -> str:
+    return f"some {left_s:.0f} s left" if left_s < 100 else f"some {left_s / 60:.0f} min left"
+
+
+def show(document: Document, data: dict[str, Any], as_json: bool, page: Path | None) -> None:
+    """Print the results, and write their page.
+
+    Args:
+        document: for people.
+        data: for programs.
+        as_json: whether these are printed.
+        page: where the page goes; None for no page.
+    """
+    if as_json:
+        print_json(data)
+    else:
+        print_document(document, everything=False)
+    if page is None:
+        return
+    from overlap_callbacks.report.html.document import write_document
+
+    try:
+        size = write_document(document, page)
     except OSError as error:
-        raise click.ClickException(cannot_be_written(error)) from None
-
-
-def cannot_be_written(error: OSError) -> str:
-    """What is said where results cannot be written."""
-    return one_line(f"the results cannot be written: {error}")
+        click.echo(one_line(f"The page cannot be written: {error}"), err=True)
+    else:
+        click.echo(one_line(f"The page is {page} ({size / 1e6:.1f} MB)"), err=True)
 
 
 def finish(ending: Ending, folder: Path, command: str, *, measured: bool) -> None:
@@ -121,15 +215,3 @@ def _say_interrupted(command: str, folder: Path | None) -> NoReturn:
     else:
         click.echo(one_line(f"{KEPT} {go_on(command, folder)}"), err=True)
     raise SystemExit(INTERRUPTED_CODE)
-
-
-def show_page(write: Callable[[], Path]) -> None:
-    """Write a page, and say where it is.
-
-    Args:
-        write: writes it and returns its path.
-    """
-    try:
-        click.echo(one_line(f"The page is {write()}"), err=True)
-    except OSError as error:
-        click.echo(one_line(f"The page cannot be written: {error}"), err=True)

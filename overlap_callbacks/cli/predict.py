@@ -387,20 +387,20 @@ def _what_is_taken(hardware: Hardware, dimensions: Sequence[str]) -> str:
 def _measured(job: JobShape, folder: Path, notes: list[str]) -> dict[str, float]:
     """Bandwidths of the job's messages by the times that ``overlap bench collectives`` measured."""
     from overlap_callbacks.analysis.communication.bandwidths import curves_of, measured_bandwidths
-    from overlap_callbacks.report.bench_results import BenchFileError, read
-    from overlap_callbacks.report.bench_words import link_in_words, transfer_points
+    from overlap_callbacks.experiments.bench.results import Bench
+    from overlap_callbacks.experiments.sweep import ResultsError
 
     try:
-        results = read(folder)
-    except BenchFileError as error:
+        bench = Bench.read(folder)
+    except ResultsError as error:
         raise click.ClickException(one_line(str(error))) from None
-    curves = curves_of(transfer_points(results))
+    curves = curves_of(bench.transfers)
     if not curves:
         raise ValueError(f"{folder} has no times of collectives: overlap bench collectives makes them")
     found = measured_bandwidths(job, curves)
     rates = ", ".join(f"{name} {rate / _GB:.3g} GB/s" for name, rate in found.bytes_per_s.items())
     if rates:
-        notes.append(f"bandwidths of this job's messages, measured over {link_in_words(results)}: {rates}")
+        notes.append(f"bandwidths of this job's messages, measured over {bench.link_in_words}: {rates}")
     notes.extend(found.notes)
     return found.bytes_per_s
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from pathlib import Path
@@ -18,22 +19,23 @@ from overlap_callbacks.cli._options import (
     whole_numbers,
     words,
 )
-from overlap_callbacks.cli._output import one_line, print_json, print_tables, require
+from overlap_callbacks.cli._output import require
 from overlap_callbacks.cli.experiment import (
-    Ending,
-    cannot_be_written,
     finish,
     new_folder,
+    output_option,
+    resume_option,
     run_to_end,
-    show_page,
+    sentences,
+    show,
+    shown_progress,
     told_of_interrupts,
 )
 
 if TYPE_CHECKING:
     from overlap_callbacks.experiments.study.machine import Machine
     from overlap_callbacks.experiments.study.plan import Asked
-    from overlap_callbacks.experiments.study.results import Results
-    from overlap_callbacks.experiments.study.runner import Runner
+    from overlap_callbacks.experiments.study.sweep import Study
 
 _COMMAND = "overlap study"
 # What may stand beside --resume.
@@ -73,10 +75,8 @@ _BESIDE_RESUME = ("resume", "retry", "quick", "minutes", "timeout", "as_json")
     "--timeout", type=click.FloatRange(min=1),
     help="Seconds after which a job has failed.  [default: 600; --full: 3600]",
 )  # fmt: skip
-@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
-              help="Folder of the results.  [default: overlap_study/TIME]")  # fmt: skip
-@click.option("--resume", type=click.Path(path_type=Path, file_okay=False, exists=True), metavar="FOLDER",
-              help="Go on with what is left of FOLDER, as it was begun.")  # fmt: skip
+@output_option("overlap_study/TIME")
+@resume_option
 @click.option("--retry", is_flag=True, help="With --resume: try again what failed.")
 @json_option
 def command(
@@ -108,17 +108,16 @@ def command(
     require("jinja2", "report")
     began_s = time.monotonic()
     with told_of_interrupts(_COMMAND) as folder_is:
-        from overlap_callbacks.experiments.capping import capped_part, caps_of, check_may_cap
-        from overlap_callbacks.experiments.study.machine import MachineError
+        from overlap_callbacks.experiments import sweep
+        from overlap_callbacks.experiments.capping import check_may_cap
         from overlap_callbacks.experiments.study.plan import FULL_TIMEOUT_S, QUICK_MINUTES, QUICK_TIMEOUT_S, Asked
-        from overlap_callbacks.experiments.study.results import open_results
-        from overlap_callbacks.experiments.study.runner import Runner
+        from overlap_callbacks.experiments.study.view import study_data, study_document
 
         if retry and resume is None:
             raise click.UsageError("--retry is for a study that goes on: give its folder by --resume")
-        try:
+        with sentences(click.UsageError):
             if resume is not None:
-                results, machine = _continued(resume)
+                study, machine = _continued(resume)
             else:
                 asked = Asked(
                     quick=quick, models=words(models), batches=whole_numbers(batches, "--batch"),
@@ -126,88 +125,55 @@ def command(
                     power_caps_w=caps(power_caps, "--power-cap"), clock_caps_mhz=caps(clock_caps, "--clock-cap"),
                     ranks=ranks, scale=scale, steps=steps,
                 )  # fmt: skip
-                results, machine = _begun(asked, output)
-            check_may_cap(results.start.configurations)
-            file = open_results(results.folder)
-            folder_is(results.folder)
-            if resume is None:
-                file.write(results.start)
-        except (ValueError, TypeError) as error:
-            raise click.UsageError(one_line(str(error))) from None
-        except MachineError as error:
-            raise click.ClickException(one_line(str(error))) from None
-        except OSError as error:
-            raise click.ClickException(cannot_be_written(error)) from None
+                study, machine = _begun(asked, output)
+            check_may_cap(study.settings)
+            file = study.open()
+        folder_is(study.folder)
         if machine.num_gpus == 1:
             click.echo("This host has one GPU, and NCCL takes one for each rank: the ranks train on the CPU.", err=True)
-        try:
-            quick = _is_quick(results, quick)
-            limit_s = 60 * minutes if minutes is not None else 60 * QUICK_MINUTES if quick else math.inf
+        study.retried = len(study.lines) if retry else 0
+        quick = _is_quick(study, quick)
+        limit_s = 60 * minutes if minutes is not None else 60 * QUICK_MINUTES if quick else math.inf
+        timeout_s = timeout or (QUICK_TIMEOUT_S if quick else FULL_TIMEOUT_S)
+        with contextlib.closing(file), shown_progress() as on_progress:
             left_s = limit_s - (time.monotonic() - began_s)
-            timeout_s = timeout or (QUICK_TIMEOUT_S if quick else FULL_TIMEOUT_S)
-            runner = Runner(results, file, machine, timeout_s, left_s, retry, lambda one: capped_part(caps_of(one)))
-            ending = _run(runner)
-        finally:
-            file.close()
-        _show(results, as_json)
-        finish(ending, results.folder, _COMMAND, measured=any([row.figures is not None for row in results.rows]))
+            train = study.trainer(machine)
+            ending = run_to_end(
+                lambda: sweep.run(study, train, file, timeout_s=timeout_s, total_s=left_s, on_progress=on_progress)
+            )
+        show(study_document(study), study_data(study), as_json, study.folder / "study.html")
+        finish(ending, study.folder, _COMMAND, measured=any([row.figures is not None for row in study.lines]))
 
 
-def _is_quick(results: Results, quick: bool) -> bool:
+def _is_quick(study: Study, quick: bool) -> bool:
     """What the user says now; else as the study was begun."""
     if click.get_current_context().get_parameter_source("quick") is click.core.ParameterSource.COMMANDLINE:
         return quick
-    return bool(results.start.options.get("quick", quick))
+    return bool(study.start.options.get("quick", quick))
 
 
-def _run(runner: Runner) -> Ending:
-    """Train what is left, with a bar on a terminal and a line for each configuration elsewhere."""
-    from overlap_callbacks.cli.run_progress import shown_study
-    from overlap_callbacks.experiments.capping import CannotGoOnError
-
-    with shown_study() as show:
-        runner.on_progress = show
-        try:
-            return run_to_end(runner.run)
-        except CannotGoOnError as error:
-            said = f"{error}. What was measured is in {runner.results.folder}"
-            raise click.ClickException(one_line(said)) from None
-
-
-def _show(results: Results, as_json: bool) -> None:
-    from overlap_callbacks.experiments.study.page import write_study_page
-    from overlap_callbacks.experiments.study.terminal import as_data, study_tables
-
-    if as_json:
-        print_json({"folder": str(results.folder), **as_data(results.start, results.rows)})
-    else:
-        print_tables(study_tables(results.start, results.rows))
-    show_page(lambda: write_study_page(results.folder, results.start, results.rows))
-
-
-def _begun(asked: Asked, output: Path | None) -> tuple[Results, Machine]:
+def _begun(asked: Asked, output: Path | None) -> tuple[Study, Machine]:
     """A study that begins. Raises a ``ValueError`` where what the user gave cannot be done."""
-    from overlap_callbacks.analysis.results.study import FILE_NAME
     from overlap_callbacks.experiments.study.machine import find_machine
     from overlap_callbacks.experiments.study.plan import check, make_start
-    from overlap_callbacks.experiments.study.results import Results
+    from overlap_callbacks.experiments.study.sweep import Study
 
     check(asked)
-    folder = new_folder(output, "overlap_study", FILE_NAME)
+    folder = new_folder(output, "overlap_study", Study.FILE_NAME)
     machine = find_machine()
-    return Results(folder, make_start(asked, machine)), machine
+    return Study(folder, make_start(asked, machine)), machine
 
 
-def _continued(folder: Path) -> tuple[Results, Machine]:
+def _continued(folder: Path) -> tuple[Study, Machine]:
     """A study that goes on. Raises a ``ValueError`` where it cannot."""
     from overlap_callbacks.experiments.study.machine import find_machine
     from overlap_callbacks.experiments.study.plan import difference
-    from overlap_callbacks.experiments.study.results import read_results
+    from overlap_callbacks.experiments.study.sweep import Study
 
     refuse_beside_resume(_BESIDE_RESUME)
-    results = read_results(folder)
+    study = Study.read(folder)
     machine = find_machine()
-    other = difference(results.start, machine)
+    other = difference(study.start, machine)
     if other:
         raise ValueError(f"--resume {folder}: {other}")
-    return results, machine
+    return study, machine

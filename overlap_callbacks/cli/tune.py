@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,21 +10,22 @@ from typing import TYPE_CHECKING
 import click
 
 from overlap_callbacks.cli._options import json_option, refuse_beside_resume
-from overlap_callbacks.cli._output import one_line, print_json, print_tables, require
+from overlap_callbacks.cli._output import require
 from overlap_callbacks.cli.experiment import (
-    Ending,
-    cannot_be_written,
     finish,
     new_folder,
+    output_option,
+    resume_option,
     run_to_end,
-    show_page,
+    sentences,
+    show,
+    shown_progress,
     told_of_interrupts,
 )
 
 if TYPE_CHECKING:
     from overlap_callbacks.experiments.tune.combinations import Axis
-    from overlap_callbacks.experiments.tune.results import Results
-    from overlap_callbacks.experiments.tune.tuner import Tuner
+    from overlap_callbacks.experiments.tune.sweep import Tune
 
 QUICK_MINUTES = 5.0
 _COMMAND = "overlap tune"
@@ -51,14 +53,8 @@ _BESIDE_RESUME = ("resume", "command", "variables", "arguments", "repeats", "qui
     "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True,
     help="Seconds after which a run has failed.",
 )  # fmt: skip
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of the results. [default: overlap_tune/TIME]",
-)  # fmt: skip
-@click.option(
-    "--resume", type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Go on with the tuning in this folder.",
-)  # fmt: skip
+@output_option("overlap_tune/TIME")
+@resume_option
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(
@@ -86,107 +82,70 @@ def command(
     """
     require("jinja2", "report")
     with told_of_interrupts(_COMMAND) as folder_is:
-        from overlap_callbacks.experiments.tune.results import open_results
-        from overlap_callbacks.experiments.tune.tuner import Tuner
+        from overlap_callbacks.experiments import sweep
+        from overlap_callbacks.experiments.tune.ranking import ranked
+        from overlap_callbacks.experiments.tune.view import tuning_data, tuning_document
 
-        try:
+        with sentences(click.UsageError):
             if resume:
-                results = _continued(resume, command, variables, arguments)
+                tune = _continued(resume, command, _axes(variables, arguments))
             else:
                 timed = 40 if steps is None else steps
-                results = _begun(command, variables, arguments, timed, 10 if warmup is None else warmup, output)
-            file = open_results(results.folder)
-            folder_is(results.folder)
-            if not resume:
-                file.write(results.tuning)
-        except ValueError as error:
-            raise click.UsageError(one_line(str(error))) from None
-        except OSError as error:
-            raise click.ClickException(cannot_be_written(error)) from None
+                tune = _begun(command, _axes(variables, arguments), timed, 10 if warmup is None else warmup, output)
+            file = tune.open()
+        folder_is(tune.folder)
+        tune.num_runs = repeats or (4 if quick else 8)
         limit_s = 60 * minutes if minutes is not None else 60 * QUICK_MINUTES if quick else math.inf
-        tuner = Tuner(results, file, repeats or (4 if quick else 8), timeout, limit_s)
-        try:
-            ending = _run(tuner)
-        finally:
-            file.close()
-        results.num_left = tuner.num_left
-        _show(results, as_json)
-        finish(ending, results.folder, _COMMAND, measured=any([not run.failure for run in results.runs]))
+        with contextlib.closing(file), shown_progress() as on_progress:
+            ending = run_to_end(
+                lambda: sweep.run(
+                    tune, tune.run_once, file, timeout_s=timeout, total_s=limit_s, on_progress=on_progress
+                )
+            )
+        ranking = ranked(tune)
+        show(tuning_document(tune, ranking), tuning_data(tune, ranking), as_json, tune.folder / "tune.html")
+        finish(ending, tune.folder, _COMMAND, measured=any([not run.failure for run in tune.lines]))
 
 
-def _run(tuner: Tuner) -> Ending:
-    """Run what is left, with a bar on a terminal and a line for each run elsewhere."""
-    from overlap_callbacks.cli.run_progress import shown_progress
-
-    with shown_progress(tuner.results) as show:
-        tuner.on_progress = show
-        return run_to_end(tuner.run)
-
-
-def _show(results: Results, as_json: bool) -> None:
-    from overlap_callbacks.experiments.tune import page, terminal
-    from overlap_callbacks.experiments.tune.ranking import ranked
-
-    ranking = ranked(results)
-    if as_json:
-        print_json(terminal.as_json(results, ranking))
-    else:
-        print_tables(terminal.tables(results, ranking))
-    show_page(lambda: page.write_page(results, ranking))
-
-
-def _begun(
-    command: tuple[str, ...],
-    variables: tuple[str, ...],
-    arguments: tuple[str, ...],
-    steps: int,
-    warmup: int,
-    output: Path | None,
-) -> Results:
+def _begun(command: tuple[str, ...], axes: tuple[Axis, ...], steps: int, warmup: int, output: Path | None) -> Tune:
     """A tuning that begins. Raises a ``ValueError`` where what the user gave cannot be run."""
     import datetime
 
     from overlap_callbacks._version import __version__
     from overlap_callbacks.analysis.results.env_overrides import TimingPlan
     from overlap_callbacks.experiments.tune.combinations import check_command, combinations
-    from overlap_callbacks.experiments.tune.results import FILE_NAME, Results, Tuning
+    from overlap_callbacks.experiments.tune.sweep import Tune, Tuning
 
     if not command:
         raise ValueError("give the command to run, after --")
-    axes = _axes(variables, arguments)
     combinations(axes)
     check_command(command, axes)
-    now = datetime.datetime.now().astimezone()
-    folder = new_folder(output, "overlap_tune", FILE_NAME)
     # Four blocks: a hiccup in one of them is then a small part of the run.
     blocks = 4
-    timing = TimingPlan(
-        warmup_steps=warmup, steps_per_block=-(-steps // blocks), min_block_seconds=min(0.5, 0.0125 * steps)
-    )
     tuning = Tuning(
         library_version=__version__,
-        started_at=now.isoformat(timespec="seconds"),
+        started_at=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         command=command,
         axes=axes,
-        timing=timing,
+        timing=TimingPlan(
+            warmup_steps=warmup, steps_per_block=-(-steps // blocks), min_block_seconds=min(0.5, 0.0125 * steps)
+        ),
         blocks=blocks,
     )
-    return Results(folder, tuning)
+    return Tune(new_folder(output, "overlap_tune", Tune.FILE_NAME), tuning)
 
 
-def _continued(
-    folder: Path, command: tuple[str, ...], variables: tuple[str, ...], arguments: tuple[str, ...]
-) -> Results:
+def _continued(folder: Path, command: tuple[str, ...], axes: tuple[Axis, ...]) -> Tune:
     """An earlier tuning. Raises a ``ValueError`` where what the user gave is another one."""
-    from overlap_callbacks.experiments.tune.results import read_results
+    from overlap_callbacks.experiments.tune.sweep import Tune
 
     refuse_beside_resume(_BESIDE_RESUME)
-    results = read_results(folder)
-    if command and command != results.tuning.command:
+    tune = Tune.read(folder)
+    if command and command != tune.start.command:
         raise ValueError(f"{folder} has another command: leave it out to go on, or begin a new tuning without --resume")
-    if (variables or arguments) and _axes(variables, arguments) != results.tuning.axes:
+    if axes and axes != tune.start.axes:
         raise ValueError(f"{folder} has other --env and --arg: leave them out to go on, or begin a new tuning")
-    return results
+    return tune
 
 
 def _axes(variables: tuple[str, ...], arguments: tuple[str, ...]) -> tuple[Axis, ...]:

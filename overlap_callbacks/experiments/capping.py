@@ -10,6 +10,7 @@ from typing import Protocol
 
 from overlap_callbacks.experiments.caps.capped import capped
 from overlap_callbacks.experiments.caps.settings import CapError, Caps, Driver
+from overlap_callbacks.experiments.sweep import CannotGoOnError
 
 Cap = Callable[[Caps], AbstractContextManager[object]]
 _OPTIONS = "--power-cap and --clock-cap"
@@ -17,10 +18,6 @@ _OPTIONS = "--power-cap and --clock-cap"
 
 class NotPossibleError(Exception):
     """What stands around a part of an experiment, such as a power cap, cannot be; every device is as it was."""
-
-
-class CannotGoOnError(Exception):
-    """What stood around a part of an experiment cannot be put back. The message says what to do."""
 
 
 class Capped(Protocol):

@@ -204,7 +204,8 @@ def drawn_table(table: Table, max_rows: int | None = None, all_rows: str = "--js
             lines = [[_plain(row[place].text) for place in group if row[place].text] for row in rows]
             longest = max([1, *map(len, " ".join(titles).split()), *[len(line) for cell in lines for line in cell]])
             broken = [line for title in titles for line in textwrap.wrap(title, longest)]
-            made.add_column(Text("\n".join(broken)), justify="right", overflow="ellipsis")
+            title = Text("\n".join(broken))
+            made.add_column(title, justify="right", overflow="ellipsis", no_wrap=len(group) > 1)
             columns.append([Text("\n".join(cell)) for cell in lines])
     for row in zip(*columns, strict=True):
         made.add_row(*row)

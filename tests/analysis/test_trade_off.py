@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import random
 
 import pytest
-from rich.console import Console
 
 from overlap_callbacks.analysis.trade_off import TradeOffPoint, pareto_front, trade_off
-from overlap_callbacks.experiments.study.terminal import trade_off_table
+from overlap_callbacks.experiments.study.factors import trade_off_table
 
 FREE = TradeOffPoint("no cap", 100.0, 70.0)
 POINTS = [
@@ -51,12 +49,11 @@ def test_each_configuration_stands_against_the_one_without_a_cap() -> None:
 
 
 def test_the_table_marks_the_front() -> None:
-    out = io.StringIO()
-    Console(file=out, width=120).print(trade_off_table(trade_off(POINTS, FREE)))
-    lines = {line.split("│")[1].strip(): line for line in out.getvalue().splitlines() if line.startswith("│")}
-    assert "yes" in lines["300 W"]
-    assert "yes" not in lines["350 W"]
-    assert "+10.0%" in lines["300 W"]
+    rows = {
+        row[1].text: [cell.text for cell in row] for row in trade_off_table([("job", trade_off(POINTS, FREE))]).rows
+    }
+    assert rows["300 W"][5:] == ["+10.0%", "+28.6%", "yes"]
+    assert rows["350 W"][-1] == ""
 
 
 def test_what_is_no_point_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,16 @@ from typing import Any
 import pytest
 
 from overlap_callbacks.analysis.bench.sizes import powers_of_two
-from overlap_callbacks.analysis.results.bench import FILE_NAME, BenchResults
-from overlap_callbacks.experiments.lines_file import LinesFile
+from overlap_callbacks.experiments.bench.results import Bench
 from tests.analysis.bench.results import gemm_results, transfer_results
 from tests.commands import invoke
 
 JOB = ("--model", "gpt2", "--pp", "2", "--dp", "2", "--global-batch", "8", "--peak", "100")
 
 
-def written(folder: Path, results: BenchResults) -> str:
-    file = LinesFile(folder / FILE_NAME, "bench")
-    for line in (results.start, *results.rounds):
+def written(folder: Path, results: Bench) -> str:
+    file = dataclasses.replace(results, folder=folder).open()
+    for line in results.lines:
         file.write(line)
     file.close()
     return str(folder)

@@ -16,7 +16,7 @@ import pytest
 
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
 from overlap_callbacks.experiments.supervisor import processes_with
-from overlap_callbacks.experiments.tune.results import read_results
+from overlap_callbacks.experiments.tune.sweep import Tune
 from overlap_callbacks.report.record import read
 from tests.commands import invoke
 from tests.margins import PATIENCE_S
@@ -44,11 +44,11 @@ def test_the_faster_setting_comes_first_and_a_failing_one_is_a_row(tmp_path: Pat
     assert fast["change"]["value"] < 0
     assert (fast["runs"], slow["runs"], failed["runs"]) == (2, 2, 0)
     assert failed["failure"] == "exit code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
-    found = read_results(folder)
-    assert [run.combination for run in found.runs] == [0, 1, 2, 2, 0]
-    assert all(run.world_size == 2 and len(run.block_ms) == 4 for run in found.runs if not run.failure)
+    found = Tune.read(folder).lines
+    assert [run.combination for run in found] == [0, 1, 2, 2, 0]
+    assert all(run.world_size == 2 and len(run.block_ms) == 4 for run in found if not run.failure)
     # The record is where tune wants it, whatever the script says, and holds overlapped blocks alone.
-    record = read(folder / found.runs[0].folder)
+    record = read(folder / found[0].folder)
     assert record.windows == []
     assert {block.mode.value for block in record.unfinished.samples[0].timed} == {"overlapped"}  # type: ignore[union-attr]
     assert not Path("not-here").exists()
@@ -70,13 +70,13 @@ def test_ctrl_c_ends_the_job_and_keeps_what_was_measured(tmp_path: Path) -> None
     assert process.returncode == 130, errors
     assert f"Go on with: overlap tune --resume {folder}" in errors
     assert processes_with(RUN_DIR, str(second)) == []
-    assert [run.combination for run in read_results(folder).runs] == [0]
+    assert [run.combination for run in Tune.read(folder).lines] == [0]
     assert re.search(r"nap-ms=1", output)
     assert "Not finished: 1 of 2 runs did not run yet." in (folder / "tune.html").read_text()
 
     result = invoke("tune", "--resume", str(folder), "--repeats", "1", env=environment(COLUMNS="200"))
     assert result.exit_code == 0, result.output
-    assert [run.combination for run in read_results(folder).runs] == [0, 1]
+    assert [run.combination for run in Tune.read(folder).lines] == [0, 1]
     assert "No difference can be told yet" in result.stdout
     assert "Not finished" not in (folder / "tune.html").read_text()
     other = invoke("tune", "--resume", str(folder), "--", "another")
@@ -110,7 +110,7 @@ def test_a_command_that_gives_no_step_times_ends_in_rows_that_say_why(tmp_path: 
     result = invoke("tune", "--env", "A=1,2", "-o", folder, "--", "true", env={"COLUMNS": "200"})
     assert result.exit_code == 1
     assert "No combination was measured." in result.stdout
-    assert result.stdout.count("is the library attached in it") == 2
+    assert "Failed: A=1; A=2: the command ended and no steps were timed: is the library attached in it" in result.stdout
     again = invoke("tune", "--env", "A=1,2", "-o", folder, "--", "true")
     assert (again.exit_code, "has results already" in again.output) == (2, True)
 
@@ -120,4 +120,4 @@ def test_runs_that_do_not_fit_into_the_time_are_left_for_later(tmp_path: Path) -
     result = invoke("tune", "--env", "A=1,2", "--minutes", "0.1", "-o", folder, "--", "sleep", "60")
     assert result.exit_code == 1
     assert f"Go on with: overlap tune --resume {folder}" in result.output
-    assert read_results(Path(folder)).runs == []
+    assert Tune.read(Path(folder)).lines == []

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from overlap_callbacks.experiments.lines_file import BusyError, ResultsError
+from overlap_callbacks.experiments.sweep import BusyError, ResultsError
 from overlap_callbacks.experiments.tune.combinations import (
     Kind,
-    balanced_order,
     check_command,
     combinations,
     command_of,
@@ -17,7 +16,7 @@ from overlap_callbacks.experiments.tune.combinations import (
     line_of,
     parsed_axis,
 )
-from overlap_callbacks.experiments.tune.results import FILE_NAME, open_results, read_results
+from overlap_callbacks.experiments.tune.sweep import Tune
 from tests.experiments.tune_results import BUCKETS, CTAS, results, tuning
 
 
@@ -33,7 +32,10 @@ def test_each_combination_has_its_command_and_environment() -> None:
 
 
 def test_runs_go_forth_and_back() -> None:
-    assert [number for number, _ in balanced_order(3, 3)] == [0, 1, 2, 2, 1, 0, 0, 1, 2]
+    tune = results(Path("here"), [])
+    tune.num_runs = 3
+    assert [point.setting for point in tune.left] == [0, 1, 2, 2, 1, 0, 0, 1, 2]
+    assert [point.repeat for point in tune.left] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
 
 
 @pytest.mark.parametrize(
@@ -63,27 +65,43 @@ def test_axes_that_cannot_be_compared_are_refused() -> None:
 
 def test_results_survive_a_crash_in_mid_line(tmp_path: Path) -> None:
     made = results(tmp_path, [(100, 101), (50, 51), ()], failed=(2,))
-    writer = open_results(tmp_path)
-    for line in (made.tuning, *made.runs):
+    writer = made.open()
+    for line in made.lines:
         writer.write(line)
     with pytest.raises(BusyError, match="another overlap tune is at work"):
-        open_results(tmp_path)
+        made.open()
     writer.close()
-    file = tmp_path / FILE_NAME
+    file = tmp_path / Tune.FILE_NAME
     file.write_bytes(file.read_bytes()[:-20])
-    found = read_results(tmp_path)
-    assert found.tuning == made.tuning
-    assert (len(found.runs), found.broken_lines) == (4, 1)
-    writer = open_results(tmp_path)
-    writer.write(made.runs[-1])
+    found = Tune.read(tmp_path)
+    assert found.start == made.start
+    assert (len(found.lines), found.broken_lines) == (4, 1)
+    writer = found.open()
+    writer.write(made.lines[-1])
     writer.close()
-    assert read_results(tmp_path).runs == made.runs
+    assert Tune.read(file).lines == made.lines
 
 
 def test_a_folder_without_results_gives_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match="cannot be read"):
-        read_results(tmp_path)
-    (tmp_path / FILE_NAME).write_text("{}\n")
-    with pytest.raises(ResultsError, match="holds no tuning"):
-        read_results(tmp_path)
-    assert len(tuning(BUCKETS, CTAS).combinations) == 9
+    with pytest.raises(ResultsError, match=r"cannot be read: .*; give the folder of an earlier overlap tune"):
+        Tune.read(tmp_path)
+    (tmp_path / Tune.FILE_NAME).write_text("{}\n")
+    with pytest.raises(ResultsError, match="holds no results of overlap tune: its first line is missing"):
+        Tune.read(tmp_path)
+    (tmp_path / Tune.FILE_NAME).write_text('{"record":"tune","schema":99}\n')
+    with pytest.raises(ResultsError, match="has schema version 99, this version reads up to 1: upgrade"):
+        Tune.read(tmp_path)
+    assert len(Tune(tmp_path, tuning(BUCKETS, CTAS)).combinations) == 9
+
+
+def test_lines_of_an_earlier_version_are_read(tmp_path: Path) -> None:
+    (tmp_path / Tune.FILE_NAME).write_text(
+        '{"record":"tune","schema":1,"library_version":"0.1.0","started_at":"2026-11-23T08:00:00+00:00",'
+        '"command":["torchrun","train.py"],"axes":[{"kind":"arg","name":"bucket-mb","values":["25","5"]}],'
+        '"timing":{"warmup_steps":10,"steps_per_block":10,"min_block_seconds":0.5},"blocks":4}\n'
+        '{"record":"run","combination":0,"repeat":0,"seconds":9.0,"block_ms":[5.0,5.1],"num_steps":20}\n'
+        '{"record":"run","combination":1,"repeat":0,"seconds":1.0,"failure":"exit code 1","exit_code":1}\n'
+    )
+    tune = Tune.read(tmp_path, num_runs=2)
+    assert [(run.combination, run.failure) for run in tune.lines] == [(0, ""), (1, "exit code 1")]
+    assert [tuple(point) for point in tune.left] == [(0, 1)]

@@ -9,7 +9,8 @@ import pytest
 
 from overlap_callbacks.experiments.tune.combinations import Axis, Kind
 from overlap_callbacks.experiments.tune.ranking import ranked
-from overlap_callbacks.experiments.tune.words import line_to_use, verdict
+from overlap_callbacks.experiments.tune.sweep import Tune
+from overlap_callbacks.experiments.tune.view import line_to_use, verdict
 from tests.experiments.tune_results import CTAS, results, tuning
 
 HERE = Path("here")
@@ -23,34 +24,32 @@ def test_a_combination_that_is_faster_beyond_its_interval_wins() -> None:
     change = ranking.rows[0].change
     assert change is not None
     assert change.value == pytest.approx(-0.502, abs=0.002)
-    words = verdict(found.tuning, ranking)
+    words = verdict(found, ranking)
     assert words.startswith("bucket-mb=5 is the fastest: a step takes 50.2% less time (95% interval ")
     assert words.endswith(" than with bucket-mb=25.")
-    assert line_to_use(found.tuning, ranking) == "torchrun train.py --bucket-mb 5"
+    assert line_to_use(found, ranking) == "torchrun train.py --bucket-mb 5"
 
 
 def test_others_that_are_as_good_are_named() -> None:
     found = results(HERE, [(100, 101), (50, 51), (50.6, 50.5)])
-    assert verdict(found.tuning, ranked(found)).endswith("Not told apart from it: bucket-mb=1.")
+    assert verdict(found, ranked(found)).endswith("Not told apart from it: bucket-mb=1.")
 
 
 def test_without_a_difference_there_is_no_line_to_use() -> None:
     found = results(HERE, [(100, 102), (99, 101), (101, 100)])
     ranking = ranked(found)
-    assert line_to_use(found.tuning, ranking) is None
-    assert verdict(found.tuning, ranking).startswith(
-        "No difference was found: no combination is faster than bucket-mb=25"
-    )
+    assert line_to_use(found, ranking) is None
+    assert verdict(found, ranking).startswith("No difference was found: no combination is faster than bucket-mb=25")
 
 
 def test_a_first_combination_that_is_faster_than_all_is_said_to_be() -> None:
     found = results(HERE, [(50, 50.2), (100, 101), (90, 91)])
-    assert verdict(found.tuning, ranked(found)).startswith("bucket-mb=25 is the fastest")
+    assert verdict(found, ranked(found)).startswith("bucket-mb=25 is the fastest")
 
 
 def test_one_run_each_tells_nothing() -> None:
     found = results(HERE, [(100,), (50,)])
-    assert verdict(found.tuning, ranked(found)).startswith("No difference can be told yet")
+    assert verdict(found, ranked(found)).startswith("No difference can be told yet")
 
 
 def test_a_combination_that_failed_is_a_row_that_never_wins() -> None:
@@ -59,13 +58,13 @@ def test_a_combination_that_failed_is_a_row_that_never_wins() -> None:
     assert ranking.baseline == 2
     assert {row.number for row in ranking.failed} == {0, 1}
     assert ranking.winner is None
-    assert verdict(found.tuning, ranking).startswith("Only bucket-mb=1 gave step times")
-    assert verdict(found.tuning, ranked(results(HERE, [], failed=(0, 1, 2)))) == "No combination was measured."
+    assert verdict(found, ranking).startswith("Only bucket-mb=1 gave step times")
+    assert verdict(found, ranked(results(HERE, [], failed=(0, 1, 2)))) == "No combination was measured."
 
 
 def test_a_value_left_as_it_is_is_not_in_the_line() -> None:
     found = results(HERE, [(100, 101), (50, 50.2), (40, 40.1)], CTAS)
-    assert line_to_use(found.tuning, ranked(found)) == "NCCL_MAX_CTAS=16 torchrun train.py"
+    assert line_to_use(found, ranked(found)) == "NCCL_MAX_CTAS=16 torchrun train.py"
 
 
 def test_where_nothing_differs_a_winner_is_found_in_few_tunings() -> None:
@@ -79,4 +78,4 @@ def test_where_nothing_differs_a_winner_is_found_in_few_tunings() -> None:
     )
     # A winner is a difference on one side only: 2.5 in 100, and some chance.
     assert winners / num_tunings < 0.05
-    assert len(tuning(axis).combinations) == 8
+    assert len(Tune(HERE, tuning(axis)).combinations) == 8

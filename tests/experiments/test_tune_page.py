@@ -1,15 +1,20 @@
-"""The page of a tuning."""
+"""The page of a tuning, and what the terminal shows of it."""
 
 from __future__ import annotations
 
+import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from overlap_callbacks.experiments.tune.combinations import Axis, Kind
-from overlap_callbacks.experiments.tune.page import tuning_document, write_page
 from overlap_callbacks.experiments.tune.ranking import ranked
-from overlap_callbacks.report.html.document import as_html
+from overlap_callbacks.experiments.tune.view import tuning_document
+from overlap_callbacks.report import terminal
+from overlap_callbacks.report.html.document import as_html, write_document
 from tests.experiments.tune_results import BUCKETS, CTAS, results
 from tests.report.html.test_page import charts_of, text_of
 
@@ -29,7 +34,8 @@ def test_it_has_a_chart_for_each_axis_and_the_line_to_use(tmp_path: Path, opened
     text = text_of(content)
     assert "Use: NCCL_MAX_CTAS=8 torchrun train.py --bucket-mb 5" in text
     assert "Failed: NCCL_MAX_CTAS=16, bucket-mb=1: exit code 1: OutOfMemoryError: 20 GiB" in text
-    shown = opened(write_page(found, ranking))
+    write_document(tuning_document(found, ranking), tmp_path / "tune.html")
+    shown = opened(tmp_path / "tune.html")
     assert shown.locator("svg").count() >= 2
 
 
@@ -40,8 +46,9 @@ def test_a_tuning_of_which_nothing_was_measured_has_a_page(tmp_path: Path) -> No
 
 def test_what_is_left_is_told_with_how_to_go_on(tmp_path: Path) -> None:
     found = results(tmp_path, [(100, 101), (90, 91), (95, 96)])
+    found.num_runs = 2
     assert "Not finished" not in text_of(as_html(tuning_document(found, ranked(found))))
-    found.num_left = 6
+    found.num_runs = 4
     says = f"Not finished: 6 of 12 runs did not run yet. Go on with: overlap tune --resume {tmp_path}"
     assert says in text_of(as_html(tuning_document(found, ranked(found))))
 
@@ -53,3 +60,18 @@ def test_what_a_command_says_cannot_leave_its_place(tmp_path: Path) -> None:
     assert "<b>" not in body
     assert "<i>" not in body
     assert "</script>" not in body
+
+
+def test_the_terminal_has_the_verdict_the_ranked_table_and_the_line_to_use(tmp_path: Path) -> None:
+    found = results(tmp_path, STEP_MS, CTAS, BUCKETS, failed=(8,))
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(terminal.drawn(tuning_document(found, ranked(found))))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    words = " ".join(text.split())
+    assert words.startswith("NCCL_MAX_CTAS=8, bucket-mb=5 is the fastest: a step takes 30.")
+    assert "- Use: NCCL_MAX_CTAS=8 torchrun train.py --bucket-mb 5" in words
+    assert "- Failed: NCCL_MAX_CTAS=16, bucket-mb=1: exit code 1: OutOfMemoryError: 20 GiB" in words
+    assert re.search(r"^ +1 +8 +5 +70\.12 ms +-30\.", text, re.MULTILINE)
+    assert re.search(r"^ +16 +1 +failed", text, re.MULTILINE)

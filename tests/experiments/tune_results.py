@@ -7,7 +7,7 @@ from pathlib import Path
 
 from overlap_callbacks.analysis.results.env_overrides import TimingPlan
 from overlap_callbacks.experiments.tune.combinations import Axis, Kind
-from overlap_callbacks.experiments.tune.results import Results, Run, Tuning
+from overlap_callbacks.experiments.tune.sweep import Run, Tune, Tuning
 
 BUCKETS = Axis(Kind.ARG, "bucket-mb", ("25", "5", "1"))
 CTAS = Axis(Kind.ENV, "NCCL_MAX_CTAS", ("", "8", "16"))
@@ -24,7 +24,7 @@ def tuning(*axes: Axis) -> Tuning:
     )
 
 
-def results(folder: Path, step_ms: Sequence[Sequence[float]], *axes: Axis, failed: Sequence[int] = ()) -> Results:
+def results(folder: Path, step_ms: Sequence[Sequence[float]], *axes: Axis, failed: Sequence[int] = ()) -> Tune:
     """Runs of each combination with these step times; of those that failed, one more."""
     runs = [
         Run(
@@ -37,4 +37,4 @@ def results(folder: Path, step_ms: Sequence[Sequence[float]], *axes: Axis, faile
         Run(combination=number, repeat=9, seconds=3.0, failure="exit code 1: OutOfMemoryError: 20 GiB", exit_code=1)
         for number in failed
     ]
-    return Results(folder, tuning(*axes), runs)
+    return Tune(folder, tuning(*axes), runs)

@@ -6,8 +6,6 @@ that was under way, and no more.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from overlap_callbacks.analysis.results.environment import RankEnvironment
@@ -22,6 +20,8 @@ GEMM, COLLECTIVES = "gemm-allreduce", "collectives"
 GLOO, NCCL, LOOPBACK = "gloo", "nccl", "loopback"
 # What runs in a block.
 COMPUTE, COMMUNICATION, BOTH = "compute", "communication", "both"
+# The blocks of a point in one round. What drifts evenly along them adds as much to each.
+CONDITIONS = (COMPUTE, COMMUNICATION, BOTH, BOTH, COMMUNICATION, COMPUTE)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,26 +223,3 @@ class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_fiel
     library_version: str
     torch_version: str
     device_name: str
-
-
-Line = Start | GemmRound | TransferRound | Failed | Resumed
-Round = GemmRound | TransferRound
-Point = GemmPoint | TransferPoint
-
-
-class BenchResults(msgspec.Struct, frozen=True, kw_only=True):
-    """A result file as it was read.
-
-    Attributes:
-        start: its first line.
-        rounds: what was measured.
-        failed: points that could not be measured.
-        resumed: when it went on.
-        broken_lines: lines that cannot be read: a crash cuts the last one off.
-    """
-
-    start: Start
-    rounds: tuple[Any, ...] = ()
-    failed: tuple[Failed, ...] = ()
-    resumed: tuple[Resumed, ...] = ()
-    broken_lines: int = 0

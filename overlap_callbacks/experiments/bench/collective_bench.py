@@ -9,10 +9,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.analysis.bench.points import ELEMENT_BYTES
 from overlap_callbacks.analysis.results.bench import TransferPoint, TransferRound
-from overlap_callbacks.experiments.bench.ranks import Ranks
-from overlap_callbacks.experiments.bench.trials import Call, Range, Trials
+from overlap_callbacks.experiments.bench.results import ELEMENT_BYTES
+from overlap_callbacks.experiments.bench.site import Call, CudaTrials, HostTrials, Range, Ranks
 
 _WARM_UP, _LOOK, _MAX_CALLS = 2, 3, 2000
 # Of these one side is done before the other: the time is that of who receives.
@@ -67,7 +66,7 @@ def measure_transfer(
     number: int,
     groups: Sequence[Sequence[int]],
     transfer: Call | None,
-    trials: Trials,
+    trials: HostTrials | CudaTrials,
     ranks: Ranks,
     block_s: float,
 ) -> TransferRound:
@@ -99,7 +98,7 @@ def _known(chains: Sequence[float | None], group: Sequence[int]) -> list[float]:
     return [max(ms, 1e-6) for rank in group if rank < len(chains) and (ms := chains[rank]) is not None]
 
 
-def _chain_ms(transfer: Call | None, calls: int, trials: Trials, ranks: Ranks) -> list[float | None]:
+def _chain_ms(transfer: Call | None, calls: int, trials: HostTrials | CudaTrials, ranks: Ranks) -> list[float | None]:
     """How long calls without a pause took on each rank; None on a rank that has no part in them."""
     ranks.barrier()
     own = None

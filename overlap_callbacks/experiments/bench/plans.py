@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from overlap_callbacks import _validation
-from overlap_callbacks.analysis.bench.points import KINDS, group_size
 from overlap_callbacks.analysis.bench.sizes import powers_of_two
 from overlap_callbacks.analysis.results.bench import COLLECTIVES, GEMM, GLOO, LOOPBACK, NCCL, Plan
-from overlap_callbacks.experiments.bench.precision import DTYPES, message_dtype, refusal, usable
+from overlap_callbacks.experiments.bench.gemm_bench import DTYPES, message_dtype, refusal, usable
+from overlap_callbacks.experiments.bench.results import KINDS, ranks_of
 from overlap_callbacks.experiments.capping import refuse_on_cpu
 from overlap_callbacks.experiments.host import cores, free_bytes
 
@@ -237,7 +237,7 @@ def _check_collectives(plan: Plan) -> None:
     for kind in plan.kinds:
         _validation.one_of("--kind", kind, allowed)
     for group in plan.groups:
-        group_size(group, plan.ranks)
+        ranks_of(group, plan.ranks)  # refuses a text that means none
     if plan.link == LOOPBACK and plan.groups != ("world",):
         raise ValueError("--groups must be world on a loopback link: it has 2 ranks")
     _check_memory(plan, 3 * max(plan.message_bytes))

@@ -16,36 +16,31 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks._version import __version__
-from overlap_callbacks.analysis.bench.points import work_left
-from overlap_callbacks.analysis.bench.sizes import size_in_words
 from overlap_callbacks.analysis.results.bench import (
     FILE_NAME,
     SCHEMA,
-    BenchResults,
     Failed,
     GemmPoint,
-    Line,
+    GemmRound,
     Plan,
-    Point,
     Resumed,
     Start,
+    TransferPoint,
+    TransferRound,
 )
 from overlap_callbacks.experiments.bench.collective_bench import measure_transfer, transfer_of
-from overlap_callbacks.experiments.bench.gemm_bench import Work, measure_gemm
-from overlap_callbacks.experiments.bench.precision import flop, message_dtype, product
-from overlap_callbacks.experiments.bench.ranks import Ranks
+from overlap_callbacks.experiments.bench.gemm_bench import Work, flop, measure_gemm, message_dtype, product
+from overlap_callbacks.experiments.bench.results import Bench
 from overlap_callbacks.experiments.bench.sensors import Sensors
-from overlap_callbacks.experiments.bench.site import Site, open_site, reduction
-from overlap_callbacks.experiments.capping import CannotGoOnError, Cap, NotPossibleError, capped_part, caps_of
+from overlap_callbacks.experiments.bench.site import Ranks, Site, open_site, reduction
+from overlap_callbacks.experiments.capping import Cap, NotPossibleError, capped_part, caps_of
 from overlap_callbacks.experiments.caps.capped import capped
 from overlap_callbacks.experiments.caps.settings import Caps
 from overlap_callbacks.experiments.host import cpu_name
-from overlap_callbacks.experiments.lines_file import LinesFile
+from overlap_callbacks.experiments.supervisor import Limits
+from overlap_callbacks.experiments.sweep import CannotGoOnError, LinesFile, Point, Progress, run
 from overlap_callbacks.instruments.environment import EnvironmentReader
-from overlap_callbacks.report.bench_results import read
 
-# Called on rank 0 with the number of measured points and rounds, how many there are, and what was measured.
-Tell = Callable[[int, int, str], None]
 UNITS = {
     "gemm_ms": "ms", "all_reduce_ms": "ms", "time_ms": "ms", "power_w": "W", "sm_clock_mhz": "MHz", "length_s": "s",
     "message_bytes": "bytes", "flop": "floating-point operations",
@@ -68,7 +63,9 @@ class Stop:
         self.requested = True
 
 
-def run_session(plan: Plan, folder: Path, command: str, stop: Stop, tell: Tell, cap: Cap = capped) -> None:
+def run_session(
+    plan: Plan, folder: Path, command: str, stop: Stop, on_progress: Callable[[Progress], None], cap: Cap = capped
+) -> None:
     """Measure what a folder of results does not have yet, as one rank of the job that the environment describes.
 
     Args:
@@ -76,59 +73,44 @@ def run_session(plan: Plan, folder: Path, command: str, stop: Stop, tell: Tell, 
         folder: of the results. Only rank 0 reads and writes it.
         command: the command line, for the file.
         stop: ends the session after the point under way.
-        tell: of the progress.
+        on_progress: called on rank 0 whenever something has changed.
         cap: what caps the GPUs of this host, where points ask for it.
     """
-    with open_site(plan, int(os.environ.get("LOCAL_RANK", "0"))) as site:
-        sensors = Sensors()
-        caps = CapsInForce(site.ranks, sets=os.environ.get("LOCAL_RANK", "0") == "0", cap=cap)
-        try:
-            _measure_all(plan, folder, command, site, sensors, stop, tell, caps)
-        finally:
-            sensors.close()
-            caps.close()
+    local_rank = os.environ.get("LOCAL_RANK", "0")
+    with contextlib.ExitStack() as stack:
+        site = stack.enter_context(open_site(plan, int(local_rank)))
+        caps = stack.enter_context(contextlib.closing(CapsInForce(site.ranks, sets=local_rank == "0", cap=cap)))
+        sensors = stack.enter_context(contextlib.closing(Sensors()))
+        bench, file = None, None
+        if site.ranks.rank == 0:
+            bench, file = _opened(plan, folder, command, site.device, sensors)
+            stack.enter_context(contextlib.closing(file))
+        everywhere: Bench = site.ranks.agree(bench)
 
-
-def _measure_all(
-    plan: Plan, folder: Path, command: str, site: Site, sensors: Sensors, stop: Stop, tell: Tell, caps: CapsInForce
-) -> None:
-    file = None
-    left: list[tuple[int, Point]] = []
-    if site.ranks.rank == 0:
-        before = read(folder) if (folder / FILE_NAME).exists() else None
-        file = LinesFile(folder / FILE_NAME, "bench")
-        start = _start(plan, command, site.device, sensors)
-        file.write(start if before is None else _resumed(site.device))
-        left = work_left(plan, before or BenchResults(start=start))
-    left = site.ranks.agree(left)
-    failed: set[Point] = set()
-    try:
-        for done, (number, point) in enumerate(left, 1):
+        def measure(point: Point, _: Limits, __: contextlib.ExitStack) -> GemmRound | TransferRound | Failed | None:
             if site.ranks.agree(stop.requested):
-                return
-            if point in failed:
-                continue
-            refused = caps.change(caps_of(point)) if isinstance(point, GemmPoint) else ""
-            line = _failed(point, refused) if refused else _measure(plan, number, point, site, sensors)
-            if isinstance(line, Failed):
-                failed.add(point)
-            if file is not None:
-                file.write(line)
-                tell(done, len(left), in_words(point))
-    finally:
-        if file is not None:
-            file.close()
+                return None
+            one = point.setting
+            refused = caps.change(caps_of(one)) if isinstance(one, GemmPoint) else ""
+            return _failed(one, refused) if refused else _measure(plan, point.repeat, one, site, sensors)
+
+        run(everywhere, measure, file, on_progress=on_progress if file is not None else lambda _: None)
 
 
-def in_words(point: Point) -> str:
-    """A point, for people."""
-    size = size_in_words(point.message_bytes)
-    if isinstance(point, GemmPoint):
-        return f"N {point.n}, {point.dtype}, all-reduce of {size}" + (f", {cap}" if (cap := point.cap_in_words) else "")
-    return f"{point.kind} of {size}"
+def _opened(plan: Plan, folder: Path, command: str, device: torch.device, sensors: Sensors) -> tuple[Bench, LinesFile]:
+    """The benchmark so far, and its file, to append lines to."""
+    if (folder / FILE_NAME).exists():
+        bench = Bench.read(folder)
+        file = bench.open()
+        file.write(_resumed(device))
+        return bench, file
+    bench = Bench(folder, _start(plan, command, device, sensors))
+    return bench, bench.open()
 
 
-def _measure(plan: Plan, number: int, point: Point, site: Site, sensors: Sensors) -> Line:
+def _measure(
+    plan: Plan, number: int, point: GemmPoint | TransferPoint, site: Site, sensors: Sensors
+) -> GemmRound | TransferRound | Failed:
     if isinstance(point, GemmPoint):
         work: Any = _tried(site, lambda: _gemm_work(point, site))
         if isinstance(work, str):
@@ -142,7 +124,7 @@ def _measure(plan: Plan, number: int, point: Point, site: Site, sensors: Sensors
     return measure_transfer(point, number, every, transfer[0], site.trials, site.ranks, plan.block_s)
 
 
-def _failed(point: Point, reason: str) -> Failed:
+def _failed(point: GemmPoint | TransferPoint, reason: str) -> Failed:
     return Failed(gemm=point, reason=reason) if isinstance(point, GemmPoint) else Failed(transfer=point, reason=reason)
 
 

@@ -1,4 +1,4 @@
-"""Where a benchmark runs: its process group or loopback link, its device, and the clock of that device."""
+"""Where a benchmark runs: its ranks, their process group or loopback link, their device, and its clock."""
 
 from __future__ import annotations
 
@@ -9,18 +9,62 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.analysis.bench.points import WORLD, ranks_of
 from overlap_callbacks.analysis.results.bench import GLOO, LOOPBACK, Plan
-from overlap_callbacks.experiments.bench.ranks import GroupRanks, OneProcess, Ranks
-from overlap_callbacks.experiments.bench.trials import Call, Range, Trial, Trials
+from overlap_callbacks.experiments.bench.results import WORLD, ranks_of
 
 # Longest time of one collective: no rank waits longer for one that is gone.
 TIMEOUT = datetime.timedelta(seconds=120)
+
+
+class Ranks:
+    """The processes that measure: here one, as on a loopback link.
+
+    Attributes:
+        rank: number of this one.
+    """
+
+    rank = 0
+
+    def agree(self, value: Any) -> Any:
+        """What rank 0 says; on all ranks."""
+        return value
+
+    def gather(self, value: Any) -> list[Any]:
+        """What all ranks say, in their order; on all ranks."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Wait until all ranks are here."""
+
+
+class GroupRanks(Ranks):
+    """Ranks of a process group. They talk over a Gloo group of their own, beside the one that is measured.
+
+    Args:
+        timeout: how long a rank waits for the others.
+    """
+
+    def __init__(self, timeout: datetime.timedelta) -> None:
+        self.rank = dist.get_rank()
+        self._group = dist.new_group(backend="gloo", timeout=timeout)
+
+    def agree(self, value: Any) -> Any:
+        said = [value if self.rank == 0 else None]
+        dist.broadcast_object_list(said, src=0, group=self._group)
+        return said[0]
+
+    def gather(self, value: Any) -> list[Any]:
+        said: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(said, value, group=self._group)
+        return said
+
+    def barrier(self) -> None:
+        dist.barrier(group=self._group)
 
 
 class Site:
@@ -45,7 +89,7 @@ class Site:
         self._loop = loop
         self._groups: dict[str, tuple[Any, tuple[int, ...]]] = {}
         self._by_ctas: dict[int, Any] = {}
-        self.trials: Trials = HostTrials()
+        self.trials: HostTrials | CudaTrials = HostTrials()
         if device.type == "cuda":
             lead = torch.zeros(1, device=device)
             self.trials = CudaTrials(lambda: dist.all_reduce(lead, async_op=True))
@@ -113,7 +157,7 @@ def _loopback(plan: Plan, device: torch.device) -> Iterator[Site]:
 
     speed = plan.link_gb_s
     with open_job(LoopSettings(plan.device) if speed is None else LoopSettings(plan.device, gb_s=speed)) as loop:
-        yield Site(plan, device, OneProcess(), loop)
+        yield Site(plan, device, Ranks(), loop)
 
 
 def reduction(device: torch.device) -> tuple[Any, Callable[[int, torch.dtype], torch.Tensor]]:
@@ -125,6 +169,53 @@ def reduction(device: torch.device) -> tuple[Any, Callable[[int, torch.dtype], t
     if device.type == "cuda":
         return dist.ReduceOp.AVG, lambda count, dtype: torch.randn(count, device=device).to(dtype)
     return dist.ReduceOp.SUM, lambda count, dtype: torch.zeros(count, dtype=dtype)
+
+
+# -- products and transfers, alone and beside each other
+
+Call = Callable[[], object]
+
+
+class Range(NamedTuple):
+    """Something that began and ended, in nanoseconds of one clock."""
+
+    start_ns: int
+    end_ns: int
+
+    @property
+    def ms(self) -> float:
+        """Its length."""
+        return (self.end_ns - self.start_ns) / 1e6
+
+
+class Trial(NamedTuple):
+    """What ran once.
+
+    Attributes:
+        calls: of the products, one after another.
+        transfers: one after another, without a pause.
+    """
+
+    calls: tuple[Range, ...]
+    transfers: tuple[Range, ...]
+
+    @property
+    def transfers_ms(self) -> float:
+        """From the beginning of the first transfer to the end of the last one."""
+        return Range(self.transfers[0].start_ns, self.transfers[-1].end_ns).ms
+
+    def begun_beside(self) -> list[Range]:
+        """The calls that began in the first half of the transfers' time.
+
+        Which calls count is told by their beginnings. Told by their ends, long ones would be left out more often than
+        short ones, because it is a long one that is cut off by the end of the transfers.
+        """
+        first, last = self.transfers[0].start_ns, self.transfers[-1].end_ns
+        return [call for call in self.calls if first <= call.start_ns < (first + last) / 2]
+
+    def covered(self) -> list[Range]:
+        """Those of them that ended while transfers were in flight: all, unless a call takes half of that time."""
+        return [call for call in self.begun_beside() if call.end_ns <= self.transfers[-1].end_ns]
 
 
 # -- on a GPU
@@ -162,7 +253,14 @@ class CudaTrials:
         return self._run(None, 0, transfer, count).transfers
 
     def both(self, call: Call, transfer: Call, calls: int, transfers: int) -> Trial:
-        """Transfers, and beside them twice the calls that would take as long."""
+        """Transfers, and beside them twice the calls that would take as long.
+
+        Args:
+            call: issues the products that are timed together.
+            transfer: issues a transfer.
+            calls: how many calls take about as long as the transfers.
+            transfers: how many.
+        """
         return self._run(call, _MORE_CALLS * calls + 1, transfer, transfers)
 
     def _run(self, call: Call | None, calls: int, transfer: Call | None, transfers: int) -> Trial:

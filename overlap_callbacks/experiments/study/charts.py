@@ -1,4 +1,4 @@
-"""The charts of a study's page: a row for each configuration."""
+"""The charts of a study: a row for each configuration, or a point for each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from overlap_callbacks.analysis.results.study import StudyRow
 from overlap_callbacks.analysis.study import (
     GAP,
     LONGER,
-    PEAK,
     PUBLISHED,
     RATIO,
     SLOWDOWN,
@@ -33,23 +32,17 @@ MAX_ROWS = 60
 Legend = tuple[tuple[str, str], ...]
 # Name of a point, its colour, whether it is hollow, and its figure.
 Point = tuple[str, str, bool, Estimate | None]
-Points = Callable[[StudyRow], list[Point]]
 
-NO_CHANGE = Estimate(0.0, None, None, 0, 0)
-MODES: Legend = (("overlapped", "overlapped"), ("sequential", "sequential"))
+_NO_CHANGE = Estimate(0.0, None, None, 0, 0)
 
 
-def slowdowns(rows: Sequence[StudyRow], names: Names) -> Chart | None:
-    """Compute slowdown of each configuration."""
-    return row_chart(
-        "Compute slowdown",
-        _groups(
-            rows, names, lambda row: [("compute slowdown", "overlapped", False, value_of(row, SLOWDOWN))], SLOWDOWN
-        ),
-        "slower with overlap, %",
-        "Time of the compute kernels with overlap over that without, less 1 (equation 1).",
-        limits=_published(SLOWDOWN),
-    )
+def of_figure(rows: Sequence[StudyRow], names: Names, key: str, title: str, x_label: str, caption: str) -> Chart | None:
+    """One figure of each configuration, with the study's own values."""
+
+    def points(row: StudyRow) -> list[Point]:
+        return [(title.lower(), "overlapped", False, value_of(row, key))]
+
+    return row_chart(title, _groups(rows, names, points, key), x_label, caption, limits=_published(key))
 
 
 def savings(rows: Sequence[StudyRow], names: Names) -> Chart | None:
@@ -79,37 +72,6 @@ def _ideal(gap: Estimate | None) -> Estimate | None:
     return Estimate(1 / (1 + gap.value) - 1, low, high, gap.num_steps, gap.num_blocks)
 
 
-def against_ratio(rows: Sequence[StudyRow]) -> Chart | None:
-    """Compute slowdown against the overlap ratio, a colour for each strategy."""
-    by_strategy: dict[str, list[list[Any]]] = {}
-    names = Names([row.configuration for row in rows])
-    for row in rows:
-        ratio, slowdown = value_of(row, RATIO), value_of(row, SLOWDOWN)
-        if ratio is not None and slowdown is not None:
-            figures = map(rounded, (ratio.value, slowdown.value, slowdown.ci_low, slowdown.ci_high))
-            strategy = strategy_in_words(row.configuration.strategy)
-            by_strategy.setdefault(strategy, []).append([names.whole(row.configuration), *figures])
-    if sum(map(len, by_strategy.values())) < 2:
-        return None
-    series = [
-        {"name": name, "color": RUN_COLORS[place % len(RUN_COLORS)], "points": points}
-        for place, (name, points) in enumerate(by_strategy.items())
-    ]
-    mean = PUBLISHED[SLOWDOWN].mean
-    data = {
-        "series": series,
-        "x_label": "overlap ratio",
-        "y_label": "compute slowdown",
-        "limits": [["study, mean", mean]],
-    }
-    caption = (
-        "The overlap ratio is the share of compute time in which communication is in flight (equation 2). Dashed: the "
-        "mean slowdown of the study. Whiskers are 95% intervals."
-    )
-    legend = tuple([(str(line["name"]), str(line["color"])) for line in series])
-    return Chart("scatter", "Compute slowdown against overlap ratio", data, caption, legend)
-
-
 def power(rows: Sequence[StudyRow], names: Names) -> Chart | None:
     """Mean and highest power of each mode: as a share of the device's limit, else in watts."""
     shares = ("avg_tdp_fraction", "peak_tdp_fraction")
@@ -130,20 +92,9 @@ def power(rows: Sequence[StudyRow], names: Names) -> Chart | None:
         "Filled: mean. Hollow: highest of any device. At the right: the mean with overlap. The axis does not start at "
         "zero.",
         limits=[["TDP", 1.0]] if is_share else [],
-        legend=MODES,
+        legend=(("overlapped", "overlapped"), ("sequential", "sequential")),
         unit="fraction" if is_share else "W",
         zero=False,
-    )
-
-
-def peaks(rows: Sequence[StudyRow], names: Names) -> Chart | None:
-    """How much higher the highest power is with overlap."""
-    return row_chart(
-        "Highest power with overlap against sequential steps",
-        _groups(rows, names, lambda row: [("highest power", "overlapped", False, value_of(row, PEAK))], PEAK),
-        "higher with overlap, %",
-        "Highest power of any device in overlapped steps over that in sequential ones, less 1.",
-        limits=_published(PEAK),
     )
 
 
@@ -165,7 +116,7 @@ def by_factor(rows: Sequence[StudyRow], names: Names, factor: str, key: str, tit
         for row in family:
             value = value_of(row, key)
             if is_change:
-                value = NO_CHANGE if row is family[0] and value else pair_of(family[0], row).changes.get(key)
+                value = _NO_CHANGE if row is family[0] and value else pair_of(family[0], row).changes.get(key)
             label = factor_in_words(row.configuration, factor)
             drawn.append(_row(label, [(title.lower(), "overlapped", False, value)], value, "fraction"))
         groups.append({"name": names.whole(family[0].configuration, without=factor), "rows": drawn})
@@ -173,11 +124,16 @@ def by_factor(rows: Sequence[StudyRow], names: Names, factor: str, key: str, tit
     return row_chart(title, groups, x_label, caption, limits=_published(key))
 
 
-# -- what all share
+# -- rows of points
 
 
 def _groups(
-    rows: Sequence[StudyRow], names: Names, points: Points, noted: str, *, signed: bool = True
+    rows: Sequence[StudyRow],
+    names: Names,
+    points: Callable[[StudyRow], list[Point]],
+    noted: str,
+    *,
+    signed: bool = True,
 ) -> list[dict[str, Any]]:
     """Rows under the names of their jobs; without headings where each job has one row."""
     jobs: dict[str, list[StudyRow]] = {}
@@ -248,15 +204,14 @@ def row_chart(
         unit: of the points.
         zero: whether the axis holds zero.
     """
-    kept = [{**group, "rows": [row for row in group["rows"] if row["points"]]} for group in groups]
-    total = sum([len(group["rows"]) for group in kept])
+    drawn, total = [], 0
+    for group in groups:
+        rows = [row for row in group["rows"] if row["points"]]
+        if rows[: max(0, MAX_ROWS - total)]:
+            drawn.append({**group, "rows": rows[: MAX_ROWS - total]})
+        total += len(rows)
     if not total:
         return None
-    drawn, room = [], MAX_ROWS
-    for group in kept:
-        if group["rows"][:room]:
-            drawn.append({**group, "rows": group["rows"][:room]})
-            room -= len(drawn[-1]["rows"])
     sentences = [caption]
     study = [
         f"{name.removeprefix('study, ')} {PAGE.percent(value)}" for name, value in limits if name.startswith("study")
@@ -269,3 +224,48 @@ def row_chart(
         sentences.append(f"The first {MAX_ROWS} of {total} configurations; the table has all.")
     data = {"groups": drawn, "unit": unit, "x_label": x_label, "limits": list(limits), "zero": zero}
     return Chart("rows", title, data, " ".join(sentences), legend)
+
+
+# -- one figure against another
+
+
+def against_ratio(rows: Sequence[StudyRow], names: Names) -> Chart | None:
+    """Compute slowdown against the overlap ratio, a colour for each strategy."""
+    by_strategy: dict[str, list[list[Any]]] = {}
+    for row in rows:
+        ratio, slowdown = value_of(row, RATIO), value_of(row, SLOWDOWN)
+        if ratio is not None and slowdown is not None:
+            figures = map(rounded, (ratio.value, slowdown.value, slowdown.ci_low, slowdown.ci_high))
+            strategy = strategy_in_words(row.configuration.strategy)
+            by_strategy.setdefault(strategy, []).append([names.whole(row.configuration), *figures])
+    if sum(map(len, by_strategy.values())) < 2:
+        return None
+    caption = (
+        "The overlap ratio is the share of compute time in which communication is in flight (equation 2). Dashed: the "
+        "mean slowdown of the study. Whiskers are 95% intervals."
+    )
+    limits = [["study, mean", PUBLISHED[SLOWDOWN].mean]]
+    title = "Compute slowdown against overlap ratio"
+    return scatter(title, by_strategy, ("overlap ratio", "compute slowdown"), caption, limits)
+
+
+def scatter(
+    title: str,
+    series: dict[str, list[list[Any]]],
+    labels: tuple[str, str],
+    caption: str,
+    limits: Sequence[list[Any]] = (),
+) -> Chart:
+    """Points of several series, each a name and ``x, y, low, high``.
+
+    Args:
+        title: of the chart.
+        series: points by the name of the series.
+        labels: of both axes.
+        caption: how to read it.
+        limits: names and values of y to compare with.
+    """
+    legend = tuple([(name, RUN_COLORS[place % len(RUN_COLORS)]) for place, name in enumerate(series)])
+    lines = [{"name": name, "color": color, "points": series[name]} for name, color in legend]
+    data = {"series": lines, "x_label": labels[0], "y_label": labels[1], "limits": list(limits)}
+    return Chart("scatter", title, data, caption, legend)

@@ -1,11 +1,12 @@
-"""The parts of a study's page on one factor each: what changes where nothing else does."""
+"""The parts of a study on one factor each: what changes where nothing else does, and what energy a cap saves."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
-from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, may_be_chance, page_sentence
+from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, may_be_chance, page_sentence, rounded
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.study import StudyRow
 from overlap_callbacks.analysis.study import (
@@ -19,10 +20,12 @@ from overlap_callbacks.analysis.study import (
     SLOWDOWN,
     STEP,
     Pair,
+    families,
     pairs,
+    value_of,
 )
-from overlap_callbacks.experiments.study.cap_trade_off import trade_off_blocks
-from overlap_callbacks.experiments.study.charts import by_factor
+from overlap_callbacks.analysis.trade_off import TradeOffPoint, TradeOffRow, trade_off
+from overlap_callbacks.experiments.study.charts import by_factor, scatter
 from overlap_callbacks.experiments.study.names import Names, factor_in_words
 from overlap_callbacks.report.views.elements import (
     EMPTY,
@@ -30,13 +33,22 @@ from overlap_callbacks.report.views.elements import (
     Cell,
     Section,
     Table,
+    change_cell,
+    estimate_cells,
     heads,
+    name_cell,
+    number_cell,
     without_empty_columns,
 )
 
-_STEP_CHART = (STEP, "Step time with overlap", "change of the step time, %")
-_SLOWDOWN_CHART = (SLOWDOWN, "Compute slowdown", "slower with overlap, %")
-_ENERGY_CHART = (ENERGY, "Energy of a step with overlap", "change of the energy of a step, %")
+_FACTORS = {BATCH: "the batch", PRECISION: "the precision", POWER_CAP: "the power cap", CLOCK_CAP: "the clock's cap"}
+CAPS = (POWER_CAP, CLOCK_CAP)
+# Figures that a part has a chart of: key, title, and what its axis is.
+_CHARTS = (
+    (SLOWDOWN, "Compute slowdown", "slower with overlap, %"),
+    (STEP, "Step time with overlap", "change of the step time, %"),
+    (ENERGY, "Energy of a step with overlap", "change of the energy of a step, %"),
+)
 
 
 def factor_sections(rows: Sequence[StudyRow], names: Names) -> list[Section]:
@@ -48,7 +60,7 @@ def factor_sections(rows: Sequence[StudyRow], names: Names) -> list[Section]:
         ("Does the precision matter?", _types(rows), PRECISION),
         ("What do tensor cores change (TF32 against FP32)?", cores, PRECISION),
     )
-    return [_section(title, of, names, factor, pairs(of, factor)) for title, of, factor in asked if pairs(of, factor)]
+    return [_section(title, of, names, factor) for title, of, factor in asked if pairs(of, factor)]
 
 
 def missing_factors(rows: Sequence[StudyRow], *, on_cpu: bool) -> list[tuple[str, str]]:
@@ -67,7 +79,7 @@ def missing_factors(rows: Sequence[StudyRow], *, on_cpu: bool) -> list[tuple[str
 
 
 def _types(rows: Sequence[StudyRow]) -> list[StudyRow]:
-    """The rows without TF32 where it stands against FP32: that is about tensor cores, and has a part of its own."""
+    """The rows without TF32 where FP32 is there too: that is about tensor cores, and has a part of its own."""
     both = {"fp32", "tf32"} <= _precisions(rows)
     return [row for row in rows if not (both and row.configuration.precision == "tf32")]
 
@@ -76,33 +88,22 @@ def _precisions(rows: Sequence[StudyRow]) -> set[str]:
     return {row.configuration.precision for row in rows if row.figures is not None}
 
 
-def batches(rows: Sequence[StudyRow], names: Names) -> list[Block]:
-    """What the batch changes, as a table; nothing where there is one batch only."""
-    compared = pairs(rows, BATCH)
-    return [dataclasses.replace(_table(compared, names, BATCH), folded=True)] if compared else []
-
-
-def batch_answer(rows: Sequence[StudyRow], names: Names) -> str:
-    """What the batch does to the compute slowdown; empty where there is one batch only."""
-    return _answer(pairs(rows, BATCH), names, BATCH)
-
-
-def _section(title: str, rows: Sequence[StudyRow], names: Names, factor: str, compared: Sequence[Pair]) -> Section:
-    charts = [
-        chart
-        for key, name, x_label in (_SLOWDOWN_CHART, _STEP_CHART, _ENERGY_CHART)
-        if (chart := by_factor(rows, names, factor, key, name, x_label)) is not None
-    ]
+def _section(title: str, rows: Sequence[StudyRow], names: Names, factor: str) -> Section:
+    charts = [chart for one in _CHARTS if (chart := by_factor(rows, names, factor, *one)) is not None]
     if len(charts) == 3:  # two side by side; two alone would differ from the other parts
-        charts[1:] = [dataclasses.replace(chart, narrow=True) for chart in charts[1:]]
-    blocks: list[Block] = [*charts, _table(compared, names, factor)]
-    if factor in (POWER_CAP, CLOCK_CAP):
-        blocks += trade_off_blocks(rows, names, factor)
-    return Section(title, _answer(compared, names, factor), blocks)
+        charts[1:] = [replace(chart, narrow=True) for chart in charts[1:]]
+    compared = pairs(rows, factor)
+    blocks: list[Block] = [*charts, pair_table(compared, names, factor)]
+    if factor in CAPS:
+        blocks += _trade_off_blocks(rows, names, factor)
+    return Section(title, pair_answer(compared, names, factor), blocks)
 
 
-def _answer(compared: Sequence[Pair], names: Names, factor: str) -> str:
-    """In how many pairs the slowdown changes beyond chance, and where most."""
+# -- pairs that differ in one factor
+
+
+def pair_answer(compared: Sequence[Pair], names: Names, factor: str) -> str:
+    """In how many pairs the slowdown changes beyond chance, and where most; empty where none has an interval."""
     known = [(pair, pair.changes[SLOWDOWN]) for pair in compared if SLOWDOWN in pair.changes]
     bounded = [(pair, change) for pair, change in known if change.ci_low is not None]
     if not bounded:
@@ -120,31 +121,32 @@ def _answer(compared: Sequence[Pair], names: Names, factor: str) -> str:
     pair, change = max(sure, key=lambda one: abs(one[1].value))
     bases = {factor_in_words(one.base, factor) for one in compared}
     against = bases.pop() if len(bases) == 1 else "the first of each kind"
+    value, bounds = (cell.text for cell in _points(change))
     return page_sentence(
         f"Against {against} the compute slowdown is {' and '.join(parts)} of {count(len(known), 'pair')}, beyond "
         f"chance. It changes most from {factor_in_words(pair.base, factor)} to {factor_in_words(pair.other, factor)}: "
-        f"by {_points(change)} (95% interval {_points_interval(change)}), {names.whole(pair.base, without=factor)}."
+        f"by {value} (95% interval {bounds}), {names.whole(pair.base, without=factor)}."
     )
 
 
-def _table(compared: Sequence[Pair], names: Names, factor: str) -> Table:
+def pair_table(compared: Sequence[Pair], names: Names, factor: str) -> Table:
+    """What changes from the first of each kind to the others."""
     rows = []
     for pair in compared:
-        changes = [pair.changes.get(key) for key in (SLOWDOWN, LONGER)]
         # A larger batch has more to do: its step time and energy say nothing of what it costs.
         sizes = [None if factor == BATCH else pair.changes.get(key) for key in (STEP, POWER, ENERGY)]
         rows.append(
             (
-                _words(names.whole(pair.base, without=factor)),
-                _words(factor_in_words(pair.base, factor)),
-                _words(factor_in_words(pair.other, factor)),
-                *[cell for change in changes for cell in _cells(change, points=True)],
-                *[cell for change in sizes for cell in _cells(change, points=False)],
+                name_cell(names.whole(pair.base, without=factor)),
+                name_cell(factor_in_words(pair.base, factor)),
+                name_cell(factor_in_words(pair.other, factor)),
+                *[cell for key in (SLOWDOWN, LONGER) for cell in _points(pair.changes.get(key))],
+                *[cell for change in sizes for cell in estimate_cells(change, "fraction", signed=True)],
             )
         )
     columns = heads(
-        "*Configuration", "*From", "*To", "Compute slowdown", "95% interval", "Sequential longer by", "95% interval",
-        "Step time", "95% interval", "Mean power", "95% interval", "Energy of a step", "95% interval",
+        "*Configuration", "*From", "*To", "Compute slowdown", "_95% interval", "Sequential longer by", "_95% interval",
+        "Step time", "_95% interval", "Mean power", "_95% interval", "Energy of a step", "_95% interval",
     )  # fmt: skip
     caption = (
         "Changes: pp are percentage points. A change is beyond chance where its interval does not hold zero; of twenty "
@@ -153,24 +155,79 @@ def _table(compared: Sequence[Pair], names: Names, factor: str) -> Table:
     return without_empty_columns(f"Pairs that differ in {_FACTORS[factor]} only", columns, rows, caption)
 
 
-_FACTORS = {BATCH: "the batch", PRECISION: "the precision", POWER_CAP: "the power cap", CLOCK_CAP: "the clock's cap"}
+def _points(change: Estimate | None) -> tuple[Cell, Cell]:
+    """The change of a share, in percentage points, and its interval."""
+    value, bounds = estimate_cells(change, "fraction", signed=True)
+    shown = bounds.text.replace("% to", " to").replace("%", f"{NBSP}pp")
+    return replace(value, text=value.text.replace("%", f"{NBSP}pp")), replace(bounds, text=shown)
 
 
-def _words(text: str) -> Cell:
-    return Cell(text, text.lower())
+# -- energy against time of caps
 
 
-def _cells(change: Estimate | None, *, points: bool) -> tuple[Cell, Cell]:
-    if change is None:
-        return EMPTY, EMPTY
-    shown = _points(change) if points else PAGE.percent(change.value, signed=True)
-    bounds = _points_interval(change) if points else PAGE.interval(change, "fraction", signed=True)
-    return Cell(shown, change.value), Cell(bounds, change.ci_low) if bounds else EMPTY
+def trade_offs(rows: Sequence[StudyRow], names: Names, factor: str) -> list[tuple[str, list[TradeOffRow]]]:
+    """For each job that was trained under several caps: its name, and step time and energy of each cap."""
+    found = []
+    for family in families(rows, factor):
+        points = [point for row in family if (point := _point(row, factor)) is not None]
+        if len(points) > 1:
+            found.append((names.whole(family[0].configuration, without=factor), trade_off(points, points[0])))
+    return found
 
 
-def _points(change: Estimate) -> str:
-    return PAGE.percent(change.value, signed=True).replace("%", f"{NBSP}pp")
+def trade_off_data(rows: Sequence[StudyRow], names: Names) -> dict[str, list[dict[str, Any]]]:
+    """The same for each kind of cap, as plain data."""
+    return {
+        factor: [
+            {"configuration": name, "caps": [asdict(row) for row in caps]}
+            for name, caps in trade_offs(rows, names, factor)
+        ]
+        for factor in CAPS
+    }
 
 
-def _points_interval(change: Estimate) -> str:
-    return PAGE.interval(change, "fraction", signed=True).replace("% to", " to").replace("%", f"{NBSP}pp")
+def _point(row: StudyRow, factor: str) -> TradeOffPoint | None:
+    step, energy = value_of(row, STEP), value_of(row, ENERGY)
+    if step is None or energy is None or step.value <= 0 or energy.value <= 0:
+        return None
+    return TradeOffPoint(factor_in_words(row.configuration, factor), step.value, energy.value)
+
+
+def _trade_off_blocks(rows: Sequence[StudyRow], names: Names, factor: str) -> list[Block]:
+    """A chart of all jobs and a table; nothing where there is no power."""
+    jobs = trade_offs(rows, names, factor)
+    if not jobs:
+        return []
+    series: dict[str, list[list[Any]]] = {
+        name: [[f"{name}, {row.point.name}", rounded(row.slowdown), rounded(-row.saving), None, None] for row in caps]
+        for name, caps in jobs
+    }
+    labels = ("change of the step time", "change of energy")
+    caption = "Each point is a cap, against the first of its job at 0, 0. Lower and further left is better."
+    return [scatter("Energy of a step against its time", series, labels, caption), trade_off_table(jobs)]
+
+
+def trade_off_table(jobs: Sequence[tuple[str, Sequence[TradeOffRow]]]) -> Table:
+    """Step time and energy under each cap; those on the Pareto front are marked."""
+    columns = heads(
+        "*Configuration", "*Cap", "Step, ms", "Energy of a step, J", "Mean power, W", "Longer", "Saved", "*Front"
+    )
+    rows = [
+        (
+            name_cell(name),
+            name_cell(row.point.name),
+            number_cell(row.point.step_ms),
+            number_cell(row.point.energy_j),
+            Cell(PAGE.by_size(row.power_w, "W"), row.power_w),
+            change_cell(row.slowdown),
+            change_cell(row.saving),
+            Cell("yes", "yes") if row.on_front else EMPTY,
+        )
+        for name, caps in jobs
+        for row in caps
+    ]
+    caption = (
+        "Mean values of one run each, with overlap. Front (Pareto): no other cap is at least as good in both, and "
+        "better in one."
+    )
+    return Table("Energy against time", columns, tuple(rows), caption, first=True)

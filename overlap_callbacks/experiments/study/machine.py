@@ -13,12 +13,9 @@ import msgspec
 from overlap_callbacks._version import __version__
 from overlap_callbacks.experiments.host import cores, cpu_name, free_bytes
 from overlap_callbacks.experiments.supervisor import exit_in_words, telling_line
+from overlap_callbacks.experiments.sweep import CannotGoOnError
 
 _TIMEOUT_S = 180.0
-
-
-class MachineError(RuntimeError):
-    """The machine cannot be asked."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +56,7 @@ def find_machine() -> Machine:
     """Ask in a process of its own.
 
     Raises:
-        MachineError: it failed; the message says why.
+        CannotGoOnError: it failed; the message says why.
     """
     try:
         done = subprocess.run(
@@ -67,10 +64,10 @@ def find_machine() -> Machine:
             stdin=subprocess.DEVNULL, capture_output=True, timeout=_TIMEOUT_S, check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        raise MachineError(f"torch does not load within {_TIMEOUT_S:g} s on this machine") from None
+        raise CannotGoOnError(f"torch does not load within {_TIMEOUT_S:g} s on this machine") from None
     if done.returncode:
         said = telling_line(done.stderr.decode(errors="replace"))
-        raise MachineError(f"torch does not load on this machine, {exit_in_words(done.returncode)}: {said}")
+        raise CannotGoOnError(f"torch does not load on this machine, {exit_in_words(done.returncode)}: {said}")
     return msgspec.json.decode(done.stdout.splitlines()[-1], type=Machine)
 
 

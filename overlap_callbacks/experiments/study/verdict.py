@@ -12,8 +12,6 @@ from overlap_callbacks.analysis.study import LONGER, PEAK, PUBLISHED, SLOWDOWN, 
 from overlap_callbacks.experiments.study.names import Names
 
 NOTHING = "No configuration was measured."
-# Of configurations that failed for the same reason; the table has all.
-_MAX_NAMED = 3
 TITLES = {
     SLOWDOWN: "Compute slowdown",
     LONGER: "Sequential steps, longer by",
@@ -131,23 +129,6 @@ def caveats(start: StudyStart, rows: Sequence[StudyRow]) -> list[str]:
     if waiting:
         listed.append(f"{count(waiting, 'configuration')} of {len(start.configurations)} did not run yet.")
     return listed
-
-
-def failures(start: StudyStart, rows: Sequence[StudyRow]) -> list[str]:
-    """The configurations that failed, with their reasons; those that share one stand together."""
-    names = Names(start.configurations)
-    by_reason: dict[str, list[str]] = {}
-    for row in rows:
-        if row.figures is None:
-            by_reason.setdefault(row.failure or "no figures", []).append(names.whole(row.configuration))
-    return [
-        f"Failed: {'; '.join(failed[:_MAX_NAMED])}{_and_more(len(failed))}: {cause}"
-        for cause, failed in by_reason.items()
-    ]
-
-
-def _and_more(number: int) -> str:
-    return f" and {number - _MAX_NAMED} more" if number > _MAX_NAMED else ""
 
 
 def where(start: StudyStart, rows: Sequence[StudyRow]) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.statistics import CONFIDENCE, Sample, estimate
-from overlap_callbacks.experiments.tune.results import Results, Run
+from overlap_callbacks.experiments.tune.sweep import Run, Tune
 
 # Runs of a combination that an interval needs.
 MIN_RUNS = 2
@@ -27,11 +27,11 @@ class Row:
     """One combination.
 
     Attributes:
-        number: its place in ``Tuning.combinations``.
+        number: its place in ``Tune.combinations``.
         num_runs: that were measured.
         step_ms: step time, with an interval over runs; None if no run was measured.
         change: step time over that of the baseline, less one; None of the baseline, and where one of them is missing.
-        failure: why it failed, in words; empty if it did not.
+        failure: why it failed; empty if it did not.
     """
 
     number: int
@@ -40,15 +40,19 @@ class Row:
     change: Estimate | None
     failure: str
 
+    @property
+    def is_ranked(self) -> bool:
+        """Whether it has a step time, and did not fail."""
+        return self.step_ms is not None and not self.failure
+
 
 @dataclass(frozen=True)
 class Ranking:
     """All combinations.
 
     Attributes:
-        rows: the fastest first; those without a step time last.
-        baseline: the combination that the others are compared with: the first one, or where that failed the first one
-            that was measured. None where none was.
+        rows: the fastest first; those that are not ranked last.
+        baseline: the combination that the others are compared with: the first that was measured. None where none was.
         winner: the fastest of those that are faster than the baseline beyond chance; None if there is none.
         as_good: others that cannot be told from the winner.
     """
@@ -64,8 +68,8 @@ class Ranking:
 
     @property
     def measured(self) -> list[Row]:
-        """The rows that have a step time, and did not fail."""
-        return [row for row in self.rows if row.step_ms is not None and not row.failure]
+        """The rows that are ranked."""
+        return [row for row in self.rows if row.is_ranked]
 
     @property
     def failed(self) -> list[Row]:
@@ -73,12 +77,12 @@ class Ranking:
         return [row for row in self.rows if row.failure]
 
 
-def ranked(results: Results) -> Ranking:
+def ranked(tune: Tune) -> Ranking:
     """Rank the combinations of a tuning by what was measured so far."""
-    numbers = range(len(results.tuning.combinations))
-    samples = {number: _sample(results.of(number)) for number in numbers}
-    failures = {number: failed.failure for number in numbers if (failed := results.failure_of(number)) is not None}
-    good = [number for number in numbers if len(samples[number].blocks) and number not in failures]
+    runs = {number: [run for run in tune.lines if run.combination == number] for number in tune.settings}
+    samples = {number: _sample([run for run in of_one if not run.failure]) for number, of_one in runs.items()}
+    failures = {number: next((run.failure for run in of_one if run.failure), "") for number, of_one in runs.items()}
+    good = [number for number in runs if len(samples[number].blocks) and not failures[number]]
     baseline = good[0] if good else None
     confidence = 1 - (1 - CONFIDENCE) / max(1, len(good) - 1)
 
@@ -93,9 +97,9 @@ def ranked(results: Results) -> Ranking:
             num_runs=len(samples[number].blocks),
             step_ms=estimate(lambda means: float(means[0]), samples[number], scale=math.exp, min_blocks=MIN_RUNS),
             change=change(number, baseline),
-            failure=failures.get(number, ""),
+            failure=failures[number],
         )
-        for number in numbers
+        for number in runs
     ]
     rows.sort(key=_place)
     faster = [
@@ -108,8 +112,7 @@ def ranked(results: Results) -> Ranking:
 
 
 def _place(row: Row) -> tuple[bool, float, int]:
-    is_last = row.step_ms is None or bool(row.failure)
-    return is_last, math.inf if row.step_ms is None else row.step_ms.value, row.number
+    return not row.is_ranked, math.inf if row.step_ms is None else row.step_ms.value, row.number
 
 
 def _is_slower(change: Estimate | None) -> bool:

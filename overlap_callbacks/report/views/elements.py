@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
 from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
-from overlap_callbacks.analysis.formatting import PAGE, page_text
+from overlap_callbacks.analysis.formatting import PAGE, page_text, rounded
+from overlap_callbacks.analysis.results.estimate import Estimate
 
 # Ranks or hosts of a matrix that a terminal can show.
 MAX_MATRIX = 8
@@ -309,6 +310,22 @@ def bytes_cell(value: float) -> Cell:
 def change_cell(value: float | None) -> Cell:
     """A relative change in percent, with its sign."""
     return EMPTY if value is None else Cell(PAGE.percent(value, signed=True), value)
+
+
+def estimate_cells(estimate: Estimate | None, unit: str, *, signed: bool = False) -> tuple[Cell, Cell]:
+    """A figure and its interval; empty where there is none."""
+    if estimate is None:
+        return EMPTY, EMPTY
+    bounds = PAGE.interval(estimate, unit, signed=signed)
+    shown = Cell(PAGE.quantity(estimate.value, unit, signed=signed), rounded(estimate.value))
+    return shown, Cell(bounds, rounded(estimate.ci_low)) if bounds else EMPTY
+
+
+def estimate_tile(label: str, estimate: Estimate, unit: str, remark: str = "") -> Tile:
+    """A figure with its interval, large; a change in percent has its sign."""
+    signed = unit == "fraction"
+    value = PAGE.quantity(estimate.value, unit, signed=signed)
+    return Tile(label, value, PAGE.interval(estimate, unit, signed=signed), remark)
 
 
 _Item = TypeVar("_Item")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from overlap_callbacks.analysis.bench.points import CONDITIONS, group_size
+from pathlib import Path
+
 from overlap_callbacks.analysis.results.bench import (
     BOTH,
     COLLECTIVES,
     COMMUNICATION,
     COMPUTE,
+    CONDITIONS,
     GEMM,
     GLOO,
     SCHEMA,
-    BenchResults,
     Block,
     GemmPoint,
     GemmRound,
@@ -20,8 +21,10 @@ from overlap_callbacks.analysis.results.bench import (
     TransferPoint,
     TransferRound,
 )
+from overlap_callbacks.experiments.bench.results import Bench, ranks_of
 
 MIB = 2**20
+HERE = Path("run")
 
 
 def gemm_plan(**changes: object) -> Plan:
@@ -82,7 +85,7 @@ def gemm_round(
     )
 
 
-def gemm_results(**changes: object) -> BenchResults:
+def gemm_results(**changes: object) -> Bench:
     """Products that are 25 % slower beside all-reduces, and these 50 % slower beside products."""
     plan = gemm_plan(**changes)
     rounds = [
@@ -94,20 +97,20 @@ def gemm_results(**changes: object) -> BenchResults:
         for size in plan.message_bytes
         for n in plan.sizes
     ]  # fmt: skip
-    return BenchResults(start=start_of(plan), rounds=tuple(rounds))
+    return Bench(HERE, start_of(plan), [*rounds])
 
 
-def transfer_results(latency_ms: float = 0.1, gb_s: float = 2.0, **changes: object) -> BenchResults:
+def transfer_results(latency_ms: float = 0.1, gb_s: float = 2.0, **changes: object) -> Bench:
     """Collectives on a link of known latency and bus bandwidth."""
     plan = collectives_plan(**changes)
     rounds = []
     for number in range(plan.rounds):
         for group in plan.groups:
-            ranks = group_size(group, plan.ranks)
+            ranks = len(ranks_of(group, plan.ranks)[0])
             for kind in plan.kinds:
                 for size in plan.message_bytes:
                     wire = size * (2 * (ranks - 1) / ranks if kind == "all_reduce" else 1.0)
                     time_ms = (latency_ms + wire / gb_s / 1e6) * (1 + 0.001 * number)
                     point = TransferPoint(kind, group, size)
                     rounds.append(TransferRound(point=point, round=number, group_size=ranks, time_ms=time_ms, calls=10))
-    return BenchResults(start=start_of(plan), rounds=tuple(rounds))
+    return Bench(HERE, start_of(plan), [*rounds])

@@ -4,27 +4,29 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.analysis.bench.points import points_of, ranks_of, whole_bytes, work_left, work_of
 from overlap_callbacks.analysis.bench.sizes import bytes_of, powers_of_two, rate_in_words, size_in_words
-from overlap_callbacks.analysis.results.bench import BenchResults, Failed
-from tests.analysis.bench.results import collectives_plan, gemm_plan, gemm_results, start_of
+from overlap_callbacks.analysis.results.bench import Failed
+from overlap_callbacks.experiments.bench.results import Bench, points_of, ranks_of, whole_bytes
+from overlap_callbacks.experiments.sweep import Point
+from tests.analysis.bench.results import HERE, collectives_plan, gemm_plan, gemm_results, start_of
 
 
 def test_every_second_round_runs_backwards() -> None:
     points = points_of(gemm_plan())
     assert len(points) == 2
-    assert work_of(gemm_plan()) == [(0, points[0]), (0, points[1]), (1, points[1]), (1, points[0])]
+    left = Bench(HERE, start_of(gemm_plan())).left
+    assert left == [Point(points[0], 0), Point(points[1], 0), Point(points[1], 1), Point(points[0], 1)]
 
 
 def test_what_is_left_is_what_has_no_line_and_can_be_measured() -> None:
     plan, whole = gemm_plan(), gemm_results()
-    assert work_left(plan, whole) == []
+    assert whole.left == []
     missing = whole.rounds[2]
-    part = BenchResults(start=start_of(plan), rounds=tuple([line for line in whole.rounds if line is not missing]))
-    assert work_left(plan, part) == [(missing.round, missing.point)]
+    part = Bench(HERE, start_of(plan), [line for line in whole.lines if line is not missing])
+    assert part.left == [Point(missing.point, missing.round)]
     gone = Failed(gemm=points_of(plan)[0], reason="no memory")  # type: ignore[arg-type]
-    left = work_left(plan, BenchResults(start=start_of(plan), failed=(gone,)))
-    assert [point for _, point in left] == [points_of(plan)[1]] * 2
+    left = Bench(HERE, start_of(plan), [gone]).left
+    assert [point.setting for point in left] == [points_of(plan)[1]] * 2
 
 
 def test_groups_cover_all_ranks() -> None:

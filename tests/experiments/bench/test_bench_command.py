@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,12 +16,11 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.analysis.bench.points import work_of
 from overlap_callbacks.analysis.results.bench import FILE_NAME, GemmRound
 from overlap_callbacks.experiments.bench import session
-from overlap_callbacks.experiments.bench.ranks import OneProcess
-from overlap_callbacks.experiments.lines_file import LinesFile
-from overlap_callbacks.report.bench_results import BenchFileError, read
+from overlap_callbacks.experiments.bench.results import Bench
+from overlap_callbacks.experiments.bench.site import Ranks
+from overlap_callbacks.experiments.sweep import ResultsError
 from tests.analysis.bench.results import gemm_plan, gemm_results
 from tests.commands import invoke
 from tests.distributed import run_script
@@ -37,7 +37,7 @@ def _as_torchrun(folder: Path, ranks: int, *arguments: str) -> Any:
     output = folder / "results"
     outcomes = run_script(script, ["bench", *arguments, "-o", str(output), "--json", "--no-page"], ranks, {})
     text = outcomes[0].output
-    return json.loads(text[text.index("{") : text.rindex("}") + 1]), read(output)
+    return json.loads(text[text.index("{") : text.rindex("}") + 1]), Bench.read(output)
 
 
 def test_products_beside_all_reduces_on_two_ranks_of_a_launcher(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_products_beside_all_reduces_on_two_ranks_of_a_launcher(tmp_path: Path) 
         assert carried == pytest.approx(65536 / 1e6)
         assert point["slowdown"]["ci_low"] < point["slowdown"]["value"] < point["slowdown"]["ci_high"]
         assert point["both_w"] is None or point["both_w"]["value"] > 0
-    assert [(line.round, line.point) for line in results.rounds] == work_of(results.start.plan)
+    assert [results.point_of(line) for line in results.lines] == Bench(tmp_path, results.start).left
 
 
 def test_every_collective_by_size_on_four_ranks_in_groups(tmp_path: Path) -> None:
@@ -105,15 +105,15 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_measures_the_rest(tmp_path: P
     assert f"Go on with: overlap bench gemm-allreduce --resume {folder}" in stderr
     assert "Not finished: " in " ".join(stdout.split())
     assert "Traceback" not in stderr
-    before = read(folder)
+    before = Bench.read(folder)
     assert 2 <= len(before.rounds) < 12
     # A crash cuts the last line off.
     content = file.read_bytes()
     file.write_bytes(content[:-30])
     result = invoke("bench", "gemm-allreduce", "--resume", str(folder), "--json", "--no-page")
     assert result.exit_code == 0, result.output
-    after = read(folder)
-    assert Counter((line.round, line.point) for line in after.rounds) == Counter(work_of(after.start.plan))
+    after = Bench.read(folder)
+    assert Counter(map(after.point_of, after.rounds)) == Counter(Bench(folder, after.start).left)
     assert after.rounds[: len(before.rounds) - 1] == before.rounds[:-1]
     assert (after.broken_lines, len(after.resumed)) == (1, 1)
     assert json.loads(result.stdout)["left"] == 0
@@ -128,9 +128,7 @@ def _wait_for_lines(file: Path, lines: int, process: subprocess.Popen[str]) -> N
 
 
 def test_resume_refuses_other_options_and_other_folders(tmp_path: Path) -> None:
-    file = LinesFile(tmp_path / FILE_NAME, "bench")
-    file.write(gemm_results().start)
-    file.close()
+    dataclasses.replace(gemm_results(), folder=tmp_path).open().close()
     folder = str(tmp_path)
     assert "leave out --n" in invoke("bench", "gemm-allreduce", "--resume", folder, "--n", "64").output
     assert "resume it with that command" in invoke("bench", "collectives", "--resume", folder).output
@@ -140,17 +138,17 @@ def test_resume_refuses_other_options_and_other_folders(tmp_path: Path) -> None:
 
 
 def test_a_file_is_read_up_to_what_is_broken_and_appended_to_on_a_line_of_its_own(tmp_path: Path) -> None:
-    results = gemm_results()
-    file = LinesFile(tmp_path / FILE_NAME, "bench")
-    for line in (results.start, *results.rounds):
+    results = dataclasses.replace(gemm_results(), folder=tmp_path)
+    file = results.open()
+    for line in results.rounds:
         file.write(line)
     file.close()
     path = tmp_path / FILE_NAME
     path.write_bytes(path.read_bytes()[:-9])
-    again = LinesFile(tmp_path / FILE_NAME, "bench")
+    again = results.open()
     again.write(results.rounds[-1])
     again.close()
-    found = read(tmp_path)
+    found = Bench.read(tmp_path)
     assert found.broken_lines == 1
     assert found.rounds == results.rounds
     assert all(isinstance(line, GemmRound) for line in found.rounds)
@@ -159,12 +157,12 @@ def test_a_file_is_read_up_to_what_is_broken_and_appended_to_on_a_line_of_its_ow
 @pytest.mark.parametrize("content", ["", "{}", "not JSON\n", '{"line":"gemm"}\n'])
 def test_other_files_are_no_results(tmp_path: Path, content: str) -> None:
     (tmp_path / FILE_NAME).write_text(content)
-    with pytest.raises(BenchFileError, match="its first line is missing"):
-        read(tmp_path)
+    with pytest.raises(ResultsError, match="its first line is missing"):
+        Bench.read(tmp_path)
 
 
 def test_a_point_that_one_rank_cannot_measure_is_left_out_with_its_reason() -> None:
-    site: Any = SimpleNamespace(ranks=OneProcess(), synchronise=lambda: None)
+    site: Any = SimpleNamespace(ranks=Ranks(), synchronise=lambda: None)
 
     def fail() -> None:
         raise RuntimeError("out of memory\nand a long trace")
@@ -175,7 +173,5 @@ def test_a_point_that_one_rank_cannot_measure_is_left_out_with_its_reason() -> N
 
 def test_a_plan_that_was_written_is_the_plan_that_is_read(tmp_path: Path) -> None:
     plan = gemm_plan(link_gb_s=2.5, ctas=(8, 24))
-    file = LinesFile(tmp_path / FILE_NAME, "bench")
-    file.write(gemm_results(link_gb_s=2.5, ctas=(8, 24)).start)
-    file.close()
-    assert read(tmp_path).start.plan == plan
+    dataclasses.replace(gemm_results(link_gb_s=2.5, ctas=(8, 24)), folder=tmp_path).open().close()
+    assert Bench.read(tmp_path).start.plan == plan

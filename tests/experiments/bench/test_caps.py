@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from overlap_callbacks.analysis.bench.points import work_left
 from overlap_callbacks.analysis.results.bench import LOOPBACK, GemmPoint
-from overlap_callbacks.experiments.bench.ranks import OneProcess
+from overlap_callbacks.experiments.bench.results import Bench
 from overlap_callbacks.experiments.bench.session import CapsInForce, run_session
-from overlap_callbacks.experiments.capping import CannotGoOnError
+from overlap_callbacks.experiments.bench.site import Ranks
+from overlap_callbacks.experiments.bench.view import bench_document
 from overlap_callbacks.experiments.caps.settings import CapError, Caps
-from overlap_callbacks.report.bench_results import read
-from overlap_callbacks.report.terminal_bench import bench_tables
+from overlap_callbacks.experiments.sweep import CannotGoOnError
+from overlap_callbacks.report.terminal import drawn
 from tests.analysis.bench.results import gemm_plan
 from tests.commands import invoke
 from tests.distributed import run_alone
@@ -44,8 +44,8 @@ class TestWithADriver:
     def test_each_point_runs_under_its_cap_and_one_that_is_refused_is_a_note(self, tmp_path: Path) -> None:
         # The second round runs backwards: 300 W again, without the cap that no device takes, and then no cap.
         assert run_alone(measured, tmp_path) == [300.0, 300.0, BEFORE_W, BEFORE_W]
-        results = read(tmp_path / "results")
-        assert work_left(results.start.plan, results) == []
+        results = Bench.read(tmp_path / "results")
+        assert results.left == []
         assert {(line.point.n, line.point.power_cap_w) for line in results.rounds} == {
             (n, cap) for n in (16, 24) for cap in (None, 300.0)
         }
@@ -54,15 +54,14 @@ class TestWithADriver:
         assert [(point.n, point.power_cap_w) for point in refused] == [(16, 5000.0), (24, 5000.0)]
         console = Console(width=100)
         with console.capture() as captured:
-            console.print(bench_tables(results))
+            console.print(drawn(bench_document(results)))
         shown = " ".join(captured.get().split())
-        assert "Type Cap Slowdown" in shown
-        assert "4 KiB fp32 300 W" in shown
+        assert "4 KiB fp32 300" in shown
         assert "N 16, fp32, all-reduce of 4 KiB, 5000 W: a power cap of" in shown
 
 
 def test_what_one_host_cannot_put_back_ends_the_benchmark_on_all_ranks() -> None:
-    class TwoRanks(OneProcess):
+    class TwoRanks(Ranks):
         def gather(self, value: Any) -> list[Any]:
             return [value, ("THE DEVICE GPU-0 IS NOT AS BEFORE", "")]
 
@@ -73,7 +72,7 @@ def test_what_one_host_cannot_put_back_ends_the_benchmark_on_all_ranks() -> None
 
 
 def test_a_cap_that_another_host_refuses_is_refused_on_all_ranks() -> None:
-    class TwoRanks(OneProcess):
+    class TwoRanks(Ranks):
         def gather(self, value: Any) -> list[Any]:
             return [value, ("", "a power cap must be from 200 to 700 W")]
 
@@ -97,6 +96,6 @@ def test_a_keeper_that_cannot_start_is_a_reason() -> None:
     def cap(wanted: Caps) -> Any:
         raise CapError("no caps: NVML is missing")
 
-    caps = CapsInForce(OneProcess(), sets=True, cap=cap)
+    caps = CapsInForce(Ranks(), sets=True, cap=cap)
     assert caps.change(Caps(power_w=300.0)) == "no caps: NVML is missing"
     caps.close()

@@ -18,10 +18,8 @@ import torch.distributed as dist
 from overlap_callbacks.analysis.bench.figures import gemm_figures
 from overlap_callbacks.analysis.results.bench import BOTH, COMMUNICATION, COMPUTE, GemmPoint, GemmRound
 from overlap_callbacks.experiments.bench.gemm_bench import Work, measure_gemm
-from overlap_callbacks.experiments.bench.ranks import OneProcess
 from overlap_callbacks.experiments.bench.sensors import Sensors
-from overlap_callbacks.experiments.bench.site import HostTrials
-from overlap_callbacks.experiments.bench.trials import Call, Range, Trial
+from overlap_callbacks.experiments.bench.site import Call, HostTrials, Range, Ranks, Trial
 from overlap_callbacks.experiments.loopback.collectives import LoopSettings
 from overlap_callbacks.experiments.loopback.job import open_job
 from tests.distributed import run_alone
@@ -76,7 +74,7 @@ class _KeptTrials(HostTrials):
         return found
 
 
-class _KeptBlocks(OneProcess):
+class _KeptBlocks(Ranks):
     """Keeps the calls of each block."""
 
     def __init__(self, trials: _KeptTrials) -> None:

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.torch_version import TorchVersion
 
-from overlap_callbacks.analysis.bench.points import points_of
 from overlap_callbacks.analysis.results.bench import COLLECTIVES, GEMM, LOOPBACK
+from overlap_callbacks.experiments.bench.gemm_bench import flop, message_dtype, product
 from overlap_callbacks.experiments.bench.plans import Asked, make_plan
-from overlap_callbacks.experiments.bench.precision import flop, message_dtype, product
+from overlap_callbacks.experiments.bench.results import points_of
 from tests.commands import invoke
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without a GPU refuses")

@@ -12,11 +12,12 @@ import pytest
 
 from overlap_callbacks.analysis.results.study import Configuration
 from overlap_callbacks.cli._options import caps
-from overlap_callbacks.experiments.capping import CannotGoOnError, capped_part, caps_of, check_may_cap
+from overlap_callbacks.experiments import sweep
+from overlap_callbacks.experiments.capping import capped_part, caps_of, check_may_cap
 from overlap_callbacks.experiments.caps.settings import CapError, Caps, Driver
 from overlap_callbacks.experiments.study.plan import Asked, make_start
-from overlap_callbacks.experiments.study.results import Results, open_results, read_results
-from overlap_callbacks.experiments.study.runner import Runner
+from overlap_callbacks.experiments.study.sweep import Study
+from overlap_callbacks.experiments.sweep import CannotGoOnError
 from tests.commands import invoke
 from tests.experiments.fake_gpus import BEFORE_W, Device, device_in, needs_driver
 from tests.experiments.study.machines import CPU, H100S
@@ -27,38 +28,34 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
     return device_in(tmp_path, monkeypatch)
 
 
-def study(folder: Path, *power_caps_w: float) -> Results:
+def study(folder: Path, *power_caps_w: float) -> Study:
     """Small jobs on the CPU, which a user could not cap."""
     start = make_start(Asked(strategies=["ddp"], batches=[1], scale=0.01, steps=5), CPU)
     (one,) = start.configurations
     capped_ones = tuple([msgspec.structs.replace(one, power_cap_w=power_w) for power_w in power_caps_w])
-    return Results(folder, msgspec.structs.replace(start, configurations=capped_ones))
+    return Study(folder, msgspec.structs.replace(start, configurations=capped_ones))
 
 
 class TestWithADriver:
     pytestmark = needs_driver
 
     def test_a_job_runs_under_its_cap_and_its_row_is_kept_whatever_comes_after(self, device: Device) -> None:
-        results = study(device.folder / "study", 300.0)
-        file = open_results(results.folder)
-        file.write(results.start)
-        runner = Runner(
-            results, file, CPU, 120.0, around_job=lambda one: capped_part(caps_of(one), device.cap_and_fail)
-        )
-        with pytest.raises(CannotGoOnError, match="NOT AS BEFORE"):
-            runner.run()
+        made = study(device.folder / "study", 300.0)
+        file = made.open()
+        with pytest.raises(CannotGoOnError, match=f"NOT AS BEFORE. What was measured is in {made.folder}"):
+            sweep.run(made, made.trainer(CPU, device.cap_and_fail), file, timeout_s=120.0)
         file.close()
         assert (device.seen, device.power_limit_w) == ([300.0], BEFORE_W)
-        (row,) = read_results(results.folder).rows
+        (row,) = Study.read(made.folder).lines
         assert row.failure is None, row.failure
         assert row.figures is not None
 
     def test_a_cap_that_the_device_does_not_take_is_a_row_with_its_reason(self, device: Device) -> None:
-        results = study(device.folder / "study", 5000.0)
-        file = open_results(results.folder)
-        assert Runner(results, file, CPU, 120.0, around_job=lambda one: capped_part(caps_of(one), device.cap)).run()
+        made = study(device.folder / "study", 5000.0)
+        file = made.open()
+        assert sweep.run(made, made.trainer(CPU, device.cap), file, timeout_s=120.0)
         file.close()
-        (row,) = results.rows
+        (row,) = made.lines
         assert "must be from" in (row.failure or "")
         assert (device.seen, device.power_limit_w) == ([], BEFORE_W)
 
@@ -96,7 +93,7 @@ def test_the_command_refuses_caps_on_a_cpu_and_without_root(tmp_path: Path, monk
     assert "--clock-cap caps GPUs, and the ranks are on the CPU here: leave it out" in done.stderr
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ValueError, match="--power-cap and --clock-cap need root"):
-        check_may_cap(study(tmp_path, 300.0).start.configurations)
+        check_may_cap(study(tmp_path, 300.0).settings)
 
 
 def test_caps_without_a_driver_are_refused_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,4 +102,4 @@ def test_caps_without_a_driver_are_refused_at_once(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     with pytest.raises(ValueError, match="need the driver's library: no caps: NVML is missing"):
-        check_may_cap(study(tmp_path, 300.0).start.configurations, find_driver)
+        check_may_cap(study(tmp_path, 300.0).settings, find_driver)

@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.results.study import FILE_NAME, Configuration, StudyFigures, StudyRow
-from overlap_callbacks.experiments.lines_file import BusyError, ResultsError
+from overlap_callbacks.experiments import sweep
 from overlap_callbacks.experiments.study.machine import Machine
 from overlap_callbacks.experiments.study.models import scaled
 from overlap_callbacks.experiments.study.plan import Asked, check, difference, make_start
 from overlap_callbacks.experiments.study.refusals import why_not
-from overlap_callbacks.experiments.study.results import Results, open_results, read_results
-from overlap_callbacks.experiments.study.runner import Runner
+from overlap_callbacks.experiments.study.sweep import Study
+from overlap_callbacks.experiments.sweep import BusyError, ResultsError
 from tests.experiments.study.machines import CPU, H100S, MI250S, V100S
 
 
@@ -105,32 +105,32 @@ def measured(start: Any, number: int, seconds: float) -> StudyRow:
 
 def test_results_are_read_back_without_the_line_that_a_crash_cut_off(tmp_path: Path) -> None:
     start = make_start(Asked(), CPU)
-    file = open_results(tmp_path)
-    file.write(start)
+    study = Study(tmp_path, start)
+    file = study.open()
     file.write(measured(start, 1, 9.0))
     with pytest.raises(BusyError, match="another overlap study is at work"):
-        open_results(tmp_path)
+        study.open()
     file.close()
     with (tmp_path / FILE_NAME).open("ab") as cut:
         cut.write(b'{"line":"row","confi')
-    again = open_results(tmp_path)
+    again = study.open()
     again.write(measured(start, 0, 8.0))
     again.close()
-    found = read_results(tmp_path)
+    found = Study.read(tmp_path)
     assert (found.start, found.broken_lines) == (start, 1)
-    assert [row.seconds for row in found.rows] == [9.0, 8.0]
-    assert found.left == list(start.configurations[2:])
+    assert [row.seconds for row in found.lines] == [9.0, 8.0]
+    assert [point.setting for point in found.left] == list(start.configurations[2:])
 
 
 def test_what_is_no_study_of_this_version_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ResultsError, match=r"cannot be read: .*; give the folder of an earlier study"):
-        read_results(tmp_path)
+    with pytest.raises(ResultsError, match=r"cannot be read: .*; give the folder of an earlier overlap study"):
+        Study.read(tmp_path)
     (tmp_path / FILE_NAME).write_text("{}\n")
-    with pytest.raises(ResultsError, match="holds no study that this version can read"):
-        read_results(tmp_path)
+    with pytest.raises(ResultsError, match="holds no results of overlap study: its first line is missing"):
+        Study.read(tmp_path)
     (tmp_path / FILE_NAME).write_text('{"line":"start","schema":99}\n')
     with pytest.raises(ResultsError, match="has schema version 99, this version reads up to 1: upgrade"):
-        read_results(tmp_path)
+        Study.read(tmp_path)
 
 
 def test_a_study_goes_on_where_it_was_begun() -> None:
@@ -145,23 +145,20 @@ def test_a_study_goes_on_where_it_was_begun() -> None:
 
 def test_a_job_that_would_end_too_late_is_not_begun(tmp_path: Path) -> None:
     start = make_start(Asked(strategies=["ddp"], batches=[1, 4]), CPU)
-    results = Results(tmp_path, start, [measured(start, 0, 60.0)])
-    file = open_results(tmp_path)
+    study = Study(tmp_path, start, [measured(start, 0, 60.0)])
     # The second has four times the work, and is expected to take longer than the time that is left.
-    begun = Runner(results, file, CPU, timeout_s=600.0, total_s=100.0).run()
-    file.close()
-    assert not begun
+    assert not sweep.run(study, study.trainer(CPU), None, timeout_s=600.0, total_s=100.0)
     assert not (tmp_path / "runs").exists()
 
 
 def test_what_failed_is_tried_again_if_that_is_asked_for(tmp_path: Path) -> None:
     start = make_start(Asked(strategies=["ddp", "pp"], batches=[1], precisions=["tf32"]), CPU)
-    results = Results(tmp_path, start)
-    file = open_results(tmp_path)
+    study = Study(tmp_path, start)
     for retry, rows in ((False, 2), (False, 2), (True, 4)):
-        assert Runner(results, file, CPU, timeout_s=600.0, retry=retry).run()
-        assert len(results.rows) == rows
-        assert results.failed == list(start.configurations)
-    results.rows.append(measured(start, 1, 9.0))
-    assert results.failed == [start.configurations[0]]
-    file.close()
+        study.retried = len(study.lines) if retry else 0
+        assert sweep.run(study, study.trainer(CPU), None, timeout_s=600.0)
+        assert len(study.lines) == rows
+        assert study.left == []
+    study.lines.append(measured(start, 1, 9.0))
+    study.retried = len(study.lines)
+    assert [point.setting for point in study.left] == [start.configurations[0]]

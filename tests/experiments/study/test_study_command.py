@@ -15,9 +15,8 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, SWITCH
-from overlap_callbacks.experiments.study.one_job import run_job
 from overlap_callbacks.experiments.study.plan import Asked, make_start
-from overlap_callbacks.experiments.study.results import read_results
+from overlap_callbacks.experiments.study.sweep import Study, run_job
 from overlap_callbacks.experiments.supervisor import Limits, processes_with
 from overlap_callbacks.report.record import read
 from tests.commands import invoke
@@ -49,15 +48,15 @@ def test_ctrl_c_keeps_what_was_measured_and_the_study_goes_on(tmp_path: Path) ->
     assert f"Interrupted: what was measured is kept. Go on with: overlap study --resume {folder}" in errors
     assert processes_with(RUN_DIR, str(last)) == []
     assert "tf32 needs a GPU" in output
-    results = read_results(folder)
-    assert [row.configuration.precision for row in results.rows] == ["tf32", "tf32", "fp32"]
-    assert [row.failure is None for row in results.rows] == [False, False, True]
+    rows = Study.read(folder).lines
+    assert [row.configuration.precision for row in rows] == ["tf32", "tf32", "fp32"]
+    assert [row.failure is None for row in rows] == [False, False, True]
 
     again = invoke("study", "--resume", str(folder), "--json", env=environment())
     assert again.exit_code == 0, again.output
     shown = json.loads(again.stdout)
     assert [row["configuration"]["strategy"] for row in shown["configurations"]] == ["ddp", "pp", "ddp", "pp"]
-    for row in read_results(folder).rows[2:]:
+    for row in Study.read(folder).lines[2:]:
         assert row.figures is not None
         assert row.figures.num_windows == 1
         assert 3 <= row.figures.num_steps <= 5  # on a busy machine some took far longer than others, and are left out
@@ -105,12 +104,13 @@ def test_results_are_not_overwritten(tmp_path: Path) -> None:
 def test_a_job_that_fails_is_a_row_with_its_reason(tmp_path: Path) -> None:
     start = make_start(Asked(strategies=["ddp"], batches=[1], scale=0.01, steps=5), CPU)
     wrong = msgspec.structs.replace(start, options={**start.options, "threads": 0})
-    row = run_job(wrong, tmp_path, 0, Limits(timeout_s=PATIENCE_S, left_s=1000))
+    (one,) = start.configurations
+    row = run_job(Study(tmp_path, wrong), one, Limits(timeout_s=PATIENCE_S, left_s=1000))
     assert row is not None
     assert row.figures is None
     assert row.failure is not None
     assert row.failure.startswith("exit code 1: RuntimeError: set_num_threads")
-    slow = run_job(start, tmp_path, 0, Limits(timeout_s=1, left_s=1000))
+    slow = run_job(Study(tmp_path, start), one, Limits(timeout_s=1, left_s=1000))
     assert slow is not None
     assert (slow.failure or "").startswith("it was not measured within 1 s (--timeout)")
-    assert run_job(start, tmp_path, 0, Limits(timeout_s=PATIENCE_S, left_s=1)) is None
+    assert run_job(Study(tmp_path, start), one, Limits(timeout_s=PATIENCE_S, left_s=1)) is None

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import io
+import re
+from pathlib import Path
 
 import msgspec
 import pytest
 from rich.console import Console
 
 from overlap_callbacks.analysis.results.study import StudyRow
-from overlap_callbacks.experiments.study.page import study_document
-from overlap_callbacks.experiments.study.terminal import as_data, study_tables
+from overlap_callbacks.experiments.study.sweep import Study
 from overlap_callbacks.experiments.study.verdict import NOTHING, caveats, verdict
+from overlap_callbacks.experiments.study.view import study_data, study_document
 from overlap_callbacks.report.html.document import as_html
+from overlap_callbacks.report.terminal import SanitizedRenderable, drawn
 from tests.experiments.study_page.studies import configuration, factors, figures, large, of_rows, on_cpu, row, single
 from tests.report.html.test_page import text_of
+
+HERE = Path("study")
 
 
 def said(*longer: float, half: float | None = 0.01, slowdown: float | None = 0.1) -> str:
@@ -63,7 +68,7 @@ def test_no_claim_without_an_interval_that_leaves_zero_out(
 )
 def test_what_is_beyond_chance_is_a_sentence_whichever_way_it_goes(slowdowns: tuple[float, ...], says: str) -> None:
     rows = [row(configuration(batch=n + 1), figures(slowdown)) for n, slowdown in enumerate(slowdowns)]
-    page = text_of(as_html(study_document("study", *of_rows(rows))))
+    page = text_of(as_html(study_document(Study(HERE, *of_rows(rows)))))
     assert f"What does overlap cost compute? {says}" in page
 
 
@@ -76,7 +81,7 @@ def test_what_is_beyond_chance_is_a_sentence_whichever_way_it_goes(slowdowns: tu
 )
 def test_pairs_of_batches_that_show_nothing_are_counted(number: int, says: str) -> None:
     rows = [row(configuration(batch=n + 1), figures(0.1)) for n in range(number)]
-    assert says in text_of(as_html(study_document("study", *of_rows(rows))))
+    assert says in text_of(as_html(study_document(Study(HERE, *of_rows(rows)))))
 
 
 def test_configurations_that_overlap_slows_are_not_lost_in_the_mean() -> None:
@@ -111,7 +116,7 @@ def test_what_did_not_run_yet_is_counted() -> None:
 
 def printed(rows: list[StudyRow], **more: object) -> str:
     file = io.StringIO()
-    Console(width=80, file=file).print(study_tables(*of_rows(rows, **more)))
+    Console(width=80, file=file).print(SanitizedRenderable(drawn(study_document(Study(HERE, *of_rows(rows, **more))))))
     return file.getvalue()
 
 
@@ -122,10 +127,11 @@ def test_the_terminal_has_the_verdict_first_every_configuration_and_the_reason_o
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     assert "…" not in text  # nothing is cut in 80 columns
-    assert len([line for line in lines if line.startswith((" gpt3-", " llama2-"))]) == 23
-    assert " 702 " in text  # the last one's peak
+    assert len(re.findall(r"^(?:gpt3|llama2)-.* [+-]\d+\.\d% .* [+-]\d+\.\d% .*\d\.\d% ", text, re.MULTILINE)) == 23
+    assert len(re.findall(r"[+-]\d+\.\d% to [+-]\d+\.\d% +[+-]\d+\.\d% to [+-]\d+\.\d% *$", text, re.MULTILINE)) == 23
+    assert " 702\n" in text  # the last one's peak
     assert "Failed: llama2-7b FSDP2 batch 8: exit code 1: torch.OutOfMemoryError" in text
-    assert "up to +40.0%" in text
+    assert "+40.0%" in text
 
 
 def test_names_cannot_steer_the_terminal() -> None:
@@ -137,7 +143,7 @@ def test_names_cannot_steer_the_terminal() -> None:
 
 def test_the_data_for_programs_has_everything_the_tables_have() -> None:
     start, rows = factors()
-    data = msgspec.json.decode(msgspec.json.encode(as_data(start, rows)))
+    data = msgspec.json.decode(msgspec.json.encode(study_data(Study(HERE, start, rows))))
     assert data["verdict"].startswith("Overlap is worth it")
     slowdown = data["over_configurations"]["overlap/compute_slowdown"]
     assert slowdown["study"] == {"mean": 0.189, "most": 0.4}

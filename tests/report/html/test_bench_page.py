@@ -2,44 +2,44 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from rich.console import Console
 
-from overlap_callbacks.analysis.bench.points import KINDS
 from overlap_callbacks.analysis.bench.sizes import powers_of_two
 from overlap_callbacks.analysis.communication.link_peaks import Link
 from overlap_callbacks.analysis.formatting import NBSP
-from overlap_callbacks.analysis.results.bench import BenchResults, Failed, TransferPoint
+from overlap_callbacks.analysis.results.bench import Failed, TransferPoint
+from overlap_callbacks.experiments.bench.results import KINDS, Bench
+from overlap_callbacks.experiments.bench.view import bench_data, bench_document
 from overlap_callbacks.report.html.document import as_html, write_document
-from overlap_callbacks.report.terminal_bench import as_json, bench_tables
-from overlap_callbacks.report.views.bench import bench_document
+from overlap_callbacks.report.terminal import drawn
 from tests.analysis.bench.results import MIB, gemm_results, transfer_results
 
 Open = Callable[..., Any]
 SIZES = powers_of_two(8, 2**26)
 
 
-def gemms() -> BenchResults:
+def gemms() -> Bench:
     return gemm_results(sizes=(256, 512, 1024), message_bytes=(MIB, 16 * MIB))
 
 
-def transfers() -> BenchResults:
+def transfers() -> Bench:
     return transfer_results(message_bytes=SIZES, kinds=KINDS)
 
 
 @pytest.mark.parametrize("width", [1200, 360])
 @pytest.mark.parametrize("make", [gemms, transfers], ids=["gemm-allreduce", "collectives"])
 def test_the_page_draws_its_charts_within_its_width(
-    tmp_path: Path, opened: Open, make: Callable[[], BenchResults], width: int
+    tmp_path: Path, opened: Open, make: Callable[[], Bench], width: int
 ) -> None:
     file = tmp_path / "bench.html"
-    write_document(bench_document(make(), "run", Link("nvlink4", 450.0, "", "")), file)
+    write_document(bench_document(make(), Link("nvlink4", 450.0, "", "")), file)
     page = opened(file, viewport={"width": width, "height": 900})
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.locator("[data-chart] svg").count() >= 2
@@ -47,24 +47,24 @@ def test_the_page_draws_its_charts_within_its_width(
 
 
 def test_the_page_says_what_it_ran_on_and_what_is_missing() -> None:
-    html = as_html(bench_document(gemms(), "a <b>run</b>"))
+    html = as_html(bench_document(dataclasses.replace(gemms(), folder=Path("a <b>run<b>"))))
     assert "Gloo on the CPU" in html
     assert "Power is absent: no power of the CPU" in html.replace("no power: ", "")
     assert "+25.0%" in html
     assert "<b>run" not in html
-    assert "loopback" in as_html(bench_document(gemm_results(link="loopback", link_gb_s=2.0), "run"))
+    assert "loopback" in as_html(bench_document(gemm_results(link="loopback", link_gb_s=2.0)))
 
 
 def test_no_figure_is_rounded_to_zero() -> None:
     # 8 bytes in a tenth of a millisecond, a little more in each round.
-    html = as_html(bench_document(transfers(), "run"))
+    html = as_html(bench_document(transfers()))
     assert f">79.8{NBSP}kB/s<" in html
     assert ">0.0000" not in html
 
 
 def test_a_chart_of_bandwidths_has_units_at_its_axis(tmp_path: Path, opened: Open) -> None:
     file = tmp_path / "bench.html"
-    write_document(bench_document(transfers(), "run"), file)
+    write_document(bench_document(transfers()), file)
     page = opened(file, viewport={"width": 360, "height": 900})
     chart = page.locator("[data-chart] svg").first
     ticks = chart.locator("[aria-label='y-axis tick label'] text").all_text_contents()
@@ -75,21 +75,21 @@ def test_a_chart_of_bandwidths_has_units_at_its_axis(tmp_path: Path, opened: Ope
 def test_what_failed_and_what_is_left_is_told() -> None:
     whole = transfers()
     failed = Failed(transfer=TransferPoint("all_to_all", "world", 8), reason="not here")
-    part = msgspec.structs.replace(whole, rounds=whole.rounds[:-3], failed=(failed,), broken_lines=1)
-    text = as_json(part)["notes"]
+    part = dataclasses.replace(whole, lines=[*whole.lines[:-3], failed], broken_lines=1)
+    text = bench_data(part)["notes"]
     assert "Not finished: 3 of 720 measurements are left." in text
     assert "Not measured: all_to_all of 8 B: not here" in text
     assert "1 line of the file cannot be read and is left out." in text
 
 
 def test_nothing_measured_yet_is_a_page_and_a_table_too(tmp_path: Path) -> None:
-    empty = msgspec.structs.replace(gemms(), rounds=())
-    assert "No point was measured" in as_html(bench_document(empty, "run"))
+    empty = dataclasses.replace(gemms(), lines=[])
+    assert "No point was measured" in as_html(bench_document(empty))
     assert _printed(empty)
 
 
 @pytest.mark.parametrize("make", [gemms, transfers], ids=["gemm-allreduce", "collectives"])
-def test_tables_fit_a_narrow_terminal(make: Callable[[], BenchResults]) -> None:
+def test_tables_fit_a_narrow_terminal(make: Callable[[], Bench]) -> None:
     """With all kinds of collectives, as the command measures by default."""
     text = _printed(make())
     assert "…" not in text
@@ -97,8 +97,8 @@ def test_tables_fit_a_narrow_terminal(make: Callable[[], BenchResults]) -> None:
     assert max(map(len, text.splitlines())) <= 80
 
 
-def _printed(results: BenchResults) -> str:
+def _printed(results: Bench) -> str:
     console = Console(width=80, force_terminal=False)
     with console.capture() as capture:
-        console.print(bench_tables(results))
+        console.print(drawn(bench_document(results)))
     return capture.get()

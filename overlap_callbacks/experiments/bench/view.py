@@ -1,0 +1,495 @@
+"""The outcome of a benchmark: a document for the page and the terminal, and plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from overlap_callbacks.analysis.bench.figures import GemmFigures, TransferFigures
+from overlap_callbacks.analysis.bench.sizes import rate_in_words, size_in_words
+from overlap_callbacks.analysis.communication.link_peaks import Link
+from overlap_callbacks.analysis.formatting import (
+    NBSP,
+    PAGE,
+    PLAIN,
+    change_in_words,
+    count,
+    page_sentence,
+    page_text,
+    rounded,
+    three_digits,
+)
+from overlap_callbacks.analysis.results.bench import GEMM, GLOO, LOOPBACK, NCCL
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.experiments.bench.results import WORLD, Bench
+from overlap_callbacks.report.views.elements import (
+    EMPTY,
+    Block,
+    Cell,
+    Chart,
+    Document,
+    Facts,
+    Note,
+    RunPage,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    estimate_cells,
+    estimate_tile,
+    heads,
+    name_cell,
+    number_cell,
+    without_empty_columns,
+)
+from overlap_callbacks.report.views.trends import RUN_COLORS
+
+_FOOT = (
+    "Compute slowdown is equation 1 of arXiv 2507.03114. Bus bandwidth is what nccl-tests call so. Intervals are 95% "
+    "confidence intervals over blocks."
+)
+# A smaller share of covered products casts doubt on a slowdown.
+_COVERED = 0.98
+_LINKS = {
+    GLOO: "ranks on the CPU of one host or several, with Gloo",
+    NCCL: "GPUs with NCCL",
+    LOOPBACK: "a loopback link: the second rank is a phantom with the same data in the same process",
+}
+_Read = Callable[[GemmFigures], Estimate | None]
+
+
+def bench_document(bench: Bench, peak: Link | None = None) -> Document:
+    """What a benchmark found.
+
+    Args:
+        bench: its results.
+        peak: of the link; None where it is not known. That of a loopback link is.
+    """
+    plan, name = bench.start.plan, page_text(bench.folder.resolve().name, 80)
+    sections = _gemm_sections(bench, peak) if plan.bench == GEMM else _transfer_sections(bench, peak)
+    doubts = [(page_sentence(note), note.startswith(("Not ", "On a loop"))) for note in notes(bench)]
+    run = RunPage(
+        "run-1",
+        name,
+        page_text(_where(bench)),
+        page_sentence(verdict(bench)),
+        (_tiles(bench), *[Note(text, warning, first=not warning) for text, warning in doubts]),
+        (*sections, _how(bench)),
+    )
+    return Document(f"overlap bench {plan.bench}: {name}", (run,), _FOOT, max_rows=None)
+
+
+def bench_data(bench: Bench) -> dict[str, Any]:
+    """The first line of the file, the figures of each point, and what is missing, as plain data."""
+    return {
+        "start": bench.start,
+        "points": [msgspec.structs.asdict(point) for point in (*bench.gemms, *bench.transfers)],
+        "failed": bench.failed,
+        "left": len(bench.left),
+        "notes": notes(bench),
+        "file": str(bench.folder / bench.FILE_NAME),
+    }
+
+
+def gemm_section(bench: Bench) -> list[Section]:
+    """The part of another page on matrix products beside all-reduces; empty where nothing was measured."""
+    points = bench.gemms
+    if not points:
+        return []
+    cost, gain = _gemm_charts(points, _peak(bench, None))
+    blocks: list[Block] = [*cost, *gain, replace(_gemm_table(points), folded=True, first=False)]
+    blocks += [Note(page_sentence(note)) for note in notes(bench)]
+    title = "What do matrix products lose beside an all-reduce (figure 8 of the study)?"
+    return [Section(title, page_sentence(verdict(bench)), blocks)]
+
+
+# -- in words
+
+
+def _where(bench: Bench) -> str:
+    """What it ran on, in a line."""
+    start, plan = bench.start, bench.start.plan
+    threads = f", {count(plan.threads, 'thread')} each" if plan.threads else ""
+    speed = f" ({plan.link_gb_s:g} GB/s)" if plan.link == LOOPBACK and plan.link_gb_s is not None else ""
+    link = _LINKS.get(plan.link, plan.link)
+    return f"{count(plan.ranks, 'rank')}{threads}: {link}{speed}; {start.device_name}; torch {start.torch_version}"
+
+
+def verdict(bench: Bench) -> str:
+    """The answer, in a sentence or two."""
+    return _gemm_verdict(bench) if bench.start.plan.bench == GEMM else _transfer_verdict(bench)
+
+
+def _gemm_verdict(bench: Bench) -> str:
+    slowdowns = [point.slowdown for point in bench.gemms if point.slowdown is not None]
+    if not slowdowns:
+        return "No point was measured in which matrix products ran wholly beside an all-reduce."
+    span = _span(slowdowns, "longer", "less time")
+    text = f"Beside an all-reduce over {bench.link_in_words}, a matrix product takes {span}{_beyond_chance(slowdowns)}"
+    gains = [point.speedup for point in bench.gemms if point.slowdown is not None and point.speedup is not None]
+    if not gains:
+        return text
+    return f"{text} Both at once do {_span(gains, 'more', 'less')} work in the same time than one after the other."
+
+
+def _span(changes: Sequence[Estimate], more: str, less: str) -> str:
+    """The least and the largest of relative changes, without signs; e.g. ``12.4% to 76.5% longer``."""
+    low, high = min(one.value for one in changes), max(one.value for one in changes)
+    first, last = (change_in_words(value, more, less) for value in (low, high))
+    if first == last:
+        return first
+    return f"{PLAIN.percent(low)} to {last}" if low >= 0 else f"{first} to {last}"
+
+
+def _beyond_chance(changes: Sequence[Estimate]) -> str:
+    """How many changes are beyond chance, to follow a sentence that lacks its end."""
+    known = [change for change in changes if change.ci_low is not None]
+    if not known:
+        return "."
+    sure = sum([not (change.ci_low or 0.0) <= 0 <= (change.ci_high or 0.0) for change in known])
+    return f", beyond chance at {sure} of {count(len(known), 'point')}."
+
+
+def _transfer_verdict(bench: Bench) -> str:
+    points = bench.transfers
+    if not points:
+        return "No collective was measured."
+    best = max(points, key=lambda point: point.busbw_gb_s.value)
+    least = min(points, key=lambda point: point.time_ms.value)
+    return (
+        f"Over {bench.link_in_words}, the bus bandwidth is at most {rate_in_words(best.busbw_gb_s.value)}, reached by "
+        f"{bench.name(best.point)}; the shortest call takes {PLAIN.quantity(1e3 * least.time_ms.value, 'us')} "
+        f"({bench.name(least.point)})."
+    )
+
+
+def notes(bench: Bench) -> list[str]:
+    """What a reader must know, as sentences."""
+    start, plan, points = bench.start, bench.start.plan, bench.gemms
+    found = []
+    if left := len(bench.left):
+        found.append(f"Not finished: {left:,} of {len(bench.settings) * plan.rounds:,} measurements are left.")
+    if plan.link == LOOPBACK:
+        found.append(
+            "On a loopback link, how long communication takes and what it occupies is given. What a real link costs "
+            "needs a second rank."
+        )
+    if plan.bench == GEMM and plan.device == "cpu":
+        found.append("On a CPU, products and the threads of Gloo share the cores. What a GPU does is another question.")
+    if plan.bench == GEMM and not any(point.compute_w for point in points):
+        why = start.power_missing or "blocks are shorter than the sensor needs"
+        found.append(f"Power is absent: {why.removeprefix('no power: ')}.")
+    if short := sum((point.covered or 1.0) < _COVERED for point in points):
+        found.append(
+            f"Of {count(short, 'point')} some products did not end beside all-reduces and are left out: there the "
+            "slowdown is too small."
+        )
+    if lacking := sum(point.slowdown is None for point in points):
+        found.append(
+            f"Of {count(lacking, 'point')} no product ran wholly beside all-reduces: "
+            "larger messages or smaller products would help."
+        )
+    found += [f"Not measured: {bench.name(one.gemm or one.transfer)}: {one.reason}" for one in bench.failed]
+    if bench.resumed:
+        versions = {start.torch_version, *(part.torch_version for part in bench.resumed)}
+        devices = {start.device_name, *(part.device_name for part in bench.resumed)}
+        found.append(f"It was ended and went on {count(len(bench.resumed), 'time')}.")
+        if len(versions) + len(devices) > 2:
+            found.append("Its parts ran with different versions of torch, or on different devices.")
+    if bench.broken_lines:
+        found.append(f"{count(bench.broken_lines, 'line')} of the file cannot be read and is left out.")
+    return found
+
+
+def _tiles(bench: Bench) -> Tiles:
+    if bench.start.plan.bench == GEMM:
+        chosen = (
+            _extreme(bench, "Largest slowdown of products", lambda point: point.slowdown, max),
+            _extreme(bench, "Smallest slowdown of products", lambda point: point.slowdown, min),
+            _extreme(bench, "Largest slowdown of all-reduces", lambda point: point.all_reduce_slowdown, max),
+            _extreme(bench, "Smallest gain of doing both at once", lambda point: point.speedup, min),
+        )
+        return Tiles(tuple([tile for tile in chosen if tile is not None]))
+    tiles = []
+    for kind in list(dict.fromkeys(point.point.kind for point in bench.transfers))[:4]:
+        of_kind = [point for point in bench.transfers if point.point.kind == kind]
+        best = max(of_kind, key=lambda point: point.busbw_gb_s.value)
+        ends = (best.busbw_gb_s.ci_low, best.busbw_gb_s.ci_high)
+        bounds = [rate_in_words(end, PAGE) for end in ends if end is not None]
+        value, at = rate_in_words(best.busbw_gb_s.value, PAGE), f"at {size_in_words(best.point.message_bytes)}"
+        tiles.append(Tile(f"{kind}, highest bus bandwidth", value, " to ".join(bounds), at))
+    return Tiles(tuple(tiles))
+
+
+def _extreme(bench: Bench, label: str, read: _Read, choose: Callable[..., Any]) -> Tile | None:
+    known = [(found.value, number, found) for number, point in enumerate(bench.gemms) if (found := read(point))]
+    if not known:
+        return None
+    _, number, found = choose(known)
+    return estimate_tile(label, found, "fraction", bench.name(bench.gemms[number].point))
+
+
+def _how(bench: Bench) -> Section:
+    start, plan = bench.start, bench.start.plan
+    facts = [
+        ("Link", f"{plan.link} on {plan.device}"),
+        ("Ranks", f"{plan.ranks}" + (f", {count(plan.threads, 'thread')} each" if plan.threads else "")),
+        ("Device", start.device_name),
+        ("Rounds of each point", f"{plan.rounds}"),
+        ("Least length of a block", f"{plan.block_s:g} s"),
+        ("Power", start.power_source or "no sensor"),
+        ("Started", start.started_at),
+        ("Versions", f"overlap-callbacks {start.library_version}, torch {start.torch_version}"),
+        ("Python", start.python_version),
+        ("Command", start.command),
+    ]
+    answer = (
+        "In each round the conditions of a point run in the order products, all-reduces, both, both, all-reduces, "
+        "products, so that slow drift cancels."
+        if plan.bench == GEMM
+        else "Each point is measured once a round. Every second round runs backwards, so that slow drift cancels."
+    )
+    shown = tuple([(name, page_text(value)) for name, value in facts])
+    return Section("How was it measured?", answer, [Facts("Setting", shown)])
+
+
+# -- products beside all-reduces
+
+
+def _peak(bench: Bench, peak: Link | None) -> Link | None:
+    """The peak that somebody gave, or that of a loopback link."""
+    plan = bench.start.plan
+    if peak is None and plan.link == LOOPBACK and plan.link_gb_s is not None:
+        return Link("loopback link", plan.link_gb_s, "given", "")
+    return peak
+
+
+def _gemm_sections(bench: Bench, peak: Link | None) -> tuple[Section, ...]:
+    points = bench.gemms
+    if not points:
+        return ()
+    cost, gain = _gemm_charts(points, _peak(bench, peak))
+    return (
+        Section("What does an all-reduce cost the matrix products beside it?", "", cost),
+        Section("Is it worth doing both at once?", "", gain),
+        Section("Every point", "", [_gemm_table(points)]),
+    )
+
+
+def _gemm_charts(points: Sequence[GemmFigures], peak: Link | None) -> tuple[list[Chart], list[Chart]]:
+    """Charts of what products lose beside all-reduces, and of what doing both at once gains."""
+    lines = _lines(points)
+
+    def chart(title: str, unit: str, caption: str, *reads: tuple[str, _Read], peak: Link | None = None) -> list[Chart]:
+        # Figures against N, a colour for each line; what comes second is dashed.
+        series = [
+            (f"{name}, {what}" if what else name, name, number > 0, [(row.point.n, read(row)) for row in rows])
+            for name, rows in lines
+            for number, (what, read) in enumerate(reads)
+        ]
+        if len(lines) > len(RUN_COLORS):
+            caption += f" Of {len(lines)} lines the first {len(RUN_COLORS)} are drawn; the table has all."
+        return _sweep(title, unit, series, f"{caption} Whiskers are 95% intervals.", peak)
+
+    cost = [
+        *chart("Slowdown of matrix products beside an all-reduce", "fraction",
+               "Time of a product beside an all-reduce over its time alone, less 1. Below zero it was faster.",
+               ("", lambda point: point.slowdown)),
+        *chart("Products: TFLOP/s of a rank", "TFLOP/s", "Solid: alone. Dashed: beside an all-reduce.",
+               ("alone", lambda point: point.alone_tflop_s), ("beside", lambda point: point.beside_tflop_s)),
+        *chart("All-reduces: bus bandwidth", "GB/s", "Solid: alone. Dashed: beside products.",
+               ("alone", lambda point: point.alone_busbw_gb_s), ("beside", lambda point: point.beside_busbw_gb_s),
+               peak=peak),
+    ]  # fmt: skip
+    gain = [
+        *chart("Gain of doing both at once", "fraction",
+               "Work done in the same time, against one after the other: 100% if neither slows the other, 0% if "
+               "nothing is gained, below 0% if it is better to do one after the other.",
+               ("", lambda point: point.speedup)),
+        *chart("Slowdown of all-reduces beside products", "fraction",
+               "Time of an all-reduce beside products over its time alone, less 1.",
+               ("", lambda point: point.all_reduce_slowdown)),
+        *chart("Power of a device", "W", "Solid: products alone. Dashed: all-reduces alone, and both.",
+               ("products", lambda point: point.compute_w), ("all-reduces", lambda point: point.communication_w),
+               ("both", lambda point: point.both_w)),
+    ]  # fmt: skip
+    return cost, gain
+
+
+def _lines(points: Sequence[GemmFigures]) -> list[tuple[str, list[GemmFigures]]]:
+    """Points of one line each, with its name: those that differ in N alone."""
+    types = {point.point.dtype for point in points}
+    ctas = {point.point.ctas for point in points}
+    has_caps = any(point.point.cap_in_words for point in points)
+    found: dict[str, list[GemmFigures]] = {}
+    for point in points:
+        key = point.point
+        parts = [size_in_words(key.message_bytes, NBSP)]
+        parts += [key.dtype] if len(types) > 1 else []
+        parts += [f"{key.ctas} CTAs"] if len(ctas) > 1 else []
+        parts += [key.cap_in_words or "no cap"] if has_caps else []
+        found.setdefault(", ".join(parts), []).append(point)
+    return list(found.items())
+
+
+# Columns of the table on the points of a ``gemm-allreduce``, and the figures in them.
+_TIMES = (
+    ("-ms alone", "gemm_alone_ms"), ("-ms beside", "gemm_beside_ms"), ("TFLOP/s alone", "alone_tflop_s"),
+    ("_beside", "beside_tflop_s"), ("-All-reduce, ms alone", "all_reduce_alone_ms"),
+    ("-beside", "all_reduce_beside_ms"), ("GB/s alone", "alone_busbw_gb_s"), ("_beside", "beside_busbw_gb_s"),
+)  # fmt: skip
+_SENSORS = (
+    ("W products", "compute_w"), ("-W all-reduces", "communication_w"), ("_both", "both_w"),
+    ("-MHz products", "compute_mhz"), ("-MHz both", "both_mhz"),
+)  # fmt: skip
+
+
+def _gemm_table(points: Sequence[GemmFigures]) -> Table:
+    columns = heads(
+        "N", "*All-reduce", "*Type", "CTAs", "Cap, W", "Cap, MHz", "Slowdown", "_95% interval",
+        *[head for head, _ in _TIMES], "Gain", "_95% interval", "-Covered", *[head for head, _ in _SENSORS],
+    )  # fmt: skip
+    rows = [
+        (
+            Cell(f"{key.n:,}", key.n),
+            Cell(size_in_words(key.message_bytes, NBSP), key.message_bytes),
+            name_cell(key.dtype),
+            number_cell(key.ctas or None, 0),
+            *[EMPTY if cap is None else Cell(f"{cap:g}", cap) for cap in (key.power_cap_w, key.clock_cap_mhz)],
+            *estimate_cells(point.slowdown, "fraction", signed=True),
+            *[_number(getattr(point, name)) for _, name in _TIMES],
+            *estimate_cells(point.speedup, "fraction", signed=True),
+            EMPTY if point.covered is None else Cell(PAGE.percent(point.covered, decimals=0), point.covered),
+            *[_number(getattr(point, name)) for _, name in _SENSORS],
+        )
+        for point in points
+        for key in (point.point,)
+    ]
+    caption = (
+        "Times are geometric means over blocks and ranks. Covered is the share of the products counted that ended "
+        "beside all-reduces; the others are left out."
+    )
+    return replace(without_empty_columns("Matrix products beside all-reduces", columns, rows, caption), first=True)
+
+
+def _number(estimate: Estimate | None) -> Cell:
+    return EMPTY if estimate is None else Cell(three_digits(estimate.value, PAGE), estimate.value)
+
+
+# -- collectives by size
+
+
+def _transfer_sections(bench: Bench, peak: Link | None) -> tuple[Section, ...]:
+    points, peak = bench.transfers, _peak(bench, peak)
+    sections = []
+    for group in dict.fromkeys(point.point.group for point in points):
+        chosen = [point for point in points if point.point.group == group]
+        name = _group_in_words(group, chosen[0].group_size)
+        blocks: list[Block] = [
+            *_by_size("Bus bandwidth", "rate", chosen, lambda point: point.busbw_gb_s,
+                      "What passes a rank's link in a second. It rises until the link is full.", peak),
+            *_by_size("Time of a call", "ms", chosen, lambda point: point.time_ms,
+                      "Small messages take the latency of a call, whatever their size."),
+            _size_table(f"Bus bandwidth{name}", chosen, lambda point: rate_in_words(point.busbw_gb_s.value, PAGE)),
+            _size_table(f"Time of a call, ms{name}", chosen, lambda point: three_digits(point.time_ms.value, PAGE)),
+        ]  # fmt: skip
+        sections.append(Section(f"How fast is each collective{name}?", "", blocks))
+    if points:
+        sections.append(Section("Every point", "", [_transfer_table(points)]))
+    return tuple(sections)
+
+
+def _group_in_words(group: str, size: int) -> str:
+    if group == WORLD:
+        return f", on {size} ranks"
+    _, _, apart = group.partition(":")
+    return f", in groups of {size} ranks" + (f" that are {apart} apart" if apart else "")
+
+
+def _by_size(
+    title: str,
+    unit: str,
+    points: Sequence[TransferFigures],
+    read: Callable[[TransferFigures], Estimate],
+    caption: str,
+    peak: Link | None = None,
+) -> list[Chart]:
+    of_kind = [
+        (kind, [(point.point.message_bytes, read(point)) for point in points if point.point.kind == kind])
+        for kind in dict.fromkeys(point.point.kind for point in points)
+    ]
+    series = [(kind, kind, False, [(size, found) for size, found in rows if found.value > 0]) for kind, rows in of_kind]
+    caption = f"{caption} Both axes are logarithmic. Whiskers are 95% intervals."
+    return _sweep(title, unit, series, caption, peak, x_label="message", x_bytes=True, log_y=True)
+
+
+def _size_table(title: str, points: Sequence[TransferFigures], read: Callable[[TransferFigures], str]) -> Table:
+    """A figure by size and kind."""
+    kinds = list(dict.fromkeys(point.point.kind for point in points))
+    cells = {(point.point.message_bytes, point.point.kind): Cell(read(point)) for point in points}
+    rows = [
+        (Cell(size_in_words(size, NBSP)), *[cells.get((size, kind), EMPTY) for kind in kinds])
+        for size in sorted({size for size, _ in cells})
+    ]
+    columns = heads("Size", *[kind.replace("_", " ") for kind in kinds])
+    return Table(title, columns, tuple(rows), folded=True, sorts=False, first=True)
+
+
+def _transfer_table(points: Sequence[TransferFigures]) -> Table:
+    rows = []
+    for point in points:
+        key, bus = point.point, point.busbw_gb_s
+        rates = (point.algbw_gb_s.value, bus.value, bus.ci_low, bus.ci_high)
+        rows.append(
+            (
+                name_cell(key.kind),
+                name_cell(key.group),
+                Cell(size_in_words(key.message_bytes, NBSP), key.message_bytes),
+                _number(point.time_ms),
+                *[EMPTY if gb_s is None else Cell(rate_in_words(gb_s, PAGE), gb_s) for gb_s in rates],
+                number_cell(point.rounds, 0),
+            )
+        )
+    columns = heads("*Kind", "*Group", "Size", "ms", "Algorithm", "Bus", "Low", "High", "Rounds")
+    caption = "Bus bandwidth is algorithm bandwidth times the factor of nccl-tests, 2(n-1)/n of an all-reduce."
+    return without_empty_columns("Collectives", columns, rows, caption)
+
+
+# -- what both share
+
+
+def _sweep(
+    title: str,
+    unit: str,
+    series: Iterable[tuple[str, str, bool, Sequence[tuple[int, Estimate | None]]]],
+    caption: str,
+    peak: Link | None,
+    *,
+    x_label: str = "N",
+    x_bytes: bool = False,
+    log_y: bool = False,
+) -> list[Chart]:
+    """A chart of figures against a size, with the link's peak; nothing where there are none.
+
+    A series is its name, the name of its colour, whether it is dashed, and its points.
+    """
+    drawn: list[dict[str, Any]] = []
+    colors: dict[str, str] = {}
+    for name, line, dashed, rows in series:
+        points = [
+            [size, *map(rounded, (found.value, found.ci_low, found.ci_high))]
+            for size, found in rows
+            if found is not None
+        ]
+        if points and line not in colors and len(colors) < len(RUN_COLORS):
+            colors[line] = RUN_COLORS[len(colors)]
+        if points and line in colors:
+            drawn.append({"name": name, "color": colors[line], "points": points, "dashed": dashed})
+    if not drawn:
+        return []
+    limits = [] if peak is None else [[f"peak, {peak.name}", peak.gb_s]]
+    data = {"unit": unit, "series": drawn, "x_label": x_label, "x_bytes": x_bytes, "log_y": log_y, "limits": limits}
+    return [Chart("sweep", title, data, caption, tuple(colors.items()))]
