@@ -38,7 +38,7 @@ _NOT_SHOWN = (
     "end_ns must be after start_ns",
     "the blocks of a mode and their sums do not belong together",
     "the rows of an aggregate have different lengths",
-    f"{HOLE} has no fields {HOLE} to add up",
+    "a part does not say for which ranks it speaks",
     f"a step cannot take {HOLE} of an overlapped step longer",
     "records must hold at least one record",
     "traces must hold at least one trace",

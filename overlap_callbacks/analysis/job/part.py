@@ -103,6 +103,10 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     race: Annotated[RaceCheck | None, add_checks] = None
     lower_bound: Annotated[bool, any] = False
 
+    def __post_init__(self) -> None:
+        if not self.heard or list(self.heard) != joined(self.heard) or any(last < first for first, last in self.heard):
+            raise ValueError("a part does not say for which ranks it speaks")
+
     @property
     def ranks(self) -> RankSet:
         """The ranks, in bounded space."""

@@ -71,13 +71,16 @@ def with_members(
         timeout_s: how long rank 0 waits; this rank waits as long as its place allows.
         stop: see ``Exchange.gather``.
     """
-    messages = exchange.gather(key, exchange.tree.patience_s(timeout_s), stop)
+    tree = exchange.tree
     parts = [own]
-    for message in messages.values():
-        with contextlib.suppress(msgspec.DecodeError):  # its ranks count as not heard
-            parts.append(decode(message))
+    for child, message in exchange.gather(key, tree.patience_s(timeout_s), stop).items():
+        # Of what is no part, and of one that speaks for others than its own ranks, none counts as heard.
+        with contextlib.suppress(msgspec.DecodeError):
+            part, members = decode(message), Tree(child, tree.world_size, tree.fan_in).members
+            if part.heard[0][0] in members and part.heard[-1][1] in members:
+                parts.append(part)
     part = merge(parts)
-    exchange.unheard = exchange.tree.members_without(part.heard)
+    exchange.unheard = tree.members_without(part.heard)
     return part
 
 
