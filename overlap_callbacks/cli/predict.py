@@ -11,7 +11,15 @@ import click
 
 from overlap_callbacks import _validation
 from overlap_callbacks.cli._options import MATRIX_PARAMETERS, json_option, matrix_options
-from overlap_callbacks.cli._output import draw_matrix, newest_run, one_line, print_document, print_json, require
+from overlap_callbacks.cli._output import (
+    draw_matrix,
+    newest_run,
+    one_line,
+    print_document,
+    print_json,
+    refusing,
+    require,
+)
 
 if TYPE_CHECKING:
     from overlap_callbacks.analysis.communication.bandwidths import RecordedRates
@@ -27,7 +35,7 @@ _DIMENSIONS = ("tensor", "pipeline", "data")
 _MEGATRON_LM = "megatron-lm"
 # Of a record, rates are those of the newest windows: a machine may have changed.
 _WINDOWS_OF_RATES = 16
-# Names of the options are those of JobShape's fields but for these.
+# Options are called as the fields of ModelShape and JobShape, but for these.
 _SIZES = {"pp": "p", "tp": "t", "dp": "d"}
 # Rates beyond these are slips of the pen, and times made of them are no numbers.
 _LEAST, _MOST = 1e-6, 1e6
@@ -54,7 +62,8 @@ _JOB_OPTIONS = (
     click.option("--ep", type=int, default=1, help="Ranks, of --dp, over which experts are split."),
     click.option("--micro-batch", type=int, default=1, help="Sequences of a micro-batch."),
     click.option("--global-batch", type=int, help="Sequences of a step; by default one micro-batch a rank."),
-    click.option("--stages", metavar="N,N,...", help="Layers of each pipeline stage, where they are not alike."),
+    click.option("--stages", default="", metavar="N,N,...",
+                 help="Layers of each pipeline stage, where they are not alike."),
     click.option("--chunks", type=int, default=1, help="Model chunks of a rank in the interleaved schedule."),
     click.option("--sequence-parallel", is_flag=True, help="Megatron's sequence parallelism."),
     click.option("--distributed-optimizer", is_flag=True, help="Megatron's distributed optimizer."),
@@ -181,10 +190,10 @@ def _with_options(message: str, context: click.Context) -> str:
 
 def _traffic(job: JobShape, given: dict[str, Any]) -> tuple[Mapping, ...]:
     from overlap_callbacks.analysis.communication.predicted import predicted_messages
-    from overlap_callbacks.report.views.traffic import predicted_traffic
+    from overlap_callbacks.report.views.traffic import MatrixOptions, predicted_traffic
 
     shown = {name: given[name] for name in MATRIX_PARAMETERS if name not in ("svg", "png")}
-    return predicted_traffic(predicted_messages(job), job.world_size, **shown)
+    return predicted_traffic(predicted_messages(job), job.world_size, MatrixOptions(**shown))
 
 
 def _predict(job: JobShape, notes: list[str], given: dict[str, Any]) -> Prediction:
@@ -220,19 +229,7 @@ def _model(given: dict[str, Any]) -> ModelShape:
 
     from overlap_callbacks.analysis.communication.model_shape import ModelShape, preset
 
-    names = (
-        "layers",
-        "hidden",
-        "heads",
-        "kv_heads",
-        "ffn",
-        "sequence",
-        "vocabulary",
-        "tied",
-        "experts",
-        "experts_per_token",
-    )
-    sizes = {name: given[name] for name in names if given[name] is not None}
+    sizes = {name: given[name] for name in ModelShape.__struct_fields__ if given.get(name) is not None}
     if sizes.get("experts"):
         sizes["biases"] = False
     if given["model_name"] is not None:
@@ -258,19 +255,15 @@ def _heads(hidden: int, tp: int) -> int:
 def _job(given: dict[str, Any]) -> tuple[JobShape, list[str]]:
     from overlap_callbacks.analysis.communication.job_shape import JobShape
 
-    names = (
-        "micro_batch", "chunks", "sequence_parallel", "distributed_optimizer", "recompute", "bucket",
-        "vocabulary_multiple", "overlap_grad_reduce", "replicas", "persistence", "ep",
-    )  # fmt: skip
-    options = {name: given[name] for name in names} | {field: given[name] for name, field in _SIZES.items()}
+    options = {name: given[name] for name in JobShape.__struct_fields__ if name in given}
+    options |= {field: given[name] for name, field in _SIZES.items()}
     options |= _layout_and_widths(given["layout"], given["dtype"], given["gradient_dtype"])
     batch = given["global_batch"]
     options["global_batch"] = given["micro_batch"] * given["dp"] if batch is None else batch
-    if given["stages"]:
-        try:
-            options["stages"] = tuple([int(number) for number in given["stages"].split(",")])
-        except ValueError:
-            raise ValueError(f"stages must be numbers with commas between them, got {given['stages']!r}") from None
+    try:
+        options["stages"] = tuple([int(number) for number in given["stages"].split(",") if number])
+    except ValueError:
+        raise ValueError(f"stages must be numbers with commas between them, got {given['stages']!r}") from None
     job = JobShape(model=_model(given), **options)
     job.check()
     notes = []
@@ -390,10 +383,8 @@ def _measured(job: JobShape, folder: Path, notes: list[str]) -> dict[str, float]
     from overlap_callbacks.experiments.bench.results import Bench
     from overlap_callbacks.experiments.sweep import ResultsError
 
-    try:
+    with refusing(ResultsError):
         bench = Bench.read(folder)
-    except ResultsError as error:
-        raise click.ClickException(one_line(str(error))) from None
     curves = curves_of(bench.transfers)
     if not curves:
         raise ValueError(f"{folder} has no times of collectives: overlap bench collectives makes them")
@@ -408,7 +399,7 @@ def _measured(job: JobShape, folder: Path, notes: list[str]) -> dict[str, float]
 def _checked(job: JobShape, run: Path) -> list[Any]:
     from overlap_callbacks.analysis.communication.predicted import check_rank
 
-    window = _window(run)
+    window = _windows(run)[-1]
     if window.world_size != job.world_size:
         raise ValueError(f"pp x tp x dp must be the {window.world_size} ranks of {run}, got {job.world_size}")
     ranks = {sample.rank: sample.collectives for sample in window.samples if sample.collectives}
@@ -417,19 +408,12 @@ def _checked(job: JobShape, run: Path) -> list[Any]:
     return [row for rank, collectives in sorted(ranks.items()) for row in check_rank(job, rank, collectives)]
 
 
-def _window(run: Path) -> OverlapReport:
-    """The newest window of a run that has collectives, whole."""
-    return _windows(run)[-1]
-
-
 def _windows(run: Path) -> list[OverlapReport]:
-    """The windows of a run that have collectives, whole; at least one."""
+    """The windows of a run that have collectives, whole, the newest last; at least one."""
     from overlap_callbacks.report import record
 
-    try:
+    with refusing(record.RecordError):
         windows = record.read(newest_run(run)).windows
-    except record.RecordError as error:
-        raise click.ClickException(one_line(str(error))) from None
     found = [window for window in windows if window.collectives]
     if not found:
         raise ValueError(f"the record of {run} has no window with collectives")

@@ -1,4 +1,4 @@
-"""``overlap report``: makes one HTML page of one run or of several, or of traces."""
+"""``overlap show``: prints the results of a run. ``overlap report``: makes one HTML page of runs or of traces."""
 
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ from overlap_callbacks.cli._output import (
     one_line,
     open_console,
     print_json,
+    print_record,
     read_record,
     refusing,
     require,
     with_progress,
     writing,
 )
+
+
+@click.command("show")
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--all", "everything", is_flag=True, help="All tables of the report page.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables; it holds everything.")
+def show(run: Path, everything: bool, as_json: bool) -> None:
+    """Print the results of RUN: a run folder, or its overlap.jsonl; of a folder of runs, those of the newest."""
+    print_record(newest_run(run), as_json, everything)
 
 
 @click.command("report")
@@ -32,7 +42,7 @@ from overlap_callbacks.cli._output import (
     "one of your settings, or an environment variable. [default: world_size, if it varies]",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the results as JSON too.")
-def command(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_json: bool) -> None:
+def report(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_json: bool) -> None:
     """Make a page of RUN, a run folder or its overlap.jsonl; several are compared. Of a folder of runs, of the newest.
 
     RUN may be a trace of torch.profiler too (.json or .json.gz), several, or a folder of them: one page of all.

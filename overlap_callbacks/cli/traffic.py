@@ -56,7 +56,7 @@ def command(
     from overlap_callbacks.analysis.communication.view import ViewError
     from overlap_callbacks.report.run_json import communication_as_json, traffic_as_json
     from overlap_callbacks.report.views.communication import bandwidth_table, bandwidths_of
-    from overlap_callbacks.report.views.traffic import NoTrafficError, traffic_document, traffic_of
+    from overlap_callbacks.report.views.traffic import MatrixOptions, NoTrafficError, traffic_document, traffic_of
 
     if png is not None:
         require("matplotlib", "plots")
@@ -67,7 +67,7 @@ def command(
         )
     record = read_record(newest_run(run))
     with refusing(NoTrafficError, MappingError, ViewError):
-        found = traffic_of(record, names=hosts, **shown)
+        found = traffic_of(record, MatrixOptions(**shown), names=hosts)
     drawn = draw_matrix(found.mappings[-1].view, svg, png)
     if as_json:
         print_json(traffic_as_json(found) | {"communication": communication_as_json(record, own)})

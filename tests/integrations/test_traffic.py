@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.communication.predicted import predicted_message
 from overlap_callbacks.cli.traffic import command
 from overlap_callbacks.integrations import megatron, pytorch
 from overlap_callbacks.report import record
-from overlap_callbacks.report.views.traffic import predicted_traffic, traffic_of
+from overlap_callbacks.report.views.traffic import MatrixOptions, predicted_traffic, traffic_of
 from tests.distributed import run_ranks
 from tests.integrations import megatron_shims
 from tests.integrations.megatron_jobs import BATCH, FOUR_RANKS, LOADS, SEQUENCE, VOCABULARY, job
@@ -106,7 +106,7 @@ def test_a_megatron_job_of_tensor_and_pipeline_groups_sends_what_was_worked_out_
     # On two hosts of two ranks, the other order sends the tensor groups' messages between hosts.
     shown = CliRunner().invoke(command, [str(tmp_path), "--mapping", "pp-tp", "--ranks-per-host", "2", "--json"])
     assert shown.exit_code == 0, shown.output
-    as_run, other = traffic_of(read, mapping="pp-tp", ranks_per_host=2).mappings
+    as_run, other = traffic_of(read, MatrixOptions(mapping="pp-tp", ranks_per_host=2)).mappings
     crossing = [{row.dimension: row.between_hosts_bytes for row in mapping.dimensions} for mapping in (as_run, other)]
     assert (crossing[0]["tensor"], crossing[0]["pipeline"]) == (0, 8 * activation)
     assert (crossing[1]["tensor"], crossing[1]["pipeline"]) == (2 * first + 2 * last, 0)

@@ -57,7 +57,7 @@ def _table(rows: list[ArmSummary]) -> Table:
         "The job with one thing turned, and as configured",
         rows,
         Column("~arm", lambda row: row.arm.name),
-        Column("speed-up", lambda row: None if row.speedup is None else row.speedup.value, change_cell),
+        Column("speed-up", lambda row: row.speedup, change_cell),
         Column("95% interval", lambda row: _interval(row.speedup)),
         Column("step", lambda row: _step(row.figures.get("step_ms"))),
         Column("windows", lambda row: row.num_windows, whole_cell),

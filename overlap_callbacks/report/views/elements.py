@@ -337,7 +337,7 @@ class Column(Generic[_Item]):
 
     Attributes:
         head: as in ``heads``.
-        read: the value of an item; or its cell.
+        read: the value of an item, an estimate or not; or its cell.
         show: makes a cell of a value; by default, a name where the head is marked, else a number.
     """
 
@@ -350,6 +350,8 @@ class Column(Generic[_Item]):
         value = self.read(item)
         if isinstance(value, Cell):
             return value
+        if isinstance(value, Estimate):
+            value = value.value
         show = self.show or (name_cell if heads(self.head)[0].words else number_cell)
         return show(value)
 

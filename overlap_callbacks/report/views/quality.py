@@ -160,9 +160,9 @@ def _window_table(record: Record) -> Table:
             f"lowest of each figure, and the last {MAX_DOUBTFUL:,} that do not count. The record holds all."
         )
 
-    def compared(window: OverlapReport, name: str) -> float | None:
+    def compared(window: OverlapReport, name: str) -> Estimate | None:
         """Of windows that count alone: the others compare with no sequential steps."""
-        return _value(getattr(window, name)) if record.summary.state_of(window) == COUNTS else None
+        return getattr(window, name) if record.summary.state_of(window) == COUNTS else None
 
     return table_of(
         "Every window",
@@ -170,10 +170,10 @@ def _window_table(record: Record) -> Table:
         Column("Window", lambda window: window.window, whole_cell),
         Column("First step", lambda window: window.first_step, whole_cell),
         Column("*State", record.summary.state_of),
-        Column("Overlapped, ms", lambda window: _value(window.e2e_overlapped_ms)),
+        Column("Overlapped, ms", lambda window: window.e2e_overlapped_ms),
         Column("Sequential, ms", lambda window: compared(window, "e2e_sequential_ms")),
         Column("Compute slowdown", lambda window: compared(window, "compute_slowdown"), change_cell),
-        Column("Residual overlap", lambda window: _value(window.residual_overlap), percent_cell),
+        Column("Residual overlap", lambda window: window.residual_overlap, percent_cell),
         Column("Ranks", lambda window: Cell(f"{window.num_reporting} of {window.world_size}", window.num_reporting)),
         caption=caption,
         folded=True,

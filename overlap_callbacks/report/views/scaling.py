@@ -201,13 +201,11 @@ def _table(found: Comparison, relative: dict[str, ScaledRun]) -> Table:
         Column("*Run", lambda run: run.name),
         Column(f"{'' if found.numeric else '*'}{_label(found.axis)}", place),
         *([] if found.axis == WORLD_SIZE else [Column[RunFigures]("Ranks", lambda run: run.ranks, whole_cell)]),
-        Column("Step, ms", lambda run: _value(run.step_ms)),
-        Column(
-            f"{found.work.capitalize()} a second" if found.work else "Throughput", lambda run: _value(run.work_per_s)
-        ),
+        Column("Step, ms", lambda run: run.step_ms),
+        Column(f"{found.work.capitalize()} a second" if found.work else "Throughput", lambda run: run.work_per_s),
         Column("Scaling factor", _of_scaled(relative, "factor")),
         Column("Efficiency", _of_scaled(relative, "efficiency"), percent_cell),
-        Column("Communication ratio", lambda run: _value(run.comm_ratio), percent_cell),
+        Column("Communication ratio", lambda run: run.comm_ratio, percent_cell),
         Column("Exposed", lambda run: run.exposed, percent_cell),
         Column("MFU", lambda run: run.mfu, percent_cell),
         *[
@@ -218,10 +216,6 @@ def _table(found: Comparison, relative: dict[str, ScaledRun]) -> Table:
         "step, which is longer than others.",
         drop_empty=True,
     )
-
-
-def _value(figure: Estimate | None) -> float | None:
-    return None if figure is None else figure.value
 
 
 def _label(axis: str) -> str:

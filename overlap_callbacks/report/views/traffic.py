@@ -57,7 +57,7 @@ def traffic(record: Record) -> Section | None:
     """What is sent in a step; None where the record does not tell."""
     if latest_messages(record) is None:
         return None
-    found = traffic_of(record, order=PHYSICAL)
+    found = traffic_of(record, MatrixOptions(order=PHYSICAL))
     return Section("Who sends what to whom?", _answer(found), traffic_blocks(found))
 
 
@@ -336,25 +336,34 @@ class RunTraffic:
     mappings: tuple[Mapping, ...]
 
 
-def traffic_of(
-    record: Record,
-    *,
-    by: str | None = None,
-    order: str = LOGICAL,
-    algorithm: str = RING,
-    mapping: str | None = None,
-    ranks_per_host: int | None = None,
-    names: bool = True,
-) -> RunTraffic:
-    """The traffic of a run.
+@dataclass(frozen=True, kw_only=True)
+class MatrixOptions:
+    """What a matrix shows.
 
-    Args:
-        record: of the run.
+    Attributes:
         by: what rows and columns stand for; see ``view_of``.
         order: of ranks.
         algorithm: of all-reduces.
         mapping: another order of the dimensions to compare with, e.g. ``tp-dp-pp``.
-        ranks_per_host: hosts of so many consecutive ranks each, instead of those of the run.
+        ranks_per_host: hosts of so many consecutive ranks each, instead of those that are known.
+    """
+
+    by: str | None = None
+    order: str = LOGICAL
+    algorithm: str = RING
+    mapping: str | None = None
+    ranks_per_host: int | None = None
+
+
+_DEFAULTS = MatrixOptions()
+
+
+def traffic_of(record: Record, options: MatrixOptions = _DEFAULTS, *, names: bool = True) -> RunTraffic:
+    """The traffic of a run.
+
+    Args:
+        record: of the run.
+        options: what to show.
         names: whether hosts are called by their names, as far as the record has them; else by numbers.
 
     Raises:
@@ -366,13 +375,12 @@ def traffic_of(
     if window is None or window.messages is None:
         raise NoTrafficError(f"{record.path} has no messages: it is of an earlier version, or no window was measured")
     messages = window.messages
-    if ranks_per_host is None:
+    if options.ranks_per_host is None:
         hosts = host_numbers(messages, window.world_size)
         host_names = _names(hosts, record.job_environment) if names else {}
     else:
-        hosts, host_names = equal_hosts(window.world_size, ranks_per_host), {}
+        hosts, host_names = equal_hosts(window.world_size, options.ranks_per_host), {}
     placement = Placement(hosts, host_names)
-    mappings = laid_out(messages, placement, by=by, order=order, algorithm=algorithm, mapping=mapping)
     counted = [report.traffic for report in record.windows if report.traffic is not None]
     counted = [traffic for traffic in counted if 0 <= traffic.num_alike <= traffic.num_steps]  # others cannot be
     return RunTraffic(
@@ -381,81 +389,51 @@ def traffic_of(
         num_steps=sum([traffic.num_steps for traffic in counted]),
         num_alike=sum([traffic.num_alike for traffic in counted]),
         num_hosts=placement.num_hosts if placement.known else None,
-        mappings=mappings,
+        mappings=_laid_out(messages, placement, options),
     )
 
 
-def laid_out(
-    messages: JobMessages,
-    placement: Placement,
-    *,
-    by: str | None = None,
-    order: str = LOGICAL,
-    algorithm: str = RING,
-    mapping: str | None = None,
-) -> tuple[Mapping, ...]:
-    """The traffic of a job as it is laid out, and in another order of its dimensions if one is asked for.
-
-    Args:
-        messages: of the job.
-        placement: where its ranks stand.
-        by: what rows and columns stand for; see ``view_of``.
-        order: of ranks.
-        algorithm: of all-reduces.
-        mapping: another order of the dimensions, e.g. ``tp-dp-pp``.
-
-    Raises:
-        MappingError: the job cannot be laid out like that.
-        ViewError: the traffic cannot be shown like that.
-    """
-
-    def mapped(name: str, placement: Placement, *, as_run: bool) -> Mapping:
-        totals, _ = dimension_totals(messages, placement.hosts, algorithm)
-        view = view_of(messages, placement, by=by, order=order, algorithm=algorithm)
-        return Mapping(name, as_run, totals, view)
-
-    try:
-        layout = layout_of(messages, len(placement.hosts))
-    except MappingError:
-        if mapping is not None:
-            raise
-        layout = ()
-    found = [mapped(order_of([dimension.name for dimension in layout]), placement, as_run=True)]
-    if mapping is not None:
-        other = parse_order(mapping, layout)
-        moved = Placement(placement.hosts[placed(layout, other)], placement.names)
-        found.append(mapped(order_of(other), moved, as_run=False))
-    return tuple(found)
-
-
 def predicted_traffic(
-    messages: JobMessages,
-    world_size: int,
-    *,
-    by: str | None = None,
-    order: str = LOGICAL,
-    algorithm: str = RING,
-    mapping: str | None = None,
-    ranks_per_host: int | None = None,
+    messages: JobMessages, world_size: int, options: MatrixOptions = _DEFAULTS
 ) -> tuple[Mapping, ...]:
     """The traffic that a job should have, by the same rules as that of a run.
 
     Args:
         messages: predicted.
         world_size: ranks of the job.
-        by: as in ``laid_out``.
-        order: as there.
-        algorithm: as there.
-        mapping: as there.
-        ranks_per_host: hosts of so many consecutive ranks each; None if nothing is known of hosts.
+        options: what to show. Without ``ranks_per_host`` nothing is known of hosts.
 
     Raises:
         MappingError: the job cannot be laid out like that.
         ViewError: the traffic cannot be shown like that.
     """
-    unknown = np.full(world_size, UNKNOWN, dtype=np.int64)
-    hosts = unknown if ranks_per_host is None else equal_hosts(world_size, ranks_per_host)
-    return laid_out(messages, Placement(hosts), by=by, order=order, algorithm=algorithm, mapping=mapping)
+    if options.ranks_per_host is None:
+        hosts = np.full(world_size, UNKNOWN, dtype=np.int64)
+    else:
+        hosts = equal_hosts(world_size, options.ranks_per_host)
+    return _laid_out(messages, Placement(hosts), options)
+
+
+def _laid_out(messages: JobMessages, placement: Placement, options: MatrixOptions) -> tuple[Mapping, ...]:
+    """The traffic of a job as it is laid out, and in another order of its dimensions if one is asked for."""
+
+    def mapped(name: str, placement: Placement, *, as_run: bool) -> Mapping:
+        totals, _ = dimension_totals(messages, placement.hosts, options.algorithm)
+        view = view_of(messages, placement, by=options.by, order=options.order, algorithm=options.algorithm)
+        return Mapping(name, as_run, totals, view)
+
+    try:
+        layout = layout_of(messages, len(placement.hosts))
+    except MappingError:
+        if options.mapping is not None:
+            raise
+        layout = ()
+    found = [mapped(order_of([dimension.name for dimension in layout]), placement, as_run=True)]
+    if options.mapping is not None:
+        other = parse_order(options.mapping, layout)
+        moved = Placement(placement.hosts[placed(layout, other)], placement.names)
+        found.append(mapped(order_of(other), moved, as_run=False))
+    return tuple(found)
 
 
 def between_hosts(mapping: Mapping) -> float | None:
