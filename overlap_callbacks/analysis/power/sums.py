@@ -176,10 +176,17 @@ def _summed(sums: PowerSums) -> list[Aggregate]:
 
 
 class _Column(NamedTuple):
-    number: int
-    total: float
-    least: float
-    most: float
+    """One number over the devices that have it."""
+
+    number: int = 0
+    total: float | None = None
+    mean: float | None = None
+    least: float | None = None
+    most: float | None = None
+
+    def of_all(self, num_devices: int | None) -> float | None:
+        """The sum, if all devices have it."""
+        return self.total if self.number == num_devices else None
 
 
 def pooled_power(sums: PowerSums, *, whole: bool) -> JobPower:
@@ -191,16 +198,16 @@ def pooled_power(sums: PowerSums, *, whole: bool) -> JobPower:
     """
     num_devices = _num_devices(sums)
     columns = [
-        _Column(int(number), total, low, high)
+        _Column(int(number), total, total / number, low, high) if number else _Column()
         for of_all in _summed(sums)
         for number, total, _, low, _, high, _ in of_all.columns
     ]
-    modes = []
-    for place, mode in enumerate(Mode):
-        of_mode = zip(_COLUMNS, columns[place * len(_COLUMNS) :], strict=False)
-        known = {name: column for name, column in of_mode if column.number}
-        if known:
-            modes.append(_of_mode(mode, known, num_devices if whole else None))
+    of_modes = [dict(zip(_COLUMNS, columns[at * len(_COLUMNS) :], strict=False)) for at, _ in enumerate(Mode)]
+    modes = [
+        _of_mode(mode, of_mode, num_devices if whole else None)
+        for mode, of_mode in zip(Mode, of_modes, strict=True)
+        if any(column.number for column in of_mode.values())
+    ]
     problems = [row.text for row in sums.problems.rows]
     if sums.problems.num_more:
         problems.append(too_many(count(sums.problems.num_more, "more problem")))
@@ -215,54 +222,39 @@ def pooled_power(sums: PowerSums, *, whole: bool) -> JobPower:
     )
 
 
-def _of_mode(mode: Mode, columns: dict[str, _Column], num_devices: int | None) -> JobModePower:
-    nothing = _Column(0, 0.0, 0.0, 0.0)
+def _of_mode(mode: Mode, of: dict[str, _Column], num_devices: int | None) -> JobModePower:
+    def mean_of_all(name: str) -> float | None:
+        """The mean, if every device that has mean power has this bound of it too."""
+        return of[name].mean if of[name].number == of["avg_w"].number else None
 
-    def total(name: str) -> float | None:
-        return columns[name].total if name in columns and columns[name].number == num_devices else None
-
-    def mean(name: str) -> float | None:
-        return columns[name].total / columns[name].number if name in columns else None
-
-    def least(name: str) -> float | None:
-        return columns[name].least if name in columns else None
-
-    def most(name: str) -> float | None:
-        return columns[name].most if name in columns else None
-
-    def mean_of_all(name: str, whose: str) -> float | None:
-        """The mean, if every device that has the figure has this bound of it too."""
-        return mean(name) if name in columns and columns[name].number == columns[whose].number else None
-
-    methods = [name for name in _METHODS if name in columns]
-    reasons = None
-    if "has_reasons" in columns:
-        number = columns["has_reasons"].number
-        reasons = {word: columns[word].total / number for word in sorted(REASONS) if word in columns}
-    parts = None
-    if "measured_s" in columns:
-        parts = UnitUtilisation(**{part: mean(part) for part in _PARTS}, measured_s=columns["measured_s"].total)
+    methods = [name for name in _METHODS if of[name].number]
+    reasons, parts = None, None
+    if of["has_reasons"].number:
+        sums = {word: of[word].total for word in sorted(REASONS)}
+        reasons = {word: total / of["has_reasons"].number for word, total in sums.items() if total is not None}
+    if of["measured_s"].total is not None:
+        parts = UnitUtilisation(**{part: of[part].mean for part in _PARTS}, measured_s=of["measured_s"].total)
     return JobModePower(
         mode=mode,
-        num_devices=columns.get("avg_w", nothing).number,
-        total_avg_w=total("avg_w"),
-        mean_avg_w=mean("avg_w"),
-        peak_w=most("peak_w"),
-        energy_per_step_j=total("energy_per_step_j"),
+        num_devices=of["avg_w"].number,
+        total_avg_w=of["avg_w"].of_all(num_devices),
+        mean_avg_w=of["avg_w"].mean,
+        peak_w=of["peak_w"].most,
+        energy_per_step_j=of["energy_per_step_j"].of_all(num_devices),
         energy_method="mixed" if len(methods) > 1 else "".join(methods),
-        avg_tdp_fraction=mean("avg_tdp_fraction"),
-        sm_clock_mhz=mean("sm_clock_mhz"),
-        min_sm_clock_mhz=least("sm_clock_mhz"),
-        throttle_fraction=mean("throttle_fraction"),
-        max_throttle_fraction=most("throttle_fraction"),
-        p99_w=most("p99_w"),
-        peak_tdp_fraction=most("peak_tdp_fraction"),
+        avg_tdp_fraction=of["avg_tdp_fraction"].mean,
+        sm_clock_mhz=of["sm_clock_mhz"].mean,
+        min_sm_clock_mhz=of["sm_clock_mhz"].least,
+        throttle_fraction=of["throttle_fraction"].mean,
+        max_throttle_fraction=of["throttle_fraction"].most,
+        p99_w=of["p99_w"].most,
+        peak_tdp_fraction=of["peak_tdp_fraction"].most,
         reasons=reasons,
         parts=parts,
-        compute_clock_mhz=mean("compute_clock_mhz"),
-        compute_clock_readings=round(columns.get("compute_clock_readings", nothing).total),
-        mean_avg_w_ci_low=mean_of_all("avg_w_ci_low", "avg_w"),
-        mean_avg_w_ci_high=mean_of_all("avg_w_ci_high", "avg_w"),
-        energy_per_step_j_ci_low=total("energy_per_step_j_ci_low"),
-        energy_per_step_j_ci_high=total("energy_per_step_j_ci_high"),
+        compute_clock_mhz=of["compute_clock_mhz"].mean,
+        compute_clock_readings=round(of["compute_clock_readings"].total or 0),
+        mean_avg_w_ci_low=mean_of_all("avg_w_ci_low"),
+        mean_avg_w_ci_high=mean_of_all("avg_w_ci_high"),
+        energy_per_step_j_ci_low=of["energy_per_step_j_ci_low"].of_all(num_devices),
+        energy_per_step_j_ci_high=of["energy_per_step_j_ci_high"].of_all(num_devices),
     )
