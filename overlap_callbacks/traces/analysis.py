@@ -12,20 +12,18 @@ from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.exact_sums import sums_by
-from overlap_callbacks.analysis.kernels.attribution import labels_of
 from overlap_callbacks.analysis.kernels.call_table import Calls
-from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.kernels.table import Kind, StringTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
-from overlap_callbacks.traces.device_time import TopKernel
+from overlap_callbacks.traces.device_time import TimeSums, TopKernel
 from overlap_callbacks.traces.estimate import EstimateSums
 from overlap_callbacks.traces.figures import Analysis, CollectiveFigures, FamilyFigures, StepFigures, TraceFigures
 from overlap_callbacks.traces.pieces import Device, Piece, devices_of
 from overlap_callbacks.traces.ranks import RankCollectives, RankSums, collective_sizes, skew_over_ranks
-from overlap_callbacks.traces.time_use import TimeSums
 from overlap_callbacks.traces.trace import Trace
 
 # Kernels of the table of a device. There may be thousands of names.
@@ -101,11 +99,11 @@ def device_figures(
     """
     trace, number = device.trace, device.number
     steps, use, estimate = _StepSums(device, arm), TimeSums(device), EstimateSums(trace)
-    collectives, families, names = CollectiveSums(trace), FamilySums(trace), NameSums(trace)
+    collectives, names = CollectiveSums(trace), NameSums(trace)
     for piece in device.pieces():
         steps.add(piece)
         use.add(piece)
-        for part in (collectives, families, names, estimate):
+        for part in (collectives, names, estimate):
             part.add(piece.trace)
         if also is not None:
             also(number, piece.trace)
@@ -119,7 +117,7 @@ def device_figures(
         total=steps.total,
         steps=tuple(steps.steps),
         collectives=collectives.figures,
-        families=families.figures,
+        families=names.families,
         estimate=estimate.figures(),
         picture=steps.picture,
         problems=(*trace.problems, *problems, *steps.problems),
@@ -303,26 +301,32 @@ class NameSums:
     """
 
     def __init__(self, trace: Trace) -> None:
-        self._names = trace.kernels.names
+        self._names, self._kinds = trace.kernels.names, trace.kernels.collectives
         # A name may stand for kernels of both kinds: those that compute come first.
         size = 2 * len(self._names)
         self._count, self._longest_ns = (np.zeros(size, dtype=np.int64) for _ in range(2))
-        self._time_ns, self._beside_ns = (np.zeros(size) for _ in range(2))
+        self._time_ns, self._concurrent_ns = (np.zeros(size) for _ in range(2))
+        # Time of the kernels that compute during each kind of collective.
+        self._by_kind_ns: npt.NDArray[np.float64] = np.zeros((len(self._kinds), len(self._names)))
 
     def add(self, trace: Trace) -> None:
         """Add the rows of a piece."""
         kernels, size = trace.kernels, len(self._count)
         calls = Calls.of(kernels)
-        communicates = calls.kind == Kind.COMMUNICATION
+        name, communicates = kernels.name[calls.row], calls.kind == Kind.COMMUNICATION
+        compute = np.flatnonzero(calls.kind == Kind.COMPUTE)
         rows = np.flatnonzero(communicates | (calls.kind == Kind.COMPUTE))
-        beside = np.where(
+        concurrent_ns = np.where(
             communicates, calls.covered_ns(kernels.of(Kind.COMPUTE)), calls.covered_ns(kernels.of(Kind.COMMUNICATION))
         )
-        key = kernels.name[calls.row[rows]] * 2 + communicates[rows]
+        key = name[rows] * 2 + communicates[rows]
         self._count += np.bincount(key, minlength=size)
         self._time_ns += np.bincount(key, weights=calls.duration_ns[rows], minlength=size)
-        self._beside_ns += np.bincount(key, weights=beside[rows], minlength=size)
+        self._concurrent_ns += np.bincount(key, weights=concurrent_ns[rows], minlength=size)
         np.maximum.at(self._longest_ns, key, calls.duration_ns[rows])
+        for number in range(len(self._kinds)):
+            covered_ns = calls.covered_ns(kernels.intervals[kernels.collective == number])[compute]
+            self._by_kind_ns[number] += np.bincount(name[compute], weights=covered_ns, minlength=len(self._names))
 
     @property
     def top(self) -> tuple[TopKernel, ...]:
@@ -330,6 +334,30 @@ class NameSums:
         total_ns = float(self._time_ns.sum())
         order = np.argsort(-self._time_ns, kind="stable")[:MAX_KERNELS]
         return tuple([self._kernel(i, total_ns) for i in order[self._count[order] > 0].tolist()])
+
+    @property
+    def families(self) -> tuple[FamilyFigures, ...]:
+        """The families of the kernels that compute, those with the most time first."""
+        texts = StringTable()
+        of_name = np.array([texts[name_rules.family_of(name)] for name in self._names], dtype=np.int64)
+        count, time_ns = (np.bincount(of_name, weights=values[::2]) for values in (self._count, self._time_ns))
+        by_kind_ns = [np.bincount(of_name, weights=values) for values in self._by_kind_ns]
+        return tuple(
+            [
+                FamilyFigures(
+                    family=texts.texts[i],
+                    calls=int(count[i]),
+                    time_ms=float(time_ns[i]) / 1e6,
+                    beside={
+                        kind: float(values[i]) / 1e6
+                        for kind, values in zip(self._kinds, by_kind_ns, strict=True)
+                        if values[i]
+                    },
+                )
+                for i in np.argsort(-time_ns, kind="stable").tolist()
+                if count[i]
+            ]
+        )
 
     def _kernel(self, number: int, total_ns: float) -> TopKernel:
         name, communication = self._names[number // 2], bool(number % 2)
@@ -342,48 +370,5 @@ class NameSums:
             time_ms=time_ns / 1e6,
             share=time_ns / total_ns if total_ns else 0.0,
             longest_ms=int(self._longest_ns[number]) / 1e6,
-            beside_ms=float(self._beside_ns[number]) / 1e6,
-        )
-
-
-class FamilySums:
-    """The kernels of one device that compute, by their families.
-
-    Args:
-        trace: the whole trace.
-    """
-
-    def __init__(self, trace: Trace) -> None:
-        _, self._families = labels_of(trace.kernels[:0])
-        self._kinds = trace.kernels.collectives
-        size = len(self._families)
-        self._count, self._time_ns = np.zeros(size, dtype=np.int64), np.zeros(size)
-        self._beside_ns: npt.NDArray[np.float64] = np.zeros((len(self._kinds), size))
-
-    def add(self, trace: Trace) -> None:
-        """Add the rows of a piece."""
-        kernels, size = trace.kernels, len(self._families)
-        calls = Calls.of(kernels)
-        label, _ = labels_of(kernels)
-        compute = np.flatnonzero(calls.kind == Kind.COMPUTE)
-        group = label[calls.row[compute]]
-        self._count += np.bincount(group, minlength=size)
-        self._time_ns += np.bincount(group, weights=calls.duration_ns[compute], minlength=size)
-        for number in range(len(self._kinds)):
-            covered = calls.covered_ns(kernels.intervals[kernels.collective == number])[compute]
-            self._beside_ns[number] += np.bincount(group, weights=covered, minlength=size)
-
-    @property
-    def figures(self) -> tuple[FamilyFigures, ...]:
-        """The figures, those with the most time first."""
-        order = np.argsort(-self._time_ns, kind="stable")
-        return tuple([self._figures(i) for i in order[self._count[order] > 0].tolist()])
-
-    def _figures(self, number: int) -> FamilyFigures:
-        beside_ns = zip(self._kinds, self._beside_ns[:, number].tolist(), strict=True)
-        return FamilyFigures(
-            family=self._families[number],
-            calls=int(self._count[number]),
-            time_ms=float(self._time_ns[number]) / 1e6,
-            beside={kind: ns / 1e6 for kind, ns in beside_ns if ns},
+            beside_ms=float(self._concurrent_ns[number]) / 1e6,
         )

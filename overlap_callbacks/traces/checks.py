@@ -9,6 +9,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +18,9 @@ from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.traces.collectives import CollectiveInfo
-from overlap_callbacks.traces.steps import TraceStep
+
+if TYPE_CHECKING:
+    from overlap_callbacks.traces.trace import TraceStep
 
 # Names that sound like a collective although no pattern knows them.
 _LIKE_COMMUNICATION = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|[nr]ccl|shmem")

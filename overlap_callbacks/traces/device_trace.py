@@ -25,8 +25,7 @@ from overlap_callbacks.traces.columns import Array, derived, release, taken
 from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.event_columns import time_problems
 from overlap_callbacks.traces.host_ranges import last_begun, launched_in
-from overlap_callbacks.traces.steps import bounds_of, steps_of
-from overlap_callbacks.traces.trace import Launches, Trace, trace_with_head
+from overlap_callbacks.traces.trace import Launches, Trace, bounds_of, steps_of, trace_with_head
 
 # Columns by their names; shape (n,) each.
 _Columns = dict[str, Array]

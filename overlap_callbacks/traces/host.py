@@ -37,9 +37,8 @@ from overlap_callbacks.traces.columns import Array, Column, derived, parts, rele
 from overlap_callbacks.traces.event_columns import time_problems
 from overlap_callbacks.traces.events import Args, Event
 from overlap_callbacks.traces.files import TraceError
-from overlap_callbacks.traces.steps import bounds_of, steps_of
 from overlap_callbacks.traces.stream import EventStream
-from overlap_callbacks.traces.trace import Trace, trace_with_head
+from overlap_callbacks.traces.trace import Trace, bounds_of, steps_of, trace_with_head
 
 _MAX_OTHER_RANGES = 4096
 
@@ -245,7 +244,7 @@ class _Kernels:
         order = np.argsort(start_ns, kind="stable")
         rows = {name: taken(column.finished(), order) for name, column in self._columns.items()}
         kind, nothing = taken(self._kind.finished(), order), np.zeros(len(order), dtype=np.int64)
-        collective, collectives = collectives_of(rows["name"], names, kind == Kind.COMMUNICATION, nothing, ("",))
+        collective, collectives = collectives_of(rows["name"], names, kind == Kind.COMMUNICATION)
         return KernelTable(
             intervals=Intervals(taken(start_ns, order), rows["end"]),
             kind=kind,

@@ -65,8 +65,7 @@ def host_kernels(
     name = np.concatenate((called[owner], comm_name + len(call_names)))
     kind = np.repeat(np.array((Kind.COMPUTE, Kind.COMMUNICATION), dtype=np.uint8), (len(owner), len(comm)))
     distinct = (*call_names, *ranges.names.texts)
-    without_metadata = np.zeros(len(name), dtype=np.int64)
-    collective, collectives = collectives_of(name, distinct, kind == Kind.COMMUNICATION, without_metadata, ("",))
+    collective, collectives = collectives_of(name, distinct, kind == Kind.COMMUNICATION)
     intervals = _joined(pieces, comm)
     return KernelTable(
         intervals=intervals,

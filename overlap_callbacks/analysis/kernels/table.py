@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -146,8 +147,6 @@ class KernelTableBuilder:
         correlation: number that a kernel shares with its launch.
         shape: number of each row's launch shape in ``shapes``: a ``LaunchShape``, or the text of one that cannot be
             read.
-        collective: number of each row's kind of collective in ``collectives``. It is the number of the empty text if
-            there is no metadata; then the kernel's name decides.
         lane: stream or thread of each row.
     """
 
@@ -158,7 +157,6 @@ class KernelTableBuilder:
         self.correlation = array("Q")
         self.shape = array("q")
         self.shapes: dict[LaunchShape | str, int] = {}
-        self.collective, self.collectives = array("q"), StringTable()
         self.lane = array("q")
 
     @classmethod
@@ -176,20 +174,12 @@ class KernelTableBuilder:
         rows.start, rows.end = array("q", start), array("q", end)
         rows.name = array("q", map(numbers.__getitem__, texts))  # no Python code for each row: there are many
         rows.kind, rows.correlation = array("b", bytes(count)), array("Q", bytes(8 * count))
-        rows.shape, rows.collective, rows.lane = (array("q", bytes(8 * count)) for _ in range(3))
+        rows.shape, rows.lane = (array("q", bytes(8 * count)) for _ in range(2))
         if count:
-            rows.shapes[""] = rows.collectives[""]  # the number 0, which all rows have
+            rows.shapes[""] = 0  # which all rows have
         return rows
 
-    def label(
-        self,
-        kind: int,
-        name: str,
-        correlation: int = 0,
-        shape: LaunchShape | str = "",
-        collective: str = "",
-        lane: int = 0,
-    ) -> None:
+    def label(self, kind: int, name: str, correlation: int = 0, shape: LaunchShape | str = "", lane: int = 0) -> None:
         """Append everything of a row except its times."""
         self.kind.append(kind)
         self.correlation.append(correlation & _UINT64)
@@ -198,8 +188,6 @@ class KernelTableBuilder:
         numbers = self.names.numbers
         self.name.append(numbers.setdefault(name, len(numbers)))
         self.shape.append(self.shapes.setdefault(shape, len(self.shapes)))
-        numbers = self.collectives.numbers
-        self.collective.append(numbers.setdefault(collective, len(numbers)))
 
     def clean_names(self) -> None:
         """Clean all names for use in tables, see ``safe_text.clean``."""
@@ -241,10 +229,7 @@ def device_kernels(
         step, without_launch = step_of(intervals.start_ns, bounds), nowhere
     else:
         step, without_launch = step_of_kernels(launched_ns, intervals, lane, bounds), launched_ns < 0
-    by_metadata = np.array(rows.collective, dtype=np.int64)
-    collective, collectives = collectives_of(
-        name, distinct, kind == Kind.COMMUNICATION, by_metadata, rows.collectives.texts
-    )
+    collective, collectives = collectives_of(name, distinct, kind == Kind.COMMUNICATION)
     return KernelTable(
         intervals, kind, name, step, np.arange(len(name)), distinct, np.array(rows.shape, dtype=np.int64),
         tuple([str(shape) for shape in rows.shapes]) or ("",), collective, collectives, lane,
@@ -263,18 +248,24 @@ def collectives_of(
     name: Indices,
     distinct: Sequence[str],
     communicates: npt.NDArray[np.bool_],
-    by_metadata: Indices,
-    kinds: Sequence[str],
+    by_metadata: npt.NDArray[np.integer[Any]] | None = None,
+    kinds: Sequence[str] = ("",),
 ) -> tuple[Indices, tuple[str, ...]]:
     """The kind of collective of each row, -1 for rows that do not communicate, and the distinct kinds.
 
-    Metadata decides (``by_metadata`` is an index into ``kinds``); where ``kinds`` has an empty text, the name does.
+    Args:
+        name: index into ``distinct`` of each row; shape (n,).
+        distinct: the distinct names.
+        communicates: whether each row communicates; shape (n,).
+        by_metadata: index into ``kinds`` of each row that communicates; shape (n,). None without metadata.
+        kinds: kinds of collectives. Where one is an empty text, the name decides.
     """
     codes = StringTable()
     collective = np.full(len(name), -1, dtype=np.int64)
     rows = np.flatnonzero(communicates)
     size = max(len(kinds), 1)
-    pairs, inverse = np.unique(name[rows] * size + by_metadata[rows], return_inverse=True)
+    kind = by_metadata[rows] if by_metadata is not None else 0
+    pairs, inverse = np.unique(name[rows] * size + kind, return_inverse=True)
     labels = [kinds[pair % size] or name_rules.collective_of(distinct[pair // size]) for pair in pairs.tolist()]
     if len(rows):
         collective[rows] = np.array([codes[label] for label in labels], dtype=np.int64)[inverse.reshape(-1)]
