@@ -33,7 +33,7 @@ from overlap_callbacks.cli.experiment import (
 )
 
 if TYPE_CHECKING:
-    from overlap_callbacks.experiments.study.machine import Machine
+    from overlap_callbacks.experiments.machine import Machine
     from overlap_callbacks.experiments.study.plan import Asked
     from overlap_callbacks.experiments.study.sweep import Study
 
@@ -154,7 +154,7 @@ def _is_quick(study: Study, quick: bool) -> bool:
 
 def _begun(asked: Asked, output: Path | None) -> tuple[Study, Machine]:
     """A study that begins. Raises a ``ValueError`` where what the user gave cannot be done."""
-    from overlap_callbacks.experiments.study.machine import find_machine
+    from overlap_callbacks.experiments.machine import find_machine
     from overlap_callbacks.experiments.study.plan import check, make_start
     from overlap_callbacks.experiments.study.sweep import Study
 
@@ -166,7 +166,7 @@ def _begun(asked: Asked, output: Path | None) -> tuple[Study, Machine]:
 
 def _continued(folder: Path) -> tuple[Study, Machine]:
     """A study that goes on. Raises a ``ValueError`` where it cannot."""
-    from overlap_callbacks.experiments.study.machine import find_machine
+    from overlap_callbacks.experiments.machine import find_machine
     from overlap_callbacks.experiments.study.plan import difference
     from overlap_callbacks.experiments.study.sweep import Study
 

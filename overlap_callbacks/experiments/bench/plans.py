@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.results.bench import COLLECTIVES, GEMM, GLOO, LO
 from overlap_callbacks.experiments.bench.gemm_bench import DTYPES, message_dtype, refusal, usable
 from overlap_callbacks.experiments.bench.results import KINDS, ranks_of
 from overlap_callbacks.experiments.capping import refuse_on_cpu
-from overlap_callbacks.experiments.host import cores, free_bytes
+from overlap_callbacks.experiments.machine import cores, free_bytes
 
 _MIB, _GIB = 2**20, 2**30
 _MAX_N, _MAX_RANKS, _MAX_CTAS = 131_072, 1024, 1024

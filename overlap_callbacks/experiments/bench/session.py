@@ -36,7 +36,7 @@ from overlap_callbacks.experiments.bench.site import Ranks, Site, open_site, red
 from overlap_callbacks.experiments.capping import Cap, NotPossibleError, capped_part, caps_of
 from overlap_callbacks.experiments.caps.capped import capped
 from overlap_callbacks.experiments.caps.settings import Caps
-from overlap_callbacks.experiments.host import cpu_name
+from overlap_callbacks.experiments.machine import cpu_name
 from overlap_callbacks.experiments.supervisor import Limits
 from overlap_callbacks.experiments.sweep import CannotGoOnError, LinesFile, Point, Progress, run
 from overlap_callbacks.instruments.environment import EnvironmentReader

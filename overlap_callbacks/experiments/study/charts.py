@@ -22,7 +22,7 @@ from overlap_callbacks.analysis.study import (
     power_key,
     value_of,
 )
-from overlap_callbacks.experiments.study.names import Names, factor_in_words, strategy_in_words
+from overlap_callbacks.experiments.study.verdict import Names, factor_in_words, strategy_in_words
 from overlap_callbacks.report.views.elements import EMPTY_LEGEND, Chart
 from overlap_callbacks.report.views.trends import RUN_COLORS
 

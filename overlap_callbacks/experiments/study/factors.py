@@ -26,7 +26,7 @@ from overlap_callbacks.analysis.study import (
 )
 from overlap_callbacks.analysis.trade_off import TradeOffPoint, TradeOffRow, trade_off
 from overlap_callbacks.experiments.study.charts import by_factor, scatter
-from overlap_callbacks.experiments.study.names import Names, factor_in_words
+from overlap_callbacks.experiments.study.verdict import Names, factor_in_words
 from overlap_callbacks.report.views.elements import (
     EMPTY,
     Block,

@@ -30,11 +30,11 @@ from overlap_callbacks.analysis.statistics import ONE_LOOK, pool
 from overlap_callbacks.analysis.study import STEP
 from overlap_callbacks.experiments.capping import Cap, NotPossibleError, capped_part, caps_of
 from overlap_callbacks.experiments.caps.capped import capped
+from overlap_callbacks.experiments.machine import Machine
 from overlap_callbacks.experiments.study.job_spec import SPEC_NAME, TRAINED_NAME, WINDOW_STEPS, JobSpec, Trained
-from overlap_callbacks.experiments.study.machine import Machine
 from overlap_callbacks.experiments.study.models import Model, Transformer, scaled
-from overlap_callbacks.experiments.study.names import Names
-from overlap_callbacks.experiments.study.refusals import GLOO, why_not
+from overlap_callbacks.experiments.study.plan import GLOO, why_not
+from overlap_callbacks.experiments.study.verdict import Names
 from overlap_callbacks.experiments.supervisor import (
     Ending,
     Limits,

@@ -46,9 +46,17 @@ from overlap_callbacks.experiments.study.factors import (
     pair_table,
     trade_off_data,
 )
-from overlap_callbacks.experiments.study.names import Names, strategy_in_words
 from overlap_callbacks.experiments.study.sweep import Study
-from overlap_callbacks.experiments.study.verdict import TITLES, beyond_chance, caveats, on_cpu, verdict, where
+from overlap_callbacks.experiments.study.verdict import (
+    TITLES,
+    Names,
+    beyond_chance,
+    caveats,
+    on_cpu,
+    strategy_in_words,
+    verdict,
+    where,
+)
 from overlap_callbacks.experiments.sweep import ResultsError, failures_in_words
 from overlap_callbacks.report import record
 from overlap_callbacks.report.views.elements import (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlap_callbacks.experiments.study.machine import Machine
+from overlap_callbacks.experiments.machine import Machine
 
 VERSIONS = {"torch": "2.13.0", "deepspeed": "0.19.8"}
 CPU = Machine(cpu="AMD EPYC, 2 cores", cores=2, free_bytes=8 * 2**30, versions=VERSIONS)

@@ -10,10 +10,9 @@ import pytest
 
 from overlap_callbacks.analysis.results.study import FILE_NAME, Configuration, StudyFigures, StudyRow
 from overlap_callbacks.experiments import sweep
-from overlap_callbacks.experiments.study.machine import Machine
+from overlap_callbacks.experiments.machine import Machine
 from overlap_callbacks.experiments.study.models import scaled
-from overlap_callbacks.experiments.study.plan import Asked, check, difference, make_start
-from overlap_callbacks.experiments.study.refusals import why_not
+from overlap_callbacks.experiments.study.plan import Asked, check, difference, make_start, why_not
 from overlap_callbacks.experiments.study.sweep import Study
 from overlap_callbacks.experiments.sweep import BusyError, ResultsError
 from tests.experiments.study.machines import CPU, H100S, MI250S, V100S

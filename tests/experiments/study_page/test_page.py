@@ -12,8 +12,8 @@ import pytest
 from overlap_callbacks.analysis.results.bench import FILE_NAME
 from overlap_callbacks.analysis.results.study import StudyRow, StudyStart
 from overlap_callbacks.analysis.study import PEAK
-from overlap_callbacks.experiments.study.names import Names
 from overlap_callbacks.experiments.study.sweep import Study
+from overlap_callbacks.experiments.study.verdict import Names
 from overlap_callbacks.experiments.study.view import study_data, study_document
 from overlap_callbacks.report.html.document import as_html, write_document
 from tests.analysis.bench.results import gemm_results, transfer_results

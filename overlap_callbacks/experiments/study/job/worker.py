@@ -11,8 +11,6 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +19,11 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks.experiments.study.job.building import count_weights
-from overlap_callbacks.experiments.study.job.precision import set_tf32
-from overlap_callbacks.experiments.study.job.training import Place, Training, rank_place
+from overlap_callbacks.experiments.study.job.strategies import STRATEGIES
+from overlap_callbacks.experiments.study.job.training import Training, rank_place, set_tf32
 from overlap_callbacks.experiments.study.job_spec import SPEC_NAME, TRAINED_NAME, WINDOW_STEPS, JobSpec, Trained
 from overlap_callbacks.experiments.study.models import Transformer
 
-# Where each strategy is, so that a job loads what it needs.
-_STRATEGIES = {
-    "ddp": ("strategies", "ddp"),
-    "fsdp2": ("strategies", "fsdp2"),
-    "tp": ("strategies", "tensor_parallel"),
-    "pp": ("strategies", "pipeline"),
-    "zero3": ("zero3", "zero3"),
-}
 # Steps before the library is attached: allocators, autotuners and DDP's buckets settle.
 _WARM_UP_STEPS = 5
 # The last of them, by which the time of a step is told.
@@ -63,18 +53,12 @@ def main(folder: str) -> None:
     torch.manual_seed(0)  # of dropout
     dist.init_process_group(spec.link, timeout=datetime.timedelta(seconds=spec.timeout_s))
     place = rank_place(device)
-    training = strategy_of(spec)(spec, place)
+    training = STRATEGIES[spec.configuration.strategy](spec, place)
     steps = train(training)
     if place.rank == place.ranks - 1:
         _tell(training, steps)
     dist.barrier()
     dist.destroy_process_group()
-
-
-def strategy_of(spec: JobSpec) -> Callable[[JobSpec, Place], Training]:
-    module, name = _STRATEGIES[spec.configuration.strategy]
-    found: Callable[[JobSpec, Place], Training] = getattr(import_module(f"{__package__}.{module}"), name)
-    return found
 
 
 def train(training: Training) -> int:

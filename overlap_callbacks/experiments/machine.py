@@ -1,17 +1,19 @@
-"""What this machine has, found out by a process of its own: the command itself holds no context on a GPU."""
+"""What this machine has. A process of its own looks at the GPUs: the command itself holds no context on one."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import platform
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import msgspec
 
 from overlap_callbacks._version import __version__
-from overlap_callbacks.experiments.host import cores, cpu_name, free_bytes
 from overlap_callbacks.experiments.supervisor import exit_in_words, telling_line
 from overlap_callbacks.experiments.sweep import CannotGoOnError
 
@@ -89,6 +91,32 @@ def _look() -> Machine:
         free_bytes=free_bytes(),
         versions=versions,
     )
+
+
+# -- the host
+
+
+def free_bytes() -> int | None:
+    """Memory that programs can have, what caches would give up included; None where Linux does not tell."""
+    try:
+        found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else 1024 * int(found[1])
+
+
+def cores() -> int:
+    """Cores that this process may use: of a container, or under taskset, fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def cpu_name() -> str:
+    """E.g. ``AMD EPYC 9R14, 8 cores``."""
+    try:
+        found = re.search(r"^model name\s*:\s*(.*\S)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    except OSError:
+        found = None
+    return f"{found[1]}, {cores()} cores" if found else platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":
