@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 from overlap_callbacks.cli.demo.command import train
-from overlap_callbacks.cli.demo.config import DemoConfig
+from overlap_callbacks.cli.demo.worker import DemoConfig
 from overlap_callbacks.report import record
 
 FIGURES = ("speedup_vs_sequential", "compute_slowdown", "gap_to_ideal", "comm_slowdown")

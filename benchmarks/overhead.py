@@ -280,8 +280,8 @@ def ddp_steps(rank: int, rounds: int) -> dict[str, float]:
 
     A third arm, absent again, shows by its own ratio what the machine's noise amounts to.
     """
-    from overlap_callbacks.cli.demo.config import DemoConfig
     from overlap_callbacks.cli.demo.model import GPT, GeneratedText
+    from overlap_callbacks.cli.demo.worker import DemoConfig
 
     config = DemoConfig()
     torch.manual_seed(0)

@@ -16,7 +16,7 @@ import torch
 
 from overlap_callbacks import FIGURES
 from overlap_callbacks.cli.demo.command import train
-from overlap_callbacks.cli.demo.config import DemoConfig
+from overlap_callbacks.cli.demo.worker import DemoConfig
 from overlap_callbacks.report import record
 
 

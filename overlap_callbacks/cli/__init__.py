@@ -60,7 +60,7 @@ _COMMANDS = {
     "report": ("report", "report"),
     "show": ("report", "show"),
     "study": ("study", "command"),
-    "trace": ("trace", "command"),
+    "trace": ("report", "trace"),
     "traffic": ("traffic", "command"),
     "tune": ("tune", "command"),
     "workspace": ("workspace", "command"),

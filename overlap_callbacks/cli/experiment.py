@@ -156,7 +156,7 @@ def show(document: Document, data: dict[str, Any], as_json: bool, page: Path | N
         print_document(document, everything=False)
     if page is None:
         return
-    from overlap_callbacks.report.html.document import write_document
+    from overlap_callbacks.report.html import write_document
 
     try:
         size = write_document(document, page)

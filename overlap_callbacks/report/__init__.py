@@ -9,7 +9,7 @@ thousand windows stays far below 5 MB. The alternatives: Plotly's only bundle in
 matplotlib's SVG has one set of colours, and on a phone the text of a wide screen; canvas libraries (uPlot, Chart.js)
 blur in print.
 
-The way of the data: a ``Record`` becomes a ``Document`` of sections (``views``), and ``html/document`` makes that one
+The way of the data: a ``Record`` becomes a ``Document`` of sections (``views``), and ``html`` makes that one
 file, ``terminal`` text. For a figure that was not measured, a ``Note`` says so.
 """
 
@@ -37,7 +37,7 @@ def page(records: Sequence[Record], axis: str | None = None) -> str:
     Raises:
         ValueError: ``records`` is empty; or no record tells what ``axis`` asks for.
     """
-    from overlap_callbacks.report.html.document import as_html
+    from overlap_callbacks.report.html import as_html
     from overlap_callbacks.report.views.runs import runs_document
 
     return as_html(runs_document(records, axis))
@@ -55,7 +55,7 @@ def write_page(records: Sequence[Record], path: str | os.PathLike[str], axis: st
         ValueError: as for ``page``.
         OSError: the file cannot be written.
     """
-    from overlap_callbacks.report.html.document import write_document
+    from overlap_callbacks.report.html import write_document
     from overlap_callbacks.report.views.runs import runs_document
 
     return write_document(runs_document(records, axis), path)

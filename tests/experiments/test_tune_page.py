@@ -14,7 +14,7 @@ from overlap_callbacks.experiments.tune.combinations import Axis, Kind
 from overlap_callbacks.experiments.tune.ranking import ranked
 from overlap_callbacks.experiments.tune.view import tuning_document
 from overlap_callbacks.report import terminal
-from overlap_callbacks.report.html.document import as_html, write_document
+from overlap_callbacks.report.html import as_html, write_document
 from tests.experiments.tune_results import BUCKETS, CTAS, results
 from tests.report.html.test_page import charts_of, text_of
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report import record, terminal
-from overlap_callbacks.report.html.document import as_html
+from overlap_callbacks.report.html import as_html
 from overlap_callbacks.report.views.elements import Cell, Document, RunPage, Table, heads
 from overlap_callbacks.report.views.runs import runs_document
 from tests.report.runs import window, write

@@ -11,7 +11,7 @@ from overlap_callbacks.cli._options import json_option
 from overlap_callbacks.cli._output import one_line, print_record, require
 
 if TYPE_CHECKING:
-    from overlap_callbacks.cli.demo.config import DemoConfig
+    from overlap_callbacks.cli.demo.worker import DemoConfig
 
 # The module that one rank runs.
 WORKER = "overlap_callbacks.cli.demo.worker"
@@ -39,7 +39,7 @@ def command(run_dir: Path | None, as_json: bool, **options: Any) -> None:
     import torch
 
     from overlap_callbacks.cli._output import open_console
-    from overlap_callbacks.cli.demo.config import DemoConfig
+    from overlap_callbacks.cli.demo.worker import DemoConfig
     from overlap_callbacks.monitor.run_info import default_run_folder
 
     if options["hidden"] % 4:

@@ -1,1 +1,143 @@
-"""The report page: one HTML file that needs nothing else, made from records."""
+"""From the parts of a page to one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from overlap_callbacks._version import __version__
+from overlap_callbacks.report.views.elements import Chart, Document
+
+# In the order in which the page runs them.
+_SCRIPTS = ("vendor/d3.min.js", "vendor/plot.umd.min.js", "timeline.js", "page.js", "controls.js")
+_LICENCES = (("d3", "vendor/d3.LICENSE"), ("Observable Plot", "vendor/plot.LICENSE"))
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script of the page, and its hash, by which the page's content security policy lets it run."""
+
+    text: Markup
+    hash: str
+
+
+def as_html(document: Document) -> str:
+    """The page, as HTML."""
+    charts: list[Chart] = []
+
+    def place(chart: Chart) -> int:
+        charts.append(chart)
+        return len(charts) - 1
+
+    scripts = [_script(name) for name in _SCRIPTS]
+    templates = _templates()
+    body = templates.get_template("body.html.j2").render(
+        runs=document.runs,
+        heading=document.heading,
+        verdict=document.verdict,
+        more=document.more,
+        compared=document.compared,
+        place=place,
+        version=__version__,
+        method=document.method,
+        licences=_licences(),
+    )
+    # The charts' data are known once the body has placed them.
+    html = templates.get_template("page.html.j2").render(
+        title=document.title,
+        body=Markup(body),
+        style=Markup(_file("page.css")),
+        scripts=scripts,
+        data=script_json([{"draw": chart.draw, "title": chart.title, **chart.data} for chart in charts]),
+    )
+    return html
+
+
+def write_document(document: Document, path: str | os.PathLike[str]) -> int:
+    """Write the page, whole or not at all; into a pipe or a device, directly. Returns its size in bytes.
+
+    Args:
+        document: the page.
+        path: of the file. An older file is replaced; of a link, the file that it points to.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    content = as_html(document).encode()
+    target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        target.write_bytes(content)  # an error for a folder
+        return len(content)
+    draft = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        draft.write_bytes(content)
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+    return len(content)
+
+
+def script_json(content: Any) -> Markup:
+    """JSON for a script element: nothing in it can end the element or open a comment."""
+    text = msgspec.json.encode(content).decode()
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)
+
+
+# What a line below a verdict begins with.
+_LEAD = re.compile(r"^(To try first|What to do|Why|What differs|No advice|95% intervals?):")
+_OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+
+
+@functools.cache
+def _templates() -> Environment:
+    """Kept for the next page: to compile the templates takes longer than to fill them in."""
+    templates = Environment(
+        loader=PackageLoader("overlap_callbacks.report.html", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["with_whole_options"] = with_whole_options
+    templates.filters["with_lead"] = with_lead
+    return templates
+
+
+def with_whole_options(text: str) -> Markup:
+    """A text in which no line ends within an option of a command, such as ``--power-cap``."""
+    return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
+
+
+def with_lead(line: str) -> Markup:
+    """A line below a verdict, whose first words say what it is."""
+    found = _LEAD.match(line)
+    if found is None:
+        return with_whole_options(line)
+    return Markup(f"<b>{found[0]}</b>") + with_whole_options(line[found.end() :])
+
+
+def _script(name: str) -> Script:
+    text = _file(name)
+    digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    return Script(Markup(text), f"sha256-{digest}")
+
+
+def _licences() -> list[tuple[str, str]]:
+    return [(name, _file(file)) for name, file in _LICENCES]
+
+
+def _file(name: str) -> str:
+    return resources.files("overlap_callbacks.report.html").joinpath(name).read_text(encoding="utf-8")

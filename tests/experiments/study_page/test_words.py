@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.results.study import StudyRow
 from overlap_callbacks.experiments.study.sweep import Study
 from overlap_callbacks.experiments.study.verdict import NOTHING, caveats, verdict
 from overlap_callbacks.experiments.study.view import study_data, study_document
-from overlap_callbacks.report.html.document import as_html
+from overlap_callbacks.report.html import as_html
 from overlap_callbacks.report.terminal import SanitizedRenderable, drawn
 from tests.experiments.study_page.studies import configuration, factors, figures, large, of_rows, on_cpu, row, single
 from tests.report.html.test_page import text_of

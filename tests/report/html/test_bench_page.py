@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.formatting import NBSP
 from overlap_callbacks.analysis.results.bench import Failed, TransferPoint
 from overlap_callbacks.experiments.bench.results import KINDS, Bench
 from overlap_callbacks.experiments.bench.view import bench_data, bench_document
-from overlap_callbacks.report.html.document import as_html, write_document
+from overlap_callbacks.report.html import as_html, write_document
 from overlap_callbacks.report.terminal import drawn
 from tests.analysis.bench.results import MIB, gemm_results, transfer_results
 

@@ -15,7 +15,7 @@ from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.kernel_times import ALONE, KernelTime, PairTime
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.report import write_page
-from overlap_callbacks.report.html.document import write_document
+from overlap_callbacks.report.html import write_document
 from overlap_callbacks.report.record import read
 from overlap_callbacks.report.views.elements import Chart, Document, RunPage
 from tests.analysis.test_formatting import SHOWN

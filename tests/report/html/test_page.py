@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.formatting import DASH
 from overlap_callbacks.analysis.results.window import DimensionTime, TimedBlock
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import page, write_page
-from overlap_callbacks.report.html.document import script_json, with_whole_options
+from overlap_callbacks.report.html import script_json, with_whole_options
 from overlap_callbacks.report.record import read
 from overlap_callbacks.report.views.runs import distinct_names
 from overlap_callbacks.report.views.step_charts import both

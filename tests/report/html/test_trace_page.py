@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.report.html.document import as_html
+from overlap_callbacks.report.html import as_html
 from overlap_callbacks.report.views.traces import trace_document
 from overlap_callbacks.traces import analyze, read_trace
 from overlap_callbacks.traces.figures import Analysis
