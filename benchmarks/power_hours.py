@@ -94,7 +94,7 @@ def report_of(
     lost_steps = (sequential + profiled) * (power_truth.SLOWER - 1) + 2 * profiled * PROFILED
     lost_ms = 1e3 * (lost_steps * row.step_s + OWN_S)
     modes = [
-        JobModePower(m.mode, 1, m.avg_w, m.avg_w, None, m.energy_per_step_j, m.energy_method, *[None] * 5)
+        JobModePower(m.mode, 1, m.avg_w, m.avg_w, energy_per_step_j=m.energy_per_step_j, energy_method=m.energy_method)
         for m in power.modes
     ]
     return OverlapReport(

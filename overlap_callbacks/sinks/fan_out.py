@@ -53,37 +53,28 @@ class FanOut:
                 sink.use_record(record)
             sink.open(run)
 
-        self._each(open_one)
+        for sink in list(self._sinks):
+            self._use(sink, open_one, sink)
 
     def block(self, window: int, first_step: int, block: TimedBlock) -> None:
         """Have the record keep a timed block at once."""
-        self._each(
-            lambda sink: sink.block(window, first_step, block),
-            # The queue of a sink that stalls is bounded: its places are kept for windows.
-            wanted=lambda sink: type(sink).block is not Sink.block,
-        )
+        self._each("block", window, first_step, block)
 
     def arm_block(self, window: int, first_step: int, arm: ComparedArm, block: TimedBlock) -> None:
         """Hand over a timed block of an arm's window."""
-        self._each(
-            lambda sink: sink.arm_block(window, first_step, arm, block),
-            wanted=lambda sink: type(sink).arm_block is not Sink.arm_block,
-        )
+        self._each("arm_block", window, first_step, arm, block)
 
     def log_arm(self, report: ArmReport) -> None:
         """Hand over the report of an arm's window."""
-        self._each(lambda sink: sink.log_arm(report), wanted=lambda sink: type(sink).log_arm is not Sink.log_arm)
+        self._each("log_arm", report)
 
     def left_out(self, window: int, first_step: int, reason: str) -> None:
         """Say why nothing is reported of a window."""
-        self._each(
-            lambda sink: sink.left_out(window, first_step, reason),
-            wanted=lambda sink: type(sink).left_out is not Sink.left_out,
-        )
+        self._each("left_out", window, first_step, reason)
 
     def log(self, report: OverlapReport) -> None:
         """Hand over the report of a window."""
-        self._each(lambda sink: sink.log(report))
+        self._each("log", report)
 
     def close(self, timeout_s: float) -> None:
         """Close every sink.
@@ -120,14 +111,19 @@ class FanOut:
         else:
             logger.warning("overlap-callbacks: %s hangs, and may lack the last windows; the record has them", name)
 
-    def _each(self, use: Callable[[Sink], None], wanted: Callable[[Sink], bool] = lambda sink: True) -> None:
-        for sink in [sink for sink in self._sinks if wanted(sink)]:
-            try:
-                worker = self._workers.get(id(sink))
-                if worker is None:
-                    use(sink)
-                else:
-                    worker.do(functools.partial(use, sink))
-            except BaseException as error:
-                self._sinks.remove(sink)
-                self._on_error(sink, as_exception(error))
+    def _each(self, method: str, *arguments: object) -> None:
+        """Call a method of each sink that has its own: the queue of a sink that stalls is bounded, for windows."""
+        for sink in list(self._sinks):
+            if getattr(type(sink), method) is not getattr(Sink, method):
+                self._use(sink, getattr(sink, method), *arguments)
+
+    def _use(self, sink: Sink, call: Callable[..., None], *arguments: object) -> None:
+        try:
+            worker = self._workers.get(id(sink))
+            if worker is None:
+                call(*arguments)
+            else:
+                worker.do(functools.partial(call, *arguments))
+        except BaseException as error:
+            self._sinks.remove(sink)
+            self._on_error(sink, as_exception(error))

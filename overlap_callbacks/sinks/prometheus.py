@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,13 +96,13 @@ class PrometheusSink(Sink):
         self._reports.pop(arm, None)
         self._reports[arm] = report
         registry = CollectorRegistry()
-        registry.register(_Families(self._labels, self._reports, self._run))
+        registry.register(_Collector(self._labels, self._reports, self._run))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_to_textfile(str(self.path), registry)  # writes another file, then renames it
         self.path.chmod(0o644)  # the node exporter runs as another user
 
 
-class _Families:
+class _Collector:
     """What the registry asks for metrics.
 
     Args:
@@ -114,52 +114,48 @@ class _Families:
     def __init__(
         self, labels: Mapping[str, str], reports: Mapping[str, OverlapReport | ArmReport], run: RunInfo | None
     ) -> None:
-        self._labels = labels
-        self._families: dict[str, Any] = {}
-        self._seen: dict[tuple[str, str], set[str]] = {}
-        # What a window cost is in every report. That of the newest window counts: a series is taken once.
-        newest_first = list(reports.items())[::-1]
-        for arm, report in newest_first:
-            self._take(arm, report)
-        self._take_run(newest_first[0][1], run)
+        self._labels, self._reports, self._run = labels, reports, run
 
     def collect(self) -> Iterable[Any]:
-        return self._families.values()
-
-    def _take(self, arm: str, report: OverlapReport | ArmReport) -> None:
-        for value in report.values():
-            if math.isfinite(value.number):
-                self._add(gauge(value), value.figure.meaning, value.number)
-        if arm:
-            first = Gauge("overlap_arm_window_first_step", "arm", _label_value(arm), 1.0)
-            self._add(first, "training step of the arm's last window", report.first_step)
-        else:
-            first = Gauge("overlap_window_first_step", "", "", 1.0)
-            self._add(first, "training step of the last window", report.first_step)
-
-    def _take_run(self, report: OverlapReport | ArmReport, run: RunInfo | None) -> None:
+        """The metrics; each series once, or the collector would reject the whole file, and few of each metric."""
         from prometheus_client.core import GaugeMetricFamily
 
-        info = {"device": report.device, "backend": report.backend, "world_size": str(report.world_size)}
-        if run is not None:
-            info |= {"framework": run.framework, "version": run.library_version}
-        family = GaugeMetricFamily("overlap_run_info", "what was measured", labels=[*self._labels, *info])
-        family.add_metric([*self._labels.values(), *map(_label_value, info.values())], 1.0)
-        self._families[family.name] = family
+        families: dict[str, Any] = {}
+        taken: dict[str, set[tuple[str, ...]]] = {}
+        for name, meaning, labels, value in self._series():
+            series, known = tuple(labels.values()), taken.setdefault(name, set())
+            if series in known or len(known) >= MAX_LABEL_VALUES:
+                continue
+            known.add(series)
+            if name not in families:
+                families[name] = GaugeMetricFamily(name, meaning, labels=[*self._labels, *labels])
+            families[name].add_metric([*self._labels.values(), *series], value)
+        return families.values()
 
-    def _add(self, gauge: Gauge, meaning: str, value: float) -> None:
-        from prometheus_client.core import GaugeMetricFamily
-
-        seen = self._seen.setdefault((gauge.name, gauge.label), set())
-        # If one series stood in the file twice, the collector would reject the whole file.
-        if gauge.label_value in seen or len(seen) >= MAX_LABEL_VALUES:
-            return
-        seen.add(gauge.label_value)
-        own = [gauge.label] if gauge.label else []
-        if gauge.name not in self._families:
-            self._families[gauge.name] = GaugeMetricFamily(gauge.name, meaning, labels=[*self._labels, *own])
-        values = [*self._labels.values(), *([gauge.label_value] if own else [])]
-        self._families[gauge.name].add_metric(values, value * gauge.scale)
+    def _series(self) -> Iterator[tuple[str, str, dict[str, str], float]]:
+        """Name, meaning, labels and value of each; those of the newest window first, since a series is taken once."""
+        newest_first = list(self._reports.items())[::-1]
+        for arm, report in newest_first:
+            for value in report.values():
+                found = gauge(value)
+                if math.isfinite(value.number):
+                    labels = {found.label: found.label_value} if found.label else {}
+                    yield found.name, value.figure.meaning, labels, value.number * found.scale
+            if arm:
+                labels = {"arm": _label_value(arm)}
+                yield (
+                    "overlap_arm_window_first_step",
+                    "training step of the arm's last window",
+                    labels,
+                    report.first_step,
+                )
+            else:
+                yield "overlap_window_first_step", "training step of the last window", {}, report.first_step
+        newest = newest_first[0][1]
+        info = {"device": newest.device, "backend": newest.backend, "world_size": str(newest.world_size)}
+        if self._run is not None:
+            info |= {"framework": self._run.framework, "version": self._run.library_version}
+        yield "overlap_run_info", "what was measured", {name: _label_value(text) for name, text in info.items()}, 1.0
 
 
 def gauge(value: Value) -> Gauge:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.environment import RankEnvironment
-from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.report import OverlapReport, WindowReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.sinks.base import Sink, fit
 
@@ -48,34 +49,27 @@ class TensorBoardSink(Sink):
             *run.schedule.items(),
             *_environment_rows(run.environment),
         )
-        # In Markdown, four spaces make a line code, so that no character has a meaning of its own.
-        lines = (f"    {name}: {safe_text.clean(str(value))}" for name, value in rows)
-        self._events().add_text("overlap/run", "\n".join(lines))
+        self._add_lines("overlap/run", [f"{name}: {value}" for name, value in rows])
         self._events().flush()
 
     def log(self, report: OverlapReport) -> None:
-        events = self._events()
-        for key, value in fit(report.values()).items():
-            events.add_scalar(key, value.number, report.first_step)
-        if report.problems:
-            lines = (f"    {safe_text.clean(problem)}" for problem in report.problems)
-            events.add_text("overlap/notes", "\n".join(lines), report.first_step)
-        if report.findings:
-            lines = (
-                f"    {finding.severity.value}: {safe_text.clean(f'{finding.message} {finding.action}')}"
-                for finding in report.findings
-            )
-            events.add_text("overlap/findings", "\n".join(lines), report.first_step)
-        events.flush()
+        findings = [f"{finding.severity.value}: {finding.message} {finding.action}" for finding in report.findings]
+        self._add_lines("overlap/findings", findings, report.first_step)
+        self._add(report, "overlap/notes")
 
     def log_arm(self, report: ArmReport) -> None:
-        events = self._events()
+        self._add(report, f"arm/{report.arm.name}_notes")
+
+    def _add(self, report: WindowReport, notes: str) -> None:
         for key, value in fit(report.values()).items():
-            events.add_scalar(key, value.number, report.first_step)
-        if report.problems:
-            lines = (f"    {safe_text.clean(problem)}" for problem in report.problems)
-            events.add_text(f"arm/{report.arm.name}_notes", "\n".join(lines), report.first_step)
-        events.flush()
+            self._events().add_scalar(key, value.number, report.first_step)
+        self._add_lines(notes, report.problems, report.first_step)
+        self._events().flush()
+
+    def _add_lines(self, key: str, lines: Sequence[str], step: int = 0) -> None:
+        if lines:
+            # In Markdown, four spaces make a line code, so that no character has a meaning of its own.
+            self._events().add_text(key, "\n".join([f"    {safe_text.clean(line)}" for line in lines]), step)
 
     def close(self) -> None:
         writer, self._writer = self._writer, None

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 CATALOGUE = "overlap_callbacks.analysis.results.catalogue"
 # In front of the entry after which it goes.
 MADE_UP = {
-    "FIGURES = (\n": """
+    "_STEPS = (\n": """
     Figure("overlap/made_up_ms", "ms", "half of the overlapped step, made up", "made-up time",
            formula=Formula((STEP,), lambda step: step.step_ms / 2)),
 """,

@@ -210,9 +210,12 @@ def with_power(found: OverlapReport) -> OverlapReport:
     chance = random.Random(found.window)
     modes = tuple(
         JobModePower(
-            mode, 2, 2 * watts, watts, peak, joules, "counter", watts / 700, clock, clock - 15, throttled, 0.5,
-            peak - 8, peak / 700, {"sw_power_cap": throttled},
-            UnitUtilisation(0.97, 0.41, tensor, 0.38, 61.0, 60.0, 1.0), clock - 20, 24,
+            mode, 2, 2 * watts, watts, min_sm_clock_mhz=clock - 15, max_throttle_fraction=0.5, peak_w=peak,
+            p99_w=peak - 8, avg_tdp_fraction=watts / 700, peak_tdp_fraction=peak / 700, energy_per_step_j=joules,
+            energy_method="counter", sm_clock_mhz=clock, throttle_fraction=throttled,
+            reasons={"sw_power_cap": throttled},
+            parts=UnitUtilisation(0.97, 0.41, tensor, 0.38, 61.0, 60.0, 1.0), compute_clock_mhz=clock - 20,
+            compute_clock_readings=24,
         )
         for mode, watts, peak, joules, clock, throttled, tensor in (
             (OV, chance.gauss(641, 3), 718.0, chance.gauss(528, 1), 1695.0, 0.44, 0.52),

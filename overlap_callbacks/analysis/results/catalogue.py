@@ -57,8 +57,7 @@ def _comm_slowdown(ov: Any, iso: Any) -> float:
     return math.nan if of_messages else equations.slowdown(ov.comm_ms, iso.comm_ms)
 
 
-# In the order of a report's metrics. Their names are fields of the report.
-FIGURES = (
+_STEPS = (
     Figure("overlap/e2e_ideal_ms", "ms", "eq. 4: e2e_overlapped - (T_comp,ov - T_comp,iso)", "step, ideal (eq. 4)",
            "ideal", compares=True, log=True, formula=Formula((STEP, OV, ISO), _ideal)),
     Figure("overlap/e2e_overlapped_ms", "ms", "eq. 3: step time, overlapped, measured", "step, overlapped (eq. 3)",
@@ -89,6 +88,8 @@ FIGURES = (
            detail=True,
            formula=Formula((STEP, OV, ISO, SEQ),
                            lambda step, ov, iso, seq: equations.slowdown(_model(step, ov, iso), seq.step_ms))),
+)  # fmt: skip
+_COMPUTE = (
     Figure("overlap/compute_slowdown", "fraction", "eq. 1: (T_comp,ov - T_comp,iso) / T_comp,iso",
            "compute slowdown (eq. 1)", "compute slowdown", compares=True, signed=True, card=True,
            formula=Formula((OV, ISO), lambda ov, iso: equations.slowdown(ov.compute_ms, iso.compute_ms))),
@@ -109,6 +110,8 @@ FIGURES = (
     Figure("overlap/slowest_compute_ms", "ms", "compute_busy_isolated of the rank that has the most",
            "compute busy, sequential, slowest rank", compares=True, optional=True, detail=True,
            formula=Formula((ISO,), lambda iso: iso.slowest_compute_ms)),
+)  # fmt: skip
+_COMMUNICATION = (
     Figure("overlap/comm_ms", "ms", "time in which communication is in flight in an overlapped step: hidden + exposed",
            "communication in flight", formula=Formula((OV,), lambda ov: ov.comm_busy_ms)),
     Figure("overlap/comm_isolated_ms", "ms", "the same in a sequential step", "communication in flight, sequential",
@@ -147,6 +150,8 @@ FIGURES = (
     Figure("overlap/bubble_ms", "ms",
            "idle, and time in which nothing is in flight but messages that wait for their peer, overlapped step",
            "bubble of the pipeline", optional=True, formula=Formula((OV,), lambda ov: ov.bubble_ms)),
+)  # fmt: skip
+_QUALITY = (
     Figure("overlap/residual_overlap", "fraction", "eq. 2 in sequential steps: must be near zero",
            "residual overlap in sequential steps", "residual overlap", card=True,
            formula=Formula((ISO,), lambda iso: equations.overlap_ratio(iso.covered_compute_ms, iso.compute_ms))),
@@ -161,6 +166,10 @@ FIGURES = (
            "slowdown by the profiler, sequential steps", compares=True, signed=True, detail=True,
            formula=Formula((ISO, SEQ), lambda iso, seq: equations.slowdown(iso.step_ms, seq.step_ms))),
 )  # fmt: skip
+# By subject. Their names are fields of the report.
+HEADLINE = {"steps": _STEPS, "compute": _COMPUTE, "communication": _COMMUNICATION, "quality": _QUALITY}
+# In the order of a report's metrics.
+FIGURES = tuple([figure for figures in HEADLINE.values() for figure in figures])
 # A window's own cost is none of the figures of its steps, but an alert may watch it like one.
 MEASUREMENT_OVERHEAD = Figure(
     "overlap/measurement_overhead",

@@ -123,36 +123,67 @@ class PositionPower(msgspec.Struct, frozen=True):
     avg_w: float | None
 
 
-class ModePower(msgspec.Struct, frozen=True):
+class PowerFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Power and clock of one mode, on one device or on several; None for what was not measured.
+
+    Attributes:
+        peak_w, p99_w: highest power, and its 99th percentile by time; the highest of any device.
+        avg_tdp_fraction, peak_tdp_fraction: mean and highest power over the device's default limit.
+        energy_per_step_j: energy of a step; of several devices the sum.
+        energy_per_step_j_ci_low, energy_per_step_j_ci_high: its 95 % interval over blocks; None with too few blocks.
+        energy_method: ``counter`` or ``samples`` (``held samples`` in older records, of energy alone), the same for all
+            modes; ``mixed`` if devices differ; empty without a figure.
+        sm_clock_mhz: mean over time.
+        throttle_fraction: fraction of time in which the clock was held back, for any cause.
+        reasons: fraction of time for each reason that occurred, throttling or not.
+        parts: how busy the units of the device were.
+        compute_clock_mhz: mean SM clock of the readings during compute of profiled steps; of several devices, over
+            those that have it in both modes.
+        compute_clock_readings: number of those readings.
+    """
+
+    peak_w: float | None = None
+    p99_w: float | None = None
+    avg_tdp_fraction: float | None = None
+    peak_tdp_fraction: float | None = None
+    energy_per_step_j: float | None = None
+    energy_per_step_j_ci_low: float | None = None
+    energy_per_step_j_ci_high: float | None = None
+    energy_method: str = ""
+    sm_clock_mhz: float | None = None
+    throttle_fraction: float | None = None
+    reasons: dict[str, float] | None = None
+    parts: UnitUtilisation | None = None
+    compute_clock_mhz: float | None = None
+    compute_clock_readings: int = 0
+
+    def cause_fraction(self, cause: Cause) -> float | None:
+        """Fraction of time for which the clock was held back for ``cause``, at most: reasons of one cause may coincide.
+
+        None if no device gives reasons.
+        """
+        if self.reasons is None:
+            return None
+        return min(1.0, sum(fraction for word, fraction in self.reasons.items() if REASONS.get(word) is cause))
+
+
+class ModePower(PowerFigures, frozen=True):
     """Power of one mode on one device; None for what was not measured.
 
     Attributes:
         mode: the mode.
-        num_steps: steps whose power was measured.
+        num_steps, measured_s: steps whose power was measured, and their time.
         num_readings: readings of power that count for the mean.
-        measured_s: time of those steps.
-        avg_w, peak_w, p99_w: mean, highest and 99th percentile of power, by time. The last two are of readings of
-            power, whatever tells the mean.
-        avg_tdp_fraction, peak_tdp_fraction: mean and highest power over the device's default limit.
-        energy_per_step_j: energy of a step: mean power times the mean time of all counted steps.
-        energy_method: what tells mean power and energy: ``counter`` or ``samples`` (``held samples`` in older records,
-            where it tells energy alone); the same for all modes. Empty without a figure.
-        sampled_energy_per_step_j: energy of a step from readings of power, whatever the method: a check of the counter.
-        energy_steps: counted steps.
-        sm_clock_mhz, memory_clock_mhz: means over time.
-        throttle_fraction: fraction of time in which the clock was held back, for any cause.
-        reasons: fraction of time for each reason that occurred, throttling or not.
-        parts: how busy the units of the device were.
-        missing: why there is no power figure, and what would help; empty where there is one.
-        compute_clock_mhz: mean SM clock of the readings that fall into compute of profiled steps; None without any.
-        compute_clock_readings: number of those readings.
-        avg_w_ci_low, avg_w_ci_high: 95 % interval of the mean over blocks; None where there are too few blocks.
-        energy_per_step_j_ci_low, energy_per_step_j_ci_high: the same of the energy.
-        sampled_w: mean power from readings of power.
-        counted_w: mean power from the energy counter.
-        power_error: how far mean power may be from that of these very steps, at 95 % confidence, as a fraction.
-        positions: clock and power by place in the block, where a sensor tells single steps apart: a memory of the mode
-            shows there first.
+        avg_w: mean power, by time.
+        avg_w_ci_low, avg_w_ci_high: its 95 % interval over blocks; None with too few blocks.
+        sampled_energy_per_step_j: energy of a step from power readings; cross-checks the energy counter.
+        energy_steps: counted steps; their mean time times mean power is the energy of a step.
+        memory_clock_mhz: mean over time.
+        missing: why there is no power figure, and what would help; empty if there is one.
+        sampled_w, counted_w: mean power from power readings, and from the energy counter.
+        power_error: 95 % bound of the relative error of mean power for these very steps.
+        positions: clock and power by position in the block, if the sensor resolves single steps: memory effects show
+            there first.
     """
 
     mode: Mode
@@ -160,44 +191,16 @@ class ModePower(msgspec.Struct, frozen=True):
     num_readings: int = 0
     measured_s: float = 0.0
     avg_w: float | None = None
-    peak_w: float | None = None
-    p99_w: float | None = None
-    avg_tdp_fraction: float | None = None
-    peak_tdp_fraction: float | None = None
-    energy_per_step_j: float | None = None
-    energy_method: str = ""
-    sampled_energy_per_step_j: float | None = None
-    energy_steps: int = 0
-    sm_clock_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    throttle_fraction: float | None = None
-    reasons: dict[str, float] | None = None
-    parts: UnitUtilisation | None = None
-    missing: str = ""
-    compute_clock_mhz: float | None = None
-    compute_clock_readings: int = 0
     avg_w_ci_low: float | None = None
     avg_w_ci_high: float | None = None
-    energy_per_step_j_ci_low: float | None = None
-    energy_per_step_j_ci_high: float | None = None
+    sampled_energy_per_step_j: float | None = None
+    energy_steps: int = 0
+    memory_clock_mhz: float | None = None
+    missing: str = ""
     sampled_w: float | None = None
     counted_w: float | None = None
     power_error: float | None = None
     positions: tuple[PositionPower, ...] = ()
-
-    def cause_fraction(self, cause: Cause) -> float | None:
-        """Fraction of time for which the clock was held back for ``cause``, at most: reasons of one cause may coincide.
-
-        None where the device gives no reasons.
-        """
-        return cause_fraction(self.reasons, cause)
-
-
-def cause_fraction(reasons: dict[str, float] | None, cause: Cause) -> float | None:
-    """Fraction of time for which a clock was held back for ``cause``, by the fractions of its reasons."""
-    if reasons is None:
-        return None
-    return min(1.0, sum(fraction for word, fraction in reasons.items() if REASONS.get(word) is cause))
 
 
 class DevicePower(msgspec.Struct, frozen=True):
@@ -230,61 +233,29 @@ class DevicePower(msgspec.Struct, frozen=True):
         return next((m for m in self.modes if m.mode is mode), None)
 
 
-class JobModePower(msgspec.Struct, frozen=True):
+class JobModePower(PowerFigures, frozen=True):
     """Power of one mode over several devices.
 
-    There is a sum only if every device of the job has the figure: a sum over some would be taken for one over all.
+    There is a sum only if every device of the job has the figure: a partial sum would be taken for the total.
 
     Attributes:
         mode: the mode.
         num_devices: devices that have power figures.
-        total_avg_w: sum of their mean powers.
-        mean_avg_w: mean of them.
-        peak_w: highest power of any one device.
-        p99_w: highest 99th percentile of any one device.
-        energy_per_step_j: sum of the energies of a step.
-        energy_method: of the energies; ``mixed`` where devices differ.
-        avg_tdp_fraction: mean over devices.
-        sm_clock_mhz: mean over devices.
-        min_sm_clock_mhz: of the slowest device, for which all others wait.
-        throttle_fraction: mean over devices.
-        max_throttle_fraction: of the device that was throttled most.
-        peak_tdp_fraction: highest power of any one device over its default limit.
-        reasons: mean over devices of the fraction of time for each reason.
-        parts: means over devices of how busy their units were.
-        compute_clock_mhz: mean over the devices that have it in both modes.
-        compute_clock_readings: number of those readings.
+        total_avg_w, mean_avg_w: sum and mean of their mean powers.
         mean_avg_w_ci_low, mean_avg_w_ci_high: 95 % interval of the mean over blocks: the mean of the devices'
             intervals, as the devices of a job step together.
-        energy_per_step_j_ci_low, energy_per_step_j_ci_high: the same of the energy, as sums.
+        min_sm_clock_mhz: of the slowest device, for which all others wait.
+        max_throttle_fraction: of the device that was throttled most.
     """
 
     mode: Mode
     num_devices: int
-    total_avg_w: float | None
-    mean_avg_w: float | None
-    peak_w: float | None
-    energy_per_step_j: float | None
-    energy_method: str
-    avg_tdp_fraction: float | None
-    sm_clock_mhz: float | None
-    min_sm_clock_mhz: float | None
-    throttle_fraction: float | None
-    max_throttle_fraction: float | None
-    p99_w: float | None = None
-    peak_tdp_fraction: float | None = None
-    reasons: dict[str, float] | None = None
-    parts: UnitUtilisation | None = None
-    compute_clock_mhz: float | None = None
-    compute_clock_readings: int = 0
+    total_avg_w: float | None = None
+    mean_avg_w: float | None = None
     mean_avg_w_ci_low: float | None = None
     mean_avg_w_ci_high: float | None = None
-    energy_per_step_j_ci_low: float | None = None
-    energy_per_step_j_ci_high: float | None = None
-
-    def cause_fraction(self, cause: Cause) -> float | None:
-        """Mean fraction of time for which a clock was held back for ``cause``; None where devices give no reasons."""
-        return cause_fraction(self.reasons, cause)
+    min_sm_clock_mhz: float | None = None
+    max_throttle_fraction: float | None = None
 
 
 class JobPower(msgspec.Struct, frozen=True):

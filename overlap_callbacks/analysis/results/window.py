@@ -1,4 +1,4 @@
-"""What one rank measured in one window: plain data, as it is sent between ranks and written to the record."""
+"""What one rank measured in one window: plain data, sent between ranks and written to the record."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ class MemoryPeak(msgspec.Struct, frozen=True, gc=False):
 
     Attributes:
         mode: side of the comparison on which the steps count.
-        at_least_bytes: it was at least so high.
-        at_most_bytes: it was at most so high; None if unknown.
+        at_least_bytes, at_most_bytes: bounds of the peak; the upper one is None if unknown.
     """
 
     mode: Mode
@@ -40,18 +39,17 @@ class MemoryPeak(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def peak_bytes(self) -> int | None:
-        """The peak, where the bounds leave one value; else None."""
+        """The peak, if the bounds agree; else None."""
         return self.at_most_bytes if self.at_most_bytes == self.at_least_bytes else None
 
 
 class Rhythm(msgspec.Struct, frozen=True):
-    """Steps that recur and take longer than the others.
+    """Recurring steps that take longer than the others: logging, say, or waiting for a loader's worker.
 
     Attributes:
-        period: steps from one to the next.
-        phase: step n is one of them if ``n % period == phase``.
-        extra_ms: how much longer they take than a usual step; below zero if they take less.
-        step_ms: a usual step.
+        period, phase: step n is one of them if ``n % period == phase``.
+        extra_ms: extra time over a usual step; negative if they are shorter.
+        step_ms: time of a usual step.
     """
 
     period: int
@@ -69,11 +67,10 @@ class TimedBlock(msgspec.Struct, frozen=True):
 
     Attributes:
         mode: side of the comparison on which the block counts.
-        block: number of the block in its window.
-        step_ms: the time of each counted step.
-        steps: the number of each of them; empty in records of earlier versions.
-        kinds: the kind of each of them, 0 the commonest in the window; empty if all are of one kind. Steps are of one
-            kind if they issue the same sequence of collectives.
+        block: its number in the window.
+        step_ms, steps: time and number of each step; no numbers in records of earlier versions.
+        kinds: kind of each, 0 the most frequent in the window; empty if there is one kind. Steps of one kind issue the
+            same sequence of collectives.
     """
 
     mode: Mode = msgspec.field(name="arm")
@@ -87,21 +84,18 @@ class ProfiledBlock(msgspec.Struct, frozen=True):
     """Kernel times of one profiled block, per counted step.
 
     Attributes:
-        mode, block: as in ``TimedBlock``.
+        mode, block, steps, kinds: as in ``TimedBlock``.
         num_steps: counted steps.
-        compute_ms: sum of the compute kernels' times.
-        compute_busy_ms: length of the union of their intervals.
-        comm_ms: sum of the communication kernels' times.
-        comm_busy_ms: length of the union of their intervals.
-        hidden_comm_ms: the part of ``comm_busy_ms`` in which compute ran too.
-        covered_compute_ms: the part of ``compute_ms`` in which communication was in flight.
+        compute_ms, comm_ms: sums of the compute and of the communication kernels' times.
+        compute_busy_ms, comm_busy_ms: lengths of the unions of their intervals.
+        hidden_comm_ms: part of ``comm_busy_ms`` during which compute ran.
+        covered_compute_ms: part of ``compute_ms`` during which communication was in flight.
         copy_ms: sum of the device's memory copies and fills.
-        p2p_ms: the part of ``comm_busy_ms`` in which sends and receives were in flight.
-        idle_ms: time in which the rank neither computed nor communicated.
-        step_ms: the time of a step under the profiler; None where it is not known.
-        bubble_ms: ``idle_ms``, and the time for which nothing but receives was in flight that waited for their sender;
-            None where that cannot be told.
-        steps, kinds: as in ``TimedBlock``.
+        p2p_ms: part of ``comm_busy_ms`` during which sends and receives were in flight.
+        idle_ms: time with neither compute nor communication.
+        step_ms: time of a step under the profiler; None if unknown.
+        bubble_ms: ``idle_ms`` plus the time with nothing in flight but receives that wait for their sender; None if
+            unknown.
     """
 
     mode: Mode = msgspec.field(name="arm")
@@ -127,20 +121,16 @@ class CollectiveTime(msgspec.Struct, frozen=True):
 
     Attributes:
         operator: the ``c10d`` operator.
-        group: the group's name, after its description if it has one.
-        group_size: its ranks.
-        backend: e.g. ``nccl``.
+        group, group_size, backend, dimension: the group's name, ranks, backend and dimension of parallelism.
         messages: collectives per step.
-        bytes_in, bytes_out: bytes per step, of the tensors read and written on a rank.
-        isolated_ms: time per step in sequential mode, from issue to end; None where it was not serialised.
-        dimension: dimension of parallelism that the group serves.
-        timed_bytes: bytes per step of those that ``isolated_ms`` times, the larger of those read and written; None
-            where it was not serialised. Collectives that a coalescing block holds, for example, are not timed.
-        kernels_ms: time per sequential step of its kernels; None where a profile cannot tell them from others.
-        transfer_ms: time per sequential step of the transfer: the least over the ranks, for a rank that comes earlier
-            waits for the last. Of its kernels where ``kernels_ms`` is known, else from issue to end. None on a single
-            rank's window.
-        first_rank: lowest rank of the group, between ranks; not in the record, and unset if unknown.
+        bytes_in, bytes_out: bytes per step of the tensors read and written on a rank.
+        isolated_ms: time per step in sequential mode, from issue to end; None if not serialised.
+        timed_bytes: bytes per step that ``isolated_ms`` covers, the larger of read and written; None if not serialised.
+            Coalesced collectives, for example, are not timed.
+        kernels_ms: time of its kernels per sequential step; None if a profile cannot tell them from others.
+        transfer_ms: transfer time per sequential step: the least over the ranks, since earlier ranks wait for the last.
+            Of its kernels if ``kernels_ms`` is known, else from issue to end. None in a single rank's window.
+        first_rank: lowest rank of the group; unset if unknown, and in the record.
     """
 
     operator: str
@@ -159,14 +149,14 @@ class CollectiveTime(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes per step, by nccl-tests' count: of a gather those of its result, of a reduce-scatter of its input."""
+        """Bytes per step as nccl-tests counts them: of the result of a gather, of the input of a reduce-scatter."""
         return int(size_of(collective_of(self.operator), self.group_size, self.bytes_in, self.bytes_out))
 
     @property
     def transfer(self) -> tuple[float, float] | None:
-        """Bytes per step, and the time in milliseconds that they took alone; None where that is not known.
+        """Bytes per step and their time alone in milliseconds; None if unknown.
 
-        A record of an earlier version has neither ``timed_bytes`` nor ``transfer_ms``.
+        Records of earlier versions have neither ``timed_bytes`` nor ``transfer_ms``.
         """
         if self.transfer_ms is not None:
             size = self.size_bytes if self.kernels_ms is not None else self.timed_bytes
@@ -185,8 +175,8 @@ class DimensionTime(msgspec.Struct, frozen=True):
         bytes_in: bytes of the tensors read.
         comm_ms: time in which it is in flight in an overlapped step.
         exposed_ms: the part of it without compute.
-        kernels_ms, kernels_isolated_ms: sum of its kernels' times in an overlapped and in a sequential step; in a
-            report without waiting for the last rank, where the ranks' kernels could all be compared.
+        kernels_ms, kernels_isolated_ms: sums of its kernels' times in an overlapped and a sequential step. In a report,
+            without waiting for the last rank if the kernels of all ranks could be compared.
     """
 
     dimension: str
@@ -199,9 +189,9 @@ class DimensionTime(msgspec.Struct, frozen=True):
 
     @property
     def slowdown(self) -> float | None:
-        """How much longer its kernels took overlapped, as a fraction; None where they did not run in both modes.
+        """Fraction by which its kernels took longer overlapped; None unless they ran in both modes.
 
-        Of a pipeline it is None: what messages take without waiting is not known well enough.
+        None for a pipeline: how long its messages take without waiting is not known.
         """
         if not (self.kernels_ms and self.kernels_isolated_ms) or self.dimension == "pipeline":
             return None
@@ -209,15 +199,15 @@ class DimensionTime(msgspec.Struct, frozen=True):
 
 
 class SmLoss(msgspec.Struct, frozen=True):
-    """What compute kernels should lose to the SMs that communication holds, modelled from their grids; per step.
+    """Predicted loss of compute kernels to the SMs that communication holds, from their grids; per step.
 
     Attributes:
         num_sms: SMs of the device.
-        sms_held: SMs that communication kernels hold while compute runs beside them, mean over that time.
-        concurrent_ms: time of compute kernels beside communication.
-        modelled_ms: the part of it that the model covers: of kernels whose launch is known, in both modes.
-        from_sms_ms: predicted extra time since fewer blocks run at a time.
-        from_waves_ms: predicted extra time since a wave is needed beyond that.
+        sms_held: mean SMs that communication kernels hold while compute runs at the same time.
+        concurrent_ms: time of compute kernels during communication.
+        modelled_ms: the part of it with a known launch in both modes.
+        from_sms_ms: predicted extra time because fewer blocks run at a time.
+        from_waves_ms: predicted extra time because a further wave is needed.
     """
 
     num_sms: int
@@ -231,57 +221,48 @@ class SmLoss(msgspec.Struct, frozen=True):
 class RankWindow(msgspec.Struct, frozen=True):
     """Everything that one rank measured in one window.
 
+    A report holds ``environment``, ``messages``, ``experts``, ``arrivals``, ``calls`` and ``race`` for the whole job;
+    the samples in a record lack them.
+
     Attributes:
-        rank: global rank.
-        window: number of the window.
-        first_step: its first step.
-        num_steps: steps from its first to the last that ran.
-        complete: False where the window was cut short.
-        backend: backend of the default group; empty without one.
-        device: name of the device.
-        wall_ms: host time from the window's first step to its last, instruments included.
+        rank, window, first_step, num_steps: which rank, and which steps.
+        complete: False if the window was cut short.
+        backend, device: of the default group (empty without one), and the device's name.
+        wall_ms: host time from the first step to the last, instruments included.
         timed, profiled: its blocks.
         kernels: the kernels with the most time.
-        pairs: what each family of kernels loses beside each kind of collective, and vice versa.
+        pairs: what each kernel family loses during each kind of collective, and vice versa.
         dimensions: communication by dimension of parallelism.
-        pictures: a profiled step of each mode; of rank 0 only.
-        collectives: the collectives of the recorded step.
-        power: of the devices that this rank reads; empty if it reads none.
-        power_trace: power against time, of rank 0 only.
-        power_elsewhere: whether another rank of the node reads this one's device.
-        problems: why parts of the window do not count or are missing, in words.
-        doubts: why its sequential steps, or its profile, cannot be trusted, in words. One is enough to make the window
-            invalid.
-        num_sms: SMs (of AMD, compute units) of the device; 0 if unknown, and on CPU.
-        dimension_pairs: what each family of compute kernels loses beside the communication of each dimension of
-            parallelism; kernels that ran beside none are not in it.
-        sm_loss: what its compute kernels should lose to the SMs that communication holds; None where launches or limits
-            of the device are not known.
-        environment: what the rank runs on; None in a record, which has ``OverlapReport.environment``.
+        pictures, power_trace, series: a profiled step of each mode, power against time, the unprofiled steps in order;
+            on rank 0 only.
+        collectives: those of the recorded step.
+        power: of the devices that this rank reads.
+        power_elsewhere: whether another rank of the node reads this rank's device.
+        problems: why parts of the window are missing or do not count.
+        doubts: why its sequential steps or its profile cannot be trusted; any makes the window invalid.
+        num_sms: SMs (AMD: compute units) of the device; 0 if unknown, and on CPU.
+        dimension_pairs: what compute families lose during the communication of each dimension; without kernels that ran
+            alone.
+        sm_loss: predicted loss to the SMs that communication holds; None unless launches and device limits are known.
+        environment: what the rank runs on.
         memory: bounds of its memory peak in each mode; empty on CPU.
-        report_cpu_ms: CPU time that the reporting thread took to read and measure the window, while the steps after it
-            ran.
-        let_pass: what its sequential steps let pass, in words. The window is invalid if no rank has a profile of
-            sequential steps, which would show whether that ran beside compute.
-        terms: digest of what all ranks must have alike (the schedule, the form of sequential mode, the first step);
-            empty in a record of an earlier version.
-        lost_ms: time that training lost to the window and on the steps after it, until they were back to normal, and
-            what it lost to the window before after that one's report; None if not known. It may be below zero by
-            chance.
-        usual_step_ms: of an overlapped step of the window, the time to the next one included. In a window that was cut
-            short, and in records of earlier versions, of the steps before it; 0 if ``lost_ms`` is not known.
-        lost_low_ms, lost_high_ms: 95 % interval of ``lost_ms``; None where there is none.
-        messages: what it sends in the recorded step; None in a record, which has ``OverlapReport.messages``.
-        experts: how evenly its tokens were spread; None in a record, which has ``OverlapReport.experts``.
-        arrivals: how long some of its collectives took in sequential steps; empty in a record, which has
-            ``OverlapReport.arrivals``.
+        report_cpu_ms: CPU time of the reporting thread for this window, while later steps ran.
+        let_pass: what its sequential steps did not serialise. The window is invalid if no rank has a profile of
+            sequential steps, which would show whether that overlapped compute.
+        terms: digest of what all ranks must agree on (schedule, form of sequential mode, first step), if known.
+        lost_ms: training time lost to the window and to slower steps after it, and to the report of the window before;
+            None if unknown. Noise may make it negative.
+        lost_low_ms, lost_high_ms: its 95 % interval; None if there is none.
+        usual_step_ms: time of an overlapped step, up to the start of the next; of the steps before the window if it was
+            cut short, and in records of earlier versions; 0 if ``lost_ms`` is unknown.
+        messages: what it sends in the recorded step.
+        experts: how evenly its tokens were spread.
+        arrivals: times of some of its collectives in sequential steps.
+        calls: kernels of its collectives in profiled steps.
+        race: result of repeating a step.
         lower_bound: whether there may be more communication than its profile shows.
-        calls: the kernels of its collectives in profiled steps; empty in a record.
-        race: what a repeated step showed; None without one, and in a record, which has ``OverlapReport.race``.
         rhythms: those that rank 0 knew when it planned the window; the same on every rank.
-        left_out: counted steps that were left out because they took far longer than others of their mode: overlapped,
-            sequential.
-        series: its steps outside the profile in order, for the settled difference; of rank 0 only.
+        left_out: counted steps left out as far longer than others of their mode: overlapped, sequential.
     """
 
     rank: int

@@ -7,10 +7,18 @@ Its content is plain data (``SECTIONS``), which can be printed. ``build`` makes 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, every_figure, figure_named, keys_of
+from overlap_callbacks.analysis.results.catalogue import (
+    FIGURES,
+    HEADLINE,
+    STEP_TIMES,
+    every_figure,
+    figure_named,
+    keys_of,
+)
+from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.sinks.wandb.starting import logged_in
 
 DEFAULT_NAME = "Overlap cost"
@@ -93,41 +101,50 @@ def keys(sections: Sequence[Section]) -> list[str]:
     return list(shown)
 
 
-_FIGURES = every_figure()
+# Figures that one panel shows together, by its title.
+_TOGETHER = {
+    "Step time": tuple([figure.key for figure in STEP_TIMES]),
+    "Compute kernels of a step": ("overlap/compute_ms", "overlap/compute_isolated_ms"),
+    "Compute busy time": ("overlap/compute_busy_ms", "overlap/compute_busy_isolated_ms"),
+    "Communication of a step": ("overlap/comm_ms", "overlap/hidden_comm_ms", "overlap/exposed_comm_ms"),
+    "Neither compute nor communication": ("overlap/idle_ms", "overlap/idle_isolated_ms", "overlap/bubble_ms"),
+    "Slowdown by the profiler": ("overlap/profiler_slowdown", "overlap/profiler_slowdown_isolated"),
+    "Valid, verified and complete windows": ("overlap/valid", "overlap/verified", "overlap/complete"),
+    "SMs and tensor cores busy": ("device/{mode}_sm_busy_fraction", "device/{mode}_tensor_busy_fraction"),
+    "Causes of the compute slowdown": tuple(
+        [key for key in every_figure() if key.startswith("device/slowdown_")],
+    ),
+}
 
 
-def _along(*keys: str, title: str = "") -> Lines:
-    """Figures along the run: a single headline figure with its interval, one of both modes in both.
-
-    Args:
-        keys: of the catalogue.
-        title: of the panel; that of the figure by default.
-    """
-    figures = [_FIGURES[key] for key in keys]
-    shown = [key for figure in figures for key in keys_of(figure)]
-    first = figures[0]
-    if len(figures) == 1 and first.formula is not None:
-        shown += [f"{shown[0]}_ci_low", f"{shown[0]}_ci_high"]
-    return Lines(title or (first.title if first.label else f"{first.section}: {first.short}"), tuple(shown), first.unit)
+def _along(figure: Figure, title: str = "") -> Lines:
+    """A figure along the run: a headline figure with its interval, one of both modes in both."""
+    shown = keys_of(figure)
+    if figure.formula is not None:
+        shown += [f"{figure.key}_ci_low", f"{figure.key}_ci_high"]
+    own = figure.title if figure.label else f"{figure.section}: {figure.short}"
+    return Lines(title or own, tuple(shown), figure.unit)
 
 
-def _further(sections: Sequence[Section]) -> Section:
-    """The figures that no section shows yet, a panel each; not those of a dimension, a collective or a stage."""
-    shown = set(keys(sections))
-    return Section(
-        "Further figures",
-        tuple(
-            [
-                _along(key)
-                for key, figure in _FIGURES.items()
-                if figure.labels in ((), ("mode",)) and shown.isdisjoint(keys_of(figure))
-            ]
-        ),
-        open=False,
-    )
+def _panels(figures: Iterable[Figure]) -> Iterator[Lines]:
+    """A panel for each figure, or for those that one shows together; none of a dimension, a collective or a stage."""
+    titles = {key: title for title, together in _TOGETHER.items() for key in together}
+    panels: dict[str, list[Figure]] = {}
+    for figure in figures:
+        if set(figure.labels) <= {"mode"}:
+            panels.setdefault(titles.get(figure.key, figure.key), []).append(figure)
+    for title, together in panels.items():
+        if title in _TOGETHER:
+            yield Lines(title, tuple([key for figure in together for key in keys_of(figure)]), together[0].unit)
+        else:
+            yield _along(together[0])
 
 
-_SECTIONS = (
+def _of_section(name: str) -> list[Figure]:
+    return [figure for figure in every_figure().values() if figure.section == name and figure not in FIGURES]
+
+
+SECTIONS = (
     Section(
         "Overlap cost",
         (
@@ -135,27 +152,18 @@ _SECTIONS = (
             Bars("2. What does it cost? Slowdown", ("compute_slowdown", "comm_slowdown")),
             Bars("3. How far from ideal? Gap", ("gap_to_ideal",)),
             Bars("3. What holds it back? Communication", ("hidden_comm_ms", "exposed_comm_ms")),
-            _along("overlap/compute_slowdown", title="4. Has it changed? Slowdown, 95% interval"),
+            _along(figure_named("compute_slowdown"), "4. Has it changed? Slowdown, 95% interval"),
         ),
         columns=5,
     ),
     Section(
         "Along the run, with 95% intervals",
-        (
-            Pictures("The window in words and bars", "overlap/step_time"),
-            _along(*[figure.key for figure in STEP_TIMES], title="Step time"),
-            _along("overlap/speedup_vs_sequential"),
-            _along("overlap/gap_to_ideal"),
-            _along("overlap/exposed_comm_ms"),
-            _along("overlap/attained_fraction"),
-            _along("overlap/overlap_ratio"),
-        ),
+        (Pictures("The window in words and bars", "overlap/step_time"), *_panels(HEADLINE["steps"])),
     ),
     Section(
         "Compute",
         (
-            _along("overlap/compute_ms", "overlap/compute_isolated_ms", title="Compute kernels of a step"),
-            _along("overlap/compute_busy_ms", "overlap/compute_busy_isolated_ms", title="Compute busy time"),
+            *_panels(HEADLINE["compute"]),
             Lines(
                 "Slowdown of the best and the worst rank",
                 ("overlap/compute_slowdown_rank_low", "overlap/compute_slowdown_rank_high"),
@@ -169,13 +177,7 @@ _SECTIONS = (
     Section(
         "Communication",
         (
-            _along(
-                "overlap/comm_ms", "overlap/hidden_comm_ms", "overlap/exposed_comm_ms", title="Communication of a step"
-            ),
-            _along("overlap/hidden_comm_fraction"),
-            _along("overlap/comm_slowdown"),
-            _along("overlap/comm_ratio"),
-            _along("overlap/idle_ms", "overlap/idle_isolated_ms", "overlap/bubble_ms"),
+            *_panels(HEADLINE["communication"]),
             Rows("By dimension of parallelism", "dimension/dimensions"),
             Rows("Collectives", "comm/collectives"),
         ),
@@ -183,60 +185,28 @@ _SECTIONS = (
     Section(
         "Power",
         (
-            _along("power/{mode}_avg_w"),
-            _along("power/{mode}_peak_w"),
-            _along("power/peak_w_vs_sequential", title="Peak power that overlap adds"),
-            _along("power/{mode}_energy_per_step_j"),
-            _along("power/energy_saving_vs_sequential", title="Energy that overlap saves"),
+            *_panels(_of_section("power")),
             Pictures("Power in the window, by mode", "power/trace_card"),
             Curve("Power against time, last window", "power/trace", "time_ms", "power_w"),
         ),
     ),
-    Section(
-        "Device",
-        (
-            _along("device/{mode}_sm_clock_mhz"),
-            _along("device/{mode}_throttle_fraction"),
-            _along("device/{mode}_power_cap_fraction"),
-            _along(
-                "device/slowdown_from_clock",
-                "device/slowdown_beyond_clock",
-                title="Slowdown from the clock, and beyond it",
-            ),
-            _along(
-                "device/slowdown_from_clock",
-                "device/slowdown_from_sms",
-                "device/slowdown_from_waves",
-                "device/slowdown_from_memory",
-                "device/slowdown_unexplained",
-                title="Causes of the compute slowdown",
-            ),
-            _along(
-                "device/{mode}_sm_busy_fraction",
-                "device/{mode}_tensor_busy_fraction",
-                title="SMs and tensor cores busy",
-            ),
-            _along("device/{mode}_dram_busy_fraction"),
-        ),
-        open=False,
-    ),
-    Section(
-        "Measurement quality",
-        (
-            _along("overlap/residual_overlap"),
-            _along("overlap/residual_comm_overlap"),
-            _along("overlap/profiler_slowdown", "overlap/profiler_slowdown_isolated"),
-            _along(
-                "overlap/valid", "overlap/verified", "overlap/complete", title="Valid, verified and complete windows"
-            ),
-            _along("overlap/measurement_overhead"),
-            _along("overlap/ranks_heard", title="Ranks heard"),
-            _along("overlap/sequential_model_error"),
-        ),
-        open=False,
-    ),
+    Section("Measurement quality", (*_panels(HEADLINE["quality"]), *_panels(_of_section("overlap"))), open=False),
+    *[
+        Section(title, tuple(_panels(_of_section(name))), open=False)
+        for name, title in (
+            ("device", "Device"),
+            ("memory", "Memory"),
+            ("verdict", "What bounds a step"),
+            ("comm", "Waiting in collectives"),
+            ("straggler", "Stragglers"),
+            ("traffic", "Traffic"),
+            ("throughput", "Throughput"),
+            ("expert", "Experts"),
+            ("pipeline", "Pipeline"),
+            ("race", "Race check"),
+        )
+    ],
 )
-SECTIONS = (*_SECTIONS, _further(_SECTIONS))
 
 
 class WorkspaceError(RuntimeError):
