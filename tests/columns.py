@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.intervals import Intervals
-from overlap_callbacks.analysis.kernels.call_table import Calls
+from overlap_callbacks.analysis.kernels.calls import Calls
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.name_rules import collective_of
 

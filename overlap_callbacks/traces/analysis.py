@@ -12,7 +12,7 @@ from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.exact_sums import sums_by
-from overlap_callbacks.analysis.kernels.call_table import Calls
+from overlap_callbacks.analysis.kernels.calls import Calls
 from overlap_callbacks.analysis.kernels.table import Kind, StringTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums

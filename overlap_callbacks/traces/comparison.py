@@ -14,8 +14,7 @@ from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.equations import ideal_step_ms, overlap_ratio, sequential_step_ms, slowdown
 from overlap_callbacks.analysis.exact_sums import sum_of
 from overlap_callbacks.analysis.kernels.attribution import PairSums
-from overlap_callbacks.analysis.kernels.call_table import Calls
-from overlap_callbacks.analysis.kernels.same_calls import Labels, SameCalls
+from overlap_callbacks.analysis.kernels.calls import Calls, Labels, SameCalls
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
 from overlap_callbacks.analysis.results.kernel_times import KernelTime

@@ -7,8 +7,7 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.intervals import distinct_values
-from overlap_callbacks.analysis.kernels.call_table import Calls
-from overlap_callbacks.analysis.kernels.same_calls import CallSums, numbered, turns_of
+from overlap_callbacks.analysis.kernels.calls import Calls, CallSums, numbered, turns_of
 from overlap_callbacks.analysis.kernels.table import Kind, StringTable
 from overlap_callbacks.traces.figures import SlowdownEstimate
 from overlap_callbacks.traces.trace import Trace

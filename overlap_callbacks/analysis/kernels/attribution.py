@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.intervals import distinct_values
-from overlap_callbacks.analysis.kernels.call_table import Calls
-from overlap_callbacks.analysis.kernels.same_calls import match
+from overlap_callbacks.analysis.kernels.calls import Calls, alone_ns
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, StringTable
 from overlap_callbacks.analysis.results.kernel_times import ALONE, UNMATCHED, PairTime
 
@@ -53,7 +52,7 @@ class PairSums:
         Args:
             calls: the calls of a part at whose bounds nothing runs.
             wanted: which of them count; shape (calls,).
-            alone_ns: time of the same call in sequential steps, NaN if it has no match, see ``match``; shape (calls,).
+            alone_ns: time of the same call in sequential steps, NaN if it has no match; shape (calls,).
             weight: of each call's step in the mean of its mode, over that of a plain mean; shape (calls,), or one
                 number.
         """
@@ -205,15 +204,15 @@ def pair_times_of(
     calls = Calls.of(kernels)
     weight = np.ones(len(calls)) if weights is None else weights[calls.step]
     ov, seq = (np.isin(calls.step, steps) for steps in (overlapped, sequential))
-    alone_ns = match(calls, ov, calls, seq, weights=weight).alone_ns
+    alone = alone_ns(calls, ov, calls, seq, weight)
     sums = PairSums(kernels)
-    sums.add(calls, ov, alone_ns, weight)
+    sums.add(calls, ov, alone, weight)
     sums.add_alone(calls, seq, weight)
     by_kind = sums.pairs(len(overlapped), len(sequential))
     if dimensions is None:
         return Pairs(by_kind)
     of_row, names = dimensions
     by_dimension = VictimSums(kernels, Kind.COMPUTE, Kind.COMMUNICATION, names)
-    by_dimension.add(calls, ov, alone_ns, of_row, weight)
+    by_dimension.add(calls, ov, alone, of_row, weight)
     pairs = by_dimension.pairs(len(overlapped), len(sequential))
     return Pairs(by_kind, _dearest_first([pair for pair in pairs if pair.concurrent_with not in (ALONE, UNMATCHED)]))

@@ -19,9 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from overlap_callbacks.analysis.intervals import distinct_values
-from overlap_callbacks.analysis.kernels.call_table import Calls
+from overlap_callbacks.analysis.kernels.calls import Calls, alone_ns
 from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
-from overlap_callbacks.analysis.kernels.same_calls import match
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.analysis.results.window import SmLoss
 
@@ -58,8 +57,8 @@ def sm_loss(
     computes = (calls.kind == Kind.COMPUTE) & np.isin(calls.step, overlapped)
     beside_ns = calls.covered_ns(kernels.of(Kind.COMMUNICATION))
     wanted = computes & (beside_ns > 0)
-    alone_ns = match(calls, wanted, calls, np.isin(calls.step, sequential)).alone_ns
-    rows = np.flatnonzero(wanted & np.isfinite(alone_ns))
+    alone = alone_ns(calls, wanted, calls, np.isin(calls.step, sequential))
+    rows = np.flatnonzero(wanted & np.isfinite(alone))
     if not len(rows):
         return None
     distinct, index = np.unique(kernels.shape[calls.row[rows]], return_inverse=True)
@@ -76,7 +75,7 @@ def sm_loss(
         known = np.isfinite(loss[:, 0])
         covered_ns = calls.covered_ns(kernels.intervals[communicates & (kernels.shape == number)])[rows]
         share = np.where(known, covered_ns / np.maximum(calls.duration_ns[rows], 1), 0.0)
-        lost_ns += (alone_ns[rows] * share)[:, None] * np.where(known[:, None], loss, 0.0)
+        lost_ns += (alone[rows] * share)[:, None] * np.where(known[:, None], loss, 0.0)
         modelled_ns += np.where(known, covered_ns, 0)
         held_ns += np.where(known, covered_ns * min(beside.num_blocks, chip.num_sms), 0)
     # Where two communication kernels run at once, the time beside them counts once.

@@ -16,8 +16,7 @@ from overlap_callbacks.analysis.kernels.attribution import (
     labels_of,
     pair_times_of,
 )
-from overlap_callbacks.analysis.kernels.call_table import Calls
-from overlap_callbacks.analysis.kernels.same_calls import match
+from overlap_callbacks.analysis.kernels.calls import Calls, alone_ns
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.results.kernel_times import PairTime
 from tests.columns import GATHER, GEMM, MINE, MS, NORM, REDUCE, columns, every
@@ -127,7 +126,7 @@ def test_losses_add_up_to_the_difference_in_time_whatever_has_a_partner() -> Non
     mine = Calls.of(columns([(GEMM, C, 0, 0, 4), (GEMM, C, 0, 5, 8), (NORM, C, 0, 9, 11), (REDUCE, M, 0, 2, 7)]))
     theirs = Calls.of(columns([(GEMM, C, 0, 0, 3), ("aten::add", C, 0, 20, 27), (REDUCE, M, 0, 40, 44)]))
     sums = PairSums(mine.kernels)
-    sums.add(mine, every(mine), match(mine, every(mine), theirs, every(theirs)).alone_ns)
+    sums.add(mine, every(mine), alone_ns(mine, every(mine), theirs, every(theirs)))
     sums.add_alone(theirs, every(theirs))
     found = sums.pairs(1, 1)
     assert sum(pair.lost_ms for pair in found if not pair.communication) == pytest.approx((4 + 3 + 2) - (3 + 7))

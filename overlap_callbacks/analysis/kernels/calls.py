@@ -1,4 +1,7 @@
-"""Finds the same call elsewhere: the k-th call of a kernel in its step, in another step or in another profile."""
+"""Calls of kernels in columns, and the same call elsewhere: the k-th call of a kernel in its step, in another step.
+
+On a device each row of a profile is a call; on CPU several rows may be one.
+"""
 
 from __future__ import annotations
 
@@ -9,90 +12,103 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.kernels.call_table import Calls
-from overlap_callbacks.analysis.kernels.table import Indices, KernelTable
+from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, StringTable
 
-# Name, launch shape, turn in the step, and how many turns there are.
-_Columns = tuple[Indices, Indices, Indices, Indices]
+_Floats = npt.NDArray[np.float64]
+_Marks = npt.NDArray[np.bool_]
 
 
-class Match(msgspec.Struct, frozen=True):
-    """Which calls match the same calls elsewhere.
+class Calls(msgspec.Struct, frozen=True):
+    """Calls in columns. On a device, a call is a row of a ``KernelTable``; on CPU, all pieces of one operator call.
 
     Attributes:
-        alone_ns: mean time of the matching calls, NaN for a call without a match; shape (calls,).
-        used: whether each partner matches a call; shape (partners,).
+        kernels: the table.
+        row: first row of each call; shape (n,).
+        call: index of the call that each row of ``kernels`` belongs to; shape (len(kernels),).
+        duration_ns: own time of each call; shape (n,).
     """
 
-    alone_ns: npt.NDArray[np.float64]
-    used: npt.NDArray[np.bool_]
+    kernels: KernelTable
+    row: Indices
+    call: Indices
+    duration_ns: Indices
+
+    @classmethod
+    def of(cls, kernels: KernelTable) -> Calls:
+        """The calls of a table."""
+        if kernels.one_row_a_call:
+            place = np.arange(len(kernels))
+            return cls(kernels, place, place, kernels.intervals.durations_ns)
+        _, row, call = np.unique(kernels.call, return_index=True, return_inverse=True)
+        duration = np.bincount(call, weights=kernels.intervals.durations_ns, minlength=len(row)).astype(np.int64)
+        return cls(kernels, row.astype(np.int64), call.astype(np.int64), duration)
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def step(self) -> Indices:
+        """Index of the step of each call; shape (n,)."""
+        return self.kernels.step[self.row]
+
+    @property
+    def kind(self) -> npt.NDArray[np.uint8]:
+        """``Kind`` of each call; shape (n,)."""
+        return self.kernels.kind[self.row]
+
+    def covered_ns(self, by: Intervals) -> Indices:
+        """How much of each call's own time ``by`` covers, in nanoseconds; shape (n,)."""
+        covered = self.kernels.intervals.covered_ns(by)
+        if self.kernels.one_row_a_call:
+            return covered
+        return np.bincount(self.call, weights=covered, minlength=len(self)).astype(np.int64)
 
 
-class Level(NamedTuple):
-    """What counts as the same call: always the name, and everything that is true here.
+class _Level(NamedTuple):
+    """What counts as the same call: always the name and the turn in the step, and everything that is true here.
 
     Attributes:
         launch_shape: the same grid and block.
-        in_turn: the same turn, i.e. both are the k-th of their kind in their steps.
         equally_many: both steps have the same number of calls of the kind.
     """
 
     launch_shape: bool
-    in_turn: bool
     equally_many: bool
 
 
-# The second level is there since some grids vary with the data. The third pairs as many calls as both sides have.
-IN_TURN = (Level(True, True, True), Level(False, True, True))
-IN_ORDER = (*IN_TURN, Level(True, True, False))
-SAME_LAUNCH = (Level(True, False, False),)
+# In order of preference. The second level is there since some grids vary with the data. The third pairs as many calls
+# as both sides have.
+_LEVELS = (_Level(True, True), _Level(False, True), _Level(True, False))
 
 
-def match(
-    calls: Calls,
-    wanted: npt.NDArray[np.bool_],
-    partners: Calls,
-    others: npt.NDArray[np.bool_],
-    levels: tuple[Level, ...] = IN_ORDER,
-    weights: npt.NDArray[np.float64] | float = 1.0,
-) -> Match:
-    """Find the same call elsewhere for each call; if several steps have it, their mean counts.
+def alone_ns(calls: Calls, wanted: _Marks, partners: Calls, others: _Marks, weights: _Floats | float = 1.0) -> _Floats:
+    """Mean time of the same call elsewhere, NaN for a call without a match; shape (calls,).
 
     Args:
         calls: the calls to be matched.
         wanted: which of them are matched; shape (calls,).
         partners: the calls to match with: ``calls`` itself, or those of another profile.
         others: which of the partners may match; shape (partners,).
-        levels: what counts as the same call, in order of preference.
         weights: of the partners in that mean; shape (partners,), or one number.
     """
-    weights = np.broadcast_to(weights, len(partners))
-    alone_ns = np.full(len(calls), np.nan)
-    used = np.zeros(len(partners), dtype=bool)
-    unmatched, candidates = np.flatnonzero(wanted), np.flatnonzero(others)
-    labels = Labels(calls.kernels, partners.kernels)
-    for level in levels:
-        if not len(unmatched) or not len(candidates):
+    labels, found, unmatched = (
+        Labels(calls.kernels, partners.kernels),
+        np.full(len(calls), np.nan),
+        np.flatnonzero(wanted),
+    )
+    time_ns, weight = partners.duration_ns[others], np.broadcast_to(weights, len(partners))[others]
+    # A design may take a step into account with less than nothing: a weighted mean needs a sum above that.
+    values = (weight, weight * time_ns, np.ones(len(time_ns)), time_ns)
+    for level in _LEVELS:
+        if not len(unmatched):
             break
-        of_calls = labels.of(0, calls, level)
-        of_partners = of_calls if partners is calls else labels.of(1, partners, level)
-        columns = zip(of_calls, of_partners, strict=True)
-        keys = numbered([np.concatenate((own[unmatched], other[candidates])) for own, other in columns])
-        mine, theirs = keys[: len(unmatched)], keys[len(unmatched) :]
-        size = int(max(mine.max(), theirs.max())) + 1
-        count = np.bincount(theirs, minlength=size)
-        # A design may take a step into account with less than nothing: a mean needs a sum above that.
-        own = weights[candidates]
-        own = np.where(np.bincount(theirs, weights=own, minlength=size)[theirs] > 0, own, 1.0)
-        total = np.bincount(theirs, weights=own, minlength=size)
-        total_ns = np.bincount(theirs, weights=own * partners.duration_ns[candidates], minlength=size)
-        matched = count[mine] > 0
-        alone_ns[unmatched[matched]] = total_ns[mine[matched]] / total[mine[matched]]
-        is_key_matched = np.zeros(size, dtype=bool)
-        is_key_matched[mine[matched]] = True
-        used[candidates[is_key_matched[theirs]]] = True
-        unmatched = unmatched[~matched]
-    return Match(alone_ns, used)
+        mine = labels.of(0, calls, level)
+        theirs = mine if partners is calls else labels.of(1, partners, level)
+        sums = CallSums.nothing(4, 4).with_calls([column[others] for column in theirs], values)
+        found[unmatched] = _means_ns(sums, [column[unmatched] for column in mine])
+        unmatched = unmatched[np.isnan(found[unmatched])]
+    return found
 
 
 class Labels:
@@ -109,8 +125,8 @@ class Labels:
         self._collectives = _common(first.collectives, second.collectives)
         self._num_kinds = len({*first.collectives, *second.collectives}) + 1
 
-    def of(self, side: int, calls: Calls, level: Level) -> _Columns:
-        """What tells calls apart: name, launch shape, turn in the step, and how many turns there are; shape (n,) each.
+    def of(self, side: int, calls: Calls, level: _Level) -> tuple[Indices, ...]:
+        """What identifies calls: name, launch shape, turn in the step, and how many turns there are; shape (n,) each.
 
         Args:
             side: 0 for calls of the first profile, 1 for the second.
@@ -123,38 +139,37 @@ class Labels:
         zeros = np.zeros_like(label)
         shape = self._shapes[side][calls.kernels.shape[calls.row]] if level.launch_shape else zeros
         # Turns are counted among all calls of the step, whether they were matched before or not.
-        turn, of = turns_of(calls, label, shape) if level.in_turn else (zeros, zeros)
+        turn, of = turns_of(calls, label, shape)
         return label, shape, turn, of if level.equally_many else zeros
 
 
 class SameCalls:
-    """Numbers and times of the calls of one profile, which come a part at a time, and that others may match.
+    """Numbers and times of the calls of one profile that others may match, added up over parts of the profile.
 
-    What tells calls apart takes as much memory as the calls of one step, as a rule.
+    As a rule, it takes as much memory as the calls of one step.
 
     Args:
         labels: of the two profiles.
         side: which of them the calls are of, see ``Labels.of``.
-        levels: what counts as the same call, in order of preference.
     """
 
-    def __init__(self, labels: Labels, side: int, levels: tuple[Level, ...] = IN_ORDER) -> None:
-        self._labels, self._side, self._levels = labels, side, levels
-        self._sums = [CallSums.nothing(4, 2) for _ in levels]
+    def __init__(self, labels: Labels, side: int) -> None:
+        self._labels, self._side = labels, side
+        self._sums = [CallSums.nothing(4, 2) for _ in _LEVELS]
 
-    def add(self, calls: Calls, wanted: npt.NDArray[np.bool_]) -> None:
+    def add(self, calls: Calls, wanted: _Marks) -> None:
         """Add calls of a part that holds whole steps.
 
         Args:
             calls: the calls.
             wanted: which of them may match; shape (calls,).
         """
-        for place, level in enumerate(self._levels):
+        time_ns = calls.duration_ns[wanted]
+        for place, level in enumerate(_LEVELS):
             columns = [column[wanted] for column in self._labels.of(self._side, calls, level)]
-            times_ns = calls.duration_ns[wanted]
-            self._sums[place] = self._sums[place].with_calls(columns, (np.ones(len(times_ns)), times_ns))
+            self._sums[place] = self._sums[place].with_calls(columns, (np.ones(len(time_ns)), time_ns))
 
-    def alone_ns(self, calls: Calls, wanted: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    def alone_ns(self, calls: Calls, wanted: _Marks) -> _Floats:
         """Mean time of the calls that match each call of the other profile, NaN without a match; shape (calls,).
 
         Args:
@@ -163,7 +178,7 @@ class SameCalls:
         """
         found = np.full(len(calls), np.nan)
         unmatched = np.flatnonzero(wanted)
-        for sums, level in zip(self._sums, self._levels, strict=True):
+        for sums, level in zip(self._sums, _LEVELS, strict=True):
             if not len(unmatched):
                 break
             columns = self._labels.of(1 - self._side, calls, level)
@@ -173,7 +188,7 @@ class SameCalls:
 
 
 class CallSums(NamedTuple):
-    """Calls added up by what tells them apart.
+    """Calls added up by what identifies them.
 
     Attributes:
         columns: that, e.g. as ``Labels.of`` gives it; shape (n,) each.
@@ -193,24 +208,27 @@ class CallSums(NamedTuple):
         rows = [np.concatenate(parts) for parts in zip(self.columns, columns, strict=True)]
         number = numbered(rows)
         first = np.unique(number, return_index=True)[1]
-        return CallSums(
-            tuple([row[first] for row in rows]),
-            tuple(
-                [
-                    np.bincount(number, weights=np.concatenate(parts)).astype(np.float64)
-                    for parts in zip(self.sums, values, strict=True)
-                ]
-            ),
-        )
+        parts = zip(self.sums, values, strict=True)
+        sums = [np.bincount(number, weights=np.concatenate(part)).astype(np.float64) for part in parts]
+        return CallSums(tuple([row[first] for row in rows]), tuple(sums))
 
 
-def _means_ns(alone: CallSums, columns: Sequence[Indices]) -> npt.NDArray[np.float64]:
-    """Mean time of the calls that are like each of some others, NaN where none is; shape (others,)."""
+def _means_ns(alone: CallSums, columns: Sequence[Indices]) -> _Floats:
+    """Mean time of the calls that equal each of some others, NaN where none does; shape (others,).
+
+    Args:
+        alone: the calls: sums of weights and of weighted times, and perhaps their number and their time, which count
+            where the weights add up to nothing.
+        columns: what identifies the others; shape (others,) each.
+    """
     number = numbered([np.concatenate(parts) for parts in zip(columns, alone.columns, strict=True)])
     others = len(columns[0])
     means_ns = np.full(int(number.max(initial=-1)) + 1, np.nan)
-    calls, total_ns = alone.sums
-    means_ns[number[others:]] = total_ns / calls
+    weight, time_ns, *plain = alone.sums
+    if plain:
+        is_weighted = weight > 0
+        weight, time_ns = np.where(is_weighted, weight, plain[0]), np.where(is_weighted, time_ns, plain[1])
+    means_ns[number[others:]] = time_ns / weight
     return means_ns[number[:others]]
 
 
@@ -219,7 +237,7 @@ def turns_of(calls: Calls, label: Indices, shape: Indices) -> tuple[Indices, Ind
 
     Args:
         calls: the calls.
-        label: what is of one kind, beside the launch shape; shape (n,).
+        label: what is of one kind, apart from the launch shape; shape (n,).
         shape: the launch shape, or the same number for all; shape (n,).
     """
     group = numbered([calls.step, label, shape])
@@ -251,11 +269,8 @@ def numbered(columns: list[Indices]) -> Indices:
     return numbers.astype(np.int64)
 
 
-def _common(mine: tuple[str, ...], theirs: tuple[str, ...]) -> tuple[Indices, Indices]:
+def _common(mine: Sequence[str], theirs: Sequence[str]) -> tuple[Indices, Indices]:
     """Numbers for the texts of both sides; equal texts get the same number."""
-    codes: dict[str, int] = {}
-    return tuple(
-        [  # type: ignore[return-value]
-            np.array([codes.setdefault(text, len(codes)) for text in texts], dtype=np.int64) for texts in (mine, theirs)
-        ]
-    )
+    codes = StringTable()
+    first, second = (np.array([codes[text] for text in texts], dtype=np.int64) for texts in (mine, theirs))
+    return first, second
