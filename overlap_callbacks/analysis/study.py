@@ -177,13 +177,6 @@ def pair_of(base: StudyRow, other: StudyRow) -> Pair:
     return Pair(base.configuration, other.configuration, changes)
 
 
-def values_of_factor(rows: Iterable[StudyRow], factor: str) -> list[object]:
-    """The values of a factor that were measured, in the order of ``families``."""
-    known = [row.configuration for row in rows if row.figures is not None]
-    ordered = sorted(known, key=lambda configuration: _place(configuration, factor))
-    return list(dict.fromkeys([_fields(configuration)[factor] for configuration in ordered]))
-
-
 def _fields(configuration: Configuration) -> dict[str, object]:
     return msgspec.structs.asdict(configuration)
 
