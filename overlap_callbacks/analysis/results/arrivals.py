@@ -39,9 +39,7 @@ class TimedCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         operator: as the gate names it.
-        group: name of the group, alike on all its ranks.
-        first_rank: lowest rank of the group.
-        group_size: its ranks.
+        group, first_rank, group_size: its name, the same on all its ranks, its lowest rank and its number of ranks.
         dimension: of parallelism that it serves.
         calls: by step and number.
     """
@@ -61,10 +59,10 @@ class Lateness(msgspec.Struct, frozen=True, gc=False):
         rank: global rank; -1 for a host.
         host: its number, by the order of lowest ranks; -1 if unknown.
         dimension: of parallelism.
-        calls: collectives that were timed: those of the rank's group; of a host, those of all groups.
-        times_last: those in which it came last.
-        steps: steps that were timed, summed over groups and operators.
-        steps_blamed: those in which the others waited longest for it.
+        calls, times_last: timed collectives of the rank's group (of a host: of all groups), and those in which it was
+            last.
+        steps, steps_blamed: timed steps, summed over groups and operators, and those in which the others waited longest
+            for it.
         chance: fraction of either expected by chance.
         waiting_ms: mean time the other ranks waited when it was last.
         lost_fraction: ``waiting_ms`` over the time of all these collectives, mean over the ranks.
@@ -95,13 +93,13 @@ class Lateness(msgspec.Struct, frozen=True, gc=False):
 
 
 class DimensionWaiting(msgspec.Struct, frozen=True, gc=False):
-    """Waiting apart from transfer, in the collectives of one dimension that were timed.
+    """Waiting and transfer in the timed collectives of one dimension.
 
     Attributes:
         dimension: of parallelism.
         calls: collectives, over all groups.
-        transfer_ms: of one: the least time over its ranks; the mean over the collectives.
-        waiting_ms: what they took longer, mean over ranks and collectives.
+        transfer_ms: least time of a collective over its ranks; mean over the collectives.
+        waiting_ms: time beyond that, mean over ranks and collectives.
     """
 
     dimension: str
@@ -137,9 +135,8 @@ class SizeTransfer(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         operator, dimension, group_size: of the collectives.
         reach: ``ONE_HOST``, ``SEVERAL_HOSTS`` or ``UNKNOWN_HOSTS``.
-        size: exponent: messages of 2**size bytes or more, and less than twice that.
-        calls: collectives.
-        bytes: their sum of sizes.
+        size: messages of 2**size bytes or more, and less than twice that.
+        calls, bytes: collectives, and the sum of their sizes.
         transfer_ms: sum of the least times over their ranks.
     """
 

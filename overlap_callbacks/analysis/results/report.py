@@ -184,47 +184,39 @@ else:
 class OverlapReport(_Figures, frozen=True, kw_only=True):
     """One window, all ranks. A figure that was not measured is None, never zero and never NaN.
 
-    The figures (``FIGURES`` gives unit and meaning of each) are means over the ranks heard; each carries its confidence
-    interval and number of steps.
+    The figures (``FIGURES`` gives unit and meaning of each) are means over the ranks that reported, each with its
+    confidence interval and number of steps. Records of earlier versions lack some of the fields.
 
     Attributes:
-        ranks: the ranks that the report speaks for; of many the lowest. ``num_reporting`` says how many they are.
+        ranks: the ranks that reported; of many the lowest. ``num_ranks``, their number, is unset if all are listed.
         wall_ms: host time of the window, the longest over ranks.
-        spread: by figure, over the ranks.
+        spread: extremes over the ranks, by figure.
         kernels: means over ranks, those that lose most time first.
-        pairs: kernel families beside collectives and vice versa, means over ranks, the most expensive first.
+        pairs: kernel families during collectives and vice versa, means over ranks, the most expensive first.
         dimensions: communication by dimension of parallelism, means over the ranks that have it.
-        pictures: a profiled step of each mode, of rank 0.
-        collectives: of the lowest rank heard; ``transfer_ms`` is the least over all ranks.
-        power_trace: power against time, of rank 0's device.
-        power_verdict: what the compute slowdown is due to, as far as clocks and the device's counters tell.
-        tokens_per_step: tokens of one step of the whole job; None where not known.
-        samples: what single ranks measured: of few ranks each, else the lowest and those with the extremes of
-            ``spread``.
-        dimension_pairs: compute kernels beside the communication of each dimension of parallelism, means over ranks,
-            the most expensive first.
-        slowdown_shares: the compute slowdown divided among its causes; None where nothing is known of any.
-        environment: what the ranks run on; None in a window where it is as in the one before.
+        pictures, power_trace: a profiled step of each mode, and power against time; of rank 0.
+        collectives: of the lowest rank that reported; ``transfer_ms`` is the least over all ranks.
+        power_verdict: what the compute slowdown is due to, by clocks and the device's counters.
+        tokens_per_step: tokens of one step of the whole job; None if unknown.
+        samples: what single ranks measured: of few ranks all, else the lowest and the extremes of ``spread``.
+        dimension_pairs: compute kernels during the communication of each dimension of parallelism, as ``pairs``.
+        slowdown_shares: the compute slowdown divided among its causes; None if nothing is known of any.
+        environment: what the ranks run on; None in a window if unchanged since the one before.
         findings: settings that cost performance or change what figures mean, the most serious first.
-        num_ranks: how many ranks the report speaks for; unset where ``ranks`` lists them all.
         lost_high_ms: upper end of the 95 % interval of ``lost_ms``.
-        lower_bound: whether there may be more communication than the profiles show, so that communication and residual
-            overlap are lower bounds.
-        traffic: how much the ranks heard send in a step, by dimension of parallelism; None where no rank tells, and in
-            records of earlier versions.
-        messages: who sends what; None in a window where it is as in the one before.
-        throughput: tokens, samples and model FLOP a second; None where nothing of it is known.
-        experts: how evenly tokens are spread over expert ranks; None without all-to-alls that have split sizes.
-        expert_details: the same step by step and by expert rank.
-        arrivals: which ranks came last to collectives of sequential steps; None where that was not timed on several
-            ranks, and in records of earlier versions.
-        transfers: how long these collectives took, by size.
+        lower_bound: whether profiles may miss communication, so that it and residual overlap are lower bounds.
+        traffic: how much the ranks send in a step, by dimension of parallelism.
+        messages: who sends what; None in a window if unchanged since the one before.
+        throughput: tokens, samples and model FLOP a second.
+        experts, expert_details: how evenly tokens are spread over expert ranks, as means and step by step; None without
+            all-to-alls that have split sizes.
+        arrivals, transfers: which ranks came last to collectives of sequential steps, and how long these took by size;
+            None and empty unless timed on several ranks.
         pipeline: its bubble by stage; None without one.
-        race: whether a repeated step has the same gradients overlapped and sequential; None where none was repeated.
-        settled: the difference between the modes once it has settled, over the windows of this start of the job so far;
-            None where the window does not count, and in records of earlier versions.
-        left_out: counted steps of the first rank that were left out because they took far longer than others of their
-            mode: overlapped, sequential.
+        race: whether a repeated step has the same gradients overlapped and sequential; None if none was repeated.
+        settled: the settled difference between the modes, over the windows of this start of the job so far; None if the
+            window does not count.
+        left_out: counted steps of the first rank left out as far longer than their like: overlapped, sequential.
     """
 
     ranks: tuple[int, ...]
