@@ -11,9 +11,7 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.intervals import Intervals, distinct_values
-from overlap_callbacks.analysis.kernels.critical_path import CriticalPaths, LastRows, Part, Path
-from overlap_callbacks.analysis.kernels.idle import TimeUse, TimeUses
-from overlap_callbacks.analysis.kernels.queue import queues
+from overlap_callbacks.analysis.kernels.device_time import CriticalPaths, LastRows, Part, Path, TimeUse, TimeUses
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.traces.pieces import Device, Piece, Span
 from overlap_callbacks.traces.trace import Launches
@@ -251,23 +249,31 @@ class TimeSums:
 
     @property
     def queues(self) -> tuple[StreamQueue, ...]:
-        """The queue of each stream."""
-        launches = self._device.trace.launches
+        """The queue of each stream with known launches, those with the most launches first."""
+        launches, kernels = self._device.trace.launches, self._device.trace.kernels
         if self._device.ran is None or launches is None or not self._device.launches_known:
             return ()
-        found = queues(self._device.trace.kernels, launches.launched_ns)
-        return tuple(
-            [
+        begin_ns = int(kernels.intervals.start_ns.min())
+        span_ns, found = int(kernels.intervals.end_ns.max()) - begin_ns, []
+        for lane in distinct_values(kernels.lane).tolist():
+            rows = np.flatnonzero((kernels.lane == lane) & (launches.launched_ns >= 0))
+            if not len(rows):
+                continue
+            start = np.sort(kernels.intervals.start_ns[rows])
+            launched = np.sort(np.minimum(launches.launched_ns[rows], kernels.intervals.start_ns[rows]))
+            # Of what starts and is launched at the same time, starts come first.
+            waiting = np.arange(1, len(rows) + 1) - np.searchsorted(start, launched, side="right")
+            waiting_ns = int((start - np.maximum(launched, begin_ns)).sum())
+            found.append(
                 StreamQueue(
-                    stream=launches.streams[queue.lane],
-                    launches=queue.num_launched,
-                    longest=queue.longest,
-                    mean=queue.mean,
-                    delay_ms=queue.delay_ns / 1e6,
+                    stream=launches.streams[lane],
+                    launches=len(rows),
+                    longest=max(int(waiting.max()), 0),
+                    mean=waiting_ns / span_ns if span_ns > 0 else 0.0,
+                    delay_ms=int((start - launched).sum()) / len(rows) / 1e6,
                 )
-                for queue in sorted(found, key=lambda queue: -queue.num_launched)
-            ]
-        )
+            )
+        return tuple(sorted(found, key=lambda queue: -queue.launches))
 
     @property
     def host_limit(self) -> HostLimit | None:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.intervals import Intervals
-from overlap_callbacks.analysis.kernels.critical_path import LastRows
+from overlap_callbacks.analysis.kernels.device_time import LastRows
 from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.traces import columns
 from overlap_callbacks.traces.columns import derived, release
