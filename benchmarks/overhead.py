@@ -57,7 +57,7 @@ from torch import nn
 from overlap_callbacks import OverlapMonitor, Schedule, __version__
 from overlap_callbacks.gate.dispatcher import OWN_KEY, dispatcher
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.monitor.step_ring import StepRing
+from overlap_callbacks.monitor.window_cost import StepRing
 
 GOALS = {
     "monitor, per step outside a window": "under 1 us",

@@ -45,21 +45,21 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import CollectiveTime, ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
 from overlap_callbacks.monitor.background import reporter as reporting
-from overlap_callbacks.monitor.background.agreement import OrderMessage, RecordedKinds, WindowTerms
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import (
     Decision,
     OrderChecker,
     Ruling,
-    hand_in,
-    pass_on_ruling,
+    forward_ruling,
+    submit,
 )
-from overlap_callbacks.monitor.background.order_parts import OrderPart
 from overlap_callbacks.monitor.background.reporter import Reporter, with_members
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
+from overlap_callbacks.monitor.background.submissions import OrderMessage, RecordedKinds, Submissions, WindowConfig
 from overlap_callbacks.monitor.background.tree import Tree
 from overlap_callbacks.monitor.background.tree_mail import Exchange
-from overlap_callbacks.monitor.run_info import run_info
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.session import run_info
 from overlap_callbacks.sinks import JsonlSink
 from tests.analysis.communication.layouts import Layout
 
@@ -188,7 +188,7 @@ def order_of(kind: int, different: int, ranks: int, collectives: int) -> Collect
     return CollectiveSequence(items=tuple(own + every), groups=groups)
 
 
-TERMS = WindowTerms(20, SCHEDULE.as_dict())
+CONFIG = WindowConfig(20, SCHEDULE.as_dict())
 
 
 # -- the other ranks
@@ -209,19 +209,19 @@ class Players:
             for kind in ("order", "report")
         )
 
-    def hand_in(self, key: str, different: int, collectives: int) -> None:
+    def submit(self, key: str, different: int, collectives: int) -> None:
         parts = {}
         for kind in range(different):
-            recorded = RecordedKinds((order_of(kind, different, self.ranks, collectives),))
-            parts[kind] = OrderPart.of(0, recorded.kinds, OrderMessage.of(recorded, TERMS, {"0": 7}))
+            recorded = RecordedKinds((order_of(kind, different, self.ranks, collectives),), counts={"0": 7})
+            parts[kind] = Submissions.of(0, recorded.kinds, OrderMessage.of(recorded, CONFIG))
         for tree in self.trees:
             ((message, _),) = (of := parts[tree.rank % different]).messages
-            own = OrderPart([(message, [(tree.rank, tree.rank)])], of.sequences)
-            assert hand_in(self.orders[tree.rank], key, own, TIMEOUT_S, lambda: False) is not None
+            own = Submissions([(message, [(tree.rank, tree.rank)])], of.sequences)
+            assert submit(self.orders[tree.rank], key, own, TIMEOUT_S, lambda: False) is not None
 
     def pass_on(self, key: str) -> None:
         for tree in reversed(self.trees):
-            ruling = pass_on_ruling(self.orders[tree.rank], key, TIMEOUT_S, lambda: False)
+            ruling = forward_ruling(self.orders[tree.rank], key, TIMEOUT_S, lambda: False)
             assert ruling.decision is Decision.GRANTED, ruling
 
     def report(self, key: str, number: int) -> None:
@@ -260,20 +260,20 @@ class RankZero:
         self.ranks, self.collectives = ranks, collectives
         self.record = Record(folder)
         channel = self.client.channel(0, ranks)
+        config = MonitorConfig(schedule=SCHEDULE, sinks=[self.record], report_timeout_s=TIMEOUT_S)
         budget = WindowBudget(None)
         self.checker = OrderChecker(channel, timeout_s=TIMEOUT_S, budget=budget, on_error=_raise)
         self.reporter = Reporter(
-            channel, schedule=SCHEDULE, sinks=[self.record], timeout_s=TIMEOUT_S,
-            environment=lambda: environment_of(0, ranks),
-            run=lambda: run_info(channel.job, SCHEDULE, "", "cpu"), budget=budget, on_error=_raise,
+            channel, config, environment=lambda: environment_of(0, ranks),
+            run=lambda: run_info(config, channel.job, "cpu"), budget=budget, on_error=_raise,
             on_sink_error=lambda _, error: _raise(error),
         )  # fmt: skip
         self.checker.open()
         self.reporter.open()
 
     def check(self, key: str, different: int) -> Ruling:
-        recorded = RecordedKinds((order_of(0, different, self.ranks, self.collectives),))
-        self.checker.start(key, recorded, 0, terms=TERMS, counts={"0": 7})
+        recorded = RecordedKinds((order_of(0, different, self.ranks, self.collectives),), counts={"0": 7})
+        self.checker.start(key, recorded, 0, config=CONFIG)
         return self.checker.await_ruling()
 
     def report(self, key: str, window: RankWindow) -> int:
@@ -319,7 +319,7 @@ def lead(port: int, arguments: argparse.Namespace, steps: list[Any]) -> dict[str
         leader = RankZero(port, arguments.ranks, arguments.collectives, Path(folder))
         checks, reports, lines = [], [], []
         for number in range(arguments.windows + 1):
-            all_do("hand_in", f"check{number}", 1, arguments.collectives)
+            all_do("submit", f"check{number}", 1, arguments.collectives)
             began = clock()
             assert leader.check(f"check{number}", 1).decision is Decision.GRANTED
             checks.append(since(began))
@@ -332,7 +332,7 @@ def lead(port: int, arguments: argparse.Namespace, steps: list[Any]) -> dict[str
         moved = leader.client.num_bytes + all_do("wait")
         different = {}
         for name in ("first", "again"):
-            all_do("hand_in", name, min(DIFFERENT, arguments.ranks), arguments.collectives)
+            all_do("submit", name, min(DIFFERENT, arguments.ranks), arguments.collectives)
             began = clock()
             assert leader.check(name, min(DIFFERENT, arguments.ranks)).decision is Decision.GRANTED
             different[name] = since(began)

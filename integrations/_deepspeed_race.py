@@ -17,9 +17,12 @@ from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 from torch import nn
 
-from overlap_callbacks.monitor.race.held_attributes import HeldAttributes
-from overlap_callbacks.monitor.race.held_state import SteppedAnOptimizerError, modules_of
-from overlap_callbacks.monitor.race.repeatable import RepeatableStep
+from overlap_callbacks.monitor.race.repeatable import (
+    HeldAttributes,
+    RepeatableStep,
+    SteppedAnOptimizerError,
+    modules_of,
+)
 
 from .base import patch
 

@@ -10,8 +10,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-from overlap_callbacks.gate.arms import ZeroPrefetchBucket
-from overlap_callbacks.gate.switch import OverlapSwitch
+from overlap_callbacks.gate.arms import OverlapSwitch, ZeroPrefetchBucket
 
 from .base import lacks
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from overlap_callbacks.gate.switch import OverlapSwitch
+from overlap_callbacks.gate.arms import AttributeSwitch, OverlapSwitch
 
 # With these settings the switches were seen to leave every bit of the weights as it is. Tensor, context and expert
 # parallelism also have communication that no switch reaches.
@@ -24,7 +24,7 @@ _PROVEN: dict[str, Any] = {
 }
 
 
-class Switches(OverlapSwitch):
+class Switches(AttributeSwitch, OverlapSwitch):
     """Those of Megatron's switches that the job was built with.
 
     Args:
@@ -37,6 +37,7 @@ class Switches(OverlapSwitch):
     """
 
     def __init__(self, ddp: type[Any], chunks: list[Any], by_hand: bool) -> None:
+        super().__init__()
         if not all(isinstance(chunk, ddp) for chunk in chunks):
             raise ValueError("sequential='native' needs model chunks in Megatron-core's DistributedDataParallel")
         configs = list({id(c): c for chunk in chunks for c in (chunk.ddp_config, chunk.config)}.values())
@@ -59,7 +60,6 @@ class Switches(OverlapSwitch):
         gather = ["overlap_param_gather"] if self._gathering else []
         self.name = ", ".join(dict.fromkeys([name for _, name in self._flags] + gather))
         self._configs = configs
-        self._undo: list[tuple[Any, str, Any]] = []
 
     def disable(self) -> None:
         for config, name in self._flags:  # all, before one is set: with half of them off, gradients are reduced twice
@@ -74,14 +74,9 @@ class Switches(OverlapSwitch):
                     self._set(config, name, None)
 
     def _set(self, config: Any, name: str, value: Any) -> None:
-        self._undo.append((config, name, getattr(config, name)))
-        setattr(config, name, value)
+        self.set(config, name, value)
         if getattr(config, name) is not value:
             raise RuntimeError(f"{name} did not take the value {value}")
-
-    def restore(self) -> None:
-        while self._undo:
-            setattr(*self._undo.pop())
 
     def gather_parameters(self) -> None:
         """Gather all parameters when a sequential step begins, so that the layers' hooks find them gathered.

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from overlap_callbacks.gate.switch import OverlapSwitch
+from overlap_callbacks.gate.arms import OverlapSwitch
 
 from .base import missing_of, torch_lacks
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from overlap_callbacks.gate.switch import OverlapSwitch
+from overlap_callbacks.gate.arms import OverlapSwitch
 
 from .base import missing_of, torch_lacks
 

@@ -8,8 +8,7 @@ from typing import Any
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from overlap_callbacks.gate.arms import Prefetch, Reshard
-from overlap_callbacks.gate.switch import Switch
+from overlap_callbacks.gate.arms import AttributeSwitch, Prefetch, Reshard
 
 from ._pytorch_fsdp import fsdp2_state
 from .base import missing_of, torch_lacks
@@ -17,7 +16,7 @@ from .base import missing_of, torch_lacks
 _PREFETCH = ("_states_to_forward_prefetch", "_states_to_backward_prefetch")
 
 
-class PrefetchSwitch(Switch):
+class PrefetchSwitch(AttributeSwitch):
     """Has each module gather the parameters of the next ones ahead, in the order in which the model holds them.
 
     Where the model runs its modules in another order, results are the same, and prefetching is of little use.
@@ -34,16 +33,18 @@ class PrefetchSwitch(Switch):
     only_between_steps = False  # what is read in mid-step only says what is gathered next
 
     def __init__(self, models: Sequence[nn.Module], arm: Prefetch) -> None:
+        super().__init__()
         self._arm = arm
         self._modules = _sharded(models)
         if len(self._modules) < 2:
             raise ValueError("fully_shard has sharded one module only: there is no other to prefetch")
         self._states = [fsdp2_state(module) for module in self._modules]
         _expect(self._states[0], *_PREFETCH)
-        self._before: list[tuple[Any, str, Any]] = []
 
     def apply(self) -> None:
-        self._before = [(state, name, getattr(state, name)) for state in self._states for name in _PREFETCH]
+        for state in self._states:
+            for name in _PREFETCH:
+                self.keep(state, name)
         for place, module in enumerate(self._modules):
             if self._arm.forward:
                 module.set_modules_to_forward_prefetch(self._modules[place + 1 : place + 1 + self._arm.forward])
@@ -51,12 +52,8 @@ class PrefetchSwitch(Switch):
                 first = max(0, place - self._arm.backward)
                 module.set_modules_to_backward_prefetch(self._modules[first:place][::-1])
 
-    def restore(self) -> None:
-        while self._before:
-            setattr(*self._before.pop())
 
-
-class ReshardSwitch(Switch):
+class ReshardSwitch(AttributeSwitch):
     """Frees gathered parameters after the forward pass, or keeps them until the backward pass has used them.
 
     Args:
@@ -71,6 +68,7 @@ class ReshardSwitch(Switch):
     only_between_steps = False  # parameters that are gathered are not gathered again
 
     def __init__(self, models: Sequence[nn.Module], arm: Reshard) -> None:
+        super().__init__()
         self._arm = arm
         self._modules = _sharded(models)
         self._states = [fsdp2_state(module) for module in self._modules]
@@ -81,22 +79,14 @@ class ReshardSwitch(Switch):
         if all((group.post_forward_mesh_info is not None) == arm.after_forward for group in groups):
             already = "freed" if arm.after_forward else "kept"
             raise ValueError(f"parameters are {already} after the forward pass already: nothing would change")
-        self._before: list[tuple[Any, str, Any]] = []
 
     def apply(self) -> None:
         for state in self._states:
-            self._keep(state, "_auto_reshard_after_forward")
+            self.keep(state, "_auto_reshard_after_forward")
             for group in state._fsdp_param_groups:
-                self._keep(group, "post_forward_mesh_info")
+                self.keep(group, "post_forward_mesh_info")
         for module in self._modules:
             module.set_reshard_after_forward(self._arm.after_forward, recurse=False)
-
-    def _keep(self, holder: Any, name: str) -> None:
-        self._before.append((holder, name, getattr(holder, name)))
-
-    def restore(self) -> None:
-        while self._before:
-            setattr(*self._before.pop())
 
 
 def _sharded(models: Sequence[nn.Module]) -> list[Any]:

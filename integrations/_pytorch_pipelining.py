@@ -14,7 +14,8 @@ order: they run in time steps, and wait for each batch themselves before they po
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -23,9 +24,11 @@ import torch.distributed.distributed_c10d as c10d
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, schedules
 
 from overlap_callbacks import OverlapMonitor
-from overlap_callbacks.gate.message_order import Message, all_finish
 
 from .base import check_version, missing_of, patch
+
+# A message: its direction, the stage that receives it, the micro-batch.
+Message = tuple[str, int, int]
 
 # Names of the schedules' module that are not public.
 _NEEDED = ("_PipelineSchedule", "_batch_p2p", "SEND_F", "SEND_B", "RECV_F", "RECV_B")
@@ -98,6 +101,19 @@ def messages(actions: Iterable[Any]) -> list[Message]:
         elif kind in (schedules.RECV_F, schedules.RECV_B):
             in_order.append(("forward" if kind == schedules.RECV_F else "backward", stage, micro_batch))
     return in_order
+
+
+def all_finish(orders: Sequence[Sequence[Message]]) -> bool:
+    """Whether all ranks finish if each does one message at a time, and waits for the other side of each."""
+    remaining = [list(reversed(order)) for order in orders]  # the next message is last
+    while True:
+        sides = Counter(order[-1] for order in remaining if order)
+        met = {message for message, count in sides.items() if count == 2}
+        if not met:
+            return not sides
+        for order in remaining:
+            if order and order[-1] in met:
+                order.pop()
 
 
 class _Batches:

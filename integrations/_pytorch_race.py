@@ -15,10 +15,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
+from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
-from overlap_callbacks.monitor.race.held_state import modules_of
-from overlap_callbacks.monitor.race.reduced_together import ReducedTogether
-from overlap_callbacks.monitor.race.repeatable import RepeatableStep, local
+from overlap_callbacks.monitor.race.repeatable import RepeatableStep, local, modules_of
 
 from ._pytorch_fsdp import param_groups_of
 
@@ -101,6 +100,48 @@ class PlainStep(RepeatableStep):
         modules = self.modules()
         fsdp = [module for module in modules if isinstance(module, FSDPModule)]
         return next((p for p in (*_ddp_places(modules), *_fsdp_places(fsdp)) if p.holds(parameter)), None)
+
+
+class ReducedTogether:
+    """Gradients that are reduced together: those of a bucket, or of a group of sharded parameters.
+
+    Args:
+        bucket: what to call them.
+        parameters: whose gradients they are.
+        number: in the order in which the backward pass reduces them, from 0.
+        num_places: how many of the same framework there are.
+        words: one of them is in the name of the operator that reduces them.
+        nbytes: that it reads or writes on this rank.
+    """
+
+    def __init__(
+        self, bucket: str, parameters: Sequence[Any], number: int, num_places: int, words: Sequence[str], nbytes: int
+    ) -> None:
+        self.bucket = bucket
+        self._parameters = {id(parameter) for parameter in parameters}
+        self._number, self._num_places = number, num_places
+        self._words = words
+        self._nbytes = nbytes
+
+    def holds(self, parameter: Any) -> bool:
+        """Whether the gradient of a parameter is among them."""
+        return id(parameter) in self._parameters
+
+    def collective_in(self, log: StepLog) -> str:
+        """The collective that reduces them, in words: by its place if each has one, else by its size; empty if none."""
+        of_kind = [
+            (index, call)
+            for index, call in enumerate(log.collectives)
+            if any(word in call.operator for word in self._words)
+        ]
+        if len(of_kind) == self._num_places:
+            return _said(*of_kind[self._number])
+        by_size = [(index, call) for index, call in of_kind if self._nbytes in (call.bytes_in, call.bytes_out)]
+        return _said(*by_size[0]) if by_size else ""
+
+
+def _said(index: int, call: Collective) -> str:
+    return f"collective {index} of the step, {call} of {max(call.bytes_in, call.bytes_out):,} bytes"
 
 
 def _ddp_modules(modules: Sequence[nn.Module]) -> list[DistributedDataParallel]:

@@ -17,7 +17,7 @@ import torch
 from overlap_callbacks._log import logger
 from overlap_callbacks.instruments import device
 from overlap_callbacks.monitor import OverlapMonitor
-from overlap_callbacks.monitor.run_info import default_run_folder
+from overlap_callbacks.monitor.config import default_run_folder
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import FunctionSink, Sink
 

@@ -34,6 +34,17 @@ def count(name: str, value: Any, *, minimum: int, maximum: int | None = None) ->
     return number
 
 
+def flag(name: str, value: Any) -> bool:
+    """Return ``value`` if it is True or False.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r} (a {type(value).__name__})")
+    return value
+
+
 def fraction(name: str, value: Any) -> float:
     """Return ``value`` as a fraction above 0 and at most 1.
 

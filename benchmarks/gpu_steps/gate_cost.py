@@ -96,7 +96,7 @@ class Bench:
             if mode != "absent":
                 log = self._gate.end_step()
                 assert log.divergence is None, log.divergence
-                assert not log.let_pass, log.let_pass
+                assert not log.not_serialised, log.not_serialised
                 if mode == "serialised":
                     assert all(collective.start is not None for collective in log.collectives)
 

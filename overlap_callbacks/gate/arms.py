@@ -1,14 +1,15 @@
 """Arms: what the job as configured is compared with, one of them in each window.
 
-Sequential steps are the first arm. Any other switch that can be turned between two steps serves as well: the blocks of
-a window, its intervals and its budget are the same. Of several arms each has its turn, window by window.
+Sequential steps are the first arm. Any switch that can be turned between two steps can be another. An arm only declares
+what is compared; what it turns is a ``Switch``: its own, or one that the framework's adapter offers under ``needs``.
 
-An arm is only a declaration. What it turns is a ``Switch``: its own, or one that the adapter of the job's framework
-offers under ``needs`` and that needs the job's model or engine.
+A switch is risky where the gate is not: turned wrongly, it corrupts training without an error. So it only changes what
+the job was built for, only between steps, reads back the value in force, and restores it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,10 +17,129 @@ from typing import Any
 import torch
 
 from overlap_callbacks import _validation
-from overlap_callbacks.gate.switch import Switch
 from overlap_callbacks.instruments import device
 
-# What an adapter offers: from the arm to its switch. It raises ValueError where this job's must not be turned.
+
+class Switch:
+    """Interface of what can be turned. Both methods are called on the training thread, between steps.
+
+    Attributes:
+        name: for the record, e.g. ``overlap_comm``.
+        sequential: whether steps are sequential while it is turned.
+        only_between_steps: it cannot be restored within a step. ``close()`` then restores it when the step has ended.
+        begins_with_communication: a step that has issued no collective yet counts as not begun. (In loops that are
+            marked by ``optimizer.step()``, a step is open when the loop has ended.)
+    """
+
+    name = "switch"
+    sequential = False
+    only_between_steps = True
+    begins_with_communication = False
+
+    def apply(self) -> None:
+        """Turn it for the steps that follow. RuntimeError, if it did not take effect or was changed, ends measuring."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Restore what the job was built with. Must not raise, and may be called twice."""
+        raise NotImplementedError
+
+
+class OverlapSwitch(Switch):
+    """A framework's own switches for overlap: turned, they make steps sequential."""
+
+    name = "native"
+    sequential = True
+    only_between_steps = False
+
+    def apply(self) -> None:
+        self.disable()
+
+    def disable(self) -> None:
+        """Switch overlap off for the steps that follow; see ``Switch.apply``."""
+        raise NotImplementedError
+
+
+class AttributeSwitch(Switch):
+    """Base of switches that set attributes of objects, and put back what they were."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def keep(self, holder: Any, name: str) -> None:
+        """Have ``restore`` put this attribute back."""
+        self._before.append((holder, name, getattr(holder, name)))
+
+    def set(self, holder: Any, name: str, value: Any) -> None:
+        """Set an attribute until ``restore``."""
+        self.keep(holder, name)
+        setattr(holder, name, value)
+
+    def restore(self) -> None:
+        while self._before:
+            setattr(*self._before.pop())
+
+
+class SwitchState:
+    """The switch in use, and which way it is turned.
+
+    Attributes:
+        native: what makes steps sequential instead of the gate; None if the gate does.
+        form: the switch in use; None if nothing is turned, and the gate makes steps sequential.
+        is_turned: whether it is turned.
+        offers: makers of the switches of arms, which adapters add to.
+    """
+
+    def __init__(self) -> None:
+        self.native: Switch | None = None
+        self.form: Switch | None = None
+        self.is_turned = False
+        self.offers: dict[str, Callable[[Any], Switch]] = {}
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether the switch in use makes the open step sequential."""
+        return self.is_turned and self.form is not None and self.form.sequential
+
+    def must_wait(self, *, communicated: bool) -> bool:
+        """Whether the switch is turned and stays until the open step ends, which has communicated or not."""
+        if not self.is_turned or self.form is None or not self.form.only_between_steps:
+            return False
+        return communicated or not self.form.begins_with_communication
+
+    def adopt(self, native: Switch) -> None:
+        """Make steps sequential by this switch, from here on."""
+        self.use(native)
+        self.native = native
+
+    def use(self, switch: Switch | None) -> None:
+        """Turn this switch from here on. Between steps only: the one in use goes back first."""
+        if switch is not self.form:
+            self.turn(on=False)
+            self.form = switch
+
+    def go_back(self) -> None:
+        """Turn the switch in use back, if it is turned. Between steps only; never raises."""
+        with contextlib.suppress(Exception):  # a switch that cannot go back has raised where it was turned
+            self.turn(on=False)
+
+    def turn(self, *, on: bool) -> None:
+        """Turn the switch in use, unless it is turned that way already. If it does not take effect, it is restored."""
+        if self.form is None or on == self.is_turned:
+            return
+        if on:
+            try:
+                self.form.apply()
+            except BaseException:
+                self.form.restore()  # what was turned before the failure goes back before any step runs like this
+                raise
+            self.is_turned = True
+        else:
+            self.is_turned = False
+            self.form.restore()
+
+
+# What an adapter offers: makes the switch of an arm. Raises ValueError if this job's must not be turned.
 Offers = Mapping[str, Callable[[Any], Switch]]
 
 _MAX_NAME_LENGTH = 60
@@ -66,7 +186,7 @@ class Sequential(BaseArm):
 
 
 class Native(BaseArm):
-    """Sequential steps by the framework's own switches: beside ``Sequential()``, their agreement checks the figures."""
+    """Sequential steps by the framework's own switches. If they agree with ``Sequential()``, the figures are sound."""
 
     name = "native"
     sequential = True
@@ -80,8 +200,7 @@ class Arm(BaseArm):
         name: letters, digits and ``_``.
         on: turns it, between two steps, on every rank. If it raises, measuring ends and ``off`` is called.
         off: turns it back: between two steps, or in a step that has issued no collective yet. It may be called twice.
-        equal_results: whether losses and weights stay what they are without it, bit by bit. It is said in the record
-            and in tables; nothing checks it.
+        equal_results: whether losses and weights stay bit-identical. For the record and tables; nothing checks it.
 
     Raises:
         TypeError, ValueError: an argument has the wrong type or value.
@@ -96,14 +215,12 @@ class Arm(BaseArm):
         for option, function in (("on", on), ("off", off)):
             if not callable(function):
                 raise TypeError(f"{option} must be a function without arguments, got {function!r}")
-        if not isinstance(equal_results, bool):
-            raise TypeError(f"equal_results must be True or False, got {equal_results!r}")
         self.name = name
-        self.equal_results = equal_results
+        self.equal_results = _validation.flag("equal_results", equal_results)
         self._on, self._off = on, off
 
     def switch(self, offers: Offers) -> Switch | None:
-        return _Functions(self.name, self._on, self._off)
+        return _Functions(self.name, self._on, self._off, only_between_steps=True)
 
 
 class SmCarveout(BaseArm):
@@ -128,7 +245,19 @@ class SmCarveout(BaseArm):
         num_sms = device.properties(torch.device("cuda")).multi_processor_count
         if self.num_sms >= num_sms:
             raise ValueError(f"num_sms must leave some of the device's {num_sms} SMs to compute, got {self.num_sms}")
-        return SmCarveoutSwitch(self.num_sms)
+        before: list[int | None] = []
+
+        def on() -> None:
+            before[:] = [torch._C._get_sm_carveout_experimental()]
+            torch._C._set_sm_carveout_experimental(self.num_sms)
+            if torch._C._get_sm_carveout_experimental() != self.num_sms:
+                raise RuntimeError("torch did not take the carve-out of SMs")
+
+        def off() -> None:
+            while before:
+                torch._C._set_sm_carveout_experimental(before.pop())
+
+        return _Functions("_set_sm_carveout_experimental", on, off, only_between_steps=False)
 
 
 class AllowTF32(BaseArm):
@@ -141,21 +270,18 @@ class AllowTF32(BaseArm):
     equal_results = False
 
     def __init__(self, allowed: bool = True) -> None:
-        if not isinstance(allowed, bool):
-            raise TypeError(f"allowed must be True or False, got {allowed!r}")
-        self.allowed = allowed
+        self.allowed = _validation.flag("allowed", allowed)
         self.name = "allow_tf32" if allowed else "no_tf32"
 
     def switch(self, offers: Offers) -> Switch | None:
         _expect_cuda(self.name)
-        switch = TF32Switch(self.allowed)
-        if not switch.would_change:
+        if all(backend.allow_tf32 == self.allowed for backend in _tf32_backends()):
             raise ValueError(f"TF32 is {'allowed' if self.allowed else 'not allowed'} already: nothing would change")
-        return switch
+        return _TF32Switch(self.allowed)
 
 
 class Prefetch(BaseArm):
-    """FSDP2 gathers the parameters of so many modules ahead. Needs ``attach(optimizer, model=model)``.
+    """FSDP2 gathers the parameters of some modules ahead. Needs ``attach(optimizer, model=model)``.
 
     Args:
         forward: modules ahead in the forward pass; 0 for none but what FSDP2 does by itself.
@@ -187,17 +313,15 @@ class Reshard(BaseArm):
     needs = "fsdp2_reshard"
 
     def __init__(self, after_forward: bool) -> None:
-        if not isinstance(after_forward, bool):
-            raise TypeError(f"after_forward must be True or False, got {after_forward!r}")
-        self.after_forward = after_forward
+        self.after_forward = _validation.flag("after_forward", after_forward)
         self.name = "reshard" if after_forward else "no_reshard"
 
 
 class ZeroPrefetchBucket(BaseArm):
-    """ZeRO-3 prefetches up to so many parameters ahead (``stage3_prefetch_bucket_size``). Needs the DeepSpeed adapter.
+    """ZeRO-3 prefetches parameters (``stage3_prefetch_bucket_size``). Needs the DeepSpeed adapter.
 
     Args:
-        elements: parameters; 0 for no prefetching.
+        elements: parameters to prefetch at most; 0 for none.
     """
 
     needs = "zero3_prefetch_bucket"
@@ -236,8 +360,9 @@ def checked_arms(arms: Sequence[BaseArm] | None) -> tuple[BaseArm, ...]:
 class _Functions(Switch):
     begins_with_communication = True
 
-    def __init__(self, name: str, on: Callable[[], None], off: Callable[[], None]) -> None:
+    def __init__(self, name: str, on: Callable[[], None], off: Callable[[], None], *, only_between_steps: bool) -> None:
         self.name = name
+        self.only_between_steps = only_between_steps
         self._on, self._off = on, off
 
     def apply(self) -> None:
@@ -247,59 +372,19 @@ class _Functions(Switch):
         self._off()
 
 
-class SmCarveoutSwitch(Switch):
-    """Sets torch's carve-out of SMs.
-
-    Args:
-        num_sms: that matrix products do not use.
-    """
-
-    name = "_set_sm_carveout_experimental"
-    only_between_steps = False  # collectives do not depend on it, and the process goes on after the last step
-
-    def __init__(self, num_sms: int) -> None:
-        self._num_sms = num_sms
-        self._before: list[int | None] = []
-
-    def apply(self) -> None:
-        self._before = [torch._C._get_sm_carveout_experimental()]
-        torch._C._set_sm_carveout_experimental(self._num_sms)
-        if torch._C._get_sm_carveout_experimental() != self._num_sms:
-            raise RuntimeError("torch did not take the carve-out of SMs")
-
-    def restore(self) -> None:
-        while self._before:
-            torch._C._set_sm_carveout_experimental(self._before.pop())
-
-
-class TF32Switch(Switch):
-    """Sets whether cuBLAS and cuDNN may use TF32.
-
-    Args:
-        allowed: whether they may.
-    """
+class _TF32Switch(AttributeSwitch):
+    """Sets whether cuBLAS and cuDNN may use TF32."""
 
     name = "allow_tf32"
-    only_between_steps = False  # as above
+    only_between_steps = False  # collectives do not depend on it, and the process goes on after the last step
 
     def __init__(self, allowed: bool) -> None:
+        super().__init__()
         self._allowed = allowed
-        self._before: list[tuple[Any, bool]] = []
-
-    @property
-    def would_change(self) -> bool:
-        """Whether turning it changes anything."""
-        return any(backend.allow_tf32 != self._allowed for backend in _tf32_backends())
 
     def apply(self) -> None:
         for backend in _tf32_backends():
-            self._before.append((backend, backend.allow_tf32))
-            backend.allow_tf32 = self._allowed
-
-    def restore(self) -> None:
-        while self._before:
-            backend, allowed = self._before.pop()
-            backend.allow_tf32 = allowed
+            self.set(backend, "allow_tf32", self._allowed)
 
 
 def _tf32_backends() -> tuple[Any, ...]:

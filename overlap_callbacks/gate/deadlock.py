@@ -1,18 +1,15 @@
 """The order check: may the collectives of this job be serialised without a deadlock?
 
-Serialising makes every collective wait for those issued before it on the same rank, on any communicator. Where ranks
-issue the collectives of two groups in different orders, a program that ran well would then hang: rank 0 waits in A for
-rank 1, which waits in B for rank 0. So before anything is serialised, the sequences of all ranks are put together, and
-the union of their orders must have no cycle.
+Serialising makes every collective wait for those issued before it on the same rank, on any communicator. If ranks issue
+the collectives of two groups in different orders, a program that ran well would hang: rank 0 waits in A for rank 1,
+which waits in B for rank 0. So before anything is serialised, the union of the ranks' orders must have no cycle.
 
 A node of that union is one collective (the k-th of its group, the same on every member) or one message (the k-th send
-from one rank to another, and the receive that it matches). The edges say what may have to wait for what: everything
-waits for all that precedes it on its rank. That holds too for what sequential steps let pass as it is (members of
-coalescing blocks, single sends and receives, groups whose ranks are not known). The job may wait for these at once, and
-what sequential steps add to that must be harmless in any case. Only these start together, and do not wait for each
-other: the members of a coalescing block, and those of a batch that sequential steps wait for (``Gate.post``). (A small
-message may be buffered, and its send finish before its receive is posted. Nobody should rely on that, so the check does
-not.)
+from one rank to another, and the receive that it matches). Everything waits for all that precedes it on its rank. That
+holds too for what is not serialised (members of coalescing blocks, single sends and receives, groups whose ranks are
+not known): the job may wait for these at once. Only members of a coalescing block, and those of a batch that sequential
+steps wait for (``Gate.post``), start together and do not wait for each other. (A small message may be buffered, and its
+send finish before its receive is posted. Nobody should rely on that, so the check does not.)
 
 A cycle counts if it goes through something that sequential steps wait for. The job has just run through all others.
 """
@@ -36,12 +33,8 @@ class Item(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One collective of a sequence, as it travels between ranks.
 
     Attributes:
-        operator: the ``c10d`` operator.
-        group: name of the group.
-        coalesced: number of the coalescing block that it is a member of, from 1; 0 for none.
+        operator, group, coalesced, tag, posted: as in ``Collective``; the group by its name.
         source, target: global ranks of a send or receive, -1 where unknown or not p2p.
-        tag: of a send or receive.
-        posted: number of the batch in which an adapter posted it, from 1; 0 for none.
     """
 
     operator: str
@@ -121,7 +114,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
 
     @property
     def batches(self) -> tuple[tuple[tuple[str, str, int], ...], ...]:
-        """What was posted, batch by batch: each message's operator, group name, and the peer's rank in the group."""
+        """The posted batches: each message's operator, group name, and the peer's rank in the group."""
         batches: list[list[tuple[str, str, int]]] = []
         for item in self.items:
             if not item.posted:
@@ -135,7 +128,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
 
     @property
     def single_group(self) -> str | None:
-        """The name of the only group, if there are no sends or receives: its communicator then enforces the order."""
+        """Name of the only group, if there are no sends or receives: its communicator then enforces the order."""
         if len(self.groups) == 1 and not any(item.operator in POINT_TO_POINT for item in self.items):
             return next(iter(self.groups))
         return None
@@ -155,11 +148,7 @@ class CycleEdge:
 
 @dataclass(frozen=True)
 class Conflict:
-    """A cycle in the union of the ranks' orders.
-
-    Attributes:
-        steps: the edges of the cycle, each of them on one rank; each ends where the next begins.
-    """
+    """A cycle in the union of the ranks' orders, as edges on one rank each; each ends where the next begins."""
 
     steps: tuple[CycleEdge, ...]
 
@@ -172,16 +161,9 @@ _Node = tuple[Any, ...]
 
 
 def find_conflict(sequences: Mapping[int, CollectiveSequence]) -> Conflict | None:
-    """Search the union of the ranks' orders for a cycle that serialising would make a deadlock.
+    """Search the union of the ranks' orders for a cycle that serialising would make a deadlock; None if there is none.
 
-    A cycle of messages that sequential steps do not wait for does not count: whoever posts a receive before a send
-    without waiting (as pipelines do) makes one, and the job has just run through it.
-
-    Args:
-        sequences: the sequence of each rank. Ranks may share one object, whose edges are then added once.
-
-    Returns:
-        The cycle, or None if the sequences can be serialised.
+    Ranks may share one object, whose edges are then added once.
     """
     distinct: dict[int, tuple[int, CollectiveSequence]] = {}
     for rank, sequence in sorted(sequences.items()):
@@ -196,7 +178,7 @@ def find_conflict(sequences: Mapping[int, CollectiveSequence]) -> Conflict | Non
 
 
 def _is_clear(sequences: Sequence[CollectiveSequence]) -> bool:
-    """Whether the union has no cycle at all; only told of sequences in which nothing starts together.
+    """Whether the union has no cycle at all; False if anything starts together.
 
     The same as ``PrecedenceGraph`` finds, in a hundredth of the time: it must not keep the interpreter from training.
     """

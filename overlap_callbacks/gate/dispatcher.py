@@ -1,38 +1,35 @@
 """The gate's kernels in torch's dispatcher, and which threads they see.
 
-All of torch's collectives pass through the dispatcher operators ``c10d::*``. The gate has a Python kernel for each of
-them. The kernels are registered once in a process, and are never removed: removing a kernel while another thread is
-about to enter it can crash the process. (Kernels at the Autograd keys would miss functional collectives, DTensor and
-inference mode.)
+All of torch's collectives pass through the dispatcher operators ``c10d::*``, and the gate has a Python kernel for each.
+The kernels are registered once in a process and never removed: removing a kernel that another thread is about to enter
+can crash the process. (Kernels at the Autograd keys would miss functional collectives, DTensor and inference mode.)
 
-**Where the kernels stand.** They stand at a dispatch key that no tensor has (``TESTING_ONLY_GenericMode``). Dispatch
-looks at such a key only on a thread that has put it into its own thread-local include set, and the measured thread does
-so only within the steps of a window. So between windows the gate costs nothing. Measured on a CPU with torch 2.13 and
-the backend ``fake``, which does nothing: an all-reduce takes 5.12 us without the kernels, 5.10 us with the kernels
-registered and the key off, and 21.2 us while the gate records it (``benchmarks/results/overhead-cpu.json``).
+**Which key.** A dispatch key that no tensor has (``TESTING_ONLY_GenericMode``). Dispatch looks at it only on a thread
+that has it in its own include set, and the measured thread does so only within the steps of a window. So between
+windows the gate costs nothing. With torch 2.13 on a CPU and the backend ``fake`` an all-reduce takes 5.12 us without
+the kernels, 5.10 us with the key off, and 21.2 us while the gate records it (``benchmarks/results/overhead-cpu.json``).
 
-**Which threads they see.** The measured thread, and the threads of autograd that work for it: the autograd engine hands
-the thread-local state of the thread that called ``backward`` on to the threads that run it, and restores theirs after
-each task. Python threads of the user's are not seen. They are never serialised either: the place of their collectives
-in the order differs from rank to rank, and serialising them could deadlock.
+**Which threads.** The measured thread, and autograd's threads while they work for it: the engine hands them the state
+of the thread that called ``backward``. Python threads of the user's are not seen, and never serialised: the place of
+their collectives in the order differs from rank to rank, and serialising them could deadlock.
 
-**Operators that communicate.** An operator on a DTensor issues collectives itself, to redistribute what it is given:
-the norm of gradients in FSDP2's clipping, say. It does so within ``__torch_dispatch__``, where torch excludes all keys
-above Python's, and so ours. Jobs with DTensors have the kernels at ``BackendSelect``, as below.
+**DTensors.** An operator on a DTensor issues collectives itself: the norm of gradients in FSDP2's clipping, say. It
+does so within ``__torch_dispatch__``, where torch excludes our key. Jobs with DTensors have the kernels at
+``BackendSelect``.
 
 **torch.compile.** Compiled code checks at each call that the dispatch keys are those under which it was compiled. Our
-key would fail that check, and every compiled frame would be compiled once more when a window opens: minutes of a live
-job, perhaps other kernels with other rounding, and one of the few recompilations that a frame is allowed. So once
-torch.compile has compiled anything in the process, the kernels are registered at ``BackendSelect`` as well, and our key
-stays off. At ``BackendSelect`` the kernels see every thread's collectives at all times. They record only those of
-threads that carry a mark in another piece of thread-local state, which autograd hands on as well, and pass the others
-on. This costs 7 to 12 us a collective, in and between windows. The same form is used where a torch lacks what the first
-one needs.
+key would fail that check, and each compiled frame would be compiled again when a window opens: minutes of a live job,
+perhaps other rounding, and one of the few recompilations that a frame is allowed. So once torch.compile has compiled
+anything in the process, the kernels are registered at ``BackendSelect`` as well, and our key stays off. There they see
+every thread's collectives at all times, record those of threads with a mark in another piece of thread-local state,
+which autograd hands on too, and pass the others on: 7 to 12 us a collective, in and between windows. The same form is
+used where a torch lacks what the first one needs.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Protocol
@@ -40,10 +37,8 @@ from typing import Any, Protocol
 import torch
 
 from overlap_callbacks._log import logger
-from overlap_callbacks.gate.collectives import OperatorSpec, operator_specs
-from overlap_callbacks.gate.compilation import CompileWatch
+from overlap_callbacks.gate.collectives import Collective, OperatorSpec, operator_specs
 from overlap_callbacks.gate.interruptions import Interrupts, issuer, without_signal_check
-from overlap_callbacks.gate.step_log import CollectiveCall
 
 OWN_KEY = "TESTING_ONLY_GenericMode"
 BACKEND_SELECT = "BackendSelect"
@@ -52,21 +47,17 @@ _IN_THE_WAY = "from here on the gate is in the way of every collective, for some
 
 
 class CollectiveObserver(Protocol):
-    """What the kernels call in a measured step, on whichever thread issues a collective. Neither method may raise."""
+    """What the kernels call in a measured step, on the thread that issues the collective. Neither method may raise."""
 
-    def before_call(self, spec: OperatorSpec, args: tuple[Any, ...]) -> CollectiveCall | None:
+    def before_call(self, spec: OperatorSpec, args: tuple[Any, ...]) -> Collective | None:
         """A collective is about to be issued; returns a call if ``after_call`` is wanted for it."""
 
-    def after_call(self, call: CollectiveCall, result: Any) -> None:
+    def after_call(self, spec: OperatorSpec, call: Collective, result: Any) -> None:
         """The collective was issued, and its operator returned ``result``."""
 
 
 class _Placement:
-    """Kernels at one dispatch key, and the thread-local state that marks a measured thread.
-
-    Attributes:
-        key: name of the dispatch key.
-    """
+    """Kernels at one dispatch key, and the thread-local state that marks a measured thread."""
 
     key = ""
 
@@ -127,11 +118,7 @@ class _AtOwnKey(_Placement):
         later_ones.append(self._key)
 
     def _try_out(self) -> None:
-        """Check that operators work with the key on. If they do not, the key must not be used in a step.
-
-        Raises:
-            RuntimeError: they do not.
-        """
+        """Check that operators work with the key on, which raises RuntimeError where they do not."""
         self.enter()
         try:
             torch.ones(1).add(1)
@@ -171,7 +158,7 @@ class _AtOwnKey(_Placement):
             for result in issue:
                 try:
                     if call is not None:
-                        observer.after_call(call, result)  # type: ignore[union-attr]
+                        observer.after_call(spec, call, result)  # type: ignore[union-attr]
                 except BaseException as error:
                     interrupts += (error,)
                 return result
@@ -219,7 +206,7 @@ class _AtBackendSelect(_Placement):
             for result in issue:
                 if call is not None:
                     try:
-                        observer.after_call(call, result)  # type: ignore[union-attr]
+                        observer.after_call(spec, call, result)  # type: ignore[union-attr]
                     except BaseException as error:
                         interrupts += (error,)
                 return result
@@ -227,16 +214,73 @@ class _AtBackendSelect(_Placement):
         return _as_kernel(kernel)
 
 
+class CompileWatch:
+    """Counts compilations, from when torch.compile's own module is loaded; it does not load it.
+
+    ``on_start`` is called when one starts, on the thread that compiles, if this torch has a callback for that.
+    """
+
+    def __init__(self, on_start: Callable[[], None]) -> None:
+        self._on_start = on_start
+        self._started = 0
+        self._subscribed = False  # whether torch calls us at each start
+
+    def start(self) -> None:
+        """Subscribe to torch's compilations, if it has loaded what compiles. Cheap, and safe to call again."""
+        callbacks: Any = None if self._subscribed else sys.modules.get("torch._dynamo.callback")
+        if callbacks is None:
+            return
+        try:
+            callbacks.on_compile_start(self._note)
+            self._subscribed = True
+        except Exception:
+            logger.debug("this torch has no callback for the start of a compilation", exc_info=True)
+
+    @property
+    def count(self) -> int:
+        """Compilations so far. Only differences mean something."""
+        return self._started if self._subscribed else _compilations_by_torch()
+
+    @property
+    def has_compiled(self) -> bool:
+        """Whether there may be compiled code in the process.
+
+        That something is wrapped to be compiled says little: DeepSpeed wraps functions that most jobs never call.
+        """
+        return self._started > 0 or _compilations_by_torch() > 0
+
+    def _note(self, _: Any) -> None:
+        # Called by torch.compile: nothing may escape.
+        self._started += 1
+        try:
+            self._on_start()
+        except Exception:
+            logger.debug("the gate could not switch its key off for a compilation", exc_info=True)
+
+
+def _compilations_by_torch() -> int:
+    """What torch.compile itself counts. None of its counts holds all compilations."""
+    utils: Any = sys.modules.get("torch._dynamo.utils")
+    frames: Any = sys.modules.get("torch._dynamo.convert_frame")
+    if utils is None:
+        return 0
+    try:
+        # With fullgraph=True the first stays at 0; a frame that is compiled again is not in the last.
+        counters, frames_seen = utils.counters, int(getattr(frames, "FRAME_COUNTER", 0))
+        return int(counters["frames"]["total"] + counters["stats"]["unique_graphs"]) + frames_seen
+    except (AttributeError, KeyError, TypeError):
+        return 1  # not known: taken to be in use, which is always safe
+
+
 class Dispatcher:
     """The kernels of this process, who uses them, and on which thread. There is one, as there is one torch dispatcher.
 
     Attributes:
         observer: called for each collective of a measured thread; None makes the kernels a pass-through at once.
-        placement: where the kernels in use stand; None before ``install``.
-        own_key, backend_select: the two places where they may stand.
-        stale: threads that began a step which ended on another thread. Each becomes ordinary when it next enters the
-            kernels.
-        interrupts: what handlers of signals raised within the kernels, to be raised again where the step ends.
+        placement: the kernels in use; None before ``install``.
+        own_key, backend_select: the two possible placements.
+        stale: threads whose step ended on another thread. Each becomes ordinary when it next enters the kernels.
+        interrupts: what signal handlers raised within the kernels, to be raised again where the step ends.
     """
 
     def __init__(self) -> None:
@@ -257,11 +301,7 @@ class Dispatcher:
         return self._owner is None or self._owner is owner
 
     def acquire(self, owner: object) -> None:
-        """Keep the kernels for ``owner``.
-
-        Raises:
-            RuntimeError: somebody else uses them.
-        """
+        """Keep the kernels for ``owner``. Raises RuntimeError if somebody else uses them."""
         if not self.is_free_for(owner):
             raise RuntimeError("another OverlapMonitor of this process uses the collective gate: close() it first")
         self._owner = owner
@@ -281,10 +321,7 @@ class Dispatcher:
     def install(self, *, nested: bool = False) -> None:
         """Register the kernels where they cost least. Between steps, on the main thread; safe to call again.
 
-        Registering beside other threads' collectives is sound, removing is not: see the module's docstring.
-
-        Args:
-            nested: whether operators of the job issue collectives themselves, as those on DTensors do.
+        ``nested``: operators of the job issue collectives themselves, as those on DTensors do.
         """
         self._compile_watch.start()
         if self.placement is None:
@@ -307,11 +344,7 @@ class Dispatcher:
             )
 
     def use_backend_select(self, why: str) -> None:
-        """Go on at ``BackendSelect``.
-
-        Args:
-            why: for the log.
-        """
+        """Go on at ``BackendSelect``, and log why."""
         self.backend_select.install(self)
         self.placement = self.backend_select
         logger.info("overlap-callbacks: %s", why)
@@ -337,8 +370,8 @@ class Dispatcher:
     def switch_off(self, observer: CollectiveObserver) -> None:
         """Let all collectives pass, at once, from any thread. Does nothing while somebody else observes.
 
-        A thread's local state can only be changed by the thread itself. Where another thread calls this, the measured
-        one becomes an ordinary thread when it calls this too, or when it next enters the kernels.
+        Only a thread itself can change its local state. If another one calls this, the measured thread becomes ordinary
+        when it calls this too, or when it next enters the kernels.
         """
         if self.observer is None or self.observer is observer:
             self.observer = None
@@ -372,10 +405,10 @@ class Dispatcher:
     def _on_compile(self) -> None:
         """torch.compile is about to compile, on this thread.
 
-        Whenever the compiled code is called, in a window or not, it compares the dispatch keys with those of now. So
-        our key is switched off for the rest of the step, which does not count anyway. Not so within a backward pass:
-        autograd puts the key back for the next node, and what was compiled without it would be compiled again for each
-        node. There the code is compiled with the key, and once more without it in a later step.
+        The compiled code will compare the dispatch keys with those of now. So our key is switched off for the rest of
+        the step, which does not count anyway. Not within a backward pass: autograd puts the key back for the next node,
+        and what was compiled without it would be compiled again for each node. There the code is compiled with the key,
+        and once more without it in a later step.
         """
         if self.placement is self.own_key and torch._C._current_graph_task_id() == -1:
             self.own_key.leave()

@@ -1,23 +1,18 @@
 """The collective gate: one place in which to see, and to serialise, every collective of the training thread.
 
-The kernels of ``dispatcher.py`` call the gate before and after each collective of a measured step. That module says
-where the kernels stand in torch's dispatcher, what they cost and which threads they see.
-
-The rules that keep it safe:
+The kernels of ``dispatcher.py`` call the gate before and after each collective of a measured step. The rules that keep
+it safe:
 
 - it adds waits and nothing else: it never issues, drops, reorders or resizes a collective;
-- it never raises. An exception inside DDP's reducer would break the reducer for good, so an error of the gate's own is
-  kept, and its owner switches the gate off at the next step boundary. What a signal handler of the user's raises there
-  is kept too, and raised at the step's end (``interruptions.py``);
-- sends and receives are recorded, never waited for where they are issued: waiting there hangs real pipeline schedules,
-  and Gloo's p2p works cannot be waited for twice. An adapter that knows where its framework posts a whole batch of them
-  has it waited for with ``post``;
-- only collectives of the training thread and of autograd's threads are serialised. The place of any other thread's
-  collectives in the order differs from rank to rank, and serialising them could deadlock;
-- members of a coalescing block are not waited for: they have not started yet (``coalescing.py``);
-- only a sequence of collectives that passed the order check is serialised. Where a step departs from it, the gate lets
-  the rest of the step through as it is, and says so;
-- while a CUDA graph is captured it only redispatches, and the log says that one was captured.
+- it never raises: an exception would break DDP's reducer for good. An error of the gate's own is kept, and its owner
+  switches the gate off at the next step boundary. What a signal handler of the user's raises is raised at the step's
+  end (``interruptions.py``);
+- sends and receives are never waited for where they are issued: that hangs real pipeline schedules, and Gloo's p2p
+  works cannot be waited for twice. An adapter that knows where its framework posts a batch of them uses ``post``;
+- only collectives of the training thread and of autograd's threads are serialised (``dispatcher.py``);
+- members of a coalescing block are not waited for: they have not started yet (``process_groups.py``);
+- only a sequence that passed the order check is serialised. Where a step departs from it, the rest passes as it is;
+- while a CUDA graph is captured the gate only redispatches.
 """
 
 from __future__ import annotations
@@ -31,25 +26,19 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.gate.coalescing import CoalescingBlocks
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.dispatcher import dispatcher
-from overlap_callbacks.gate.foreign import SequenceNumbers
-from overlap_callbacks.gate.let_pass import IN_THE_CHECKED_ORDER, LetPass
+from overlap_callbacks.gate.process_groups import CoalescingBlocks, SequenceNumbers
 from overlap_callbacks.gate.serialiser import (
+    IN_CHECKED_ORDER,
     CompletedWork,
     HostSerialiser,
+    NotSerialised,
+    Serialiser,
     StreamSerialiser,
     is_complete,
 )
-from overlap_callbacks.gate.step_log import (
-    CollectiveCall,
-    ExpectedSequence,
-    SequenceTracker,
-    Serialiser,
-    StepLog,
-    StepRecorder,
-)
+from overlap_callbacks.gate.step_log import ExpectedSequence, SequenceTracker, StepLog, StepRecorder
 from overlap_callbacks.instruments import device
 
 T = TypeVar("T")
@@ -71,9 +60,9 @@ class Gate:
     Attributes:
         stuck: the serialised collective that did not finish in time; None if there is none.
         last_error: an error of the gate's own; None if there was none.
-        dimensions: the dimension of parallelism of groups that were named by hand, by the group's name.
-        side_streams: streams that compute and never issue a collective, as far as an adapter knows them.
-        micro_batches: of the open step so far, as an adapter counts them; 0 where none does.
+        dimensions: dimension of parallelism of groups that were named by hand, by the group's name.
+        side_streams: streams that compute and never issue a collective, if an adapter names them.
+        micro_batches: of the open step so far; 0 where no adapter counts them.
         nested: whether operators of the job issue collectives (on DTensors, say); the first window finds out.
 
     Raises:
@@ -100,11 +89,11 @@ class Gate:
     def _reset_step(self, expected: ExpectedSequence) -> None:
         self._tracker = SequenceTracker(expected)
         self.micro_batches, self._unseen = 0, False  # whether collectives of the step were let through unseen
-        self._let_pass, self._let_pass_bytes = Counter[LetPass](), 0
+        self._not_serialised, self._not_serialised_bytes = Counter[NotSerialised](), 0
         self._unsupported_device, self._captured = "", False
         self._compilations, self._blocks = dispatcher.num_compilations, CoalescingBlocks()
         self._batches = self._posting = 0  # batches of sends and receives so far; the open one
-        self._posted: list[CollectiveCall] = []  # its members so far
+        self._posted: list[Collective] = []  # its members so far
         self._batch_passes = False  # one of them cannot be waited for
 
     # -- life
@@ -173,11 +162,10 @@ class Gate:
             sequential: serialise.
             expected: what passed the order check; None where nothing may be serialised.
             compute_stream: the stream that is serialised with collectives of the device.
-            watch: hold on to the collectives' works until the step ends, to tell whether they are complete then.
+            watch: keep the collectives' works until the step ends, to know whether they are complete then.
 
         Raises:
-            RuntimeError: the step begins within a backward pass or in inference mode, which end with the thread's state
-                of before: the gate would see nothing after that.
+            RuntimeError: the step begins within a backward pass or in inference mode, which restore the thread's state.
         """
         if torch._C._current_graph_task_id() != -1 or torch.is_inference_mode_enabled():
             where = "in inference mode" if torch.is_inference_mode_enabled() else "within a backward pass"
@@ -205,11 +193,11 @@ class Gate:
             self.nested = self.nested or bool(foreign)  # from the next window on
             is_quiet = self._watching and self._numbers.complete and not foreign
             quiet = is_quiet and _all_complete(self._works, len(collectives))
-        let_pass = self._let_pass, self._unsupported_device, self._let_pass_bytes, self._captured
+        passed = self._not_serialised, self._unsupported_device, self._not_serialised_bytes, self._captured
         # Another thread may be further on one rank than on another, at the same step.
         counts = {} if self._numbers is None else self._numbers.before(self.dimensions, without=foreign)
         rest = counts, None if self._numbers is None else self._numbers.issued, self.micro_batches
-        log = StepLog(collectives, dropped, self._tracker.divergence, quiet, foreign, compiled, *let_pass, *rest)
+        log = StepLog(collectives, dropped, self._tracker.divergence, quiet, foreign, compiled, *passed, *rest)
         self._works.clear()
         self._groups.clear()  # keeps no process group alive between steps
         self._numbers = None
@@ -221,9 +209,8 @@ class Gate:
     def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
         """Issue a batch of sends and receives; in a sequential step wait for all of them once all are posted.
 
-        Waiting within a single send or receive would hang pipelines, whose stages post theirs in turn. An adapter calls
-        this at the place where its framework posts a batch, and hands on the works that it gets back: those of Gloo
-        cannot be waited for twice. Only for schedules in which waiting at these places comes to an end.
+        For an adapter, where its framework posts a batch, in schedules in which waiting there comes to an end. It hands
+        on the works that it gets back: those of Gloo cannot be waited for twice.
 
         Args:
             issue: posts the batch; what it raises passes through.
@@ -272,7 +259,7 @@ class Gate:
 
     # -- a collective: called from the kernels, on whichever thread issues it. Nothing may escape.
 
-    def before_call(self, spec: OperatorSpec, args: tuple[Any, ...]) -> CollectiveCall | None:
+    def before_call(self, spec: OperatorSpec, args: tuple[Any, ...]) -> Collective | None:
         """Record a call, and order what comes before it. Returns the call if ``after_call`` is wanted for it."""
         try:
             issued_ns = perf_counter_ns()
@@ -288,8 +275,8 @@ class Gate:
             if on_device and self._accelerator.is_capturing():
                 self._captured = True
             blocks = self._blocks
-            call = CollectiveCall(
-                spec,
+            call = Collective(
+                spec.name,
                 group,
                 bytes_in,
                 bytes_out,
@@ -298,10 +285,12 @@ class Gate:
                 args[spec.peer] if spec.peer >= 0 else -1,
                 args[spec.tag] if spec.tag >= 0 else 0,
                 issued_ns,
+                None,
+                None,
                 self._posting if spec.point_to_point else 0,
                 args[spec.async_op] if len(args) > spec.async_op else spec.asynchronous,
                 on_device,
-                splits=spec.splits(args) if spec.splits else None,
+                spec.splits(args) if spec.splits else None,
             )
             if call.posted:
                 self._posted.append(call)
@@ -309,13 +298,13 @@ class Gate:
             watched = call if self._watching else None
             if not self._serialise or not self._tracker.admits(call) or not spec.returns_work:
                 return watched
-            serialiser = self._serialiser_of(call, tensor)
-            if isinstance(serialiser, LetPass):
-                self._let_pass[serialiser] += 1
-                self._let_pass_bytes += max(bytes_in, bytes_out)
+            serialiser = self._serialiser_of(spec, call, tensor)
+            if isinstance(serialiser, NotSerialised):
+                self._not_serialised[serialiser] += 1
+                self._not_serialised_bytes += max(bytes_in, bytes_out)
                 self._batch_passes = True
-                if serialiser in IN_THE_CHECKED_ORDER and self._on_stream is not None:
-                    self._on_stream.let_pass(tensor)
+                if serialiser in IN_CHECKED_ORDER and self._on_stream is not None:
+                    self._on_stream.skip(tensor)
                 return watched
             if call.posted:
                 return watched  # ``post`` waits for the whole batch
@@ -326,25 +315,27 @@ class Gate:
             self.last_error = dispatcher.interrupts.own(error) or self.last_error
             return None
 
-    def _serialiser_of(self, call: CollectiveCall, tensor: torch.Tensor | None) -> Serialiser | LetPass:
+    def _serialiser_of(
+        self, spec: OperatorSpec, call: Collective, tensor: torch.Tensor | None
+    ) -> Serialiser | NotSerialised:
         """What serialises the call, or why nothing does."""
         if not call.group.ranks:
-            return LetPass.UNKNOWN_GROUP
-        if call.spec.point_to_point and not call.posted:
-            return LetPass.SINGLE_MESSAGE
-        if not call.posted and (call.coalesced or self._blocks.hold_back(call.spec)):
-            return LetPass.COALESCING_BLOCK
+            return NotSerialised.UNKNOWN_GROUP
+        if spec.point_to_point and not call.posted:
+            return NotSerialised.SINGLE_MESSAGE
+        if not call.posted and (call.coalesced or self._blocks.hold_back(spec)):
+            return NotSerialised.COALESCING_BLOCK
         serialiser: Serialiser | None = self._on_stream if call.on_device else self._on_host
-        return LetPass.OTHER_DEVICE if serialiser is None else serialiser.obstacle(tensor) or serialiser
+        return NotSerialised.OTHER_DEVICE if serialiser is None else serialiser.obstacle(tensor) or serialiser
 
-    def after_call(self, call: CollectiveCall, result: Any) -> None:
+    def after_call(self, spec: OperatorSpec, call: Collective, result: Any) -> None:
         """Order what comes after a call."""
         try:
             # NCCL gives no Work for async_op=False: the kernel is then on the issuing stream itself.
             work = None
-            if call.spec.returns_work:
+            if spec.returns_work:
                 work = dist.Work.unbox(result[-1] if isinstance(result, tuple) else result)
-            serialiser = call.serialiser
+            serialiser, call.serialiser = call.serialiser, None  # the log keeps no stream alive
             if serialiser is None:
                 self._works.append(work)  # of a watched step
             elif not serialiser.after(call, work):
@@ -354,10 +345,10 @@ class Gate:
         except Exception as error:
             self.last_error = dispatcher.interrupts.own(error) or self.last_error
 
-    def _give_up(self, call: CollectiveCall) -> None:
+    def _give_up(self, call: Collective) -> None:
         """Stop serialising: this collective timed out, so the ranks wait for each other in a way no check foresaw."""
         self._serialise = False
-        self.stuck = call.to_collective()
+        self.stuck = call
 
 
 def _unsupported_device(tensor: torch.Tensor | None) -> str:

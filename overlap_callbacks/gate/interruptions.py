@@ -1,16 +1,14 @@
 """Exceptions that a signal handler of the user's raises while Python code of ours runs within a collective.
 
-Python runs the handlers of signals on the main thread, between two bytecodes. Without the library there are no
-bytecodes within a collective: a handler that raises does so once ``backward()`` has returned, and the user may catch
-that and go on. With Python kernels in the dispatcher the exception would surface in them, within DDP's reducer, and
-break the reducer for good. Two things prevent that:
+Python runs signal handlers on the main thread, between two bytecodes. Without the library there are no bytecodes within
+a collective: a handler raises once ``backward()`` has returned, and the user may catch that and go on. With Python
+kernels the exception would surface in DDP's reducer, and break it for good. Two things prevent that:
 
-- CPython asks for signals only where a function is entered, after a call, and where a loop jumps back. A kernel that is
-  entered ``without_signal_check`` and issues its collective with an ``issuer`` has no such place of its own;
-- what surfaces in the other work of a measured step is kept until the step ends, and is raised there.
+- CPython checks for signals only where a function is entered, after a call, and where a loop jumps back. A kernel that
+  is entered ``without_signal_check`` and issues its collective with an ``issuer`` has no such place of its own;
+- what surfaces in the other work of a measured step is kept, and raised where the step ends.
 
-A build without the GIL has a function of Python's within the issuer: there a handler may still raise within a kernel.
-CPython 3.10 asked before almost every bytecode; the library does not support it.
+In a build without the GIL, a handler may still raise within the issuer.
 """
 
 from __future__ import annotations
@@ -33,11 +31,7 @@ _NO_CHECK = 2  # as where a generator goes on after ``yield from``
 
 
 def without_signal_check(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Change a function of Python's, so that its entry is no place at which handlers of signals run.
-
-    Entering it is what ``RESUME 0`` stands for in its code: "here a function begins", with a check for signals.
-    ``RESUME 2`` has none, and is the same otherwise.
-    """
+    """Change a function so that no signal handler runs at its entry: ``RESUME 2`` has no check, ``RESUME 0`` has."""
     if _RESUME is not None and isinstance(function, FunctionType):
         code = bytearray(function.__code__.co_code)
         for place in range(0, len(code), 2):
@@ -63,7 +57,7 @@ class _OfThread(threading.local):
 
 
 def issuer(redispatch: Callable[..., Any]) -> tuple[Any, Iterator[Any]]:
-    """A way to call ``redispatch`` that has no check for signals after the call, as a call in Python has.
+    """A way to call ``redispatch`` without the check for signals that follows a call in Python.
 
     Returns:
         A list and an iterator. ``arguments += (args,)`` and then a ``for`` loop that returns in its first round call
@@ -74,7 +68,7 @@ def issuer(redispatch: Callable[..., Any]) -> tuple[Any, Iterator[Any]]:
 
 
 class Interrupts(list[BaseException]):
-    """Exceptions that handlers raised within the kernels, until the step ends. The kernels add to it with ``+=``."""
+    """Exceptions that signal handlers raised within the kernels, until the step ends. The kernels add with ``+=``."""
 
     def own(self, error: Exception) -> Exception | None:
         """The error, if it is one of ours. Else it is kept, and None is returned."""
@@ -96,10 +90,7 @@ def is_own(error: BaseException) -> bool:
 
 
 def is_from_handler(error: BaseException) -> bool:
-    """Whether a signal handler of the user's raised an exception: one is among the functions that it passed through.
-
-    Ask at once: the user may have set another handler later.
-    """
+    """Whether a signal handler of the user's is among the functions that an exception passed through; ask at once."""
     handlers = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
     trace = error.__traceback__
     while trace is not None:

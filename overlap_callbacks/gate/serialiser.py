@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import enum
 import time
 from collections.abc import Callable, Iterable
 from time import perf_counter_ns
@@ -12,9 +13,8 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks._log import logger
+from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.interruptions import is_from_handler
-from overlap_callbacks.gate.let_pass import LetPass
-from overlap_callbacks.gate.step_log import CollectiveCall
 from overlap_callbacks.instruments import device
 
 # Collectives of a step that are timed on the device: each takes two events, which live until the report.
@@ -23,19 +23,65 @@ MAX_TIMED = 4_000
 _POLL_S = 50e-6
 
 
-class StreamSerialiser:
+class NotSerialised(enum.Enum):
+    """Why a sequential step does not serialise a collective, in words that follow their number."""
+
+    CAPTURE = "a CUDA graph was being captured"
+    OTHER_DEVICE = "they were on another device than the one whose steps are timed"
+    COALESCING_BLOCK = "they were in a coalescing block, and start when it ends"
+    UNKNOWN_GROUP = "their process group is not registered with torch.distributed, so that its ranks are not known"
+    SINGLE_MESSAGE = "they were sent or received singly, and waiting for one could hang a pipeline"
+
+
+# What has its place in the order that the order check looked at, as if the job waited for it at once.
+IN_CHECKED_ORDER = (NotSerialised.COALESCING_BLOCK, NotSerialised.SINGLE_MESSAGE)
+
+
+class Serialiser:
+    """Interface: puts one collective between two waits.
+
+    Attributes:
+        completes: whether a collective is complete once ``after`` has returned True.
+    """
+
+    completes: bool
+
+    def obstacle(self, tensor: torch.Tensor | None) -> NotSerialised | None:
+        """Why what is issued now cannot be serialised; None if it can.
+
+        Args:
+            tensor: the first of the collective; None for a batch whose tensors are not known yet.
+        """
+        return None
+
+    def before(self, call: Collective) -> None:
+        """Order what came before the call."""
+        raise NotImplementedError
+
+    def after(self, call: Collective, work: dist.Work | None) -> bool:
+        """Order what comes after the call; False if the collective did not finish in time."""
+        raise NotImplementedError
+
+    def before_batch(self) -> Callable[[], None]:
+        """Order what came before a batch of sends and receives.
+
+        Returns:
+            What to call once all works of the batch were waited for.
+        """
+        return lambda: None
+
+
+class StreamSerialiser(Serialiser):
     """Waits of streams for each other, in one step: the host never blocks.
 
-    Known streams are the compute stream and all streams on which the step has issued collectives so far. Frameworks
-    enqueue compute on the streams on which they issue: FSDP2 adds gradients up on its reduce-scatter stream. So a
-    collective comes after all that was enqueued on any known stream before it, and before all that is enqueued
-    there after it. Streams only wait for events that are recorded already, so that no two can wait for each other.
-
-    Streams that never issue a collective are not ordered unless they are told: a second compute stream, say.
+    Known streams are the compute stream and all streams on which the step has issued collectives so far: frameworks
+    compute there too (FSDP2 adds gradients up on its reduce-scatter stream). A collective comes after all that was
+    enqueued on any known stream before it, and before all that is enqueued there after it. Streams only wait for events
+    that are recorded already, so that no two can wait for each other.
 
     Args:
         compute: the stream on which the step computes.
-        others: further streams that compute.
+        others: further streams that compute, and issue no collective.
     """
 
     completes = False
@@ -45,21 +91,22 @@ class StreamSerialiser:
         self._num_timed = 0
         self._known = [compute, *[stream for stream in others if stream.device == compute.device]]
 
-    def obstacle(self, tensor: torch.Tensor | None) -> LetPass | None:
+    def obstacle(self, tensor: torch.Tensor | None) -> NotSerialised | None:
         if tensor is not None and self._compute.device != tensor.device:
-            return LetPass.OTHER_DEVICE
-        return LetPass.CAPTURE if self._accelerator.is_capturing() else None
+            return NotSerialised.OTHER_DEVICE
+        return NotSerialised.CAPTURE if self._accelerator.is_capturing() else None
 
-    def before(self, call: CollectiveCall) -> None:
+    def before(self, call: Collective) -> None:
         call.stream = issuing = self._gather()
         if self._num_timed < MAX_TIMED:
             self._num_timed += 1
             call.start = self._accelerator.mark(issuing)
 
-    def after(self, call: CollectiveCall, work: dist.Work | None) -> bool:
-        issuing = call.stream
+    def after(self, call: Collective, work: dist.Work | None) -> bool:
+        issuing, call.stream = call.stream, None
         assert issuing is not None
-        if work is not None and not call.spec.host_blocking:
+        # Waiting for a barrier blocks the host on CUDA too.
+        if work is not None and "barrier" not in call.operator:
             work.wait()  # the issuing stream waits for the communicator's; the host goes on
         call.end = mark = None if call.start is None else self._accelerator.mark(issuing)
         self._release(issuing, mark)
@@ -69,13 +116,10 @@ class StreamSerialiser:
         issuing = self._gather()
         return lambda: self._release(issuing)
 
-    def let_pass(self, tensor: torch.Tensor | None) -> None:
-        """What is issued now is not ordered. All else on its stream is, with the collectives to come.
+    def skip(self, tensor: torch.Tensor | None) -> None:
+        """Leave what is issued now as it is. All else on its stream is ordered with the collectives to come.
 
-        Only for what the order check takes for something that the job waits for: then this cannot deadlock.
-
-        Args:
-            tensor: the first of the collective.
+        Only for what is ``IN_CHECKED_ORDER``: then this cannot deadlock.
         """
         if self.obstacle(tensor) is None:
             self._know_issuing()
@@ -104,7 +148,7 @@ class StreamSerialiser:
                 stream.wait_event(passed)
 
 
-class HostSerialiser:
+class HostSerialiser(Serialiser):
     """Waits of the host, for collectives on tensors of the CPU.
 
     Args:
@@ -117,20 +161,14 @@ class HostSerialiser:
         self._patience_s = patience_s
         self._patience = datetime.timedelta(seconds=patience_s)
 
-    def obstacle(self, tensor: torch.Tensor | None) -> LetPass | None:
-        return None
-
-    def before(self, call: CollectiveCall) -> None:
+    def before(self, call: Collective) -> None:
         call.start = perf_counter_ns()
 
-    def after(self, call: CollectiveCall, work: dist.Work | None) -> bool:
+    def after(self, call: Collective, work: dist.Work | None) -> bool:
         if work is not None and not self._wait(work):
             return False
         call.end = perf_counter_ns()
         return True
-
-    def before_batch(self) -> Callable[[], None]:
-        return _nothing
 
     def _wait(self, work: dist.Work) -> bool:
         start_ns = perf_counter_ns()
@@ -159,10 +197,7 @@ class HostSerialiser:
 
 
 def refuses_timeouts() -> bool:
-    """Whether torchcomms does the collectives: a wait with a timeout fails there, and its work with it.
-
-    From its source of mid 2026; it was not run here.
-    """
+    """Whether torchcomms does the collectives: a wait with a timeout fails there, and its work with it."""
     return bool(getattr(dist.distributed_c10d, "_use_torchcomms_enabled", bool)())
 
 
@@ -186,7 +221,3 @@ def is_complete(work: dist.Work | None) -> bool:
         # Sends and receives of Gloo have no future, and are complete once their owner has waited for them. Its
         # reduce-scatters have none either, and never say that they are complete.
         return bool(work.is_completed())
-
-
-def _nothing() -> None:
-    """After a batch that was waited for on the host, nothing is left to order."""

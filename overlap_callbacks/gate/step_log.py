@@ -4,100 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
-from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec, Splits
+from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.deadlock import CollectiveSequence
-from overlap_callbacks.gate.let_pass import LetPass
-
-if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
-
-    from overlap_callbacks.instruments import clocks, device
-
-
-class Serialiser(Protocol):
-    """Puts one collective between two waits.
-
-    Attributes:
-        completes: whether a collective is complete once ``after`` has returned True.
-    """
-
-    completes: bool
-
-    def obstacle(self, tensor: torch.Tensor | None) -> LetPass | None:
-        """Why what is issued now cannot be serialised; None if it can.
-
-        Args:
-            tensor: the first of the collective; None for a batch whose tensors are not known yet.
-        """
-
-    def before(self, call: CollectiveCall) -> None:
-        """Order what came before the call."""
-
-    def after(self, call: CollectiveCall, work: dist.Work | None) -> bool:
-        """Order what comes after the call; False if the collective did not finish in time."""
-
-    def before_batch(self) -> Callable[[], None]:
-        """Order what came before a batch of sends and receives.
-
-        Returns:
-            What to call once all works of the batch were waited for.
-        """
-
-
-class CollectiveCall(msgspec.Struct, gc=False):
-    """One collective while its step runs; a ``Collective`` once the step has ended.
-
-    One is made for every collective of a measured step, on the training thread. So it is a struct, which is made in a
-    third of the time of a class with slots, and it refers to the operator's spec instead of its name. Its fields are
-    those of ``Collective``, and two more: ``serialiser``, the one that ordered what comes before the call, and is to
-    order what comes after it (None where it is not serialised); and ``stream``, on which it was issued, where the
-    serialiser orders streams.
-    """
-
-    spec: OperatorSpec
-    group: Group
-    bytes_in: int
-    bytes_out: int
-    dtype: torch.dtype | None
-    coalesced: int
-    peer: int
-    tag: int
-    issued_ns: int
-    posted: int = 0
-    asynchronous: bool = True
-    on_device: bool = False
-    start: clocks.Mark | None = None
-    end: clocks.Mark | None = None
-    splits: Splits | None = None
-    serialiser: Serialiser | None = None
-    stream: device.Stream | None = None
-
-    def to_collective(self) -> Collective:
-        """What the log keeps of the call."""
-        return Collective(
-            self.spec.name,
-            self.group,
-            self.bytes_in,
-            self.bytes_out,
-            self.dtype,
-            self.coalesced,
-            self.peer,
-            self.tag,
-            self.issued_ns,
-            self.start,
-            self.end,
-            self.posted,
-            self.asynchronous,
-            self.on_device,
-            self.splits,
-        )
+from overlap_callbacks.gate.serialiser import NotSerialised
 
 
 class StepRecorder:
@@ -108,10 +20,10 @@ class StepRecorder:
     """
 
     def __init__(self, capacity: int) -> None:
-        self._storage: list[CollectiveCall | None] = [None] * capacity
+        self._storage: list[Collective | None] = [None] * capacity
         self._slots = itertools.count()  # next() is atomic under the GIL, so threads never share a slot
 
-    def append(self, call: CollectiveCall) -> None:
+    def append(self, call: Collective) -> None:
         """Keep a call if there is room; count it in any case."""
         slot = next(self._slots)
         if slot < len(self._storage):
@@ -129,7 +41,7 @@ class StepRecorder:
         kept = min(used, len(self._storage))
         calls = self._storage[:kept]
         self._storage[:kept] = [None] * kept
-        return tuple([call.to_collective() for call in calls if call is not None]), used - kept
+        return tuple([call for call in calls if call is not None]), used - kept
 
 
 @dataclass(frozen=True)
@@ -171,23 +83,18 @@ class StepLog:
         collectives: in the order of issue.
         dropped: collectives that found the storage full, and are missing above.
         divergence: where the step left the checked sequence, and was no longer serialised; None if it did not.
-        quiet: whether the step was watched and nothing was in flight at its end: its collectives were all complete,
-            and nobody else had issued any.
-        foreign: names of the groups on which somebody else communicated during the step, as far as the groups tell:
-            another thread, or code that does not go through torch's dispatcher.
-        compiled: whether torch.compile compiled something in the step. Collectives may then be missing above, and the
-            step took longer than others do.
-        let_pass: how many collectives of a sequential step stood where they should and could not be serialised, by
+        quiet: the step was watched, its collectives were all complete at its end, and nobody else had issued any.
+        foreign: names of the groups on which another thread, or code beside torch's dispatcher, is known to have
+            communicated during the step.
+        compiled: torch.compile compiled in the step. Collectives may be missing above, and the step took longer.
+        not_serialised: collectives of a sequential step that were in the checked order and could not be serialised, by
             the reason.
-        unsupported_device: type of a device that cannot be timed, on which a collective's tensors were; empty
-            if there was none.
-        let_pass_bytes: of those that were let pass, of each the larger of its tensors read and written.
-        captured: whether collectives were issued while a CUDA graph was captured. They launched no kernel, and the step
-            took longer than others do.
-        issued_before: how many collectives this rank had issued on each group when the step began, by the group's name;
-            of groups that count, and on which nobody else communicated.
-        issued: how many collectives this rank issued in the step on all its groups, on any thread, as the groups count;
-            None if one of them does not.
+        unsupported_device: type of a collective's device that cannot be timed; empty if there was none.
+        not_serialised_bytes: of these collectives, the larger of the tensors read and written.
+        captured: collectives were issued while a CUDA graph was captured: without kernels, in a longer step.
+        issued_before: collectives that this rank had issued on each group when the step began, by the group's name; of
+            groups that count, and on which nobody else communicated.
+        issued: collectives that this rank issued in the step, on any thread, as its groups count; None if one does not.
         micro_batches: of the step; 0 where no adapter counts them.
     """
 
@@ -197,13 +104,18 @@ class StepLog:
     quiet: bool = False
     foreign: tuple[str, ...] = ()
     compiled: bool = False
-    let_pass: Mapping[LetPass, int] = field(default_factory=dict)
+    not_serialised: Mapping[NotSerialised, int] = field(default_factory=dict)
     unsupported_device: str = ""
-    let_pass_bytes: int = 0
+    not_serialised_bytes: int = 0
     captured: bool = False
     issued_before: Mapping[str, int] = field(default_factory=dict)
     issued: int | None = None
     micro_batches: int = 0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it holds what the step communicated, and nothing that other steps do not do."""
+        return not (self.dropped or self.compiled or self.captured)
 
     @functools.cached_property
     def signature(self) -> tuple[tuple[str, str, int, int, int, int], ...]:
@@ -221,10 +133,10 @@ class ExpectedSequence:
 
     Attributes:
         keys: operator and group name of each collective, in the order of issue.
-        single_group: name of the one group of a sequence that has no sends, no receives and no second group. The
-            communicator itself enforces the order there, so departures from the sequence within the group are harmless.
+        single_group: name of the only group of sequences without sends and receives. Its communicator enforces the
+            order, so departures from the sequence are harmless.
         batches: the batches of sends and receives that ``Gate.post`` posted.
-        others: keys and batches of the other kinds of steps that passed. ``single_group`` is that of all of them.
+        others: keys and batches of the other kinds of steps that passed.
     """
 
     keys: Sequence[tuple[str, str]] = ()
@@ -242,10 +154,9 @@ class ExpectedSequence:
 
 
 class SequenceTracker:
-    """Follows a sequential step along the sequences that were checked.
+    """Follows a sequential step along the sequences that were checked, one at a time.
 
-    It follows one kind of step at a time. Where the step departs from it, it goes on with one that is the same up to
-    there, if there is any: so one kind costs as much as several, but for these places.
+    Where the step departs from one, it goes on with another that is the same up to there, if there is any.
 
     Args:
         expected: the checked sequences.
@@ -260,21 +171,21 @@ class SequenceTracker:
         self._keys, self._batches = expected.keys, expected.batches  # of the kind that is followed
         self._index = 0  # of the next collective
 
-    def admits(self, call: CollectiveCall) -> bool:
-        """Whether the next collective may be serialised: it stands where the order check saw it."""
+    def admits(self, call: Collective) -> bool:
+        """Whether the next collective may be serialised: the order check saw it at this place."""
         index = self._index
         self._index = index + 1
         if self.divergence is not None:
             return False
         keys = self._keys
         expected = keys[index] if index < len(keys) else None
-        spec, group = call.spec, call.group
-        if expected is not None and spec.name == expected[0] and group.name == expected[1]:
+        operator, group = call.operator, call.group
+        if expected is not None and operator == expected[0] and group.name == expected[1]:
             return True
-        if self._expected.single_group == group.name and not spec.point_to_point:
+        if self._expected.single_group == group.name and not call.point_to_point:
             return True
         before = keys[:index]
-        found = (*before, (spec.name, group.name))
+        found = (*before, (operator, group.name))
         for keys, batches in self._expected.others:
             if tuple(keys[: index + 1]) == found:
                 self._keys, self._batches = keys, batches
@@ -282,8 +193,8 @@ class SequenceTracker:
         self._depart(index, expected, call)
         return False
 
-    def admits_batch(self, number: int, calls: Sequence[CollectiveCall]) -> bool:
-        """Whether a batch is one that the order check saw: waiting for another might never end.
+    def admits_batch(self, number: int, calls: Sequence[Collective]) -> bool:
+        """Whether the order check saw this batch: waiting for another might never end.
 
         Args:
             number: of the batch in its step, from 0.
@@ -291,7 +202,7 @@ class SequenceTracker:
         """
         if self.divergence is not None:
             return False
-        batch = tuple([(call.spec.name, call.group.name, call.peer) for call in calls])
+        batch = tuple([(call.operator, call.group.name, call.peer) for call in calls])
         batches = self._batches
         if (batches[number] if number < len(batches) else None) == batch:
             return True
@@ -304,5 +215,5 @@ class SequenceTracker:
             self._depart(self._index - 1, ("another batch", ""), calls[-1])
         return False
 
-    def _depart(self, index: int, expected: tuple[str, str] | None, call: CollectiveCall) -> None:
-        self.divergence = Divergence(index, expected, call.to_collective(), 1 + len(self._expected.others))
+    def _depart(self, index: int, expected: tuple[str, str] | None, call: Collective) -> None:
+        self.divergence = Divergence(index, expected, call, 1 + len(self._expected.others))

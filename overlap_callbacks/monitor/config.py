@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import math
+import os
+import secrets
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.communication.model_shape import PRESETS
 from overlap_callbacks.analysis.peaks import PRECISIONS
-from overlap_callbacks.analysis.results.run import Setting, Workload
+from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, TIME_ONLY, TimingPlan
+from overlap_callbacks.analysis.results.run import FILE_NAME, Setting, Workload
 from overlap_callbacks.gate.arms import BaseArm, checked_arms
 from overlap_callbacks.instruments.power.meter import PowerOptions
-from overlap_callbacks.monitor.run_info import default_run_folder
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import JsonlSink, Sink, WandbSink
 
 # A record stays small whatever is put into it.
 _MAX_SETTINGS, _MAX_SETTING_LENGTH = 32, 100
+
+
+def default_run_folder(prefix: str = "") -> Path:
+    """A new folder's path for a run, named ``prefix``, the time, and a random part. The folder is not made yet.
+
+    The jobs of an array start within one second, as do two monitors of one process. (``secrets`` does not touch the
+    seeds of the job's own random numbers.)
+    """
+    return Path("overlap_runs") / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def default_sinks(run_dir: Path) -> list[Sink]:
@@ -29,43 +41,13 @@ def default_sinks(run_dir: Path) -> list[Sink]:
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorConfig:
-    """The options of an ``OverlapMonitor``.
+    """The options of an ``OverlapMonitor``, which explains them.
 
     Attributes:
-        schedule: when windows open and what they are made of.
-        sinks: where reports go; used on rank 0 only.
-        arms: what the job as configured is compared with, each window with one of them; None for sequential steps
-            alone.
-        run_dir: folder of the record. By default a new one under ``overlap_runs``.
-        strict: raise errors of the library's own instead of switching it off.
-        max_overhead: maximum fraction of training time that measuring may cost; None for no limit.
-        order_timeout_s: maximum time in which the ranks' sequences of collectives must come in.
-        report_timeout_s: maximum time in which the ranks' reports must come in.
-        power: measure power, energy and clocks in windows, where the device has sensors.
-        power_interval_s: time between readings of power; None for 0.1 (NVIDIA, CPU) or 0.02 (AMD).
-        power_idle_interval_s: time between readings outside windows; None for no readings there.
-        power_per_node: the first rank of each node reads all of its devices, on one thread; else each reads its own.
-        tokens_per_step: tokens that one step of the whole job trains on; None if not known.
-        samples_per_step: samples of it; None if not known.
-        flop_per_step: model FLOP of one step of the whole job; None if not known.
-        model_parameters: parameters that a token passes, of a transformer; None if not known.
-        model_preset: the model by name, one of those of ``overlap predict``; None for none.
-        precision: of the matrix products: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``fp8``; None if not known.
-        peak_flop_per_s: of one device; None for that of the table of peaks.
-        settings: what you vary from run to run, by name, for ``overlap report --axis``.
-        sample_experts_every: between windows, record the split sizes of all-to-alls in every so-manieth step; None for
-            windows alone.
-        check_gradients: after each window, repeat a step that an adapter can repeat, and compare the gradients of
-            overlapped and sequential repetitions bit by bit.
-        annotate_steps: name the steps of windows and their modes in profiles of your own, as ranges of
-            ``record_function`` and of NVTX.
-        framework: name and version of the adapter's framework, for the record.
-        hosts: whether hosts may be called by their names; if not, they have numbers in all that is written.
         configuration: what adapters read of the job: they add to it until the first window.
 
     Raises:
-        TypeError, ValueError: an option has the wrong type or value. The message names the option, what was given and
-            what is allowed.
+        TypeError, ValueError: an option has the wrong type or value. The message says what is allowed.
     """
 
     schedule: Schedule = field(default_factory=Schedule)
@@ -100,9 +82,7 @@ class MonitorConfig:
             raise TypeError(f"schedule must be a Schedule, got {self.schedule!r} (a {type(self.schedule).__name__})")
         self._set("arms", checked_arms(self.arms))
         for name in ("strict", "power", "power_per_node", "hosts", "check_gradients", "annotate_steps"):
-            flag = getattr(self, name)
-            if not isinstance(flag, bool):
-                raise TypeError(f"{name} must be True or False, got {flag!r} (a {type(flag).__name__})")
+            _validation.flag(name, getattr(self, name))
         self._set("sinks", _checked_sinks(self.sinks))
         self._set("run_dir", Path(self.run_dir))
         if self.max_overhead is not None:
@@ -187,7 +167,7 @@ def _checked_settings(settings: Any) -> dict[str, Setting]:
 
 
 def as_settings(facts: Mapping[str, object]) -> dict[str, Setting]:
-    """Facts of a job as a record keeps them: at most so many, each a number, True, False or a short text."""
+    """Facts of a job as a record keeps them: a limited number, each a number, True, False or a short text."""
     kept: dict[str, Setting] = {}
     for name, value in list(facts.items())[:_MAX_SETTINGS]:
         plain = isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
@@ -204,3 +184,44 @@ def _checked_sinks(sinks: Any) -> list[Sink]:
         if not isinstance(sink, Sink):
             raise TypeError(f"sinks must be a list of Sink objects, got {sink!r} (a {type(sink).__name__}) in it")
     return list(sinks)
+
+
+# -- the environment, which goes before what the script says
+
+
+def apply_env_overrides(config: MonitorConfig) -> tuple[MonitorConfig, TimingPlan | None]:
+    """The options after what the environment says: where the record goes, and whether steps are only timed.
+
+    Returns:
+        The options, and how steps are timed if nothing else is to be measured; None for windows.
+
+    Raises:
+        ValueError: a variable has a value that is not allowed.
+    """
+    folder, text = os.environ.get(RUN_DIR, "").strip(), os.environ.get(TIME_ONLY, "").strip()
+    if folder:
+        config = _recorded_in(Path(folder), config)
+    if not text:
+        return config, None
+    try:
+        plan = TimingPlan.of(text)
+    except ValueError as error:
+        raise ValueError(f"{TIME_ONLY} {error}") from None
+    # No other sink: it would get no report. The schedule is what the record says of the blocks.
+    schedule = Schedule(
+        first_step=plan.warmup_steps,
+        steps_per_block=plan.steps_per_block,
+        min_block_seconds=plan.min_block_seconds,
+        every_n_steps=max(500, 12 * (1 + plan.steps_per_block)),
+        repeats=1,
+        profiled_steps=0,
+        control=True,
+    )
+    return replace(config, sinks=[JsonlSink(config.run_dir)], schedule=schedule), plan
+
+
+def _recorded_in(folder: Path, config: MonitorConfig) -> MonitorConfig:
+    records = [sink for sink in config.sinks if isinstance(sink, JsonlSink)]
+    for sink in records:
+        sink.path = folder / FILE_NAME
+    return replace(config, run_dir=folder, sinks=config.sinks if records else [JsonlSink(folder), *config.sinks])

@@ -1,10 +1,9 @@
-"""Everything behind ``OverlapMonitor``: which runner has the steps, how they are numbered, and how it all ends."""
+"""Everything behind ``OverlapMonitor``: which runner gets the steps, how they are numbered, and how it all ends."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 from overlap_callbacks import _validation
@@ -13,35 +12,25 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler, is_own
-from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.expert_sampling import SamplingRunner
-from overlap_callbacks.monitor.faults import FaultGuard
-from overlap_callbacks.monitor.notices import Notices
-from overlap_callbacks.monitor.pinned import PinnedRunner
+from overlap_callbacks.monitor.faults import FaultGuard, Notices
 from overlap_callbacks.monitor.session import SessionSlot
-from overlap_callbacks.monitor.step_ring import StepRing
-from overlap_callbacks.monitor.step_runner import Stopped
+from overlap_callbacks.monitor.step_runner import PinnedRunner, Stopped
 from overlap_callbacks.monitor.timing import TimingRunner
+from overlap_callbacks.monitor.window_cost import StepRing
 from overlap_callbacks.monitor.window_runner import WindowRunner
 
 P = ParamSpec("P")
 
 
 class StepDriver:
-    """Hands each step to the runner whose turn it is.
+    """Hands each step to the active runner.
 
-    One of three is at work:
-
-    - ``WindowRunner``: steps run by the schedule, and windows open. ``pin(mode)`` leads to ``PinnedRunner``. Where the
-      environment asks for step times alone, ``TimingRunner`` has its place.
-    - ``PinnedRunner``: the user pinned a mode. ``pin(None)`` leads back, and so does a mode that is not granted.
-    - ``Stopped``: nothing is measured any more. ``stop`` and errors of our own lead there, and nothing leads back.
-
-    Args:
-        config: the options of the monitor.
-        gate: not registered.
-        timing: time steps in blocks and measure nothing else; None for windows.
+    - ``WindowRunner`` runs steps by the schedule (or ``TimingRunner``, if the environment asks for step times alone).
+      ``pin(mode)`` leads to ``PinnedRunner``.
+    - ``PinnedRunner`` pins a mode. ``pin(None)`` leads back, and so does a mode that is not granted.
+    - ``Stopped`` measures nothing. ``stop`` and errors of our own lead there, and nothing leads back.
 
     Attributes:
         last_step: number of the step that began last; -1 before the first.
@@ -49,31 +38,29 @@ class StepDriver:
         ring: when each of the last steps began.
         open: whether a step has begun and not ended.
         in_runner_step: whether the runner has something to do at the open step's end.
-        on_close: called once, at the end: adapters take off their hooks.
+        on_close: called once, at the end: adapters remove their hooks.
     """
 
     def __init__(self, config: MonitorConfig, gate: Gate, timing: TimingPlan | None = None) -> None:
         self.gate = gate
-        self.switch = SwitchState(None)
         self.notices = Notices(hosts=config.hosts)
         self.faults = FaultGuard(
             self.notices, gate, strict=config.strict, stop=self.stop, fail=self._fail, wake=self._wake
         )
-        self.slot = SessionSlot(config, gate, self.switch, self.notices, self.faults)
+        self.slot = SessionSlot(config, gate, self.faults)
+        self.switch = self.slot.switch
         self.ring = StepRing()
-        parts = config, self.slot, gate, self.switch, self.notices, self.faults
         self.last_step = -1
         self.open = False
         self.on_close: list[Callable[[], None]] = []
         self.window_runner: WindowRunner | TimingRunner
         if timing is not None:
-            self.window_runner = TimingRunner(timing, config, gate, self.switch, self.faults)
+            self.window_runner = TimingRunner(timing, self.slot)
             self.on_close.append(self.window_runner.close)
+        elif config.sample_experts_every is None:
+            self.window_runner = WindowRunner(self.slot, self.ring)
         else:
-            every = config.sample_experts_every
-            self.window_runner = (
-                WindowRunner(*parts, self.ring) if every is None else SamplingRunner(every, *parts, self.ring)
-            )
+            self.window_runner = SamplingRunner(config.sample_experts_every, self.slot, self.ring)
         self.runner: WindowRunner | TimingRunner | PinnedRunner | Stopped = self.window_runner
         # Copies of the runner's attributes, for steps in which it has nothing to do.
         self.next_step = self.runner.next_step
@@ -92,11 +79,7 @@ class StepDriver:
         return self.runner.mode if isinstance(self.runner, PinnedRunner) else None
 
     def guarded(self, action: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Do a piece of our own work; see ``FaultGuard.run``.
-
-        Raises:
-            BaseException: what a signal handler of the user's raised meanwhile. The window is then given up.
-        """
+        """Do a piece of our own work; see ``FaultGuard.run``. If a signal handler raises, the window is given up."""
         try:
             self.faults.run(action, *args, **kwargs)
         except BaseException as error:
@@ -112,8 +95,7 @@ class StepDriver:
     def raise_interrupt(self) -> None:
         """Raise what a signal handler of the user's raised within a collective of the step that has ended.
 
-        It is the user's own exception, so that no mode of ours keeps it back. The window is given up: where a
-        collective was interrupted, it was not serialised.
+        The window is given up: a collective that was interrupted was not serialised.
         """
         error = dispatcher.interrupts.take()
         if error is None:
@@ -133,12 +115,7 @@ class StepDriver:
     # -- steps. What follows is called through ``guarded``.
 
     def begin(self, step: Any, nested: bool) -> None:
-        """A step begins.
-
-        Args:
-            step: whatever the user gave as its number.
-            nested: whether the step before it has not ended.
-        """
+        """A step begins: whatever the user gave as its number, and whether the step before it has not ended."""
         self._unnumbered = False
         if isinstance(self.runner, Stopped) and type(step) is int:
             self.last_step = step
@@ -169,21 +146,26 @@ class StepDriver:
         self.runner.pause()
 
     def _check_continuity(self, number: int, previous: int, nested: bool) -> None:
-        for gap in breaks_before(number, previous, nested=nested, in_window=self.runner.in_window):
-            self.runner.abandon(gap.reason)
-            if gap.rewind:
-                self.window_runner.rewind()
-            if gap.misuse:
-                self.faults.misuse(gap.key, gap.message)
-            else:
-                self.notices.warn_once(gap.key, gap.message)
+        """Give up an open window if the step does not follow the previous one (-1: there was none), and say so."""
+        if nested:
+            reason = f"step {number} began before step {previous} ended"
+            self.runner.abandon(reason)
+            self.faults.misuse("nested", f"{reason}: call step_end before the next step_begin")
+        if number <= previous:
+            self.runner.abandon("the step number went back")
+            self.window_runner.rewind()
+            self.faults.misuse(
+                "back",
+                f"step_begin({number}) came after step {previous}: step numbers must go up; the schedule goes on from "
+                f"{number}",
+            )
+        elif self.runner.in_window and number != previous + 1:
+            reason = f"the step number jumped from {previous} to {number} within a window"
+            self.runner.abandon(reason)
+            self.notices.warn_once("jump", f"{reason}, which was cut short")
 
     def end(self, step: Any) -> None:
-        """The open step ends.
-
-        Args:
-            step: what the user gave as its number; None if nothing.
-        """
+        """The open step ends; ``step`` is what the user gave as its number, if anything."""
         if not self.open:
             shown = "" if step is None else step
             self.faults.misuse("end", f"step_end({shown}) came without a step_begin: call step_begin first")
@@ -210,7 +192,7 @@ class StepDriver:
         if mode is None:
             self._give_to_windows()
         else:
-            self.runner = PinnedRunner(mode, self.slot, self.gate, self.switch, self.notices, self.faults)
+            self.runner = PinnedRunner(mode, self.slot)
 
     def _give_to_windows(self) -> None:
         self.runner = self.window_runner
@@ -222,8 +204,8 @@ class StepDriver:
         """Stop, and report what the open window has measured so far.
 
         Returns:
-            Whether a framework's own switches are back. They are not within a step that they make sequential, if they
-            can only be turned between steps; then they and the adapter's hooks follow at the step's end.
+            Whether a framework's own switches are back. If they can only be turned between steps, and make the open
+            step sequential, they and the adapter's hooks follow at its end.
         """
         waits = self.open and self.switch.must_wait(communicated=self.gate.any_seen())
         if self.runner.in_window:
@@ -247,7 +229,7 @@ class StepDriver:
 
     def stop(self) -> None:
         """Switch measuring off, for good."""
-        self.runner = Stopped(self.gate, self.switch, within_step=self.open)
+        self.runner = Stopped(self.slot, within_step=self.open)
         self.in_runner_step = self.runner.in_step
         self.next_step = self.runner.next_step
 
@@ -266,49 +248,3 @@ class StepDriver:
 
 def _raise(error: BaseException) -> None:
     raise error
-
-
-# -- step numbers
-
-
-@dataclass(frozen=True)
-class Break:
-    """A place at which a step does not follow the one before it.
-
-    Attributes:
-        key: names the kind of break.
-        reason: why an open window cannot go on, in words.
-        message: for the user.
-        rewind: whether the numbers went back.
-        misuse: whether the calls are wrong, so that strict mode raises an error.
-    """
-
-    key: str
-    reason: str
-    message: str
-    rewind: bool = False
-    misuse: bool = True
-
-
-def breaks_before(step: int, previous: int, *, nested: bool, in_window: bool) -> list[Break]:
-    """What is wrong with a step that begins.
-
-    Args:
-        step: its number.
-        previous: number of the step that began before it; -1 if there was none.
-        nested: whether that step has not ended.
-        in_window: whether a window is open, whose steps must follow each other.
-    """
-    breaks = []
-    if nested:
-        reason = f"step {step} began before step {previous} ended"
-        breaks.append(Break("nested", reason, f"{reason}: call step_end before the next step_begin"))
-    if step <= previous:
-        message = (
-            f"step_begin({step}) came after step {previous}: step numbers must go up; the schedule goes on from {step}"
-        )
-        breaks.append(Break("back", "the step number went back", message, rewind=True))
-    elif in_window and not nested and step != previous + 1:
-        reason = f"the step number jumped from {previous} to {step} within a window"
-        breaks.append(Break("jump", reason, f"{reason}, which was cut short", misuse=False))
-    return breaks

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from overlap_callbacks.monitor.session import SessionSlot
 from overlap_callbacks.monitor.step_runner import check_gate_health
 from overlap_callbacks.monitor.window import SampledStep
+from overlap_callbacks.monitor.window_cost import StepRing
 from overlap_callbacks.monitor.window_runner import WindowRunner
 
 # Steps that are kept for the next window; of more, every second is forgotten. Alike on all ranks.
@@ -13,18 +13,13 @@ MAX_KEPT = 64
 
 
 class SamplingRunner(WindowRunner):
-    """Runs windows, and between them records the all-to-alls of every so-manieth step.
+    """Runs windows, and after the first one records the all-to-alls of every n-th step between them.
 
-    Such a step costs what the gate costs: some microseconds for each of its collectives. The others cost nothing. The
-    first window comes first: it opens the session, and knows whether there is anything to measure.
-
-    Args:
-        every: steps from one to the next.
-        *args: those of ``WindowRunner``.
+    Such a step costs what the gate costs: some microseconds for each of its collectives. The others cost nothing.
     """
 
-    def __init__(self, every: int, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, every: int, slot: SessionSlot, ring: StepRing) -> None:
+        super().__init__(slot, ring)
         self._every = every
         self._kept: list[SampledStep] = []
         self._sampling = False
@@ -46,7 +41,7 @@ class SamplingRunner(WindowRunner):
         self._sampling = self.in_step = False
         log = self._gate.end_step()
         check_gate_health(self._gate)
-        if self._spoilt or log.dropped or log.compiled or log.captured:
+        if self._spoilt or not log.is_whole:
             return
         self._kept.append(SampledStep(self._step, tuple([c for c in log.collectives if c.splits is not None])))
         if len(self._kept) > MAX_KEPT:

@@ -1,28 +1,32 @@
-"""OverlapMonitor: the one object that adapters drive. What is behind it begins in ``driver.py``."""
+"""OverlapMonitor: the one object that users and adapters drive. What is behind it begins in ``driver.py``."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from overlap_callbacks.analysis.results.env_overrides import SWITCH
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.run import Setting
 from overlap_callbacks.analysis.statistics import MIN_BLOCKS
-from overlap_callbacks.gate.arms import BaseArm
+from overlap_callbacks.gate.arms import BaseArm, Offers, OverlapSwitch, Switch
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.monitor.config import MonitorConfig, default_sinks
+from overlap_callbacks.instruments.device import Stream
+from overlap_callbacks.monitor.config import (
+    MonitorConfig,
+    apply_env_overrides,
+    as_settings,
+    default_run_folder,
+    default_sinks,
+)
 from overlap_callbacks.monitor.driver import StepDriver
-from overlap_callbacks.monitor.faults import MisuseError
-from overlap_callbacks.monitor.for_adapters import ForAdapters
-from overlap_callbacks.monitor.notices import Notices
-from overlap_callbacks.monitor.outside import told_from_outside
-from overlap_callbacks.monitor.run_info import default_run_folder
+from overlap_callbacks.monitor.faults import MisuseError, Notices
+from overlap_callbacks.monitor.race.repeatable import RepeatableStep
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import Sink
 
@@ -36,15 +40,103 @@ T = TypeVar("T")
 EXCEPTION_CLOSE_TIMEOUT_S = 5.0
 
 
-class OverlapMonitor(ForAdapters):
+class AdapterApi:
+    """What a monitor offers to adapters, in addition to what users call."""
+
+    _driver: StepDriver
+    config: MonitorConfig
+
+    @property
+    def arm(self) -> str | None:
+        """Name of the switch that is turned in the open step; None if none is. ``mode`` tells what the gate does."""
+        state = self._driver.switch
+        return state.form.name if self._driver.open and state.is_turned and state.form is not None else None
+
+    @property
+    def in_step(self) -> bool:
+        """Whether a step is open: begun, and not ended."""
+        return self._driver.open
+
+    @property
+    def in_window(self) -> bool:
+        """Whether a window is open."""
+        return self._driver.runner.in_window
+
+    def name_groups(self, dimensions: Mapping[str, str]) -> None:
+        """Say which dimension of parallelism process groups serve, by ``group.group_name``, if they do not say it."""
+        self._driver.gate.dimensions.update(dimensions)
+
+    def name_computing_streams(self, streams: Iterable[Stream]) -> None:
+        """Name streams that compute and issue no collective, which sequential steps order with the others."""
+        self._driver.gate.side_streams.extend(streams)
+
+    def tell_configuration(self, facts: Mapping[str, object]) -> None:
+        """Add facts of the job's configuration to the record, before the first window; cut where they are too long."""
+        self.config.configuration.update(as_settings(facts))
+
+    def tell_model_chunks(self, number: int) -> None:
+        """Say how many model chunks of an interleaved pipeline this rank has."""
+        self._driver.window_runner.model_chunks = number
+
+    def tell_micro_batch(self) -> None:
+        """Say that the open step trains on one more micro-batch. Their number is part of a step's kind."""
+        self._driver.gate.micro_batches += 1
+
+    def expect_nested_collectives(self) -> None:
+        """Say that operators issue collectives themselves, as those on DTensors do. Call it before the first window.
+
+        To see them costs some microseconds a collective between windows.
+        """
+        self._driver.gate.nested = True
+
+    def use_native(self, form: OverlapSwitch) -> None:
+        """Run sequential steps by a framework's own switches instead of the gate. Call it before the first step.
+
+        Collectives are still checked and recorded.
+        """
+        if not isinstance(form, OverlapSwitch):
+            raise TypeError(f"form must be an OverlapSwitch, got {form!r} (a {type(form).__name__})")
+        self._driver.switch.adopt(form)
+
+    def offer_switches(self, offers: Offers) -> None:
+        """Offer switches to arms, by ``BaseArm.needs``. Call it before the first step."""
+        self._driver.switch.offers.update(offers)
+
+    def offer_repetition(self, step: RepeatableStep) -> None:
+        """Offer a step that can be repeated, for ``check_gradients``. Call it before the first window."""
+        self._driver.slot.race.step = step
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether a step is repeated right now, which is no step of training."""
+        return self._driver.slot.race.running
+
+    def is_turned(self, switch: Switch) -> bool:
+        """Whether the open step runs with this switch turned."""
+        state = self._driver.switch
+        return state.form is switch and state.is_turned
+
+    def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
+        """Issue a batch of sends and receives, and wait for them in sequential steps; see ``Gate.post``."""
+        return self._driver.gate.post(issue, works_of)
+
+    def call_on_close(self, action: Callable[[], None]) -> None:
+        """Have ``close()`` call ``action``, once: an adapter takes off its hooks."""
+        self._driver.on_close.append(action)
+
+    def sink_failed(self, sink: Sink, error: Exception) -> None:
+        """Say that a sink failed and is not used again; raised at the next step if strict."""
+        self._driver.faults.sink_failed(sink, error)
+
+
+class OverlapMonitor(AdapterApi):
     """Measures what overlapping computation with communication costs and saves, on a few steps of a live job.
 
     Call ``step_begin(step)`` and ``step_end(step)`` around each optimizer step (all its micro-batches), or use
-    ``with monitor.step():``; ``close()`` at the end. All ranks must do so alike.
+    ``with monitor.step():``; ``close()`` at the end. All ranks must do the same.
 
-    It observes and does not change training: losses and weights stay bit-identical. In production (the default) it
-    never raises: an error of the library's own switches it off with one warning, and training goes on. It never hangs:
-    every wait has a timeout. With ``strict`` errors are raised.
+    Training does not change: losses and weights stay bit-identical. In production (the default) the monitor never
+    raises: an error of its own switches it off with one warning. It never hangs: every wait has a timeout.
 
     The environment variable ``OVERLAP_CALLBACKS=off`` switches everything off. ``OVERLAP_CALLBACKS_RUN_DIR`` names the
     folder of the record, and goes before ``run_dir`` and the folders of ``sinks``.
@@ -73,12 +165,14 @@ class OverlapMonitor(ForAdapters):
         precision: of the matrix products: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``fp8``; None if not known.
         peak_flop_per_s: of one device; None for that of the table of peaks.
         settings: what you vary from run to run, by name, for ``overlap report --axis``.
-        sample_experts_every: between windows, record the split sizes of all-to-alls in every so-manieth step; None for
+        sample_experts_every: between windows, record the split sizes of all-to-alls in every n-th step; None for
             windows alone.
         check_gradients: the race check: after each window repeat a step, overlapped and sequential, and compare the
             gradients bit by bit. Needs an adapter that can repeat one, as ``attach(..., repeat_step=...)``.
+        annotate_steps: name the steps of windows and their modes in profiles of your own, as ranges of
+            ``record_function`` and of NVTX.
         framework: the adapter in use, for the record.
-        hosts: whether hosts may be called by their names; if not, they have numbers in all that is written.
+        hosts: whether hosts may be named; if not, they have numbers in all that is written.
 
     Raises:
         TypeError, ValueError: a parameter has the wrong type or value.
@@ -113,46 +207,16 @@ class OverlapMonitor(ForAdapters):
         framework: str = "",
         hosts: bool = True,
     ) -> None:
-        folder = default_run_folder() if run_dir is None else Path(run_dir)
-        self._set_up(
-            MonitorConfig(
-                schedule=Schedule() if schedule is None else schedule,
-                arms=arms,
-                sinks=default_sinks(folder) if sinks is None else sinks,
-                run_dir=folder,
-                strict=strict,
-                max_overhead=max_overhead,
-                order_timeout_s=order_timeout_s,
-                report_timeout_s=report_timeout_s,
-                power=power,
-                power_interval_s=power_interval_s,
-                power_idle_interval_s=power_idle_interval_s,
-                power_per_node=power_per_node,
-                tokens_per_step=tokens_per_step,
-                samples_per_step=samples_per_step,
-                flop_per_step=flop_per_step,
-                model_parameters=model_parameters,
-                model_preset=model_preset,
-                precision=precision,
-                peak_flop_per_s=peak_flop_per_s,
-                settings=settings,
-                sample_experts_every=sample_experts_every,
-                check_gradients=check_gradients,
-                annotate_steps=annotate_steps,
-                framework=framework,
-                hosts=hosts,
-            ),
-            Gate(),
-        )
+        options = dict(locals())  # all parameters
+        del options["self"]
+        folder = options["run_dir"] = default_run_folder() if run_dir is None else Path(run_dir)
+        options["schedule"] = Schedule() if schedule is None else schedule
+        options["sinks"] = default_sinks(folder) if sinks is None else sinks
+        self._set_up(MonitorConfig(**options), Gate())
 
     @classmethod
     def from_config(cls, config: MonitorConfig, gate: Gate | None = None) -> OverlapMonitor:
-        """A monitor with the options of ``config``.
-
-        Args:
-            config: all options.
-            gate: not registered; by default a new one, with room for 20,000 collectives in a step.
-        """
+        """A monitor with these options; the gate is not registered, and by default a new one."""
         monitor = cls.__new__(cls)
         monitor._set_up(config, Gate() if gate is None else gate)
         return monitor
@@ -160,7 +224,7 @@ class OverlapMonitor(ForAdapters):
     def _set_up(self, config: MonitorConfig, gate: Gate) -> None:
         timing, problem = None, ""
         try:
-            config, timing = told_from_outside(config)
+            config, timing = apply_env_overrides(config)
         except ValueError as error:
             problem = str(error)
         self.schedule = config.schedule
@@ -175,7 +239,7 @@ class OverlapMonitor(ForAdapters):
             driver.notices.info(f"switched off by {SWITCH}={os.environ[SWITCH]}")
             driver.stop()
         elif problem:
-            driver.notices.warn_once("outside", f"measuring is switched off, training goes on: {problem}")
+            driver.notices.warn_once("environment", f"measuring is switched off, training goes on: {problem}")
             driver.stop()
         elif timing is None:
             _announce_limits(config.schedule, driver.notices)
@@ -225,12 +289,9 @@ class OverlapMonitor(ForAdapters):
         self._driver.abort()
 
     def skip_step(self, reason: str) -> None:
-        """Say that the open step trains nothing: a loss scaler skipped the update, say. It does not count.
+        """Say that the open step trains nothing (a loss scaler skipped the update), and why. It does not count.
 
-        Such a step issues fewer collectives than others, so a window that began with it is left out.
-
-        Args:
-            reason: why, in words.
+        A window that began with it is left out: it issues fewer collectives than others.
         """
         self._driver.runner.skip(reason)
 
@@ -277,9 +338,8 @@ class OverlapMonitor(ForAdapters):
     def force(self, mode: Mode | None) -> None:
         """Pin the mode of all steps from the next one on; no window opens meanwhile. None goes back to the schedule.
 
-        All ranks must pin alike, between the same steps. The first step after pinning sequential mode is overlapped: it
-        is recorded for the order check, which must pass first. (With ``attach`` the step under way has begun before,
-        and is overlapped too.) ``mode`` tells in which mode the open step runs.
+        All ranks must pin alike, between the same steps. The first step after pinning sequential mode is overlapped:
+        it is recorded for the order check, which must pass first. ``mode`` is the mode of the open step.
 
         Raises:
             TypeError: not a ``Mode`` or None.
@@ -304,13 +364,12 @@ class OverlapMonitor(ForAdapters):
     def close(self, timeout_s: float | None = None) -> None:
         """Report what was measured, release the gate for other monitors, close the sinks. Safe to call twice.
 
-        Call it before ``torch.distributed.destroy_process_group()``, on all ranks. Within a step that a framework's own
-        switches make sequential, and that can only be turned between steps, they and the adapter's hooks stay until
-        that step has ended.
+        Call it before ``torch.distributed.destroy_process_group()``, on all ranks. A framework's own switches that can
+        only be turned between steps, and the adapter's hooks, stay until the open step has ended.
 
         Args:
-            timeout_s: maximum time for the reports on their way. By default as long as the ranks have to be heard, but
-                ranks of which nothing comes for some seconds are given up, because all ranks end alike.
+            timeout_s: maximum time for the last reports. By default ``report_timeout_s``, but ranks of which nothing
+                comes for some seconds are given up, because all ranks end at about the same time.
         """
         driver = self._driver
         was_active, num_windows = self.active, driver.window_runner.num_opened

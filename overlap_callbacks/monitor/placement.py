@@ -1,11 +1,9 @@
 """Where the parts of a window lie, so that no rhythm of the job meets one mode more often than the other.
 
 A job does something at every k-th step: it waits for one of k loader workers, logs, saves. Windows that always open at
-the same phase give these steps to one mode, and more windows only make the interval narrower around a wrong number. So
-each part of a window starts some steps later, and begins with the mode, that best even out what the windows before
-left uneven, for all k at once. No table by the window's number can do that: the budget skips windows.
-
-Rank 0 alone decides, and publishes it with its ruling.
+the same phase would give these steps to one mode, and more windows only narrow the interval around a wrong number. So
+rank 0 chooses when each part starts, and with which mode, to even out what the windows before left uneven, for all k
+at once. (No table by the window's number can do that: the budget skips windows.)
 """
 
 from __future__ import annotations
@@ -34,9 +32,8 @@ Floats = npt.NDArray[np.float64]
 class PhaseBalance:
     """Places the windows of a run.
 
-    For each arm, part, period and phase it keeps the share of the sequential steps that were hit, less that of the
-    overlapped ones, summed over the windows. What is minimised is the sum of their sixteenth powers: the worst rhythm
-    counts. A job that starts again begins anew.
+    For each arm, part, period and phase it sums over the windows the share of the sequential steps that were hit, less
+    that of the overlapped ones. It minimises the sum of their sixteenth powers: the worst rhythm counts.
     """
 
     def __init__(self) -> None:
@@ -52,7 +49,7 @@ class PhaseBalance:
         Args:
             schedule: of the job.
             first_step: the window's.
-            arm: name of what the job as configured is compared with.
+            arm: name of the window's arm.
             steps_per_block: counted steps of a timed block.
             long_steps: counted steps of a long block of each mode, at most ``schedule.most_long_steps``; 0 for none.
         """
@@ -83,11 +80,6 @@ class PhaseBalance:
 
 class _Candidates:
     """Where one part could start.
-
-    Args:
-        schedule, steps_per_block: as in ``PhaseBalance.place``.
-        part: the part.
-        totals: of the windows before, by period.
 
     Attributes:
         num_steps: of the part.

@@ -5,11 +5,9 @@ Everything here is a pure function of the step number, the configuration and whe
 
 A window opens every ``every_n_steps`` steps, and its steps are, in this order:
 
-1. a few **recorded** steps, overlapped: their collectives are written down for the order check. Rank 0's ruling places
-   the parts that follow;
+1. a few **recorded** steps, overlapped, whose collectives go to the order check. Rank 0's ruling places the rest;
 2. the **timed** blocks, each of ``warmup_steps`` uncounted and ``steps_per_block`` counted steps. ``O`` is overlapped,
-   ``S`` sequential. The overlapped steps right before and after them are marked too: they show how
-   long a change of mode takes to settle;
+   ``S`` sequential. The overlapped steps right before and after are marked too: they show how a change of mode settles;
 3. in some windows a **long** block of each mode, for sensors of power that need seconds;
 4. the **profiled** blocks: one counted step each, under ``torch.profiler``.
 
@@ -51,14 +49,13 @@ class Plan:
         window: number of the window, from 0.
         offset: number of the step within its window, from 0.
         part: the part of the window.
-        block: number of the block within its part, from 0; -1 in recorded steps and in those beside the timed part.
-        arm: the side of the comparison on which the step counts: ``SEQUENTIAL`` for what the job as configured is
-            compared with, also where that is another arm.
-        mode: the mode in which the step runs. It differs from ``arm`` in a control (A/A) schedule, and where the arm's
-            steps are not sequential.
-        counted: False for all steps but those of blocks that are not their warm-up.
+        block: number of the block within its part, from 0; -1 outside blocks.
+        arm: the side of the comparison on which the step counts: ``SEQUENTIAL`` for the window's arm, whichever it is.
+        mode: in which the step runs. It differs from ``arm`` in a control (A/A) schedule, and where the arm's steps are
+            not sequential.
+        counted: whether it is a step of a block, and not warm-up.
         last: whether it is the window's last step.
-        turned: whether the arm's switch is turned, and steps are not sequential all the same.
+        turned: whether the arm's switch is turned, although steps are not sequential.
     """
 
     window: int
@@ -96,8 +93,7 @@ class Schedule:
 
     Attributes:
         every_n_steps: steps from the start of one window to the start of the next.
-        first_step: step at which the first window opens. Leave out the first steps of a job, in which allocators,
-            autotuners and DDP's buckets settle.
+        first_step: step at which the first window opens: after allocators, autotuners and DDP's buckets have settled.
         blocks: order of the blocks, of ``O`` (overlapped) and ``S`` (sequential), as many of one as of the other.
         repeats: how often ``blocks`` is repeated in the timed part. Where each half of ``blocks`` holds as many ``O``
             as ``S``, the first half is repeated, then the second. With fewer than 4 blocks of a mode in all a window
@@ -107,19 +103,14 @@ class Schedule:
         profiled_steps: counted steps of each mode under the profiler, 0 for none; a multiple of the number of ``O`` in
             ``blocks``.
         min_block_seconds: minimum duration of a timed block's counted steps, for power sensors that average over time.
-            Rank 0 converts it to steps for each window, and tells the others with the order check's ruling. A window
-            still fits into ``every_n_steps``. 0 for blocks of ``steps_per_block``.
-        control: an A/A run: the ``S`` blocks run overlapped too, so that every difference reported is an error of
-            measurement.
-        spread: whether ordinary steps separate a window's parts, so many that no rhythm of the job meets one mode
-            more often. False packs a window into ``window_steps`` steps, at the same place in every window: for a job
-            of a few steps, in which nothing recurs.
+            Rank 0 converts it to steps for each window, as far as ``every_n_steps`` leaves room. 0 for blocks of
+            ``steps_per_block``.
+        control: an A/A run: the ``S`` blocks run overlapped too, so that every difference is an error of measurement.
+        spread: ordinary steps separate a window's parts, so that no rhythm of the job meets one mode more often. False
+            packs a window into ``window_steps`` steps, at a fixed place: for a job of a few steps.
 
     Raises:
-        TypeError: a count is not a whole number, ``control`` or ``spread`` is no ``bool``, or ``min_block_seconds`` is
-            no number.
-        ValueError: a count is too small, ``blocks`` has other letters or is not balanced, or the window is longer than
-            ``every_n_steps``.
+        TypeError, ValueError: an option has the wrong type or value, or the window is longer than ``every_n_steps``.
     """
 
     every_n_steps: int = 500
@@ -142,8 +133,7 @@ class Schedule:
         )
         self._check_blocks()
         for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+            _validation.flag(name, getattr(self, name))
         if self.every_n_steps < self.window_steps:
             raise ValueError(
                 f"every_n_steps={self.every_n_steps} is shorter than a window of {self.window_steps} steps "
@@ -199,7 +189,7 @@ class Schedule:
         return tuple(plans)
 
     def part(self, part: Part, steps_per_block: int | None = None, *, swapped: bool = False) -> list[Plan]:
-        """The steps of the timed or the profiled part, in order, with offsets from its own first step.
+        """The steps of the timed or the profiled part, with offsets from its own first step.
 
         Args:
             part: ``TIMED`` or ``PROFILED``.
@@ -252,7 +242,7 @@ class Schedule:
         return self.every_n_steps - self.decided_at - blocks
 
     def most_long_steps(self, steps_per_block: int) -> int:
-        """Counted steps that a long block has at most, beside timed blocks of this length; below 1 for none."""
+        """Counted steps that a long block has at most, given timed blocks of this length; below 1 for none."""
         room = self.spare_steps(steps_per_block) - 2 * self.beside_steps(steps_per_block) - _ROOM
         return room // 2 - self.warmup_steps if self.spread else 0
 
@@ -266,14 +256,7 @@ class Schedule:
         return len(self.blocks) * self.repeats
 
     def steps_that_take(self, block_s: float, step_s: float) -> int:
-        """Counted steps of a timed block that last ``block_s``.
-
-        At least ``steps_per_block``, and at most as many as ``every_n_steps`` leaves room for.
-
-        Args:
-            block_s: time in seconds.
-            step_s: time of a step; 0 or less if it is not known.
-        """
+        """Counted steps of a timed block that last ``block_s``, as far as ``every_n_steps`` leaves room."""
         wanted = self.steps_wanted(block_s, step_s)
         spare = self.spare_steps(self.steps_per_block) // self.timed_blocks
         return min(max(self.steps_per_block, wanted), self.steps_per_block + spare)
@@ -284,12 +267,7 @@ class Schedule:
         return math.ceil(block_s / step_s - 1e-9) if step_s > 0 else 0
 
     def placed(self, placement: Placement, *, turned: bool = False) -> Schedule:
-        """The same schedule for a window whose parts rank 0 has placed.
-
-        Args:
-            placement: of the window.
-            turned: its arm's steps are not sequential: its ``S`` blocks run overlapped, with the arm's switch turned.
-        """
+        """The same schedule for a window whose parts rank 0 has placed; ``turned``: its arm is not sequential steps."""
         offsets = self._placed(placement)
         if turned and not self.control:
             offsets = tuple([p and replace(p, mode=Mode.OVERLAPPED, turned=p.arm is Mode.SEQUENTIAL) for p in offsets])
@@ -298,10 +276,7 @@ class Schedule:
         return schedule
 
     def plan(self, step: int) -> Plan | None:
-        """What step ``step`` is to do; None where it is an ordinary step, within a window or outside.
-
-        Until a window's parts are placed, only its recorded steps have a plan.
-        """
+        """What a step is to do; None for an ordinary one. Only recorded steps have a plan until parts are placed."""
         window, offset = divmod(step - self.first_step, self.every_n_steps)
         if window < 0 or offset >= len(self._offsets):
             return None

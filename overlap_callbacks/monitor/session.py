@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
+import platform
 import weakref
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+import torch
 import torch.distributed as dist
 
 from overlap_callbacks._log import logger
+from overlap_callbacks._version import __version__
+from overlap_callbacks.analysis.environment.privacy import numbered
+from overlap_callbacks.analysis.results.catalogue import recorded_figures
+from overlap_callbacks.analysis.results.environment import RankEnvironment
+from overlap_callbacks.gate.arms import SwitchState
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.environment import EnvironmentReader, hidden_names
 from overlap_callbacks.instruments.other_profilers import other_profilers
@@ -23,51 +29,39 @@ from overlap_callbacks.monitor.background.order_check import OrderChecker
 from overlap_callbacks.monitor.background.reporter import Reporter
 from overlap_callbacks.monitor.background.store import Job, StoreChannel, StoreFailedError, next_prefix
 from overlap_callbacks.monitor.config import MonitorConfig
-from overlap_callbacks.monitor.faults import FaultGuard
-from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.monitor.faults import FaultGuard, Notices
 from overlap_callbacks.monitor.race.ballot import Ballot
-from overlap_callbacks.monitor.race.in_windows import RaceChecks
-from overlap_callbacks.monitor.run_info import run_info
-from overlap_callbacks.monitor.step_runner import restore_overlap
+from overlap_callbacks.monitor.race.check import RaceChecks
 from overlap_callbacks.monitor.window import Window
+from overlap_callbacks.sinks import RunInfo
 
 
-@dataclass(frozen=True, kw_only=True)
 class Session:
-    """The threads and instruments of one monitor in one job.
+    """The threads and instruments of one monitor in one job. Made on the training thread, whose device is measured.
 
     Attributes:
-        job: the job of this rank.
         order_checker: decides whether sequences may be serialised.
         reporter: makes reports of closed windows.
         budget: what windows have cost so far, on rank 0; shared by the two above.
         meter: of power; None if power is not measured.
         group: the default process group at the time, held weakly.
         ballot: in which all ranks decide whether to repeat a step.
-        pinned_checks: numbers the order checks of modes pinned by hand, alike on every rank.
+        pinned_checks: numbers the order checks of pinned modes, the same on every rank.
     """
 
-    job: Job
-    order_checker: OrderChecker
-    reporter: Reporter
-    budget: WindowBudget
-    meter: PowerMeter | None
-    group: Callable[[], dist.ProcessGroup | None]
-    ballot: Ballot
-    pinned_checks: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
-
-    @classmethod
-    def open(cls, job: Job, config: MonitorConfig, notices: Notices, faults: FaultGuard) -> Session:
-        """Start the threads and instruments. Called on the training thread, whose current device is measured."""
-        # One connection to the store, which the two threads share.
+    def __init__(self, job: Job, config: MonitorConfig, faults: FaultGuard) -> None:
+        self.job = job
+        group: Any = weakref.ref(dist.group.WORLD)
+        self.group = group
+        self.pinned_checks = itertools.count(1)
+        # One connection to the store, which all threads share.
         channel = StoreChannel(job, next_prefix())
-        budget = WindowBudget(config.max_overhead)
+        self.budget = WindowBudget(config.max_overhead)
         # These three are read here because other threads have a current device of their own.
-        meter = _power_meter(config, notices) if config.power else None
+        self.meter = _power_meter(config, faults.notices) if config.power else None
         device = StepClock().device
         hide = None if config.hosts else hidden_names()
         environment = EnvironmentReader(config.framework, hide)
-        group: Any = weakref.ref(dist.group.WORLD)
 
         def report_error(error: Exception) -> None:
             if isinstance(error, StoreFailedError) and group() is not dist.group.WORLD:
@@ -76,41 +70,28 @@ class Session:
             else:
                 faults.report(error)
 
-        reporter = Reporter(
+        self.reporter = Reporter(
             channel,
-            schedule=config.schedule,
-            sinks=config.sinks,
-            run=lambda: run_info(
-                job,
-                config.schedule,
-                config.framework,
-                device,
-                environment.read(),
-                hosts=config.hosts,
-                workload=config.workload,
-                configuration=config.configuration,
-            ),
+            config,
+            run=lambda: run_info(config, job, device, environment.read()),
             environment=environment.read,
             hide=hide,
-            workload=config.workload,
-            timeout_s=config.report_timeout_s,
-            budget=budget,
+            budget=self.budget,
             on_error=report_error,
             on_sink_error=faults.sink_failed,
         )
-        checker = OrderChecker(channel, timeout_s=config.order_timeout_s, budget=budget, on_error=report_error)
+        self.order_checker = OrderChecker(
+            channel, timeout_s=config.order_timeout_s, budget=self.budget, on_error=report_error
+        )
         try:
-            checker.open()
-            reporter.open()
+            self.order_checker.open()
+            self.reporter.open()
         except Exception:  # the system has no more threads to give
-            checker.close(1.0)
-            reporter.close(1.0)
+            self.order_checker.close(1.0)
+            self.reporter.close(1.0)
             raise
         other_profilers.watch()
-        ballot = Ballot(channel, config.order_timeout_s)
-        return cls(
-            job=job, order_checker=checker, reporter=reporter, budget=budget, meter=meter, group=group, ballot=ballot
-        )
+        self.ballot = Ballot(channel, config.order_timeout_s)
 
     def close(self, timeout_s: float, *, settle: bool) -> None:
         """End all threads; see ``Reporter.close``."""
@@ -132,40 +113,61 @@ def _power_meter(config: MonitorConfig, notices: Notices) -> PowerMeter:
     return PowerMeter(devices_to_read(options.per_node), options, tell=tell)
 
 
+def run_info(config: MonitorConfig, job: Job, device: str, environment: RankEnvironment | None = None) -> RunInfo:
+    """What is known of a run before its first window."""
+    figures = recorded_figures()
+    info = RunInfo(
+        library_version=__version__,
+        torch_version=str(torch.__version__),
+        python_version=platform.python_version(),
+        started_at=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        hostname=platform.node(),
+        framework=config.framework,
+        world_size=job.world_size,
+        backend=job.backend,
+        device=device,
+        schedule=config.schedule.as_dict(),
+        units={name: figure.unit for name, figure in figures.items()},
+        meanings={name: figure.meaning for name, figure in figures.items()},
+        environment=environment,
+        workload=config.workload,
+        configuration=dict(config.configuration),
+        hosts_named=config.hosts,
+    )
+    if config.hosts:
+        return info
+    # Rank 0 writes this, so that its host is the first.
+    mark = "" if environment is None else environment.hostname
+    return numbered(msgspec.structs.replace(info, hostname="host 0"), {mark: 0})
+
+
 class SessionSlot:
-    """Holds a monitor's session: opens it when the first window needs it, and closes it once.
+    """What a monitor's runners work with, and its session: opened when the first window needs it, and closed once.
 
-    It knows nothing of the monitor, so that it can outlive it: it is closed when the monitor is collected.
-
-    Args:
-        config: the options.
-        gate: of the monitor.
-        switch: a framework's own switch, if an adapter has one.
-        notices: says why there is nothing to measure.
-        faults: gets the errors of the session's threads.
+    It knows nothing of the monitor, and is closed when the monitor is collected.
 
     Attributes:
+        config: the options of the monitor.
+        gate: of the monitor.
+        faults: gets errors, and switches measuring off where it cannot go on.
+        notices: tell the user.
+        switch: what is turned between steps: a framework's own switch, or an arm's.
         window: the open window of the session; None if none is open.
         race: checks gradients after windows.
     """
 
-    def __init__(
-        self, config: MonitorConfig, gate: Gate, switch: SwitchState, notices: Notices, faults: FaultGuard
-    ) -> None:
-        self._config = config
-        self._gate = gate
-        self._switch = switch
-        self._notices = notices
-        self._faults = faults
-        self._session: Session | None = None
+    def __init__(self, config: MonitorConfig, gate: Gate, faults: FaultGuard) -> None:
+        self.config = config
+        self.gate = gate
+        self.faults = faults
+        self.notices = faults.notices
+        self.switch = SwitchState()
         self.window: Window | None = None
-        self.race = RaceChecks(config.check_gradients, gate, switch, notices)
+        self.race = RaceChecks(config.check_gradients, gate, self.switch, self.notices)
+        self._session: Session | None = None
 
     def acquire(self) -> Session | None:
-        """The session, with the gate registered; opened on first use.
-
-        Returns:
-            None if there is no job to measure. A message says why, and measuring may be switched off for good.
+        """The session, with the gate registered; opened on first use. None if there is no job to measure.
 
         Raises:
             RuntimeError: in strict mode, another monitor of this process is measuring.
@@ -173,33 +175,33 @@ class SessionSlot:
         if self._session is None:
             self._session = self._open()
         elif self._session.group() is not dist.group.WORLD:
-            self._faults.switch_off(
+            self.faults.switch_off(
                 "group", "the process group was replaced, and measuring is switched off: make a new monitor"
             )
             return None
         if self._session is not None:
-            self._gate.register()
+            self.gate.register()
         return self._session
 
     def _open(self) -> Session | None:
         job = Job.current()
         if job is None:
-            self._notices.warn_once(
+            self.notices.warn_once(
                 "job", "torch.distributed has no process group: there is no communication to measure yet"
             )
             return None
         if job.world_size == 1:
-            self._faults.switch_off(
+            self.faults.switch_off(
                 "alone", "the job has one rank: there is nothing to overlap, and nothing is measured"
             )
             return None
-        if self._gate.taken:
+        if self.gate.taken:
             why = "another OverlapMonitor of this process is measuring, and only one can: close() it first"
-            if self._config.strict:
+            if self.config.strict:
                 raise RuntimeError(why)
-            self._faults.switch_off("second", f"{why}; this one is switched off, training goes on")
+            self.faults.switch_off("second", f"{why}; this one is switched off, training goes on")
             return None
-        return Session.open(job, self._config, self._notices, self._faults)
+        return Session(job, self.config, self.faults)
 
     def close(self, timeout_s: float, restore: bool = True, settle: bool = False) -> None:
         """Close the session and the gate, and stop the instruments of a window that is still open.
@@ -215,8 +217,8 @@ class SessionSlot:
             # The interpreter ends, or the monitor was dropped, within the window. torch crashes if its profiler still
             # runs when the interpreter has ended.
             window.discard()
-        self._gate.close()
+        self.gate.close()
         if restore:
-            restore_overlap(self._switch)
+            self.switch.go_back()
         if session is not None:
             session.close(timeout_s, settle=settle)

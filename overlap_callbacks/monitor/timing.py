@@ -1,12 +1,11 @@
-"""Times the steps of a job as it is, and does nothing else: for ``overlap tune``, which compares whole runs.
+"""Times the steps of a job and does nothing else: for ``overlap tune``, which compares whole runs.
 
-No step is sequential, profiled or recorded, the gate is never registered, and the ranks tell each other nothing. Rank 0
-alone leaves a mark at the begin and the end of each step. Ranks of synchronous training step alike.
+No step is sequential, profiled or recorded, the gate is never registered, and ranks exchange nothing. Rank 0 alone
+marks the begin and the end of each step.
 """
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable
 
@@ -14,15 +13,12 @@ from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.results.env_overrides import TimingPlan
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import TimedBlock
-from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.environment import EnvironmentReader, hidden_names
 from overlap_callbacks.monitor.background.measurement import await_mark
 from overlap_callbacks.monitor.background.store import Job
-from overlap_callbacks.monitor.config import MonitorConfig
-from overlap_callbacks.monitor.faults import FaultGuard
-from overlap_callbacks.monitor.run_info import run_info
+from overlap_callbacks.monitor.faults import current_rank
+from overlap_callbacks.monitor.session import SessionSlot, run_info
 from overlap_callbacks.monitor.step_runner import NEVER, StepRunner
 from overlap_callbacks.sinks import Sink
 
@@ -35,12 +31,7 @@ Steps = list[tuple[clocks.Mark, clocks.Mark]]
 class TimingRunner(StepRunner):
     """Times blocks of steps on rank 0, and writes each to the record as soon as the device has passed it.
 
-    Args:
-        plan: of the blocks.
-        config: the options of the monitor.
-        gate: of the monitor; it is never registered.
-        switch: a framework's own switch, which is never turned.
-        faults: gets the errors of the writing thread.
+    No session is opened, and no switch is turned.
 
     Attributes:
         tokens_per_step, model_chunks: not used here.
@@ -50,17 +41,14 @@ class TimingRunner(StepRunner):
     # Of a process: the steps of two monitors would mix in one record.
     _only_one = threading.Lock()
 
-    def __init__(
-        self, plan: TimingPlan, config: MonitorConfig, gate: Gate, switch: SwitchState, faults: FaultGuard
-    ) -> None:
-        super().__init__(gate, switch)
-        self.tokens_per_step = config.tokens_per_step
+    def __init__(self, plan: TimingPlan, slot: SessionSlot) -> None:
+        super().__init__(slot)
+        self.tokens_per_step = slot.config.tokens_per_step
         self.model_chunks = 1
         self.num_opened = 0
         self._plan = plan
-        self._config = config
-        self._faults = faults
-        self._worker = Worker("overlap-callbacks timing", faults.report)
+        self._config = slot.config
+        self._worker = Worker("overlap-callbacks timing", slot.faults.report)
         self._clock: clocks.StepClock | None = None  # None before the first timed step
         self._warm_at: int | None = None  # None before the first step
         self._first_step = 0
@@ -128,7 +116,7 @@ class TimingRunner(StepRunner):
             self.next_step = self._warm_at
             return False
         self.next_step = NEVER
-        job = Job.current() or Job(_rank_told_by_launcher(), 1, "")
+        job = Job.current() or Job(current_rank(), 1, "")
         if job.rank:
             return False
         if not self._only_one.acquire(blocking=False):
@@ -147,16 +135,7 @@ class TimingRunner(StepRunner):
         environment = EnvironmentReader(config.framework, hide)
 
         def open_sinks() -> None:
-            run = run_info(
-                job,
-                config.schedule,
-                config.framework,
-                device,
-                environment.read(),
-                hosts=config.hosts,
-                workload=config.workload,
-                configuration=config.configuration,
-            )
+            run = run_info(config, job, device, environment.read())
             for sink in config.sinks:
                 sink.open(run)
 
@@ -171,8 +150,3 @@ class TimingRunner(StepRunner):
         sinks: list[Sink] = list(self._config.sinks)
         for sink in sinks:
             sink.block(0, self._first_step, block)
-
-
-def _rank_told_by_launcher() -> int:
-    told = os.environ.get("RANK", "0")
-    return int(told) if told.isdigit() else 0

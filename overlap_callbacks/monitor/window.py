@@ -1,13 +1,14 @@
 """A window's marks: what the training thread records of each measured step.
 
-Everything here runs on the training thread and only records. ``close`` turns the open window into a ``ClosedWindow``,
-from which ``background/measurement.py`` computes figures on another thread.
+Everything here runs on the training thread and only records. Once a window has closed, ``background/measurement.py``
+computes its figures on another thread.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -15,18 +16,16 @@ from overlap_callbacks.analysis.results.arm import ComparedArm
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.window import Rhythm
-from overlap_callbacks.gate.arms import BaseArm, Sequential
+from overlap_callbacks.gate.arms import BaseArm, Sequential, SwitchState
 from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
-from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.instruments.device import MemoryReader, RawReading
 from overlap_callbacks.instruments.other_profilers import serves_a_daemon
 from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.instruments.profiler import FIRST_STEPS, Profile, record_bound, threads_hold_buffers
 from overlap_callbacks.monitor.schedule import Part, Plan
-from overlap_callbacks.monitor.step_ranges import StepRanges
 from overlap_callbacks.monitor.window_cost import WindowCost
 
 
@@ -38,14 +37,15 @@ class MeasuredStep:
         plan: what the step was to do.
         start, end: its bounds.
         log: its collectives.
-        profile_index: its index in the profile; -1 outside the profile. Warm-up steps of CPU jobs are outside, if all
-            steps have ended with nothing in flight: their operators would only make the profile dearer.
+        profile_index: its index in the profile; -1 outside. Warm-up steps of CPU jobs are outside if all steps have
+            ended with nothing in flight: their operators would only make the profile dearer.
         counted: whether it counts: it was planned to, and nothing spoilt it.
         spoilt: whether something did.
         skipped: why it trained nothing; empty if it did.
-        kind: of a counted step, once its window has closed: 0 the commonest.
         memory: the allocator's counters when it began and when it ended; None where there are none.
+        kind: of a counted step, once its window has closed: 0 the commonest.
         number: of the step in the job.
+        ms: its time, once its window has closed and the device has passed its end; else None.
     """
 
     plan: Plan
@@ -59,62 +59,37 @@ class MeasuredStep:
     memory: tuple[RawReading, RawReading] | None = None
     kind: int = 0
     number: int = -1
+    ms: float | None = None
 
 
 @dataclass(frozen=True)
 class SampledStep:
-    """A step between windows.
-
-    Attributes:
-        step: its number.
-        calls: its all-to-alls that have split sizes.
-    """
+    """A step between windows, and its all-to-alls that have split sizes."""
 
     step: int
     calls: tuple[Collective, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class FinishedBlock:
-    """A timed block whose steps have all ended, while its window goes on.
-
-    Attributes:
-        window: number of the window.
-        first_step: the step at which the window opened.
-        compared_with: the window's arm; None for sequential steps.
-        block: number of the block.
-        arm: the side of the comparison on which it counts.
-        steps: its steps that count.
-    """
-
-    window: int
-    first_step: int
-    compared_with: ComparedArm | None = None
-    block: int
-    arm: Mode
-    steps: tuple[MeasuredStep, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClosedWindow:
-    """All marks of a window. Nothing changes in it any more, so that another thread may read it.
+@dataclass(kw_only=True, eq=False)
+class MeasuredWindow:
+    """All marks of a window. Once it has closed nothing changes in it any more, so that another thread may read it.
 
     Attributes:
         number: of the window.
         first_step: the step at which it opened.
-        steps: those that ran, in order.
-        complete: whether all steps of the schedule ran.
-        problems: what went wrong, in words.
-        opened_ns: host time at which it opened.
-        wall_ms: host time from its opening to its end.
-        clock: which made the marks.
+        clock: which makes the marks.
         meter: of power; None if power is not measured.
+        compared_with: its arm; None for sequential steps.
+        opened_ns: host time at which it opened.
+        steps: those that ran, in order.
+        problems: what went wrong, in words.
+        complete: whether all steps of the schedule ran.
+        wall_ms: host time from its opening to its end.
         profile: a session that has been stopped; None if no step was profiled.
         missing_profile: why kernel times are missing, in words; empty if they are not.
-        terms: digest of what all ranks must be set up alike for, see ``WindowTerms``.
+        config_digest: of what all ranks must be set up alike for, see ``WindowConfig``.
         cost: what the window costs training; None if nobody looks at the steps around it.
         sampled: steps since the window before whose all-to-alls were recorded.
-        compared_with: its arm; None for sequential steps.
         chunks: model chunks of an interleaved pipeline on this rank; 1 without, or if nobody tells.
         race: what a repeated step showed after the window; None without one.
         rhythms: of the job, as rank 0 knew them when it planned the window.
@@ -122,41 +97,87 @@ class ClosedWindow:
 
     number: int
     first_step: int
-    steps: tuple[MeasuredStep, ...]
-    complete: bool
-    problems: tuple[str, ...]
-    opened_ns: int
-    wall_ms: float
     clock: clocks.StepClock
-    meter: PowerMeter | None
-    profile: Profile | None
-    missing_profile: str
-    terms: str = ""
+    meter: PowerMeter | None = None
+    compared_with: ComparedArm | None = None
+    opened_ns: int = 0
+    steps: list[MeasuredStep] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    complete: bool = False
+    wall_ms: float = 0.0
+    profile: Profile | None = None
+    missing_profile: str = ""
+    config_digest: str = ""
     cost: WindowCost | None = None
     sampled: tuple[SampledStep, ...] = ()
-    compared_with: ComparedArm | None = None
     chunks: int = 1
     race: RaceCheck | None = None
     rhythms: tuple[Rhythm, ...] = ()
 
+    def note(self, problem: str) -> None:
+        """Have the report say what went wrong, once."""
+        if problem not in self.problems:
+            self.problems.append(problem)
 
-class Window:
-    """An open window on one rank.
+
+# Of the names of steps in other people's profiles.
+PREFIX = "overlap_callbacks: "
+
+
+class StepRanges:
+    """Names the steps of windows in other people's profiles, by ranges of ``record_function`` and of NVTX.
+
+    Those of NVTX have a start and an end, and are not pushed and popped: a step need not nest with the job's ranges.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._nvtx: Any = device.ranges() if enabled else None
+        self._function: torch.profiler.record_function | None = None
+        self._nvtx_range: Any = None
+
+    def begin(self, plan: Plan, step: int) -> None:
+        """A step begins."""
+        if not self._enabled:
+            return
+        self.end()
+        name = range_name(plan, step)
+        self._function = torch.profiler.record_function(name)
+        self._function.__enter__()
+        if self._nvtx is not None:
+            try:
+                self._nvtx_range = self._nvtx.range_start(name)
+            except RuntimeError:  # this build of torch has no NVTX
+                self._nvtx = None
+
+    def end(self) -> None:
+        """The step ends, or is given up; does nothing if none is open."""
+        function, self._function = self._function, None
+        if function is not None:
+            function.__exit__(None, None, None)
+        opened, self._nvtx_range = self._nvtx_range, None
+        if opened is not None and self._nvtx is not None:
+            self._nvtx.range_end(opened)
+
+
+def range_name(plan: Plan, step: int) -> str:
+    """What a step is called, e.g. ``overlap_callbacks: sequential step 41 of window 0, timed``."""
+    side = "other arm's" if plan.turned and plan.mode is not Mode.SEQUENTIAL else plan.mode.value
+    warm_up = ", warm-up" if not plan.counted and plan.block >= 0 else ""
+    return f"{PREFIX}{side} step {step} of window {plan.window}, {plan.part.value}{warm_up}"
+
+
+class Window(MeasuredWindow):
+    """A window on one rank while it is open: what its steps run with.
 
     Args:
         number: of the window.
         first_step: the step at which it opens.
         gate: registered.
-        switch: what the window's arm turns. If there is anything, it makes sequential steps sequential, and the gate
-            does not.
+        switch: what the window's arm turns, and makes sequential steps sequential instead of the gate.
         meter: of power; None if power is not measured.
         arm: what the job as configured is compared with.
         ranges: name its steps in other profiles; None for none.
-
-    Attributes:
-        compared_with: the same, for the record; None for sequential steps.
-        sampled: steps since the window before whose all-to-alls were recorded.
-        rhythms: of the job, as rank 0 knew them when it planned the window.
     """
 
     def __init__(
@@ -170,31 +191,27 @@ class Window:
         arm: BaseArm | None = None,
         ranges: StepRanges | None = None,
     ) -> None:
-        self.number = number
-        self.first_step = first_step
-        self.sampled: tuple[SampledStep, ...] = ()
-        self.rhythms: tuple[Rhythm, ...] = ()
         arm = arm or Sequential()
-        self.compared_with = (
-            None if isinstance(arm, Sequential) else ComparedArm(arm.name, arm.equal_results, arm.sequential)
+        super().__init__(
+            number=number,
+            first_step=first_step,
+            clock=clocks.StepClock(),
+            meter=meter,
+            compared_with=(
+                None if isinstance(arm, Sequential) else ComparedArm(arm.name, arm.equal_results, arm.sequential)
+            ),
+            opened_ns=clocks.now(),
         )
         self._gate = gate
         self._switch = switch
-        self._meter = meter
         self._ranges = StepRanges(enabled=False) if ranges is None else ranges
-        self._clock = clocks.StepClock()
-        self._steps: list[MeasuredStep] = []
-        self._problems: list[str] = []
-        self._profile: Profile | None = None
-        self._full_profile: Profile | None = None  # ended before the window, to stay below Kineto's limit
-        self._missing_profile = ""
+        self._profile: Profile | None = None  # that is running
         self._all_quiet: bool | None = None  # profiled steps so far; None before the first
         self._unseen = False  # the step that ended last left collectives in flight which the profile has not
-        self._memory = MemoryReader.of(self._clock.compute_stream)
+        self._memory = MemoryReader.of(self.clock.compute_stream)
         self._memory_before: RawReading | None = None
-        self._opened_ns = clocks.now()
         if meter is not None:
-            meter.begin(self._clock.poll)
+            meter.begin(self.clock.poll)
         # Of the open step:
         self._plan: Plan | None = None
         self._start: clocks.Mark = 0
@@ -205,54 +222,44 @@ class Window:
     @property
     def age_s(self) -> float:
         """Host time since the window opened."""
-        return (clocks.now() - self._opened_ns) / 1e9
+        return (clocks.now() - self.opened_ns) / 1e9
 
     @property
     def on_device(self) -> bool:
         """Whether steps are timed on a device."""
-        return self._clock.compute_stream is not None
-
-    def note(self, problem: str) -> None:
-        """Have the report say what went wrong, once."""
-        if problem not in self._problems:
-            self._problems.append(problem)
+        return self.clock.compute_stream is not None
 
     # -- a step
 
     def begin_step(self, plan: Plan, granted: ExpectedSequence | None) -> None:
-        """Start the step's instruments and set its mode.
-
-        Args:
-            plan: of the step.
-            granted: what passed the order check; needed in sequential mode.
-        """
+        """Start the step's instruments and set its mode. Sequential mode needs what the order check has granted."""
         self._plan = plan
         self._ranges.begin(plan, self.first_step + plan.offset)
         self._paused = self._was_paused = False
         self._skipped = ""
-        may_profile = self._profile is None and self._full_profile is None and not self._missing_profile
+        may_profile = self._profile is None and self.profile is None and not self.missing_profile
         if plan.part is Part.PROFILED and may_profile:
             self._start_profile()
         self._memory_before = self._memory.read()  # outside the step's marks
         sequential = plan.mode is Mode.SEQUENTIAL
         self._switch.turn(on=sequential or plan.turned)
         # On the host a profile alone does not show when a collective was complete: see ``Profile.end_step``.
-        watch = self._profile is not None and self._clock.compute_stream is None
+        watch = self._profile is not None and self.clock.compute_stream is None
         # Every step of a window is recorded: what the gate costs the host is then the same in both modes, and cancels.
         self._gate.begin_step(
             sequential=sequential and self._switch.form is None,
             expected=granted,
-            compute_stream=self._clock.compute_stream,
+            compute_stream=self.clock.compute_stream,
             watch=watch,
         )
         if self._profile is not None:
             self._profile.begin_step(record=plan.counted or not self._all_quiet)
-        self._start = self._clock.mark()
+        self._start = self.clock.mark()
 
     def end_step(self) -> MeasuredStep:
         """Stop the step's instruments and keep its marks."""
         assert self._plan is not None
-        end = self._clock.mark()
+        end = self.clock.mark()
         log = self._gate.end_step()
         before, after = self._memory_before, self._memory.read()
         profile_index, unseen = -1, self._unseen
@@ -265,11 +272,10 @@ class Window:
                     "the profile was ended early: with this build of torch, a profile that reaches Kineto's limit can "
                     "end the process"
                 )
-                self._full_profile, self._profile = self._stop_profile(), None
-        self._note_oddities(log)
+                self._stop_profile()
+        spoilt = self._is_spoilt(log) or unseen
         if unseen:
             self.note("a profiled step was left out: the step before it had left collectives in flight")
-        spoilt = not self._is_unspoilt(log) or unseen
         if self._plan.part is Part.LONG:  # hundreds of steps, of which the times are wanted and no more
             log = replace(log, collectives=())
         step = MeasuredStep(
@@ -284,34 +290,31 @@ class Window:
             number=self.first_step + self._plan.offset,
             memory=None if before is None or after is None else (before, after),
         )
-        self._steps.append(step)
+        self.steps.append(step)
         self._plan = None
         self._ranges.end()
         return step
 
-    def _is_unspoilt(self, log: StepLog) -> bool:
-        """Whether the step that just ended is like the others of its mode."""
-        skipped, stuck = bool(self._skipped), self._gate.stuck is not None
-        odd = log.compiled or log.captured or log.divergence is not None
-        return not (skipped or odd or self._was_paused or stuck)
-
-    def _note_oddities(self, log: StepLog) -> None:
-        """Have the report say why the step that just ended does not count, or what else was odd about it."""
+    def _is_spoilt(self, log: StepLog) -> bool:
+        """Whether the step that just ended is unlike the others of its mode. The report says why, and what was odd."""
         assert self._plan is not None
         if self._skipped:
-            return
+            return True
         if log.compiled:
             self.note("a step in which torch.compile compiled was left out")
         elif log.captured:
             self.note("a step in which a CUDA graph was captured was left out")
         elif log.divergence is not None:
             self.note(f"a sequential step was left out: {log.divergence}")
-        elif self._plan.counted and self._is_unspoilt(log):
-            for group in log.foreign:
-                self.note(
-                    f"collectives on group {group!r} passed the gate unseen during measured steps (another thread's, "
-                    f"or those of an operator itself); they are neither recorded nor serialised"
-                )
+        odd = log.compiled or log.captured or log.divergence is not None
+        if odd or self._was_paused or self._gate.stuck is not None:
+            return True
+        for group in log.foreign if self._plan.counted else ():
+            self.note(
+                f"collectives on group {group!r} passed the gate unseen during measured steps (another thread's, or "
+                f"those of an operator itself); they are neither recorded nor serialised"
+            )
+        return False
 
     def skip_step(self, reason: str) -> None:
         """The open step trains nothing: it does not count."""
@@ -330,57 +333,36 @@ class Window:
 
     def steps_of(self, block: int) -> tuple[MeasuredStep, ...]:
         """The steps of a timed block that count."""
-        return tuple([s for s in self._steps if s.counted and s.plan.part is Part.TIMED and s.plan.block == block])
+        return tuple([s for s in self.steps if s.counted and s.plan.part is Part.TIMED and s.plan.block == block])
 
     # -- the end
 
-    def close(self, complete: bool) -> ClosedWindow:
-        """Stop all instruments; nothing is recorded from here on.
-
-        Args:
-            complete: whether all steps of the schedule ran.
-        """
+    def close(self, complete: bool) -> None:
+        """Stop all instruments; nothing is recorded from here on."""
         self._paused = False  # a pause that ends later resumes nothing
         self._ranges.end()
         self._gate.stop()
         self._end_meter()
-        profile = self._full_profile or self._stop_profile()
-        return ClosedWindow(
-            number=self.number,
-            first_step=self.first_step,
-            steps=tuple(self._steps),
-            complete=complete,
-            problems=tuple(self._problems),
-            opened_ns=self._opened_ns,
-            wall_ms=(clocks.now() - self._opened_ns) / 1e6,  # what stopping the profiler takes is part of the cost
-            clock=self._clock,
-            meter=self._meter,
-            profile=profile,
-            missing_profile=self._missing_profile,
-            sampled=self.sampled,
-            rhythms=self.rhythms,
-            compared_with=self.compared_with,
-        )
+        self._stop_profile()
+        self.complete = complete
+        self.wall_ms = (clocks.now() - self.opened_ns) / 1e6  # what stopping the profiler takes is part of the cost
 
     def discard(self) -> None:
-        """Stop all instruments after an error of ours, whichever of them it was: nothing is kept.
-
-        torch crashes when the interpreter ends while its profiler still runs.
-        """
+        """Stop all instruments after an error: torch crashes if the interpreter ends while its profiler runs."""
         self._paused = False
         for stop in (self._ranges.end, self._gate.stop, self._end_meter, self._stop_profile):
             with contextlib.suppress(Exception):
                 stop()
 
     def _end_meter(self) -> None:
-        if self._meter is not None:
-            self._meter.end()
+        if self.meter is not None:
+            self.meter.end()
 
     def _start_profile(self) -> None:
         if serves_a_daemon():
             self._miss_profile("Kineto takes requests from a daemon (KINETO_USE_DAEMON), whose traces ours would empty")
             return
-        stream = self._clock.compute_stream
+        stream = self.clock.compute_stream
         if stream is not None and not device.is_profiled(stream.device):
             self._miss_profile(f"the library does not read profiles of devices of type {stream.device.type!r} yet")
             return
@@ -401,29 +383,29 @@ class Window:
             return
         self._profile = profile
 
-    def _stop_profile(self) -> Profile | None:
-        """Stop the profile. Returns None if there is none, or if it is of no use."""
-        profile = self._profile
+    def _stop_profile(self) -> None:
+        """Stop the profile, if one is running, and keep it if it is of use."""
+        profile, self._profile = self._profile, None
         if profile is None:
-            return None
+            return
         try:
             if not profile.stop():
                 self._miss_profile("another profiler was started in this process")
-                return None
+                return
         except Exception as error:
             self._miss_profile(f"torch's profiler failed ({type(error).__name__}: {error})")
-            return None
-        if profile.truncated:
-            if threads_hold_buffers(torch.version.cuda):
-                self._miss_profile(
-                    "the profiler's buffers were full before the last profiled step had ended; on CUDA 13 and later, "
-                    "many process groups may do that to the first profile of a job, and to no other"
-                )
-            else:
-                self._miss_profile("the profiler's buffers were full before the last profiled step had ended")
-            return None
-        return profile
+            return
+        if not profile.truncated:
+            self.profile = profile
+            return
+        if threads_hold_buffers(torch.version.cuda):
+            self._miss_profile(
+                "the profiler's buffers were full before the last profiled step had ended; on CUDA 13 and later, many "
+                "process groups may do that to the first profile of a job, and to no other"
+            )
+        else:
+            self._miss_profile("the profiler's buffers were full before the last profiled step had ended")
 
     def _miss_profile(self, why: str) -> None:
-        self._missing_profile = f"kernel times are missing: {why}"
-        self.note(self._missing_profile)
+        self.missing_profile = f"kernel times are missing: {why}"
+        self.note(self.missing_profile)

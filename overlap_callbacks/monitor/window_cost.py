@@ -1,8 +1,10 @@
 """What a window costs training on this rank: its steps, the library's own work, and the steps after it.
 
-Inside a window its own steps tell: ``overlap_callbacks.analysis.measuring_cost``. The steps after it are slower too:
-the reading of the profiler's events and the report fall on them. So the training thread notes when steps begin (the
-host's clock; nothing waits for a device), until they are back to normal, and the reporting thread says when it works.
+The cost of a window's own steps is in ``overlap_callbacks.analysis.measuring_cost``. The steps after it are slower too:
+reading the profiler's events and reporting fall on them. So the training thread notes when steps begin (by the host's
+clock) until they are back to normal, and the reporting thread when it works.
+
+``StepRing`` has when all steps began. It shows what windows cannot: every fiftieth step takes longer, say.
 """
 
 from __future__ import annotations
@@ -13,35 +15,69 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis.measuring_cost import LostTime, StepsAfter, Stretch, lost_time
 from overlap_callbacks.instruments import clocks
 
-# Steps before a window that tell how long a step usually takes, and the fewest that can.
+# Steps before a window that show how long a step usually takes, and the fewest that can.
 STEPS_BEFORE = 64
 _FEWEST_BEFORE = 4
-# A step that takes more than so many medians is none: an evaluation or a checkpoint lies between two steps.
+# What takes more medians than this is no step: an evaluation or a checkpoint lies between two steps.
 _NO_STEP = 20.0
 # Steps in a row, after the work of the reporting thread, that must be as long as those before the window.
 NORMAL_STEPS = 3
 # How much longer or shorter than any step before the window a step may be that is back to normal.
 _SLACK = 1.25
-# A step of a window takes no longer than so many times the longest one before it, and the third longest of the window,
-# without our own work in it. What does is no step: an evaluation lies in it, or another rank's.
+# A step of a window, without our own work, takes no longer than this many times the longest one before it and the third
+# longest of the window. What does holds an evaluation, or another rank's.
 _MOST_IN_WINDOW = 2.0
-# After so many steps without that the job has changed its pace, and it is no more for us to pay.
+# After this many steps that are not normal the job has changed its pace, which is not the window's cost.
 _MAX_SETTLING_STEPS = 16
 # Steps after a window that are looked at in all.
 MAX_STEPS_AFTER = 512
 
 
+# Steps of the ring. A power of two: a step's place in the ring is its number's last bits.
+SIZE = 4096
+MASK = SIZE - 1
+
+
+class StepRing:
+    """The host's clock at the begin of each of the last 4,096 steps. The training thread writes; others may read."""
+
+    def __init__(self) -> None:
+        self.steps = [-1] * SIZE
+        self.begun_ns = [0] * SIZE
+
+    def begin(self, step: int) -> None:
+        """Step number ``step`` begins."""
+        place = step & MASK
+        self.steps[place] = step
+        self.begun_ns[place] = clocks.now()
+
+    def spoil(self, step: int) -> None:
+        """The step is not like others: it has instruments, a mode of its own, or a pause in it."""
+        place = step & MASK
+        if self.steps[place] == step:
+            self.steps[place] = -1
+
+    def durations(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+        """The ordinary steps that ended, in order: their numbers, and the time from begin to begin, in ms."""
+        steps, begun_ns = np.array(self.steps, dtype=np.int64), np.array(self.begun_ns, dtype=np.int64)
+        order = np.argsort(steps, kind="stable")
+        steps, begun_ns = steps[order], begun_ns[order]
+        known = steps >= 0
+        steps, begun_ns = steps[known], begun_ns[known]
+        step_ms = np.diff(begun_ns) / 1e6
+        # The ring may turn while it is read, and a job may start again at an earlier step.
+        ended = (np.diff(steps) == 1) & (step_ms > 0)
+        return steps[:-1][ended], step_ms[ended]
+
+
 @dataclass(frozen=True)
 class UsualStep:
-    """How long steps take from begin to begin, outside windows; in nanoseconds of the host's clock.
-
-    Attributes:
-        mean_ns, shortest_ns, longest_ns: over the steps before a window.
-    """
+    """How long steps take from begin to begin, over the steps before a window, by the host's clock."""
 
     mean_ns: float
     shortest_ns: int
@@ -49,15 +85,7 @@ class UsualStep:
 
     @classmethod
     def of(cls, begins_ns: Sequence[int], *, of_new_job: bool = False) -> UsualStep | None:
-        """From the times at which steps in a row began; None from too few.
-
-        The mean, not the median: where steps swing, their sum is what counts.
-
-        Args:
-            begins_ns: host times.
-            of_new_job: the steps may be the first of a job, in which allocators and buckets settle. Then only the later
-                half is taken.
-        """
+        """From the times at which steps in a row began; None from too few. Of a new job only the later half counts."""
         steps = np.diff(np.array(begins_ns, dtype=np.int64))
         if of_new_job and len(steps) < STEPS_BEFORE:
             steps = steps[len(steps) // 2 :]
@@ -74,16 +102,14 @@ class UsualStep:
 class WindowCost:
     """The time that training loses to one window on this rank; see the module.
 
-    The training thread calls what stands from ``window_step_began`` to ``end``, the reporting thread the rest.
-
     Args:
         opened_ns: host time at which the window's first step began.
-        usual: how long a step takes outside windows; None if not known. Then only the window's own steps can tell.
-        before_ns: what windows before it cost that were left out, where no other tells it.
+        usual: how long a step takes outside windows; None if not known. Then only the window's own steps count.
+        before_ns: cost of the windows before it that were left out, unless an earlier report has it.
 
     Attributes:
         over: whether the steps after the window need not be looked at any more.
-        left_out_ns: what windows after it cost that were left out.
+        left_out_ns: cost of the windows after it that were left out.
     """
 
     def __init__(self, opened_ns: int, usual: UsualStep | None, before_ns: int = 0) -> None:
@@ -101,7 +127,7 @@ class WindowCost:
         self._after_ns = 0  # of the steps after the window
         self._window_ns = 0.0  # lost until the window closed
         self._lost_ns = 0.0  # lost until the step that began last
-        self._told_ns = 0.0
+        self._reported_ns = 0.0
         self._last_ns: int | None = None
         self._in_first_step = False  # the step in which the window closed is under way
         self._working_since_ns: int | None = None
@@ -132,11 +158,7 @@ class WindowCost:
     def window_closed(self, now_ns: int, num_steps: int, *, job_ends: bool = False) -> None:
         """The window has ended. The reporting thread works on it from here on.
 
-        Args:
-            now_ns: host time.
-            num_steps: steps of the window that have begun.
-            job_ends: no step follows. Then it is not known what the window cost: the last step may have been broken
-                off, and nobody waits for what comes after it.
+        If the job ends, the cost is not known: the last step may have been broken off.
         """
         if job_ends:
             self.usual = None
@@ -153,10 +175,7 @@ class WindowCost:
         self._in_first_step = True
 
     def closed_unreported(self, now_ns: int) -> int:
-        """The window has ended, and has no report: what it cost, in ns.
-
-        That is our work on the training thread, and what its steps took longer than usual, if they did.
-        """
+        """The window has ended without a report: what it cost, in ns; our work, and what its steps took longer."""
         self.leave(now_ns)
         self.end()
         lost_ns = float(self._before_ns + self._all_own_ns + self._own_ns)
@@ -206,11 +225,7 @@ class WindowCost:
         self._working_since_ns = clocks.now()
 
     def work_done(self, *, finished: bool = False) -> None:
-        """The reporting thread pauses.
-
-        Args:
-            finished: nothing more will be done for this window.
-        """
+        """The reporting thread pauses; ``finished``: nothing more will be done for this window."""
         self._worked_until_ns, self._working_since_ns = clocks.now(), None
         self._finished = finished
 
@@ -220,36 +235,32 @@ class WindowCost:
 
     @property
     def stands_still(self) -> bool:
-        """Whether no step has begun for so long that the job does something else than to train."""
+        """Whether no step has begun for a long time: the job does something else than train."""
         if self.usual is None or self._last_ns is None:
             return True
         return clocks.now() - self._last_ns > max(1e9, 5 * self.usual.longest_ns)
 
-    def tell(self, stretches: Sequence[Stretch], report_cpu_ms: float) -> LostTime | None:
-        """The time that training has lost so far; None if not known. What it loses from here on is ``late_ms``.
+    def lost(self, stretches: Sequence[Stretch], report_cpu_ms: float) -> LostTime | None:
+        """The time that training has lost so far; None if not known. What it loses later is ``cost_after_report_ms``.
 
-        Where the window was cut short, so that its own steps cannot tell, the steps before it do, without an interval.
-
-        Args:
-            stretches: of the window.
-            report_cpu_ms: CPU time of the reporting thread. Where steps were not looked at until they were back to
-                normal, at least this is taken to be lost after the window: it is not known how much of it was.
+        Of a window that was cut short it comes from the steps before it, without an interval. If steps were not seen to
+        be back to normal, at least the CPU time of the reporting thread is lost after the window.
         """
         if not self._is_known:
             return None
-        self._told_ns, least_after_ms = self._lost_ns, -math.inf
+        self._reported_ns, least_after_ms = self._lost_ns, -math.inf
         if not self._is_normal:
-            self._told_ns, least_after_ms = max(self._lost_ns, self._window_ns + report_cpu_ms * 1e6), report_cpu_ms
+            self._reported_ns, least_after_ms = max(self._lost_ns, self._window_ns + report_cpu_ms * 1e6), report_cpu_ms
         after = StepsAfter(self._num_after, self._after_ns / 1e6)
         found = lost_time(stretches, (self._all_own_ns + self._before_ns) / 1e6, after, least_after_ms)
         if found is not None or self.usual is None:
             return found
-        return LostTime((self._told_ns + self._before_ns) / 1e6, None, None, self.usual.mean_ns / 1e6)
+        return LostTime((self._reported_ns + self._before_ns) / 1e6, None, None, self.usual.mean_ns / 1e6)
 
     @property
-    def late_ms(self) -> float:
-        """The time that training has lost since ``tell``, to this window and to later ones that were left out."""
-        late_ns = max(0.0, self._lost_ns - self._told_ns) if self.usual is not None else 0.0
+    def cost_after_report_ms(self) -> float:
+        """The time that training has lost since ``lost``, to this window and to later ones that were left out."""
+        late_ns = max(0.0, self._lost_ns - self._reported_ns) if self.usual is not None else 0.0
         return (late_ns + self.left_out_ns) / 1e6
 
     def _not_ours_ns(self) -> float:
@@ -266,11 +277,7 @@ class WindowCost:
 
 
 class StepPace:
-    """When steps begin, around windows; on the training thread.
-
-    It looks at some steps before each window and at those after it, until they are back to normal. The steps between
-    need not be told to it.
-    """
+    """When steps begin around windows: some before each, and those after it until they are back to normal."""
 
     def __init__(self) -> None:
         self._begins_ns: list[int] = []
@@ -306,16 +313,7 @@ class StepPace:
     def window_closed(
         self, cost: WindowCost, now_ns: int, step: int, num_steps: int, *, is_reported: bool, job_ends: bool = False
     ) -> None:
-        """The window has ended, in or after a step.
-
-        Args:
-            cost: of the window.
-            now_ns: host time.
-            step: the step that began last.
-            num_steps: steps of the window that have begun.
-            is_reported: whether it will have a report. What one without cost is told with the next report.
-            job_ends: no step follows.
-        """
+        """The window has ended, in or after a step. If it has no report, the next report has its cost."""
         self._last_step = step
         if is_reported:
             cost.window_closed(now_ns, num_steps, job_ends=job_ends)
@@ -327,7 +325,7 @@ class StepPace:
         self._cost = None if cost.over else cost
 
     def next_step(self, step: int, next_window: int) -> int:
-        """The next step after ``step`` that it needs to be told of, at most ``next_window``."""
+        """The next step that it must see, at most ``next_window``."""
         return step + 1 if self._cost is not None else max(step + 1, next_window - STEPS_BEFORE)
 
     def _end_cost(self) -> None:

@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 import enum
+import math
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.analysis.rhythms import find_rhythms, rhythm_sentence
-from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.step_log import StepLog
-from overlap_callbacks.gate.switch import Switch, SwitchState
+from overlap_callbacks.gate.arms import BaseArm, Offers, Switch
+from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks, device
-from overlap_callbacks.monitor.arm_rotation import ArmRotation, BoundArm
-from overlap_callbacks.monitor.background.agreement import WindowTerms
-from overlap_callbacks.monitor.background.budget import Skip
+from overlap_callbacks.monitor.background.budget import SilenceBackoff, Skip
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
-from overlap_callbacks.monitor.backoff import SilenceBackoff
-from overlap_callbacks.monitor.clearance import Clearance
-from overlap_callbacks.monitor.config import MonitorConfig
-from overlap_callbacks.monitor.faults import FaultGuard
-from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.monitor.background.submissions import RecordedKinds, WindowConfig
+from overlap_callbacks.monitor.faults import Notices
 from overlap_callbacks.monitor.placement import PhaseBalance
-from overlap_callbacks.monitor.race.in_windows import RaceChecks
+from overlap_callbacks.monitor.race.check import RaceChecks
 from overlap_callbacks.monitor.schedule import Part, Placement, Plan, Schedule
 from overlap_callbacks.monitor.session import Session, SessionSlot
-from overlap_callbacks.monitor.step_ranges import StepRanges
-from overlap_callbacks.monitor.step_ring import StepRing
 from overlap_callbacks.monitor.step_runner import StepRunner, check_gate_health
-from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep, Window
-from overlap_callbacks.monitor.window_cost import StepPace, WindowCost
+from overlap_callbacks.monitor.window import MeasuredStep, StepRanges, Window
+from overlap_callbacks.monitor.window_cost import StepPace, StepRing, WindowCost
+
+# Turns by the golden ratio come evenly to all arms, also where only every k-th window opens, for any k: the budget and
+# a silent rank leave windows out by numbers of their own. A plain rotation would then leave out the same arms for ever.
+_TURN = (math.sqrt(5) - 1) / 2
 
 
 class Phase(enum.Enum):
-    """Where the runner stands. Whatever cuts a window short (``abandon``) leads from any phase to ``IDLE``."""
+    """What the runner is doing. Whatever cuts a window short (``abandon``) leads from any phase to ``IDLE``."""
 
     # No window is open.
     # -> RECORDING at the first step of a window, if there is a job to measure.
@@ -55,57 +54,114 @@ class Phase(enum.Enum):
     MEASURING = enum.auto()
 
 
+@dataclass(frozen=True)
+class BoundArm:
+    """An arm of this job, and what is turned for it; None where its steps are sequential without."""
+
+    arm: BaseArm
+    switch: Switch | None
+
+
+def turn_of(window: int, num_arms: int) -> int:
+    """Which of the arms window number ``window`` has, from 0."""
+    return int(window * _TURN % 1 * num_arms)
+
+
+class ArmRotation:
+    """The arms of a monitor, each bound to what it turns when its first window comes.
+
+    Notices say which of them this job cannot have (``strict`` raises instead), and which change results.
+    """
+
+    def __init__(self, arms: Sequence[BaseArm], offers: Offers, notices: Notices, *, strict: bool) -> None:
+        self._offers = offers
+        self._arms = tuple(arms)
+        self._notices = notices
+        self._strict = strict
+        self._bound: dict[str, BoundArm | None] = {}  # None for one that this job cannot have
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Their names: alike on all ranks."""
+        return tuple([arm.name for arm in self._arms])
+
+    def of_window(self, number: int) -> BoundArm | None:
+        """The arm of a window; None if this job cannot have it, and the window is left out. Raises why if strict."""
+        arm = self._arms[turn_of(number, len(self._arms))]
+        if arm.name not in self._bound:
+            self._bound[arm.name] = self._bind(arm)
+        return self._bound[arm.name]
+
+    def _bind(self, arm: BaseArm) -> BoundArm | None:
+        try:
+            bound = BoundArm(arm, arm.switch(self._offers))
+        except (ValueError, RuntimeError) as error:
+            if self._strict:
+                raise
+            self._notices.warn_once(f"arm {arm.name}", f"the arm {arm.name} is left out: {error}")
+            return None
+        if not arm.equal_results:
+            self._notices.warn_once(
+                f"arm {arm.name}",
+                f"the arm {arm.name} changes results: losses and weights are not those of the job without it",
+            )
+        return bound
+
+
 class _OpenWindow:
     """A window under way, with what its steps need. Its phase is the runner's.
 
     Attributes:
-        marks: the window.
-        session: in which it was opened.
-        arm: what the job as configured is compared with.
         schedule: the monitor's; from the ruling on with this window's parts in their places.
-        clearance: to serialise what its first steps recorded.
-        recorded: their logs, of those that trained.
-        cost: what the window costs training.
+        config: what this rank is about to measure.
+        recorded: logs of its recorded steps, of those that trained.
+        granted: what may be serialised; None until rank 0 has ruled so.
+        ruling: name of that ruling.
     """
 
-    def __init__(self, marks: Window, session: Session, arm: BoundArm, schedule: Schedule, cost: WindowCost) -> None:
+    def __init__(
+        self, marks: Window, session: Session, arm: BoundArm, schedule: Schedule, config: WindowConfig, cost: WindowCost
+    ) -> None:
         self.marks = marks
-        self.arm = arm
-        self.cost = cost
         self.session = session
+        self.arm = arm
         self.schedule = schedule
-        self.clearance = Clearance(session.order_checker, session.job.rank)
+        self.config = config
+        self.cost = cost
         self.recorded: list[StepLog] = []
+        self.granted: ExpectedSequence | None = None
+        self.ruling = ""
 
-    def checked(self, closed: ClosedWindow, race: RaceChecks, step: int) -> ClosedWindow:
-        """The window once it has closed, with what the race check has found.
+    def request(self, key: str, balance: PhaseBalance, ring: StepRing) -> None:
+        """Have the order check decide on what the recorded steps issued; rank 0 plans the window."""
+        session, usual = self.session, self.cost.usual
+        session.order_checker.start(
+            key,
+            # A rank whose step compiled asks all the same: the others wait for it, and all must decide alike.
+            RecordedKinds.of(self.recorded, session.job.rank),
+            self.marks.number,
+            plan_window=self._planner(balance, ring) if session.job.rank == 0 else None,
+            config=self.config,
+            usual_step_s=usual.mean_ns / 1e9 if usual is not None else None,
+        )
 
-        Args:
-            closed: the same window. One that was cut short is not checked, nor is one without sequential steps.
-            race: the monitor's.
-            step: its last.
-        """
-        if not (closed.complete and self.arm.arm.sequential) or self.schedule.control:
-            return closed
-        session, granted = self.session, self.clearance
-        check = race.after_window(granted.name, step, granted.sequence, session.ballot, session.job.rank)
-        return replace(closed, race=check)
-
-    def grant(self, ruling: Ruling, race: RaceChecks) -> None:
-        """Go on as rank 0 has allowed.
-
-        Args:
-            ruling: which grants sequential steps, and places the window's parts.
-            race: the monitor's.
-        """
-        race.granted(ruling.name, self.session.ballot)
+    def grant(self, ruling: Ruling) -> None:
+        """Go on as rank 0 has ruled: it grants sequential steps, and places the window's parts."""
         assert ruling.placement is not None
+        self.granted = self.session.order_checker.granted(ruling)
+        self.ruling = ruling.name
         self.schedule = self.schedule.placed(ruling.placement, turned=not self.arm.arm.sequential)
         self.marks.rhythms = ruling.rhythms
 
-    def planner(self, balance: PhaseBalance, ring: StepRing) -> WindowPlanner:
+    def race_check(self, race: RaceChecks, step: int) -> RaceCheck | None:
+        """Look for races in a window that was not cut short and has sequential steps; ``step`` was its last."""
+        if not (self.marks.complete and self.arm.arm.sequential) or self.schedule.control:
+            return None
+        return race.after_window(self.ruling, step, self.granted, self.session.ballot, self.session.job.rank)
+
+    def _planner(self, balance: PhaseBalance, ring: StepRing) -> WindowPlanner:
         """Rank 0: plans the window on the order check's thread, if it is granted."""
-        steps_per_block, schedule, arm = self.steps_per_block(), self.schedule, self.arm.arm.name
+        steps_per_block, schedule, arm = self._steps_per_block(), self.schedule, self.arm.arm.name
 
         def plan_window() -> tuple[Placement, tuple[Rhythm, ...]]:
             long_steps = self.session.budget.long_blocks.steps(self.marks.number, arm, schedule, steps_per_block)
@@ -114,11 +170,10 @@ class _OpenWindow:
 
         return plan_window
 
-    def steps_per_block(self) -> int:
-        """Rank 0: the counted steps that blocks of ``min_block_seconds`` have; before the ruling.
+    def _steps_per_block(self) -> int:
+        """Rank 0: the counted steps of blocks of ``min_block_seconds``, by the step time of the last window.
 
-        By the step time of the last window. In the first window by that of the steps before it, and only if there are
-        too few of them by that of its recorded steps: these take longer than others.
+        In the first window, of the steps before it, or if they are too few, of its recorded steps, which take longer.
         """
         if not self.schedule.min_block_seconds:
             return self.schedule.steps_per_block
@@ -139,15 +194,6 @@ class _OpenWindow:
 class WindowRunner(StepRunner):
     """Runs the steps of windows by the schedule's plans; see ``Phase`` for the way of a window.
 
-    Args:
-        config: the options of the monitor.
-        slot: gives the session.
-        gate: of the monitor.
-        switch: a framework's own switch, if an adapter has one.
-        notices: says what became of windows.
-        faults: switches measuring off where it cannot go on.
-        ring: when each of the last steps began.
-
     Attributes:
         arms: what the job as configured is compared with.
         tokens_per_step: that one step of the whole job trains on; None if not known.
@@ -155,25 +201,14 @@ class WindowRunner(StepRunner):
         num_opened: windows opened so far.
     """
 
-    def __init__(
-        self,
-        config: MonitorConfig,
-        slot: SessionSlot,
-        gate: Gate,
-        switch: SwitchState,
-        notices: Notices,
-        faults: FaultGuard,
-        ring: StepRing,
-    ) -> None:
-        super().__init__(gate, switch)
-        self.arms = ArmRotation(config.checked_arms, switch.offers, notices, strict=config.strict)
+    def __init__(self, slot: SessionSlot, ring: StepRing) -> None:
+        super().__init__(slot)
+        config = slot.config
+        self.arms = ArmRotation(config.checked_arms, self._switch.offers, self._notices, strict=config.strict)
         self.tokens_per_step = config.tokens_per_step
         self.model_chunks = 1
         self.num_opened = 0
         self._schedule = config.schedule
-        self._slot = slot
-        self._notices = notices
-        self._faults = faults
         self._phase = Phase.IDLE
         self._window: _OpenWindow | None = None  # None if and only if the phase is IDLE
         self._step, self._rewinds = -1, 0
@@ -224,7 +259,7 @@ class WindowRunner(StepRunner):
             plan = self._window.schedule.plan(step)
         if plan is not None:
             self.in_step = True
-            self._window.marks.begin_step(plan, self._window.clearance.sequence)
+            self._window.marks.begin_step(plan, self._window.granted)
         self._window.cost.leave(clocks.now())
 
     def end(self) -> None:
@@ -259,32 +294,14 @@ class WindowRunner(StepRunner):
         if not window.recorded:
             self._leave_out(window, f"its recorded steps were skipped, {step.skipped}")
             return
-        usual = window.cost.usual
-        window.clearance.request(
-            self._key(window.marks),
-            window.recorded,
-            window=window.marks.number,
-            plan_window=window.planner(self._balance, self._ring) if window.session.job.rank == 0 else None,
-            terms=_terms(self._schedule, self._switch.native, self.arms.names, window),
-            usual_step_s=usual.mean_ns / 1e9 if usual is not None else None,
-        )
+        window.request(self._key(window.marks), self._balance, self._ring)
         self._phase = Phase.WAITING_FOR_RULING
 
     def _end_timed_step(self, step: MeasuredStep, window: _OpenWindow) -> None:
         following = window.schedule.plan(self._step + 1)
         if following is not None and following.block == step.plan.block and following.part is step.plan.part:
             return
-        marks = window.marks
-        window.session.reporter.submit_block(
-            FinishedBlock(
-                window=marks.number,
-                first_step=marks.first_step,
-                compared_with=marks.compared_with,
-                block=step.plan.block,
-                arm=step.plan.arm,
-                steps=marks.steps_of(step.plan.block),
-            )
-        )
+        window.session.reporter.submit_block(window.marks, window.marks.steps_of(step.plan.block))
 
     def skip(self, reason: str) -> None:
         if self.in_step and self._window is not None:
@@ -301,14 +318,10 @@ class WindowRunner(StepRunner):
     # -- the ruling
 
     def _await_ruling(self, window: _OpenWindow) -> None:
-        """Wait for the ruling, for a bounded time, and go on as it says; a wait in vain is held against later windows.
-
-        Args:
-            window: the open one.
-        """
+        """Wait for the ruling, for a bounded time, and go on as it says; after a wait in vain windows are left out."""
         step_s = window.marks.age_s / self._schedule.decided_at
         asked_s = time.monotonic()
-        ruling = window.clearance.ruling()
+        ruling = window.session.order_checker.await_ruling()
         if ruling.decision is Decision.LATE:
             waited_s = time.monotonic() - asked_s
             self._backoff.not_heard(window.marks.number, waited_s, step_s * self._schedule.every_n_steps)
@@ -321,20 +334,22 @@ class WindowRunner(StepRunner):
         match ruling.decision:
             case Decision.GRANTED:
                 self._phase = Phase.MEASURING
-                window.grant(ruling, self._slot.race)
+                window.grant(ruling)
+                self._slot.race.granted(ruling.name, window.session.ballot)
                 for rhythm in ruling.rhythms if window.session.job.rank == 0 else ():
-                    said = f"the job has a rhythm: {rhythm_sentence(rhythm)}"
-                    self._notices.info_once(f"rhythm {rhythm.period}", said)
+                    self._notices.info_once(
+                        f"rhythm {rhythm.period}", f"the job has a rhythm: {rhythm_sentence(rhythm)}"
+                    )
             case Decision.CONFLICT:
                 # Every later window would show the same conflict: there is nothing more to measure.
                 self.abandon(ruling.reason)
                 why = f"sequential mode is refused, and measuring is switched off: {ruling.reason}"
                 self._faults.switch_off("conflict", why)
-            case Decision.UNLIKE:
+            case Decision.CONFIG_MISMATCH:
                 self._close(complete=False, report=False)
-                self._faults.switch_off("unlike", f"measuring is switched off: {ruling.reason}")
-            case Decision.ASTRAY:
-                self._notices.warn_once("astray", f"a window is left out: {ruling.reason}")
+                self._faults.switch_off("config_mismatch", f"measuring is switched off: {ruling.reason}")
+            case Decision.STEP_MISMATCH:
+                self._notices.warn_once("step_mismatch", f"a window is left out: {ruling.reason}")
                 self._close(complete=False, report=False)
             case Decision.SKIPPED:
                 self._skip = Skip(ruling.reason, ruling.next_window)
@@ -369,7 +384,14 @@ class WindowRunner(StepRunner):
             )
         cost = self._pace.window_opens(begun_ns)
         cost.enter(begun_ns)
-        self._window = _OpenWindow(marks, session, bound, self._schedule, cost)
+        form = "gate" if self._switch.native is None else self._switch.native.name
+        config = WindowConfig(
+            step=marks.first_step,
+            options={**self._schedule.as_dict(), "sequential": form, "arms": self.arms.names},
+            control=self._schedule.control,
+            serialises=bound.arm.sequential,
+        )
+        self._window = _OpenWindow(marks, session, bound, self._schedule, config, cost)
         self._slot.window = marks  # closed with the slot, should the job end without a word to us
         self._phase = Phase.RECORDING
 
@@ -379,18 +401,20 @@ class WindowRunner(StepRunner):
         if window is None:
             self._rest()
             return
-        num_steps, cost = self._step - window.marks.first_step + 1, window.cost
+        marks, cost = window.marks, window.cost
         cost.enter(clocks.now())
-        terms = _terms(self._schedule, self._switch.native, self.arms.names, window)
-        closed = replace(window.marks.close(complete), terms=terms.digest, cost=cost, chunks=self.model_chunks)
+        marks.close(complete)
+        marks.cost, marks.chunks, marks.config_digest = cost, self.model_chunks, window.config.digest
         self._window = self._slot.window = None  # if closing it fails, it is still there to be discarded
-        if closed.missing_profile:
-            self._notices.warn_once("profiler", f"{closed.missing_profile}; the rest is measured")
-        closed = window.checked(closed, self._slot.race, self._step) if report else closed
+        if marks.missing_profile:
+            self._notices.warn_once("profiler", f"{marks.missing_profile}; the rest is measured")
+        if report:
+            marks.race = window.race_check(self._slot.race, self._step)
+        num_steps = self._step - marks.first_step + 1
         self._pace.window_closed(cost, clocks.now(), self._step, num_steps, is_reported=report, job_ends=job_ends)
         self._rest()
         if report:
-            window.session.reporter.submit_window(closed, self._key(window.marks), self.tokens_per_step)
+            window.session.reporter.submit_window(marks, self._key(marks), self.tokens_per_step)
 
     def _leave_closed(self, window: int, first_step: int) -> None:
         """Do not even open a window: rank 0 has told all ranks already that it is left out."""
@@ -406,13 +430,7 @@ class WindowRunner(StepRunner):
         self._close(complete=False, report=False)
 
     def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
-        """End the window early; what was measured so far is reported as incomplete.
-
-        Args:
-            reason: why, in words.
-            within_step: the step goes on, so that a framework's own switch must stay until its end.
-            job_ends: nothing more is measured.
-        """
+        """End the window early; what was measured so far is reported as incomplete."""
         super().abandon(reason, within_step=within_step, job_ends=job_ends)
         if self._window is not None:
             self._notices.info(f"window {self._window.marks.number} was cut short: {reason}")
@@ -430,19 +448,8 @@ class WindowRunner(StepRunner):
         self.next_step = self._pace.next_step(self._step, self._schedule.next_window_step(self._step + 1))
 
     def _key(self, window: Window) -> str:
-        """Names a window in the store: once, even where step numbers go back and windows come again.
+        """Names a window in the store, once, even if step numbers go back.
 
-        Not by its step: a rank whose window begins at another one must be found, and named.
+        Not by its step: a rank whose window begins at another one must be found.
         """
         return f"{self._rewinds}/window{window.number}"
-
-
-def _terms(schedule: Schedule, native: Switch | None, arms: tuple[str, ...], window: _OpenWindow) -> WindowTerms:
-    """What this rank is about to measure."""
-    form = "gate" if native is None else native.name
-    return WindowTerms(
-        step=window.marks.first_step,
-        options={**schedule.as_dict(), "sequential": form, "arms": arms},
-        control=schedule.control,
-        serialises=window.arm.arm.sequential,
-    )

@@ -17,7 +17,8 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import TimedBlock
 from overlap_callbacks.monitor.background.store import Job
-from overlap_callbacks.monitor.run_info import run_info
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.session import run_info
 from overlap_callbacks.report import record
 from tests.commands import invoke
 from tests.margins import PATIENCE_S
@@ -28,7 +29,9 @@ def write_record(
     folder: Path, *reports: OverlapReport, blocks: tuple[TimedBlock, ...] = (), control: bool = False
 ) -> None:
     sink = JsonlSink(folder)
-    sink.open(run_info(Job(0, 2, "gloo"), Schedule(control=control), "pytorch", "cpu"))
+    sink.open(
+        run_info(MonitorConfig(schedule=Schedule(control=control), framework="pytorch"), Job(0, 2, "gloo"), "cpu")
+    )
     for report in reports:
         sink.log(report)
     for block in blocks:

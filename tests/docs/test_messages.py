@@ -24,7 +24,7 @@ ENTRIES = re.findall(r"^\| `([^`]+)` \|", _TEXT, re.MULTILINE)
 # Calls whose text a user sees.
 _SAYS = frozenset(
     {
-        "Break", "NoPower", "Ruling", "_give_up", "_miss_profile", "_note", "_tell", "abandon", "announce", "info",
+        "NoPower", "Ruling", "_give_up", "_miss_profile", "_note", "_tell", "abandon", "announce", "info",
         "info_once", "misuse", "note", "skip_step", "switch_off", "warn_once", "warning",
     }
 )  # fmt: skip

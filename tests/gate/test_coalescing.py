@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the backend "fake", which can open a group with a device
 
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.let_pass import LetPass
+from overlap_callbacks.gate.serialiser import NotSerialised
 from overlap_callbacks.gate.step_log import ExpectedSequence
 from tests.distributed import run_ranks
 from tests.margins import PATIENCE_S
@@ -33,7 +33,7 @@ def reduce_scatters(group: dist.ProcessGroup) -> None:
     dist.reduce_scatter_tensor(torch.zeros(2), torch.ones(4), group=group)
 
 
-def in_sequential_step(use: Callable[[], Any]) -> tuple[list[tuple[str, bool]], dict[LetPass, int]]:
+def in_sequential_step(use: Callable[[], Any]) -> tuple[list[tuple[str, bool]], dict[NotSerialised, int]]:
     """The collectives of a sequential step, and which were serialised; and what was let pass."""
     gate = Gate()
     gate.register()
@@ -46,7 +46,7 @@ def in_sequential_step(use: Callable[[], Any]) -> tuple[list[tuple[str, bool]], 
     gate.close()
     assert gate.last_error is None, repr(gate.last_error)
     assert log.divergence is None
-    return [(c.operator, c.start is not None) for c in log.collectives], dict(log.let_pass)
+    return [(c.operator, c.start is not None) for c in log.collectives], dict(log.not_serialised)
 
 
 def blocks(rank: int) -> dict[tuple[str, bool, bool], Any]:
@@ -74,7 +74,7 @@ def test_what_a_block_with_a_device_issues_at_its_end_is_not_waited_for_and_with
         assert len(found) == 12
         for (issue, with_device, _), (collectives, let_pass) in found.items():
             assert collectives == [(operators[issue], not with_device)]
-            assert let_pass == ({LetPass.COALESCING_BLOCK: 1} if with_device else {})
+            assert let_pass == ({NotSerialised.COALESCING_BLOCK: 1} if with_device else {})
 
 
 def beside_blocks(rank: int) -> list[Any]:
@@ -101,8 +101,8 @@ def beside_blocks(rank: int) -> list[Any]:
 
 def test_while_a_block_is_open_nothing_is_waited_for_and_after_it_collectives_are_again():
     for on_another_group, member, after, without_a_block in run_ranks(beside_blocks, 2):
-        assert on_another_group == ([("allreduce_", False)], {LetPass.COALESCING_BLOCK: 1})
-        assert member == ([("broadcast_", False)], {LetPass.COALESCING_BLOCK: 1})
+        assert on_another_group == ([("allreduce_", False)], {NotSerialised.COALESCING_BLOCK: 1})
+        assert member == ([("broadcast_", False)], {NotSerialised.COALESCING_BLOCK: 1})
         assert after == ([("allreduce_", True)], {})
         assert without_a_block == ([("allreduce_coalesced_", True)], {})
 
@@ -131,7 +131,7 @@ WITHOUT_PRIVATE_NAMES = """
 import torch.distributed.distributed_c10d as c10d
 del c10d._coalescing_manager
 del c10d._world
-from overlap_callbacks.gate.coalescing import CoalescingBlocks
+from overlap_callbacks.gate.process_groups import CoalescingBlocks
 from overlap_callbacks.gate.collectives import operator_specs
 blocks = CoalescingBlocks()
 print(sorted({blocks.hold_back(spec) for spec in operator_specs() if spec.ends_block}))

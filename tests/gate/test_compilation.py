@@ -13,8 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
-from overlap_callbacks.gate.compilation import CompileWatch
-from overlap_callbacks.gate.dispatcher import dispatcher
+from overlap_callbacks.gate.dispatcher import CompileWatch, dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.monitor.placement import PhaseBalance
 from overlap_callbacks.monitor.schedule import Part

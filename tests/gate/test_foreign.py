@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.gate import foreign
+from overlap_callbacks.gate import process_groups
 from overlap_callbacks.gate.collectives import Collective, Group
-from overlap_callbacks.gate.foreign import SequenceNumbers
+from overlap_callbacks.gate.process_groups import SequenceNumbers
 
 
 class CountingGroup:
@@ -27,7 +27,7 @@ class CountingGroup:
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> list[CountingGroup]:
     alive: list[CountingGroup] = []
-    monkeypatch.setattr(foreign, "groups_of_rank", lambda: tuple(alive))
+    monkeypatch.setattr(process_groups, "groups_of_rank", lambda: tuple(alive))
     monkeypatch.setattr(Group, "of", lambda group, dimensions: group.described)
     return alive
 

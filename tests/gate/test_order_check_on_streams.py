@@ -81,7 +81,7 @@ def _run(device: Device, program: list[Issued], meetings: dict[int, Any], *, seq
         if serialised:
             serialiser.before(call)
         elif sequential:
-            serialiser.let_pass(None)
+            serialiser.skip(None)
         for _ in range(2 if issued.what == "block" else 1):
             # A communicator has a stream; each channel of messages counts as a communicator of its own.
             message = issued.what == "message"

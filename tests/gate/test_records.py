@@ -19,7 +19,7 @@ import torch.distributed as dist
 from overlap_callbacks.gate.deadlock import CollectiveSequence, find_conflict
 from overlap_callbacks.gate.dispatcher import OWN_KEY
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.let_pass import LetPass
+from overlap_callbacks.gate.serialiser import NotSerialised
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from tests.distributed import captured_log, run_ranks
 from tests.gate.collective_cases import (
@@ -249,7 +249,7 @@ def on_a_group_that_torch_does_not_know(rank: int) -> dict[str, Any]:
 
         keys = [("allreduce_", "unregistered"), ("allreduce_", dist.group.WORLD.group_name)]
         result, log = observe(gate, use, sequential, keys)
-        found[f"{sequential}"] = (result, [c.start is not None for c in log.collectives], dict(log.let_pass))
+        found[f"{sequential}"] = (result, [c.start is not None for c in log.collectives], dict(log.not_serialised))
     order = CollectiveSequence.of(log.collectives, rank)
     found["groups"] = [(c.group.label, c.group.ranks, c.group_size) for c in log.collectives]
     found["conflict"] = find_conflict({0: order, 1: order})
@@ -264,7 +264,7 @@ def test_on_a_group_that_torch_does_not_know_a_collective_is_recorded_and_let_pa
         assert found["groups"][0] == ("unregistered", (), 2)
         assert found["groups"][1][1:] == ((0, 1), 2)
         assert found["False"] == (SUM_3, [False, False], {})
-        assert found["True"] == (SUM_3, [False, True], {LetPass.UNKNOWN_GROUP: 1})
+        assert found["True"] == (SUM_3, [False, True], {NotSerialised.UNKNOWN_GROUP: 1})
         assert found["conflict"] is None
 
 

@@ -11,11 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_callbacks.gate.collectives import Group, OperatorSpec
+from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.let_pass import LetPass
-from overlap_callbacks.gate.serialiser import CompletedWork, HostSerialiser, StreamSerialiser
-from overlap_callbacks.gate.step_log import CollectiveCall, ExpectedSequence
+from overlap_callbacks.gate.serialiser import CompletedWork, HostSerialiser, NotSerialised, StreamSerialiser
+from overlap_callbacks.gate.step_log import ExpectedSequence
 from tests.gate.streams import DEVICE, Device, Stream, Work
 
 GROUP = Group("0", "", (0, 1), "nccl")
@@ -35,27 +34,33 @@ def new_serialiser(cuda: Device) -> StreamSerialiser:
     return StreamSerialiser(cuda.streams["compute"])  # type: ignore[arg-type]
 
 
-def new_call(host_blocking: bool = False) -> CollectiveCall:
-    spec = OperatorSpec(
-        name="allreduce_",
-        redispatch=lambda *_: None,
-        group=1,
-        sizes=lambda _: (4, 4, None),
-        returns_work=True,
-        point_to_point=False,
-        host_blocking=host_blocking,
-        peer=-1,
-        tag=-1,
-    )
-    return CollectiveCall(spec, GROUP, 4, 4, torch.float32, 0, -1, 0, 0)
+SPEC = OperatorSpec(
+    name="allreduce_",
+    redispatch=lambda *_: None,
+    group=1,
+    sizes=lambda _: (4, 4, None),
+    returns_work=True,
+    point_to_point=False,
+    peer=-1,
+    tag=-1,
+)
+
+
+def new_call(operator: str = "allreduce_") -> Collective:
+    return Collective(operator, GROUP, 4, 4, torch.float32, 0, -1, 0, 0)
 
 
 def issue(
-    cuda: Device, serialiser: StreamSerialiser, stream: str, *, asynchronous: bool = True, host_blocking: bool = False
+    cuda: Device,
+    serialiser: StreamSerialiser,
+    stream: str,
+    *,
+    asynchronous: bool = True,
+    operator: str = "allreduce_",
 ) -> int:
     """One collective of NCCL on a stream, in the order of the gate's kernel. Returns its work."""
     cuda.current = cuda.streams[stream]
-    call = new_call(host_blocking)
+    call = new_call(operator)
     serialiser.before(call)
     cuda.log.append("issued")
     work = Work(cuda, Stream(cuda, "communicator")) if asynchronous else None
@@ -92,7 +97,7 @@ def test_a_synchronous_collective_of_nccl_has_no_work_and_is_ordered_all_the_sam
 
 
 def test_a_barrier_is_not_waited_for_because_that_would_block_the_host(cuda: Device) -> None:
-    issue(cuda, new_serialiser(cuda), "compute", host_blocking=True)
+    issue(cuda, new_serialiser(cuda), "compute", operator="barrier")
     assert "current stream waits for the work" not in cuda.log
 
 
@@ -123,7 +128,7 @@ def run(cuda: Device, program: Program) -> tuple[list[tuple[int, str, int]], lis
             continue
         known = known | {stream}
         if what == "let pass":
-            serialiser.let_pass(None)
+            serialiser.skip(None)
         elif what == "batch":
             order_after = serialiser.before_batch()
             works = [Work(cuda, Stream(cuda, "communicator")) for _ in range(2)]
@@ -186,9 +191,9 @@ def test_a_stream_that_only_issued_what_was_let_pass_is_ordered_with_the_next_co
 def test_a_stream_that_is_captured_or_of_another_device_is_not_ordered_for_what_was_let_pass(cuda: Device) -> None:
     serialiser: Any = new_serialiser(cuda)
     cuda.current = cuda.streams["gather"]
-    serialiser.let_pass(SimpleNamespace(device=torch.device("cuda", 1)))
+    serialiser.skip(SimpleNamespace(device=torch.device("cuda", 1)))
     cuda.capturing = True
-    serialiser.let_pass(SimpleNamespace(device=DEVICE))
+    serialiser.skip(SimpleNamespace(device=DEVICE))
     cuda.capturing = False
     cuda.log.clear()
     issue(cuda, serialiser, "compute")
@@ -217,10 +222,10 @@ def test_the_next_step_starts_without_the_streams_of_this_one(cuda: Device) -> N
 def test_while_a_graph_is_captured_and_on_another_device_nothing_can_be_serialised(cuda: Device) -> None:
     serialiser: Any = new_serialiser(cuda)
     assert serialiser.obstacle(SimpleNamespace(device=DEVICE)) is None
-    assert serialiser.obstacle(SimpleNamespace(device=torch.device("cuda", 1))) is LetPass.OTHER_DEVICE
+    assert serialiser.obstacle(SimpleNamespace(device=torch.device("cuda", 1))) is NotSerialised.OTHER_DEVICE
     cuda.capturing = True
-    assert serialiser.obstacle(SimpleNamespace(device=DEVICE)) is LetPass.CAPTURE
-    assert serialiser.obstacle(None) is LetPass.CAPTURE
+    assert serialiser.obstacle(SimpleNamespace(device=DEVICE)) is NotSerialised.CAPTURE
+    assert serialiser.obstacle(None) is NotSerialised.CAPTURE
     assert cuda.log == []
 
 
@@ -341,7 +346,7 @@ def test_an_error_in_a_wait_is_kept_and_does_not_escape(cuda: Device, monkeypatc
     call.serialiser.before(call)
     monkeypatch.setattr(cuda.asked, "mark", fail)
     monkeypatch.setattr(torch.distributed.Work, "unbox", staticmethod(lambda work: work))
-    gate.after_call(call, None)
+    gate.after_call(SPEC, call, None)
     assert "no such stream" in str(gate.last_error)
 
 
@@ -364,7 +369,7 @@ def step(cuda: Device, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         monkeypatch.setattr(Group, "of", lambda of, dimensions: group)
         name = "send" if batch else "allreduce_"
         changes = {"name": name, "point_to_point": batch, "sizes": lambda _: (4, 4, tensor)}
-        spec = OperatorSpec(**{**vars(new_call().spec), **changes})
+        spec = OperatorSpec(**{**vars(SPEC), **changes})
         gate = Gate()
         expected = ExpectedSequence([(name, "0")], batches=[((name, "0", -1),)])
         gate.register()
@@ -403,16 +408,16 @@ def test_what_cannot_be_serialised_is_counted_by_the_reason_and_has_no_time(
     cuda: Device, step: Callable[..., Any], batch: bool
 ) -> None:
     other = torch.device("cuda", 1)
-    assert step(on(DEVICE), batch=batch).let_pass == {}
+    assert step(on(DEVICE), batch=batch).not_serialised == {}
     passed = {
-        LetPass.OTHER_DEVICE: step(on(other), batch=batch),
-        LetPass.UNKNOWN_GROUP: step(on(DEVICE), batch=batch, group=Group("0", "", (), "nccl", size=2)),
+        NotSerialised.OTHER_DEVICE: step(on(other), batch=batch),
+        NotSerialised.UNKNOWN_GROUP: step(on(DEVICE), batch=batch, group=Group("0", "", (), "nccl", size=2)),
     }
     cuda.capturing = True
-    passed[LetPass.CAPTURE] = step(on(DEVICE), batch=batch)
+    passed[NotSerialised.CAPTURE] = step(on(DEVICE), batch=batch)
     for reason, log in passed.items():
-        assert log.let_pass == {reason: 1}
-        assert log.let_pass_bytes == sum(max(c.bytes_in, c.bytes_out) for c in log.collectives)
+        assert log.not_serialised == {reason: 1}
+        assert log.not_serialised_bytes == sum(max(c.bytes_in, c.bytes_out) for c in log.collectives)
         assert [(c.start, c.end) for c in log.collectives] == [(None, None)]
     assert cuda.log.count("event on compute") == 0
 
@@ -422,7 +427,7 @@ def test_the_stream_of_a_message_that_was_let_pass_is_ordered_with_the_next_coll
 ) -> None:
     monkeypatch.setattr("overlap_callbacks.gate.gate.unbox_group", lambda group: group)
     monkeypatch.setattr(Group, "of", lambda of, dimensions: GROUP)
-    usual = {**vars(new_call().spec), "sizes": lambda _: (4, 4, on(DEVICE))}
+    usual = {**vars(SPEC), "sizes": lambda _: (4, 4, on(DEVICE))}
     message, collective = OperatorSpec(**{**usual, "name": "send", "point_to_point": True}), OperatorSpec(**usual)
     gate = Gate()
     gate.register()
@@ -434,7 +439,7 @@ def test_the_stream_of_a_message_that_was_let_pass_is_ordered_with_the_next_coll
     log = gate.end_step()
     gate.close()
     assert gate.last_error is None, repr(gate.last_error)
-    assert log.let_pass == {LetPass.SINGLE_MESSAGE: 1}
+    assert log.not_serialised == {NotSerialised.SINGLE_MESSAGE: 1}
     assert "compute waits for gather" in cuda.log
 
 
@@ -443,5 +448,5 @@ def test_a_device_that_cannot_be_timed_is_named_and_its_collectives_are_let_pass
 ) -> None:
     log = step(on(torch.device("xpu", 0)), compute=None)
     assert log.unsupported_device == "xpu"
-    assert log.let_pass == {LetPass.OTHER_DEVICE: 1}
+    assert log.not_serialised == {NotSerialised.OTHER_DEVICE: 1}
     assert step(on(torch.device("cpu")), compute=None).unsupported_device == ""

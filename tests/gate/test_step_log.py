@@ -2,58 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 import threading
 
 import pytest
 
-from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
+from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
-from overlap_callbacks.gate.step_log import CollectiveCall, ExpectedSequence, SequenceTracker, StepRecorder
+from overlap_callbacks.gate.step_log import ExpectedSequence, SequenceTracker, StepRecorder
 
 GROUPS = {name: Group(name, "", (0, 1), "gloo") for name in ("a", "b")}
 
 
-def call(operator: str = "allreduce_", group: str = "a", peer: int = -1) -> CollectiveCall:
-    spec = OperatorSpec(
-        name=operator,
-        redispatch=lambda *_: None,
-        group=1,
-        sizes=lambda _: (4, 4, None),
-        returns_work=True,
-        point_to_point=operator in ("send", "recv_"),
-        host_blocking=False,
-        peer=-1,
-        tag=-1,
-    )
-    return CollectiveCall(spec, GROUPS[group], 4, 8, None, 0, peer, 0, 17)
+def call(operator: str = "allreduce_", group: str = "a", peer: int = -1) -> Collective:
+    return Collective(operator, GROUPS[group], 4, 8, None, 0, peer, 0, 17)
 
 
 # -- recording
-
-
-def test_a_call_becomes_a_collective_with_all_that_is_known_of_it() -> None:
-    issued = CollectiveCall(call("send").spec, GROUPS["b"], 4, 8, None, 2, 1, 5, 17, 3, False, True)
-    issued.start, issued.end, issued.splits = 20, 30, ([1, 0], [2, 3])
-    expected = {
-        "operator": "send",
-        "group": GROUPS["b"],
-        "bytes_in": 4,
-        "bytes_out": 8,
-        "dtype": None,
-        "coalesced": 2,
-        "peer": 1,
-        "tag": 5,
-        "issued_ns": 17,
-        "start": 20,
-        "end": 30,
-        "posted": 3,
-        "asynchronous": False,
-        "on_device": True,
-        "splits": ([1, 0], [2, 3]),
-    }
-    collective = issued.to_collective()
-    assert {field.name: getattr(collective, field.name) for field in dataclasses.fields(Collective)} == expected
 
 
 def test_a_recorder_gives_the_calls_of_each_step_once_and_counts_those_without_room() -> None:
@@ -162,7 +126,7 @@ def test_a_step_that_mixes_kinds_leaves_all_of_them_and_is_not_admitted_from_the
 
 
 def test_batches_of_any_checked_kind_are_admitted_but_no_mixture_of_kinds() -> None:
-    def batch(peer: int) -> list[CollectiveCall]:
+    def batch(peer: int) -> list[Collective]:
         return [call("send", peer=peer), call("recv_", peer=peer)]
 
     exchanges = {peer: (("send", "a", peer), ("recv_", "a", peer)) for peer in (1, 2, 3)}

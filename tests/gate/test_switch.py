@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.gate.switch import OverlapSwitch, SwitchState
+from overlap_callbacks.gate.arms import OverlapSwitch, SwitchState
 
 
 class TwoFlags(OverlapSwitch):
@@ -24,7 +24,8 @@ class TwoFlags(OverlapSwitch):
 def test_a_form_that_fails_half_way_is_put_back_before_any_step_runs_like_this() -> None:
     form = TwoFlags()
     form.flags["second"] = False
-    switch = SwitchState(form)
+    switch = SwitchState()
+    switch.adopt(form)
     with pytest.raises(RuntimeError, match="second was switched off"):
         switch.turn(on=True)
     assert form.flags["first"]
@@ -33,7 +34,8 @@ def test_a_form_that_fails_half_way_is_put_back_before_any_step_runs_like_this()
 
 def test_a_form_is_turned_once_each_way() -> None:
     form = TwoFlags()
-    switch = SwitchState(form)
+    switch = SwitchState()
+    switch.adopt(form)
     switch.turn(on=True)
     switch.turn(on=True)  # would raise, were it turned again
     assert switch.is_sequential

@@ -20,7 +20,7 @@ from overlap_callbacks.integrations.base import (
     switched_off,
     wrap,
 )
-from overlap_callbacks.monitor.run_info import default_run_folder
+from overlap_callbacks.monitor.config import default_run_folder
 from overlap_callbacks.sinks import FunctionSink
 from tests.distributed import captured_log
 from tests.report.runs import window

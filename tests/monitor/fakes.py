@@ -10,17 +10,17 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.gate.step_log import StepLog
-from overlap_callbacks.gate.switch import SwitchState
-from overlap_callbacks.monitor.background.agreement import RecordedKinds
+from overlap_callbacks.gate.arms import SwitchState
+from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
 from overlap_callbacks.monitor.background.store import Job
-from overlap_callbacks.monitor.faults import FaultGuard
-from overlap_callbacks.monitor.notices import Notices
-from overlap_callbacks.monitor.race.in_windows import RaceChecks
-from overlap_callbacks.monitor.step_ring import StepRing
-from overlap_callbacks.monitor.window_cost import WindowCost
+from overlap_callbacks.monitor.background.submissions import RecordedKinds
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.faults import FaultGuard, Notices
+from overlap_callbacks.monitor.race.check import RaceChecks
+from overlap_callbacks.monitor.window import MeasuredStep
+from overlap_callbacks.monitor.window_cost import StepRing, WindowCost
 
 EMPTY_LOG = StepLog((), 0, None)
 
@@ -67,6 +67,9 @@ class FakeChecker:
         self.recorded.append(recorded)
         self.plan_window = plan_window
 
+    def granted(self, ruling: Ruling) -> ExpectedSequence:
+        return ExpectedSequence.of(self.recorded[-1].granted(ruling.only))
+
     def await_ruling(self) -> Ruling:
         ruling = self.rulings.pop(0)
         if ruling.decision is Decision.GRANTED and ruling.placement is None and self.plan_window is not None:
@@ -84,8 +87,8 @@ class FakeReporter:
         self.left_out: list[tuple[int, str]] = []  # number, and why
         self.costs: list[WindowCost] = []
 
-    def submit_block(self, block: Any) -> None:
-        self.blocks.append((block.window, block.block))
+    def submit_block(self, window: Any, steps: Sequence[MeasuredStep]) -> None:
+        self.blocks.append((window.number, steps[0].plan.block))
 
     def submit_left_out(self, window: int, first_step: int, reason: str) -> None:
         self.left_out.append((window, reason))
@@ -98,9 +101,9 @@ class FakeReporter:
 class Bench:
     """Everything that a runner is made of."""
 
-    def __init__(self, *rulings: Ruling) -> None:
+    def __init__(self, *rulings: Ruling, config: MonitorConfig | None = None) -> None:
         self.gate: Any = FakeGate()
-        self.switch = SwitchState(None)
+        self.switch = SwitchState()
         self.notices = Notices()
         self.stopped = 0
         self.faults = FaultGuard(
@@ -119,7 +122,10 @@ class Bench:
         )
         race = RaceChecks(False, self.gate, self.switch, self.notices)
         self.ring = StepRing()
-        self.slot: Any = SimpleNamespace(acquire=lambda: session, race=race)
+        self.slot: Any = SimpleNamespace(
+            acquire=lambda: session, race=race, config=config or MonitorConfig(), gate=self.gate, switch=self.switch,
+            notices=self.notices, faults=self.faults,
+        )  # fmt: skip
 
     def _note_stop(self) -> None:
         self.stopped += 1

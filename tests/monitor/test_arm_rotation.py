@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from overlap_callbacks.monitor.arm_rotation import turn_of
+from overlap_callbacks.monitor.window_runner import turn_of
 
 
 @pytest.mark.parametrize("num_arms", [1, 2, 3, 4, 7])

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from overlap_callbacks.monitor.backoff import SilenceBackoff
+from overlap_callbacks.monitor.background.budget import SilenceBackoff
 
 INTERVAL_S = 1.6  # 200 steps of 8 ms
 

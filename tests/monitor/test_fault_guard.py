@@ -9,8 +9,7 @@ import pytest
 
 from overlap_callbacks import MisuseError
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.monitor.faults import FaultGuard
-from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.monitor.faults import FaultGuard, Notices
 from tests.distributed import captured_log
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from overlap_callbacks.monitor.race.held_attributes import HeldAttributes
+from overlap_callbacks.monitor.race.repeatable import HeldAttributes
 
 
 def test_values_and_what_containers_held_come_back_in_the_same_containers() -> None:

@@ -17,7 +17,7 @@ from overlap_callbacks import JsonlSink, Mode, OverlapMonitor
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.monitor.background.reporter import Reporter
-from overlap_callbacks.monitor.window import ClosedWindow, Window
+from overlap_callbacks.monitor.window import MeasuredWindow, Window
 from overlap_callbacks.report.record import read
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import (
@@ -110,7 +110,7 @@ def outlive_a_window(rank: int) -> tuple[bool, int]:
         windows.append(weakref.ref(window))
         init(window, *args, **options)
 
-    def note_closed(reporter: Reporter, window: ClosedWindow, *args: Any) -> None:
+    def note_closed(reporter: Reporter, window: MeasuredWindow, *args: Any) -> None:
         windows.append(weakref.ref(window))
         submit_window(reporter, window, *args)
 

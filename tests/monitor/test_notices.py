@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from overlap_callbacks.monitor.notices import Notices
+from overlap_callbacks.monitor.faults import Notices
 from tests.distributed import captured_log
 
 
@@ -73,6 +73,6 @@ def test_the_last_line_may_find_stderr_closed(monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_the_last_line_may_find_that_what_stderr_leads_to_is_full() -> None:
-    code = "from overlap_callbacks.monitor.notices import Notices; Notices().announce('the record is here')"
+    code = "from overlap_callbacks.monitor.faults import Notices; Notices().announce('the record is here')"
     with Path("/dev/full").open("w") as full:
         assert subprocess.run([sys.executable, "-c", code], stderr=full, check=False).returncode == 0

@@ -9,7 +9,7 @@ import pytest
 from overlap_callbacks import Mode
 from overlap_callbacks.gate.step_log import Divergence
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
-from overlap_callbacks.monitor.pinned import PinnedRunner
+from overlap_callbacks.monitor.step_runner import PinnedRunner
 from tests.distributed import captured_log
 from tests.monitor.fakes import EMPTY_LOG, Bench
 
@@ -18,7 +18,7 @@ OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 
 
 def pinned(bench: Bench, mode: Mode = SEQ) -> PinnedRunner:
-    return PinnedRunner(mode, bench.slot, bench.gate, bench.switch, bench.notices, bench.faults)
+    return PinnedRunner(mode, bench.slot)
 
 
 def run(runner: PinnedRunner, *steps: int) -> None:
@@ -28,7 +28,7 @@ def run(runner: PinnedRunner, *steps: int) -> None:
             runner.end()
 
 
-def test_the_first_step_is_recorded_and_those_after_its_clearance_are_sequential() -> None:
+def test_the_first_step_is_recorded_and_those_after_its_ruling_are_sequential() -> None:
     bench = Bench(GRANTED)
     run(pinned(bench), *range(4))
     assert bench.gate.modes == [OV, SEQ, SEQ, SEQ]

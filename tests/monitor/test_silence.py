@@ -15,11 +15,11 @@ from typing import Any
 import torch.distributed as dist
 
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
-from overlap_callbacks.monitor.background.agreement import RecordedKinds
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker
 from overlap_callbacks.monitor.background.reporter import SETTLE_S
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
+from overlap_callbacks.monitor.background.submissions import RecordedKinds
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.report.record import read
 from tests.distributed import captured_log, run_ranks

@@ -11,7 +11,7 @@ import torch
 
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.schedule import Placement, Schedule
-from overlap_callbacks.monitor.step_ranges import PREFIX, StepRanges, range_name
+from overlap_callbacks.monitor.window import PREFIX, StepRanges, range_name
 from overlap_callbacks.monitor.window_runner import WindowRunner
 from tests.distributed import run_ranks
 from tests.monitor.fakes import Bench
@@ -57,8 +57,8 @@ def test_a_real_profile_shows_the_steps_of_a_window_and_their_modes_and_training
 
 
 def runner_with_ranges(bench: Bench) -> WindowRunner:
-    config = MonitorConfig(schedule=SCHEDULE, annotate_steps=True)
-    return WindowRunner(config, bench.slot, bench.gate, bench.switch, bench.notices, bench.faults, bench.ring)
+    bench.slot.config = MonitorConfig(schedule=SCHEDULE, annotate_steps=True)
+    return WindowRunner(bench.slot, bench.ring)
 
 
 def test_steps_outside_windows_have_no_range_and_one_that_is_given_up_ends_its_own() -> None:

@@ -14,10 +14,10 @@ from torch.distributed import HashStore
 from overlap_callbacks import Mode, OverlapMonitor, Schedule
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
 from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.monitor.background.agreement import RecordedKinds
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker, Ruling
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
+from overlap_callbacks.monitor.background.submissions import RecordedKinds
 from overlap_callbacks.monitor.config import MonitorConfig
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import KeptReports

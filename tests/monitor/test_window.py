@@ -8,36 +8,38 @@ import pytest
 import torch
 
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.gate.switch import SwitchState
+from overlap_callbacks.gate.arms import SwitchState
 from overlap_callbacks.instruments import profiler
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.measurement import measure
 from overlap_callbacks.monitor.schedule import Part, Plan
-from overlap_callbacks.monitor.window import ClosedWindow, Window
+from overlap_callbacks.monitor.window import Window
 from tests.monitor.fakes import EMPTY_LOG, FakeGate
 
 
-def profiled(num_steps: int = 2) -> ClosedWindow:
+def profiled(num_steps: int = 2) -> Window:
     """A window of profiled steps, without training."""
-    window = Window(0, 0, FakeGate(), SwitchState(None))  # type: ignore[arg-type]
+    window = Window(0, 0, FakeGate(), SwitchState())  # type: ignore[arg-type]
     for number in range(num_steps):
         window.begin_step(Plan(0, number, Part.PROFILED, number, Mode.OVERLAPPED, Mode.OVERLAPPED, True, False), None)
         torch.ones(4).cos()
         window.end_step()
-    return window.close(complete=True)
+    window.close(complete=True)
+    return window
 
 
-def steps_of(quiet: list[bool]) -> ClosedWindow:
+def steps_of(quiet: list[bool]) -> Window:
     """Profiled steps, a warm-up step before each one that counts; whether nothing is in flight at the end of each."""
     gate = FakeGate()
-    window = Window(0, 0, gate, SwitchState(None))  # type: ignore[arg-type]
+    window = Window(0, 0, gate, SwitchState())  # type: ignore[arg-type]
     for number, is_quiet in enumerate(quiet):
         gate.log = dataclasses.replace(EMPTY_LOG, quiet=is_quiet)
         plan = Plan(0, number, Part.PROFILED, number // 2, Mode.OVERLAPPED, Mode.OVERLAPPED, bool(number % 2), False)
         window.begin_step(plan, None)
         torch.ones(4).cos()
         window.end_step()
-    return window.close(complete=True)
+    window.close(complete=True)
+    return window
 
 
 def test_warm_up_steps_are_recorded_only_until_steps_are_known_to_leave_nothing_in_flight() -> None:
@@ -49,14 +51,14 @@ def test_warm_up_steps_are_recorded_only_until_steps_are_known_to_leave_nothing_
     assert sorted(set(kernels.step.tolist()) - {-1}) == [0, 1, 2, 3, 4]
     busy = steps_of([True, False, True, True, True, True])
     assert [step.profile_index for step in busy.steps] == [0, 1, 2, 3, 4, 5]
-    assert quiet.problems == busy.problems == ()
+    assert quiet.problems == busy.problems == []
 
 
 def test_a_step_does_not_count_if_the_unrecorded_one_before_it_left_something_in_flight() -> None:
     closed = steps_of([True, True, False, True, True, True])
     assert [step.profile_index for step in closed.steps] == [0, 1, -1, 2, 3, 4]
     assert [step.counted for step in closed.steps] == [False, True, False, False, False, True]
-    assert closed.problems == ("a profiled step was left out: the step before it had left collectives in flight",)
+    assert closed.problems == ["a profiled step was left out: the step before it had left collectives in flight"]
 
 
 def fail(*_: object) -> None:
@@ -79,7 +81,7 @@ def test_a_build_whose_profiler_knows_no_device_loses_only_kernel_times(monkeypa
     assert closed.missing_profile.startswith(
         "kernel times are missing: torch's profiler could not start (AssertionError"
     )
-    assert closed.problems == (closed.missing_profile,)
+    assert closed.problems == [closed.missing_profile]
     assert len(measure(closed, rank=0, backend="gloo").problems) == 1
     assert Profile.available()
 
@@ -93,13 +95,13 @@ def test_a_profiler_that_raises_loses_only_kernel_times_and_leaves_room_for_the_
         patched.setattr(torch.autograd.profiler, call, fail)
         closed = profiled()
     assert closed.profile is None
-    assert closed.problems == (f"kernel times are missing: torch's profiler {why} (RuntimeError: no device)",)
+    assert closed.problems == [f"kernel times are missing: torch's profiler {why} (RuntimeError: no device)"]
     assert len(closed.steps) == 2
     if call == "_disable_profiler":
         real()  # what failed above, so that the session ends
     torch.autograd.profiler._is_profiler_enabled = False
     again = profiled()
-    assert again.problems == ()
+    assert again.problems == []
     assert again.profile is not None
     assert len(again.profile.kernels()) > 0
 
@@ -131,9 +133,9 @@ def test_a_profile_whose_buffers_were_full_is_dropped(
     monkeypatch.setattr(Profile, "start", _start_as_of_a_device)
     closed = profiled()
     assert closed.profile is None
-    assert closed.problems == (
-        f"kernel times are missing: the profiler's buffers were full before the last profiled step had ended{more}",
-    )
+    assert closed.problems == [
+        f"kernel times are missing: the profiler's buffers were full before the last profiled step had ended{more}"
+    ]
 
 
 def test_where_kinetos_limit_may_end_the_process_a_profile_ends_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,10 +161,10 @@ def test_where_not_even_one_step_of_each_mode_may_be_profiled_none_is(
     monkeypatch.setattr(Window, "on_device", on_device)
     closed = profiled()
     assert (closed.profile is None) is refused
-    assert closed.problems == refused * (
+    assert closed.problems == refused * [
         "kernel times are missing: its steps launch so many kernels that a profile could reach Kineto's limit, which "
-        "can end the process with this build of torch",
-    )
+        "can end the process with this build of torch"
+    ]
 
 
 def _start_as_of_a_device(profile: Profile, start: object = Profile.start) -> None:

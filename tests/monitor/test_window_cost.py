@@ -72,7 +72,7 @@ def after_window(
 
 def told_ms(cost: WindowCost, report_cpu_ms: float = 0.0) -> float | None:
     """What the steps before a window tell of its cost: those of the window are too few here."""
-    told = cost.tell((), report_cpu_ms)
+    told = cost.lost((), report_cpu_ms)
     if told is None:
         return None
     assert (told.low_ms, told.high_ms) == (None, None)
@@ -113,9 +113,9 @@ def test_slower_steps_after_a_window_count_until_they_are_back_to_normal(clock: 
     cost.work_done(finished=True)
     clock.steps(cost, *[10] * (NORMAL_STEPS + 1))
     assert cost.over
-    assert cost.late_ms == pytest.approx(20)
+    assert cost.cost_after_report_ms == pytest.approx(20)
     clock.steps(cost, 500)
-    assert cost.late_ms == pytest.approx(20)  # nothing of this is ours
+    assert cost.cost_after_report_ms == pytest.approx(20)  # nothing of this is ours
 
 
 def test_usual_steps_while_our_thread_works_do_not_end_the_looking(clock: Clock) -> None:
@@ -157,7 +157,7 @@ def test_of_a_window_that_the_end_of_the_job_cuts_short_nothing_is_told(clock: C
         cost.window_closed(clock.ns, num_steps=3, job_ends=True)
         assert told_ms(cost, 80.0) is None
         assert cost.over
-        assert cost.late_ms == 0.0
+        assert cost.cost_after_report_ms == 0.0
 
 
 def test_where_steps_swing_what_windows_cost_is_told_in_sum(clock: Clock) -> None:
@@ -215,9 +215,9 @@ def test_where_steps_were_not_seen_to_settle_the_reporting_threads_time_counts_w
     clock.steps(cost, 60)
     cost.work_done()
     assert told_ms(cost, 80.0) == pytest.approx(300 + 80)
-    assert cost.late_ms == 0.0
+    assert cost.cost_after_report_ms == 0.0
     clock.steps(cost, *[20] * 5)
-    assert cost.late_ms == pytest.approx(20)
+    assert cost.cost_after_report_ms == pytest.approx(20)
 
 
 def test_a_job_whose_pace_has_changed_is_not_looked_at_for_ever(clock: Clock) -> None:
@@ -237,7 +237,7 @@ def test_without_steps_before_it_nothing_is_told_and_nothing_is_waited_for(clock
     assert cost.over
     assert cost.stands_still
     assert told_ms(cost, 80.0) is None
-    assert cost.late_ms == 0.0
+    assert cost.cost_after_report_ms == 0.0
 
 
 def test_a_job_that_no_longer_steps_is_not_waited_for(clock: Clock) -> None:
@@ -267,11 +267,9 @@ def asked(runner: WindowRunner, bench: Bench, steps: range, clock: Clock) -> lis
 
 def test_between_windows_a_step_is_one_comparison_but_for_those_around_them(clock: Clock) -> None:
     granted = Ruling(Decision.GRANTED)
-    bench = Bench(granted, granted)
     schedule = tiny_schedule(every_n_steps=1000, first_step=100)
-    runner = WindowRunner(
-        MonitorConfig(schedule=schedule), bench.slot, bench.gate, bench.switch, bench.notices, bench.faults, bench.ring
-    )
+    bench = Bench(granted, granted, config=MonitorConfig(schedule=schedule))
+    runner = WindowRunner(bench.slot, bench.ring)
     handed = asked(runner, bench, range(1400), clock)
     window = schedule.placed(PhaseBalance().place(schedule, 100, "", 1))
     after = 1 + max(step for step in range(100, 1100) if window.plan(step) is not None)
@@ -293,11 +291,9 @@ def test_what_stopping_the_profiler_takes_is_told_whole(clock: Clock, monkeypatc
         return stop(profile)
 
     monkeypatch.setattr(Profile, "stop", stop_slowly)
-    bench = Bench(Ruling(Decision.GRANTED))
     schedule = tiny_schedule(every_n_steps=1000, first_step=100, profiled_steps=2)
-    runner = WindowRunner(
-        MonitorConfig(schedule=schedule), bench.slot, bench.gate, bench.switch, bench.notices, bench.faults, bench.ring
-    )
+    bench = Bench(Ruling(Decision.GRANTED), config=MonitorConfig(schedule=schedule))
+    runner = WindowRunner(bench.slot, bench.ring)
     asked(runner, bench, range(400), clock)
     (cost,) = bench.reporter.costs
     assert cost.over
@@ -345,8 +341,8 @@ def test_what_a_window_costs_that_is_left_out_is_told_with_the_next_report() -> 
     reported = pace.window_opens(10_000 * MS)
     pace.window_closed(reported, 10_000 * MS, step=20, num_steps=0, is_reported=True)
     assert told_ms(reported) == pytest.approx(43.0)
-    assert reported.late_ms == 0.0
+    assert reported.cost_after_report_ms == 0.0
     window_left_out(pace, 20_000.0, [12.0, 9.0], own_ms=30.0)
-    assert reported.late_ms == pytest.approx(31.0)
+    assert reported.cost_after_report_ms == pytest.approx(31.0)
     window_left_out(pace, 30_000.0, [8.0], own_ms=5.0)  # steps that are shorter by chance take nothing back
-    assert reported.late_ms == pytest.approx(36.0)
+    assert reported.cost_after_report_ms == pytest.approx(36.0)

@@ -8,10 +8,10 @@ import logging
 import pytest
 
 from overlap_callbacks import Mode, Schedule
-from overlap_callbacks.gate.switch import OverlapSwitch
+from overlap_callbacks.gate.arms import OverlapSwitch
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling
 from overlap_callbacks.monitor.config import MonitorConfig
-from overlap_callbacks.monitor.race.in_windows import RaceChecks
+from overlap_callbacks.monitor.race.check import RaceChecks
 from overlap_callbacks.monitor.schedule import Placement
 from overlap_callbacks.monitor.window import Window
 from overlap_callbacks.monitor.window_runner import WindowRunner
@@ -26,8 +26,8 @@ SCHEDULE = tiny_schedule(every_n_steps=10)
 
 
 def windows(bench: Bench, schedule: Schedule = SCHEDULE) -> WindowRunner:
-    config = MonitorConfig(schedule=schedule)
-    return WindowRunner(config, bench.slot, bench.gate, bench.switch, bench.notices, bench.faults, bench.ring)
+    bench.slot.config = MonitorConfig(schedule=schedule)
+    return WindowRunner(bench.slot, bench.ring)
 
 
 def run(runner: WindowRunner, *steps: int) -> None:
@@ -75,7 +75,7 @@ def test_on_a_device_a_window_without_warm_up_steps_says_so(
 
 
 def test_a_control_window_runs_overlapped_and_needs_a_ruling_all_the_same() -> None:
-    bench = Bench(GRANTED, Ruling(Decision.ASTRAY, "why"))
+    bench = Bench(GRANTED, Ruling(Decision.STEP_MISMATCH, "why"))
     run(windows(bench, tiny_schedule(every_n_steps=10, control=True)), *range(20))
     assert bench.gate.modes == [OV] * 5 + [OV]
     assert bench.reporter.blocks == [(0, block) for block in range(4)]
@@ -84,12 +84,10 @@ def test_a_control_window_runs_overlapped_and_needs_a_ruling_all_the_same() -> N
 
 def test_after_windows_in_vain_ever_more_are_left_out_until_all_ranks_come_again() -> None:
     late = Ruling(Decision.LATE, "why")
-    bench = Bench(late, late, late, GRANTED, GRANTED)
     # A budget so large that only the number of windows in vain counts.
-    runner = WindowRunner(
-        MonitorConfig(schedule=SCHEDULE, max_overhead=None),
-        bench.slot, bench.gate, bench.switch, bench.notices, bench.faults, bench.ring,
-    )  # fmt: skip
+    config = MonitorConfig(schedule=SCHEDULE, max_overhead=None)
+    bench = Bench(late, late, late, GRANTED, GRANTED, config=config)
+    runner = WindowRunner(bench.slot, bench.ring)
     run(runner, *range(2 + 10 * 10))
     assert bench.reporter.windows == [(0, False), (2, False), (4, False), (8, True), (9, True)]
 
@@ -98,8 +96,8 @@ def test_after_windows_in_vain_ever_more_are_left_out_until_all_ranks_come_again
     ("decision", "reported", "stopped", "line"),
     [
         (Decision.CONFLICT, [(0, False)], 1, "sequential mode is refused, and measuring is switched off: why"),
-        (Decision.UNLIKE, [], 1, "measuring is switched off: why"),
-        (Decision.ASTRAY, [], 0, "a window is left out: why"),
+        (Decision.CONFIG_MISMATCH, [], 1, "measuring is switched off: why"),
+        (Decision.STEP_MISMATCH, [], 0, "a window is left out: why"),
         (Decision.SKIPPED, [], 0, "window left out: why"),
         (Decision.LATE, [(0, False)], 0, "a window has no sequential steps: why"),
         (Decision.FAILED, [(0, False)], 0, "window 0 was cut short: why"),

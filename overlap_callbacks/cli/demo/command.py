@@ -40,7 +40,7 @@ def command(run_dir: Path | None, as_json: bool, **options: Any) -> None:
 
     from overlap_callbacks.cli._output import open_console
     from overlap_callbacks.cli.demo.worker import DemoConfig
-    from overlap_callbacks.monitor.run_info import default_run_folder
+    from overlap_callbacks.monitor.config import default_run_folder
 
     if options["hidden"] % 4:
         raise click.BadParameter(

@@ -1,4 +1,8 @@
-"""The budget of windows: rank 0 skips windows until training has paid for earlier ones, as ``max_overhead`` allows."""
+"""Which windows are left out, so that measuring stays within ``max_overhead``; and which have long blocks.
+
+Rank 0 skips windows until training has paid for earlier ones. Every rank leaves out windows after one that waited in
+vain for another rank.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +30,7 @@ def _charged(cost: float, upper: float | None) -> float:
 
 
 class Skip(NamedTuple):
-    """Windows that are left out because of the cost of earlier ones.
-
-    Attributes:
-        reason: why, in words.
-        next_window: number of the first window that may be measured again.
-    """
+    """Why windows are left out because of the cost of earlier ones, and the first that may be measured again."""
 
     reason: str
     next_window: int
@@ -40,28 +39,22 @@ class Skip(NamedTuple):
 class WindowBudget:
     """Says which windows to skip because of their cost, and keeps the time of a step.
 
-    A window that costs ``c`` seconds is paid for by ``c / max_overhead`` seconds of training. The next is measured once
-    all before it are paid for. What a window costs is known only after it, so at any time the cost of all windows is at
-    most ``max_overhead`` of the training time since the first one opened, plus the cost of the last one. Training time
-    is that of the host's clock, not a number of steps: steps that become shorter pay for less.
+    A window that costs ``c`` seconds is paid for by ``c / max_overhead`` seconds of training, by the host's clock. The
+    next is measured once all before it are paid for. So at any time the cost of all windows is at most ``max_overhead``
+    of the training time since the first one opened, plus the cost of the last one.
 
-    What a window costs is an estimate, and by chance it may be below zero. A window is charged the estimate and half of
-    the way to the upper end of its interval, about one standard error, and never less than nothing: in sum that is more
-    than windows cost.
+    The cost is an estimate, which may be below zero by chance. A window is charged the estimate and half of the way to
+    the upper end of its interval, about one standard error, and never less than nothing: in sum more than windows cost.
 
-    A window that is left out costs too: it is recorded, and all ranks wait for rank 0's word. So where many have to be
-    left out, rank 0 leaves out half of them at once, and they are not even opened. Not all: steps may become longer,
-    and pay sooner.
+    A window that is left out costs too: it is recorded, and all ranks wait for rank 0's word. So of many that have to
+    be left out, rank 0 leaves out half at once, and they are not even opened. Not all: steps may become longer.
 
-    Only rank 0 makes reports, so on other ranks the budget stays empty. Three threads use it: the reporting thread
-    calls ``record``, the order check's thread ``skip``, and the training thread the rest.
+    Only rank 0 has reports. The reporting thread calls ``record``, the order check's thread ``skip``, the training
+    thread the rest.
 
     Args:
         max_overhead: maximum fraction of training time that measuring may cost; None for no limit.
         now_ns: the host's clock.
-
-    Attributes:
-        long_blocks: which windows have them; hears of the same reports.
     """
 
     def __init__(self, max_overhead: float | None, now_ns: Callable[[], int] = clocks.now) -> None:
@@ -77,24 +70,13 @@ class WindowBudget:
         self._late_ms: Callable[[], float] = _nothing_late
 
     def await_cost(self, window: int, opened_ns: int, wall_ms: float) -> None:
-        """A window has ended. Until what it cost is known, no other is measured.
-
-        Args:
-            window: its number.
-            opened_ns: host time at which it opened.
-            wall_ms: host time that it took, its steps included.
-        """
+        """A window has ended: when it opened, and the time that it took. None is measured until its cost is known."""
         with self._lock:
             self._unknown[window] = opened_ns / 1e9, wall_ms / 1e3
             self._began = window, opened_ns / 1e9
 
     def give_up(self, window: int, late_ms: Callable[[], float] = _nothing_late) -> None:
-        """What a window cost will not be known any more, if it is not by now. Then all its time is taken for it.
-
-        Args:
-            window: its number.
-            late_ms: what windows after it have cost that were left out. The next report has that too.
-        """
+        """Charge all the time of a window whose cost is not known by now, and ``late_ms`` with the next report."""
         with self._lock:
             lost = self._unknown.pop(window, None)
             if lost is not None:
@@ -110,8 +92,7 @@ class WindowBudget:
         Args:
             report: of the window.
             opened_ns: host time at which it opened.
-            late_ms: what it has cost since the report was made, and windows that were left out since. The report of the
-                next window has that too.
+            late_ms: its cost since the report was made, windows that were left out included. The next report has that.
         """
         self.long_blocks.record(report)
         with self._lock:
@@ -136,11 +117,7 @@ class WindowBudget:
             )
 
     def skip(self, window: int | None) -> Skip | None:
-        """Whether a window, and some after it, are left out because of the cost of earlier ones; None if not.
-
-        Args:
-            window: its number; None for a mode pinned by hand, which has no budget.
-        """
+        """Whether a window, and some after it, are left out; None if not, and for a mode pinned by hand (no window)."""
         if window is None or self._max_overhead is None:
             return None
         with self._lock:
@@ -170,29 +147,64 @@ class WindowBudget:
             return self._step_s
 
 
+# -- silent ranks
+
+
+class SilenceBackoff:
+    """Leaves out windows after one that waited in vain for a rank, until the wait is within ``max_overhead``.
+
+    Each window in vain at least doubles the distance to the next. Windows open at multiples of a power of two: ranks
+    that come to different powers still meet at the multiples of the largest.
+
+    Attributes:
+        next_window: number of the first window that may be opened.
+    """
+
+    def __init__(self, max_overhead: float | None) -> None:
+        self.next_window = 0
+        # Without a budget windows come less often as long as the rank is silent, and no more.
+        self._max_overhead = max_overhead or math.inf
+        self._power = 0  # windows are opened at multiples of two to this power
+
+    def not_heard(self, window: int, waited_s: float, interval_s: float) -> None:
+        """A window waited in vain, for this time; from one window to the next it takes ``interval_s`` without."""
+        paid_by = math.ceil(waited_s / (self._max_overhead * interval_s)) if interval_s > 0 else 1
+        self._power = max(self._power + 1, math.ceil(math.log2(max(1, paid_by))))
+        distance = 2**self._power
+        self.next_window = math.ceil((window + max(1, paid_by)) / distance) * distance
+
+    def all_heard(self) -> None:
+        """All ranks came to a window: the next one may be opened."""
+        self._power = 0
+
+    def rewind(self) -> None:
+        """The numbers of windows go back."""
+        self.next_window = 0
+
+
 # -- long blocks
-# Which windows have a long block of each mode: for what follows a mode slowly, and for slow sensors of power.
-#
-# Rank 0 decides.
 
 
-# ``benchmarks/settled.py``: with so many steps the settled difference is known twice as well, and a response that rises
-# in a straight line is held. Fewer than the least add little to the timed blocks and the steps beside them.
+# ``benchmarks/settled.py``: with this many steps the settled difference is known twice as well. Fewer than the least
+# add little to the timed blocks and the steps around them.
 _WANTED_STEPS, _LEAST_STEPS = 40, 24
-# Where the timed blocks tell no watts. ``benchmarks/power_truth.py``: NVML's counter, renewed every 100 ms, tells those
-# of so long a block to 2 %. In a shorter one than the least no sensor tells more than in the timed blocks.
+# Where the timed blocks give no watts. ``benchmarks/power_truth.py``: NVML's counter, renewed every 100 ms, gives those
+# of a block this long to 2 %. In a shorter one than the least no sensor gives more than in the timed blocks.
 _WANTED_S, _LEAST_S = 6.0, 2.0
-# Every so-manieth window of an arm, from the second one on: the first tells what a block would cost.
+# Every n-th window of an arm, from the second one on: the first shows what a block would cost.
 _EVERY = 4
 # Where sequential steps take longer than this, of overlapped ones, a long block would be too dear: 20 % longer, and
 # what one window is off by (``benchmarks/power_hours.py``).
 _MOST_LONGER = 1.25
-# After so many in a row that told no watts, they are no longer made longer for power.
+# After this many in a row that gave no watts, they are no longer made longer for power.
 _MOST_IN_VAIN = 6
 
 
 class LongBlocks:
-    """Decides by the reports so far. Two threads use it: one calls ``record``, the other ``steps``."""
+    """Rank 0: which windows have a long block of each mode, for what follows a mode slowly and slow power sensors.
+
+    Decides by the reports so far. Two threads use it: one calls ``record``, the other ``steps``.
+    """
 
     def __init__(self) -> None:
         self._step_s = 0.0
@@ -203,7 +215,7 @@ class LongBlocks:
         self._windows: Counter[str] = Counter()
 
     def record(self, report: OverlapReport) -> None:
-        """Take note of a report: what its steps took, and whether its blocks told the watts of both modes."""
+        """Take note of a report: what its steps took, and whether its blocks gave the watts of both modes."""
         overlapped, sequential, power = report.e2e_overlapped_ms, report.e2e_sequential_ms, report.power
         if overlapped is None or sequential is None:
             return
@@ -217,14 +229,7 @@ class LongBlocks:
             self._lacks_watts = lacks
 
     def steps(self, window: int, arm: str, schedule: Schedule, steps_per_block: int) -> int:
-        """Counted steps of the long block of each mode in a window that will be measured; 0 for none.
-
-        Args:
-            window: its number.
-            arm: name of what the job as configured is compared with.
-            schedule: of the job.
-            steps_per_block: counted steps of the window's timed blocks.
-        """
+        """Counted steps of the long block of each mode in a window of an arm that will be measured; 0 for none."""
         self._windows[arm] += 1
         if self._windows[arm] % _EVERY != 2 or self._too_dear or self._step_s <= 0:
             return 0

@@ -1,9 +1,7 @@
 """Kinds of steps: those that issue the same collectives in the same order, in as many micro-batches.
 
-A window compares like with like.
-
 A generator that trains in every fourth step, a policy that is updated after four steps, local SGD that synchronises now
-and then: in such jobs the steps differ by what they do, and their share must not differ between the modes.
+and then: such jobs have steps of several kinds, whose share must not differ between the modes.
 """
 
 from __future__ import annotations
@@ -11,25 +9,27 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
 from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
 from overlap_callbacks.analysis.design import MAX_KINDS
 from overlap_callbacks.analysis.formatting import PLAIN, count, listed
+from overlap_callbacks.analysis.kernels.step_counts import kernels_of_steps, kinds_by_number
+from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.rhythms import every_nth_step
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import MeasuredStep
 
-# A step counts as one of a kind that both modes have if it issued more or fewer collectives by at most this share: a
-# job's logging adds some.
+# A step joins a kind that both modes have if it issued more or fewer collectives by at most this share: logging adds
+# some.
 _MAX_DEVIATION = 0.25
-# Sizes tell kinds apart where there are so few, and each comes so often in both modes: data make many others.
+# Sizes distinguish kinds if there are at most this many, each with this many steps in both modes: data make many more.
 _MOST_SIZES, _LEAST_STEPS = 4, 2
-# A kind is told to recur if so many steps of it were seen at one distance, or at multiples of it.
+# A kind recurs if this many steps of it were seen at one distance, or at multiples of it.
 _LEAST_RECURRENCES = 4
 
 
@@ -50,10 +50,10 @@ class StepKinds:
     names: Mapping[int, str] = field(default_factory=dict)
 
     def costs(self, timed: Sequence[tuple[int, Mode, float]]) -> tuple[str, ...]:
-        """How much longer than the commonest kind each other one takes, in words.
+        """How much longer than the commonest kind each other one takes, in words; the mean of the modes.
 
         Args:
-            timed: kind, mode and time in ms of each timed step. The mean of the modes counts, where both have both.
+            timed: kind, mode and time in ms of each timed step.
         """
         times: dict[tuple[int, Mode], list[float]] = defaultdict(list)
         for kind, mode, time_ms in timed:
@@ -71,12 +71,11 @@ class StepKinds:
 
 
 def kinds_of(steps: Sequence[MeasuredStep]) -> StepKinds:
-    """Tell the kinds of a window's counted steps apart.
+    """Tell the kinds of a window's counted steps apart, by what the measured threads issue.
 
-    What the measured threads issue decides, and not what others do beside them. But a communication hook may issue
-    collectives where an earlier one ends (PowerSGD does). That is on the training thread if it has ended already, as
-    in sequential steps, and else on a thread of the backend's, which nobody sees. So steps are of one kind too if all
-    threads together issued as many collectives, and in some of them not all were seen.
+    A communication hook may issue collectives where an earlier one ends (PowerSGD does): on the training thread if it
+    has ended already, as in sequential steps, and else on a thread of the backend's, unseen. So steps are of one kind
+    too if all threads together issued as many collectives, and in some of them not all were seen.
     """
     counted = {index: step for index, step in enumerate(steps) if step.counted}
     labels = _by_size(counted, _by_sequence({index: step.log for index, step in counted.items()}))
@@ -163,8 +162,8 @@ class _Labels:
     def match_sides(self) -> None:
         """Match the kinds of the modes where they have none in common: an arm may issue other collectives.
 
-        The kinds with the most collectives belong together, and so on; if one mode has more kinds than the other, the
-        commonest of each.
+        Kinds are matched in the order of their collectives; if one mode has more kinds than the other, the commonest
+        of each.
         """
         sides: dict[Mode, Counter[int]] = {mode: Counter() for mode in Mode}
         for index, step in self._steps.items():
@@ -197,7 +196,7 @@ class _Labels:
         return alone
 
     def described(self) -> dict[int, str]:
-        """What tells each kind from the others, and how often it comes if that is every so-manieth step."""
+        """What distinguishes each kind, and how often it comes if that is every n-th step."""
         used = set(self.labels.values()) | set(self._seen.values())
         logs = {label: log for label, log in self._example.items() if label in used}
         numbers = Counter(len(log.collectives) for log in logs.values())
@@ -219,7 +218,7 @@ class _Labels:
         return found
 
     def _period(self, label: int) -> int | None:
-        """The period at which the steps of a kind recur, if all that were seen do and no others are among them."""
+        """The period at which the steps of a kind recur, if all do and no others are among them."""
         mine = {step.number for index, step in self._steps.items() if self._seen[index] == label}
         others = {step.number for index, step in self._steps.items() if self._seen[index] != label}
         if len(mine) < _LEAST_RECURRENCES or not others or min(mine) < 0:
@@ -229,13 +228,7 @@ class _Labels:
         return period if recurs else None
 
     def notes(self, left_out: Iterable[int], described: Mapping[int, str], advice: str) -> tuple[str, ...]:
-        """Which kinds the steps are of, and which were measured.
-
-        Args:
-            left_out: the steps without a partner.
-            described: the kinds, in words.
-            advice: what to do about these.
-        """
+        """Which kinds the steps are of, and which were measured."""
         part = Part.TIMED if any(step.plan.part is Part.TIMED for step in self._steps.values()) else Part.PROFILED
         shown = Counter(
             label
@@ -279,3 +272,32 @@ def _is_near(log: StepLog, other: StepLog) -> bool:
         return False
     rest = iter(longer)
     return all(call in rest for call in shorter)
+
+
+# -- kinds by the kernels that steps called
+
+
+def with_kinds_by_kernels(
+    kernels: KernelTable, steps: Sequence[MeasuredStep]
+) -> tuple[list[MeasuredStep], tuple[str, ...]]:
+    """Divide kinds of steps that communicate alike and called other kernels; with a note if there are any."""
+    by_arm, kinds = counted_steps(steps)
+    counts = kernels_of_steps(kernels, list(kinds))
+    found = kinds_by_number(counts, by_arm, kinds)
+    if found == kinds:
+        return list(steps), ()
+    listed = " and ".join(f"{number:,}" for number in sorted({min(counts.values()), max(counts.values())}))
+    note = (
+        f"profiled steps that communicate alike called other kernels ({listed}): they are compared by kind, but timed "
+        f"steps cannot be told apart by what they communicate"
+    )
+    return [replace(step, kind=found.get(step.profile_index, step.kind)) for step in steps], (note,)
+
+
+def counted_steps(steps: Sequence[MeasuredStep]) -> tuple[dict[Mode, list[int]], dict[int, int]]:
+    """Indices of the counted profiled steps of each mode, and the kind of each."""
+    by_arm: dict[Mode, list[int]] = {Mode.OVERLAPPED: [], Mode.SEQUENTIAL: []}
+    counted = [step for step in steps if step.counted and step.profile_index >= 0]
+    for step in counted:
+        by_arm[step.plan.arm].append(step.profile_index)
+    return by_arm, {step.profile_index: step.kind for step in counted}

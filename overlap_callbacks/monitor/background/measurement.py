@@ -1,21 +1,18 @@
-"""From the marks of a closed window to the figures of one rank.
-
-Runs on the reporting thread, steps or seconds after the window: device times are read once the device has passed the
-marks.
-"""
+"""From the marks of a closed window to the figures of one rank; on the reporting thread, seconds after the window."""
 
 from __future__ import annotations
 
 import itertools
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import memory
+from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey
 from overlap_callbacks.analysis.measuring_cost import Kind, Stretch
 from overlap_callbacks.analysis.outliers import LeftOut, far_longer, stalls_in_words
 from overlap_callbacks.analysis.power.phases import StepPhases
@@ -23,38 +20,40 @@ from overlap_callbacks.analysis.power.readings import Segment
 from overlap_callbacks.analysis.results.messages import NO_STAGE
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.settled import StepSeries
-from overlap_callbacks.analysis.results.window import MemoryPeak, RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import CollectiveTime, MemoryPeak, RankWindow, TimedBlock
 from overlap_callbacks.analysis.rhythms import rhythm_sentence
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.device import reading_of
 from overlap_callbacks.instruments.power.meter import MeasuredPower
-from overlap_callbacks.monitor.background.arrivals import timed_calls
-from overlap_callbacks.monitor.background.collective_times import collective_times
-from overlap_callbacks.monitor.background.experts import experts_of
-from overlap_callbacks.monitor.background.kinds import kinds_of
-from overlap_callbacks.monitor.background.let_pass import is_little, what_was_let_pass
-from overlap_callbacks.monitor.background.messages import messages_of
-from overlap_callbacks.monitor.background.profile_check import with_kinds_by_kernels
+from overlap_callbacks.monitor.background.calls import (
+    collective_times,
+    experts_of,
+    is_negligible,
+    messages_of,
+    timed_calls,
+    unserialised_notes,
+)
+from overlap_callbacks.monitor.background.kinds import kinds_of, with_kinds_by_kernels
 from overlap_callbacks.monitor.background.profile_figures import ProfileFigures, profile_figures, read_kernels
 from overlap_callbacks.monitor.schedule import Part
-from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
+from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 
 # Maximum time that we wait for the device to pass a mark.
 _READY_TIMEOUT_S = 60.0
 # Steps beside the timed part are compared in stretches about as long as its blocks.
 _STEPS_OF_STRETCH = 4
-# A step that takes so many medians of its kind held something else: an evaluation, or another rank's.
+# A step that takes this many medians of its kind held something else: an evaluation, or another rank's.
 _NO_STEP = 3.0
 # Two clocks drift apart by less than this share of a block, and a bound is off by less than this.
 _CLOCK_DRIFT, _CLOCK_BLUR_NS = 0.01, 1e6
 
 
-def measure(window: ClosedWindow, rank: int, backend: str) -> RankWindow:
+def measure(window: MeasuredWindow, rank: int, backend: str) -> RankWindow:
     """All figures of a window on this rank. Waits for the device to pass the window's last mark, for a bounded time.
 
     Args:
-        window: closed. Its profile can be read once, so a window can be measured once.
+        window: closed. It can be measured once, because its profile can be read once.
         rank: of this process. Rank 0 adds the timelines of two steps and a trace of power.
         backend: of the default process group.
     """
@@ -65,29 +64,38 @@ def measure(window: ClosedWindow, rank: int, backend: str) -> RankWindow:
     return msgspec.structs.replace(measured, report_cpu_ms=(time.thread_time() - started_s) * 1e3)
 
 
-def measure_block(block: FinishedBlock) -> TimedBlock | None:
-    """The step times of one timed block; None if none of its steps counted."""
-    if block.steps:
-        clocks.prepare_own_thread(clocks.device_of(block.steps[-1].end))
-    passed = [step for step in block.steps if await_mark(step.end)]
-    return _timed_block(block.block, block.arm, passed, block.first_step) if passed else None
+def measure_block(steps: Sequence[MeasuredStep]) -> TimedBlock | None:
+    """The step times of one timed block, at least one; None if the device passes none of them in time."""
+    clocks.prepare_own_thread(clocks.device_of(steps[-1].end))
+    passed = [step for step in with_times(steps) if step.ms is not None]
+    return _timed_block(passed) if passed else None
 
 
-def _timed_block(
-    block: int, arm: Mode, steps: Sequence[MeasuredStep], first_step: int, *, with_kinds: bool = False
-) -> TimedBlock:
+def _timed_block(steps: Sequence[MeasuredStep], *, with_kinds: bool = False) -> TimedBlock:
+    plan = steps[0].plan
     return TimedBlock(
-        arm,
-        block,
-        tuple([clocks.elapsed_ms(step.start, step.end) for step in steps]),
-        tuple([first_step + step.plan.offset for step in steps]),
+        plan.arm,
+        plan.block,
+        tuple([step.ms for step in steps if step.ms is not None]),
+        tuple([step.number for step in steps]),
         tuple([step.kind for step in steps]) if with_kinds else (),
     )
 
 
-def await_mark(mark: clocks.Mark) -> bool:
-    """Wait for the device to pass a mark; False if it takes too long."""
+def with_times(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
+    """The steps, in order, with their times. Waits for the device for a bounded time; what it passes later has none."""
     deadline = time.monotonic() + _READY_TIMEOUT_S
+    return [
+        replace(step, ms=clocks.elapsed_ms(step.start, step.end))
+        if await_mark(step.end, deadline - time.monotonic())
+        else step
+        for step in steps
+    ]
+
+
+def await_mark(mark: clocks.Mark, timeout_s: float = _READY_TIMEOUT_S) -> bool:
+    """Wait for the device to pass a mark; False if it takes too long."""
+    deadline = time.monotonic() + timeout_s
     while not clocks.is_ready(mark):
         if time.monotonic() > deadline:
             return False
@@ -98,21 +106,26 @@ def await_mark(mark: clocks.Mark) -> bool:
 class _Measurement:
     """The measuring of one window: its steps, and the problems found on the way."""
 
-    def __init__(self, window: ClosedWindow) -> None:
+    def __init__(self, window: MeasuredWindow) -> None:
         self._window = window
         self._problems = list(window.problems)
-        steps = [step for step in window.steps if step.plan.part is not Part.LONG]
-        kinds = kinds_of(steps)
-        for note in kinds.notes:
+        steps = with_times(window.steps)
+        if any(step.ms is None for step in steps):
+            self._note(f"the device did not finish a step within {_READY_TIMEOUT_S:g} s: its time is missing")
+        self._long = [step for step in steps if step.plan.part is Part.LONG]
+        steps = [step for step in steps if step.plan.part is not Part.LONG]
+        self._kinds = kinds_of(steps)
+        for note in self._kinds.notes:
             self._note(note)
         self._steps = [
-            replace(step, counted=step.counted and index not in kinds.left_out, kind=kinds.of_steps.get(index, 0))
+            replace(
+                step,
+                counted=step.counted and index not in self._kinds.left_out,
+                kind=self._kinds.of_steps.get(index, 0),
+            )
             for index, step in enumerate(steps)
         ]
-        self._long = [step for step in window.steps if step.plan.part is Part.LONG]
         self._several = any(step.kind for step in self._steps)
-        self._odd = kinds.left_out
-        self._cost_of_kinds = kinds.costs
         self._left_out: Counter[Mode] = Counter()
 
     def result(self, rank: int, backend: str) -> RankWindow:
@@ -123,30 +136,7 @@ class _Measurement:
         if kernels is not None:  # before stalls are looked for: a step that does more is none
             self._steps, problems = with_kinds_by_kernels(kernels, self._steps)
         self._leave_out_stalls()
-        profile = ProfileFigures()
-        if kernels is not None:
-            steps, recorded = self._steps, self._recorded()
-            profile = profile_figures(window, kernels, steps, recorded, self._await_passed, rank)
-        for problem in (*problems, *profile.problems):
-            self._note(problem)
-        timed = self._timed_blocks()
-        for note in self._cost_of_kinds(
-            [(kind, block.mode, ms) for block in timed for kind, ms in zip(block.kinds, block.step_ms, strict=False)]
-        ):
-            self._note(note)
-        power = self._power(profile.phases)
-        timed_sequential = [
-            step.log for step in self._of(Part.TIMED) if step.counted and step.plan.mode is Mode.SEQUENTIAL
-        ]
-        recorded = self._recorded()
-        alike = [log for log in timed_sequential if recorded is not None and log.signature == recorded.signature]
-        collectives = collective_times(recorded, alike or timed_sequential, profile.kernels_ms, self._await_passed)
-        arrivals = timed_calls(self._planned_sequential(), self._await_passed)
-        let_pass = self._let_pass()
-        counted = [step.log for step in self._of(Part.TIMED) if step.counted]
-        messages = messages_of(recorded, counted, rank, window.chunks)
-        stage = NO_STAGE if messages is None else messages.stage
-        return RankWindow(
+        own = RankWindow(
             rank=rank,
             window=window.number,
             first_step=window.first_step,
@@ -155,40 +145,42 @@ class _Measurement:
             backend=backend,
             device=window.clock.device,
             wall_ms=window.wall_ms,
-            timed=timed,
-            profiled=profile.blocks,
-            kernels=profile.kernels,
-            pairs=profile.pairs,
-            dimension_pairs=profile.dimension_pairs,
-            dimensions=profile.dimensions,
-            pictures=profile.pictures,
-            collectives=collectives,
-            power=power.figures,
-            power_trace=power.trace if rank == 0 else None,
             power_elsewhere=window.meter is not None and window.meter.elsewhere,
-            problems=tuple(self._problems),
-            doubts=profile.doubts,
-            num_sms=profile.num_sms,
-            sm_loss=profile.sm_loss,
-            calls=profile.calls,
-            lower_bound=profile.lower_bound,
             memory=memory_peaks(self._steps),
-            let_pass=let_pass,
-            terms=window.terms,
-            messages=messages,
-            experts=experts_of(window.first_step, self._steps, window.sampled, rank, stage),
-            arrivals=arrivals,
+            terms=window.config_digest,
+            arrivals=timed_calls(self._planned_sequential()),
             race=window.race,
             rhythms=window.rhythms,
             left_out=(self._left_out[Mode.OVERLAPPED], self._left_out[Mode.SEQUENTIAL]),
             series=self._series() if rank == 0 else None,
         )
+        recorded = self._recorded()
+        profile = ProfileFigures(own)
+        if kernels is not None:
+            profile = profile_figures(window, kernels, self._steps, recorded, own)
+        for problem in (*problems, *profile.problems):
+            self._note(problem)
+        timed = self._timed_blocks()
+        for note in self._kinds.costs(
+            [(kind, block.mode, ms) for block in timed for kind, ms in zip(block.kinds, block.step_ms, strict=False)]
+        ):
+            self._note(note)
+        power = self._power(profile.phases)
+        messages = messages_of(recorded, [step.log for step in self._counted()], rank, window.chunks)
+        return msgspec.structs.replace(
+            profile.own,
+            timed=timed,
+            collectives=self._collectives(recorded, profile.kernels_ms),
+            let_pass=self._let_pass(),
+            messages=messages,
+            experts=experts_of(self._steps, window.sampled, rank, NO_STAGE if messages is None else messages.stage),
+            power=power.figures,
+            power_trace=power.trace if rank == 0 else None,
+            problems=tuple(self._problems),
+        )
 
     def _leave_out_stalls(self) -> None:
-        """Leave out the counted steps that took far longer than others of their mode; see ``analysis.outliers``.
-
-        Each rank goes by its own times: of a save on one rank alone, the others alone wait within the step.
-        """
+        """Leave out the counted steps that took far longer than others of their mode; see ``analysis.outliers``."""
         counted, found = self._far_longer(self._long, Part.LONG)
         for index, is_far in zip(counted, found.far, strict=True):
             if is_far and not found.kept:
@@ -206,11 +198,11 @@ class _Measurement:
                 self._note(stalls_in_words(far[Mode.OVERLAPPED], far[Mode.SEQUENTIAL], kept=found.kept, what=what))
 
     def _far_longer(self, steps: Sequence[MeasuredStep], part: Part) -> tuple[dict[int, MeasuredStep], LeftOut]:
-        """The counted steps of a part, by their place, and which of them took far longer than their like."""
+        """The counted steps of a part, by their place, and which of them took far longer than others of their kind."""
         counted = {
             index: step
             for index, step in enumerate(steps)
-            if step.counted and step.plan.part is part and self._await_passed(step.end)
+            if step.counted and step.plan.part is part and step.ms is not None
         }
         numbers = [step.number for step in counted.values()]
         hits = [rhythm.hits(numbers) for rhythm in self._window.rhythms]
@@ -218,86 +210,54 @@ class _Measurement:
             (step.plan.arm, step.kind, tuple([bool(of[place]) for of in hits]))
             for place, step in enumerate(counted.values())
         ]
-        times_ms = [clocks.elapsed_ms(step.start, step.end) for step in counted.values()]
+        times_ms = [step.ms for step in counted.values() if step.ms is not None]
         return counted, far_longer(times_ms, like, [step.plan.arm is Mode.SEQUENTIAL for step in counted.values()])
-
-    def _planned_sequential(self) -> list[tuple[int, StepLog | None]]:
-        """The sequential steps that all ranks planned to time, with their places; None for one that does not count."""
-        return [
-            (place, step.log if step.counted else None)
-            for place, step in enumerate(self._steps)
-            if step.plan.part is Part.TIMED and step.plan.mode is Mode.SEQUENTIAL and step.plan.counted
-        ]
-
-    def _let_pass(self) -> tuple[str, ...]:
-        """What sequential steps let pass, in words; a note where it is too little to matter."""
-        sentences = what_was_let_pass(self._steps)
-        if not is_little(self._steps):
-            return sentences
-        for sentence in sentences:
-            self._note(sentence)
-        return ()
 
     def _note(self, problem: str) -> None:
         if problem not in self._problems:
             self._problems.append(problem)
 
-    def _await_passed(self, mark: clocks.Mark) -> bool:
-        """Wait for the device to pass a mark. Returns False, and notes it, if that takes too long."""
-        passed = await_mark(mark)
-        if not passed:
-            self._note(f"the device did not finish a step within {_READY_TIMEOUT_S:g} s: its time is missing")
-        return passed
-
     def _of(self, part: Part) -> list[MeasuredStep]:
         return [step for step in self._steps if step.plan.part is part]
 
+    def _counted(self) -> list[MeasuredStep]:
+        """The timed steps that count."""
+        return [step for step in self._of(Part.TIMED) if step.counted]
+
     def _timed_blocks(self) -> tuple[TimedBlock, ...]:
         by_block: dict[tuple[int, Mode], list[MeasuredStep]] = defaultdict(list)
-        for step in self._of(Part.TIMED):
-            if step.counted and self._await_passed(step.end):
+        for step in self._counted():
+            if step.ms is not None:
                 by_block[step.plan.block, step.plan.arm].append(step)
-        first_step = self._window.first_step
-        return tuple(
-            [
-                _timed_block(number, arm, steps, first_step, with_kinds=self._several)
-                for (number, arm), steps in by_block.items()
-            ]
-        )
+        return tuple([_timed_block(steps, with_kinds=self._several) for steps in by_block.values()])
 
     def _series(self) -> StepSeries | None:
-        """The steps of timed and long blocks and those beside them, in order; None where the device has not passed all.
+        """The steps of timed and long blocks and around them, in order; None if the device has not passed all.
 
-        Warm-up steps count: how a step's time follows the mode shows there first. Odd steps and those of other kinds
-        than the commonest do not count, but tell what the mode was.
+        Warm-up steps count: they show how a step's time follows the mode. Odd steps and those of rarer kinds do not
+        count, but say what the mode was.
         """
+        odd = self._kinds.left_out
         steps = [(i, step) for i, step in enumerate(self._steps) if step.plan.part in (Part.BESIDE, Part.TIMED)]
         # What steps of long blocks communicated is not kept, so where there are kinds, theirs are not known.
-        several = self._several or bool(self._odd)
+        several = self._several or bool(odd)
         long = [(-1, replace(step, spoilt=step.spoilt or several)) for step in self._long]
         steps = sorted([*steps, *long], key=lambda of: of[1].plan.offset)
         offsets = [step.plan.offset for _, step in steps]
         if not steps or offsets != list(range(offsets[0], offsets[0] + len(steps))):
             return None  # without a step, what its mode was is not known
-        if not all(self._await_passed(step.end) for _, step in steps):
-            return None
-        return StepSeries.of(
-            self._window.first_step + offsets[0],
-            [
-                (
-                    step.plan.arm,
-                    clocks.elapsed_ms(step.start, step.end),
-                    not step.spoilt and index not in self._odd and step.kind == 0,
-                )
-                for index, step in steps
-            ],
-        )
+        timed = [
+            (step.plan.arm, step.ms, not step.spoilt and index not in odd and step.kind == 0)
+            for index, step in steps
+            if step.ms is not None
+        ]
+        return StepSeries.of(self._window.first_step + offsets[0], timed) if len(timed) == len(steps) else None
 
     # -- power
 
     def _power(self, phases: Sequence[StepPhases]) -> MeasuredPower:
         meter = self._window.meter
-        if meter is None or not all(self._await_passed(step.end) for step in [*self._steps, *self._long]):
+        if meter is None or any(step.ms is None for step in [*self._steps, *self._long]):
             return MeasuredPower()
         timed = self._of(Part.TIMED)
         long = segments_of(self._long, self._window.clock, counted_only=True)
@@ -322,6 +282,31 @@ class _Measurement:
         usual = numbers.most_common(1)[0][0] if numbers else ()
         return next((log for log in logs if log.signature == usual), None)
 
+    def _collectives(
+        self, recorded: StepLog | None, kernels_ms: Mapping[CollectiveKey, float]
+    ) -> tuple[CollectiveTime, ...]:
+        """The collectives of the recorded step, with times of the sequential steps of its kind, or else of all."""
+        timed = [step.log for step in self._counted() if step.plan.mode is Mode.SEQUENTIAL and step.ms is not None]
+        alike = [log for log in timed if recorded is not None and log.signature == recorded.signature]
+        return collective_times(recorded, alike or timed, kernels_ms)
+
+    def _planned_sequential(self) -> list[tuple[int, StepLog | None]]:
+        """The sequential steps that all ranks planned to time, with their places; None for one that does not count."""
+        return [
+            (place, step.log if step.counted and step.ms is not None else None)
+            for place, step in enumerate(self._steps)
+            if step.plan.part is Part.TIMED and step.plan.mode is Mode.SEQUENTIAL and step.plan.counted
+        ]
+
+    def _let_pass(self) -> tuple[str, ...]:
+        """What sequential steps did not serialise, in words; a note where it is too little to matter."""
+        sentences = unserialised_notes(self._steps)
+        if not is_negligible(self._steps):
+            return sentences
+        for sentence in sentences:
+            self._note(sentence)
+        return ()
+
 
 def memory_peaks(steps: Sequence[MeasuredStep]) -> tuple[MemoryPeak, ...]:
     """Bounds of the memory peak of each mode, over the steps that count and were read."""
@@ -335,16 +320,10 @@ def memory_peaks(steps: Sequence[MeasuredStep]) -> tuple[MemoryPeak, ...]:
 
 
 def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_only: bool = False) -> list[Segment]:
-    """Intervals of time in one mode: one for each block's counted steps and one for its warm-up.
+    """Intervals of time in one mode: of each block's counted steps and of its warm-up, cut where something else ran.
 
-    There are more of them if something else ran between two of its steps.
-
-    The device's times are known between bounds only, so each interval is as short as the bounds allow.
-
-    Args:
-        steps: in order, all passed by the device.
-        clock: which made their marks.
-        counted_only: leave out steps that do not count.
+    The device's times are known between bounds only, so each interval is as short as the bounds allow. All steps must
+    have been passed by the device.
     """
     segments: list[Segment] = []
     positions: Counter[tuple[Part, int, Mode, bool]] = Counter()  # steps so far
@@ -363,7 +342,7 @@ def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_
             length_s = clocks.elapsed_ms(stretch[0].start, stretch[-1].end) / 1e3
             # Bounds that are further apart than the device took contradict each other: then none can be believed.
             if 0 < end_ns - start_ns <= 1e9 * (1 + _CLOCK_DRIFT) * length_s + _CLOCK_BLUR_NS:
-                # By the device's own clock, back from the end: which of the steps a reading falls into.
+                # Step starts, computed backwards from the block's end on the device clock.
                 starts_ns = [end_ns - round(clocks.elapsed_ms(s.start, stretch[-1].end) * 1e6) for s in stretch]
                 segments.append(
                     Segment(
@@ -386,7 +365,7 @@ def _gap_ms(before: MeasuredStep, after: MeasuredStep) -> float:
 
 
 def _max_gap_ms(steps: Sequence[MeasuredStep]) -> float:
-    """Maximum time between two steps that still belongs to them: loading a batch does, an evaluation does not."""
+    """Maximum time between two steps that belongs to them: loading a batch does, an evaluation does not."""
     if len(steps) < 2:
         return 0.0
     typical_ms = float(np.median([_gap_ms(before, after) for before, after in itertools.pairwise(steps)]))
@@ -405,9 +384,7 @@ def _cut_at_gaps(steps: list[MeasuredStep], max_gap_ms: float) -> list[list[Meas
 
 
 def stretches_of(steps: Sequence[MeasuredStep]) -> tuple[Stretch, ...]:
-    """The stretches of a window by which its cost is told.
-
-    A step's time has that to the next one in it: of its kind the median, as ours is counted apart.
+    """The stretches of a window that give its cost. A step's time includes the median gap to the next one of its kind.
 
     Args:
         steps: of the window, in order.
@@ -444,6 +421,6 @@ def _kind(step: MeasuredStep) -> Kind:
 
 
 def _place_in_window(step: MeasuredStep) -> tuple[Part, int, int]:
-    """What steps of one stretch have alike; those beside the timed part are cut into short ones."""
+    """What steps of one stretch have in common; those beside the timed part are cut into short ones."""
     cut = step.plan.offset // _STEPS_OF_STRETCH if step.plan.part is Part.BESIDE else 0
     return step.plan.part, step.plan.block, cut

@@ -1,9 +1,8 @@
 """The order check: may the recorded collectives be serialised? Rank 0 decides for all ranks.
 
-Every rank hands in the sequences of its recorded steps, of each kind once, and what it is about to measure. Both go up
-the ranks' tree, what is equal once (``order_parts.py``). Rank 0 compares what the ranks are about to measure
-(``agreement.py``), searches the sequences for a cycle (``gate/deadlock.py``), and its ruling goes down the tree. This
-runs on a thread of its own, so that a sink that stalls cannot delay a check.
+What every rank submits (``submissions.py``) goes up the ranks' tree. Rank 0 compares what the ranks are about to
+measure, searches their sequences for a cycle (``gate/deadlock.py``), and its ruling goes down the tree. This runs on a
+thread of its own, so that a sink that stalls cannot delay a check.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -22,19 +21,20 @@ from overlap_callbacks.analysis.formatting import name_ranks
 from overlap_callbacks.analysis.rank_set import in_runs
 from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Conflict, find_conflict
-from overlap_callbacks.monitor.background.agreement import (
-    HandedIn,
+from overlap_callbacks.gate.step_log import ExpectedSequence
+from overlap_callbacks.monitor.background.budget import Skip, WindowBudget
+from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
+from overlap_callbacks.monitor.background.submissions import (
     OrderMessage,
     RecordedKinds,
-    WindowTerms,
-    different_step,
-    different_terms,
+    Submission,
+    Submissions,
+    WindowConfig,
+    config_mismatch,
     in_step,
     kind_of_step,
+    step_mismatch,
 )
-from overlap_callbacks.monitor.background.budget import Skip, WindowBudget
-from overlap_callbacks.monitor.background.order_parts import OrderPart
-from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
 from overlap_callbacks.monitor.background.tree import Tree
 from overlap_callbacks.monitor.background.tree_mail import Exchange
 from overlap_callbacks.monitor.schedule import Placement
@@ -42,8 +42,8 @@ from overlap_callbacks.monitor.schedule import Placement
 # Maximum time that the training thread waits for a check after one that was late: the ranks may have recovered, but
 # must not hold up training a second time.
 _SHORT_PATIENCE_S = 0.5
-# Until all ranks were heard once, they have so many usual steps, and at least so many seconds for each level of the
-# tree. For one of them may not measure at all, and then all of the time is lost. Few ranks are later by more.
+# Until every rank has answered once, the timeout is this many usual steps, and at least this many seconds for each
+# level of the tree: a rank without the library would cost the full timeout. Few ranks are later by more.
 _FIRST_STEPS = 20
 _FIRST_TIMEOUT_S = 2.0
 _DEFAULT_TIMEOUT_S = 10.0
@@ -56,8 +56,8 @@ class Decision(enum.Enum):
 
     GRANTED = "granted"  # the recorded sequences may be serialised
     CONFLICT = "conflict"  # serialising them would deadlock, and every later check would find the same
-    UNLIKE = "unlike"  # the ranks are set up to measure different things, and every later check would find the same
-    ASTRAY = "astray"  # the ranks recorded different steps of the job
+    CONFIG_MISMATCH = "config mismatch"  # the ranks are set up differently, and every later check would find the same
+    STEP_MISMATCH = "step mismatch"  # the ranks recorded different steps of the job
     SKIPPED = "skipped"  # this window is left out, because of its cost or because its first step compiled
     LATE = "late"  # a rank was not heard in time
     FAILED = "failed"  # there could be no check, for another reason
@@ -71,10 +71,10 @@ class Ruling(msgspec.Struct, frozen=True):
         reason: why the sequences may not be serialised, in words; empty if they may.
         placement: where the window's parts lie; None for a mode pinned by hand, and where nothing is granted.
         rhythms: those of the job that rank 0 knows.
-        name: of this ruling. No other has it, nor one of a job that was killed, whose store a new one may have.
-        only: the recorded step whose kind alone may be serialised; -1 where all kinds may. The order of one kind may
-            contradict that of another, and ranks must then not be in both at a time.
-        next_window: where this one is skipped because of the cost of earlier ones, the first that may be opened again.
+        name: unique, also among the rulings of a killed job in the same store.
+        only: the recorded step whose kind alone may be serialised, because the order of another contradicts it; -1 if
+            all kinds may.
+        next_window: if this one is skipped because of its cost, the first that may be opened again.
     """
 
     decision: Decision
@@ -92,23 +92,23 @@ WindowPlanner = Callable[[], tuple[Placement, tuple[Rhythm, ...]]]
 _NO_ANSWER = Ruling(Decision.LATE, "the job's store does not answer")
 
 
+@dataclass(eq=False)
 class _Check:
-    """One order check under way.
+    """One order check, from its start on the training thread to its ruling.
 
     Attributes:
         done: set once there is a ruling.
-        ruling: rank 0's.
         given_up: whether the training thread went on without it.
     """
 
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.ruling: Ruling | None = None
-        self.given_up = False
-
-    def answer(self, ruling: Ruling) -> None:
-        self.ruling = ruling
-        self.done.set()
+    key: str
+    recorded: RecordedKinds
+    window: int | None
+    config: WindowConfig | None
+    timeout_s: float
+    done: threading.Event = field(default_factory=threading.Event)
+    ruling: Ruling | None = None
+    given_up: bool = False
 
     def await_ruling(self, patience_s: float, is_stuck: Callable[[], bool]) -> Ruling:
         """The ruling, or the lack of one, as seen by the training thread. Waits for a bounded time."""
@@ -129,7 +129,7 @@ class OrderChecker:
 
     Args:
         channel: to the job's store.
-        timeout_s: maximum time in which the ranks' sequences must come in; see ``timeout_s()``.
+        timeout_s: maximum time in which the ranks' sequences must come in.
         budget: rank 0 asks it whether a window is too expensive.
         on_error: gets what goes wrong, on the checker's thread.
 
@@ -153,16 +153,12 @@ class OrderChecker:
         self._budget = budget
         self._worker = Worker("overlap-callbacks-order", on_error)
         self._stop = threading.Event()
-        self._check = _Check()
+        self._check: _Check | None = None  # started last
         self._all_heard = False
         self.patience_s = 3 * timeout_s
 
     def timeout_s(self, usual_step_s: float | None) -> float:
-        """Maximum time in which the ranks' sequences must come in: shorter until all ranks were heard once.
-
-        Args:
-            usual_step_s: how long a step takes outside windows, nearly the same on all ranks; None if not known.
-        """
+        """Maximum time in which the ranks' sequences must come in: shorter until all ranks were heard once."""
         # A timeout above the default was asked for: such ranks are far apart.
         if self._all_heard or usual_step_s is None or self._timeout_s > _DEFAULT_TIMEOUT_S:
             return self._timeout_s
@@ -181,68 +177,59 @@ class OrderChecker:
         window: int | None,
         *,
         plan_window: WindowPlanner | None = None,
-        terms: WindowTerms | None = None,
-        counts: Mapping[str, int] = MappingProxyType({}),
+        config: WindowConfig | None = None,
         usual_step_s: float | None = None,
     ) -> None:
-        """Start the check ``key`` with this rank's sequences.
+        """Start a check with this rank's sequences.
 
         Args:
             key: names the check; the same on every rank, and never used twice.
             recorded: of this rank's recorded steps.
             window: number of the window; None for a mode pinned by hand.
             plan_window: on rank 0, plans the window; called on the checker's thread.
-            terms: what this rank is about to measure; None for a mode pinned by hand.
-            counts: how many collectives this rank had issued on each group before the recorded steps.
+            config: what this rank is about to measure; None for a mode pinned by hand.
             usual_step_s: how long a step takes outside windows; None if not known.
         """
         timeout_s = self.timeout_s(usual_step_s)
         self.patience_s = min(self.patience_s, 3 * timeout_s)
-        self._check = check = _Check()  # one that is late must not answer for the next
-        if self._channel.call.is_stuck:
-            check.answer(_NO_ANSWER)  # the thread still waits for the store, with an earlier check
+        # A new one: a check that is late must not answer for the next.
+        self._check = check = _Check(key, recorded, window, config, timeout_s)
+        if self._channel.call.is_stuck:  # the thread still waits for the store, with an earlier check
+            check.ruling = _NO_ANSWER
+            check.done.set()
             return
-        counts = dict(counts)
-        self._worker.submit(lambda: self._run(check, key, recorded, terms, counts, window, plan_window, timeout_s))
+        self._worker.submit(lambda: self._run(check, plan_window))
 
     def await_ruling(self) -> Ruling:
-        """The ruling of the check that was started last. Waits for it, for a bounded time.
-
-        After the first timeout the training thread waits only briefly: until every rank responds again, later windows
-        are skipped.
-        """
+        """The ruling of the check that was started last. Waits for a bounded time; briefly, after one in vain."""
+        assert self._check is not None
         ruling = self._check.await_ruling(self.patience_s, lambda: self._channel.call.is_stuck)
         late = ruling.decision is Decision.LATE
         self.patience_s = min(_SHORT_PATIENCE_S, self._timeout_s) if late else 3 * self._timeout_s
         self._all_heard = self._all_heard or ruling.decision not in (Decision.LATE, Decision.FAILED)
         return ruling
 
+    def granted(self, ruling: Ruling) -> ExpectedSequence:
+        """What a ruling on the check that was started last allows to be serialised."""
+        assert self._check is not None
+        return ExpectedSequence.of(self._check.recorded.granted(ruling.only))
+
     def close(self, timeout_s: float) -> None:
-        """End the thread; a check that is under way is given up. Its messages are the caller's to take away."""
+        """End the thread; a check under way is given up. The caller must take its messages away."""
         self._stop.set()
         self._worker.close(timeout_s)
 
-    def _run(
-        self,
-        check: _Check,
-        key: str,
-        recorded: RecordedKinds,
-        terms: WindowTerms | None,
-        counts: dict[str, int],
-        window: int | None,
-        plan_window: WindowPlanner | None,
-        timeout_s: float,
-    ) -> None:
+    def _run(self, check: _Check, plan_window: WindowPlanner | None) -> None:
         if check.given_up:
             return
         try:
             check.ruling = check_order(
                 self.exchange,
-                key,
-                recorded,
-                OrderMessage.of(recorded, terms, counts),
-                timeout_s=timeout_s,
-                skip=self._budget.skip(window) if self._channel.job.rank == 0 else None,
+                check.key,
+                check.recorded,
+                OrderMessage.of(check.recorded, check.config),
+                timeout_s=check.timeout_s,
+                skip=self._budget.skip(check.window) if self._channel.job.rank == 0 else None,
                 # A check that the training thread has given up must not keep the next one waiting.
                 stop=lambda: check.given_up or self._stop.is_set(),
                 plan_window=plan_window,
@@ -260,13 +247,7 @@ class OrderChecker:
 
 
 class Verdicts:
-    """Rank 0's last search for a cycle: mostly the sequences of a job stay what they are.
-
-    Attributes:
-        searched: digests of the sequences searched last, and the kinds of the recorded steps, by which ranks differ.
-        conflict: what was found.
-        only: as in ``Ruling``.
-    """
+    """Rank 0's last search for a cycle: what was searched, and what was found. Mostly it holds for the next check."""
 
     def __init__(self) -> None:
         self.searched: frozenset[tuple[tuple[str, ...], tuple[int, ...]]] = frozenset()
@@ -292,21 +273,21 @@ def check_order(
         exchange: with the ranks above and below.
         key: names the check; the same on every rank.
         recorded: of this rank.
-        message: what this rank hands in beside it.
+        message: what this rank submits in addition.
         timeout_s: maximum time for the ranks' sequences; twice this time for rank 0's ruling.
-        skip: on rank 0, why the window is left out even if its sequences may be serialised; None if it is not.
+        skip: on rank 0, why the window is left out, if it is.
         stop: ends the waiting early when it returns True.
         plan_window: on rank 0, plans the window.
         verdicts: on rank 0, of the checks before.
     """
-    part = hand_in(exchange, key, OrderPart.of(exchange.tree.rank, recorded.kinds, message), timeout_s, stop)
+    part = submit(exchange, key, Submissions.of(exchange.tree.rank, recorded.kinds, message), timeout_s, stop)
     if part is None:
         ruling = Ruling(Decision.LATE, f"rank {exchange.tree.parent} does not take what this rank hands in")
     elif exchange.tree.parent is not None:
-        return pass_on_ruling(exchange, key, timeout_s, stop)
+        return forward_ruling(exchange, key, timeout_s, stop)
     else:
         ruling = decide(part, exchange.tree.world_size, timeout_s, verdicts or Verdicts())
-        control = message.terms is not None and message.terms.control
+        control = message.config is not None and message.config.control
         if ruling.decision is Decision.GRANTED and skip is not None and not control:
             ruling = Ruling(Decision.SKIPPED, skip.reason, next_window=skip.next_window)
         if ruling.decision is Decision.GRANTED and stop():
@@ -319,24 +300,24 @@ def check_order(
     return ruling
 
 
-def hand_in(
-    exchange: Exchange, key: str, own: OrderPart, timeout_s: float, stop: Callable[[], bool]
-) -> OrderPart | None:
-    """Put together what this rank and those below it hand in, and send it up.
+def submit(
+    exchange: Exchange, key: str, own: Submissions, timeout_s: float, stop: Callable[[], bool]
+) -> Submissions | None:
+    """Merge what this rank and those below it submit, and send it up.
 
     Returns:
-        What they hand in; None if the rank above does not take it.
+        What they submit; None if the rank above does not take it.
     """
     tree = exchange.tree
     heard = exchange.gather(key, tree.patience_s(timeout_s), lambda _: stop())
-    part = OrderPart.merge([own, *[OrderPart.decode(data) for data in heard.values()]])
+    part = Submissions.merge([own, *[Submissions.decode(data) for data in heard.values()]])
     exchange.unheard = tree.members_without(part.runs)
     if tree.parent is None or exchange.send_up(key, part.encode(), 0.0, stop):
         return part
     return None
 
 
-def pass_on_ruling(exchange: Exchange, key: str, timeout_s: float, stop: Callable[[], bool]) -> Ruling:
+def forward_ruling(exchange: Exchange, key: str, timeout_s: float, stop: Callable[[], bool]) -> Ruling:
     """Wait for rank 0's ruling, and pass it on to the ranks below. These get the lack of one too."""
     parent = exchange.tree.parent
     # A leader takes what comes within its own patience, which is less, unless it begins late. Rank 0 may be late
@@ -356,34 +337,27 @@ def pass_on_ruling(exchange: Exchange, key: str, timeout_s: float, stop: Callabl
     return msgspec.json.decode(answer, type=Ruling)
 
 
-def decide(part: OrderPart, world_size: int, timeout_s: float, verdicts: Verdicts) -> Ruling:
-    """Rank 0: compare what all ranks hand in, and search their sequences for a cycle.
-
-    Args:
-        part: what the ranks handed in.
-        world_size: ranks of the job.
-        timeout_s: maximum time that the ranks had, for the message.
-        verdicts: of the checks before.
-    """
+def decide(part: Submissions, world_size: int, timeout_s: float, verdicts: Verdicts) -> Ruling:
+    """Rank 0: compare what all ranks submit, and search their sequences for a cycle."""
     if part.runs != [(0, world_size - 1)]:
         missing = sorted(set(range(world_size)).difference(in_runs(part.runs)))
         return Ruling(
             Decision.LATE, f"{name_ranks(missing)} did not report the order of collectives within {timeout_s:g} s"
         )
-    handed_in = part.handed_in()
-    different = [message for message, _ in handed_in]
-    unlike = different_terms(handed_in)
-    if unlike is not None:
-        return Ruling(Decision.UNLIKE, f"the ranks are not set up alike: {unlike}")
-    astray = different_step(handed_in)
-    if astray is not None:
-        return Ruling(Decision.ASTRAY, astray)
+    submitted = part.each()
+    different = [message for message, _ in submitted]
+    mismatch = config_mismatch(submitted)
+    if mismatch is not None:
+        return Ruling(Decision.CONFIG_MISMATCH, f"the ranks are not set up alike: {mismatch}")
+    mismatch = step_mismatch(submitted)
+    if mismatch is not None:
+        return Ruling(Decision.STEP_MISMATCH, mismatch)
     if any(message.compiled for message in different):
         return Ruling(Decision.SKIPPED, "torch.compile compiled in a recorded step")
-    terms = different[0].terms
-    if terms is not None and (terms.control or not terms.serialises):
+    config = different[0].config
+    if config is not None and (config.control or not config.serialises):
         return Ruling(Decision.GRANTED)  # nothing is serialised
-    incomplete = next((of.first_rank for of in handed_in if of.message.incomplete), None)
+    incomplete = next((of.first_rank for of in submitted if of.message.incomplete), None)
     if incomplete is not None:
         return Ruling(
             Decision.FAILED, f"rank {incomplete} issued more collectives in one step than the gate has storage for"
@@ -396,12 +370,12 @@ def decide(part: OrderPart, world_size: int, timeout_s: float, verdicts: Verdict
         )
     if in_step(different):
         return Ruling(Decision.GRANTED)
-    return _search(part, handed_in, verdicts)
+    return _search(part, submitted, verdicts)
 
 
-def _search(part: OrderPart, handed_in: Sequence[HandedIn], verdicts: Verdicts) -> Ruling:
-    ranks: dict[tuple[tuple[str, ...], tuple[int, ...]], HandedIn] = {}
-    for alike in handed_in:
+def _search(part: Submissions, submitted: Sequence[Submission], verdicts: Verdicts) -> Ruling:
+    ranks: dict[tuple[tuple[str, ...], tuple[int, ...]], Submission] = {}
+    for alike in submitted:
         ranks.setdefault((alike.message.kinds, alike.message.of_steps), alike)
     if verdicts.searched != ranks.keys():
         digests = {digest for kinds, _ in ranks for digest in kinds}
@@ -423,21 +397,21 @@ def _search(part: OrderPart, handed_in: Sequence[HandedIn], verdicts: Verdicts) 
 
 
 def _conflict_of(
-    handed_in: Sequence[HandedIn], sequences: Mapping[str, CollectiveSequence]
+    submitted: Sequence[Submission], sequences: Mapping[str, CollectiveSequence]
 ) -> tuple[Conflict | None, int]:
-    """What keeps the sequences from being serialised, and which step's kind alone may be, see ``Ruling``.
+    """What keeps the sequences from being serialised, and which step's kind alone may be; see ``Ruling.only``.
 
-    No rank knows what kind of step another is in. So all kinds may be serialised only if the union of all their orders
+    Ranks do not know each other's kind of step. So all kinds may be serialised only if the union of all their orders
     has no cycle, as if each were of a rank of its own.
     """
-    several = any(len(of.message.kinds) > 1 for of in handed_in)
+    several = any(len(of.message.kinds) > 1 for of in submitted)
     if several and find_conflict(dict(enumerate(sequences.values()))) is None:
         return None, -1
-    steps = range(max(len(of.message.of_steps) for of in handed_in))
+    steps = range(max(len(of.message.of_steps) for of in submitted))
 
     def in_one(step: int) -> dict[int, CollectiveSequence]:
-        places = {of.first_rank: kind_of_step(of.message.of_steps, step) for of in handed_in}
-        return {of.first_rank: sequences[of.message.kinds[places[of.first_rank]]] for of in handed_in}
+        places = {of.first_rank: kind_of_step(of.message.of_steps, step) for of in submitted}
+        return {of.first_rank: sequences[of.message.kinds[places[of.first_rank]]] for of in submitted}
 
     step = next(step for step in steps if any(of.communicates for of in in_one(step).values()))
     return find_conflict(in_one(step)), step if several else -1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis.aggregate import MAX_KERNELS
 from overlap_callbacks.analysis.design import rank_weights
+from overlap_callbacks.analysis.formatting import one_digit
 from overlap_callbacks.analysis.kernels.alignment import Alignment, align
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.by_collective import (
@@ -25,78 +26,63 @@ from overlap_callbacks.analysis.kernels.cross_check import cross_check
 from overlap_callbacks.analysis.kernels.host import uncounted_note
 from overlap_callbacks.analysis.kernels.receives import transfer_starts
 from overlap_callbacks.analysis.kernels.sm_loss import sm_loss
-from overlap_callbacks.analysis.kernels.table import KernelTable
+from overlap_callbacks.analysis.kernels.step_counts import compare_counts, kernels_of_steps, tails_of_steps
+from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.kernels.timeline import MAX_SLICES, call_times, step_detail, step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
 from overlap_callbacks.analysis.power.phases import ProfilePhases, StepPhases
-from overlap_callbacks.analysis.results.arrivals import CollectiveCalls, ProfiledStep
-from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
+from overlap_callbacks.analysis.results.arrivals import ProfiledStep
+from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import DimensionTime, ProfiledBlock, Rhythm, SmLoss
+from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, Rhythm
 from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
-from overlap_callbacks.instruments import clocks
-from overlap_callbacks.instruments.clocks import Mark, StepClock
+from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.device import chip_of
-from overlap_callbacks.monitor.background.profile_check import check_profile, counted_steps
-from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
+from overlap_callbacks.monitor.background.kinds import counted_steps
+from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 
 
 @dataclass(frozen=True)
 class ProfileFigures:
-    """What the profiled part of a window gives; empty if there was no profile.
+    """What the profiled part of a window gives.
 
     Attributes:
-        blocks, kernels, pairs, dimension_pairs, dimensions, pictures, sm_loss, num_sms, calls, lower_bound: as in
-            ``RankWindow``.
-        kernels_ms: time of each collective's kernels in a sequential step.
-        phases: when the profiled steps computed and communicated, on the host's clock; empty where this rank reads no
-            power.
+        own: the figures of the window on this rank, with those of its profile.
         problems: why parts of the profile do not count or are missing, in words.
-        doubts: why the window cannot be trusted, in words.
+        kernels_ms: time of each collective's kernels in a sequential step.
+        phases: when the profiled steps computed and communicated, by the host's clock; empty without power.
     """
 
-    blocks: tuple[ProfiledBlock, ...] = ()
-    kernels: tuple[KernelTime, ...] = ()
-    pairs: tuple[PairTime, ...] = ()
-    dimension_pairs: tuple[PairTime, ...] = ()
-    dimensions: tuple[DimensionTime, ...] = ()
-    kernels_ms: Mapping[CollectiveKey, float] = field(default_factory=dict)
-    pictures: tuple[StepTimeline, ...] = ()
-    phases: tuple[StepPhases, ...] = ()
-    sm_loss: SmLoss | None = None
-    num_sms: int = 0
-    calls: tuple[CollectiveCalls, ...] = ()
-    lower_bound: bool = False
+    own: RankWindow
     problems: tuple[str, ...] = ()
-    doubts: tuple[str, ...] = ()
+    kernels_ms: Mapping[CollectiveKey, float] = field(default_factory=dict)
+    phases: tuple[StepPhases, ...] = ()
 
 
 def profile_figures(
-    window: ClosedWindow,
+    window: MeasuredWindow,
     kernels: KernelTable,
     steps: Sequence[MeasuredStep],
     recorded: StepLog | None,
-    await_passed: Callable[[clocks.Mark], bool],
-    rank: int,
+    own: RankWindow,
 ) -> ProfileFigures:
     """The figures of a window's profile.
 
     Args:
         window: closed.
         kernels: its whole profile.
-        steps: its steps, as far as they count.
+        steps: its steps, with their times.
         recorded: the collectives of the recorded step; None without one.
-        await_passed: waits for the device to pass a mark; False if that takes too long.
-        rank: of this process. Rank 0 adds the timelines of two steps.
+        own: the other figures of the window on this rank. Those of rank 0 get the timelines of two steps.
     """
     by_arm, kinds = counted_steps(steps)
     if not any(by_arm.values()):
-        return _missing("no profiled step counts")
+        return ProfileFigures(own, _missing("no profiled step counts"))
     on_device = window.clock.compute_stream is not None
     checked = check_profile(kernels, by_arm, kinds, on_device=on_device)
     if checked.missing:
-        return _missing(checked.missing)
+        return ProfileFigures(own, _missing(checked.missing))
     by_arm, problems = checked.by_arm, list(checked.problems)
     log = profile_log(steps).of_steps({index for indices in by_arm.values() for index in indices})
     if on_device:  # profiles of CPU jobs are not compared with the log
@@ -105,7 +91,7 @@ def profile_figures(
     kernels = aligned.kernels
     checked_log = cross_check(aligned, log.sequential, log.whole, _symmetric_groups())
     if checked_log.missing:
-        return ProfileFigures(problems=tuple(problems), doubts=(checked_log.missing,))
+        return ProfileFigures(msgspec.structs.replace(own, doubts=(checked_log.missing,)), tuple(problems))
     problems += checked_log.notes
     if note := uncounted_note([kernels.uncounted[index] for index in by_arm[Mode.OVERLAPPED] if kernels.uncounted]):
         problems.append(note)
@@ -116,21 +102,19 @@ def profile_figures(
     transfers = transfer_starts(aligned)
     problems += transfers.notes
     sums = KernelSums(kernels, transfers.start_ns)
-    blocks = tuple(
-        [
-            _profiled_block(window, arm, block, of_block, sums, kinds, await_passed)
-            for (block, arm), of_block in sorted(by_block.items(), key=lambda item: item[0][0])
-        ]
-    )
+    blocks = tuple([_profiled_block(by_block[key], sums, kinds) for key in sorted(by_block, key=lambda key: key[0])])
     weights = _step_weights(kernels, blocks, by_block, by_arm, window.rhythms)
     overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)
-    pairs = pair_times_of(
-        kernels, overlapped, sequential, aligned.dimensions if recorded is not None else None, weights
-    )
-    drawn = [(indices[0], arm) for arm, indices in by_arm.items() if indices and rank == 0]
-    has_power = window.meter is not None and not window.meter.elsewhere
-    return ProfileFigures(
-        blocks=blocks,
+    dimensions = aligned.dimensions if recorded is not None else None
+    pairs = pair_times_of(kernels, overlapped, sequential, dimensions, weights)
+    numbered = {
+        step.profile_index: ProfiledStep(step.number, step.plan.block, step.plan.arm is Mode.SEQUENTIAL)
+        for of_block in by_block.values()
+        for step in of_block
+    }
+    own = msgspec.structs.replace(
+        own,
+        profiled=blocks,
         kernels=kernel_times(kernels, overlapped, sequential, MAX_KERNELS, weights),
         pairs=pairs.by_kind,
         dimension_pairs=pairs.by_dimension,
@@ -139,14 +123,18 @@ def profile_figures(
             if recorded is not None
             else ()
         ),
-        kernels_ms=_kernels_ms(kernels, log, steps, recorded) if window.clock.compute_stream is not None else {},
-        pictures=_pictures(aligned, drawn, by_arm, steps, window.clock, await_passed),
-        phases=phases_on_host(kernels, steps, window.clock, await_passed) if has_power else (),
+        pictures=_pictures(aligned, by_arm, steps, window.clock) if own.rank == 0 else (),
         sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),
         lower_bound=checked_log.lower_bound,
-        calls=collective_calls(aligned, _numbered(window, steps, by_arm), rank, transfers),
-        problems=tuple(problems),
+        calls=collective_calls(aligned, numbered, own.rank, transfers),
+    )
+    has_power = window.meter is not None and not window.meter.elsewhere
+    return ProfileFigures(
+        own,
+        tuple(problems),
+        kernels_ms=_kernels_ms(kernels, log, steps, recorded) if on_device else {},
+        phases=phases_on_host(kernels, steps, window.clock) if has_power else (),
     )
 
 
@@ -154,19 +142,6 @@ def _symmetric_groups() -> tuple[str, ...]:
     """The groups for which the job has enabled torch's symmetric memory."""
     module = sys.modules.get("torch.distributed._symmetric_memory")
     return tuple(getattr(module, "_group_name_to_store", {}))
-
-
-def _numbered(
-    window: ClosedWindow, steps: Sequence[MeasuredStep], by_arm: Mapping[Mode, Sequence[int]]
-) -> dict[int, ProfiledStep]:
-    """The profiled steps that count, by their index in the profile, as all ranks know them."""
-    return {
-        step.profile_index: ProfiledStep(
-            window.first_step + step.plan.offset, step.plan.block, step.plan.arm is Mode.SEQUENTIAL
-        )
-        for step in steps
-        if step.profile_index in by_arm[step.plan.arm]
-    }
 
 
 def _step_weights(
@@ -188,69 +163,40 @@ def _step_weights(
 
 
 def _pictures(
-    aligned: Alignment,
-    drawn: Sequence[tuple[int, Mode]],
-    by_arm: Mapping[Mode, Sequence[int]],
-    steps: Sequence[MeasuredStep],
-    clock: clocks.StepClock,
-    await_passed: Callable[[clocks.Mark], bool],
+    aligned: Alignment, by_arm: Mapping[Mode, Sequence[int]], steps: Sequence[MeasuredStep], clock: StepClock
 ) -> tuple[StepTimeline, ...]:
-    """The timelines of profiled steps, each with its longest kernels and the times of single calls in its mode.
-
-    Args:
-        aligned: the window's profile and the log.
-        drawn: index and mode of each of the steps.
-        by_arm: the profiled steps of each mode, over which the times of calls are.
-        steps: all steps of the window.
-        clock: which made their marks.
-        await_passed: waits for the device to pass a mark; False if that takes too long.
-    """
-    if not drawn:
-        return ()
+    """The timeline of the first profiled step of each mode, with its longest kernels, and the calls of its mode."""
     kernels, sizes = aligned.kernels, {row: part.size_bytes for row, part in aligned.of_row.items()}
-    starts_ns = {
-        step.profile_index: sum(clock.host_bounds_ns(step.start)) // 2
-        for step in steps
-        if step.profile_index in {index for index, _ in drawn} and await_passed(step.end)
-    }
+    begins = {step.profile_index: step.start for step in steps if step.ms is not None}
     found = []
-    for index, arm in drawn:
-        picture = step_timeline(kernels, index, arm)
+    for arm, indices in by_arm.items():
+        picture = step_timeline(kernels, indices[0], arm) if indices else None
         if picture is not None:
-            detail = step_detail(kernels, index, sizes, MAX_SLICES, starts_ns.get(index))
-            found.append(msgspec.structs.replace(picture, detail=detail, call_times=call_times(kernels, by_arm[arm])))
+            begin = begins.get(indices[0])
+            start_ns = None if begin is None else sum(clock.host_bounds_ns(begin)) // 2
+            detail = step_detail(kernels, indices[0], sizes, MAX_SLICES, start_ns)
+            found.append(msgspec.structs.replace(picture, detail=detail, call_times=call_times(kernels, indices)))
     return tuple(found)
 
 
-def read_kernels(window: ClosedWindow) -> tuple[KernelTable | None, tuple[str, ...]]:
+def read_kernels(window: MeasuredWindow) -> tuple[KernelTable | None, tuple[str, ...]]:
     """A window's profile, which can be read once. If it cannot be read: None, and why, in words."""
     try:
         return (None if window.profile is None else window.profile.kernels()), ()
     except Exception as error:
-        return None, _missing(f"the profile cannot be read ({type(error).__name__}: {error})").problems
+        return None, _missing(f"the profile cannot be read ({type(error).__name__}: {error})")
 
 
-def _missing(why: str) -> ProfileFigures:
-    """No figures, and why."""
-    return ProfileFigures(problems=(f"kernel times are missing: {why}",))
+def _missing(why: str) -> tuple[str, ...]:
+    return (f"kernel times are missing: {why}",)
 
 
-def _profiled_block(
-    window: ClosedWindow,
-    arm: Mode,
-    block: int,
-    steps: Sequence[MeasuredStep],
-    sums: KernelSums,
-    kinds: Mapping[int, int],
-    await_passed: Callable[[clocks.Mark], bool],
-) -> ProfiledBlock:
-    step_ms = None  # if the device has not passed all of them
-    if all(await_passed(step.end) for step in steps):
-        step_ms = float(np.mean([clocks.elapsed_ms(step.start, step.end) for step in steps]))
-    figures = profiled_block(arm, block, sums, [step.profile_index for step in steps], step_ms)
-    numbers = tuple([window.first_step + step.plan.offset for step in steps])
+def _profiled_block(steps: Sequence[MeasuredStep], sums: KernelSums, kinds: Mapping[int, int]) -> ProfiledBlock:
+    plan, times_ms = steps[0].plan, [step.ms for step in steps if step.ms is not None]
+    step_ms = float(np.mean(times_ms)) if len(times_ms) == len(steps) else None
+    figures = profiled_block(plan.arm, plan.block, sums, [step.profile_index for step in steps], step_ms)
     of_steps = tuple([kinds[step.profile_index] for step in steps]) if any(kinds.values()) else ()
-    return msgspec.structs.replace(figures, steps=numbers, kinds=of_steps)
+    return msgspec.structs.replace(figures, steps=tuple([step.number for step in steps]), kinds=of_steps)
 
 
 def _kernels_ms(
@@ -258,8 +204,8 @@ def _kernels_ms(
 ) -> dict[CollectiveKey, float]:
     """Time of the kernels of each collective in a sequential step of the recorded one's kind; of a device alone.
 
-    On CPU, the profiler makes steps much longer, and the ranges of Gloo with them. There, the time from issue to end
-    has no launch in it, and is as good.
+    On CPU the profiler makes steps much longer, and the ranges of Gloo with them. There, issue-to-end time contains no
+    launch delay, so it is used instead.
     """
     alike = [
         step.profile_index
@@ -272,25 +218,15 @@ def _kernels_ms(
 # -- phases of steps
 
 
-def phases_on_host(
-    kernels: KernelTable, steps: Sequence[MeasuredStep], clock: StepClock, await_passed: Callable[[Mark], bool]
-) -> tuple[StepPhases, ...]:
-    """The phases of the profiled steps.
-
-    Args:
-        kernels: of the window's profile.
-        steps: all steps of the window.
-        clock: which made their marks.
-        await_passed: waits for the device to pass a mark; False if it takes too long.
-    """
-    found, profile = [], ProfilePhases(kernels)
-    for step in steps:
-        if step.profile_index >= 0 and await_passed(step.end):
-            bounds_ns = clock.host_bounds_ns(step.start)
-            phases = profile.of(step.profile_index, step.plan.arm, bounds_ns, counted=step.counted)
-            if phases is not None:
-                found.append(phases)
-    return tuple(found)
+def phases_on_host(kernels: KernelTable, steps: Sequence[MeasuredStep], clock: StepClock) -> tuple[StepPhases, ...]:
+    """The phases of the profiled steps, by the host's clock."""
+    profile = ProfilePhases(kernels)
+    found = [
+        profile.of(step.profile_index, step.plan.arm, clock.host_bounds_ns(step.start), counted=step.counted)
+        for step in steps
+        if step.profile_index >= 0 and step.ms is not None
+    ]
+    return tuple([phases for phases in found if phases is not None])
 
 
 # -- what the log has of profiled steps
@@ -298,12 +234,11 @@ def phases_on_host(
 
 @dataclass(frozen=True)
 class ProfileLog:
-    """What the gate saw in the profiled steps; steps are told by their index in the profile.
+    """What the gate saw in the profiled steps; steps go by their index in the profile.
 
     Attributes:
         issued: the collectives of each step, in the order of issue.
-        not_whole: for each step that counts, why its log does not hold what its profile should show, in words; empty
-            where it does.
+        not_whole: why the log of a step that counts does not hold what its profile should show; empty if it does.
         sequential: sequential steps that count. (In a control window, the steps of the sequential arm overlap too.)
     """
 
@@ -313,7 +248,7 @@ class ProfileLog:
 
     @property
     def whole(self) -> frozenset[int]:
-        """Steps that count and whose log can be held against the profile."""
+        """Steps that count and whose log can be compared with the profile."""
         return frozenset(step for step, why in self.not_whole.items() if not why)
 
     @property
@@ -347,3 +282,94 @@ def _why_not_whole(step: MeasuredStep) -> str:
     if step.log.compiled:
         return "torch.compile compiled"
     return "collectives were lost from the log" if step.log.dropped else ""
+
+
+# -- whether the profile is whole: what it lacks would look like what overlap costs
+
+
+@dataclass(frozen=True)
+class CheckedProfile:
+    """What a check found: the steps of each mode that count, doubts about them, or why the profile cannot be used."""
+
+    by_arm: dict[Mode, list[int]]
+    problems: tuple[str, ...] = ()
+    missing: str = ""
+
+
+def check_profile(
+    kernels: KernelTable, by_arm: dict[Mode, list[int]], kinds: Mapping[int, int], *, on_device: bool
+) -> CheckedProfile:
+    """Find the steps of a profile that count, as many of each kind in both modes; a device's may lack kernels."""
+    checked = check_device_profile(kernels, by_arm, kinds) if on_device else CheckedProfile(by_arm)
+    if checked.missing or len(set(kinds.values())) == 1:
+        return checked
+    balanced = _balanced(checked.by_arm, kinds)
+    if balanced == checked.by_arm:
+        return checked
+    note = "profiled steps were left out so that both modes have as many of each kind"
+    return replace(checked, by_arm=balanced, problems=(*checked.problems, note))
+
+
+def _balanced(by_arm: Mapping[Mode, Sequence[int]], kinds: Mapping[int, int]) -> dict[Mode, list[int]]:
+    """As many steps of each kind in both modes."""
+    numbers = [Counter([kinds[step] for step in steps]) for steps in by_arm.values()]
+    common = numbers[0] & numbers[1]
+    kept: dict[Mode, list[int]] = {}
+    for mode, steps in by_arm.items():
+        room = Counter(common)
+        kept[mode] = []
+        for step in steps:
+            room[kinds[step]] -= 1
+            if room[kinds[step]] >= 0:
+                kept[mode].append(step)
+    return kept
+
+
+def check_device_profile(
+    kernels: KernelTable, by_arm: Mapping[Mode, Sequence[int]], kinds: Mapping[int, int]
+) -> CheckedProfile:
+    """Check the profile of a device; see ``check_profile``."""
+    steps = [step for of_mode in by_arm.values() for step in of_mode]
+    if not (np.isin(kernels.step, steps) & (kernels.kind == Kind.COMPUTE)).any():
+        why = "the profiler saw no kernels of the device; another CUPTI user (nsys, a monitoring agent) may hold it"
+        if (kernels.without_launch & (kernels.kind == Kind.COMPUTE)).any():
+            # Their own starts do not tell their steps: the device lags behind the host by up to a step.
+            why = "the profile does not tell which steps launched the kernels of the device"
+        return CheckedProfile({}, missing=why)
+    by_kind: dict[tuple[Mode, int], list[int]] = defaultdict(list)
+    for mode, of_mode in by_arm.items():
+        for step in of_mode:
+            by_kind[mode, kinds[step]].append(step)
+    found = compare_counts(kernels_of_steps(kernels, steps), by_kind, tails_of_steps(kernels, steps))
+    if found.truncated:
+        why = "the profile ends before its last step does: its last steps lack the kernels that end the others"
+        return CheckedProfile({}, missing=why)
+    problems = []
+    if found.varying:
+        problems.append("the number of kernels differs from step to step: figures of kernels are less precise")
+    if found.odd:
+        problems.append("profiled steps with more or fewer kernels than most of their mode were left out")
+    counted = {mode: [step for step in of_mode if step not in found.odd] for mode, of_mode in by_arm.items()}
+    notes = _notes(kernels, [step for of in counted.values() for step in of])
+    return CheckedProfile(counted, (*problems, *notes))
+
+
+def _notes(kernels: KernelTable, steps: Sequence[int]) -> list[str]:
+    """Notes on the launches of the counted steps, in words that are the same on all ranks of a job."""
+    problems = []
+    inside = np.isin(kernels.step, steps)
+    placed = inside & kernels.without_launch
+    if placed.any():
+        number, time_ms = one_digit(int(placed.sum())), one_digit(kernels.intervals[placed].sum_ns / 1e6)
+        problems.append(
+            f"{number} kernels ({time_ms} ms) of the profiled steps have no launch in the profile; they are placed by "
+            f"their start"
+        )
+    communicates = inside & (kernels.kind == Kind.COMMUNICATION)
+    replayed = int((communicates & kernels.from_graph).sum())
+    if replayed:
+        problems.append(
+            f"{one_digit(replayed)} of {one_digit(int(communicates.sum()))} communication kernels come from CUDA "
+            f"graphs, which the gate cannot serialise"
+        )
+    return problems

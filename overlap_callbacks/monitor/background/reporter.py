@@ -1,7 +1,7 @@
 """Closed windows become reports, and reports go to the sinks, on one thread of our own.
 
 Every rank makes a ``JobPart`` of what it measured. Parts go up the ranks' tree, and each level adds them up, so that
-rank 0's work does not grow with the job. The order check has a thread of its own: a sink that stalls cannot delay it.
+rank 0's work does not grow with the job.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from overlap_callbacks.analysis.results.environment import JobEnvironment, RankE
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.settled import SettledFit
 from overlap_callbacks.monitor.background.budget import WindowBudget
@@ -37,8 +36,8 @@ from overlap_callbacks.monitor.background.measurement import measure, measure_bl
 from overlap_callbacks.monitor.background.store import StoreChannel
 from overlap_callbacks.monitor.background.tree import Tree
 from overlap_callbacks.monitor.background.tree_mail import Exchange
-from overlap_callbacks.monitor.schedule import Schedule
-from overlap_callbacks.monitor.window import ClosedWindow, FinishedBlock, MeasuredStep
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 from overlap_callbacks.monitor.window_cost import WindowCost
 from overlap_callbacks.sinks import RunInfo, Sink
 from overlap_callbacks.sinks.fan_out import FanOut
@@ -53,7 +52,7 @@ _LAST_CLOSE_S = 2.0
 _LOOK_S = 0.25
 # Longest that a report waits for the steps after its window to be back to normal, and time between two looks. It is a
 # part of ``report_timeout_s`` at most, because the other ranks wait for the report; and less than ``SETTLE_S``, because
-# a rank that has closed takes its report away when nobody has read it for so long.
+# a rank that has closed then takes its unread report away.
 _AFTERMATH_S = 4.0
 _AFTERMATH_PART = 1 / 3
 _AFTERMATH_LOOK_S = 0.05
@@ -89,13 +88,10 @@ class Reporter:
 
     Args:
         channel: to the job's store; rank 0 reports.
-        schedule: of the windows.
-        sinks: used on rank 0 only.
+        config: the options of the monitor.
         run: makes what the sinks get first; called on the reporting thread.
         environment: reads what this rank runs on; called on the reporting thread.
-        hide: replaces names of hosts in texts; None where they may be told.
-        workload: what the user tells of the job's work.
-        timeout_s: maximum time in which the ranks' reports must come in.
+        hide: replaces names of hosts in texts; None if they may be named.
         budget: learns what each window cost.
         on_error: gets what goes wrong outside sinks, on the reporting thread.
         on_sink_error: gets a sink that failed, and why; the sink is not used again.
@@ -104,14 +100,11 @@ class Reporter:
     def __init__(
         self,
         channel: StoreChannel,
+        config: MonitorConfig,
         *,
-        schedule: Schedule,
-        sinks: Sequence[Sink],
         run: Callable[[], RunInfo],
         environment: Callable[[], RankEnvironment],
         hide: Callable[[str], str] | None = None,
-        workload: Workload | None = None,
-        timeout_s: float,
         budget: WindowBudget,
         on_error: Callable[[Exception], None],
         on_sink_error: Callable[[Sink, Exception], None],
@@ -120,15 +113,15 @@ class Reporter:
         self._channel = channel
         self._tree = Tree.of(channel.job)
         self._exchange = Exchange(channel, self._tree, "report", answered=False)
-        self._schedule = schedule
-        self._sinks = FanOut(sinks if self._job.rank == 0 else (), on_sink_error)
+        self._schedule = config.schedule
+        self._sinks = FanOut(config.sinks if self._job.rank == 0 else (), on_sink_error)
         self._run = run
         self._environment = environment
         self._hide = hide
-        self._workload = workload or Workload()
+        self._workload = config.workload
         self._job_environment: JobEnvironment | None = None  # as the record has it
         self._job_messages: JobMessages | None = None  # the same
-        self._timeout_s = timeout_s
+        self._timeout_s = config.report_timeout_s
         self._budget = budget
         self._worker = Worker("overlap-callbacks-report", on_error)
         self._stop = threading.Event()
@@ -146,31 +139,25 @@ class Reporter:
     def open(self) -> None:
         """Connect to the store, and open the sinks, so that there is a record before the first window is done.
 
-        Connecting waits for the server, and goes on doing so where that has died: later it could outlive the job.
+        Now, because connecting to a server that has died waits: later it could outlive the job.
         """
         self._worker.submit(self._channel.open)
         self._worker.submit(self._exchange.open)
         if self._sinks:
             self._worker.submit(self._open_sinks)
 
-    def submit_block(self, block: FinishedBlock) -> None:
-        """Have the record keep a timed block as soon as its times are known: a crash must not lose it."""
-        if self._sinks:
-            self._worker.submit(lambda: self._log_block(block))
+    def submit_block(self, window: MeasuredWindow, steps: Sequence[MeasuredStep]) -> None:
+        """Have the record keep a timed block, the steps of it that count, at once: a crash must not lose it."""
+        if self._sinks and steps:
+            self._worker.submit(lambda: self._log_block(window, steps))
 
     def submit_left_out(self, window: int, first_step: int, reason: str) -> None:
         """Have the record say why a window has no report."""
         if self._sinks:
             self._worker.submit(lambda: self._log_left_out(window, first_step, reason))
 
-    def submit_window(self, window: ClosedWindow, key: str, tokens_per_step: int | None) -> None:
-        """Have a window measured, gathered and reported.
-
-        Args:
-            window: of this rank.
-            key: names the window in the store; the same on every rank, and never used twice.
-            tokens_per_step: that one step of the whole job trains on; None if not known.
-        """
+    def submit_window(self, window: MeasuredWindow, key: str, tokens_per_step: int | None) -> None:
+        """Have a window measured, gathered under its key, and reported."""
         self._budget.await_cost(window.number, window.opened_ns, window.wall_ms)
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
             cost = window.cost
@@ -182,8 +169,8 @@ class Reporter:
 
         Args:
             timeout_s: maximum time.
-            settle: give up what does not come any more before that time is over: ranks that are not heard for some
-                seconds, because all ranks end alike, and a store that does not answer.
+            settle: before that, give up ranks that are not heard for some seconds, because all ranks end at about the
+                same time, and a store that does not answer.
             others: exchanges of threads that have ended, whose messages are to be taken away too.
         """
         self._close_by = time.monotonic() + timeout_s
@@ -212,7 +199,7 @@ class Reporter:
 
     # -- on the reporting thread
 
-    def _report(self, window: ClosedWindow, key: str, tokens_per_step: int | None) -> None:
+    def _report(self, window: MeasuredWindow, key: str, tokens_per_step: int | None) -> None:
         cost = window.cost or WindowCost(window.opened_ns, None)
         try:
             self._report_with_cost(window, cost, key, tokens_per_step)
@@ -221,7 +208,9 @@ class Reporter:
             cost.work_done(finished=True)
             self._last_cost = cost
 
-    def _report_with_cost(self, window: ClosedWindow, cost: WindowCost, key: str, tokens_per_step: int | None) -> None:
+    def _report_with_cost(
+        self, window: MeasuredWindow, cost: WindowCost, key: str, tokens_per_step: int | None
+    ) -> None:
         began_s = time.monotonic()
         own = measure(window, self._job.rank, self._job.backend)
         self._own_s = time.monotonic() - began_s
@@ -248,7 +237,7 @@ class Reporter:
         )
         if self._abandoned:
             return
-        self._budget.record(report, cost.opened_ns, lambda: cost.late_ms)
+        self._budget.record(report, cost.opened_ns, lambda: cost.cost_after_report_ms)
         if arm is not None:
             self._log_arm(arm_report_of(report, arm, part.figures))
             return
@@ -261,19 +250,19 @@ class Reporter:
         self._sinks.log(report)
 
     def _with_cost(self, own: RankWindow, cost: WindowCost, steps: Sequence[MeasuredStep]) -> RankWindow:
-        """Add what the window cost. Waits until the steps after it are back to normal, for a bounded time.
+        """Add what the window cost, and the one before it after its report.
 
-        What the window before it cost after its own report is told with this one.
+        Waits until the steps after it are back to normal, for a bounded time.
         """
         cost.work_done()
         wait_until_s = time.monotonic() + min(_AFTERMATH_S, _AFTERMATH_PART * self._timeout_s)
         while not (self._closing.is_set() or cost.stands_still or time.monotonic() >= wait_until_s):
             if cost.await_settled(_AFTERMATH_LOOK_S):
                 break
-        lost = cost.tell(stretches_of(steps), own.report_cpu_ms)
+        lost = cost.lost(stretches_of(steps), own.report_cpu_ms)
         if lost is None or lost.step_ms <= 0:
             return own
-        late_ms = 0.0 if self._last_cost is None else self._last_cost.late_ms
+        late_ms = 0.0 if self._last_cost is None else self._last_cost.cost_after_report_ms
         return msgspec.structs.replace(
             own,
             lost_ms=lost.ms + late_ms,
@@ -316,11 +305,7 @@ class Reporter:
                 stray.take_away(deadline - time.monotonic(), self._stop.is_set, after_s=SETTLE_S)
 
     def _is_over(self, last_s: float) -> bool:
-        """Whether no more reports of a window are waited for.
-
-        Args:
-            last_s: when the last one came (``time.monotonic``).
-        """
+        """Whether no more reports of a window are waited for; the last one came at ``last_s`` (``time.monotonic``)."""
         # The others take about as long as this rank to measure what they report.
         patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._tree.level - 1)
         return self._stop.is_set() or time.monotonic() > max(last_s, self._settle_from) + patience_s
@@ -334,15 +319,15 @@ class Reporter:
         self._open_sinks()
         self._sinks.left_out(window, first_step, reason if self._hide is None else self._hide(reason))
 
-    def _log_block(self, block: FinishedBlock) -> None:
-        measured = measure_block(block)
+    def _log_block(self, window: MeasuredWindow, steps: Sequence[MeasuredStep]) -> None:
+        measured = measure_block(steps)
         if measured is None:
             return
         self._open_sinks()
-        if block.compared_with is None:
-            self._sinks.block(block.window, block.first_step, measured)
+        if window.compared_with is None:
+            self._sinks.block(window.number, window.first_step, measured)
         else:
-            self._sinks.arm_block(block.window, block.first_step, block.compared_with, measured)
+            self._sinks.arm_block(window.number, window.first_step, window.compared_with, measured)
 
     def _open_sinks(self) -> None:
         if self._sinks and not self._opened:

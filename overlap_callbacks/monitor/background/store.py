@@ -4,11 +4,8 @@ No collective of ours can hang the job, because there is none: a dead, late or d
 All of this runs on threads of our own, over one connection of our own: a store client holds its lock while it waits,
 and the job uses its client to create groups. Every wait here polls and never blocks.
 
-Messages go along the edges of a tree (``tree.py``, ``tree_mail.py``). Two exchanges use it:
-
-- the **order check** before the sequential steps of a window (``order_check.py``);
-- the **reports**: every rank hands up what it and those below it measured, and rank 0 makes one report of it
-  (``reporter.py``).
+Messages go along the edges of a tree (``tree.py``, ``tree_mail.py``): those of the order check (``order_check.py``),
+and what every rank and those below it measured, of which rank 0 makes one report (``reporter.py``).
 """
 
 from __future__ import annotations
@@ -34,14 +31,14 @@ from overlap_callbacks.gate.collectives import backend_name
 _MIN_POLL_S = 0.002
 _MAX_POLL_S = 0.1
 # Timeout of a single store operation, on our client only. The operations do not block on missing keys, so it is only
-# reached if the server is gone. It does not hold where the server is stopped: see ``OpenCall``.
+# reached if the server is gone. It does not hold where the server is stopped: see ``CallInFlight``.
 _OPERATION_TIMEOUT = datetime.timedelta(seconds=10)
 # Maximum time that others wait for a thread of ours whose call the store does not answer. A healthy store takes
 # milliseconds.
 ANSWER_TIMEOUT_S = 5.0
 # File descriptors that connecting takes, those for looking up the host's name included.
 _DESCRIPTORS = 4
-# What no message of ours is.
+# Sentinel that no message equals.
 _MISSING = b"\0"
 
 # Numbers the monitors of one process in the order in which they opened. The order is the same on every rank of an SPMD
@@ -71,11 +68,10 @@ class Job:
         return cls(dist.get_rank(), dist.get_world_size(), backend_name())
 
 
-class OpenCall:
+class CallInFlight:
     """How long a call of the job's store has been under way. One thread calls, others look.
 
-    A server that is stopped, but not gone, keeps every call waiting until it goes on, whatever the timeout of the
-    client.
+    A server that is stopped, but not gone, keeps a call waiting until it goes on, whatever the client's timeout.
     """
 
     def __init__(self) -> None:
@@ -99,23 +95,13 @@ class OpenCall:
 
 
 class Connection:
-    """A connection to the job's store, for all threads of ours: they take turns, one short call at a time.
-
-    A call that the store does not answer keeps the others waiting, which it would not answer either. ``call`` tells the
-    threads that wait for them.
-
-    Args:
-        connect: makes the client, with the first call.
-
-    Attributes:
-        call: the call that is under way.
-    """
+    """A connection to the job's store, made with the first call. Threads take turns, one short call at a time."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
         self._store: Any = None
         self._turn = threading.Lock()
-        self.call = OpenCall()
+        self.call = CallInFlight()
 
     def run(self, action: Callable[[Any], T]) -> T:
         """What ``action`` returns; it gets the client, and must not wait for a key.
@@ -186,7 +172,7 @@ class StoreChannel:
         self._prefix = prefix
 
     @property
-    def call(self) -> OpenCall:
+    def call(self) -> CallInFlight:
         """The call that is under way, of whatever thread."""
         return self.connection.call
 
@@ -205,8 +191,8 @@ class StoreChannel:
     def peek(self, key: str) -> bytes | None:
         """The message under ``key``, or None if there is none yet. Does not wait.
 
-        ``get`` would wait for a message that is taken away between a look and itself. To compare with what no message
-        is gives the message, and changes nothing.
+        ``get`` blocks if the key is deleted after ``check``. ``compare_set`` with a sentinel reads without blocking or
+        writing.
         """
         found = bytes(self.connection.run(lambda store: store.compare_set(self._name(key), _MISSING, b"")))
         return None if found == _MISSING else found
@@ -215,12 +201,12 @@ class StoreChannel:
         """Count ``amount`` more under ``key``, at once for all ranks. Returns the count."""
         return int(self.connection.run(lambda store: store.add(self._name(key), amount)))
 
-    def settle(self, key: str, message: bytes) -> bytes:
-        """Put ``message`` under ``key`` unless there is one, at once for all ranks. Returns what stands there."""
+    def set_if_absent(self, key: str, message: bytes) -> bytes:
+        """Put ``message`` under ``key`` unless there is one, at once for all ranks. Returns what is there then."""
         return bytes(self.connection.run(lambda store: store.compare_set(self._name(key), b"", message)))
 
     def delete(self, *keys: str) -> int:
-        """Remove messages that nobody will read again; those that there are not, are no error. Returns their number."""
+        """Remove messages, if they are there. Returns their number."""
         names = [self._name(key) for key in keys]
         return sum(self.connection.run(lambda store: [store.delete_key(name) for name in names])) if names else 0
 

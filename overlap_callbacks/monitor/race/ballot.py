@@ -1,13 +1,13 @@
 """Do all ranks repeat the step? All do, or none does: what one rank alone repeats would never end, or train wrongly.
 
-The decision is one entry of the job's store, which is written once: by the last rank that says yes, or by the first
-that says no or gives up waiting. Whoever comes later reads what was decided. So there is no moment at which one rank
-believes yes and another no, however late or dead a rank is. No collective is used.
+The decision is one entry of the job's store, written once: by the last rank that says yes, or by the first that says no
+or gives up waiting. Whoever comes later reads it. So no two ranks ever believe different things, however late or dead a
+rank is. No collective is used.
 
-A question has three keys, whose names all ranks know: the terms, which the first vote lays down, the count of votes
-with these terms, and the decision. So whoever leaves takes all of them away, and nothing is left behind, whoever dies
-when. There are two exceptions. All ranks are gone. Or a rank votes later than the others wait for it, makes their count
-full, and dies before it leaves; and it dies, or the last of the others leaves, within the next two calls of the store.
+A question has three keys, whose names all ranks know: the terms, which the first vote sets, the count of votes with
+these terms, and the decision. Whoever leaves takes all of them away, so that nothing is left behind, with two
+exceptions. All ranks are gone. Or a rank votes later than the others wait for it, makes their count full, and dies
+before it leaves; and it dies, or the last of the others leaves, within the next two calls of the store.
 """
 
 from __future__ import annotations
@@ -41,12 +41,7 @@ class UndecidedError(RuntimeError):
 
 @dataclass(frozen=True)
 class Decision:
-    """What was decided, the same on every rank.
-
-    Attributes:
-        agreed: whether all ranks said yes.
-        reason: why not, in words.
-    """
+    """What was decided, the same on every rank: whether all said yes, and if not, why."""
 
     agreed: bool
     reason: str = ""
@@ -59,7 +54,7 @@ class _Used:
     Attributes:
         decision: the key of what was decided.
         has_voted: whether this rank may have been counted.
-        is_read: whether nobody can say yes any more who has not, so that the keys may go.
+        is_read: nobody who has not said yes can still do so: the keys may go.
     """
 
     decision: str
@@ -85,9 +80,7 @@ class _Used:
 class Ballot:
     """Votes of all ranks, one after the other. Used on the training thread, which waits for a bounded time.
 
-    Args:
-        channel: to the job's store.
-        timeout_s: maximum time that ranks wait for each other.
+    Ranks wait for each other for ``timeout_s`` at most.
     """
 
     def __init__(self, channel: StoreChannel, timeout_s: float) -> None:
@@ -98,11 +91,7 @@ class Ballot:
         self._worker = Worker("overlap-callbacks-ballot", lambda error: None)
 
     def expect(self, window: str) -> None:
-        """Say that there may be votes in a window: other ranks' are taken away even if this one leaves before it votes.
-
-        Args:
-            window: as for ``vote``.
-        """
+        """Say that there may be votes in a window: they are taken away even if this rank leaves before it votes."""
         self._expected = window
 
     def vote(self, window: str, question: str, terms: str) -> Decision:
@@ -111,7 +100,7 @@ class Ballot:
         Args:
             window: names the window; the same on every rank, and never used twice.
             question: ``REPEAT`` or ``FAILED``.
-            terms: what all ranks must have alike.
+            terms: what must be the same on all ranks.
 
         Raises:
             UndecidedError: the store stopped answering when this rank's vote was on its way.
@@ -119,13 +108,7 @@ class Ballot:
         return self._do(lambda: self._vote(window, question, terms))
 
     def decline(self, window: str, question: str, reason: str) -> Decision:
-        """Say no, for all ranks.
-
-        Args:
-            window: as for ``vote``.
-            question: as for ``vote``.
-            reason: in words.
-        """
+        """Say no, for all ranks, and why."""
         return self._do(lambda: self._decline(window, question, reason))
 
     def close(self) -> None:
@@ -152,7 +135,7 @@ class Ballot:
         used = self._use(window, question)
         unlike = f"not all ranks came to the same step, and wanted the same of it, within {self._timeout_s:g} s"
         try:
-            if self._channel.settle(used.terms, terms.encode()) != terms.encode():
+            if self._channel.set_if_absent(used.terms, terms.encode()) != terms.encode():
                 return self._settle(used, _NO + unlike.encode())
             used.has_voted = True
             votes = self._channel.add(used.count)
@@ -178,7 +161,7 @@ class Ballot:
 
     def _settle(self, used: _Used, proposal: bytes) -> Decision:
         """Write the decision, unless there is one; what stands there counts."""
-        return _decided(used, self._channel.settle(used.decision, proposal))
+        return _decided(used, self._channel.set_if_absent(used.decision, proposal))
 
     def _use(self, window: str, question: str) -> _Used:
         return self._used.setdefault((window, question), _Used(f"race/{window}/{question}"))
@@ -205,11 +188,10 @@ class Ballot:
     def _close(self, used: _Used) -> bool:
         """Close the votes on a question that was decided with no, so that nobody can say yes any more.
 
-        A rank may come later than the others wait for it. If its vote made the count full, it is about to say yes, and
-        must find what was decided: so it is the one that takes that away. A vote that comes after the count was closed
-        does not make it full. Nor does one that comes after the count was taken away, for the votes of those who have
-        left are missing then; so too where this rank has not voted. So it does not matter either that other terms may
-        be laid down once these were taken away.
+        A rank may come later than the others wait for it. If its vote made the count full, it is about to say yes, must
+        find what was decided, and takes that away itself. A vote after the count was closed does not make it full, nor
+        one after the count was taken away: the votes of those who have left are missing then. The same holds if this
+        rank has not voted. So other terms may be set once these were taken away.
 
         Returns:
             Whether no vote has made the count full.

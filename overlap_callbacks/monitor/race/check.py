@@ -1,14 +1,13 @@
-"""Repeats one step, overlapped twice and sequential twice, and compares the gradients bit by bit.
+"""The race check: repeats one step, overlapped twice and sequential twice, and compares the gradients bit by bit.
 
-A difference between an overlapped and a sequential repetition is a race only if sequential ones do not differ from each
-other: else the job is not deterministic, whatever overlaps. So there are always four repetitions, on every rank: what
-one rank sees must not change how many steps it runs. A race may make two overlapped repetitions differ too; where they
-do and the sequential ones do not, that is a race as well.
+Overlapped repetitions that differ from sequential ones, or from each other, show a race only if the sequential ones are
+equal: else the job is not deterministic. So there are always four repetitions, on every rank: what one rank sees must
+not change how many steps it runs.
 
-All ranks repeat the step or none does (``ballot.py``). From there on nothing of ours may stop a rank, or the others
-would wait for it: errors of ours are kept until all repetitions have run. What the user's own function raises ends the
-check where all ranks have it alike, before the same collective. Where one rank alone has it, nobody can issue that
-rank's collectives for it: it is raised in the job, as it would be in a step of training.
+It runs after each complete window whose order check allowed sequential steps. All ranks repeat the step or none does
+(``ballot.py``). From there on nothing of ours may stop a rank, or the others would wait for it: errors of ours are kept
+until all repetitions have run. An error of the user's function ends the check if all ranks have it before the same
+collective. If one rank alone has it, it is raised in the job, as it would be in a step of training.
 """
 
 from __future__ import annotations
@@ -17,69 +16,97 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import torch
 
 from overlap_callbacks.analysis.results.race import MAX_DIFFERENCES, GradientDifference, RaceCheck, RaceVerdict
+from overlap_callbacks.gate.arms import SwitchState
+from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.interruptions import is_own
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
-from overlap_callbacks.gate.switch import SwitchState
 from overlap_callbacks.instruments import device
 from overlap_callbacks.instruments.clocks import StepClock
-from overlap_callbacks.monitor.race.ballot import FAILED, REPEAT, Ballot
-from overlap_callbacks.monitor.race.held_state import HeldState, bits, no_optimizer_steps
-from overlap_callbacks.monitor.race.repeatable import RepeatableStep, local
+from overlap_callbacks.monitor.faults import Notices
+from overlap_callbacks.monitor.race.ballot import FAILED, REPEAT, Ballot, UndecidedError
+from overlap_callbacks.monitor.race.repeatable import HeldState, RepeatableStep, bits, local, no_optimizer_steps
 
 # Overlapped twice, sequential twice.
 _SEQUENTIAL = (False, False, True, True)
 # Of a device's memory, the part that repetitions must leave free.
 _FREE_MEMORY = 0.02
+_NOTHING_TO_REPEAT = (
+    "check_gradients=True has no step to repeat: give attach(..., repeat_step=...) of the PyTorch or the DeepSpeed "
+    "adapter a function that runs forward and backward; no other adapter offers the race check"
+)
 
 
-@dataclass
-class _Seen:
-    """What the repetitions have shown on this rank.
+class RaceChecks:
+    """The race checks of one monitor.
 
     Attributes:
-        between_overlapped, against_sequential, between_sequential: differing elements by parameter.
-        log: of the last sequential repetition.
-        num_gradients: gradients of a repetition.
-        problem: why the repetitions do not count, in words.
+        step: what an adapter offers to repeat; None if none does.
     """
 
-    between_overlapped: dict[str, int] = field(default_factory=dict)
-    against_sequential: dict[str, int] = field(default_factory=dict)
-    between_sequential: dict[str, int] = field(default_factory=dict)
-    log: StepLog | None = None
-    num_gradients: int = 0
-    problem: str = ""
+    def __init__(self, enabled: bool, gate: Gate, switch: SwitchState, notices: Notices) -> None:
+        self.step: RepeatableStep | None = None
+        self._enabled = enabled
+        self._gate = gate
+        self._switch = switch
+        self._notices = notices
+        self._last: _Repetitions | None = None
 
     @property
-    def with_overlap(self) -> dict[str, int]:
-        """Differing elements by parameter, of repetitions of which one was overlapped."""
-        both = {**self.between_overlapped}
-        for name, amount in self.against_sequential.items():
-            both[name] = max(amount, both.get(name, 0))
-        return both
+    def running(self) -> bool:
+        """Whether a step is repeated just now: adapters must not take it for a step of training."""
+        return self._last is not None and self._last.running
+
+    def granted(self, window: str, ballot: Ballot) -> None:
+        """Say that a window may have sequential steps, so that a check may follow it."""
+        if self._enabled and self.step is not None:
+            ballot.expect(window)
+
+    def after_window(
+        self, window: str, step: int, granted: ExpectedSequence | None, ballot: Ballot, rank: int
+    ) -> RaceCheck | None:
+        """Check a window's job, if that is wanted and possible. Runs on the training thread, between two steps.
+
+        Args:
+            window: names it in the store; the same on every rank, and never used twice.
+            step: number of its last step.
+            granted: what passed its order check; None if nothing did.
+            ballot: with the other ranks.
+            rank: of this process.
+        """
+        if not self._enabled or granted is None:
+            return None
+        if self.step is None:
+            self._notices.warn_once("race", _NOTHING_TO_REPEAT)
+            self._enabled = False
+            return None
+        self._last = repetitions = _Repetitions(self.step, self._gate, self._switch, ballot, rank)
+        error: BaseException | None
+        try:
+            outcome, error = repetitions.check(window, step, granted)
+        except UndecidedError as undecided:
+            outcome, error = None, undecided
+        if error is not None:
+            # It must reach the job, whatever becomes of errors of ours: ``step_end`` raises it.
+            dispatcher.interrupts.append(RuntimeError(f"repeat_step: {error!r}") if is_own(error) else error)
+        if repetitions.finished or error is not None:
+            self._enabled = False
+        return outcome
 
 
 class _StepFailedError(Exception):
     """The user's function raised; ``__cause__`` is what."""
 
 
-class RaceChecker:
-    """The race check of one monitor. Runs on the training thread, between two steps.
-
-    Args:
-        step: what is repeated.
-        gate: of the monitor, registered.
-        switch: of the monitor.
-        ballot: with the other ranks.
-        rank: of this process.
+class _Repetitions:
+    """One race check: the repetitions of a step, and what they have shown on this rank.
 
     Attributes:
-        running: whether a repetition is under way: adapters must not take it for a step.
+        running: whether a repetition is under way.
         finished: whether there will be no further check.
     """
 
@@ -91,14 +118,16 @@ class RaceChecker:
         self._rank = rank
         self.running = False
         self.finished = False
+        # Differing elements by parameter.
+        self._between_overlapped: dict[str, int] = {}
+        self._against_sequential: dict[str, int] = {}
+        self._between_sequential: dict[str, int] = {}
+        self._log: StepLog | None = None  # of the last sequential repetition
+        self._num_gradients = 0  # of a repetition
+        self._problem = ""  # why the repetitions do not count, in words
 
     def check(self, window: str, number: int, granted: ExpectedSequence) -> tuple[RaceCheck, BaseException | None]:
         """Repeat the step, if all ranks do.
-
-        Args:
-            window: names the window in the store; the same on every rank, and never used twice.
-            number: of the step that has ended.
-            granted: what passed the order check.
 
         Returns:
             What came of it, and what must be raised in the job: the user's own error that other ranks do not have.
@@ -114,11 +143,10 @@ class RaceChecker:
             self.finished = True
             return _not_checked(decision.reason), None
         failure: BaseException | None = None
-        seen = _Seen()
         self.running = True
         try:
             with torch.enable_grad(), no_optimizer_steps():
-                self._repeat(held, reference, granted, seen)
+                self._repeat(held, reference, granted)
         except BaseException as error:
             failure = error
         finally:
@@ -130,16 +158,10 @@ class RaceChecker:
         if failure is not None:
             self.finished = True
             return self._failed(window, failure, took_ms, held_bytes)
-        if changed and not seen.problem:
-            seen.problem = "repeat_step changed parameters of the model, which were put back"
-        self.finished = bool(seen.problem)
-        return self._outcome(seen, took_ms, held_bytes), None
-
-    def close(self) -> None:
-        """Leave nothing in the job's store."""
-        self._ballot.close()
-
-    # -- before
+        if changed:
+            self._note("repeat_step changed parameters of the model, which were put back")
+        self.finished = bool(self._problem)
+        return self._outcome(took_ms, held_bytes), None
 
     def _prepare(self) -> tuple[str, HeldState | None, Reference | None]:
         """Hold what a repetition may change, and take room for its gradients; or say why not."""
@@ -155,30 +177,29 @@ class RaceChecker:
 
     # -- the repetitions
 
-    def _repeat(self, held: HeldState, reference: Reference, granted: ExpectedSequence, seen: _Seen) -> None:
-        """Run all repetitions.
-
-        Raises:
-            _StepFailedError: the user's function raised.
-        """
+    def _repeat(self, held: HeldState, reference: Reference, granted: ExpectedSequence) -> None:
+        """Run all repetitions. Raises _StepFailedError from an error of the user's function."""
         compute_stream = StepClock().compute_stream
         for number, sequential in enumerate(_SEQUENTIAL):
-            self._ours(seen, held.rewind)
-            self._ours(seen, functools.partial(self._begin, sequential, granted, compute_stream))
+            self._ours(held.rewind)
+            self._ours(functools.partial(self._begin, sequential, granted, compute_stream))
             try:
                 self._step.run()
             except BaseException as error:
                 raise _StepFailedError from error
-            self._ours(seen, functools.partial(self._look, number, reference, seen))
-            self._ours(seen, functools.partial(self._end, sequential, seen))
-            self._ours(seen, self._step.put_back)
+            self._ours(functools.partial(self._look, number, reference))
+            self._ours(functools.partial(self._end, sequential))
+            self._ours(self._step.put_back)
 
-    def _ours(self, seen: _Seen, action: Callable[[], None]) -> None:
+    def _ours(self, action: Callable[[], None]) -> None:
         """Do a piece of our own work between the user's: no error of it may keep this rank from the next repetition."""
         try:
             action()
         except Exception as error:
-            seen.problem = seen.problem or f"an internal error: {error!r}"
+            self._note(f"an internal error: {error!r}")
+
+    def _note(self, problem: str) -> None:
+        self._problem = self._problem or problem
 
     def _begin(self, sequential: bool, expected: ExpectedSequence, compute_stream: device.Stream | None) -> None:
         self._switch.turn(on=sequential)
@@ -186,33 +207,33 @@ class RaceChecker:
             sequential=sequential and self._switch.form is None, expected=expected, compute_stream=compute_stream
         )
 
-    def _look(self, number: int, reference: Reference, seen: _Seen) -> None:
+    def _look(self, number: int, reference: Reference) -> None:
         gradients = self._step.gradients()
         match number:
             case 0:
                 reference.keep(gradients)
-                seen.num_gradients = sum([gradient is not None for gradient in gradients.values()])
+                self._num_gradients = sum([gradient is not None for gradient in gradients.values()])
             case 1:
-                seen.between_overlapped = amounts(reference.count_differing(gradients))
+                self._between_overlapped = amounts(reference.count_differing(gradients))
             case 2:
                 counted = reference.count_differing(gradients)
                 reference.keep(gradients)
-                seen.against_sequential = amounts(counted)
+                self._against_sequential = amounts(counted)
             case _:
-                seen.between_sequential = amounts(reference.count_differing(gradients))
+                self._between_sequential = amounts(reference.count_differing(gradients))
 
-    def _end(self, sequential: bool, seen: _Seen) -> None:
+    def _end(self, sequential: bool) -> None:
         log = self._gate.end_step()
         self._switch.turn(on=False)
         if self._gate.stuck is not None:
-            seen.problem = seen.problem or f"{self._gate.stuck} did not finish in time in a sequential repetition"
+            self._note(f"{self._gate.stuck} did not finish in time in a sequential repetition")
         if self._gate.last_error is not None:
-            seen.problem = seen.problem or f"an internal error: {self._gate.last_error!r}"
+            self._note(f"an internal error: {self._gate.last_error!r}")
         if not sequential:
             return
-        seen.log = log
+        self._log = log
         if log.divergence is not None:
-            seen.problem = seen.problem or f"a repetition was not sequential: {log.divergence}"
+            self._note(f"a repetition was not sequential: {log.divergence}")
 
     def _stop_modes(self) -> None:
         self._gate.stop()
@@ -236,31 +257,32 @@ class RaceChecker:
         place = _digest(type(error).__name__, [(call.operator, call.group.name) for call in log.collectives])
         return outcome, None if self._ballot.vote(window, FAILED, place).agreed else error
 
-    def _outcome(self, seen: _Seen, took_ms: float, held_bytes: int) -> RaceCheck:
-        if seen.problem:
-            return _not_checked(seen.problem, took_ms, held_bytes)
+    def _outcome(self, took_ms: float, held_bytes: int) -> RaceCheck:
+        if self._problem:
+            return _not_checked(self._problem, took_ms, held_bytes)
+        with_overlap = {**self._between_overlapped}  # of repetitions of which one was overlapped
+        for name, amount in self._against_sequential.items():
+            with_overlap[name] = max(amount, with_overlap.get(name, 0))
         verdict, differing = RaceVerdict.EQUAL, {}
-        if seen.between_sequential:
-            verdict, differing = RaceVerdict.NOT_REPEATABLE, seen.between_sequential
-        elif seen.with_overlap:
-            verdict, differing = RaceVerdict.RACE, seen.with_overlap
+        if self._between_sequential:
+            verdict, differing = RaceVerdict.NOT_REPEATABLE, self._between_sequential
+        elif with_overlap:
+            verdict, differing = RaceVerdict.RACE, with_overlap
         return RaceCheck(
             verdict=verdict,
             num_differing=int(bool(differing)),
-            num_gradients=seen.num_gradients,
+            num_gradients=self._num_gradients,
             num_differences=len(differing),
-            differences=tuple(
-                [self._difference(name, differing[name], seen) for name in [*differing][:MAX_DIFFERENCES]]
-            ),
+            differences=tuple([self._difference(name, differing[name]) for name in [*differing][:MAX_DIFFERENCES]]),
             took_ms=took_ms,
             held_bytes=held_bytes,
         )
 
-    def _difference(self, name: str, num_different: int, seen: _Seen) -> GradientDifference:
+    def _difference(self, name: str, num_different: int) -> GradientDifference:
         bucket = collective = ""
         try:
             bucket = self._step.bucket_of(name)
-            collective = "" if seen.log is None else self._step.collective_of(name, seen.log)
+            collective = "" if self._log is None else self._step.collective_of(name, self._log)
         except Exception:  # a version of the framework that names them otherwise: the parameter is known all the same
             pass
         return GradientDifference(
@@ -282,10 +304,9 @@ def _digest(*terms: object) -> str:
 
 
 def _lacks_memory(step: RepeatableStep) -> str:
-    """Whether a device may not have the memory, in words: running out of it within a repetition would end the job.
+    """Why a device may not have the memory, in words: running out of it within a repetition would end the job.
 
-    Beside what a step of training takes, there are two more sets of gradients: those of the step that has ended, and a
-    copy to compare with.
+    There are two more sets of gradients than in a step of training: those of the step that has ended, and a copy.
     """
     needed: dict[torch.device, int] = {}
     for parameter in step.parameters().values():
@@ -307,10 +328,8 @@ def _lacks_memory(step: RepeatableStep) -> str:
 
 
 # -- comparing gradients
-# Gradients of one repetition against those of another, where they lie: nothing is waited for that training would not.
-#
-# They are read on the current stream right after the repetition has returned, as an optimizer would read them. A wait
-# longer than that would hide a race.
+# They are read on the current stream right after the repetition has returned, as an optimizer would read them. A longer
+# wait would hide a race.
 
 
 # Of a gradient that was there in one repetition and not in the other, all elements differ.
@@ -318,14 +337,7 @@ _Gradients = Mapping[str, "torch.Tensor | None"]
 
 
 class Reference:
-    """A copy of the gradients of one repetition, for each of the parameters.
-
-    Args:
-        parameters: by name; room for their gradients is taken at once.
-
-    Attributes:
-        held_bytes: of the copy.
-    """
+    """A copy of the gradients of one repetition, by parameter; room for them is taken at once."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         trained = {name: local(parameter) for name, parameter in parameters.items() if parameter.requires_grad}
@@ -347,7 +359,7 @@ class Reference:
                 self._copies[name] = part.clone()
 
     def count_differing(self, gradients: _Gradients) -> dict[str, torch.Tensor | int]:
-        """How many elements of each gradient differ from the copy's, by name; a tensor where only the device knows."""
+        """Elements of each gradient that differ from the copy's, by name; a tensor where only the device knows."""
         found: dict[str, torch.Tensor | int] = {}
         for name in dict.fromkeys([*self._copies, *gradients]):
             copy, gradient = self._copies.get(name), gradients.get(name)

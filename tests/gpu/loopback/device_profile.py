@@ -9,21 +9,24 @@ then does to the events what the device would have done.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import msgspec
 import torch
 
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.experiments.loopback.collectives import KERNEL_NAMES
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background import measurement, profile_figures
-from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
+from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 
 PRODUCT = "gemm"
 _PRODUCTS = 40  # in each step
@@ -136,7 +139,9 @@ def device_profile(fault: Fault) -> Iterator[None]:
         fault: turns the events of the profiled steps into what the profiler returns.
     """
 
-    def read(window: ClosedWindow, _: object, steps: Sequence[MeasuredStep], *args: Any, **options: Any) -> Any:
+    def read(
+        window: MeasuredWindow, _: object, steps: Sequence[MeasuredStep], recorded: StepLog | None, own: RankWindow
+    ) -> Any:
         assert window.profile is not None
         on_device = [replace(step, log=_on_device(step.log)) for step in steps]
         made = [_events(step, window.profile.bounds) for step in on_device if step.profile_index >= 0]
@@ -146,11 +151,12 @@ def device_profile(fault: Fault) -> Iterator[None]:
         profile.bounds = window.profile.bounds
         clock = clocks.StepClock()
         clock.compute_stream = SimpleNamespace(device=torch.device("cuda", 0))  # type: ignore[assignment]
-        seen = replace(window, profile=profile, clock=clock)
+        seen = copy.copy(window)
+        seen.profile, seen.clock = profile, clock
         kernels, problems = profile_figures.read_kernels(seen)
         if kernels is None:
-            return profile_figures.ProfileFigures(problems=problems)
-        return profile_figures.profile_figures(seen, kernels, on_device, *args, **options)
+            return profile_figures.ProfileFigures(own, problems)
+        return profile_figures.profile_figures(seen, kernels, on_device, recorded, own)
 
     with (
         mock.patch.object(measurement, "profile_figures", read),
@@ -160,7 +166,9 @@ def device_profile(fault: Fault) -> Iterator[None]:
 
 
 def _on_device(log: StepLog) -> StepLog:
-    return replace(log, collectives=tuple(replace(collective, on_device=True) for collective in log.collectives))
+    return replace(
+        log, collectives=tuple(msgspec.structs.replace(collective, on_device=True) for collective in log.collectives)
+    )
 
 
 def _events(step: MeasuredStep, bounds: Sequence[tuple[int, int]]) -> StepEvents:

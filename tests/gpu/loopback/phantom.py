@@ -15,23 +15,23 @@ import msgspec
 from overlap_callbacks.analysis.job.part import JobPart, merge, part_of
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.monitor.background import order_check, reporter
-from overlap_callbacks.monitor.background.order_parts import OrderPart
+from overlap_callbacks.monitor.background.submissions import Submissions
 
 
 @contextlib.contextmanager
 def phantom_rank() -> Iterator[None]:
     """Let rank 1 take part."""
     with (
-        mock.patch.object(order_check, "hand_in", _hand_in),
+        mock.patch.object(order_check, "submit", _submit),
         mock.patch.object(reporter, "part_of", _part_of_both),
         mock.patch.object(reporter, "with_members", _with_members),
     ):
         yield
 
 
-def _hand_in(_exchange: object, _key: str, own: OrderPart, *_: object) -> OrderPart:
+def _submit(_exchange: object, _key: str, own: Submissions, *_: object) -> Submissions:
     theirs = msgspec.structs.replace(own, messages=[(message, [(1, 1)]) for message, _ in own.messages])
-    return OrderPart.merge([own, theirs])
+    return Submissions.merge([own, theirs])
 
 
 def _part_of_both(window: RankWindow) -> JobPart:

@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from overlap_callbacks import Schedule
+from overlap_callbacks.gate.arms import OverlapSwitch
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
-from overlap_callbacks.gate.switch import OverlapSwitch
-from overlap_callbacks.monitor.background.agreement import (
+from overlap_callbacks.monitor.background.submissions import (
     GroupNote,
-    HandedIn,
     OrderMessage,
     RecordedKinds,
-    WindowTerms,
-    different_step,
-    different_terms,
+    Submission,
+    WindowConfig,
+    config_mismatch,
+    step_mismatch,
 )
 from tests.distributed import captured_log, run_ranks
 from tests.gate.sequences import collective, order, receive, send
@@ -127,9 +127,9 @@ def test_ranks_that_agree_are_measured(control: bool) -> None:
 THREE = {"a": (0, 1, 2), "p2p": (0, 1, 2)}
 
 
-def messages(orders: list[CollectiveSequence], *counts: dict[str, int]) -> list[HandedIn]:
+def messages(orders: list[CollectiveSequence], *counts: dict[str, int]) -> list[Submission]:
     return [
-        HandedIn(OrderMessage((), counts=of_rank, groups=GroupNote.of(RecordedKinds((order,)))), [(rank, rank)])
+        Submission(OrderMessage((), counts=of_rank, groups=GroupNote.of(RecordedKinds((order,)))), [(rank, rank)])
         for rank, (order, of_rank) in enumerate(zip(orders, counts, strict=True))
     ]
 
@@ -142,11 +142,11 @@ ALIKE = sequences(*[[collective("a")]] * 3)
 
 
 def test_equal_counts_and_counts_that_a_backend_does_not_have_tell_of_no_difference() -> None:
-    assert different_step(messages(ALIKE, {"a": 3}, {"a": 3}, {})) is None
+    assert step_mismatch(messages(ALIKE, {"a": 3}, {"a": 3}, {})) is None
 
 
 def test_a_rank_with_another_count_is_named_with_the_group() -> None:
-    found = different_step(messages(ALIKE, {"a": 3, "other": 1}, {"a": 3, "other": 2}, {"a": 7}))
+    found = step_mismatch(messages(ALIKE, {"a": 3, "other": 1}, {"a": 3, "other": 2}, {"a": 7}))
     assert found is not None
     assert found.startswith("rank 2 recorded another step of the job than rank 0: 7 collectives")
     assert "'a'" in found
@@ -154,7 +154,7 @@ def test_a_rank_with_another_count_is_named_with_the_group() -> None:
 
 def test_counts_of_a_group_with_sends_and_receives_prove_nothing() -> None:
     exchange = [collective("p2p"), send(0, 1)], [collective("p2p"), receive(0, 1)], [collective("p2p")]
-    assert different_step(messages(sequences(*exchange), {"p2p": 3}, {"p2p": 3}, {"p2p": 2})) is None
+    assert step_mismatch(messages(sequences(*exchange), {"p2p": 3}, {"p2p": 3}, {"p2p": 2})) is None
 
 
 def recorded(*numbers: int) -> dict[str, GroupNote]:
@@ -168,7 +168,7 @@ def test_ranks_whose_steps_of_a_kind_come_at_other_places_are_named() -> None:
     def of_ranks(*notes: dict[str, GroupNote], counts: int = 3) -> str | None:
         given = [OrderMessage(("kinds",), counts={"a": 7} if rank < counts else {}, groups=of) for rank, of in
                  enumerate(notes)]  # fmt: skip
-        return different_step([HandedIn(message, [(rank, rank)]) for rank, message in enumerate(given)])
+        return step_mismatch([Submission(message, [(rank, rank)]) for rank, message in enumerate(given)])
 
     often, late = recorded(1, 1, 4, 1), recorded(1, 1, 1, 4)
     assert of_ranks(often, often, often) is None
@@ -184,13 +184,14 @@ def test_ranks_whose_steps_of_a_kind_come_at_other_places_are_named() -> None:
 
 
 def test_ranks_that_differ_in_the_same_way_are_named_together() -> None:
-    def terms(**options: Any) -> WindowTerms:
-        return WindowTerms(step=20, options=Schedule(**options).as_dict())
+    def config(**options: Any) -> WindowConfig:
+        return WindowConfig(step=20, options=Schedule(**options).as_dict())
 
-    alike = HandedIn(OrderMessage((), terms=terms()), [(0, 0), (2, 2)])
+    alike = Submission(OrderMessage((), config=config()), [(0, 0), (2, 2)])
     others = [
-        HandedIn(OrderMessage((name,), terms=terms(repeats=2)), [(rank, rank)]) for rank, name in ((3, ""), (1, "b"))
+        Submission(OrderMessage((name,), config=config(repeats=2)), [(rank, rank)])
+        for rank, name in ((3, ""), (1, "b"))
     ]
     given = [alike, *others]
-    assert different_terms(given) == "ranks 1, 3 with repeats=2 (rank 0: 4)"
-    assert different_terms([alike]) is None
+    assert config_mismatch(given) == "ranks 1, 3 with repeats=2 (rank 0: 4)"
+    assert config_mismatch([alike]) is None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from overlap_callbacks.analysis.results.arrivals import TimedCall
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
-from overlap_callbacks.monitor.background.arrivals import timed_calls
+from overlap_callbacks.monitor.background.calls import timed_calls
 
 DATA = Group("7", "dp", (4, 8, 12), "gloo", "data")
 ALONE = Group("1", "tp", (4,), "gloo", "tensor")
@@ -20,7 +20,7 @@ def call(size: int, time_us: int | None = 100, *, operator: str = "allreduce_", 
 
 def timed(*steps: Sequence[Collective] | None) -> dict[str, tuple[TimedCall, ...]]:
     logs = [(10 + at, None if step is None else StepLog(tuple(step), 0, None)) for at, step in enumerate(steps)]
-    found = timed_calls(logs, lambda mark: True)
+    found = timed_calls(logs)
     assert all((row.group, row.first_rank, row.group_size, row.dimension) == ("7", 4, 3, "data") for row in found)
     return {row.operator: row.calls for row in found}
 

@@ -14,20 +14,20 @@ from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from overlap_callbacks.gate.collectives import Collective, Group
-from overlap_callbacks.gate.let_pass import LetPass
+from overlap_callbacks.gate.serialiser import NotSerialised
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
-from overlap_callbacks.monitor.background.let_pass import what_was_let_pass
+from overlap_callbacks.monitor.background.calls import unserialised_notes
 from overlap_callbacks.monitor.background.measurement import measure
 from overlap_callbacks.monitor.schedule import Part, Plan
-from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
+from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 from tests.columns import columns
 
 MS = 1_000_000
 
 
 def step(
-    let_pass: Mapping[LetPass, int],
+    let_pass: Mapping[NotSerialised, int],
     mode: Mode = Mode.SEQUENTIAL,
     counted: bool = True,
     profile_index: int = -1,
@@ -37,31 +37,31 @@ def step(
     part = Part.TIMED if profile_index < 0 else Part.PROFILED
     plan = Plan(0, 1, part, 0, mode, mode, True, False)
     issued = Collective("allreduce_", Group("0", "", (0, 1), "nccl"), 1000, 1000, None, 0, -1, 0, 0)
-    log = StepLog((issued,), 0, None, let_pass=let_pass, let_pass_bytes=let_pass_bytes if let_pass else 0)
+    log = StepLog((issued,), 0, None, not_serialised=let_pass, not_serialised_bytes=let_pass_bytes if let_pass else 0)
     return MeasuredStep(plan=plan, start=0, end=MS, log=log, counted=counted, profile_index=profile_index)
 
 
 def test_each_reason_is_a_sentence_with_the_number_a_step() -> None:
-    steps = [step({LetPass.CAPTURE: 24, LetPass.OTHER_DEVICE: 1}), step({LetPass.OTHER_DEVICE: 2})]
-    assert what_was_let_pass(steps) == (
+    steps = [step({NotSerialised.CAPTURE: 24, NotSerialised.OTHER_DEVICE: 1}), step({NotSerialised.OTHER_DEVICE: 2})]
+    assert unserialised_notes(steps) == (
         "12 collectives a step were not serialised: a CUDA graph was being captured",
         "1.5 collectives a step were not serialised: they were on another device than the one whose steps are timed",
     )
 
 
 def test_sends_and_receives_are_called_messages() -> None:
-    (sentence,) = what_was_let_pass([step({LetPass.SINGLE_MESSAGE: 8})])
+    (sentence,) = unserialised_notes([step({NotSerialised.SINGLE_MESSAGE: 8})])
     assert sentence.startswith("8 messages a step were not serialised: ")
 
 
 def test_steps_that_are_overlapped_or_do_not_count_say_nothing() -> None:
-    passed = {LetPass.CAPTURE: 12}
-    assert what_was_let_pass([step(passed, Mode.OVERLAPPED), step(passed, counted=False), step({})]) == ()
-    assert what_was_let_pass([]) == ()
+    passed = {NotSerialised.CAPTURE: 12}
+    assert unserialised_notes([step(passed, Mode.OVERLAPPED), step(passed, counted=False), step({})]) == ()
+    assert unserialised_notes([]) == ()
 
 
 def window_of(steps: list[MeasuredStep], profile: Any = None) -> RankWindow:
-    closed = ClosedWindow(
+    closed = MeasuredWindow(
         number=0,
         first_step=0,
         steps=tuple(steps),
@@ -80,7 +80,7 @@ def window_of(steps: list[MeasuredStep], profile: Any = None) -> RankWindow:
 
 
 def test_without_a_profile_a_window_whose_steps_let_collectives_pass_is_not_valid() -> None:
-    window = window_of([step({LetPass.CAPTURE: 3})])
+    window = window_of([step({NotSerialised.CAPTURE: 3})])
     (sentence,) = window.let_pass
     assert sentence.startswith("3 collectives a step were not serialised: a CUDA graph was being captured")
     report = aggregate_windows([window], world_size=1, every_n_steps=100)
@@ -91,7 +91,7 @@ def test_without_a_profile_a_window_whose_steps_let_collectives_pass_is_not_vali
 
 @pytest.mark.parametrize("let_pass_bytes", [0, 8])
 def test_a_heartbeat_that_was_let_pass_is_a_note_without_a_profile_too(let_pass_bytes: int) -> None:
-    heartbeat = {LetPass.SINGLE_MESSAGE: 1}
+    heartbeat = {NotSerialised.SINGLE_MESSAGE: 1}
     report = aggregate_windows(
         [window_of([step(heartbeat, let_pass_bytes=let_pass_bytes)])], world_size=1, every_n_steps=100
     )
@@ -105,11 +105,11 @@ def test_a_heartbeat_that_was_let_pass_is_a_note_without_a_profile_too(let_pass_
 def profiled_window() -> RankWindow:
     rows = [("gemm", Kind.COMPUTE, 0, 0, 1), ("gemm", Kind.COMPUTE, 1, 1, 2)]
     profile: Any = SimpleNamespace(kernels=lambda: columns(rows))
-    steps = [step({}, Mode.OVERLAPPED, profile_index=0), step({LetPass.CAPTURE: 3}, profile_index=1)]
+    steps = [step({}, Mode.OVERLAPPED, profile_index=0), step({NotSerialised.CAPTURE: 3}, profile_index=1)]
     return window_of(steps, profile)
 
 
-def test_with_a_profile_of_sequential_steps_what_was_let_pass_is_a_note() -> None:
+def test_with_a_profile_of_sequential_steps_unserialised_notes_is_a_note() -> None:
     """The profile shows residual overlap, which decides then."""
     report = aggregate_windows([profiled_window()], world_size=1, every_n_steps=100)
     assert report.valid
@@ -117,7 +117,7 @@ def test_with_a_profile_of_sequential_steps_what_was_let_pass_is_a_note() -> Non
 
 
 def test_a_rank_whose_profile_is_lost_does_not_make_the_window_invalid() -> None:
-    lost = msgspec.structs.replace(window_of([step({LetPass.CAPTURE: 3})]), rank=1)
+    lost = msgspec.structs.replace(window_of([step({NotSerialised.CAPTURE: 3})]), rank=1)
     report = aggregate_windows([profiled_window(), lost], world_size=2, every_n_steps=100)
     assert report.valid
     assert "3 collectives a step were not serialised: a CUDA graph was being captured" in report.problems

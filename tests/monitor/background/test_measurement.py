@@ -20,10 +20,10 @@ from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import Mark, StepClock
 from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.instruments.profiler import Profile
-from overlap_callbacks.monitor.background.collective_times import collective_times
+from overlap_callbacks.monitor.background.calls import collective_times
 from overlap_callbacks.monitor.background.measurement import measure, memory_peaks, segments_of
 from overlap_callbacks.monitor.schedule import Part, Plan
-from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
+from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 from tests.columns import columns
 
 MS = 1_000_000
@@ -95,25 +95,41 @@ def test_bytes_that_were_timed_are_those_of_collectives_with_marks_alone() -> No
         StepLog((gathered(2.0), gathered(None), gathered(4.0)), 0, None),
         StepLog((gathered(None), gathered(None), gathered(4.0)), 0, None),
     ]
-    (row,) = collective_times(recorded, steps, {}, lambda _: True)
+    (row,) = collective_times(recorded, steps, {})
     assert (row.messages, row.bytes_in, row.bytes_out) == (3, 300, 600)
     assert row.isolated_ms == pytest.approx((2 + 4 + 4) / 2)
     assert row.timed_bytes == pytest.approx((2 + 1) * 200 / 2)
     assert row.transfer == (row.timed_bytes, row.isolated_ms)
 
 
-def test_of_each_step_the_last_mark_is_asked_for_and_steps_of_which_it_is_not_passed_are_left_out() -> None:
+class LateMark:
+    """The end of a step that the device does not pass."""
+
+    def query(self) -> bool:
+        return False
+
+
+def test_a_step_that_the_device_does_not_pass_in_time_has_no_time_and_the_window_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("overlap_callbacks.monitor.background.measurement._READY_TIMEOUT_S", 0.0)
     group = Group("0", "", (0, 1), "nccl")
-    steps = [
-        StepLog(
-            tuple([Collective("allreduce_", group, 8, 8, None, 0, -1, 0, 0, n, n + ms * MS) for n in range(3)]), 0, None
-        )
-        for ms in (2, 50)
-    ]
-    asked: list[object] = []
-    (row,) = collective_times(steps[0], steps, {}, lambda mark: bool(asked.append(mark)) or mark == 2 + 2 * MS)
-    assert asked == [2 + 2 * MS, 2 + 50 * MS]
+
+    def step(number: int, part: Part, ms: float) -> MeasuredStep:
+        call = Collective("allreduce_", group, 8, 8, None, 0, -1, 0, 0, 0, round(ms * MS))
+        plan = Plan(0, number, part, 0, Mode.SEQUENTIAL, Mode.SEQUENTIAL, part is Part.TIMED, last=False)
+        return MeasuredStep(plan=plan, start=0, end=MS, log=StepLog((call,) * 3, 0, None), number=number)
+
+    steps = [step(0, Part.RECORDED, 1.0), step(1, Part.TIMED, 2.0), step(2, Part.TIMED, 50.0)]
+    steps[2] = replace(steps[2], end=cast("Any", LateMark()))
+    window = MeasuredWindow(number=0, first_step=0, steps=steps, clock=StepClock())
+    found = measure(window, rank=0, backend="nccl")
+    assert [problem.startswith("the device did not finish a step") for problem in found.problems] == [True]
+    assert [block.step_ms for block in found.timed] == [(1.0,)]
+    (row,) = found.collectives
     assert row.isolated_ms == pytest.approx(3 * 2)
+    assert [call.step for row in found.arrivals for call in row.calls] == [1, 1, 1]
+    assert found.series is None
 
 
 def test_after_each_steps_marks_the_interpreter_is_given_to_training(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,10 +138,10 @@ def test_after_each_steps_marks_the_interpreter_is_given_to_training(monkeypatch
         tuple([Collective("allreduce_", group, 8, 8, None, 0, -1, 0, 0, n, n + MS) for n in range(2)]), 0, None
     )
     done: list[object] = []
-    module = "overlap_callbacks.monitor.background.collective_times"
+    module = "overlap_callbacks.monitor.background.calls"
     monkeypatch.setattr(f"{module}.clocks.elapsed_ms", lambda *_: done.append("read") or 1.0)
     monkeypatch.setattr(f"{module}.time", SimpleNamespace(sleep=done.append))
-    collective_times(step, [step] * 3, {}, lambda _: True)
+    collective_times(step, [step] * 3, {})
     pause = next((entry for entry in done if entry != "read"), None)
     assert done == ["read", "read", pause] * 3
     assert isinstance(pause, float)
@@ -135,11 +151,11 @@ def test_after_each_steps_marks_the_interpreter_is_given_to_training(monkeypatch
 def test_collectives_that_were_not_timed_because_there_were_too_many_count_like_those_that_were(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("overlap_callbacks.monitor.background.collective_times.MAX_TIMED", 2)
+    monkeypatch.setattr("overlap_callbacks.monitor.background.calls.MAX_TIMED", 2)
     group = Group("0", "", (0, 1), "nccl")
     marks = [(0, 2 * MS), (3 * MS, 5 * MS), (None, None), (None, None)]
     log = StepLog(tuple([Collective("allreduce_", group, 8, 8, None, 0, -1, 0, 0, *of) for of in marks]), 0, None)
-    (row,) = collective_times(log, [log], {}, lambda _: True)
+    (row,) = collective_times(log, [log], {})
     assert row.isolated_ms == pytest.approx(8)
     assert row.timed_bytes == pytest.approx(4 * 8)
 
@@ -147,9 +163,9 @@ def test_collectives_that_were_not_timed_because_there_were_too_many_count_like_
 def test_without_marks_no_bytes_are_timed_and_kernels_are_told_by_their_key() -> None:
     group = Group("0", "", (0, 1), "nccl")
     recorded = StepLog((Collective("allreduce_", group, 8, 8, None, 0, -1, 0, 0),), 0, None)
-    (row,) = collective_times(recorded, [recorded], {("allreduce_", "0"): 1.5}, lambda _: True)
+    (row,) = collective_times(recorded, [recorded], {("allreduce_", "0"): 1.5})
     assert (row.isolated_ms, row.timed_bytes, row.kernels_ms, row.transfer) == (None, None, 1.5, None)
-    assert collective_times(None, [recorded], {}, lambda _: True) == ()
+    assert collective_times(None, [recorded], {}) == ()
 
 
 def test_a_collectives_time_alone_is_that_of_the_sequential_steps_per_step() -> None:
@@ -165,7 +181,7 @@ def test_a_collectives_time_alone_is_that_of_the_sequential_steps_per_step() -> 
         )
 
     overlapped, sequential = Mode.OVERLAPPED, Mode.SEQUENTIAL
-    window = ClosedWindow(
+    window = MeasuredWindow(
         number=0,
         first_step=0,
         steps=(
@@ -192,7 +208,7 @@ def test_a_collectives_time_alone_is_that_of_the_sequential_steps_per_step() -> 
 # -- the series of steps
 
 
-def timed_window(*steps: tuple[Part, Mode, float, bool], first_offset: int = 0) -> ClosedWindow:
+def timed_window(*steps: tuple[Part, Mode, float, bool], first_offset: int = 0) -> MeasuredWindow:
     """A window of steps, each with its part, its arm, its time and whether something spoilt it."""
     measured, now = [], 0
     for offset, (part, arm, step_ms, spoilt) in enumerate(steps, first_offset):
@@ -200,7 +216,7 @@ def timed_window(*steps: tuple[Part, Mode, float, bool], first_offset: int = 0) 
         end = now + round(step_ms * MS)
         measured.append(MeasuredStep(plan=plan, start=now, end=end, log=StepLog((), 0, None), spoilt=spoilt))
         now = end
-    return ClosedWindow(
+    return MeasuredWindow(
         number=0, first_step=500, steps=tuple(measured), complete=True, problems=(), opened_ns=0, wall_ms=5.0,
         clock=StepClock(), meter=None, profile=None, missing_profile="",
     )  # fmt: skip
@@ -274,14 +290,14 @@ class FakeProfile:
 
 def window_with_profile(
     kernels: KernelTable, collectives: tuple[Collective, ...], control: bool = False
-) -> ClosedWindow:
+) -> MeasuredWindow:
     """A window with one profiled step of each arm, each with these collectives. In a control window both overlap."""
     steps = []
     for index, mode in enumerate((Mode.OVERLAPPED, Mode.SEQUENTIAL)):
         plan = Plan(0, index, Part.PROFILED, index, mode, Mode.OVERLAPPED if control else mode, True, last=False)
         step = MeasuredStep(plan=plan, start=0, end=MS, log=StepLog(collectives, 0, None), counted=True)
         steps.append(dataclasses.replace(step, profile_index=index))
-    return ClosedWindow(
+    return MeasuredWindow(
         number=0, first_step=0, steps=tuple(steps), complete=True, problems=(), opened_ns=0, wall_ms=5.0,
         clock=StepClock(), meter=None, profile=cast("Profile", FakeProfile(kernels)), missing_profile="",
     )  # fmt: skip

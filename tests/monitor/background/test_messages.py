@@ -9,7 +9,7 @@ import pytest
 from overlap_callbacks.analysis.results.messages import NO_STAGE
 from overlap_callbacks.gate.collectives import Collective, Group
 from overlap_callbacks.gate.step_log import StepLog
-from overlap_callbacks.monitor.background.messages import messages_of
+from overlap_callbacks.monitor.background.calls import messages_of
 
 DATA = Group("1", "DATA_PARALLEL_GROUP", (0, 2, 4, 6), "gloo", "data", 4)
 PIPELINE = Group("2", "PIPELINE_MODEL_PARALLEL_GROUP", (0, 4), "gloo", "pipeline", 2)

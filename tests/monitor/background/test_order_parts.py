@@ -11,12 +11,11 @@ import pytest
 import torch.distributed as dist
 
 from overlap_callbacks.gate.deadlock import CollectiveSequence, PrecedenceGraph, find_conflict
-from overlap_callbacks.monitor.background import order_check, order_parts
-from overlap_callbacks.monitor.background.agreement import OrderMessage, RecordedKinds, in_step
+from overlap_callbacks.monitor.background import order_check, submissions
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker, Ruling, Verdicts, decide
-from overlap_callbacks.monitor.background.order_parts import OrderPart
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
+from overlap_callbacks.monitor.background.submissions import OrderMessage, RecordedKinds, Submissions, in_step
 from tests.gate.sequences import A, B, C, order, receive, send
 from tests.margins import near
 
@@ -25,18 +24,18 @@ def message(*kinds: CollectiveSequence) -> OrderMessage:
     return OrderMessage.of(RecordedKinds(kinds))
 
 
-def part_of(*orders: CollectiveSequence) -> OrderPart:
-    parts = [OrderPart.of(rank, (of_rank,), message(of_rank)) for rank, of_rank in enumerate(orders)]
+def part_of(*orders: CollectiveSequence) -> Submissions:
+    parts = [Submissions.of(rank, (of_rank,), message(of_rank)) for rank, of_rank in enumerate(orders)]
     random.Random(0).shuffle(parts)
     half = len(parts) // 2
-    merged = OrderPart.merge([OrderPart.merge(parts[:half]), OrderPart.merge(parts[half:])])
-    return OrderPart.decode(merged.encode())
+    merged = Submissions.merge([Submissions.merge(parts[:half]), Submissions.merge(parts[half:])])
+    return Submissions.decode(merged.encode())
 
 
 def test_equal_messages_and_sequences_travel_once_and_every_rank_has_its_own() -> None:
     part = part_of(*[order(A, B)] * 5, order(B, A), *[order(A, B)] * 3)
     assert len(part.messages) == len(part.sequences) == 2
-    assert [(found.message.kinds, found.runs) for found in part.handed_in()] == [
+    assert [(found.message.kinds, found.runs) for found in part.each()] == [
         ((order(A, B).digest,), [(0, 4), (6, 8)]),
         ((order(B, A).digest,), [(5, 5)]),
     ]
@@ -86,7 +85,7 @@ def test_no_two_rulings_have_the_same_name_whatever_their_check_is_called() -> N
 def test_more_sequences_than_are_compared_are_refused_with_a_sentence(
     monkeypatch: pytest.MonkeyPatch, bound: str
 ) -> None:
-    monkeypatch.setattr(order_parts, bound, 3)
+    monkeypatch.setattr(submissions, bound, 3)
     ruling = decide(part_of(order(A, A, B), order(A, B, A)), 2, 1.0, Verdicts())
     assert ruling.decision is Decision.FAILED
     assert "2 different sequences" in ruling.reason
@@ -124,8 +123,8 @@ def test_the_training_thread_does_not_wait_for_a_search_that_takes_too_long(monk
 def decided(*of_rank: tuple[CollectiveSequence, ...], of_steps: tuple[int, ...] = (0, 1)) -> Ruling:
     """Rank 0's ruling on the kinds of some ranks, which have as many kinds each."""
     recorded = [RecordedKinds(kinds, of_steps) for kinds in of_rank]
-    parts = [OrderPart.of(rank, of.kinds, OrderMessage.of(of)) for rank, of in enumerate(recorded)]
-    return decide(OrderPart.merge(parts), len(parts), 1.0, Verdicts())
+    parts = [Submissions.of(rank, of.kinds, OrderMessage.of(of)) for rank, of in enumerate(recorded)]
+    return decide(Submissions.merge(parts), len(parts), 1.0, Verdicts())
 
 
 def test_kinds_whose_orders_agree_may_all_be_serialised() -> None:

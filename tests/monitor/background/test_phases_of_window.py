@@ -19,7 +19,7 @@ from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.monitor.background import profile_figures
 from overlap_callbacks.monitor.background.measurement import measure
 from overlap_callbacks.monitor.schedule import Part, Plan
-from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
+from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 from tests.analysis.kernels.launches import H100, gemm, nccl
 from tests.columns import columns
 
@@ -48,7 +48,7 @@ class Meter:
         return MeasuredPower()
 
 
-def profiled_window(meter: Meter, table: KernelTable) -> ClosedWindow:
+def profiled_window(meter: Meter, table: KernelTable) -> MeasuredWindow:
     """An overlapped and a sequential profiled step; the second one does not count."""
     steps = tuple(
         MeasuredStep(
@@ -61,7 +61,7 @@ def profiled_window(meter: Meter, table: KernelTable) -> ClosedWindow:
         )
         for number, (arm, counted) in enumerate(((Mode.OVERLAPPED, True), (Mode.SEQUENTIAL, False)))
     )
-    return ClosedWindow(
+    return MeasuredWindow(
         number=0,
         first_step=0,
         steps=steps,

@@ -24,9 +24,9 @@ from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.measurement import measure
-from overlap_callbacks.monitor.background.profile_check import check_device_profile
+from overlap_callbacks.monitor.background.profile_figures import check_device_profile
 from overlap_callbacks.monitor.schedule import Part, Plan
-from overlap_callbacks.monitor.window import ClosedWindow, MeasuredStep
+from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 from tests.analysis.kernels.test_table import event, gpu_kernel, launch, launch_metadata
 from tests.columns import EPOCH_NS, columns
 
@@ -61,7 +61,7 @@ def whole(num_steps: int = len(ORDER)) -> list[list[Event]]:
     return [step_events(number) for number in range(num_steps)]
 
 
-def closed(events: Callable[[], Sequence[Event]], num_steps: int = len(ORDER)) -> ClosedWindow:
+def closed(events: Callable[[], Sequence[Event]], num_steps: int = len(ORDER)) -> MeasuredWindow:
     """A window on a device, with one profiled step in each block."""
     profile = Profile(on_cuda=True)
     profile.session = SimpleNamespace(profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=events)))
@@ -73,7 +73,7 @@ def closed(events: Callable[[], Sequence[Event]], num_steps: int = len(ORDER)) -
         arm = Mode.OVERLAPPED if ORDER[number] == "O" else Mode.SEQUENTIAL
         plan = Plan(0, number, Part.PROFILED, number, arm, arm, True, False)
         steps.append(MeasuredStep(plan=plan, start=0, end=1, log=LOG, profile_index=number))
-    return ClosedWindow(
+    return MeasuredWindow(
         number=0, first_step=0, steps=tuple(steps), complete=True, problems=(), opened_ns=0, wall_ms=1.0, clock=clock,
         meter=None, profile=profile, missing_profile="",
     )  # fmt: skip

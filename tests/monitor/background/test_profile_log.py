@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.gate.let_pass import LetPass
+from overlap_callbacks.gate.serialiser import NotSerialised
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.monitor.background.profile_figures import profile_log
 from overlap_callbacks.monitor.schedule import Part, Plan
@@ -21,7 +21,7 @@ def step(index: int, log: StepLog, mode: Mode = Mode.SEQUENTIAL, *, counted: boo
     ("log", "whole"),
     [
         (StepLog((), 0, None), True),
-        (StepLog((), 0, None, let_pass={LetPass.SINGLE_MESSAGE: 4}), True),
+        (StepLog((), 0, None, not_serialised={NotSerialised.SINGLE_MESSAGE: 4}), True),
         (StepLog((), 0, None, captured=True), False),
         (StepLog((), 3, None), False),
         (StepLog((), 0, None, compiled=True), False),

@@ -14,10 +14,10 @@ import torch.distributed as dist
 
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Item
 from overlap_callbacks.monitor.background import store as store_module
-from overlap_callbacks.monitor.background.agreement import RecordedKinds
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import Decision, OrderChecker
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
+from overlap_callbacks.monitor.background.submissions import RecordedKinds
 from tests.distributed import run_ranks
 from tests.margins import near
 from tests.monitor.jobs import KeptReports, new_monitor

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from overlap_callbacks import Schedule
 from overlap_callbacks.monitor.background import reporter as reporting
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.reporter import Reporter
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
 from overlap_callbacks.monitor.background.tree import FAN_IN, WATCHED, Tree
 from overlap_callbacks.monitor.background.tree_mail import PLACES, Exchange
+from overlap_callbacks.monitor.config import MonitorConfig
 from tests.margins import near
 
 NOW = -1.0  # look once, and do not wait
@@ -239,8 +239,8 @@ def reporter_beside_a_stray(store: Any) -> Reporter:
     sender = StoreChannel(Job(2, 5, "gloo"), "job", connection)
     assert Exchange(sender, Tree.of(sender.job), "report", answered=False).send_up("window", b"-", NOW, never)
     reporter = Reporter(
-        StoreChannel(Job(1, 5, "gloo"), "job", connection), schedule=Schedule(), sinks=(), run=pytest.fail,
-        environment=pytest.fail, timeout_s=30.0, budget=WindowBudget(None), on_error=pytest.fail,
+        StoreChannel(Job(1, 5, "gloo"), "job", connection), MonitorConfig(), run=pytest.fail,
+        environment=pytest.fail, budget=WindowBudget(None), on_error=pytest.fail,
         on_sink_error=pytest.fail,
     )  # fmt: skip
     reporter.open()

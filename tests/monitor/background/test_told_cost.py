@@ -18,6 +18,7 @@ from overlap_callbacks.monitor.background import reporter as reporting
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.reporter import Reporter
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
+from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.schedule import Part, Placement
 from overlap_callbacks.monitor.window import MeasuredStep
 from overlap_callbacks.monitor.window_cost import UsualStep, WindowCost
@@ -29,9 +30,8 @@ USUAL = UsualStep(mean_ns=1e6, shortest_ns=1, longest_ns=10**12)  # any step is 
 def reporter(**options: float) -> Reporter:
     channel = StoreChannel(Job(0, 2, "gloo"), "prefix", Connection(pytest.fail))
     return Reporter(
-        channel, schedule=Schedule(), sinks=(), run=pytest.fail, environment=pytest.fail,
-        timeout_s=options.get("timeout_s", 30.0), budget=WindowBudget(None), on_error=pytest.fail,
-        on_sink_error=pytest.fail,
+        channel, MonitorConfig(**options), run=pytest.fail, environment=pytest.fail, budget=WindowBudget(None),
+        on_error=pytest.fail, on_sink_error=pytest.fail,
     )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_what_a_window_cost_after_its_report_is_told_with_the_next() -> None:
         cost.end()
     first._lost_ns = 7e6
     reports._last_cost = first
-    alone = second.tell((), 0.0)
+    alone = second.lost((), 0.0)
     assert alone is not None
     assert reports._with_cost(rank_window(), second, ()).lost_ms == pytest.approx(7.0 + alone.ms, abs=1)
 
@@ -73,7 +73,7 @@ def test_what_a_window_cost_after_its_report_is_told_with_the_next() -> None:
 def test_a_report_does_not_wait_for_a_job_that_ends_or_stands_still_or_for_ever() -> None:
     closing = reporter()
     closing._closing.set()
-    short = reporter(timeout_s=0.3)
+    short = reporter(report_timeout_s=0.3)
     for reports, cost in ((closing, closed_cost()), (short, closed_cost()), (reporter(), closed_cost(None))):
         own = rank_window(report_cpu_ms=1500.0)
         done = threading.Event()

@@ -11,7 +11,8 @@ import pytest
 from overlap_callbacks import Mode, OverlapMonitor, Schedule, WandbSink
 from overlap_callbacks.analysis.results.kernel_times import ALONE, UNMATCHED, PairTime
 from overlap_callbacks.monitor.background.store import Job
-from overlap_callbacks.monitor.run_info import run_info
+from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.session import run_info
 from tests.distributed import run_ranks
 from tests.samples import window, window_report
 from tests.wandb_reader import SETTINGS, OfflineRun, read_run
@@ -27,7 +28,7 @@ def start(folder: Path) -> Any:
 
 
 def info() -> Any:
-    return run_info(Job(0, 2, "gloo"), Schedule(), "pytorch", "cpu")
+    return run_info(MonitorConfig(framework="pytorch"), Job(0, 2, "gloo"), "cpu")
 
 
 def logged(tmp_path: Path, *reports: Any) -> OfflineRun:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from overlap_callbacks.gate.message_order import all_finish
+from overlap_callbacks.integrations._pytorch_pipelining import all_finish
 
 
 def test_messages_that_can_complete_one_after_the_other_are_distinguished_from_those_that_cannot() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.monitor.race.reduced_together import ReducedTogether
+from overlap_callbacks.integrations._pytorch_race import ReducedTogether
 
 
 class Call(SimpleNamespace):

@@ -1,23 +1,87 @@
-"""Whether somebody else communicated during a step: another thread, or code that the gate's kernels do not see.
+"""What process groups tell of a step: coalescing blocks, and collectives that the gate did not see.
 
-Each process group counts what it issues, on any thread. If the count went up by more than the gate saw, somebody else
-communicated.
+**Coalescing blocks.** ``torch.distributed._coalescing_manager(group)`` collects collectives in ``pg_coalesce_state``,
+and issues them with one ``*_coalesced_`` operator at its end. With ``device=`` it also opens a group of NCCL, in which
+nothing starts before the group ends. torch removes the state before it issues that operator, and ends NCCL's group
+after it. So the state alone does not show that the group is open: whoever waited for the operator's work there would
+wait for nothing, and would free tensors that are still to be read.
+
+**Collectives of others.** Each process group counts what it issues, on any thread. If the count went up by more than
+the gate saw, somebody else communicated: another thread, or code that the gate's kernels do not see.
 """
 
 from __future__ import annotations
 
+import inspect
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from types import CodeType, FrameType
 from typing import Any
 
 import torch.distributed as dist
 import torch.distributed.distributed_c10d as c10d
 
-from overlap_callbacks.gate.collectives import POINT_TO_POINT, Collective, Group
+from overlap_callbacks.gate.collectives import POINT_TO_POINT, Collective, Group, OperatorSpec
 
 # Operators that Gloo counts several times, some of them once for each tensor. If the gate saw one of them, the count of
 # its group proves nothing.
 _COUNTED_SEVERAL_TIMES = frozenset({"monitored_barrier_", "reduce_scatter_", "reduce_scatter_tensor_coalesced_"})
+
+
+def _code_of(function: Any) -> CodeType | None:
+    """The code of a function of torch's that may be missing, or be something else, in another torch."""
+    return getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+
+
+_MANAGER = _code_of(getattr(c10d, "_coalescing_manager", None))
+
+
+class CoalescingBlocks:
+    """The coalescing blocks of one step.
+
+    Attributes:
+        open: torch's own table of those that are open, by group.
+    """
+
+    def __init__(self) -> None:
+        self.open: dict[dist.ProcessGroup, list[Any]] = _blocks_of_torch()
+        # By group, the block seen last and its number. The block is held, so that no other takes its place in memory.
+        self._last: dict[dist.ProcessGroup, tuple[list[Any], int]] = {}
+        self._count = 0
+
+    def number_of(self, group: dist.ProcessGroup) -> int:
+        """The number of the group's open block, from 1; 0 if it has none. Blocks of several groups may be open."""
+        block = self.open.get(group)
+        if block is None:
+            return 0
+        last, number = self._last.get(group, (None, 0))
+        if block is not last:
+            self._count = number = self._count + 1
+            self._last[group] = (block, number)
+        return number
+
+    def hold_back(self, spec: OperatorSpec) -> bool:
+        """Whether a collective that is issued now starts only when a block ends, of whatever group."""
+        return bool(self.open) or (spec.ends_block and _within_manager_with_device())
+
+
+def _blocks_of_torch() -> dict[dist.ProcessGroup, list[Any]]:
+    """The table that torch has of open blocks; an empty one where this torch has none."""
+    return getattr(getattr(c10d, "_world", None), "pg_coalesce_state", {})
+
+
+def _within_manager_with_device() -> bool:
+    """Whether a ``_coalescing_manager`` with a device issues the operator; where this torch does not tell, it may."""
+    if _MANAGER is None:
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        # While the manager's block runs, the manager itself is suspended, and is no frame of the stack.
+        if frame.f_code is _MANAGER:
+            return bool(frame.f_locals.get("device", True))
+        frame = frame.f_back
+    return False
 
 
 class SequenceNumbers:
@@ -39,10 +103,9 @@ class SequenceNumbers:
                 self._before[group] = number
 
     def foreign_groups(self, seen: Iterable[Collective], dimensions: Mapping[str, str]) -> tuple[str, ...]:
-        """The groups that have issued more since then than ``seen``, by their labels.
+        """The labels of the groups that have issued more since then than ``seen``.
 
-        Never names a group without cause. Where it is not known by how much the count goes up for a call (members of a
-        coalescing block on NCCL, say), somebody else may pass unnoticed.
+        Never names a group without cause: where it is not known by how much a call counts, others may pass unnoticed.
 
         Args:
             seen: all collectives that the gate saw since then.
@@ -68,7 +131,7 @@ class SequenceNumbers:
 
     @property
     def issued(self) -> int | None:
-        """How many collectives all groups together have issued since then; None if one of them does not count."""
+        """Collectives that all groups together have issued since then; None if one of them does not count."""
         alive = groups_of_rank() or ()
         after = {group: _sequence_number(group) for group in self._before if group in alive}
         known = [number - self._before[group] for group, number in after.items() if number is not None]

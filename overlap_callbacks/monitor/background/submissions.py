@@ -1,27 +1,34 @@
-"""Do all ranks measure the same window, at the same step of the job?
+"""What ranks submit to the order check, merged on its way to rank 0; and whether all measure the same window.
 
-Where they do not, each of them still has whole blocks and step times, and their mean is of steps in different modes:
-a valid figure that is wrong. So every rank hands in what it is about to measure with its recorded steps, and rank 0
-compares before anything is measured.
+Where they do not, the mean over ranks is of steps in different modes: a valid figure that is wrong. So every rank
+submits what it is about to measure with its recorded steps, and rank 0 compares before anything is measured.
 """
 
 from __future__ import annotations
 
 import hashlib
+import zlib
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import msgspec
 
 from overlap_callbacks.analysis.formatting import name_ranks
-from overlap_callbacks.analysis.rank_set import Run, in_runs
+from overlap_callbacks.analysis.rank_set import Run, in_runs, joined
 from overlap_callbacks.gate.collectives import POINT_TO_POINT
 from overlap_callbacks.gate.deadlock import CollectiveSequence
+from overlap_callbacks.gate.step_log import StepLog
+
+# Bytes of compressed sequences that travel together at most. A sequence of 4,000 collectives takes some kilobytes.
+MAX_SEQUENCE_BYTES = 8 * 2**20
+# Collectives that rank 0 compares at most, over all different sequences: some seconds of work.
+MAX_COMPARED = 1_000_000
 
 
-class WindowTerms(msgspec.Struct, frozen=True):
+class WindowConfig(msgspec.Struct, frozen=True):
     """What a rank is about to measure.
 
     Attributes:
@@ -38,7 +45,7 @@ class WindowTerms(msgspec.Struct, frozen=True):
 
     @property
     def digest(self) -> str:
-        """Equal for equal terms, on any rank."""
+        """Equal for equal configurations, on any rank."""
         return hashlib.blake2b(msgspec.json.encode(self), digest_size=16).hexdigest()
 
 
@@ -48,17 +55,32 @@ class RecordedKinds(NamedTuple):
     Attributes:
         kinds: the sequence of each kind of step, in the order of their first steps.
         of_steps: the kind of each step, as its place among them.
+        counts: collectives that the rank had issued on each group before, by the group's name.
     """
 
     kinds: tuple[CollectiveSequence, ...]
     of_steps: tuple[int, ...] = (0,)
+    counts: Mapping[str, int] = MappingProxyType({})
+
+    @classmethod
+    def of(cls, logs: Sequence[StepLog], rank: int) -> RecordedKinds:
+        """From the logs of the recorded steps; at least one."""
+        kinds: dict[object, CollectiveSequence] = {}
+        keys = [(log.signature, log.dropped > 0, log.compiled) for log in logs]
+        for key, log in zip(keys, logs, strict=True):
+            if key not in kinds:
+                kinds[key] = CollectiveSequence.of(log.collectives, rank, incomplete=key[1], compiled=key[2])
+        places = {key: place for place, key in enumerate(kinds)}
+        # A group on which somebody else communicates in any of the steps proves nothing.
+        counts = {
+            name: count
+            for name, count in logs[0].issued_before.items()
+            if all(name in log.issued_before for log in logs)
+        }
+        return cls(tuple(kinds.values()), tuple([places[key] for key in keys]), counts)
 
     def granted(self, only: int) -> tuple[CollectiveSequence, ...]:
-        """The kinds that a ruling allows.
-
-        Args:
-            only: as in ``Ruling``.
-        """
+        """The kinds that a ruling allows; ``only`` as in ``Ruling``."""
         return self.kinds if only < 0 else (self.kinds[kind_of_step(self.of_steps, only)],)
 
 
@@ -68,15 +90,15 @@ def kind_of_step(of_steps: Sequence[int], step: int) -> int:
 
 
 class GroupNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a rank's sequences have to do with one group, in short: enough where all ranks agree.
+    """Summary of a rank's use of one group; enough to detect agreement.
 
     Attributes:
         label: name of the group for people.
         first, last: of its ranks; -1 where they are not known.
         members: digest of its ranks.
-        places: digest of the places in the sequences that its collectives have.
+        places: digest of the places of its collectives in the sequences.
         exchanges: whether the rank sends or receives on it.
-        per_step: how many collectives each recorded step issued on it.
+        per_step: collectives that each recorded step issued on it.
     """
 
     label: str
@@ -113,20 +135,19 @@ class GroupNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class OrderMessage(msgspec.Struct, frozen=True):
-    """What a rank hands in to the order check, beside its sequences.
+    """What a rank submits to the order check, in addition to its sequences.
 
     Attributes:
-        kinds: digests of the sequences of its kinds of steps.
-        of_steps: as in ``RecordedKinds``.
-        terms: what it is about to measure; None for a mode pinned by hand, in which nothing is measured.
-        counts: how many collectives it had issued on each group before the recorded steps, by the group's name.
-        groups: those on which its sequences have anything, by name.
+        kinds: digests of its sequences.
+        of_steps, counts: as in ``RecordedKinds``.
+        config: what it is about to measure; None for a mode pinned by hand.
+        groups: those of its sequences, by name.
         incomplete, compiled, communicates: as in ``CollectiveSequence``, of any of its sequences.
     """
 
     kinds: tuple[str, ...]
     of_steps: tuple[int, ...] = (0,)
-    terms: WindowTerms | None = None
+    config: WindowConfig | None = None
     counts: dict[str, int] = {}
     groups: dict[str, GroupNote] = {}
     incomplete: bool = False
@@ -134,15 +155,13 @@ class OrderMessage(msgspec.Struct, frozen=True):
     communicates: bool = True
 
     @classmethod
-    def of(
-        cls, recorded: RecordedKinds, terms: WindowTerms | None = None, counts: Mapping[str, int] | None = None
-    ) -> OrderMessage:
+    def of(cls, recorded: RecordedKinds, config: WindowConfig | None = None) -> OrderMessage:
         """Of a rank's own sequences."""
         return cls(
             kinds=tuple([kind.digest for kind in recorded.kinds]),
             of_steps=recorded.of_steps,
-            terms=terms,
-            counts=dict(counts or {}),
+            config=config,
+            counts={} if config is None else dict(recorded.counts),
             groups=GroupNote.of(recorded),
             incomplete=any(kind.incomplete for kind in recorded.kinds),
             compiled=any(kind.compiled for kind in recorded.kinds),
@@ -150,11 +169,8 @@ class OrderMessage(msgspec.Struct, frozen=True):
         )
 
 
-class HandedIn(NamedTuple):
-    """A message, and the ranks that hand it in, as the first and the last of each run.
-
-    What all ranks agree on is found from these few, whatever the number of ranks.
-    """
+class Submission(NamedTuple):
+    """A message, and the runs of ranks that submit it. Of these there are few, whatever the number of ranks."""
 
     message: OrderMessage
     runs: list[Run]
@@ -164,23 +180,87 @@ class HandedIn(NamedTuple):
         return self.runs[0][0]
 
 
-def different_terms(handed_in: Sequence[HandedIn]) -> str | None:
-    """Which ranks are about to measure something else than rank 0, and what, in words; None if all do the same.
+class Submissions(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What any set of ranks submits; what is equal, once.
 
-    Args:
-        handed_in: of all ranks, that of rank 0 first.
+    Attributes:
+        messages: each different one, encoded, with the runs of ranks that submit it.
+        sequences: each different one, compressed, by its digest; some are missing where they are too many.
     """
-    ours = handed_in[0].message.terms
+
+    messages: list[tuple[bytes, list[Run]]]
+    sequences: dict[str, bytes]
+
+    @classmethod
+    def of(cls, rank: int, kinds: Iterable[CollectiveSequence], message: OrderMessage) -> Submissions:
+        """Of one rank: the sequences of its kinds of steps, and the message that names them."""
+        encoded = msgspec.msgpack.encode(message, order="deterministic")
+        sequences = [zlib.compress(kind.encode(), 1) for kind in kinds]
+        return cls([(encoded, [(rank, rank)])], dict(zip(message.kinds, sequences, strict=True)))
+
+    @classmethod
+    def merge(cls, parts: Iterable[Submissions]) -> Submissions:
+        """Of the ranks of all parts."""
+        runs: dict[bytes, list[Run]] = {}
+        sequences: dict[str, bytes] = {}
+        room = MAX_SEQUENCE_BYTES
+        for part in parts:
+            for message, of_message in part.messages:
+                runs.setdefault(message, []).extend(of_message)
+            for digest, data in part.sequences.items():
+                if digest not in sequences and len(data) <= room:
+                    sequences[digest] = data
+                    room -= len(data)
+        return cls([(message, joined(of_message)) for message, of_message in runs.items()], sequences)
+
+    def encode(self) -> bytes:
+        return msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Submissions:
+        return msgspec.msgpack.decode(data, type=cls)
+
+    def each(self) -> list[Submission]:
+        """Each different message and who submits it; that of the lowest rank first."""
+        found = [
+            Submission(msgspec.msgpack.decode(message, type=OrderMessage), joined(runs))
+            for message, runs in self.messages
+        ]
+        return sorted(found, key=lambda of: of.runs)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The ranks that submit anything."""
+        return joined([run for _, runs in self.messages for run in runs])
+
+    def decoded(self, digests: Iterable[str]) -> dict[str, CollectiveSequence] | None:
+        """The sequences by digest; None if they are more than are compared."""
+        found: dict[str, CollectiveSequence] = {}
+        total = 0
+        for digest in digests:
+            data = self.sequences.get(digest)
+            if data is None:
+                return None
+            found[digest] = CollectiveSequence.decode(zlib.decompress(data))
+            total += len(found[digest].items)
+            if total > MAX_COMPARED:
+                return None
+        return found
+
+
+def config_mismatch(submitted: Sequence[Submission]) -> str | None:
+    """Which ranks are about to measure something else than rank 0 (the first), and what, in words; None if none is."""
+    ours = submitted[0].message.config
     ranks_of: dict[str, list[int]] = defaultdict(list)
-    for message, runs in handed_in:
-        if difference := _difference(message.terms, ours):
+    for message, runs in submitted:
+        if difference := _difference(message.config, ours):
             ranks_of[difference].extend(in_runs(runs))
     found = [f"{name_ranks(sorted(ranks))} with {difference}" for difference, ranks in ranks_of.items()]
     return "; ".join(found) if found else None
 
 
-def _difference(theirs: WindowTerms | None, ours: WindowTerms | None) -> str:
-    """In what a rank's terms differ from rank 0's; empty if in nothing."""
+def _difference(theirs: WindowConfig | None, ours: WindowConfig | None) -> str:
+    """How a rank's configuration differs from rank 0's; empty if it does not."""
     if theirs is None or ours is None:
         return ""  # the keys of windows differ from those of pinned modes
     options = {"first step of the window": theirs.step, **theirs.options}
@@ -192,18 +272,18 @@ def _difference(theirs: WindowTerms | None, ours: WindowTerms | None) -> str:
     )
 
 
-def different_step(handed_in: Sequence[HandedIn]) -> str | None:
+def step_mismatch(submitted: Sequence[Submission]) -> str | None:
     """Which ranks recorded other steps of the job than others, in words; None if all recorded the same.
 
     The members of a group have issued as many collectives on it when they are at the same step, and issue as many in
-    each step. Backends count sends and receives too, and their number differs from rank to rank: groups that have any
-    in the steps prove nothing.
+    each step. Groups with sends or receives are skipped: backends count these too, and their number differs from rank
+    to rank.
     """
-    proves_nothing = {name for message, _ in handed_in for name, note in message.groups.items() if note.exchanges}
-    counts: dict[tuple[str, str], list[tuple[int, HandedIn, GroupNote]]] = defaultdict(list)
-    for alike in handed_in:
+    skipped = {name for message, _ in submitted for name, note in message.groups.items() if note.exchanges}
+    counts: dict[tuple[str, str], list[tuple[int, Submission, GroupNote]]] = defaultdict(list)
+    for alike in submitted:
         for name, note in alike.message.groups.items():
-            if note.first >= 0 and name in alike.message.counts and name not in proves_nothing:
+            if note.first >= 0 and name in alike.message.counts and name not in skipped:
                 counts[name, note.members].append((alike.message.counts[name], alike, note))
     for _, found in sorted(counts.items()):
         expected, lowest, note = min(found, key=lambda of: of[1].first_rank)
@@ -232,9 +312,8 @@ def _listed(numbers: Sequence[int]) -> str:
 def in_step(messages: Iterable[OrderMessage]) -> bool:
     """Whether all members of each group have its collectives at the same places of their sequences.
 
-    Then their orders have no cycle, for what waits comes after what it waits for on every rank. Sequences with sends or
-    receives are not told of: the two ends of a message are at places of their own. Nor are several kinds of steps,
-    which may meet in one step.
+    Then their orders have no cycle, for what waits comes after what it waits for on every rank. False for sequences
+    with sends or receives, whose two ends have places of their own, and for several kinds of steps, which may meet.
     """
     notes: dict[str, GroupNote] = {}
     for message in messages:

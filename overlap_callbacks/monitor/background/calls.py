@@ -1,0 +1,278 @@
+"""The collectives of a window on this rank, grouped: by kind, by message, call by call, and by their splits.
+
+Runs on the reporting thread while training goes on, so the interpreter is given back after each step: a step may have
+thousands of collectives.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from overlap_callbacks.analysis.bus_bandwidth import size_of
+from overlap_callbacks.analysis.experts import AllToAll, rank_experts
+from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey
+from overlap_callbacks.analysis.name_rules import collective_of
+from overlap_callbacks.analysis.results.arrivals import TimedCall, TimedCalls
+from overlap_callbacks.analysis.results.experts import RankExperts
+from overlap_callbacks.analysis.results.messages import NO_STAGE, RankMessages, RankRow
+from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.results.window import CollectiveTime
+from overlap_callbacks.gate.collectives import RECEIVES, Collective
+from overlap_callbacks.gate.serialiser import MAX_TIMED, NotSerialised
+from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.instruments import clocks
+from overlap_callbacks.monitor.window import MeasuredStep, SampledStep
+
+# The interpreter is given to the training thread for this long after each step.
+_PAUSE_S = 0.0005
+# Collectives in which all ranks wait for the last one.
+_SYNCHRONISE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
+# Single calls that are sent: this many steps, calls of each kind in a step, and kinds. A job has some hundreds of kinds
+# of calls at most, a group thousands.
+_MAX_STEPS, _MAX_CALLS_A_STEP, _MAX_KINDS = 8, 4, 32
+# Steps that are compared with the recorded one, and steps whose all-to-alls are looked at.
+_MAX_COMPARED, _MAX_EXPERT_STEPS = 64, 16
+# A share of the bytes of a step. A heartbeat between the stages of a pipeline has some bytes.
+_NEGLIGIBLE = 0.01
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+
+def grouped(items: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items by what ``by`` says of them, in the order in which they first come."""
+    groups: dict[K, list[T]] = defaultdict(list)
+    for item in items:
+        groups[by(item)].append(item)
+    return groups
+
+
+def _with_pauses(items: Iterable[T]) -> Iterator[T]:
+    """The items; after the work on each the interpreter is given to others."""
+    for item in items:
+        yield item
+        time.sleep(_PAUSE_S)
+
+
+def _every(items: Sequence[T], most: int) -> Sequence[T]:
+    """At most this many of the items, evenly spread."""
+    return items[:: max(1, -(-len(items) // most))]
+
+
+def _size_of(call: Collective) -> int:
+    return max(call.bytes_in, call.bytes_out)
+
+
+def _time_ms(call: Collective) -> float | None:
+    """Time from issue to end; None where it was not serialised."""
+    return None if call.start is None or call.end is None else clocks.elapsed_ms(call.start, call.end)
+
+
+# -- times, by operator and group
+
+
+def collective_times(
+    recorded: StepLog | None, timed: Sequence[StepLog], kernels_ms: Mapping[CollectiveKey, float]
+) -> tuple[CollectiveTime, ...]:
+    """Each operator on each group, per step.
+
+    Args:
+        recorded: the recorded step, without a profiler; None if it did not run.
+        timed: the counted sequential steps, which the device has passed. Only what was serialised has a time, and only
+            its bytes may be divided by it.
+        kernels_ms: time of the kernels per sequential step, where it is known.
+    """
+    if recorded is None:
+        return ()
+    sums: dict[CollectiveKey, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])  # ms, bytes in, bytes out
+    for log in _with_pauses(timed):
+        marked = [call for call in log.collectives if call.end is not None]
+        # If there were more than are marked, they count like those that are.
+        every = Counter([call.key for call in log.collectives]) if len(marked) >= MAX_TIMED else None
+        for key, calls in grouped(marked, lambda call: call.key).items():
+            weight = (1.0 if every is None else every[key] / len(calls)) / len(timed)
+            sums[key][0] += weight * sum([_time_ms(call) or 0.0 for call in calls])
+            sums[key][1] += weight * sum([call.bytes_in for call in calls])
+            sums[key][2] += weight * sum([call.bytes_out for call in calls])
+    found = []
+    for key, calls in grouped(recorded.collectives, lambda call: call.key).items():
+        group, of_key = calls[0].group, sums.get(key)
+        found.append(
+            CollectiveTime(
+                operator=key[0],
+                group=group.label,
+                group_size=group.num_ranks,
+                backend=group.backend,
+                messages=len(calls),
+                bytes_in=sum([call.bytes_in for call in calls]),
+                bytes_out=sum([call.bytes_out for call in calls]),
+                isolated_ms=None if of_key is None else of_key[0],
+                dimension=group.dimension,
+                timed_bytes=None if of_key is None else size_of(collective_of(key[0]), group.num_ranks, *of_key[1:]),
+                kernels_ms=kernels_ms.get(key),
+                first_rank=min(group.ranks, default=msgspec.UNSET),
+            )
+        )
+    return tuple(found)
+
+
+# -- single calls: with the times of other ranks they tell who came last
+
+
+def timed_calls(steps: Sequence[tuple[int, StepLog | None]]) -> tuple[TimedCalls, ...]:
+    """Some calls of each operator on each group. All ranks of a group choose the same ones.
+
+    Args:
+        steps: the sequential steps that the window planned to time, with their places in it; None for a step that does
+            not count on this rank.
+    """
+    found: dict[CollectiveKey, tuple[Collective, list[TimedCall]]] = {}
+    for place, log in _with_pauses(_every(steps, _MAX_STEPS)):
+        if log is None:
+            continue
+        for key, issued in grouped(log.collectives, lambda call: call.key).items():
+            one = issued[0]
+            if one.group_size < 2 or not one.group.ranks or collective_of(one.operator) not in _SYNCHRONISE:
+                continue
+            if key not in found and len(found) == _MAX_KINDS:
+                continue
+            _, timed = found.setdefault(key, (one, []))
+            for number in _chosen(issued):
+                time_ms = _time_ms(issued[number])
+                if time_ms is not None:
+                    timed.append(TimedCall(place, number, _size_of(issued[number]), max(0, round(time_ms * 1e3))))
+    return tuple(
+        [
+            TimedCalls(one.operator, one.group.name, min(one.group.ranks), one.group_size, one.dimension, tuple(timed))
+            for one, timed in found.values()
+            if timed
+        ]
+    )
+
+
+def _chosen(issued: Sequence[Collective]) -> list[int]:
+    """Numbers of the calls that are sent: of each size one first, the largest size before others, then more of each."""
+    if collective_of(issued[0].operator) == "all_to_all":  # its sizes are each rank's own
+        return list(range(min(_MAX_CALLS_A_STEP, len(issued))))
+    by_size = grouped(range(len(issued)), lambda number: _size_of(issued[number]))
+    # By the turn in which each call's size has it, then by size.
+    in_turn = sorted((turn, -size, number) for size, numbers in by_size.items() for turn, number in enumerate(numbers))
+    return sorted([number for *_, number in in_turn[:_MAX_CALLS_A_STEP]])
+
+
+# -- messages: what the rank sends in the recorded step, and whether its other steps send the same
+
+
+def messages_of(
+    recorded: StepLog | None, counted: Sequence[StepLog], rank: int, chunks: int = 1
+) -> RankMessages | None:
+    """The messages of the recorded step, and how many counted steps sent the same; None if there is no whole one."""
+    if recorded is None or not recorded.is_whole:
+        return None
+    # By the group's name first: groups of thousands of ranks are slow as keys.
+    rows: dict[tuple[str, str, tuple[int, ...], int], list[Collective]] = defaultdict(list)
+    for calls in grouped(recorded.collectives, lambda call: (call.operator, call.group.name, call.peer)).values():
+        group = calls[0].group
+        rows[calls[0].operator, group.dimension, _ranks_of(calls[0], rank), group.num_ranks] += calls
+    found = []
+    for (operator, dimension, ranks, group_size), calls in rows.items():
+        sizes = grouped([_size_of(call) for call in calls], lambda size: size.bit_length() - 1)
+        of_sizes = tuple([(size, len(same), sum(same)) for size, same in sorted(sizes.items())])
+        bytes_in = sum([call.bytes_in for call in calls])
+        total = sum([of_size for *_, of_size in of_sizes])
+        found.append(RankRow(operator, dimension, group_size, ranks, len(calls), total, bytes_in, of_sizes))
+    compared, expected = counted[:_MAX_COMPARED], _contents(recorded)
+    num_alike = sum([_are_alike(_contents(log), expected) for log in _with_pauses(compared)])
+    return RankMessages(tuple(found), _stage(recorded, rank), len(compared), num_alike, chunks)
+
+
+def _ranks_of(call: Collective, rank: int) -> tuple[int, ...]:
+    """The ranks of the call's group; of a send or receive, sender and receiver, or none where they are not known."""
+    ranks = call.group.ranks
+    if not call.point_to_point:
+        return ranks
+    if not 0 <= call.peer < len(ranks):
+        return ()
+    peer = ranks[call.peer]
+    return (peer, rank) if call.operator in RECEIVES else (rank, peer)
+
+
+def _contents(log: StepLog) -> list[tuple[str, str, int, int, int]]:
+    return [(c.operator, c.group.name, c.peer, c.bytes_in, c.bytes_out) for c in log.collectives]
+
+
+def _are_alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two steps issued the same calls. Threads may have issued them in another order."""
+    return one == other or Counter(one) == Counter(other)
+
+
+def _stage(recorded: StepLog, rank: int) -> int:
+    """The rank's place in its pipeline, as the largest group of a pipeline has it."""
+    groups = {call.group.name: call.group for call in recorded.collectives if call.group.dimension == "pipeline"}
+    pipelines = [group.ranks for group in groups.values() if len(group.ranks) > 1 and rank in group.ranks]
+    return max(pipelines, key=len).index(rank) if pipelines else NO_STAGE
+
+
+# -- experts: how evenly tokens were spread, by the split sizes
+
+
+def experts_of(
+    steps: Sequence[MeasuredStep], sampled: Sequence[SampledStep], rank: int, stage: int
+) -> RankExperts | None:
+    """What the steps of a window, and those sampled before it, say; None without all-to-alls that have split sizes."""
+    whole = [step for step in steps if step.log.is_whole and not step.skipped]
+    found = [
+        (step.number, True, _all_to_alls(step.log.collectives))
+        for step in _with_pauses(_every(whole, _MAX_EXPERT_STEPS))
+    ]
+    found += [(step.step, False, _all_to_alls(step.calls)) for step in sampled]
+    return rank_experts(rank, stage, found)
+
+
+def _all_to_alls(collectives: Iterable[Collective]) -> Sequence[AllToAll]:
+    """Those that have split sizes."""
+    return [
+        AllToAll(
+            call.group.name, call.dimension, call.group.ranks, tuple(call.splits[1]), tuple(call.splits[0]),
+            call.bytes_in, call.bytes_out,
+        )
+        for call in collectives
+        if call.splits is not None
+    ]  # fmt: skip
+
+
+# -- what sequential steps did not serialise
+
+
+def unserialised_notes(steps: Sequence[MeasuredStep]) -> tuple[str, ...]:
+    """One sentence for each reason for which counted sequential steps did not serialise collectives."""
+    logs = _sequential(steps)
+    total: Counter[NotSerialised] = Counter()
+    for log in logs:
+        total.update(log.not_serialised)
+    return tuple(
+        [
+            f"{round(number / len(logs), 1):g} "
+            f"{'messages' if reason is NotSerialised.SINGLE_MESSAGE else 'collectives'} a step were not serialised: "
+            f"{reason.value}"
+            for reason, number in sorted(total.items(), key=lambda item: item[0].name)
+        ]
+    )
+
+
+def is_negligible(steps: Sequence[MeasuredStep]) -> bool:
+    """Whether what counted sequential steps did not serialise is so few of their bytes that it cannot matter."""
+    logs = _sequential(steps)
+    # Nothing is sent within a group of one rank.
+    issued = sum([_size_of(call) for log in logs for call in log.collectives if call.group_size != 1])
+    passed = sum([log.not_serialised_bytes for log in logs])
+    return not passed or passed < _NEGLIGIBLE * issued
+
+
+def _sequential(steps: Sequence[MeasuredStep]) -> list[StepLog]:
+    return [step.log for step in steps if step.counted and step.plan.mode is Mode.SEQUENTIAL]
