@@ -53,7 +53,7 @@ from overlap_callbacks.monitor.background.order_check import (
     forward_ruling,
     submit,
 )
-from overlap_callbacks.monitor.background.reporter import Reporter, with_members
+from overlap_callbacks.monitor.background.reporter import Reporter, gather_from_children
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
 from overlap_callbacks.monitor.background.submissions import OrderMessage, RecordedKinds, Submissions, WindowConfig
 from overlap_callbacks.monitor.background.tree import Tree
@@ -227,7 +227,7 @@ class Players:
     def report(self, key: str, number: int) -> None:
         for tree in self.trees:
             exchange, own = self.reports[tree.rank], part_of(window_of(tree.rank, number, tree.world_size))
-            part = with_members(exchange, own, key, TIMEOUT_S, lambda _: False)
+            part = gather_from_children(exchange, own, key, TIMEOUT_S, lambda _: False)
             assert exchange.send_up(key, encode(part), TIMEOUT_S, lambda: False)
 
     def wait(self) -> None:

@@ -1,7 +1,7 @@
-"""Closed windows become reports, and reports go to the sinks, on one thread of our own.
+"""Measures windows, gathers the figures of all ranks and gives the reports to the sinks, on a thread of its own.
 
-Every rank makes a ``JobPart`` of what it measured. Parts go up the ranks' tree, and each level adds them up, so that
-rank 0's work does not grow with the job.
+Every rank makes a ``JobPart`` of what it measured. Each level of the ranks' tree merges the parts below it, so rank 0's
+work does not grow with the job.
 """
 
 from __future__ import annotations
@@ -42,26 +42,26 @@ from overlap_callbacks.monitor.window_cost import WindowCost
 from overlap_callbacks.sinks import RunInfo, Sink
 from overlap_callbacks.sinks.fan_out import FanOut
 
-# At the end of the job: maximum time without a report, while some ranks are not heard. All ranks end alike.
+# At the end of the job, while some ranks are missing: maximum time without a report.
 SETTLE_S = 5.0
-# And this much longer on each further level of the tree: what is put together on the level below comes later.
+# Added per further level of the tree: the merged parts of the level below come later.
 _LEVEL_S = 1.0
-# Time for the sinks where the reporting thread was left behind with the store.
+# Time for the sinks if the reporting thread still waits for the store.
 _LAST_CLOSE_S = 2.0
 # Time between two looks of the closing thread at whether the store still answers.
 _LOOK_S = 0.25
-# Longest that a report waits for the steps after its window to be back to normal, and time between two looks. It is a
-# part of ``report_timeout_s`` at most, because the other ranks wait for the report; and less than ``SETTLE_S``, because
-# a rank that has closed then takes its unread report away.
+# A report waits at most this long for the steps after its window to be back to normal: at most this part of
+# ``report_timeout_s``, because the other ranks wait for it, and less than ``SETTLE_S``, after which a rank that closed
+# deletes its unread report.
 _AFTERMATH_S = 4.0
 _AFTERMATH_PART = 1 / 3
 _AFTERMATH_LOOK_S = 0.05
 
 
-def with_members(
+def gather_from_children(
     exchange: Exchange, own: JobPart, key: str, timeout_s: float, stop: Callable[[float], bool]
 ) -> JobPart:
-    """What this rank and those below it measured, of those that report in time.
+    """The part of this rank and of those below it that report in time.
 
     Args:
         exchange: with the ranks above and below; learns which ranks were not heard.
@@ -84,17 +84,17 @@ def with_members(
 
 
 class Reporter:
-    """Turns closed windows into reports and hands them to the sinks.
+    """Turns windows into reports and gives them to the sinks.
 
     Args:
         channel: to the job's store; rank 0 reports.
         config: the options of the monitor.
-        run: makes what the sinks get first; called on the reporting thread.
+        run: what the sinks get first; called on the reporting thread.
         environment: reads what this rank runs on; called on the reporting thread.
         hide: replaces names of hosts in texts; None if they may be named.
-        budget: learns what each window cost.
-        on_error: gets what goes wrong outside sinks, on the reporting thread.
-        on_sink_error: gets a sink that failed, and why; the sink is not used again.
+        budget: gets what each window cost.
+        on_error: called with errors outside sinks, on the reporting thread.
+        on_sink_error: called with a sink that failed, and why; the sink is not used again.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Reporter:
     def open(self) -> None:
         """Connect to the store, and open the sinks, so that there is a record before the first window is done.
 
-        Now, because connecting to a server that has died waits: later it could outlive the job.
+        This is done early because connecting to a server that has died waits: later it could outlive the job.
         """
         self._worker.submit(self._channel.open)
         self._worker.submit(self._exchange.open)
@@ -147,17 +147,17 @@ class Reporter:
             self._worker.submit(self._open_sinks)
 
     def submit_block(self, window: MeasuredWindow, steps: Sequence[MeasuredStep]) -> None:
-        """Have the record keep a timed block, the steps of it that count, at once: a crash must not lose it."""
+        """Write the steps of a timed block that count to the record at once: a crash must not lose them."""
         if self._sinks and steps:
             self._worker.submit(lambda: self._log_block(window, steps))
 
     def submit_left_out(self, window: int, first_step: int, reason: str) -> None:
-        """Have the record say why a window has no report."""
+        """Write to the record why a window has no report."""
         if self._sinks:
             self._worker.submit(lambda: self._log_left_out(window, first_step, reason))
 
     def submit_window(self, window: MeasuredWindow, key: str, tokens_per_step: int | None) -> None:
-        """Have a window measured, gathered under its key, and reported."""
+        """Measure a window, gather it under ``key`` and report it."""
         self._budget.await_cost(window.number, window.opened_ns, window.wall_ms)
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
             cost = window.cost
@@ -165,13 +165,13 @@ class Reporter:
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
 
     def close(self, timeout_s: float, *, settle: bool = False, others: Sequence[Exchange] = ()) -> None:
-        """Finish the reports that wait, then close the sinks.
+        """Finish the waiting reports, then close the sinks.
 
         Args:
             timeout_s: maximum time.
-            settle: before that, give up ranks that are not heard for some seconds, because all ranks end at about the
-                same time, and a store that does not answer.
-            others: exchanges of threads that have ended, whose messages are to be taken away too.
+            settle: all ranks end at about the same time: give up soon on ranks that are not heard, and on a store that
+                does not answer.
+            others: exchanges of threads that have ended, whose messages are deleted too.
         """
         self._close_by = time.monotonic() + timeout_s
         self._closing.set()
@@ -191,7 +191,7 @@ class Reporter:
                 self._close_sinks()
 
     def _await_end(self, settle: bool) -> bool:
-        """Wait for the thread to end, until the time to close is over; False if it has not."""
+        """Wait for the thread to end, for the time left to close; False if it has not."""
         while not self._worker.close(max(0.0, min(_LOOK_S, self._close_by - time.monotonic()))):
             if time.monotonic() >= self._close_by or (settle and self._channel.call.is_stuck):
                 return False
@@ -219,7 +219,7 @@ class Reporter:
             own = hidden_window(own, self._hide)
         # With every window: the message of a rank may come too late for one, and its size is small.
         own = msgspec.structs.replace(own, environment=self._environment())
-        part = with_members(self._exchange, part_of(own), key, self._timeout_s, self._is_over)
+        part = gather_from_children(self._exchange, part_of(own), key, self._timeout_s, self._is_over)
         if self._job.rank != 0:
             self._send_up(part, key)
             return
@@ -231,7 +231,7 @@ class Reporter:
             every_n_steps=self._schedule.every_n_steps,
             control=self._schedule.control,
             other_arm=arm is not None and not arm.sequential,
-            problems=self._silence(),
+            problems=self._missing_ranks_note(),
             tokens_per_step=tokens_per_step,
             work=self._workload,
         )
@@ -245,7 +245,7 @@ class Reporter:
         if not report.complete:
             report = drop_incomparable_figures(report)
         logger.info("%s", summary(report))
-        _tell(report.race)
+        _log_race_check(report.race)
         self._open_sinks()
         self._sinks.log(report)
 
@@ -272,7 +272,7 @@ class Reporter:
         )
 
     def _without_known(self, report: OverlapReport) -> OverlapReport:
-        """The report without what the record has already, and what is as in the window before."""
+        """The report without what is the same as in the window before, and so in the record already."""
         if report.environment == self._job_environment:
             report = msgspec.structs.replace(report, environment=None)
         else:
@@ -282,8 +282,8 @@ class Reporter:
         self._job_messages = report.messages
         return report
 
-    def _silence(self) -> list[str]:
-        """Rank 0: which ranks were not heard, in words; their number is in the report already."""
+    def _missing_ranks_note(self) -> list[str]:
+        """Rank 0: which ranks were not heard, in words."""
         silent = self._exchange.unheard
         return [f"no report came from {name_ranks(silent)}"] if silent else []
 
@@ -292,20 +292,20 @@ class Reporter:
         self._parent_is_slow = not self._exchange.send_up(key, encode(part), patience_s, self._stop.is_set)
 
     def _leave(self, exchanges: Sequence[Exchange]) -> None:
-        """Wait until what this rank sent was read, for a bounded time, and leave nothing in the store."""
+        """Wait until this rank's messages were read, for a bounded time, and leave nothing in the store."""
         patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._tree.num_levels - 1)
         deadline = min(time.monotonic() + patience_s, self._close_by)
         all_end = self._settle_from < math.inf  # else this rank alone may end, and knows nothing of the others
         with contextlib.suppress(Exception):  # the store may be gone, and all that is in it
-            strays = [each.strays() for each in exchanges] if all_end else []
+            stale = [each.stale_messages() for each in exchanges] if all_end else []
             taken = [each.await_taken(deadline - time.monotonic(), self._stop.is_set) for each in exchanges]
             for each in exchanges:
                 each.leave(parent_is_gone=not all(taken) and all_end)
-            for stray in strays:
-                stray.take_away(deadline - time.monotonic(), self._stop.is_set, after_s=SETTLE_S)
+            for messages in stale:
+                messages.take_away(deadline - time.monotonic(), self._stop.is_set, after_s=SETTLE_S)
 
     def _is_over(self, last_s: float) -> bool:
-        """Whether no more reports of a window are waited for; the last one came at ``last_s`` (``time.monotonic``)."""
+        """Whether to wait no longer for reports of a window; the last one came at ``last_s`` (``time.monotonic``)."""
         # The others take about as long as this rank to measure what they report.
         patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._tree.level - 1)
         return self._stop.is_set() or time.monotonic() > max(last_s, self._settle_from) + patience_s
@@ -340,8 +340,8 @@ class Reporter:
             self._sinks.close(self._close_by - time.monotonic())
 
 
-def _tell(race: RaceCheck | None) -> None:
-    """Say what the race check of a window showed."""
+def _log_race_check(race: RaceCheck | None) -> None:
+    """Log what the race check of a window showed."""
     if race is not None:
         say = logger.info if race.verdict is RaceVerdict.EQUAL else logger.warning
         say("overlap-callbacks: %s", race_sentence(race))

@@ -1,13 +1,11 @@
-"""The tree in which what the ranks say goes up to rank 0, and its answer down: a pure function of the rank.
+"""The tree along which the ranks report to rank 0: a pure function of the rank.
 
-Rank 0 is the root. A rank's number, written in base ``FAN_IN``, names its place: its parent is the rank whose last
-digit other than zero is zero instead. So ranks 1 to 15 report to rank 0, ranks 17 to 31 to rank 16, and ranks 16, 32,
-... to rank 0. Consecutive ranks share a leader, and so do the ranks of a node, wherever the launcher numbers them node
-by node.
+A rank's number, written in base ``FAN_IN``, names its place: its parent is the rank whose last digit other than zero is
+zero instead. So ranks 1 to 15 report to rank 0, ranks 17 to 31 to rank 16, and ranks 16, 32, ... to rank 0.
 
-Nothing but rank numbers and the size of the job goes in: all ranks know the same tree without talking. What a launcher
-says of nodes is not asked for. It differs between launchers, may be set on some ranks only, and ranks with different
-trees would wait for each other in vain.
+Only rank numbers and the size of the job go in, so all ranks know the same tree without talking. The launcher's
+information about nodes is not used: it may be set on some ranks only, and ranks with different trees would wait for
+each other in vain.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ FAN_IN = 16
 WATCHED = 4
 _MANY_RANKS = 1024
 
-# Maximum time by which a rank waits for its children for longer than these wait for theirs.
+# Maximum time by which a rank waits longer for its children than they wait for theirs.
 _MAX_LEAD_S = 2.5
 
 
@@ -90,11 +88,10 @@ class Tree:
 
     @property
     def watched(self) -> tuple[int, ...]:
-        """Ranks whose edge to their parent this one looks at when it leaves: the messages there may be of the dead.
+        """Ranks whose edge to their parent this one looks at when it leaves: their messages may be stale.
 
-        They lie from next to this rank to opposite to it in the ring of all ranks, at distances that grow evenly. Ranks
-        that die together mostly follow each other, as those of a node do: up to half of the job in a row, each of them
-        is watched from outside.
+        They lie between this rank and the opposite one in the ring of all ranks, at distances that grow evenly: ranks
+        that die together mostly follow each other, as those of a node do.
         """
         farthest, number = self.world_size / 2, num_watched(self.world_size)
         near = [round(farthest ** (place / (number - 1))) for place in range(number)]
@@ -103,7 +100,7 @@ class Tree:
         return tuple(sorted(ranks - {0, self.rank, *self.children}))  # the edges of these it has, or they have none
 
     def members_without(self, runs: Sequence[Run]) -> tuple[int, ...]:
-        """This rank and those below it, but for the ranks of ``runs``, which are joined."""
+        """This rank and those below it, except the ranks in ``runs`` (joined)."""
         members = self.members
         if list(runs) == [(members.start, members.stop - 1)]:
             return ()  # the usual case, of any number of ranks
@@ -111,10 +108,6 @@ class Tree:
         return tuple([rank for rank in members if rank not in others])
 
     def patience_s(self, timeout_s: float) -> float:
-        """How long this rank waits for its children, so that what it has still reaches rank 0 within ``timeout_s``.
-
-        Args:
-            timeout_s: how long rank 0 waits.
-        """
+        """How long this rank waits for its children, so that its message still reaches rank 0 within ``timeout_s``."""
         levels = max(1, self.num_levels)
         return timeout_s - (levels - self.level) * min(_MAX_LEAD_S, timeout_s / (2 * levels))

@@ -1,26 +1,23 @@
-"""Messages along the edges of the ranks' tree, and nothing of them left in the store, whoever dies.
+"""Messages between parents and children of the tree, through the store. None stay there, whichever ranks die.
 
-Each edge has few places for messages, which are used in turn: a message waits in its place until it is taken, and its
-sender uses the place again only then. So what those who are gone may leave in the store is bounded, does not grow with
-the length of the job, and has names that others know. A rank that leaves takes all messages of its own edges away. It
-also takes those of the ranks below it that were not heard, and, where nobody reads what it sent, those of the ranks
+Each edge has few places for messages, used in turn: a sender uses a place again only after its message was taken. So
+what ranks that died can leave in the store is bounded, and has names that the others know. A rank that leaves deletes
+the messages of its own edges, of the ranks below it that were not heard, and, if nobody reads its own, of the ranks
 below its parent.
 
-Both ends of an edge may be gone, and all around them may have been heard before. So a rank that ends as all do also
-watches the edges of a few others (``Tree.watched``). It takes away what lies there when it begins to leave and
-is not taken for as long as it waits for messages of its own to be taken. A reader that lives has given up on them by
-then, and a sender that lives takes them back itself. In a job that is well nothing lies there, or not for long.
+Both ends of an edge may be dead. So at the end of training each rank also watches the edges of a few others
+(``Tree.watched``), and deletes messages there that nobody takes while it waits for its own to be taken. A reader that
+lives has given up on them by then, and a sender that lives takes them back itself.
 
 Messages are left behind only
 
-- where both ends of their edge are gone without a word, and so are the ranks that watch it, or they had begun to leave
-  before the message was sent;
-- where both ends are gone without a word, and the others leave in haste: because of an exception or a signal, or within
-  a time of the caller's own. They cannot know who still comes. So they watch nothing, and hold nobody to be gone;
-- where the store fails, or the time to close is over too soon to hold anybody to be gone.
+- if both ends of their edge and the ranks that watch it died, or began to leave before the message was sent;
+- if both ends died and the others leave early, because of an exception, a signal or a timeout of the caller. They
+  cannot know who still comes, so they watch nothing;
+- if the store fails, or the time to close is too short to tell that a rank is dead.
 
-A job that starts again may find the store of the one that was killed (``torchrun --max-restarts`` keeps it), with the
-same names in it. So whoever sends takes away what lies in its places before anything is sent.
+A restarted job may find the store of the killed one (``torchrun --max-restarts`` keeps it), with the same names in it.
+So a sender deletes what lies in its places before it sends anything.
 """
 
 from __future__ import annotations
@@ -64,15 +61,15 @@ class Exchange:
         self._channel = channel
         self._kind = kind
         self._directions = ("up", "down") if answered else ("up",)
-        self._to_parent = _Outlet(channel, self._edge("up", tree.rank))
-        self._from_parent = _Inlet(channel, self._edge("down", tree.rank))
-        self._from = {child: _Inlet(channel, self._edge("up", child)) for child in tree.children}
-        self._to = {child: _Outlet(channel, self._edge("down", child)) for child in tree.children}
+        self._to_parent = _Sender(channel, self._edge("up", tree.rank))
+        self._from_parent = _Receiver(channel, self._edge("down", tree.rank))
+        self._from = {child: _Receiver(channel, self._edge("up", child)) for child in tree.children}
+        self._to = {child: _Sender(channel, self._edge("down", child)) for child in tree.children}
         self._gathered: deque[str] = deque(maxlen=_REMEMBERED)
         self._answered: deque[str] = deque(maxlen=_REMEMBERED)
 
     def open(self) -> None:
-        """Take away what a process before this one has sent as this rank, and nobody has taken. Nothing is sent yet."""
+        """Delete what an earlier process with this rank has sent and nobody has taken. Nothing is sent yet."""
         if self.tree.parent is not None:
             self._empty("up", self.tree.rank)
         if "down" in self._directions:
@@ -80,12 +77,12 @@ class Exchange:
                 self._empty("down", child)
 
     def send_up(self, key: str, message: bytes, patience_s: float, stop: Callable[[], bool]) -> bool:
-        """Hand ``message`` to the parent.
+        """Send ``message`` to the parent.
 
         Args:
             key: of the exchange; the same on every rank, and never used twice.
             message: to send.
-            patience_s: maximum time to wait for a place, where the parent has not taken earlier messages yet.
+            patience_s: maximum time to wait for a free place.
             stop: ends the waiting early when it returns True.
 
         Returns:
@@ -119,37 +116,34 @@ class Exchange:
             all_of_them = time.monotonic() >= next_round_s
             if all_of_them:
                 next_round_s = time.monotonic() + _ROUND_S
-            for child, inlet in self._from.items():
-                if child not in found and not look(child, inlet.look) and not all_of_them:
+            for child, receiver in self._from.items():
+                if child not in found and not look(child, receiver.look) and not all_of_them:
                     break
             return True if len(found) == len(self._from) else None
 
         if poll(look_at_missing, timeout_s, lambda: stop(last_s)) is None:
-            for child, inlet in self._from.items():
+            for child, receiver in self._from.items():
                 if child not in found:
-                    look(child, inlet.search)
+                    look(child, receiver.search)
         self._gathered.append(key)
         return found
 
     def send_down(self, key: str, message: bytes) -> None:
         """Answer all children; not those that have taken none of the last answers."""
-        for outlet in self._to.values():
-            outlet.offer(key, message)
+        for sender in self._to.values():
+            sender.offer(key, message)
 
     def await_answer(
         self, key: str, timeout_s: float, stop: Callable[[], bool], *, taken_within_s: float | None = None
     ) -> bytes | None:
-        """The parent's answer as soon as it is there.
+        """The parent's answer; None if there was none in time.
 
         Args:
             key: of the exchange.
             timeout_s: maximum time to wait.
             stop: ends the waiting early when it returns True.
-            taken_within_s: time after which a parent that has not taken what this rank sent is held to be gone, and not
+            taken_within_s: time after which a parent that has not taken this rank's message is considered dead, and not
                 waited for any longer; None to wait for the whole time.
-
-        Returns:
-            The answer; None if there was none in time.
         """
         first_s = timeout_s if taken_within_s is None else min(taken_within_s, timeout_s)
         answer = self._poll_answer(key, first_s, stop)
@@ -175,22 +169,22 @@ class Exchange:
         waiting = [self._to_parent, *self._to.values()]
 
         def look() -> bool | None:
-            waiting[:] = [outlet for outlet in waiting if not outlet.is_empty()]
+            waiting[:] = [sender for sender in waiting if not sender.is_empty()]
             return None if waiting else True
 
         poll(look, timeout_s, stop)
         return self._to_parent not in waiting
 
-    def strays(self) -> Strays:
-        """What lies on the edges that this rank watches. A rank that leaves looks before it waits for anything else."""
+    def stale_messages(self) -> StaleMessages:
+        """The messages on the edges that this rank watches, looked at before it waits for anything else."""
         edges = [self._edge(direction, rank) for rank in self.tree.watched for direction in self._directions]
-        return Strays(self._channel, edges)
+        return StaleMessages(self._channel, edges)
 
     def leave(self, *, parent_is_gone: bool = False) -> None:
-        """Take away what is left in the store; nothing is sent or gathered afterwards.
+        """Delete what is left in the store; nothing is sent or gathered afterwards.
 
         Args:
-            parent_is_gone: nobody has read what this rank sent, for as long as it waited.
+            parent_is_gone: nobody has read what this rank sent for as long as it waited.
         """
         if self.tree.world_size == 1:
             return
@@ -210,13 +204,8 @@ class Exchange:
         return f"{self._kind}/{direction}/{child}"
 
 
-class Strays:
-    """Messages between other ranks, as they lie in the store now. Mostly there are none.
-
-    Args:
-        channel: to the store.
-        edges: between the others.
-    """
+class StaleMessages:
+    """Messages between other ranks, as they lie in the store now. Mostly there are none."""
 
     def __init__(self, channel: StoreChannel, edges: Iterable[str]) -> None:
         self._channel = channel
@@ -226,12 +215,12 @@ class Strays:
         self._lying = {place: message for place, message in found if message is not None}
 
     def take_away(self, timeout_s: float, stop: Callable[[], bool], *, after_s: float) -> None:
-        """Wait until their readers have taken them; take away those that nobody takes.
+        """Wait until their readers have taken them; delete those that nobody takes.
 
         Args:
             timeout_s: maximum time to wait.
             stop: ends the waiting early when it returns True.
-            after_s: time for which a message must have been seen here, at least, for its ends to be held to be gone.
+            after_s: minimum age, as seen here, of a message whose ends are considered dead.
         """
 
         def look() -> bool | None:
@@ -242,12 +231,12 @@ class Strays:
 
         if poll(look, timeout_s, stop) is None and time.monotonic() - self._seen_s >= after_s:
             for place, message in self._lying.items():
-                # Another message in the same place is of ranks that live, and use their places in turn.
+                # Another message in the same place belongs to ranks that live.
                 if self._channel.peek(place) == message:
                     self._channel.delete(place)
 
 
-class _Outlet:
+class _Sender:
     """The sender's end of an edge."""
 
     def __init__(self, channel: StoreChannel, edge: str) -> None:
@@ -275,7 +264,7 @@ class _Outlet:
         return self._number == 0 or not self._channel.has(_place(self._edge, self._number - 1))
 
 
-class _Inlet:
+class _Receiver:
     """The reader's end of an edge."""
 
     def __init__(self, channel: StoreChannel, edge: str) -> None:
@@ -294,8 +283,8 @@ class _Inlet:
         while key not in self._early:
             place = _place(self._edge, self._number)
             data = self._channel.peek(place)
-            # Its sender may take it back between our two calls. Whoever deletes it has it, and both know: else the two
-            # ends would count on from different numbers, and miss each other in every window to come.
+            # Its sender may take it back between our two calls. Only one of us deletes it, and both know which: else
+            # the two ends would count on from different numbers, and miss each other in every window to come.
             if data is None or not self._channel.delete(place):
                 return None
             number, sent_key, message = _opened(data)
@@ -309,8 +298,8 @@ class _Inlet:
     def search(self, key: str, over: Iterable[str]) -> bytes | None:
         """Like ``look``, in all places.
 
-        Where a message was taken away by others, the next is in another place. And its sender may have counted back for
-        a message that it held to be withdrawn, and that was taken: what was taken is gone, so any number is a new one.
+        If others deleted a message, the next one is in another place. And its sender may have counted back for a
+        message that it believed to be withdrawn, and that was taken: so any number is a new one.
         """
         found = self.look(key, over)
         if found is None:

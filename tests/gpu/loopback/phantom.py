@@ -24,7 +24,7 @@ def phantom_rank() -> Iterator[None]:
     with (
         mock.patch.object(order_check, "submit", _submit),
         mock.patch.object(reporter, "part_of", _part_of_both),
-        mock.patch.object(reporter, "with_members", _with_members),
+        mock.patch.object(reporter, "gather_from_children", _with_members),
     ):
         yield
 

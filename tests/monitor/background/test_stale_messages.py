@@ -99,11 +99,11 @@ class Ranks:
     def leave(self, ranks: Collection[int]) -> None:
         """As the reporting thread does, all at a time; who does not come is not waited for."""
         leaving = [exchange for exchange in self if exchange.tree.rank in ranks]
-        strays = [exchange.strays() for exchange in leaving]
+        stale = [exchange.stale_messages() for exchange in leaving]
         for exchange in leaving:
             exchange.leave(parent_is_gone=not exchange.await_taken(NOW, never))
-        for stray in strays:
-            stray.take_away(NOW, never, after_s=0.0)
+        for messages in stale:
+            messages.take_away(NOW, never, after_s=0.0)
 
 
 def some_of(ranks: Sequence[int]) -> list[tuple[int, ...]]:
@@ -180,7 +180,7 @@ def test_a_dead_neighbourhood_leaves_nothing_in_the_store(num_ranks: int, dead: 
 def test_a_message_is_left_to_a_parent_that_lives_and_comes_later(store: Any) -> None:
     ranks, taken = Ranks(store, 5, fan_in=2), []
     ranks[2].send_up("window", b"-", NOW, never)
-    strays = ranks[1].strays()
+    stale = ranks[1].stale_messages()
 
     def come_later() -> None:
         time.sleep(0.3)
@@ -188,7 +188,7 @@ def test_a_message_is_left_to_a_parent_that_lives_and_comes_later(store: Any) ->
 
     parent = threading.Thread(target=come_later)
     parent.start()
-    strays.take_away(LONG_S, never, after_s=0.0)  # and waits no longer than the parent does
+    stale.take_away(LONG_S, never, after_s=0.0)  # and waits no longer than the parent does
     parent.join()
     assert taken == [{2: b"-"}]
 
@@ -196,11 +196,11 @@ def test_a_message_is_left_to_a_parent_that_lives_and_comes_later(store: Any) ->
 def test_a_message_that_has_come_into_the_same_place_is_left_to_its_reader(store: Any) -> None:
     ranks = Ranks(store, 5, fan_in=2)
     ranks[2].send_up("window0", b"-", NOW, never)
-    strays = ranks[1].strays()
+    stale = ranks[1].stale_messages()
     for window in range(PLACES):
         assert ranks[0].gather(f"window{window}", NOW, never) == {2: b"-"}
         assert ranks[2].send_up(f"window{window + 1}", b"-", NOW, never)
-    strays.take_away(NOW, never, after_s=0.0)
+    stale.take_away(NOW, never, after_s=0.0)
     assert ranks[0].gather(f"window{PLACES}", NOW, never) == {2: b"-"}
 
 
@@ -208,7 +208,7 @@ def test_a_message_that_was_not_seen_for_long_is_left_to_its_reader(store: Any) 
     """The time to close was over too soon to know."""
     ranks = Ranks(store, 5, fan_in=2)
     ranks[2].send_up("window", b"-", NOW, never)
-    ranks[1].strays().take_away(NOW, never, after_s=LONG_S)
+    ranks[1].stale_messages().take_away(NOW, never, after_s=LONG_S)
     assert ranks[0].gather("window", NOW, never) == {2: b"-"}
 
 
@@ -221,12 +221,12 @@ def test_to_leave_a_job_that_is_well_takes_few_calls_of_the_store_and_no_waiting
     store.calls.clear()
     for exchange in ranks:
         before = store.calls.total()
-        strays = exchange.strays()
+        stale = exchange.stale_messages()
         assert store.calls.total() - before <= 2 * PLACES * WATCHED
         assert exchange.await_taken(LONG_S, must_not_wait)
         exchange.leave()
         before = store.calls.total()
-        strays.take_away(LONG_S, must_not_wait, after_s=0.0)
+        stale.take_away(LONG_S, must_not_wait, after_s=0.0)
         assert store.calls.total() == before
     # Edges are one fewer than ranks. On each, both ends see that what they sent was taken, and empty all places.
     edges = (num_ranks - 1) * 2 * (1 + 2 * PLACES)
