@@ -51,19 +51,19 @@ unbox_group = dist.ProcessGroup.unbox
 class Gate:
     """Records and serialises the collectives of a step.
 
-    ``register()`` before the first step, on the main thread; ``begin_step`` and ``end_step`` on the one that trains.
+    ``register()`` before the first step, on the main thread; ``begin_step`` and ``end_step`` on the training thread.
 
     Args:
-        capacity: collectives of one step for which storage is held ready.
+        capacity: collectives of one step for which storage is kept.
         patience_s: longest time that the host waits for a serialised collective, which then is ``stuck``.
 
     Attributes:
         stuck: the serialised collective that did not finish in time; None if there is none.
         last_error: an error of the gate's own; None if there was none.
         dimensions: dimension of parallelism of groups that were named by hand, by the group's name.
-        side_streams: streams that compute and never issue a collective, if an adapter names them.
-        micro_batches: of the open step so far; 0 where no adapter counts them.
-        nested: whether operators of the job issue collectives (on DTensors, say); the first window finds out.
+        side_streams: streams that compute and never issue a collective, named by an adapter.
+        micro_batches: of the open step so far; 0 if no adapter counts them.
+        nested: whether operators of the job (on DTensors, say) issue collectives; the first window finds out.
 
     Raises:
         RuntimeError: (from ``register``) another gate of this process is in use.
@@ -124,8 +124,7 @@ class Gate:
         self._groups.clear()
         self._works.clear()
         self._recorder = StepRecorder(0)
-        self._on_stream = None
-        self._numbers = None
+        self._on_stream = self._numbers = None
 
     def stop(self) -> None:
         """Let collectives pass from here on. Safe to call at any time, from any thread."""
@@ -160,12 +159,12 @@ class Gate:
 
         Args:
             sequential: serialise.
-            expected: what passed the order check; None where nothing may be serialised.
+            expected: what passed the order check; None if nothing may be serialised.
             compute_stream: the stream that is serialised with collectives of the device.
             watch: keep the collectives' works until the step ends, to know whether they are complete then.
 
         Raises:
-            RuntimeError: the step begins within a backward pass or in inference mode, which restore the thread's state.
+            RuntimeError: the step begins within a backward pass or in inference mode.
         """
         if torch._C._current_graph_task_id() != -1 or torch.is_inference_mode_enabled():
             where = "in inference mode" if torch.is_inference_mode_enabled() else "within a backward pass"
@@ -185,8 +184,7 @@ class Gate:
         self.stop()
         collectives, dropped = self._recorder.drain()
         compiled = dispatcher.num_compilations != self._compilations
-        foreign: tuple[str, ...] = ()
-        quiet = False
+        foreign, quiet = tuple[str, ...](), False
         # What passed unseen is not somebody else's.
         if self._numbers is not None and not (self._unseen or dropped or compiled):
             foreign = self._numbers.foreign_groups(collectives, self.dimensions)
@@ -209,15 +207,15 @@ class Gate:
     def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
         """Issue a batch of sends and receives; in a sequential step wait for all of them once all are posted.
 
-        For an adapter, where its framework posts a batch, in schedules in which waiting there comes to an end. It hands
-        on the works that it gets back: those of Gloo cannot be waited for twice.
+        For an adapter, in schedules in which waiting there comes to an end. It passes on the works that it gets back:
+        those of Gloo cannot be waited for twice.
 
         Args:
             issue: posts the batch; what it raises passes through.
             works_of: the works in what ``issue`` returns.
 
         Returns:
-            What ``issue`` returned, and a work for each of its works: ``CompletedWork`` where it was waited for.
+            What ``issue`` returned, and a work for each of its works: ``CompletedWork`` if it was waited for.
         """
         order_after = self._begin_batch()
         try:
@@ -230,10 +228,8 @@ class Gate:
     def _begin_batch(self) -> Callable[[], None] | None:
         """Order what came before the batch. Returns what orders the rest; None where nothing is serialised."""
         try:
-            self._batches += 1
-            self._posting = self._batches
-            self._posted = []
-            self._batch_passes = False
+            self._posting = self._batches = self._batches + 1
+            self._posted, self._batch_passes = [], False
             if not self._serialise or not dispatcher.is_on(self) or self._tracker.divergence is not None:
                 return None
             serialiser = self._on_stream or self._on_host
