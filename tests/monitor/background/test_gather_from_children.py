@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.job.part import encode, part_of
-from overlap_callbacks.monitor.background.reporter import with_members
+from overlap_callbacks.monitor.background.reporter import gather_from_children
 from overlap_callbacks.monitor.background.tree import Tree
 from tests.samples import window
 
@@ -63,5 +63,5 @@ def blocks_without_numbers() -> bytes:
 )
 def test_of_a_message_that_cannot_be_no_rank_counts(damaged: bytes) -> None:
     exchange: Any = FakeExchange({1: message(1), 2: damaged, 3: message(3)})
-    part = with_members(exchange, part_of(window(0)), "window", 1.0, lambda _: False)
+    part = gather_from_children(exchange, part_of(window(0)), "window", 1.0, lambda _: False)
     assert (part.heard, exchange.unheard) == (((0, 1), (3, 3)), (2,))
