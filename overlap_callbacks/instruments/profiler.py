@@ -20,12 +20,12 @@ import torch
 import torch.autograd.profiler
 
 from overlap_callbacks.analysis.kernels.host import host_kernels
-from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.table import (
     Indices,
     KernelTable,
     KernelTableBuilder,
     Kind,
+    LaunchShape,
     device_kernels,
 )
 from overlap_callbacks.instruments.other_profilers import other_profilers

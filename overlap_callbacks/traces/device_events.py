@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
-from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape
 from overlap_callbacks.traces.collect import (
     ENQUEUED,
     FOREIGN,

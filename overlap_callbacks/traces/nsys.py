@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
-from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape
 from overlap_callbacks.traces.collect import ENQUEUED, Note, hashable, is_step, short_name
 from overlap_callbacks.traces.collectives import UNKNOWN, RangeDetail
 from overlap_callbacks.traces.device_events import WAITING_CALLS, DeviceEvents, unsigned

@@ -22,6 +22,7 @@ from overlap_callbacks.analysis.kernels.table import (
     Kind,
     collectives_of,
     communicates,
+    rows_named,
 )
 
 # Share of a step from which on it is told that so much of it counts as nothing.
@@ -66,7 +67,7 @@ def host_kernels(
     kind = np.repeat(np.array((Kind.COMPUTE, Kind.COMMUNICATION), dtype=np.uint8), (len(owner), len(comm)))
     distinct = (*call_names, *ranges.names.texts)
     collective, collectives = collectives_of(name, distinct, kind == Kind.COMMUNICATION)
-    intervals = _joined(pieces, comm)
+    intervals = pieces.with_others(comm)
     return KernelTable(
         intervals=intervals,
         kind=kind,
@@ -82,7 +83,7 @@ def host_kernels(
         launches=(None,),
         without_launch=np.zeros(len(name), dtype=bool),
         from_graph=np.zeros(len(name), dtype=bool),
-        uncounted=_uncounted(_joined(intervals, waiting), calls, bounds),
+        uncounted=_uncounted(intervals.with_others(waiting), calls, bounds),
     )
 
 
@@ -126,15 +127,10 @@ def _kinds(
     An operator that issues a collective may wait for it in its own time: the wait for a ``Work`` has no range. So that
     time is neither.
     """
-
-    def those(matches: Sequence[bool]) -> npt.NDArray[np.bool_]:
-        return np.array(matches, dtype=bool)[called] if len(called) else np.empty(0, dtype=bool)
-
-    functional = those([bool(re.search(_FUNCTIONAL, name)) for name in names])
-    issues = (
-        those([bool(re.search(_ISSUES, name)) or name_rules.is_communication(name) for name in names]) & ~functional
+    functional, issues, idle = (
+        rows_named(re.compile(pattern).search, names, called) for pattern in (_FUNCTIONAL, _ISSUES, _NO_COMPUTE)
     )
-    idle = those([bool(re.search(_NO_COMPUTE, name)) for name in names])
+    issues = (issues | rows_named(name_rules.is_communication, names, called)) & ~functional
     # Those that a functional collective issues itself have a range for the wait.
     alone = issues & (calls.covered_ns(calls[functional]) < calls.durations_ns)
     starts = np.sort(calls.start_ns[alone])
@@ -150,10 +146,6 @@ def _uncounted(counted: Intervals, calls: Intervals, bounds: Sequence[tuple[int,
     whole = Intervals(steps[:, 0], steps[:, 1])
     lengths = np.maximum(whole.durations_ns, 1)
     return tuple((1 - whole.covered_ns(counted) / lengths).tolist())
-
-
-def _joined(first: Intervals, second: Intervals) -> Intervals:
-    return Intervals(np.concatenate((first.start_ns, second.start_ns)), np.concatenate((first.end_ns, second.end_ns)))
 
 
 def _cut(ranges: Intervals, quiet_ns: Sequence[int]) -> Intervals:

@@ -20,8 +20,7 @@ import numpy as np
 
 from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.calls import Calls, alone_ns
-from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
-from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, LaunchShape
 from overlap_callbacks.analysis.results.window import SmLoss
 
 # Blocks do not end all at once. After some waves they are out of step, and the last wave is no longer a step of its

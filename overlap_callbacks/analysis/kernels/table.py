@@ -10,20 +10,77 @@ from __future__ import annotations
 import enum
 import itertools
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.intervals import Intervals
-from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.placement import step_of, step_of_kernels
 
 Indices = npt.NDArray[np.int64]
+
+
+_Triple = tuple[int, int, int]
+
+
+class LaunchShape(msgspec.Struct, frozen=True):
+    """How a kernel was launched, as Kineto writes it into the metadata of live events and of trace files.
+
+    Attributes:
+        grid: thread blocks in each direction.
+        block: threads of a block in each direction.
+        registers_per_thread, shared_memory_bytes: what a thread, and a block, holds; 0 if unknown.
+        num_sms: SMs of the device, by the metadata; 0 if unknown.
+    """
+
+    grid: _Triple
+    block: _Triple
+    registers_per_thread: int = 0
+    shared_memory_bytes: int = 0
+    num_sms: int = 0
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> LaunchShape | None:
+        """Read the shape from an event's metadata; None without a grid and a block, or if they make no sense."""
+        try:
+            grid, block = _triple(metadata["grid"]), _triple(metadata["block"])
+            blocks_per_sm = float(metadata.get("blocks per SM", 0))
+            return cls(
+                grid,
+                block,
+                int(metadata.get("registers per thread", 0)),
+                int(metadata.get("shared memory", 0)),
+                # Kineto gives the blocks of the whole grid over the device's SMs.
+                round(prod(grid) / blocks_per_sm) if blocks_per_sm > 0 else 0,
+            )
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return None
+
+    @property
+    def num_blocks(self) -> int:
+        """Thread blocks of the whole grid."""
+        return prod(self.grid)
+
+    @property
+    def threads_per_block(self) -> int:
+        """Threads of one block."""
+        return prod(self.block)
+
+    def __str__(self) -> str:
+        """Grid and block, as the tables of kernels keep them."""
+        return f"{list(self.grid)} {list(self.block)}"
+
+
+def _triple(value: Any) -> _Triple:
+    x, y, z = (int(part) for part in value)
+    return x, y, z
 
 
 class Kind(enum.IntEnum):
@@ -107,12 +164,17 @@ class KernelTable:
 
     def named(self, matches: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
         """Which rows have a name that matches; shape (n,)."""
-        found: npt.NDArray[np.bool_] = np.array([matches(name) for name in self.names], dtype=bool)[self.name]
-        return found
+        return rows_named(matches, self.names, self.name)
 
     def runs(self, collective: str) -> npt.NDArray[np.bool_]:
         """Which rows run a kind of collective; shape (n,)."""
         return np.isin(self.collective, [n for n, kind in enumerate(self.collectives) if kind == collective])
+
+
+def rows_named(matches: Callable[[str], Any], names: Sequence[str], name: Indices) -> npt.NDArray[np.bool_]:
+    """Which rows have a name that matches; ``name`` is an index into ``names`` of each row; shape (n,)."""
+    found: npt.NDArray[np.bool_] = np.array([bool(matches(text)) for text in names], dtype=bool)[name]
+    return found
 
 
 class StringTable:
@@ -240,8 +302,7 @@ def device_kernels(
 
 def communicates(rows: KernelTableBuilder) -> npt.NDArray[np.bool_]:
     """Whether each row communicates, by its name; shape (n,)."""
-    by_name = np.array([name_rules.is_communication(text) for text in rows.names.texts], dtype=bool)
-    return by_name[np.array(rows.name, dtype=np.int64)] if len(rows) else np.empty(0, dtype=bool)
+    return rows_named(name_rules.is_communication, rows.names.texts, np.array(rows.name, dtype=np.int64))
 
 
 def collectives_of(

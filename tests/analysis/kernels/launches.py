@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
 from overlap_callbacks.analysis.kernels.sm_loss import Chip
+from overlap_callbacks.analysis.kernels.table import LaunchShape
 
 KIB = 1024
 H100 = Chip(132, (9, 0))

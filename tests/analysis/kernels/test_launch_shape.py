@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
+from overlap_callbacks.analysis.kernels.table import LaunchShape
 
 # As an H100 with its 132 SMs gives it.
 METADATA = {

@@ -9,8 +9,7 @@ import torch
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.kernels.host import uncounted_note
-from overlap_callbacks.analysis.kernels.launch_shape import LaunchShape
-from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape
 from overlap_callbacks.instruments import profiler
 from overlap_callbacks.instruments.profiler import read_events
 from tests.columns import EPOCH_NS
