@@ -87,9 +87,9 @@ def report_of(
     """What the budget asks of a window's report."""
     step_ms = {}
     for mode in Mode:
-        blocks = [s for s in script.stretches if s.arm is mode and s.counted][: schedule.timed_blocks // 2]
+        blocks = [s for s in script.stretches if s.mode is mode and s.counted][: schedule.timed_blocks // 2]
         step_ms[mode] = 1e3 * sum(s.duration_s for s in blocks) / sum(s.num_steps for s in blocks)
-    sequential = sum(s.num_steps for s in script.stretches if s.arm is Mode.SEQUENTIAL)
+    sequential = sum(s.num_steps for s in script.stretches if s.mode is Mode.SEQUENTIAL)
     profiled = schedule.profiled_steps * (1 + schedule.warmup_steps)
     lost_steps = (sequential + profiled) * (power_truth.SLOWER - 1) + 2 * profiled * PROFILED
     lost_ms = 1e3 * (lost_steps * row.step_s + OWN_S)

@@ -388,7 +388,7 @@ def measured(row: Row, seed: int) -> tuple[Script, DevicePower, list[dict[str, A
     )  # fmt: skip
     results = []
     for mode in Mode:
-        segments = [s for s in script.segments if s.arm is mode]
+        segments = [s for s in script.segments if s.mode is mode]
         joules = sum(script.at(s.end_ns / 1e9) - script.at(s.start_ns / 1e9) for s in segments)
         seconds, steps = sum(s.duration_s for s in segments), sum(s.num_steps for s in segments)
         figures = found.of(mode)

@@ -1,6 +1,6 @@
 """Interval algebra on arrays: union, cover and self time, without a Python loop over intervals.
 
-Times are whole nanoseconds: as a floating-point number, an absolute time would lose its last hundreds of nanoseconds.
+Times are whole nanoseconds: a floating-point number would lose the last hundreds of nanoseconds of an absolute time.
 """
 
 from __future__ import annotations
@@ -217,12 +217,8 @@ def _parents(depth: npt.NDArray[np.int64], by_start: npt.NDArray[np.intp]) -> np
 
 
 def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The distinct values, ascending; shape (number of them,).
+    """The distinct values of an array of shape (n,), ascending.
 
-    ``np.unique`` of values alone looks whether they are masked, and imports ``numpy.ma`` for that. With counts it does
-    not look.
-
-    Args:
-        values: shape (n,).
+    ``np.unique`` of values alone imports ``numpy.ma`` to see whether they are masked. With counts it does not.
     """
     return np.unique(values, return_counts=True)[0]

@@ -1,7 +1,7 @@
 """Steps that took far longer than others of their mode: somebody's save, an evaluation, a core that was taken away.
 
-They are left out of both modes alike. The rule looks at each mode alone, so that it does not favour either. If it
-leaves out many more steps of one mode than of the other, the stalls may belong to that mode, and all steps count.
+They are left out of both modes by one rule, which looks at each mode alone. If it leaves out many more steps of one
+mode than of the other, the stalls may belong to that mode, and all steps count.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class LeftOut(NamedTuple):
     """The steps of one part of a window that are left out.
 
     Attributes:
-        far: which steps took far longer than their like; shape (number of steps,).
-        kept: whether they count all the same, since nearly all are of one mode.
+        far: which steps took far longer than comparable ones; shape (number of steps,).
+        kept: whether they count anyway, since nearly all are of one mode.
     """
 
     far: npt.NDArray[np.bool_]
@@ -42,8 +42,8 @@ def far_longer(step_ms: Sequence[float], like: Sequence[Hashable], sequential: S
     """The steps that took far longer than others of their mode.
 
     Args:
-        step_ms: how long each step took, less what a rhythm of the job adds to it.
-        like: steps are compared with those that have the same value: their mode, kind and so on.
+        step_ms: how long each step took, without what a rhythm of the job adds.
+        like: steps with the same value are compared: the same mode, kind and so on.
         sequential: whether the step is of the sequential side.
     """
     times = np.asarray(step_ms, dtype=np.float64)
@@ -74,10 +74,9 @@ def are_of_one_mode(overlapped: int, sequential: int) -> bool:
 
 
 def stalls_of_a_run(left_out: Iterable[tuple[int, int]]) -> str:
-    """A sentence if stalls belong to one mode over the windows of a run, which one window rarely tells; else empty.
+    """A sentence if stalls belong to one mode over the windows of a run, which one window rarely shows; else empty.
 
-    Args:
-        left_out: of each window, the overlapped and the sequential steps that were left out.
+    ``left_out`` has the overlapped and the sequential steps that were left out of each window.
     """
     windows = list(left_out)
     overlapped, sequential = sum([window[0] for window in windows]), sum([window[1] for window in windows])
@@ -99,7 +98,7 @@ def stalls_in_words(
     Args:
         overlapped: numbers of the overlapped steps.
         sequential: numbers of the sequential ones.
-        kept: whether they count all the same.
+        kept: whether they count anyway.
         what: they are, e.g. ``profiled step``.
     """
     steps = sorted([*overlapped, *sequential])

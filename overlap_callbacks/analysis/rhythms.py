@@ -1,9 +1,9 @@
 """Which steps of a job recur and take longer, or shorter, than the others: from the times of steps outside windows.
 
-A rhythm is a period and a phase. Each is tried: the steps that it hits are compared with all others. Step times are
-compared by rank, because a heavy tail or a few stalls then weigh no more than other slow steps. Before that, what a
-step has in common with its neighbours is taken off, because times of steps in a row are alike: of noise in which each
-step depends on the one before, what is left at two steps of a rhythm is independent.
+A rhythm is a period and a phase. For each, the steps that it hits are compared with all others, by rank, so that a
+heavy tail or a few stalls weigh no more than other slow steps. Since times of steps in a row are correlated, what a
+step shares with its neighbours is removed first: of noise in which each step depends on the one before, the remainders
+at two steps of a rhythm are independent.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ _MAD_TO_SD = 1.4826
 
 
 def find_rhythms(steps: Ints, step_ms: Floats, max_rhythms: int = 3) -> tuple[Rhythm, ...]:
-    """The rhythms of a job, that which explains most of the step times first.
+    """The rhythms of a job, the one that explains most of the step times first.
 
     Args:
-        steps: step numbers, ascending; those of windows and pauses are not among them.
+        steps: step numbers, ascending, without those of windows and pauses.
         step_ms: how long each of them took. What is not above zero or not finite is ignored.
-        max_rhythms: how many are told at most.
+        max_rhythms: how many are returned at most.
     """
     known = np.isfinite(step_ms) & (step_ms > 0)
     steps, logs = steps[known], np.log(step_ms[known])
@@ -140,10 +140,10 @@ class _Folds:
         return zip(self._phases, _PERIODS, strict=True)
 
     def strongest(self, scores: Floats, correlation: float, known: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
-        """Period and phase that explain most, unless that may be chance.
+        """Period and phase that explain most, unless that is within noise.
 
         Args:
-            scores: of each step, without what its neighbours tell; their mean is zero.
+            scores: of each step, without what its neighbours explain; their mean is zero.
             correlation: of a step with the one before.
             known: those found before.
         """

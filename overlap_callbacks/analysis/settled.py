@@ -1,6 +1,6 @@
 """The settled difference between the modes: what it becomes once a mode has lasted.
 
-What follows the mode slowly (clocks, heat, caches) is seen only in part in blocks of a few steps. But the modes of all
+What follows the mode slowly (clocks, heat, caches) shows only in part in blocks of a few steps. But the modes of all
 steps are known. So the logarithm of a step's time is fitted as
 
     window's own line + a S + b h(tau),
@@ -8,8 +8,8 @@ steps are known. So the logarithm of a step's time is fitted as
 where S is 1 in sequential steps, and h is S filtered with a time constant of tau steps. Before the first step the job
 ran overlapped, so h begins at 0. The settled difference is a + b. Noise is autoregressive of the first order.
 
-Each tau and each autocorrelation of a grid is a problem of least squares. Of a window only its normal equations are
-kept, so that windows can be added one by one, and a run of any length takes the same memory.
+Each tau and each autocorrelation of a grid is a least-squares problem. Only a window's normal equations are kept, so
+that windows can be added one by one, and a run of any length takes the same memory.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ class SettledFit:
 
         A variance between windows is added to that of the steps, if there is any; Satterthwaite's degrees of freedom,
         but ``_LEAST_FREEDOM`` at least: two windows differ by more than their steps say in a third of all runs by
-        chance, and one degree would make the interval several times as wide then.
+        chance, and one degree would then make the interval several times as wide.
         """
         steps, windows = self._freedom - 3, self._num_windows - 1
         if not windows:

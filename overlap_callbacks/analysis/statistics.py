@@ -2,10 +2,9 @@
 
 Step times are autocorrelated: clocks, other tenants and the order of the data change them for many steps at a time. An
 interval over single steps would be too narrow, and up to one window in four would report a difference that is not
-there. So the unit is the block: each block gives one mean. ``overlap_callbacks.analysis.design`` takes out what else
-differs between blocks. If a figure combines several quantities (equations 4 and 5), their means are combined by the
-delta method, with Satterthwaite's degrees of freedom. For a difference of two plain means that is exactly Welch's
-interval.
+there. So the unit is the block: each gives one mean, from which ``analysis.design`` removes what else differs between
+blocks. If a figure combines several quantities (equations 4 and 5), their means are combined by the delta method, with
+Satterthwaite's degrees of freedom. For a difference of two plain means that is exactly Welch's interval.
 
 Over a run, windows are pooled. People look at a run's interval after each window, so there are two: one that holds at
 one look, and a wider one that holds at all looks together.
@@ -36,12 +35,7 @@ MIN_BLOCKS = 4
 
 
 class Scale(NamedTuple):
-    """The scale on which a figure's interval is symmetric.
-
-    Attributes:
-        to: increasing function from the figure to the scale.
-        back: its inverse.
-    """
+    """The scale on which a figure's interval is symmetric: an increasing function to it, and its inverse."""
 
     to: Callable[[float], float]
     back: Callable[[float], float]
@@ -100,7 +94,7 @@ class Moments(NamedTuple):
 
 
 class Adjusted(NamedTuple):
-    """Means of quantities from which a design has taken what else differs between blocks.
+    """Means of quantities from which a design has removed what else differs between blocks.
 
     Attributes:
         sums: by the blocks' times.
@@ -119,11 +113,11 @@ class Interval:
 
     Attributes:
         center: the figure on that scale.
-        half_width: half the width of its interval; None where there are too few blocks for one.
+        half_width: half the width of its interval; None with too few blocks.
         scale: increasing function from that scale to the figure's own.
-        num_steps, num_blocks: that it rests on.
+        num_steps, num_blocks: in the estimate.
         bounds: the least and the most that the figure can be.
-        standard_error, degrees: that the width comes from.
+        standard_error, degrees: behind the width.
     """
 
     center: float
@@ -136,11 +130,7 @@ class Interval:
     degrees: float | None = None
 
     def estimate(self, least_half_width: float = 0.0) -> Estimate:
-        """The figure on its own scale.
-
-        Args:
-            least_half_width: of the interval, if there is one.
-        """
+        """The figure on its own scale, with an interval of at least this half-width if there is one."""
         low = high = None
         if self.half_width is not None:
             half = max(self.half_width, least_half_width)
@@ -163,10 +153,9 @@ def _six_digits(value: float | None) -> float | None:
 
 
 def bounded(estimate: Estimate, bounds: tuple[float, float]) -> Estimate:
-    """An estimate of what lies between two bounds: what is beyond them is cut off.
+    """An estimate between two bounds, beyond which its interval is cut off.
 
-    An interval that is symmetric about its estimate may reach beyond what can be. To cut it there changes nothing about
-    how often it holds the truth.
+    Cutting impossible values off does not change how often the interval holds the truth.
     """
     low, high = bounds
 
@@ -284,14 +273,14 @@ def pool(
 ) -> Estimate | None:
     """One figure for a run, from its windows' estimates.
 
-    The blocks of all windows tell the error together, and what windows differ by beyond it is added (random effects).
-    Windows without an interval of their own are the units, from ``MIN_WINDOWS`` on.
+    The error is estimated from the blocks of all windows, and the windows' differences beyond it are added (random
+    effects). Windows without an interval of their own are the units, from ``MIN_WINDOWS`` on.
 
     Args:
         windows: the figure's estimate in each window.
         scale: on which their intervals are symmetric.
         point: the figure, where it is not the mean on that scale.
-        deviations: what each window adds to that point, on that scale; None for what it differs from the mean by.
+        deviations: what each window adds to that point, on that scale; None for its difference from the mean.
         bounds: the least and the most that the figure can be.
         pooling: how.
     """

@@ -1,7 +1,7 @@
-"""Marks in time on the device or the host, which are left without blocking and read later.
+"""Marks in time on the device or the host, left without blocking and read later. Nothing here waits for the device.
 
-A mark on a stream of an accelerator is an event: recording it does not block, and it is read once the device has passed
-it. A mark on the host is ``time.perf_counter_ns``. Nothing here ever waits for the device.
+A mark on a stream of an accelerator is an event, which is read once the device has passed it. A mark on the host is
+``time.perf_counter_ns``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import math
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import Union
 
 import torch
@@ -35,16 +34,12 @@ _OWN_THREADS = "overlap-callbacks"  # with this their names begin
 
 
 def device_of(mark: Mark) -> torch.device | None:
-    """The device of a mark; None for one on the host, and where torch does not tell."""
+    """The device of a mark; None for one on the host, and if torch does not know."""
     return None if isinstance(mark, int) else getattr(mark, "device", None)
 
 
 def prepare_own_thread(of: torch.device | None) -> None:
-    """Prepare a thread of the library's own for querying events of a device. Does nothing on a thread of the job's.
-
-    Args:
-        of: the events' device; None for marks on the host, which need nothing.
-    """
+    """Prepare a thread of the library's own for querying events of a device; other threads are left alone."""
     if of is None or not threading.current_thread().name.startswith(_OWN_THREADS):
         return
     if getattr(_this_thread, "device", None) != of:
@@ -53,11 +48,7 @@ def prepare_own_thread(of: torch.device | None) -> None:
 
 
 def elapsed_ms(start: Mark, end: Mark) -> float:
-    """Time from ``start`` to ``end`` in milliseconds. Both marks must be ready.
-
-    Raises:
-        TypeError: one mark is of the host, the other of a stream.
-    """
+    """Milliseconds between two marks that are ready; a TypeError if one is of the host, the other of a stream."""
     if isinstance(start, int) and isinstance(end, int):
         return (end - start) / 1e6
     if isinstance(start, int) or isinstance(end, int):
@@ -66,64 +57,49 @@ def elapsed_ms(start: Mark, end: Mark) -> float:
     return milliseconds
 
 
-@dataclass
-class _Pending:
-    """A mark that the device had not passed yet when the host last looked, and that host time."""
-
-    mark: device.Event
-    not_passed_ns: int
-
-
 class HostTimes:
-    """Bounds, on the host's clock, for when the device passed the marks of its stream.
+    """Bounds, on the host's clock, for when the device passed the marks of its stream. Thread-safe.
 
     An event has no host time, only a time since another event. But the device passes it after the host recorded it,
     after each poll that found it pending, and before the poll that finds it passed. All marks of a window share one
     offset between the two clocks, so the narrowest bounds hold for all of them. Polls that are not in step with
     training, such as those of the power sampler's thread, narrow the bounds to a few milliseconds.
-
-    Safe to use from several threads.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._pending: deque[_Pending] = deque()
+        # Marks that the device had not passed when the host last looked, and that host time.
+        self._pending: deque[tuple[device.Event, int]] = deque()
         self._reference: device.Event | None = None
         self._earliest_ns = -math.inf  # bounds of the reference's host time
         self._latest_ns = math.inf
 
     def recorded(self, mark: device.Event, not_before_ns: int) -> None:
-        """Tell that a mark was left on the stream.
-
-        Args:
-            mark: the mark.
-            not_before_ns: host time before it was recorded. The device may pass it before the call that records it
-                returns.
-        """
+        """Note a mark on the stream, and a host time before it was recorded: it may be passed before that returns."""
         with self._lock:
-            self._pending.append(_Pending(mark, not_before_ns))
+            self._pending.append((mark, not_before_ns))
 
     def poll(self) -> None:
         """Look which pending marks the device has passed. Does not block."""
         with self._lock:
             while self._pending:
-                pending, asked_ns = self._pending[0], now()
-                if not is_ready(pending.mark):
-                    pending.not_passed_ns = asked_ns
+                mark, not_passed_ns = self._pending[0]
+                asked_ns = now()
+                if not is_ready(mark):
+                    self._pending[0] = mark, asked_ns
                     return
                 seen_ns = now()
                 self._pending.popleft()
                 if self._reference is None:
-                    self._reference = pending.mark
-                since_ns = 1e6 * elapsed_ms(self._reference, pending.mark)
-                self._earliest_ns = max(self._earliest_ns, pending.not_passed_ns - since_ns)
+                    self._reference = mark
+                since_ns = 1e6 * elapsed_ms(self._reference, mark)
+                self._earliest_ns = max(self._earliest_ns, not_passed_ns - since_ns)
                 self._latest_ns = min(self._latest_ns, seen_ns - since_ns)
 
     def bounds(self, mark: device.Event) -> tuple[int, int]:
         """Host times in nanoseconds, as of ``now()``, between which the device passed a mark that is ready.
 
-        Raises:
-            ValueError: no mark of the stream was seen to be passed yet.
+        A ValueError if no mark of the stream was seen to be passed yet.
         """
         if self._reference is None:
             raise ValueError("no mark of this stream was seen to be passed yet")

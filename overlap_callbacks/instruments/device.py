@@ -1,14 +1,13 @@
 """The one file that knows the device: the accelerator of this process, whatever its vendor, or none.
 
-``torch.accelerator`` tells which type of device torch has. The rest is asked of the type's own module in torch:
-``torch.cuda`` for NVIDIA and AMD, ``torch.xpu`` for Intel, ``torch.npu`` for Ascend. Where a module does not know the
-answer, that figure is missing, and nothing else.
+``torch.accelerator`` has the type of device, and the type's own module in torch the rest: ``torch.cuda`` for NVIDIA and
+AMD, ``torch.xpu`` for Intel, ``torch.npu`` for Ascend. What a module does not know is missing.
 
 Streams and events are the module's own, too. ``torch.Event`` serves all vendors, but where a thread that never chose a
 device frees one of CUDA, torch sets device 0 afterwards, which since CUDA 12 creates a context there.
 
-A device counts only once the job has initialised it. Nothing here creates a context, which takes hundreds of MiB, and
-nothing waits for the device.
+A device counts only once the job has initialised it. Nothing here creates a context, which takes hundreds of MiB, or
+waits for the device.
 """
 
 from __future__ import annotations
@@ -116,9 +115,9 @@ def _no() -> bool:
 def prepare_thread(device: torch.device) -> None:
     """Have a thread of the library's own query events of a device, and leave alone what other threads capture.
 
-    A new thread has the device of index 0, which may belong to another rank. Calls from it could create a context
+    A new thread has the device of index 0, which may belong to another rank, and calls from it could create a context
     there. So the thread gets the events' device, as the watchdog of NCCL in torch does. By default, querying an event
-    from this thread would also invalidate a CUDA graph that another thread is capturing in torch's default mode.
+    from this thread would also invalidate a CUDA graph that another thread is capturing.
     """
     _module(device.type).set_device(device)
     if device.type == "cuda":
@@ -139,13 +138,9 @@ def _leave_captures_alone() -> None:
 
 
 def _loaded(*names: str) -> ctypes.CDLL:
-    """A library that torch has loaded already. Another copy (of the system's ROCm, say) must not be loaded beside it.
+    """A library that torch has loaded already, by any of its names (of the wheels, or of a torch built from source).
 
-    Args:
-        *names: that it may have, one of which the wheels use, and another a torch built from source.
-
-    Raises:
-        OSError: no library of these names is loaded.
+    Another copy (of the system's ROCm, say) must not be loaded too: OSError where none is loaded.
     """
     for name in names[:-1]:
         with contextlib.suppress(OSError):
@@ -157,7 +152,7 @@ def _loaded(*names: str) -> ctypes.CDLL:
 
 
 def name(device: torch.device) -> str:
-    """Its name, e.g. ``NVIDIA H100 80GB HBM3``; its type where torch does not tell."""
+    """Its name, e.g. ``NVIDIA H100 80GB HBM3``; its type if torch does not know."""
     ask = getattr(_module(device.type), "get_device_name", None)
     return device.type if ask is None else str(ask(device))
 
@@ -170,7 +165,7 @@ def properties(device: torch.device) -> Any:
 def chip_of(stream: Stream | None) -> Chip | None:
     """The chip of a stream's device; None on CPU, and for other vendors, whose compute units have other limits.
 
-    Asks torch, which knows the properties since it made the context: no call reaches the device.
+    torch knows the properties since it made the context: no call reaches the device.
     """
     if stream is None or stream.device.type != "cuda" or torch.version.hip is not None:
         return None
@@ -213,11 +208,7 @@ RawReading = dict[str, Any]
 
 
 class MemoryReader:
-    """Reads the counters of torch's allocator, in some tens of microseconds, without waiting for the device.
-
-    Args:
-        of: the device; None on CPU, where there is nothing to read.
-    """
+    """Reads the counters of torch's allocator, in some tens of microseconds, without waiting for the device."""
 
     def __init__(self, of: torch.device | None) -> None:
         self._device = of
@@ -258,12 +249,7 @@ def _peaks(raw: RawReading) -> Iterator[int]:
 
 
 def free_bytes(device: torch.device, share: float) -> float | None:
-    """What this process may take of a device's memory beyond its peak so far; None where torch does not tell.
-
-    Args:
-        device: whose.
-        share: of the memory that may be used.
-    """
+    """What this process may take of a share of a device's memory beyond its peak so far; None if unknown."""
     module = _module(device.type)
     try:
         free, total = module.mem_get_info(device)

@@ -1,7 +1,4 @@
-"""Reads what this process runs on: versions, devices, environment variables. Never raises, and creates no CUDA context.
-
-It is read once, on a thread of our own: some parts ask the driver.
-"""
+"""Reads what this process runs on: versions, devices, environment variables. Never raises, creates no CUDA context."""
 
 from __future__ import annotations
 
@@ -40,13 +37,13 @@ _DRIVER_TIMEOUT_S = 5.0
 
 
 class EnvironmentReader:
-    """Reads the environment of this process when it is first asked for.
+    """Reads the environment of this process once, on the first thread that asks: parts of it ask the driver.
 
     Make it on the training thread: other threads have a current device of their own.
 
     Args:
         framework: name and version of the adapter's framework.
-        hide: replaces names of hosts in texts; None where they may be told.
+        hide: replaces names of hosts in texts; None to keep them.
     """
 
     def __init__(self, framework: str = "", hide: Callable[[str], str] | None = None) -> None:
@@ -81,10 +78,9 @@ class EnvironmentReader:
 
 
 def hidden_names(own_host: str = "") -> HiddenNames:
-    """The names of this host, and of that of rank 0, as far as the system and the launcher tell.
+    """The names of this host and of that of rank 0, as the system and the launcher have them, replaced by ``own_host``.
 
-    Args:
-        own_host: what to put in the place of this host's name; by default the mark for which rank 0 puts its number.
+    By default, the mark for which rank 0 puts the host's number.
     """
     own = [_or(str, platform.node), _or(str, socket.gethostname), *map(_variable, ("HOSTNAME", "SLURMD_NODENAME"))]
     instead = own_host or mark_of(_or(str, _host_id) or own[0])
@@ -104,7 +100,7 @@ def _or(default: Callable[[], T], read: Callable[[], T]) -> T:
 
 
 def _host_id() -> str:
-    """Identifies the machine, whatever the containers on it are called; NCCL tells machines apart by the same file."""
+    """Identifies the machine, whatever the containers on it are called; NCCL uses the same file."""
     return digest(_BOOT.read_text().strip())[:12]
 
 

@@ -1,9 +1,8 @@
 """Notices when somebody else's profiler is prepared or started, so that ours gives way to it.
 
 A process has one profiler. Where two meet, torch loses events, raises, or crashes: a profiler with a schedule is
-prepared some steps before it starts, and a session of ours in between undoes the preparation. torch cannot tell whose
-session it is, and does not tell that one is prepared. So its two functions are wrapped while a monitor measures. Only
-profilers that start call them.
+prepared some steps before it starts, and a session of ours in between undoes the preparation. torch knows neither whose
+session it is nor that one is prepared, so its two functions are wrapped while a monitor measures.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ _torch_profiler: Any = torch.autograd.profiler
 
 
 def serves_a_daemon() -> bool:
-    """Whether Kineto takes requests for traces from a daemon (dynolog), as torch asks when it is loaded.
+    """Whether Kineto takes requests for traces from a daemon (dynolog).
 
-    Nothing in Python tells when such a trace begins, and a session of ours within it leaves it empty.
+    Python cannot see when such a trace begins, and a session of ours within it leaves it empty.
     """
     return "KINETO_USE_DAEMON" in os.environ
 
@@ -60,7 +59,7 @@ class OtherProfilers:
                 self._wrap("_enable_profiler", enable, self._around_enable(prepare, enable))
 
     def unwatch(self) -> None:
-        """Leave torch as it was once nobody watches any more."""
+        """Restore torch's functions with the last watcher."""
         with self._lock:
             self._num_watching -= 1
             while not self._num_watching and self._restore:

@@ -56,8 +56,8 @@ FIRST_STEPS = 4
 def may_end_the_process(torch_version: str, cuda_version: str | None) -> bool:
     """Whether a profile that reaches Kineto's limit may end the process with SIGSEGV.
 
-    Kineto of torch 2.13 denies CUPTI a buffer at its limit, and CUPTI before CUDA 12.9 crashes on that. Not seen here:
-    from Kineto's source and its issue 1275. Later versions may have the mend, and are treated alike.
+    Kineto of torch 2.13 denies CUPTI a buffer at its limit, and CUPTI before CUDA 12.9 crashes on that (from Kineto's
+    source and its issue 1275; not seen here). Later versions may have the mend, and are treated the same.
     """
     if cuda_version is None:
         return False
@@ -69,18 +69,13 @@ def threads_hold_buffers(cuda_version: str | None) -> bool:
     """Whether each thread that calls CUDA holds one of CUPTI's buffers while the first profile of a process runs.
 
     That is the default since CUDA 13, and Kineto sets it only as its first session ends. So in jobs with many process
-    groups, whose watchdogs call CUDA, the buffers of the first profile may be full at once. Not seen here: from
-    Kineto's source.
+    groups, whose watchdogs call CUDA, the buffers of the first profile may be full at once (from Kineto's source).
     """
     return cuda_version is not None and int(cuda_version.partition(".")[0]) >= 13
 
 
 class RecordBound:
-    """How many steps one session may record so that it stays below Kineto's limit.
-
-    Args:
-        applies: whether that limit must not be reached.
-    """
+    """How many steps one session may record so that it stays below Kineto's limit, where that must not be reached."""
 
     def __init__(self, *, applies: bool) -> None:
         self.applies = applies
@@ -110,9 +105,6 @@ class Profile:
 
     On an accelerator it records only device activity (no operators, shapes or stacks); on CPU only operators. Steps are
     identified by the host times of their bounds: the profiler's clock is aligned to the host's.
-
-    Args:
-        on_cuda: whether to profile the device; else the CPU.
 
     Attributes:
         taken_over: whether the session ended because another profiler was prepared or started.
@@ -159,9 +151,8 @@ class Profile:
         """Mark the start of a step.
 
         Args:
-            record: whether its operators are wanted. Each operator that is recorded costs the training thread some
-                four microseconds when the session ends, and the reading thread some two. Only a profile of the CPU can
-                leave a step out.
+            record: whether its operators are wanted: each costs the training thread some four microseconds when the
+                session ends, and the reading thread some two. Only a profile of the CPU can leave a step out.
         """
         # Once another profiler runs, nothing is left out: the operators are its own now.
         if not (record or self._on_cuda or self.taken_over):
@@ -173,9 +164,8 @@ class Profile:
         """Mark the end of the step that began last. Returns its index among the recorded ones, -1 if it is none.
 
         Args:
-            quiet: whether every collective that was issued so far is complete. Then ranges of the host that end later
-                are cut here. Gloo wakes those who wait for a collective before it ends the range; if its thread loses
-                its core in between, the range goes on for milliseconds in which nothing is communicated.
+            quiet: whether every collective issued so far is complete. Then ranges of the host that end later are cut:
+                Gloo wakes those who wait for a collective before it ends the range, and its thread may lose its core.
         """
         end_ns = time.time_ns()
         if quiet:
@@ -258,17 +248,14 @@ def read_events(
     *,
     on_device: bool = False,
 ) -> KernelTable:
-    """Turn Kineto's events into a table of kernels.
-
-    Reading an event holds the interpreter, so they are read in short bursts, between which the training thread runs.
+    """Turn Kineto's events into a table of kernels, in short bursts: reading an event holds the interpreter.
 
     Args:
         events: ``kineto_results.events()``. They are taken out of the list: freeing all at once would take long too.
         bounds: host start and end of each profiled step, as of ``time.time_ns``.
         thread: native identifier of the training thread, whose operators are the compute of a CPU job.
         quiet_ns: ascending host times at which no collective was in flight; ranges of a CPU job are cut there.
-        on_device: the profile is of a device. Then a profile without its kernels gives a table without rows; else it is
-            read as that of a CPU job.
+        on_device: the profile is of a device. Without its kernels the table has no rows; else it is that of a CPU job.
     """
     device, ranges, launches = _DeviceRows(), KernelTableBuilder(), _Launches()
     host = _HostOperators(thread)
@@ -327,9 +314,6 @@ class _HostOperators:
     """The operators of the training thread: many, so only their names and times are kept.
 
     They are read by columns: the interpreter does nothing for each event but to call torch, four times.
-
-    Args:
-        thread: native identifier of the training thread.
     """
 
     def __init__(self, thread: int) -> None:
@@ -362,7 +346,7 @@ class _HostOperators:
 
 
 class _OperatorNames(dict[str, bool]):
-    """Whether a name tells that an event is an operator. Torch's own need not be asked what else they are."""
+    """Whether a name is that of torch's own operators, which need not be asked what else they are."""
 
     def __missing__(self, name: str) -> bool:
         self[name] = known = name.startswith("aten::")
@@ -374,11 +358,7 @@ _SHAPE = re.compile(r'("(?:grid|block|registers per thread|shared memory|blocks 
 
 
 class _DeviceRows:
-    """The kernels, copies and fills of a device, with the shapes of their launches.
-
-    Attributes:
-        rows: what was added.
-    """
+    """The kernels, copies and fills of a device, with the shapes of their launches."""
 
     def __init__(self) -> None:
         self.rows = KernelTableBuilder()
@@ -391,7 +371,7 @@ class _DeviceRows:
         self.rows.label(kind, event.name(), event.correlation_id(), shape, lane=event.device_resource_id())
 
     def _launch_shape(self, event: Any) -> LaunchShape | str:
-        """How a kernel was launched, if this torch tells (about 2.10 and later); else the empty text.
+        """How a kernel was launched, if this torch knows (about 2.10 and later); else the empty text.
 
         The metadata is a fragment of JSON, without braces. Equal ones are parsed once.
         """
@@ -426,8 +406,7 @@ class _Launches:
     def of(self, wanted: npt.NDArray[np.uint64]) -> tuple[Indices, npt.NDArray[np.bool_]]:
         """When the host launched each kernel, -1 if unknown, and whether the launch of a graph did; shape (n,) each.
 
-        Args:
-            wanted: the number that each kernel shares with its launch, 0 for none; shape (n,).
+        ``wanted`` is the number that each kernel shares with its launch, 0 for none.
         """
         launched_ns, from_graph = np.full(len(wanted), -1, dtype=np.int64), np.zeros(len(wanted), dtype=bool)
         if len(self):
@@ -450,7 +429,7 @@ def _activities(events: list[Any]) -> list[str]:
 def _activity(event: Any) -> str:
     if hasattr(event, "activity_type"):
         return str(event.activity_type())
-    # In older versions of torch, Kineto's events do not tell their activity; the device and the name do.
+    # In older versions of torch, Kineto's events have no activity, but a device and a name.
     if event.device_type() == torch._C._autograd.DeviceType.CPU:
         if event.is_user_annotation():
             return "user_annotation"

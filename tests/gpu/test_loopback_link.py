@@ -15,7 +15,7 @@ from overlap_callbacks.experiments.loopback.collectives import KERNEL_NAMES, OPE
 from overlap_callbacks.experiments.loopback.device_link import compile_library, compiler, open_library
 from overlap_callbacks.experiments.loopback.host_link import HostLink
 from tests.distributed import run_alone
-from tests.gpu.loopback import LoopSettings, open_job
+from tests.gpu.loopback import LoopSettings, open_job, packing
 
 HAS_CPU_FORM = True
 RANKS_LOAD = ("tests.gpu.loopback.runs",)
@@ -160,9 +160,9 @@ def test_the_kernels_compile_and_have_the_names_of_nccl(tmp_path: Path) -> None:
 def test_packed_kernels_are_used_where_there_is_no_nvcc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(build.LIBRARY_VARIABLE, raising=False)
     monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "cache"))
-    monkeypatch.setattr(build, "_PACKED_FOR", ("90",))  # each takes seconds
-    packed = build.pack(tmp_path / "packed")
-    assert build.unpack(tmp_path / "packed") is not None
+    monkeypatch.setattr(packing, "_PACKED_FOR", ("90",))  # each takes seconds
+    packed = packing.pack(tmp_path / "packed")
+    assert packing.unpack(tmp_path / "packed") is not None
     assert build.find_library() is None  # nvcc is here
     monkeypatch.setattr(build, "compiler", lambda: None)
     found = build.find_library()

@@ -1,9 +1,8 @@
-"""How fast a job's messages are, by dimension of parallelism: of a record, or of times that a benchmark measured.
+"""How fast a job's messages are, by dimension of parallelism: from a record, or from times that a benchmark measured.
 
-A ring passes a message on in steps, each of which sends a part of it to the next rank. So a collective takes
-``steps * latency + wire_bytes / bandwidth``: the model of R. Hockney, "The communication challenge for MPP" (Parallel
-Computing 20, 1994), in the form of R. Thakur et al., "Optimization of Collective Communication Operations in MPICH"
-(IJHPCA 19, 2005), section 4. The study that the other equations are of has no latency: its messages are long.
+A ring passes a message on in steps, each to the next rank. So a collective takes ``steps * latency + wire_bytes /
+bandwidth``: R. Hockney, "The communication challenge for MPP" (Parallel Computing 20, 1994), as in R. Thakur et al.,
+"Optimization of Collective Communication Operations in MPICH" (IJHPCA 19, 2005), section 4.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ TENSOR, PIPELINE, DATA = "tensor", "pipeline", "data"
 _MS_PER_S = 1e3
 # Jobs with data parallelism only use the default group.
 _WORLD = "world"
-# Of sizes that differ by less, latency and bandwidth cannot be told apart.
+# Sizes must differ by this factor at least to separate latency and bandwidth.
 _LEAST_SPREAD = 2.0
 
 
@@ -38,12 +37,7 @@ def term_of(dimension: str) -> str:
 
 
 class Link(msgspec.Struct, frozen=True):
-    """What a rank's messages of one dimension of parallelism go through.
-
-    Attributes:
-        bytes_per_s: bandwidth, of bytes on the wire.
-        latency_s: time of each step of the ring, whatever its bytes.
-    """
+    """A link: bandwidth of bytes on the wire, and the time of each step of the ring, whatever its bytes."""
 
     bytes_per_s: float
     latency_s: float = 0.0
@@ -69,12 +63,7 @@ class _Sums:
 
 
 class RecordedRates(msgspec.Struct, frozen=True):
-    """What a record says of the machines on which its job ran.
-
-    Attributes:
-        links: by dimension of parallelism.
-        compute_flop_per_s: of one device; None if unknown.
-    """
+    """Links by dimension, and FLOP a second of one device (None if unknown), as a record's job had them."""
 
     links: dict[str, Link] = {}
     compute_flop_per_s: float | None = None
@@ -86,11 +75,7 @@ class RecordedRates(msgspec.Struct, frozen=True):
 
 
 def recorded_rates(windows: Sequence[OverlapReport]) -> RecordedRates:
-    """Rates from windows of one run: links with a latency where messages have several sizes.
-
-    Args:
-        windows: whole ones.
-    """
+    """Rates from whole windows of one run: links with a latency where messages have several sizes."""
     effective = effective_bandwidths([row for window in windows for row in window.collectives])
     fitted = fitted_links([row for window in windows if window.valid for row in window.transfers])
     # Mean of the times that a FLOP takes.
@@ -102,10 +87,7 @@ def recorded_rates(windows: Sequence[OverlapReport]) -> RecordedRates:
 
 
 def effective_bandwidths(collectives: Iterable[CollectiveTime]) -> dict[str, float]:
-    """Bytes on the wire a second, by dimension: from transfers (the least time over the ranks), never from waiting.
-
-    Dimensions without a timed message of more than one rank are missing.
-    """
+    """Bytes on the wire a second, by dimension: from transfers (the least time over the ranks), never from waiting."""
     sums = _Sums()
     for row in collectives:
         if row.group_size >= 2 and row.transfer is not None:
@@ -118,11 +100,8 @@ def effective_bandwidths(collectives: Iterable[CollectiveTime]) -> dict[str, flo
 def fitted_links(transfers: Iterable[SizeTransfer]) -> dict[str, Link]:
     """The links by dimension, by least squares of relative errors, none of them below zero.
 
-    Each size counts as often as it was timed. A dimension is missing whose messages have one size, or of which no
-    bandwidth follows: then its effective bandwidth is all that is known.
-
-    Args:
-        transfers: of windows of one run.
+    Each size counts as often as it was timed. A dimension is missing if its messages have one size, or if no bandwidth
+    follows: then its effective bandwidth is all that is known.
     """
     by_dimension: dict[str, list[SizeTransfer]] = {}
     for row in transfers:
@@ -151,11 +130,10 @@ def _fitted(rows: Sequence[SizeTransfer]) -> Link | None:
 
 
 def compute_flop_per_s(window: OverlapReport) -> float | None:
-    """Model FLOP a second of one device in the time of a sequential step in which it sends nothing.
+    """Model FLOP a second of one device, in the time of a sequential step without its transfers.
 
-    That time is what is left of the step without its transfers: kernels, the optimizer, and the host's work that no
-    kernel hides. None where the record has no FLOP of a step (``flop_per_step`` and its like), where sequential steps
-    were not measured, and with a pipeline, whose bubble is in that time too.
+    That is the time of kernels, the optimizer, and the host's work that no kernel hides. None where the record has no
+    FLOP of a step or no sequential step, and with a pipeline, whose bubble is in that time too.
     """
     work = window.throughput
     if work is None or work.flop_per_step is None or work.num_devices < 1 or window.e2e_sequential_ms is None:
@@ -182,14 +160,7 @@ def _transfer_ms(collectives: Iterable[CollectiveTime]) -> float:
 
 
 class Curve(NamedTuple):
-    """Times of one kind of collective on groups of one size.
-
-    Attributes:
-        kind: e.g. ``all_reduce``.
-        group_size: ranks of the group.
-        sizes: bytes, ascending.
-        times_ms: of a message of each size.
-    """
+    """Times in milliseconds of one kind of collective on groups of one size, by bytes, ascending."""
 
     kind: str
     group_size: int
@@ -197,10 +168,9 @@ class Curve(NamedTuple):
     times_ms: tuple[float, ...]
 
     def time_ms(self, size: float) -> float:
-        """The time of a message of ``size`` bytes.
+        """The time of a message of ``size`` bytes, interpolated in logarithms.
 
-        Between two sizes it follows a straight line in logarithms. A smaller message takes the time of the smallest,
-        and a larger one has the bandwidth of the largest.
+        A smaller message takes the time of the smallest, and a larger one has the bandwidth of the largest.
         """
         if size >= self.sizes[-1]:
             return self.times_ms[-1] * size / self.sizes[-1]
@@ -210,12 +180,7 @@ class Curve(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Bandwidths of a job's dimensions.
-
-    Attributes:
-        bytes_per_s: on the wire of a rank, by dimension: ``tensor``, ``pipeline``, ``data``.
-        notes: where a figure was measured with another group, or is missing, as sentences.
-    """
+    """Bytes a second on the wire, by dimension, and notes on what was measured with another group, or not at all."""
 
     bytes_per_s: dict[str, float]
     notes: tuple[str, ...]
@@ -238,10 +203,6 @@ def measured_bandwidths(job: JobShape, curves: Sequence[Curve]) -> Measured:
 
     A group of a size that was not measured takes the curve of the nearest size, and a note says so. A dimension with a
     kind of collective that was not measured has no bandwidth.
-
-    Args:
-        job: checked.
-        curves: of ``curves_of``.
     """
     sums = _Sums()
     missing: dict[str, set[str]] = {}

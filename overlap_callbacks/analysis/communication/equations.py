@@ -1,9 +1,8 @@
 """Equations 1 to 11 of "Understanding Communication Characteristics of Distributed Training" (APNet '24).
 
-They are the paper's own forms, approximations included: layers split evenly, N/(pt) parameters on a rank, no message of
-the embedding. ``predict`` sets them beside exact counts. Sizes are numbers of ranks: ``p`` pipeline stages, ``t``
-tensor-parallel ranks, ``d`` replicas; ``m`` is the number of micro-batches of a step and replica. A bandwidth is the
-effective one of a rank's link, in bytes per second; a time is in milliseconds.
+They are the paper's own forms with its approximations: layers split evenly, N/(pt) parameters on a rank, no message of
+the embedding. ``p`` is pipeline stages, ``t`` tensor-parallel ranks, ``d`` replicas, ``m`` micro-batches of a step and
+replica. Bandwidths are effective ones of a rank's link in bytes per second, times in milliseconds.
 """
 
 from __future__ import annotations
@@ -31,14 +30,7 @@ def tensor_ms(
 ) -> float:
     """Equation 2: time of the all-reduces of tensor parallelism in a step.
 
-    Args:
-        m: micro-batches.
-        layers: of the model, split evenly over ``p`` stages.
-        p: pipeline stages.
-        t: tensor-parallel ranks.
-        message_bytes: of one all-reduce, ``activation_bytes``.
-        bytes_per_s: effective bandwidth.
-        per_layer: all-reduces of a layer and micro-batch: 4, and 6 with full recomputation.
+    Messages are of ``activation_bytes``; a layer and micro-batch have 4 all-reduces, and 6 with full recomputation.
     """
     return m * layers / p * per_layer * ring_bytes(message_bytes, t) / bytes_per_s * MS_PER_S
 
@@ -54,13 +46,10 @@ def data_ms(*, parameters: float, p: int, t: int, d: int, bytes_per_s: float, by
 
 
 def bubble_ms(*, p: int, micro_batch_ms: float, chunks: int = 1) -> float:
-    """Equation 5: the bubble, (p-1) micro-batches long.
+    """Equation 5: the bubble, (p-1) micro-batches long (forward and backward, with their communication).
 
-    Args:
-        p: pipeline stages.
-        micro_batch_ms: compute and communication of one micro-batch on a rank, forward and backward.
-        chunks: model chunks of a rank. The paper has one; interleaving divides the bubble by their number
-            (Narayanan et al., "Efficient Large-Scale Language Model Training", section 2.2.2).
+    Interleaving divides it by the model chunks of a rank, of which the paper has one (Narayanan et al., "Efficient
+    Large-Scale Language Model Training", section 2.2.2).
     """
     return (p - 1) * micro_batch_ms / chunks
 
@@ -76,12 +65,9 @@ def bubble_ratio(*, bubble_ms: float, iteration_ms: float) -> float:
 
 
 def expected_bubble_ratio(*, p: int, m: int, chunks: int = 1) -> float:
-    """Equation 7, approximated: (p-1)/(p-1+m), exact for a step without its gradients' communication.
+    """Equation 7, approximated: (p-1)/(p-1+m), with v model chunks of a rank (p-1)/v in the place of p-1.
 
-    Args:
-        p: pipeline stages.
-        m: micro-batches of a step.
-        chunks: model chunks of a rank; the paper has one. With v of them the bubble is (p-1)/v micro-batches long.
+    It is exact for a step without its gradients' communication.
     """
     bubble = (p - 1) / chunks
     return bubble / (bubble + m)
@@ -105,15 +91,7 @@ def parameters(*, layers: int, hidden: int, vocabulary: int, sequence: int) -> f
 
 
 def iteration_flop(*, batch: int, sequence: int, layers: int, hidden: int, vocabulary: int) -> float:
-    """Equation 11: FLOP of a step with full recomputation on all ranks: 96bslh²(1 + s/(6h) + V/(16lh)).
-
-    Args:
-        batch: sequences of a step on all replicas.
-        sequence: tokens of one of them.
-        layers: of the model.
-        hidden: its width.
-        vocabulary: its words.
-    """
+    """Equation 11: FLOP of a step with full recomputation on all ranks: 96bslh²(1 + s/(6h) + V/(16lh))."""
     return (
         96 * batch * sequence * layers * hidden**2
         * (1 + sequence / (6 * hidden) + vocabulary / (16 * layers * hidden))

@@ -1,7 +1,7 @@
 """A traffic matrix as a picture: SVG, which needs no plotting library, or PNG, by matplotlib.
 
-Colours are of one hue, from the paper's own to dark (in dark mode to bright), by the square root of the bytes: so small
-traffic can be told from none. Colours follow the reader's theme.
+Colours are of one hue, by the square root of the bytes, so that small traffic differs from none, and follow the
+reader's theme.
 """
 
 from __future__ import annotations
@@ -49,12 +49,7 @@ def strength(value: float, most: float) -> float:
 
 
 def svg(view: TrafficView, *, standalone: bool = False) -> str:
-    """The picture. Rows send, columns receive.
-
-    Args:
-        view: what to show.
-        standalone: whether it is a file of its own, with its style and its background.
-    """
+    """The picture; rows send, columns receive. A standalone one is a file with its own style and background."""
     number = len(view.labels)
     texts = [shortened(safe_text.clean(label), _MAX_LABEL) for label in view.labels]
     left = 14.0 + 6.2 * max([len(text) for text in texts], default=1)

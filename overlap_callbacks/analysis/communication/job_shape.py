@@ -20,22 +20,20 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: its sizes.
-        layout: who communicates: ``megatron``, ``ddp``, ``fsdp2``, ``hsdp``, ``zero1``, ``zero2`` or ``zero3``.
+        layout: who communicates, one of ``LAYOUTS``.
         p, t, d: pipeline stages, tensor-parallel ranks, and data-parallel ranks.
         ep: ranks, of the data-parallel ones, over which the experts of a layer are split.
-        micro_batch: sequences of a micro-batch.
-        global_batch: sequences of a step on all ranks.
+        micro_batch, global_batch: sequences of a micro-batch, and of a step on all ranks.
         stages: layers of each stage; empty for an even split.
         chunks: model chunks of a rank in the interleaved schedule.
         sequence_parallel, distributed_optimizer: as Megatron-core names them.
         recompute: activations computed again in the backward pass: ``none``, ``selective`` (attention) or ``full``.
-        dtype: of activations and parameters in communication.
-        gradient_dtype: of gradients in communication; empty for ``dtype``.
+        dtype, gradient_dtype: of activations and parameters, and of gradients (empty for the same), in communication.
         vocabulary_multiple: Megatron-LM pads the vocabulary to a multiple of this on each tensor-parallel rank.
         bucket: size of a bucket of gradients: parameters in Megatron and ZeRO, bytes in DDP; 0 for the framework's own.
         overlap_grad_reduce: whether Megatron reduces bucket by bucket; all at once otherwise.
         replicas: of the sharded model, in ``hsdp``.
-        persistence: ZeRO-3 keeps parameters of at most so many elements whole.
+        persistence: elements up to which ZeRO-3 keeps a parameter whole.
     """
 
     model: ModelShape
@@ -106,25 +104,15 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
         return rank // self.ranks_per_stage
 
     def check(self) -> None:
-        """Refuse a job that cannot be.
-
-        Raises:
-            TypeError, ValueError: something is wrong; the message names the parameter.
-        """
+        """Refuse an impossible job with a TypeError or ValueError that names the parameter."""
         self.model.check()
         for name in ("p", "t", "d", "micro_batch", "global_batch", "chunks", "vocabulary_multiple", "replicas", "ep"):
             _validation.count(_OPTIONS.get(name, name), getattr(self, name), minimum=1, maximum=MAX_SIZE)
         for name in ("bucket", "persistence"):
             _validation.count(name, getattr(self, name), minimum=0)
-        for name, allowed in (
-            ("layout", LAYOUTS),
-            ("recompute", RECOMPUTE),
-            ("dtype", tuple(BYTES_OF_DTYPE)),
-            ("gradient_dtype", ("", *BYTES_OF_DTYPE)),
-        ):
-            if getattr(self, name) not in allowed:
-                known = ", ".join(filter(None, allowed))
-                raise ValueError(f"{name} must be one of {known}, got {getattr(self, name)!r}")
+        for name, allowed in (("layout", LAYOUTS), ("recompute", RECOMPUTE), ("dtype", tuple(BYTES_OF_DTYPE))):
+            _validation.one_of(name, getattr(self, name), allowed)
+        _validation.one_of("gradient_dtype", self.gradient_dtype or self.dtype, tuple(BYTES_OF_DTYPE))
         if self.world_size > MAX_RANKS:
             raise ValueError(f"pp x tp x dp must be at most {MAX_RANKS} ranks, got {self.world_size}")
         if self.global_batch % (self.micro_batch * self.d):

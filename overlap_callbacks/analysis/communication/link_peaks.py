@@ -1,7 +1,6 @@
 """Peaks of the links between devices, which of them a job has, and what share of them its messages reach.
 
-A peak is of one device and one direction, in 10^9 bytes a second, without protocol. It is what the bus bandwidth of
-nccl-tests compares with.
+A peak is of one device and one direction, in 10^9 bytes a second, without protocol, as the bus bandwidth of nccl-tests.
 """
 
 from __future__ import annotations
@@ -18,14 +17,7 @@ from overlap_callbacks.analysis.results.environment import JobEnvironment
 
 
 class Link(NamedTuple):
-    """A link.
-
-    Attributes:
-        name: what users call it.
-        gb_s: its peak.
-        what: what makes it up.
-        source: address of its documentation.
-    """
+    """A link: users' name for it, its peak, what makes it up, and the address of its documentation."""
 
     name: str
     gb_s: float
@@ -86,26 +78,14 @@ _MOST_GB_S = 1e6
 
 
 class Peaks(NamedTuple):
-    """The links that a job's messages take.
-
-    Attributes:
-        within: between ranks of one host; None if it is not known.
-        between: between hosts; the same.
-    """
+    """The links that a job's messages take within a host and between hosts; None where unknown."""
 
     within: Link | None = None
     between: Link | None = None
 
 
 def peaks_of(job: JobEnvironment | None, own: Peaks = Peaks()) -> Peaks:  # noqa: B008 - it is immutable
-    """The links of a job: the user's own, else those of the record's transport and device.
-
-    Only the user knows the network between hosts: no variable has it.
-
-    Args:
-        job: what its ranks run on; None if unknown.
-        own: what the user said.
-    """
+    """The links of a job: the user's own, else by the record's transport and device. Only users know the network."""
     within = own.within
     if within is None and job is not None:
         transport = next((row.transport for row in job.transports if row.between == WITHIN), "")
@@ -120,15 +100,7 @@ def peaks_of(job: JobEnvironment | None, own: Peaks = Peaks()) -> Peaks:  # noqa
 
 
 def link_of(text: str, option: str) -> Link:
-    """A link that the user names, or gives in GB/s.
-
-    Args:
-        text: a name of ``LINKS``, or a number.
-        option: what to call it in an error.
-
-    Raises:
-        ValueError: it is neither.
-    """
+    """A link by its name in ``LINKS``, or by a number of GB/s; ValueError (naming ``option``) for anything else."""
     if text.lower() in _BY_NAME:
         return _BY_NAME[text.lower()]
     try:
@@ -151,15 +123,7 @@ _BYTES_PER_MS = 1e6  # of 1 GB/s
 
 
 class SizeBandwidth(NamedTuple):
-    """Messages of one size.
-
-    Attributes:
-        transfer: they and their times.
-        mean_bytes: their size.
-        transfer_ms: of one, the least over its ranks.
-        gb_s: bytes on the wire a second, as nccl-tests' bus bandwidth.
-        peak_fraction: of the link's peak; None if that is not known.
-    """
+    """Messages of one size: mean size, time of one (the least over its ranks), bus bandwidth, and share of the peak."""
 
     transfer: SizeTransfer
     mean_bytes: float

@@ -20,14 +20,12 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         layers: number of layers.
         hidden: width of a token.
-        heads: of attention.
+        heads, kv_heads: of attention, and of its keys and values; 0 for the same.
         sequence: tokens of a sequence.
-        vocabulary: rows of the word embeddings, before a framework pads them.
-        kv_heads: heads of keys and values; 0 for as many as ``heads``.
+        vocabulary: rows of the word embeddings, before padding.
         ffn: width within the MLP; 0 for 4 times ``hidden``.
         gated: whether the MLP has a gate (SwiGLU), a third matrix.
-        biases: whether linear layers have biases.
-        norm_biases: whether norms have biases (layer norm) or not (RMS norm).
+        biases, norm_biases: whether linear layers have biases, and norms (layer norm, not RMS norm).
         learned_positions: whether positions are embedded by a table of ``sequence`` rows.
         tied: whether the output layer shares its weights with the word embeddings.
         experts: MLPs of each layer among which a router chooses; 0 for one MLP without a router.
@@ -82,11 +80,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return 4 * tokens * self.sequence * self.hidden
 
     def check(self) -> None:
-        """Refuse sizes that no model has.
-
-        Raises:
-            TypeError, ValueError: a size is wrong; the message names it.
-        """
+        """Refuse impossible sizes with a TypeError or ValueError that names the parameter."""
         _validation.count("layers", self.layers, minimum=1, maximum=MAX_LAYERS)
         for name in ("hidden", "heads", "sequence", "vocabulary", "experts_per_token"):
             _validation.count(name, getattr(self, name), minimum=1, maximum=MAX_SIZE)
@@ -148,14 +142,8 @@ PRESETS: dict[str, ModelShape] = {
 
 
 def preset(name: str) -> ModelShape:
-    """The model of this name.
-
-    Raises:
-        ValueError: no model is known by it; the message lists those that are.
-    """
-    if name not in PRESETS:
-        raise ValueError(f"model must be one of {', '.join(PRESETS)}, got {name!r}")
-    return PRESETS[name]
+    """The model of this name; a ValueError lists the known ones."""
+    return PRESETS[_validation.one_of("model", name, tuple(PRESETS))]
 
 
 # -- parameters, tensor by tensor
@@ -168,7 +156,7 @@ class Parameter(msgspec.Struct, frozen=True):
 
     Attributes:
         shape: its sizes.
-        unit: number of the layer that it belongs to; -1 for those outside layers.
+        unit: number of its layer; -1 outside layers.
         whole: whether every tensor-parallel rank has all of it although its input is split along the sequence in
             sequence parallelism: norms, and biases that are added after the sum over ranks.
         word_embedding: whether it is the word embeddings, or the output layer.
@@ -198,12 +186,7 @@ def padded_vocabulary(vocabulary: int, t: int, multiple: int) -> int:
 
 
 def count_parameters(shape: ModelShape, multiple: int = 1) -> int:
-    """Parameters of a model, exactly; eq. 10 leaves out the last norm, biases that are not there, and padding.
-
-    Args:
-        shape: the model.
-        multiple: that the vocabulary is padded to.
-    """
+    """Parameters of a model, exactly; eq. 10 leaves out the last norm, missing biases, and padding to ``multiple``."""
     stage = megatron_parameters(shape, 1, range(shape.layers), first=True, last=True, multiple=multiple)
     return elements(stage)
 
@@ -223,11 +206,11 @@ def megatron_parameters(
 
     Args:
         shape: the model.
-        t: tensor-parallel ranks.
+        t: ranks over which matrices are split.
         layers: the chunk's layers.
         first: whether it has the embeddings.
         last: whether it has the last norm and the output layer.
-        multiple: that the vocabulary is padded to, on each rank.
+        multiple: to which the vocabulary is padded on each rank.
         alone: whether no other stage has the word embeddings too; a tied output layer then has no tensor of its own.
         ep: ranks over which the experts are split.
     """

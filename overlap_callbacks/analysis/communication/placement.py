@@ -1,6 +1,6 @@
 """Where the ranks of a job are: which of them share a host, and how the dimensions of parallelism are laid out.
 
-In another layout ranks keep what they do, and move. Its order names dimensions, the innermost first, as Megatron-core's
+In another layout ranks keep their work, and move. Its order names dimensions, the innermost first, as Megatron-core's
 ``order`` does: in ``tp-dp-pp`` the ranks of a tensor group are neighbours.
 """
 
@@ -26,10 +26,7 @@ _LAID_OUT = tuple(_SHORT.values())
 # Mostly the messages of a window are those of the window before, and several parts of a report ask.
 @lru_cache(maxsize=2)
 def host_numbers(messages: JobMessages, world_size: int) -> Ranks:
-    """The number of each rank's host, by the order of their lowest ranks; ``UNKNOWN`` where it is not known.
-
-    The array is shared and read-only.
-    """
+    """The number of each rank's host, by the order of their lowest ranks; ``UNKNOWN`` if not known. A shared array."""
     hosts = np.full(world_size, UNKNOWN, dtype=np.int64)
     found = [
         (int(first), first + offsets)
@@ -44,7 +41,7 @@ def host_numbers(messages: JobMessages, world_size: int) -> Ranks:
 
 
 def equal_hosts(world_size: int, ranks_per_host: int) -> Ranks:
-    """The number of each rank's host, with so many consecutive ranks each; the last may have fewer."""
+    """The number of each rank's host, of consecutive ranks; the last host may have fewer."""
     return np.arange(world_size, dtype=np.int64) // ranks_per_host
 
 
@@ -53,13 +50,7 @@ class MappingError(ValueError):
 
 
 class Dimension(NamedTuple):
-    """A dimension of parallelism in the layout of a job.
-
-    Attributes:
-        name: of the dimension.
-        stride: distance between neighbours in it.
-        size: ranks of a group.
-    """
+    """A dimension of parallelism in the layout of a job: the distance between neighbours, and the ranks of a group."""
 
     name: str
     stride: int
@@ -67,11 +58,7 @@ class Dimension(NamedTuple):
 
 
 def layout_of(messages: JobMessages, world_size: int) -> tuple[Dimension, ...]:
-    """The dimensions of a job as its groups show them, the innermost first.
-
-    Raises:
-        MappingError: they do not make up the job.
-    """
+    """The dimensions of a job as its groups show them, the innermost first; MappingError if they do not make it up."""
     found: dict[str, Dimension] = {}
     for dimension in filter(None, map(_dimension, messages.groups)):
         if dimension.name not in found or dimension.size > found[dimension.name].size:
@@ -110,10 +97,7 @@ def _without_context(data: Dimension, context: Dimension) -> Dimension:
 def parse_order(text: str, layout: Sequence[Dimension]) -> tuple[str, ...]:
     """An order of the dimensions of a layout, the innermost first, from text such as ``tp-dp-pp``.
 
-    Dimensions of one rank may be named; those that the job has must be.
-
-    Raises:
-        MappingError: it is no order of them.
+    Raises MappingError unless it names each dimension of the job once; it may also name dimensions of one rank.
     """
     names = [_SHORT.get(part, part) for part in text.lower().split("-")]
     has = {dimension.name for dimension in layout}

@@ -15,12 +15,7 @@ from overlap_callbacks.analysis.results.window import CollectiveTime
 
 
 def sent_rows(job: JobShape, *, all_ranks: bool = False) -> tuple[MessageRow, ...]:
-    """The messages of the lowest rank of each kind, or of all ranks, without groups of one rank, which send nothing.
-
-    Args:
-        job: checked.
-        all_ranks: of all ranks.
-    """
+    """The messages of the lowest rank of each kind, or of all ranks, without groups of one rank, which send nothing."""
     stages = [rank_rows(job, stage * job.ranks_per_stage) for stage in range(job.p)]
     if not all_ranks:
         kinds: dict[tuple[MessageRow, ...], tuple[MessageRow, ...]] = {}
@@ -40,13 +35,7 @@ def sent_rows(job: JobShape, *, all_ranks: bool = False) -> tuple[MessageRow, ..
 
 
 def predicted_messages(job: JobShape) -> JobMessages:
-    """Who should send what in a step of a job, as a record has it; on which hosts is not known.
-
-    Groups of one rank send nothing and are left out.
-
-    Args:
-        job: checked.
-    """
+    """Who should send what in a step of a job, as a record has it, without hosts and without groups of one rank."""
     groups: list[MessageGroup] = []
     for stage in range(job.p):
         by_key: dict[tuple[str, str, int, int], list[MessageRow]] = {}
@@ -58,13 +47,7 @@ def predicted_messages(job: JobShape) -> JobMessages:
 
 
 def _group(job: JobShape, stage: int, rows: Sequence[MessageRow]) -> MessageGroup:
-    """The calls of one operator on groups of one form, of all ranks of a stage.
-
-    Args:
-        job: whose they are.
-        stage: of the pipeline.
-        rows: of the stage's first rank, by size.
-    """
+    """The calls of one operator on groups of one form, of all ranks of a stage, from the rows of its first rank."""
     first, members = rows[0], job.ranks_per_stage
     sizes: dict[int, tuple[int, int]] = {}
     for row in rows:
@@ -126,14 +109,7 @@ def _grid(first: int, *levels: tuple[int, int]) -> Grid:
 
 
 class CheckedRow(msgspec.Struct, frozen=True):
-    """One operator of one dimension on one rank, per step: what was predicted and what the gate recorded.
-
-    Attributes:
-        rank: global rank.
-        dimension, operator: as in ``MessageRow``.
-        messages, bytes: predicted; 0 where none was.
-        measured_messages, measured_bytes: recorded; 0 where none was.
-    """
+    """One operator of one dimension on one rank, per step: predicted, and as the gate recorded it; 0 if missing."""
 
     rank: int
     dimension: str
@@ -150,13 +126,7 @@ class CheckedRow(msgspec.Struct, frozen=True):
 
 
 def check_rank(job: JobShape, rank: int, collectives: Sequence[CollectiveTime]) -> tuple[CheckedRow, ...]:
-    """Predicted messages of a rank, and those that a window recorded, without groups of one rank.
-
-    Args:
-        job: checked.
-        rank: global rank.
-        collectives: of the window's recorded step on that rank.
-    """
+    """Predicted messages of a rank, and those that a window recorded, without groups of one rank."""
     found: dict[tuple[str, str], list[int]] = {}
     for row in rank_rows(job, rank):
         if row.group_size != 1:

@@ -1,4 +1,4 @@
-"""Whether the messages of a record can be right: a damaged or made-up record must not take memory without end."""
+"""Whether the messages of a record are plausible: a damaged or made-up record must not exhaust memory."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from overlap_callbacks.analysis.communication.rank_grids import MAX_GRIDS, Grids
 from overlap_callbacks.analysis.communication.sums import MAX_HEARD
 from overlap_callbacks.analysis.results.messages import JobMessages, MessageGroup
 
-# Ranks of a job: more than anybody has.
+# Ranks of a job, far above any.
 MAX_RANKS = 1 << 20
 _MAX_EXPONENT = 63
 _MAX_AMOUNT = 1 << 63
 
 
 def are_sound(messages: JobMessages, world_size: int) -> bool:
-    """Whether ranks, hosts and amounts are within the bounds of a job of so many ranks."""
+    """Whether ranks, hosts and amounts are possible in a job of this size."""
     if not 0 < world_size <= MAX_RANKS or len(messages.ranks) > MAX_HEARD:
         return False
     if not all(_are_ranks((grid,), world_size) for grid in messages.ranks) or number_in(messages.ranks) > world_size:

@@ -1,12 +1,11 @@
 """How long a step should take, and which layouts of a job are possible and fastest.
 
-Equation 1 is taken with exact counts, and in the paper's own form. Whether a layout is feasible is decided by a rule:
-
-Model states: parameters and gradients in their widths, and 12 bytes a parameter of the optimizer (its 32-bit copy and
-Adam's two moments; 8 where the parameters are in 32 bit themselves), divided by the ranks over which the layout splits
-them. Activations: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022),
-equations 1 to 5, for the micro-batches that the first stage keeps. Neither fragments of the allocator nor buffers of
-NCCL and of kernels are counted; leave 10 to 20 % for them.
+Equation 1 is taken with exact counts, and in the paper's own form. Feasible is what fits into memory, by a rule. Model
+states: parameters and gradients in their widths, and 12 bytes a parameter of the optimizer (its 32-bit copy and Adam's
+two moments; 8 where parameters are in 32 bit), divided by the ranks over which the layout splits them. Activations:
+Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), equations 1 to 5, for the
+micro-batches that the first stage keeps. Leave 10 to 20 % for the allocator's fragments and the buffers of NCCL and
+kernels.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from overlap_callbacks import _validation
 from overlap_callbacks.analysis.bus_bandwidth import ring_steps
 from overlap_callbacks.analysis.communication import equations
 from overlap_callbacks.analysis.communication.bandwidths import DATA, PIPELINE, TENSOR, Link, term_of
@@ -42,20 +42,12 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: float
 
     def check(self) -> None:
-        """Refuse what no machine has.
-
-        Raises:
-            ValueError: something is wrong; the message names the parameter.
-        """
-        rates = {f"{name} bandwidth": link.bytes_per_s for name, link in self.links.items()}
-        for name, value in (rates | {"peak": self.peak_flop_per_s}).items():
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be a positive, finite number, got {value:g}")
+        """Refuse impossible hardware with a ValueError that names the parameter."""
         for name, link in self.links.items():
-            if not (link.latency_s >= 0 and math.isfinite(link.latency_s)):
-                raise ValueError(f"{name} latency must be a finite number of at least 0, got {link.latency_s:g}")
-        if not 0 < self.utilisation <= 1:
-            raise ValueError(f"utilisation must be a fraction above 0 and at most 1, got {self.utilisation:g}")
+            _validation.positive(f"{name} bandwidth", link.bytes_per_s)
+            _validation.seconds(f"{name} latency", link.latency_s, zero=True)
+        _validation.positive("peak", self.peak_flop_per_s)
+        _validation.fraction("utilisation", self.utilisation)
 
 
 class StepTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,8 +139,8 @@ def _step(job: JobShape, compute: float, times: Mapping[str, float], bubble: flo
 def per_stage_flop(job: JobShape) -> list[float]:
     """FLOP of one micro-batch, forward and backward, on a rank of each stage.
 
-    Counted are matrix products and attention's, which are counted whole although half is masked, as eq. 11 does.
-    Selective recomputation repeats attention's. Logits are not computed again.
+    Counted are matrix products and attention's, in whole although half is masked, as eq. 11 does. Selective
+    recomputation repeats attention's. Logits are not computed again.
     """
     model, tokens = job.model, job.micro_batch * job.model.sequence
     attention = model.attention_flop(tokens)
@@ -213,9 +205,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         p, t, d: pipeline stages, tensor-parallel ranks, data-parallel ranks.
-        infeasible: why it cannot be, in words; empty if it can.
+        infeasible: why it is impossible; empty if it is not.
         memory_bytes: need of the rank with the highest; None if it cannot be counted.
-        step: predicted; None where it cannot be, or where no hardware was given.
+        step: predicted; None where it is impossible, or without hardware.
     """
 
     p: int
@@ -229,11 +221,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 def what_if(job: JobShape, hardware: Hardware | None, device_bytes: float | None = None) -> tuple[Choice, ...]:
     """Every (p, t, d) whose product is the job's ranks: the feasible ones first, by step time.
 
-    Args:
-        job: model, batches and options; its own p, t and d give the number of ranks. A split of layers by hand is left
-            out, since it fits one p only.
-        hardware: for step times.
-        device_bytes: memory of a device; None for no limit.
+    A split of layers by hand is left out, since it fits one p only. Without ``device_bytes`` memory has no limit.
     """
     choices = [
         _choice(job, (p, t, job.world_size // (p * t)), hardware, device_bytes)
@@ -264,10 +252,10 @@ def _choice(
     )  # fmt: skip
     try:
         other.check()
-        if not other.stages and job.model.layers % p:
-            raise ValueError(f"pp must divide the {job.model.layers} layers, got {p}")
     except ValueError as error:
         return Choice(p=p, t=t, d=d, infeasible=str(error))
+    if not other.stages and job.model.layers % p:
+        return Choice(p=p, t=t, d=d, infeasible=f"pp must divide the {job.model.layers} layers, got {p}")
     need = memory_bytes(other)
     if device_bytes is not None and need > device_bytes:
         why = f"needs {need / 2**30:.1f} GiB, a device has {device_bytes / 2**30:.1f} GiB"

@@ -2,9 +2,8 @@
 
 Ring: each rank sends to the next; a host's ranks follow each other, as NCCL orders them, so that each host is entered
 once. Tree: NCCL's double binary tree over the hosts, half of the bytes on each, up and down again; the ranks of a host
-form a chain (`ncclGetDtree` in NCCL's src/graph/trees.cc). Direct: each rank sends to each other one.
-
-Which ranks NCCL's rings pass depends on its channels and on the machine. The totals do not.
+form a chain (`ncclGetDtree` in NCCL's src/graph/trees.cc). Direct: each rank sends to each other one. Which ranks
+NCCL's rings pass depends on its channels and on the machine; the totals do not.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks import _validation
 from overlap_callbacks.analysis.bus_bandwidth import wire_factor
 from overlap_callbacks.analysis.communication.placement import UNKNOWN, host_numbers
 from overlap_callbacks.analysis.communication.rank_grids import Ranks, ranks_in
@@ -46,12 +46,7 @@ _KNOWN = (*_RINGS, *_CHAINS, *_ROOTED, _DIRECT, _POINT_TO_POINT)
 
 @dataclass(frozen=True)
 class TrafficMatrix:
-    """Bytes of a step between labels: ranks, or sets of ranks such as hosts.
-
-    Attributes:
-        sent: ``sent[i, j]`` bytes go from label i to label j; ``sent[i, i]`` between ranks of one label.
-        unplaced_bytes: bytes that are sent between unknown ranks.
-    """
+    """``sent[i, j]`` bytes of a step go from label i to label j (ranks or hosts, say); others between unknown ranks."""
 
     sent: Matrix
     unplaced_bytes: float
@@ -71,13 +66,9 @@ def traffic_matrix(
         heard: the ranks that reported. What another rank sends is taken from the other ranks of its group.
         hosts: the number of each rank's host, ``UNKNOWN`` where it is not known.
         labels: the label of each rank, from 0; by default its own number. Ranks with a label below 0 are left out.
-        algorithm: of all-reduces, one of ``ALGORITHMS``.
-
-    Raises:
-        ValueError: no such algorithm.
+        algorithm: of all-reduces; ValueError unless it is one of ``ALGORITHMS``.
     """
-    if algorithm not in ALGORITHMS:
-        raise ValueError(f"algorithm must be one of {', '.join(ALGORITHMS)}, got {algorithm!r}")
+    _validation.one_of("algorithm", algorithm, ALGORITHMS)
     adder = _Adder(np.arange(len(hosts), dtype=np.int64) if labels is None else labels, hosts, heard, algorithm)
     for group in groups:
         adder.add(group)
@@ -93,12 +84,7 @@ def matrix_of(messages: JobMessages, hosts: Ranks, labels: Ranks | None = None, 
 
 
 def traffic_of(sums: MessageSums, world_size: int) -> tuple[JobMessages | None, Traffic | None]:
-    """Who sends what in a step of the job, and how much that is; None where no rank reported messages.
-
-    Args:
-        sums: of the ranks that reported.
-        world_size: ranks of the job.
-    """
+    """Who sends what in a step of the job, and how much that is; None where no rank reported messages."""
     messages = job_messages(sums)
     if messages is None:
         return None, None
@@ -115,13 +101,7 @@ def _dimensions(messages: JobMessages, world_size: int) -> tuple[tuple[Dimension
 def dimension_totals(
     messages: JobMessages, hosts: Ranks, algorithm: str = RING
 ) -> tuple[tuple[DimensionTraffic, ...], float]:
-    """What all ranks send in each dimension, the most bytes sent first; and the bytes sent between unknown ranks.
-
-    Args:
-        messages: of the job.
-        hosts: the number of each rank's host.
-        algorithm: of all-reduces.
-    """
+    """What all ranks send in each dimension, the most bytes sent first; and the bytes sent between unknown ranks."""
     heard = ranks_in(messages.ranks)
     known = bool((hosts != UNKNOWN).all())
     labels = hosts if known else np.zeros(len(hosts), dtype=np.int64)
@@ -192,8 +172,7 @@ class _Adder:
     def _weights(self, group: MessageGroup, members: Ranks) -> Matrix:
         """How much of a message each member sends: 1 if it reported so, 0 if it reported otherwise.
 
-        A member that did not report sends what the others of its group do. If these differ, they are in several rows,
-        and it takes its part of each.
+        A member that did not report sends what the others of its group do: its part of each row, if these differ.
         """
         sends, heard = self._mask(ranks_in(group.ranks))[members], self._is_heard[members]
         if heard.all():
@@ -306,9 +285,7 @@ def _sent_in_all(kind: str, group: MessageGroup) -> float:
 def in_ring_order(members: Ranks, hosts: Ranks) -> Ranks:
     """The places of each group's members in the order of the ring: hosts follow each other as they first come.
 
-    Args:
-        members: of shape (groups, ranks of a group).
-        hosts: of all ranks.
+    ``members`` has shape (groups, ranks of a group), ``hosts`` is of all ranks.
     """
     places = np.broadcast_to(np.arange(members.shape[1]), members.shape)
     of_member = hosts[members]
@@ -336,9 +313,6 @@ def tree_edges(ranks_of_hosts: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
     """The edges of both trees, each from child to parent, between places in the order of the ring.
 
     Each edge carries half of the bytes, and carries them back again.
-
-    Args:
-        ranks_of_hosts: how many members each host has, in the order of the ring.
     """
     heads = np.cumsum([0, *ranks_of_hosts[:-1]]).tolist()
     chains = [

@@ -30,7 +30,7 @@ class TrafficView:
     """A matrix to be shown.
 
     Attributes:
-        by: what a row and a column stand for, one of ``LABELS``.
+        by: what a row and a column are, one of ``LABELS``.
         labels: of the rows and columns.
         sent: ``sent[i, j]`` bytes a step go from label i to label j.
         title: what is shown.
@@ -54,12 +54,7 @@ class TrafficView:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where ranks stand.
-
-    Attributes:
-        hosts: the number of each rank's host.
-        names: of hosts, by number; the others are called by their number.
-    """
+    """The number of each rank's host, and names of hosts by number."""
 
     hosts: Ranks
     names: Mapping[int, str] = field(default_factory=dict)
@@ -97,33 +92,29 @@ def view_of(
     order: str = LOGICAL,
     algorithm: str = RING,
 ) -> TrafficView:
-    """The matrix of a job.
+    """The matrix of a job, or a ViewError if the traffic cannot be shown like that.
 
     Args:
         messages: of the job.
-        placement: where its ranks stand.
-        by: what rows and columns stand for, one of ``LABELS``; by default ranks if they are few, else hosts, else
-            stages.
+        placement: of its ranks.
+        by: what rows and columns are, one of ``LABELS``; by default ranks if they are few, else hosts, else stages.
         order: of ranks, one of ``ORDERS``: by number, or by host.
         algorithm: of all-reduces.
-
-    Raises:
-        ViewError: the traffic cannot be shown like that.
     """
-    world_size = len(placement.hosts)
-    stages = stages_of(messages, world_size)
+    stages = stages_of(messages, len(placement.hosts))
     by = by or _default(placement, stages)
+    bounds: tuple[int, ...] = ()
     if by == RANK:
-        return _by_rank(messages, placement, order, algorithm)
-    if by == HOST:
-        if not placement.known:
-            raise ViewError("by host: on which host each rank runs is not known")
-        return _by_host(messages, placement, algorithm)
-    if (stages < 0).all():
-        raise ViewError("by stage: no rank told a pipeline stage")
-    matrix = matrix_of(messages, placement.hosts, stages, algorithm)
-    labels = tuple([f"stage {number}" for number in range(int(stages.max()) + 1)])
-    return TrafficView(STAGE, labels, matrix.sent, "Bytes sent between stages", (), matrix.unplaced_bytes)
+        labels, texts, title, bounds = _by_rank(placement, order)
+    elif by == HOST:
+        labels, texts, title = _by_host(placement)
+    else:
+        if (stages < 0).all():
+            raise ViewError("by stage: no rank told a pipeline stage")
+        labels, title = stages, "Bytes sent between stages"
+        texts = [f"stage {number}" for number in range(int(stages.max()) + 1)]
+    matrix = matrix_of(messages, placement.hosts, labels, algorithm)
+    return TrafficView(by, tuple(texts), matrix.sent, title, bounds, matrix.unplaced_bytes)
 
 
 def _default(placement: Placement, stages: Ranks) -> str:
@@ -134,7 +125,8 @@ def _default(placement: Placement, stages: Ranks) -> str:
     return STAGE if (stages >= 0).any() else RANK
 
 
-def _by_rank(messages: JobMessages, placement: Placement, order: str, algorithm: str) -> TrafficView:
+def _by_rank(placement: Placement, order: str) -> tuple[Ranks, list[str], str, tuple[int, ...]]:
+    """The label of each rank, what to call labels, the title, and the labels before which a host begins."""
     hosts = placement.hosts
     world_size = len(hosts)
     physical = order == PHYSICAL and placement.known
@@ -142,25 +134,19 @@ def _by_rank(messages: JobMessages, placement: Placement, order: str, algorithm:
     per_cell = -(-world_size // MAX_CELLS)
     labels = np.empty(world_size, dtype=np.int64)
     labels[ranks] = np.arange(world_size) // per_cell
-    matrix = matrix_of(messages, hosts, labels, algorithm)
     texts = [ranges(ranks[at : at + per_cell].tolist(), 2) for at in range(0, world_size, per_cell)]
-    bounds = tuple((np.flatnonzero(np.diff(hosts[ranks])) + 1).tolist()) if physical and per_cell == 1 else ()
     if per_cell > 1:
-        title = f"Bytes sent between ranks, {per_cell} ranks a cell"
-    else:
-        title = "Bytes sent between ranks" + (", by host" if physical else "")
-    return TrafficView(RANK, tuple(texts), matrix.sent, title, bounds, matrix.unplaced_bytes)
+        return labels, texts, f"Bytes sent between ranks, {per_cell} ranks a cell", ()
+    bounds = tuple((np.flatnonzero(np.diff(hosts[ranks])) + 1).tolist()) if physical else ()
+    return labels, texts, "Bytes sent between ranks" + (", by host" if physical else ""), bounds
 
 
-def _by_host(messages: JobMessages, placement: Placement, algorithm: str) -> TrafficView:
+def _by_host(placement: Placement) -> tuple[Ranks, list[str], str]:
+    if not placement.known:
+        raise ViewError("by host: on which host each rank runs is not known")
     number = placement.num_hosts
     per_cell = -(-number // MAX_CELLS)
-    matrix = matrix_of(messages, placement.hosts, placement.hosts // per_cell, algorithm)
     if per_cell == 1:
-        labels = tuple([placement.name(host) for host in range(number)])
-        return TrafficView(HOST, labels, matrix.sent, "Bytes sent between hosts", (), matrix.unplaced_bytes)
-    labels = tuple([
-        f"hosts {ranges(range(at, min(at + per_cell, number)))}" for at in range(0, number, per_cell)
-    ])  # fmt: skip
-    title = f"Bytes sent between hosts, {per_cell} hosts a cell"
-    return TrafficView(HOST, labels, matrix.sent, title, (), matrix.unplaced_bytes)
+        return placement.hosts, [placement.name(host) for host in range(number)], "Bytes sent between hosts"
+    texts = [f"hosts {ranges(range(at, min(at + per_cell, number)))}" for at in range(0, number, per_cell)]
+    return placement.hosts // per_cell, texts, f"Bytes sent between hosts, {per_cell} hosts a cell"

@@ -29,10 +29,6 @@ from overlap_callbacks.analysis.name_rules import collective_of
 class MessageRow(msgspec.Struct, frozen=True):
     """Messages of one rank and one step that have the same dimension, operator, size and number of ranks.
 
-    There are two conventions of volume. ``bytes`` is messages times size, as the APNet '24 study counts; ``wire_bytes``
-    is what passes the rank's link if the collective runs as a ring, as nccl-tests counts for its bus bandwidth. A time
-    is ``wire_bytes`` divided by the effective bandwidth.
-
     Attributes:
         rank: global rank.
         dimension: of parallelism that the group serves: ``data``, ``tensor``, ``pipeline``, ``embedding``, ...
@@ -40,8 +36,8 @@ class MessageRow(msgspec.Struct, frozen=True):
         messages: calls in a step.
         bytes_each: the larger of the bytes that one call reads and writes on this rank: a whole all-gather's output,
             a whole reduce-scatter's input.
-        bytes: ``messages`` times ``bytes_each``.
-        wire_bytes: ``bytes`` times ``wire_factor``.
+        bytes: ``messages`` times ``bytes_each``, as the APNet '24 study counts.
+        wire_bytes: what passes the rank's link if the collective runs as a ring, as nccl-tests counts.
         group_size: ranks of the group; 0 if unknown.
         peer: global rank of the other side of a send or receive; -1 for collectives.
     """
@@ -69,12 +65,7 @@ class _Calls(NamedTuple):
 
 
 def rank_rows(job: JobShape, rank: int) -> tuple[MessageRow, ...]:
-    """What one rank sends and receives in a step, including the calls on groups of one rank.
-
-    Args:
-        job: checked.
-        rank: global rank.
-    """
+    """What one rank sends and receives in a step, including the calls on groups of one rank."""
     if job.layout == "megatron":
         calls = _megatron(job, rank)
     elif job.layout.startswith("zero"):
@@ -101,7 +92,7 @@ def _up(number: int, multiple: int) -> int:
 
 # The loss and the norm of the gradients are computed in 32 bit, whatever the model has.
 _FLOAT_BYTES = 4
-# Ranks tell each other how many tokens each expert gets, in 64 bit.
+# Ranks exchange how many tokens each expert gets, in 64 bit.
 _COUNT_BYTES = 8
 # Of a token, the vocabulary-parallel loss reduces the largest logit, the target's logit and the sum of exponentials.
 _LOSS_MESSAGES = 3
@@ -252,8 +243,7 @@ def _megatron_buckets(
         d: data-parallel ranks.
         bucket: parameters from which on a bucket is full; None for a single bucket.
         distributed_optimizer: whether buckets are padded, so that they divide by ``d``.
-        shared: whether another stage has the word embeddings too; under the distributed optimizer they then have a
-            bucket of their own.
+        shared: whether another stage has the word embeddings too; the distributed optimizer then gives them a bucket.
     """
     multiple = math.lcm(d, _BUCKET_ALIGNMENT) if distributed_optimizer else 1
     alignment = _PARAMETER_ALIGNMENT if distributed_optimizer else 1
@@ -292,7 +282,7 @@ def _ddp(job: JobShape) -> Iterator[_Calls]:
     if size:
         yield _Calls("data", "allreduce_", 1, size, job.d)
     if not job.model.learned_positions:
-        # Rotary positions have two buffers of half a head's width in 32 bit; DDP makes buffers alike once a step.
+        # Rotary positions have two buffers of half a head's width in 32 bit; DDP broadcasts them once a step.
         yield _Calls("data", "broadcast_", 1, 2 * job.model.head_width // 2 * 4, job.d)
 
 
@@ -352,12 +342,9 @@ def _zero(job: JobShape) -> Iterator[_Calls]:
 
 
 def _bucket_elements(parameters: Sequence[Parameter], bucket: int, multiple: int) -> Iterator[int]:
-    """Elements of each message of gradients, which are ready in reverse order.
+    """Elements of each message of gradients, in reverse order, each gradient padded to a multiple of ``multiple``.
 
-    Args:
-        parameters: of the model.
-        bucket: most elements of a bucket; a larger parameter has one of its own.
-        multiple: each gradient is padded to a multiple of it.
+    A bucket has at most ``bucket`` elements; a larger parameter has one of its own.
     """
     held = padded = 0
     for parameter in reversed(parameters):

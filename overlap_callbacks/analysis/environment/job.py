@@ -18,12 +18,7 @@ WITHIN, BETWEEN = "ranks of one host", "hosts"
 
 
 def pooled_environment(sums: EnvironmentSums, backend: str) -> JobEnvironment:
-    """The environment of the job.
-
-    Args:
-        sums: of its ranks.
-        backend: of the default process group.
-    """
+    """The environment of the job, from the sums over its ranks and the backend of the default process group."""
     crowded = all_found(sums).crowded
     return JobEnvironment(
         lowest_rank=sums.lowest,
@@ -56,12 +51,7 @@ def _difference(name: str, values: Values) -> Difference:
 
 
 def _transports(sums: EnvironmentSums, backend: str) -> tuple[Transport, ...]:
-    """The transport between ranks that share a host, and between hosts, where there are such ranks.
-
-    Args:
-        sums: environments of the ranks.
-        backend: of the default process group.
-    """
+    """The transport between ranks that share a host, and between hosts, where there are such ranks."""
     if "nccl" in backend:
         # A group with a backend for each kind of device communicates by that of the device that trains.
         backend = "gloo" if sums.on_cpu and "gloo" in backend else "nccl"

@@ -1,11 +1,12 @@
 """Known traps in the environment of a job: settings that cost performance, or that make figures mean something else.
 
-Each rule rests on a public document, whose address is with its findings. A rule says nothing where it lacks a fact.
+Each rule cites a public document. A rule says nothing where it lacks a fact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated, NamedTuple, Union
 
 import msgspec
@@ -36,13 +37,7 @@ _MAX_DIMENSIONS = 32
 
 
 class Grid(NamedTuple):
-    """The largest launch of a communication kernel of NCCL or RCCL.
-
-    Attributes:
-        kernel: its name.
-        num_blocks: its thread blocks.
-        num_sms: SMs of the device; 0 if unknown.
-    """
+    """The largest launch of a communication kernel of NCCL or RCCL; ``num_sms`` of the device is 0 if unknown."""
 
     kernel: str
     num_blocks: int
@@ -102,12 +97,7 @@ _Limited = tuple[Union[Grid, None], str, int]
 
 
 class JobFacts:
-    """What rules may ask.
-
-    Args:
-        environment: of the job.
-        traits: of its ranks.
-    """
+    """What rules may ask, of the job and of its ranks' windows."""
 
     def __init__(self, environment: JobEnvironment, traits: Traits) -> None:
         self.environment = environment
@@ -131,15 +121,14 @@ class JobFacts:
         if name in self.own.variables:
             yield self.own.variables[name], ""
 
-    def setting(self, accepts: Mapping[str, Callable[[str], bool]]) -> str:
-        """The first setting that is accepted, e.g. ``NCCL_DEBUG=INFO on rank 3``; empty without one.
+    def setting(self, patterns: str) -> str:
+        """The first setting of some, e.g. ``NCCL_DEBUG=INFO on rank 3``; empty without one.
 
-        Args:
-            accepts: which values of each variable are looked for.
+        ``NCCL_DEBUG=TRACE`` is a variable and a pattern of its values in capitals, ``NCCL_IB_DISABLE`` one that is on.
         """
-        for name, accept in accepts.items():
+        for name, _, pattern in [setting.partition("=") for setting in patterns.split()]:
             for value, ranks in self.values(name):
-                if accept(value):
+                if fnmatchcase(value.strip().upper(), pattern) if pattern else is_on(value):
                     return f"{name}={value}{ranks}"
         return ""
 
@@ -170,12 +159,7 @@ class Rule(NamedTuple):
 
 
 def lint_job(environment: JobEnvironment, traits: Traits) -> tuple[Finding, ...]:
-    """What the rules find, the most serious first.
-
-    Args:
-        environment: of the job.
-        traits: of its ranks in a window.
-    """
+    """What the rules find in a window, the most serious first."""
     facts = JobFacts(environment, traits)
     found = [
         Finding(rule.name, rule.severity, message, rule.action, rule.source)
@@ -188,23 +172,13 @@ def lint_job(environment: JobEnvironment, traits: Traits) -> tuple[Finding, ...]
 # -- the rules
 
 
-def _is(*values: str) -> Callable[[str], bool]:
-    return lambda value: value.strip().upper() in values
-
-
 def _setting(
-    says: str, accepts: Mapping[str, Callable[[str], bool]], where: Callable[[JobFacts], bool] = lambda facts: True
+    says: str, patterns: str, where: Callable[[JobFacts], bool] = lambda facts: True
 ) -> Callable[[JobFacts], str | None]:
-    """The check for a setting of some variables.
-
-    Args:
-        says: what the setting does.
-        accepts: values that do so, by variable.
-        where: in which jobs.
-    """
+    """The check for settings (see ``JobFacts.setting``), of which it says what they do, in some jobs."""
 
     def check(facts: JobFacts) -> str | None:
-        setting = facts.setting(accepts) if where(facts) else ""
+        setting = facts.setting(patterns) if where(facts) else ""
         return f"{setting}: {says}" if setting else None
 
     return check
@@ -227,7 +201,7 @@ def _shares_hosts(facts: JobFacts) -> bool:
 
 
 def _one_connection_needed(facts: JobFacts) -> str | None:
-    connections = facts.setting({"CUDA_DEVICE_MAX_CONNECTIONS": lambda value: True})
+    connections = facts.setting("CUDA_DEVICE_MAX_CONNECTIONS=*")
     if not _needs_one_connection(facts) or connections == "CUDA_DEVICE_MAX_CONNECTIONS=1":
         return None
     return (
@@ -314,20 +288,20 @@ _MAY_DIFFER = frozenset(
 RULES = (
     Rule(
         "cuda-launch-blocking", Severity.SERIOUS,
-        _setting("the host waits for each kernel, so nothing overlaps.", {"CUDA_LAUNCH_BLOCKING": is_on}, _on_cuda),
+        _setting("the host waits for each kernel, so nothing overlaps.", "CUDA_LAUNCH_BLOCKING", _on_cuda),
         "Unset it, but to find an error.", f"{TORCH_CUDA_DOCS}#asynchronous-execution",
     ),
     Rule(
         "hip-serialised-kernels", Severity.SERIOUS,
         _setting(
-            "kernels run one after the other, so nothing overlaps.",
-            {"HIP_LAUNCH_BLOCKING": is_on, "AMD_SERIALIZE_KERNEL": is_on}, _on_amd,
+            "kernels run one after the other, so nothing overlaps.", "HIP_LAUNCH_BLOCKING AMD_SERIALIZE_KERNEL",
+            _on_amd,
         ),
         "Unset it, but to find an error.", HIP_DOCS,
     ),
     Rule(
         "hip-one-queue", Severity.SERIOUS,
-        _setting("all streams of a device share one hardware queue.", {"GPU_MAX_HW_QUEUES": _is("1")}, _on_amd),
+        _setting("all streams of a device share one hardware queue.", "GPU_MAX_HW_QUEUES=1", _on_amd),
         "Unset it (the default is 4), or set it to 2 or more.", HIP_DOCS,
     ),
     Rule(
@@ -335,16 +309,13 @@ RULES = (
         _setting(
             "waiting for a collective blocks the host, so sequential steps starve the device and overlap looks better "
             "than it is.",
-            {"TORCH_NCCL_BLOCKING_WAIT": is_on, "NCCL_BLOCKING_WAIT": is_on}, _uses_nccl,
+            "TORCH_NCCL_BLOCKING_WAIT NCCL_BLOCKING_WAIT", _uses_nccl,
         ),
         "Unset it: torch notices failed collectives without it (TORCH_NCCL_ASYNC_ERROR_HANDLING).", TORCH_NCCL_DOCS,
     ),
     Rule(
         "torch-distributed-debug", Severity.WARNING,
-        _setting(
-            "all ranks meet for a check before each collective, in both modes.",
-            {"TORCH_DISTRIBUTED_DEBUG": _is("DETAIL")},
-        ),
+        _setting("all ranks meet for a check before each collective, in both modes.", "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
         "Unset it, or use INFO, but to find a hang.", f"{TORCH_DISTRIBUTED_DOCS}#torch-distributed-debug",
     ),
     Rule(
@@ -355,8 +326,7 @@ RULES = (
     Rule(
         "max-connections-one", Severity.WARNING,
         _setting(
-            "streams are not independent, so communication may wait for compute.",
-            {"CUDA_DEVICE_MAX_CONNECTIONS": _is("1")},
+            "streams are not independent, so communication may wait for compute.", "CUDA_DEVICE_MAX_CONNECTIONS=1",
             lambda facts: _on_cuda(facts) and not _needs_one_connection(facts),
         ),
         "Unset it, unless tensor or context parallelism of Megatron needs it (on Hopper and before).",
@@ -366,7 +336,7 @@ RULES = (
         "no-memory-caching", Severity.WARNING,
         _setting(
             "memory is given back to the driver at once, which synchronises the device.",
-            {"PYTORCH_NO_CUDA_MEMORY_CACHING": is_on}, lambda facts: not facts.on_cpu,
+            "PYTORCH_NO_CUDA_MEMORY_CACHING", lambda facts: not facts.on_cpu,
         ),
         "Unset it, but to find an error.", f"{TORCH_CUDA_DOCS}#memory-management",
     ),
@@ -374,7 +344,7 @@ RULES = (
         "nccl-p2p-off", Severity.WARNING,
         _setting(
             "GPUs of one host do not reach each other directly, by NVLink or PCIe.",
-            {"NCCL_P2P_DISABLE": is_on, "NCCL_P2P_LEVEL": _is("LOC", "0")}, _shares_hosts,
+            "NCCL_P2P_DISABLE NCCL_P2P_LEVEL=LOC NCCL_P2P_LEVEL=0", _shares_hosts,
         ),
         "Unset it; if NCCL hangs or fails without it, the fault lies in the machine's set-up.",
         f"{NCCL_DOCS}#nccl-p2p-disable",
@@ -383,24 +353,21 @@ RULES = (
         "nccl-shm-off", Severity.WARNING,
         _setting(
             "GPUs of one host that cannot reach each other directly communicate over the network.",
-            {"NCCL_SHM_DISABLE": is_on}, _uses_nccl,
+            "NCCL_SHM_DISABLE", _uses_nccl,
         ),
         "Unset it; a container may need more shared memory instead.", f"{NCCL_DOCS}#nccl-shm-disable",
     ),
     Rule(
         "nccl-ib-off", Severity.WARNING,
         _setting(
-            "hosts do not communicate over InfiniBand or RoCE.", {"NCCL_IB_DISABLE": is_on},
+            "hosts do not communicate over InfiniBand or RoCE.", "NCCL_IB_DISABLE",
             lambda facts: facts.uses_nccl and facts.environment.num_hosts > 1,
         ),
         "Unset it where the hosts have InfiniBand or RoCE.", f"{NCCL_DOCS}#nccl-ib-disable",
     ),
     Rule(
         "nccl-protocol", Severity.WARNING,
-        _setting(
-            "NCCL may not choose its protocol by itself.", {"NCCL_PROTO": lambda value: bool(value.strip())},
-            _uses_nccl,
-        ),
+        _setting("NCCL may not choose its protocol by itself.", "NCCL_PROTO=?*", _uses_nccl),
         "Unset it: NCCL's documentation discourages it, but to avoid a bug of one protocol.", f"{NCCL_DOCS}#nccl-proto",
     ),
     Rule(
@@ -425,14 +392,13 @@ RULES = (
         "nccl-argument-checks", Severity.NOTE,
         _setting(
             "NCCL checks the arguments of each collective, which adds latency.",
-            {"NCCL_CHECK_POINTERS": is_on, "NCCL_CHECK_MODE": lambda value: value.strip().upper().startswith("DEBUG")},
-            _uses_nccl,
+            "NCCL_CHECK_POINTERS NCCL_CHECK_MODE=DEBUG*", _uses_nccl,
         ),
         "Unset it, but to find an error.", f"{NCCL_DOCS}#nccl-check-pointers",
     ),
     Rule(
         "nccl-trace-log", Severity.NOTE,
-        _setting("NCCL may print a line for each call.", {"NCCL_DEBUG": _is("TRACE")}, _uses_nccl),
+        _setting("NCCL may print a line for each call.", "NCCL_DEBUG=TRACE", _uses_nccl),
         "Unset it, or use WARN, but to find an error.", f"{NCCL_DOCS}#nccl-debug",
     ),
     Rule(

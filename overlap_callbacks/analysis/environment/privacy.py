@@ -1,7 +1,7 @@
 """What a record must not say: secrets and users in environment variables, and, with ``hosts=False``, names of hosts.
 
-A rank knows the name of its host, and not its number. So a rank puts a mark where the name was, which goes to rank 0
-instead of the name. Rank 0 knows the order of the hosts, and puts their numbers where the marks are.
+A rank knows the name of its host, but not its number. So it replaces the name by a mark. Rank 0 knows the order of the
+hosts, and replaces the marks by numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from overlap_callbacks.analysis.safe_text import digest
 
 T = TypeVar("T")
 
-# What stands for a host that no number is known of.
+# In place of a host whose number is unknown.
 ANOTHER_HOST = "another host"
 # Variables whose value is a name or an address of a host, which may be another rank's.
 _NAMES_A_HOST = frozenset({"NCCL_COMM_ID", "NCCL_HOSTID"})
@@ -30,16 +30,12 @@ _LOCAL = frozenset({"", "localhost", "localhost.localdomain"})
 
 
 def mark_of(identity: str) -> str:
-    """What stands for a host until its number is known. No host's name has a colon."""
+    """The mark of a host until its number is known. No host's name has a colon."""
     return f"host:{digest(identity)[:12]}"
 
 
 class HiddenNames:
-    """Replaces names of hosts in texts, with their domains or without.
-
-    Args:
-        names: what to put in the place of each; those that mean the machine itself, as ``localhost``, stay.
-    """
+    """Replaces names of hosts in texts, with or without their domains; ``localhost`` and the like stay."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         by_name: dict[str, str] = {}
@@ -79,24 +75,14 @@ def _is_address(name: str) -> bool:
 
 
 def hidden_environment(environment: RankEnvironment, hide: Callable[[str], str]) -> RankEnvironment:
-    """The environment of a rank with a mark in the place of its host's name.
-
-    Args:
-        environment: as it was read.
-        hide: replaces names in texts.
-    """
+    """The environment of a rank with a mark in place of its host's name; ``hide`` replaces names in texts."""
     variables = {name: hide(value) for name, value in environment.variables.items() if name not in _NAMES_A_HOST}
     mark = mark_of(environment.host_id or environment.hostname)
     return msgspec.structs.replace(environment, hostname=mark, variables=variables)
 
 
 def hidden_window(window: RankWindow, hide: Callable[[str], str]) -> RankWindow:
-    """A rank's window without names of hosts; ``hidden_environment`` makes its environment.
-
-    Args:
-        window: as it was measured.
-        hide: replaces names in texts.
-    """
+    """A rank's window without names of hosts, but for its environment (``hidden_environment``)."""
     parts = {
         name: with_texts(getattr(window, name), hide) for name in ("problems", "doubts", "let_pass", "power", "race")
     }
@@ -115,12 +101,7 @@ def host_numbers_of(sums: EnvironmentSums | None) -> dict[str, int]:
 
 
 def numbered(content: T, numbers: Mapping[str, int]) -> T:
-    """Plain data with the numbers of hosts in the place of their marks, and without the digests of their machines.
-
-    Args:
-        content: a report, or what is known of a run.
-        numbers: by mark.
-    """
+    """Plain data with the numbers of hosts in place of their marks, and without the digests of their machines."""
 
     def number(found: re.Match[str]) -> str:
         known = numbers.get(found[0])
@@ -143,10 +124,10 @@ def with_texts(content: T, change: Callable[[str], str]) -> T:
         if value and isinstance(value[0], float):  # long, and without texts
             return content
         changed = [with_texts(item, change) for item in value]
-        return content if _alike(value, changed) else type(value)(changed)  # type: ignore[return-value]
+        return content if _same(value, changed) else type(value)(changed)  # type: ignore[return-value]
     if isinstance(value, dict):
         changed = [with_texts(item, change) for item in value.values()]
-        return content if _alike(value.values(), changed) else dict(zip(value, changed, strict=True))  # type: ignore[return-value]
+        return content if _same(value.values(), changed) else dict(zip(value, changed, strict=True))  # type: ignore[return-value]
     if isinstance(value, RankEnvironment) and value.host_id and _MARK.fullmatch(value.hostname):
         value = msgspec.structs.replace(value, host_id="")
     if isinstance(value, msgspec.Struct):
@@ -157,7 +138,7 @@ def with_texts(content: T, change: Callable[[str], str]) -> T:
     return content
 
 
-def _alike(before: Iterable[Any], after: Iterable[Any]) -> bool:
+def _same(before: Iterable[Any], after: Iterable[Any]) -> bool:
     return all(old is new for old, new in zip(before, after, strict=True))
 
 
@@ -191,12 +172,8 @@ _USER_OF_ADDRESS = re.compile(r"://[^/@\s]+@")
 def environment_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that a record keeps, by name in alphabetical order.
 
-    Variables are on an allow list of names and prefixes, and their name does not suggest a secret. In a value, the name
-    of a user in a path below ``/home`` or ``/Users``, or before the ``@`` of an address, is left out. Long values are
-    cut.
-
-    Args:
-        environment: e.g. ``os.environ``.
+    They are on an allow list of names and prefixes, and their name does not suggest a secret. In a value, the name of a
+    user in a path below ``/home`` or ``/Users``, or before the ``@`` of an address, is left out. Long values are cut.
     """
     names = sorted(name for name in environment if is_kept(name))[:MAX_VARIABLES]
     return {name: shown_value(environment[name]) for name in names}

@@ -2,8 +2,8 @@
 
 A kernel runs its blocks in waves: as many at a time as the SMs hold. A collective's kernel holds SMs for as long as it
 runs, so a wave has fewer blocks. That costs a kernel of many waves the share of the SMs that are taken. It costs a
-kernel of few waves nothing, if its blocks still fit, or a whole wave more, if they do not. The second is known as
-resource fragmentation, or wave quantisation. A kernel that fills all SMs once takes twice as long if one SM is missing.
+kernel of few waves nothing, if its blocks still fit, or a whole wave more, if they do not (wave quantisation): one that
+fills all SMs once takes twice as long if one SM is missing.
 
 The model assumes that each block of a collective's kernel has an SM of its own, as the blocks of NCCL do. It leaves out
 what only a measurement shows: blocks of unequal length, kernels that hand out their work while they run (stream-K), and
@@ -24,7 +24,7 @@ from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind,
 from overlap_callbacks.analysis.results.window import SmLoss
 
 # Blocks do not end all at once. After some waves they are out of step, and the last wave is no longer a step of its
-# own. From so many waves on, only the share of the SMs counts. A judgement, not a published figure.
+# own. From this many waves on, only the share of the SMs counts. A judgement, not a published figure.
 FEW_WAVES = 8
 
 
@@ -35,20 +35,20 @@ def sm_loss(
     overlapped: Indices,
     sequential: Indices,
 ) -> SmLoss | None:
-    """The predicted loss of a profile.
+    """The predicted loss of a profile, as means per step.
 
     The price of one call is its time alone, times its predicted loss, times the share of its time that it ran while
     communication did.
 
     Args:
         kernels: the whole profile.
-        launches: what each number of ``kernels.shape`` stands for; shape (len(kernels.shapes),).
+        launches: what each number of ``kernels.shape`` is; shape (len(kernels.shapes),).
         chip: on which it ran; None on CPU, and on AMD.
         overlapped: indices of the overlapped profiled steps.
         sequential: indices of the sequential profiled steps.
 
     Returns:
-        Means per step; None if no compute kernel that ran beside communication has a known launch.
+        None if no compute kernel that ran while communication did has a known launch.
     """
     if chip is None or not len(overlapped) or not len(sequential) or len(launches) != len(kernels.shapes):
         return None
@@ -77,7 +77,7 @@ def sm_loss(
         lost_ns += (alone[rows] * share)[:, None] * np.where(known[:, None], loss, 0.0)
         modelled_ns += np.where(known, covered_ns, 0)
         held_ns += np.where(known, covered_ns * min(beside.num_blocks, chip.num_sms), 0)
-    # Where two communication kernels run at once, the time beside them counts once.
+    # Where two communication kernels run at once, the time next to them counts once.
     modelled_ns = np.minimum(modelled_ns, beside_ns[rows])
     if not modelled_ns.any():
         return None
@@ -94,11 +94,11 @@ def sm_loss(
 
 
 class Loss(NamedTuple):
-    """How much longer a kernel should take while a collective's kernel holds SMs.
+    """How much longer a kernel should take while a collective's kernel holds SMs, as fractions of its time alone.
 
     Attributes:
-        from_sms: since fewer blocks run at a time, as a fraction of its time alone.
-        from_waves: since a wave is needed beyond that, as a fraction of its time alone; adds to ``from_sms``.
+        from_sms: since fewer blocks run at a time.
+        from_waves: since a wave is needed beyond that; adds to ``from_sms``.
     """
 
     from_sms: float
@@ -106,16 +106,9 @@ class Loss(NamedTuple):
 
 
 def predicted_loss(launch: LaunchShape, beside: LaunchShape, chip: Chip) -> Loss | None:
-    """What a compute kernel should lose while a communication kernel runs.
+    """What a compute kernel should lose while a communication kernel runs on the same chip.
 
-    Args:
-        launch: of the compute kernel.
-        beside: of the communication kernel.
-        chip: on which both run.
-
-    Returns:
-        The loss; None if it is not known how many of the blocks an SM holds, or if no block fits beside the other
-        kernel.
+    None if it is not known how many of its blocks an SM holds, or if none fits next to the other kernel.
     """
     limits = chip.limits
     per_sm = resident_blocks(launch, limits)
@@ -123,7 +116,7 @@ def predicted_loss(launch: LaunchShape, beside: LaunchShape, chip: Chip) -> Loss
         return None
     taken = min(beside.num_blocks, chip.num_sms)
     capacity = per_sm * chip.num_sms
-    capacity_beside = per_sm * (chip.num_sms - taken) + resident_beside(launch, limits, beside) * taken
+    capacity_beside = per_sm * (chip.num_sms - taken) + resident_next_to(launch, limits, beside) * taken
     if capacity_beside < 1:
         return None
     by_share = capacity / capacity_beside
@@ -151,13 +144,7 @@ _KIB = 1024
 
 @dataclass(frozen=True)
 class SmLimits:
-    """What one SM holds at a time.
-
-    Attributes:
-        threads, blocks: the most of each.
-        shared_bytes: shared memory for all blocks.
-        reserved_bytes: shared memory that the system takes for each block.
-    """
+    """What one SM holds at a time; the system reserves some shared memory for each block."""
 
     threads: int
     blocks: int
@@ -166,7 +153,7 @@ class SmLimits:
 
     @property
     def shared_unit(self) -> int:
-        """Shared memory is given out in units of so many bytes."""
+        """The unit in which shared memory is given out, in bytes."""
         return 128 if self.reserved_bytes else 256
 
 
@@ -185,12 +172,7 @@ _MOST_SHARED_BYTES = max(limits.shared_bytes for limits in LIMITS.values())
 
 @dataclass(frozen=True)
 class Chip:
-    """A device of NVIDIA.
-
-    Attributes:
-        num_sms: its SMs.
-        capability: its compute capability, e.g. (9, 0); None if unknown.
-    """
+    """A device of NVIDIA: its SMs, and its compute capability, e.g. (9, 0), if known."""
 
     num_sms: int
     capability: tuple[int, int] | None = None
@@ -205,11 +187,8 @@ def resident_blocks(launch: LaunchShape, limits: SmLimits | None) -> int | None:
     """The blocks of a kernel that one SM holds at a time; None if that is not known.
 
     Without ``limits``, it is known for big blocks only: of blocks that take more than half of the registers, or more
-    than half of the most shared memory that an SM of any known compute capability has, an SM holds one.
-
-    Args:
-        launch: how the kernel was launched. Registers of 0 count as unknown, and then do not limit.
-        limits: of an SM.
+    than half of the most shared memory that an SM of any known compute capability has, an SM holds one. Registers of 0
+    count as unknown, and then do not limit.
     """
     if limits is None:
         registers = _registers_per_warp(launch) * _warps(launch)
@@ -218,16 +197,8 @@ def resident_blocks(launch: LaunchShape, limits: SmLimits | None) -> int | None:
     return _fit(launch, limits, None) or None  # none at all: the limits do not fit the device that it ran on
 
 
-def resident_beside(launch: LaunchShape, limits: SmLimits | None, guest: LaunchShape) -> int:
-    """The blocks of a kernel that one SM holds beside one block of another kernel.
-
-    Where it is not known what that block takes, it counts as taking the whole SM.
-
-    Args:
-        launch: of the kernel.
-        limits: of an SM.
-        guest: how the other kernel was launched.
-    """
+def resident_next_to(launch: LaunchShape, limits: SmLimits | None, guest: LaunchShape) -> int:
+    """The blocks of a kernel that one SM holds next to one block of another kernel: none if its needs are unknown."""
     if limits is None or not guest.registers_per_thread:
         return 0
     return max(0, _fit(launch, limits, guest))

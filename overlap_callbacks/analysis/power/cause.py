@@ -1,9 +1,8 @@
 """What slows the compute kernels down (equation 1): a verdict, and the share of each cause.
 
-A kernel cannot lose more to the clock than the ratio of the clocks. A kernel that only computes loses exactly that; one
-that waits for memory loses less. So ``clock_seq / clock_ov - 1`` is the maximum that the clock explains. What remains,
-multiplicatively, is the minimum that contention explains. The thresholds below are judgements, not published figures.
-They are cautious: if two causes are close to each other, the verdict is "undecided", and the evidence is given with it.
+A kernel that only computes loses the ratio of the clocks, one that waits for memory loses less. So ``clock_seq /
+clock_ov - 1`` is the most that the clock explains, and what remains, multiplicatively, the least that contention does.
+The thresholds are judgements, not published figures, and cautious: if two causes are close, the verdict is "undecided".
 
 Shares: with the loss to the clock ``c`` and the losses to other causes ``e`` at an equal clock::
 
@@ -110,12 +109,7 @@ def explain(
 def attribute(
     slowdown: float | None, overlapped: ModeFigures | None, sequential: ModeFigures | None
 ) -> SlowdownCause | None:
-    """The cause of a slowdown; None if the slowdown or the figures of a mode were not measured.
-
-    Args:
-        slowdown: of the compute kernels (equation 1), as a fraction.
-        overlapped: clocks, reasons and use of the device's parts in overlapped steps.
-        sequential: the same in sequential steps.
+    """The cause of a slowdown, a fraction above -1; None if it or the figures of a mode were not measured.
 
     Raises:
         ValueError: ``slowdown`` is -1 or less, which would mean that kernels take no time.
@@ -136,7 +130,7 @@ def attribute(
     if clocks is None or from_clock is None:
         verdict, more = _contention_of(overlapped, sequential)
         evidence.append("the SM clock is not known in both modes, so a lower clock is not ruled out")
-        # Without clocks, only one cause can be told: exhausted memory bandwidth slows kernels down at any clock.
+        # Without clocks, only one cause is certain: exhausted memory bandwidth slows kernels down at any clock.
         verdict = verdict if verdict == MEMORY_BANDWIDTH else UNDECIDED
         return SlowdownCause(verdict, (*evidence, *more), slowdown)
     contention = (1 + slowdown) / (1 + from_clock) - 1
@@ -156,12 +150,7 @@ def attribute(
 
 
 class Clocks(NamedTuple):
-    """The SM clocks of the modes, and what they rest on.
-
-    Attributes:
-        overlapped_mhz, sequential_mhz: above zero.
-        basis: what they are means over, in words.
-    """
+    """The SM clocks of the modes, above zero, and what they are means over, in words."""
 
     overlapped_mhz: float
     sequential_mhz: float
@@ -253,12 +242,7 @@ def slowdown_shares(
 ) -> SlowdownShares | None:
     """The share of each cause; None without a slowdown to divide, or if nothing is known of any cause.
 
-    Args:
-        slowdown: of the compute kernels (equation 1), as a fraction.
-        compute_ms: sequential time of the compute kernels per step, mean over the ranks of ``losses``.
-        losses: the model's result of each rank that has one.
-        overlapped: clocks and use of the device's parts in overlapped steps.
-        sequential: the same in sequential steps.
+    The arguments are as in ``explain`` and ``attribute``.
     """
     if slowdown is None or slowdown < MIN_SLOWDOWN:
         return None

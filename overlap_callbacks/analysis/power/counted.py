@@ -1,7 +1,7 @@
 """Mean power of a mode by the device's energy counter, pooled over the mode's blocks.
 
-Only reads within a block count, from the first one whose value cannot be from before it. Interpolating between the
-reads on both sides of an edge would mix in the power of the other mode.
+Only reads within a block count, from the first one whose value cannot be from before it. Interpolating over an edge
+would mix in the power of the other mode.
 
 Reads do not come at a block's edges. What they leave out there may draw more or less than the rest: power swings with
 the step. So a block's power is taken over whole steps: over all times ``x`` at which both are known, the mean of the
@@ -26,11 +26,10 @@ from overlap_callbacks.analysis.statistics import MIN_BLOCKS
 _AGES = 1 / math.sqrt(6)
 _TWO_SIGMA = 1.96
 # Where blocks begin at the same place of the counter's period, the first and the last read of a block are of certain
-# ages, alike in all blocks, and are left out. The mean of these places, as points on the unit circle, is longer than
+# ages, the same in all blocks, and are left out. The mean of these places, as points on the unit circle, is longer than
 # this then.
 _ONE_PLACE = 0.6
-# By so much the interval over blocks is wider than what chance is known to make, in one window of 20: few blocks tell
-# their spread badly.
+# 95th percentile of the observed over the expected spread of so few blocks.
 _SPREAD = 1.7
 # How much more the part of a block that no two reads span differs from the rest than blocks do from each other.
 _UNSEEN = 3.0
@@ -39,20 +38,14 @@ _PLACES = 33
 # Between two reads energy is taken to grow evenly. What that does to a block, as a share of the time between two reads
 # and of half the swing of power.
 _BETWEEN = 0.5
-# Half the swing of power that is assumed where no reading of power tells it.
+# Half the swing of power that is assumed where no reading shows it.
 _ANY_SWING = 0.5
 # The sensor's averaging time over a step's, up to which readings show the swing of power within steps.
 _SHOWS_SWING = 0.5
 
 
 def counted_power(readings: Readings, segments: Sequence[Segment], source: SourceInfo) -> MeanPower | None:
-    """Mean power of a mode by the counter; None if the reads span no block of it.
-
-    Args:
-        readings: all readings, in order of time.
-        segments: the blocks of the mode.
-        source: of the readings.
-    """
+    """Mean power of a mode by the counter; None if the reads span none of its blocks."""
     lag_s = source.energy_lag_s
     if lag_s is None:
         return None

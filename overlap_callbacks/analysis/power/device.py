@@ -1,8 +1,8 @@
 """Power, energy and clocks per mode of one device in one window.
 
 The energy counter is the best source: it misses nothing. Watts and joules come from it where its reads span the blocks
-of every mode well enough, and else from readings of power, again where these give the mean well enough. Both modes use
-one method, since two methods differ by more than the modes do. Where the two methods disagree, neither can be believed.
+of every mode well enough, and else from readings of power, if these give the mean well enough. Both modes use one
+method, since two methods differ by more than the modes do. Where the methods disagree, neither is used.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from overlap_callbacks.analysis.results.power import (
 
 COUNTER = "counter"
 SAMPLES = "samples"
-# Places in a block that are told apart: a change along a block that goes on for longer is a drift.
+# Places in a block that are distinguished: a change along a block that goes on for longer is a drift.
 _MAX_POSITIONS = 32
 
 
@@ -65,12 +65,12 @@ def power_figures(
     Args:
         source: the source of the readings.
         readings: all readings, in order of time.
-        segments: stretches of time in one mode, in any order; they must not overlap.
+        segments: stretches of time in one mode, in any order, without overlap.
         interval_s: time between readings.
-        late: number of ticks that the sampler skipped.
-        failed: number of reads that failed.
+        late: ticks that the sampler skipped.
+        failed: reads that failed.
         phases: when the device computed, in its profiled steps.
-        stretches: all of the window's time in one mode, warm-up steps too; empty for ``segments``.
+        stretches: all of the window's time in one mode, including warm-up; empty for ``segments``.
     """
     covers_s = covered_s(readings, stretches or segments, source)
     as_known = source
@@ -78,7 +78,7 @@ def power_figures(
         source = msgspec.structs.replace(source, averaging_s=covers_s, window_s=covers_s - source.renewed_s)
     by_mode: dict[Mode, list[Segment]] = defaultdict(list)
     for segment in sorted(segments, key=lambda segment: segment.start_ns):
-        by_mode[segment.arm].append(segment)
+        by_mode[segment.mode].append(segment)
     found = [
         _OfMode(
             mode,
@@ -180,13 +180,7 @@ def _percentile(values: Floats, seconds: Floats, fraction: float) -> float:
 
 
 def _momentary(of: _OfMode, readings: Readings, clocks: Mapping[Mode, tuple[float, int]]) -> ModePower:
-    """The figures of a mode that no method of power decides.
-
-    Args:
-        of: the mode.
-        readings: all readings, in order of time.
-        clocks: of ``clocks_while_computing``.
-    """
+    """The figures of a mode that no method of power decides; clocks are of ``clocks_while_computing``."""
     reasons, throttle_fraction = _reason_fractions(readings, of.segments)
     compute_clock_mhz, compute_clock_readings = clocks.get(of.mode, (None, 0))
     return ModePower(
@@ -246,8 +240,7 @@ def _by_position(readings: Readings, segments: Sequence[Segment]) -> tuple[Posit
 def _reason_fractions(readings: Readings, segments: Sequence[Segment]) -> tuple[dict[str, float] | None, float | None]:
     """Fraction of time for each reason that occurred, and in which the clock was held back; None without any reading.
 
-    Where a device says for how long each reason was in force, reasons may have been in force at once: then the second
-    is the most that it can have been.
+    Where a device says for how long each reason was in force, reasons may coincide: then the second is an upper bound.
     """
     known = np.array([0.0 if reasons is not None else np.nan for reasons in readings.reasons])
     seconds: dict[str, float] = defaultdict(float)
@@ -360,15 +353,7 @@ def _any_within(readings: Readings, segments: Sequence[Segment]) -> bool:
 
 
 def steps_needed(step_s: float, min_block_s: float) -> int:
-    """Number of steps that a block needs to last ``min_block_s``.
-
-    Args:
-        step_s: time of a step.
-        min_block_s: minimum length of a block.
-
-    Raises:
-        ValueError: ``step_s`` is not positive.
-    """
+    """Number of steps of ``step_s``, which must be positive (ValueError), that a block of ``min_block_s`` needs."""
     if not step_s > 0:
         raise ValueError(f"step_s must be positive, got {step_s!r}")
     return max(1, math.ceil(min_block_s / step_s - 1e-9))

@@ -22,11 +22,11 @@ MIN_ERROR = 0.005
 # Energy by the counter over energy by the readings of power. Outside these bounds the counter is not used: some
 # counters stand still, some count in another unit.
 _PLAUSIBLE_RATIO = (0.1, 10.0)
-# Where the two differ by more, one of them is wrong, and nobody knows which.
+# Where the two differ by more, one of them is wrong, and it is unknown which.
 _MAX_DIFFERENCE = 0.05
 # Both are known to so much at most, or they are not compared.
 _MAX_DOUBT = 0.1
-# A difference counts if it is so many times what is to be expected at 95 % confidence.
+# A difference counts from this multiple of the one expected at 95 % confidence.
 _BEYOND_CHANCE = 1.5
 
 
@@ -34,12 +34,10 @@ class MeanPower(NamedTuple):
     """Mean power of a mode by one method.
 
     Attributes:
-        power_w: over the time of the blocks that were measured.
+        power_w: over the time of the measured blocks.
         error: how far it may be from the truth of these steps, at 95 % confidence, as a fraction.
-        weighted: of each block, power times weight; 0 where it was not measured; shape (B,).
-        weights: of each block; 0 where it was not measured; shape (B,).
-        num_steps: steps in the blocks that were measured.
-        measured_s: their time.
+        weighted, weights: of each block, power times weight, and weight; 0 where it was not measured; shape (B,).
+        num_steps, measured_s: of the measured blocks.
     """
 
     power_w: float
@@ -56,14 +54,7 @@ class MeanPower(NamedTuple):
 
 
 def mean_power(segments: Sequence[Segment], weighted: Floats, weights: Floats, error: float) -> MeanPower | None:
-    """The mean over blocks; None if no block was measured.
-
-    Args:
-        segments: the blocks.
-        weighted: of each, power times weight; 0 where it was not measured.
-        weights: of each; 0 where it was not measured.
-        error: see ``MeanPower``.
-    """
+    """The mean over blocks, with fields as in ``MeanPower``; None if no block was measured."""
     measured = [segment for segment, weight in zip(segments, weights.tolist(), strict=True) if weight > 0]
     if not measured:
         return None
@@ -104,12 +95,8 @@ def estimate_w(found: MeanPower) -> Estimate:
 def estimate_j(found: MeanPower, segments: Sequence[Segment]) -> Estimate:
     """Energy of a step with its interval: mean power times the mean time of all steps, measured or not.
 
-    The blocks that a sensor measures are the long ones, and so their steps are the slow ones. The interval is joint, as
-    slow steps may draw less.
-
-    Args:
-        found: mean power over these segments.
-        segments: all blocks of the mode.
+    The blocks that a sensor measures are the long ones, with slow steps. The interval is joint, as slow steps may draw
+    less.
     """
     times_s = np.array([segment.duration_s for segment in segments])
     num_steps = np.array([float(segment.num_steps) for segment in segments])
@@ -132,7 +119,7 @@ def estimate_j(found: MeanPower, segments: Sequence[Segment]) -> Estimate:
 
 
 class Agreement(NamedTuple):
-    """How the energy counter compares with the readings of power, in words.
+    """How the energy counter compares with the readings of power.
 
     Attributes:
         counter_problems: why the counter's energy cannot be true; empty if it can.
@@ -151,11 +138,7 @@ def compare(
 ) -> Agreement:
     """Compare the counter with the readings of power, in each mode, or else over the window.
 
-    Args:
-        by_mode: mean power of each mode by readings and by the counter.
-        readings: all readings, in order of time.
-        source: of the readings.
-        interval_s: time between readings.
+    ``by_mode`` has the mean power by readings and by the counter.
     """
     if source.energy_lag_s is None or source.averaging_s is None:  # without a counter, or power is made from it
         return Agreement()
@@ -185,10 +168,7 @@ def compare(
 
 
 def _over_window(readings: Readings, lag_s: float, interval_s: float) -> tuple[float, float, float] | None:
-    """Mean power by the counter and by readings from the first reading to the last, and how far they may be apart.
-
-    None where readings are missing, or too few.
-    """
+    """Mean power by the counter and by readings over the window, and their doubt; None where readings are missing."""
     known = np.flatnonzero(~np.isnan(readings.power_w) & ~np.isnan(readings.energy_j))
     if len(known) < 20 or len(known) < len(readings):
         return None

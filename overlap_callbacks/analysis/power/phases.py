@@ -1,8 +1,7 @@
 """When a profiled step computed and when communication was in flight, on the clock of the readings of power.
 
-A clock that is read while only communication runs says nothing of the clock at which kernels compute: the load is
-lower then, so the clock may rise. Sequential steps have more of such time. So the SM clock is taken from readings
-that fall into compute.
+While only communication runs, the load is lower, so the clock may rise, and sequential steps have more of such time. So
+the SM clock is taken from readings that fall into compute.
 """
 
 from __future__ import annotations
@@ -30,13 +29,13 @@ class StepPhases:
     """One profiled step, in nanoseconds of ``time.perf_counter_ns``.
 
     Attributes:
-        arm: the side of the comparison on which it counts.
+        mode: of the step.
         compute, communication: when each ran, as disjoint intervals in ascending order.
-        uncertainty_ns: all of them may be so much earlier or later.
+        uncertainty_ns: by how much all of them may be earlier or later.
         counted: whether the step counts.
     """
 
-    arm: Mode
+    mode: Mode
     compute: Intervals
     communication: Intervals
     uncertainty_ns: int = 0
@@ -49,25 +48,17 @@ class StepPhases:
 
 
 class ProfilePhases:
-    """Finds the phases of single steps of a profile.
-
-    Args:
-        kernels: the whole profile. Kernels of other steps that run during a step belong to its phases too.
-    """
+    """Finds the phases of single steps of a profile, including kernels of other steps that run during a step."""
 
     def __init__(self, kernels: KernelTable) -> None:
         self._kernels = kernels
         self._compute, self._communication = (kernels.of(kind).union() for kind in (Kind.COMPUTE, Kind.COMMUNICATION))
         self._shown = (kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COMMUNICATION)
 
-    def of(self, step: int, arm: Mode, bounds_ns: tuple[int, int], counted: bool = True) -> StepPhases | None:
+    def of(self, step: int, mode: Mode, bounds_ns: tuple[int, int], counted: bool = True) -> StepPhases | None:
         """The phases of one step, from its first kernel to its last; None if it has no kernels.
 
-        Args:
-            step: index of the step.
-            arm: the side of the comparison on which the step counts.
-            bounds_ns: between which times the device began the step, as of ``time.perf_counter_ns``.
-            counted: whether the step counts.
+        ``bounds_ns`` are times, as of ``time.perf_counter_ns``, between which the device began the step.
         """
         own = self._kernels.intervals[self._shown & (self._kernels.step == step)]
         if not len(own):
@@ -77,7 +68,7 @@ class ProfilePhases:
             _shifted_part(union, start, end, sum(bounds_ns) // 2 - start)
             for union in (self._compute, self._communication)
         )
-        return StepPhases(arm, compute, communication, (bounds_ns[1] - bounds_ns[0] + 1) // 2, counted)
+        return StepPhases(mode, compute, communication, (bounds_ns[1] - bounds_ns[0] + 1) // 2, counted)
 
 
 def _shifted_part(union: Intervals, start_ns: int, end_ns: int, shift_ns: int) -> Intervals:
@@ -91,12 +82,7 @@ def _shifted_part(union: Intervals, start_ns: int, end_ns: int, shift_ns: int) -
 def clocks_while_computing(readings: Readings, phases: Sequence[StepPhases]) -> dict[Mode, tuple[float, int]]:
     """The mean SM clock of the readings that fall into compute, and their number; by mode, where there are any.
 
-    Readings come at times that have nothing to do with the steps, so their plain mean is the mean over the time of
-    compute.
-
-    Args:
-        readings: all readings, in order of time.
-        phases: of the profiled steps.
+    Readings come at random times, so their plain mean is the mean over the time of compute.
     """
     found: dict[Mode, list[float]] = defaultdict(list)
     known = ~np.isnan(readings.sm_clock_mhz)
@@ -108,5 +94,5 @@ def clocks_while_computing(readings: Readings, phases: Sequence[StepPhases]) -> 
         margin_ns = step.uncertainty_ns + _READ_NS
         around = Intervals(times_ns[low:high] - margin_ns, times_ns[low:high] + margin_ns)
         in_compute = around.covered_ns(step.compute) >= MIN_COMPUTE_SHARE * 2 * margin_ns
-        found[step.arm] += clocks_mhz[low:high][in_compute].tolist()
-    return {arm: (sum(clocks) / len(clocks), len(clocks)) for arm, clocks in found.items() if clocks}
+        found[step.mode] += clocks_mhz[low:high][in_compute].tolist()
+    return {mode: (sum(clocks) / len(clocks), len(clocks)) for mode, clocks in found.items() if clocks}

@@ -27,16 +27,9 @@ _COLUMNS = ("power_w", "energy_j", "sm_clock_mhz", "memory_clock_mhz", "temperat
 
 @dataclass(frozen=True)
 class Readings:
-    """Readings of one source, in order of time. The fields are those of ``Reading``.
+    """Readings of one source in columns of shape (n,), in order of time; NaN or None where a reading has no value.
 
-    Attributes:
-        time_ns: time of each reading, as of ``time.perf_counter_ns``; shape (n,).
-        since_ns: start of the time that each ``power_w`` covers; shape (n,).
-        power_w, energy_j, sm_clock_mhz, memory_clock_mhz, temperature_c, limit_w: NaN where a reading has no value;
-            shape (n,) each.
-        reasons: one entry per reading.
-        reasons_since_ns: start of the time that each ``reasons`` covers; shape (n,).
-        utilisation: one entry per reading.
+    ``since_ns`` and ``reasons_since_ns`` are when the time that each ``power_w`` and ``reasons`` covers began.
     """
 
     time_ns: Times
@@ -74,10 +67,10 @@ class Readings:
 
 
 class Utilisation(msgspec.Struct, frozen=True):
-    """How busy the parts of a device were in the interval that ends with a reading; None for what it cannot tell.
+    """How busy the parts of a device were since ``since_ns``; None for what it does not measure.
 
     Attributes:
-        since_ns: start of the interval, as of ``time.perf_counter_ns``.
+        since_ns: as of ``time.perf_counter_ns``.
         sm: fraction of the SMs that were busy.
         sm_occupancy: active warps as a fraction of the maximum number of warps.
         tensor: fraction of time in which the tensor cores worked.
@@ -97,11 +90,9 @@ class Utilisation(msgspec.Struct, frozen=True):
 class Reading(msgspec.Struct, frozen=True):
     """What was read from a device at one time; None for what it does not measure.
 
-    One is made at every tick. A frozen dataclass with this many fields takes several times as long to make.
-
     Attributes:
         time_ns: middle of the read, as of ``time.perf_counter_ns``.
-        averaging_s: length of the time before ``time_ns`` of which ``power_w`` tells: the sensor averages, and is late.
+        averaging_s: length of the time before ``time_ns`` that ``power_w`` covers: the sensor averages, and is late.
         power_w: power.
         energy_j: energy since the source was made, from the device's counter, with its wraps removed. None also if the
             counter was reset since the last reading: the energy used meanwhile is unknown.
@@ -109,10 +100,9 @@ class Reading(msgspec.Struct, frozen=True):
         temperature_c: temperature of the chip.
         limit_w: power limit in force.
         reasons: why the clock is what it is, keys of ``REASONS``; empty if nothing limits the clock. Where the device
-            tells for how long, a mapping from each to the share of the time that the reading covers.
+            says for how long, a mapping from each to its share of the time that the reading covers.
         utilisation: how busy the device's parts were, if it has such counters.
-        reasons_since_ns: start of the time that ``reasons`` cover, which ends at ``time_ns``; None if they are
-            momentary.
+        reasons_since_ns: when the time that ``reasons`` cover began; None if they are momentary.
     """
 
     time_ns: int
@@ -133,24 +123,19 @@ class Segment:
     """A stretch of time in one mode: the counted steps of a block, or its warm-up.
 
     Attributes:
-        start_ns, end_ns: when the device began the first step and finished the last one, as of
-            ``time.perf_counter_ns``.
-        arm: the side of the comparison on which the segment counts.
+        start_ns, end_ns: when the device began the first step and finished the last, as of ``time.perf_counter_ns``.
+        mode: of its steps.
         num_steps: number of steps in it.
-        step_starts_ns: when each of them began; empty if they are taken to be equally long.
-        counted: whether the steps count; those of a warm-up do not.
-        profiled: whether they ran under the profiler.
-        length_s: how long the steps took by the device's own clock; None for the time between the two bounds. These
-            are as close together as the bounds of host time allow.
+        step_starts_ns: when each of them began; empty for equally long ones.
+        counted, profiled: whether the steps count (those of a warm-up do not), and ran under the profiler.
+        length_s: how long the steps took by the device's own clock; None for the time between the two bounds, which are
+            as close together as the bounds of host time allow.
         position: place of its first step among the counted steps of the block, from 0.
-
-    Raises:
-        ValueError: the segment ends before it starts, or has no step.
     """
 
     start_ns: int
     end_ns: int
-    arm: Mode
+    mode: Mode
     num_steps: int
     step_starts_ns: tuple[int, ...] = ()
     length_s: float | None = None
@@ -179,11 +164,9 @@ class Segment:
 
 
 class HeldReadings(NamedTuple):
-    """The readings that belong to a segment, and for how long each of them is held.
+    """Indices of the readings that belong to a segment, and the seconds for which each is held.
 
-    Attributes:
-        rows: indices of the readings; shape (n,).
-        seconds: time for which each is held; shape (n,). The sum is the segment's duration, unless there is no reading.
+    These add up to the segment's duration, unless there is no reading.
     """
 
     rows: Rows
@@ -191,14 +174,10 @@ class HeldReadings(NamedTuple):
 
 
 def rows_within(readings: Readings, start_ns: int, end_ns: int, values: Floats, since_ns: Times) -> Rows:
-    """Indices of the readings that have a value and of which all the time that they cover lies between two times.
+    """Indices of the readings that have a value and cover no time outside two times.
 
-    Args:
-        readings: all readings, in order of time.
-        start_ns: the first time.
-        end_ns: the second time.
-        values: a column of the readings; NaN where a reading has no value; shape (len(readings),).
-        since_ns: start of the time that each value covers; shape (len(readings),).
+    ``values`` is a column of the readings, with NaN where there is none, ``since_ns`` when the time began that each
+    covers.
     """
     low = np.searchsorted(readings.time_ns, start_ns)
     rows = np.arange(low, np.searchsorted(readings.time_ns, end_ns, side="right"))  # one at the very end belongs to it
@@ -210,13 +189,8 @@ def hold(readings: Readings, segment: Segment, values: Floats, since_ns: Times) 
     """The readings of a segment that have a value, and for how long each of them is held.
 
     A value is held from the start of the time that it covers until the time that the next reading covers. The first and
-    the last reading of a segment are extended to the segment's edges.
-
-    Args:
-        readings: all readings, in order of time.
-        segment: the segment.
-        values: a column of the readings; NaN where a reading has no value; shape (len(readings),).
-        since_ns: start of the time that each value covers; shape (len(readings),).
+    the last reading of a segment are extended to the segment's edges. ``values`` and ``since_ns`` as in
+    ``rows_within``.
     """
     rows = rows_within(readings, segment.start_ns, segment.end_ns, values, since_ns)
     if not len(rows):

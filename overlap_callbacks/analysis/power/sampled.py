@@ -1,17 +1,16 @@
 """Mean power of a mode by readings of power, where there is no energy counter that is known well enough.
 
-A reading is late, by up to the time that it covers, and by how much is not known. So a block's readings are taken from
-a time that is whole steps before its end: then every part of a step counts the same, however late the readings are.
+A reading is late, by an unknown part of the time that it covers. So a block's readings are taken from a time that is
+whole steps before its end: then every part of a step counts the same, however late the readings are.
 
 Readings come at random times, one in each interval. Power that swings within steps is then known to ``s / sqrt(n)``. A
 sensor that looks at part of the time only may do so in step with training: then it sees the same part of each step, in
-any number of readings. Such aliasing cannot be detected from the readings, so the places in steps that readings are of
-must balance, and differences between blocks count as error.
+any number of readings. Such aliasing cannot be detected from the readings, so the sampled places in steps must balance,
+and differences between blocks count as error.
 
-Tables say what a chip's sensor should do. A driver may average over a longer time all the same; then readings mix the
-modes. The modes alternate, so the response shows: a reading that covers the time from ``d + w`` to ``d`` before it
-follows the share of sequential time in there. Covered times that the table allows are compared with longer ones, by
-least squares.
+A driver may average over a longer time than tables say; then readings mix the modes. Since the modes alternate, that
+shows: a reading that covers the time from ``d + w`` to ``d`` before it follows the share of sequential time in there.
+Covered times that the table allows are compared with longer ones, by least squares.
 """
 
 from __future__ import annotations
@@ -56,13 +55,12 @@ class Unmeasured(enum.Enum):
 
 @dataclass
 class SampledPower:
-    """What the readings of a mode tell.
+    """What the readings of a mode give.
 
     Attributes:
         mean: mean power; None if no block was measured.
-        power_w: the readings that belong to the mode; shape (n,).
-        seconds: how long each is held; shape (n,).
-        num_readings: that the mean rests on.
+        power_w, seconds: the readings that belong to the mode, and how long each is held; shape (n,).
+        num_readings: in the mean.
         unmeasured: why blocks gave nothing.
     """
 
@@ -76,14 +74,7 @@ class SampledPower:
 def sampled_power(
     readings: Readings, segments: Sequence[Segment], source: SourceInfo, interval_s: float
 ) -> SampledPower:
-    """What the readings of a mode tell of its power.
-
-    Args:
-        readings: all readings, in order of time.
-        segments: the blocks of the mode.
-        source: of the readings.
-        interval_s: time between readings.
-    """
+    """What the readings of a mode, of which ``segments`` are the blocks, say of its power."""
     found = SampledPower()
     weighted, weights = np.zeros(len(segments)), np.zeros(len(segments))
     of_blocks: list[Floats] = []
@@ -122,7 +113,7 @@ def sampled_power(
         return found
     power_w = np.concatenate(of_blocks)
     if source.averaging_s is None:
-        # What is made from the energy counter is told better by the counter itself.
+        # The counter itself is better than power that is made from it.
         error = math.inf if source.has_energy or len(power_w) < 2 else 0.0
     else:
         error = (
@@ -139,8 +130,7 @@ def sampled_power(
 def _first_of_whole_steps(segment: Segment, clear_ns: int) -> tuple[int | None, bool]:
     """From when on readings of a block count, and whether whole steps lie between that and its end.
 
-    None where the block is too short. Where less than a step is left, but most of the block, that counts: steps may be
-    long, and blocks may have one.
+    None where the block is too short. Less than a step will do if it is most of the block: steps may be long.
     """
     if not clear_ns:
         return segment.start_ns, True
@@ -164,8 +154,8 @@ def _taken(readings: Readings, segment: Segment, begin_ns: int, since_last: bool
 
 
 def _has_gap(readings: Readings, start_ns: int, end_ns: int, interval_s: float, since_last: bool) -> bool:
-    """Whether readings are missing between two times: nobody knows what the power was meanwhile."""
-    if since_last:  # a reading tells of all the time since the one before
+    """Whether readings are missing between two times, so that the power is unknown."""
+    if since_last:  # a reading covers all the time since the one before
         return False
     low, high = np.searchsorted(readings.time_ns, (start_ns, end_ns))
     times_ns = readings.time_ns[low:high][~np.isnan(readings.power_w[low:high])]
@@ -174,10 +164,7 @@ def _has_gap(readings: Readings, start_ns: int, end_ns: int, interval_s: float, 
 
 
 def _places_in_steps(times_ns: Times, segment: Segment, renewed_s: float) -> Places:
-    """Where in their steps the sensor may have looked, as points on the unit circle.
-
-    Shape (number of times at which the sensor may be renewed, n).
-    """
+    """Where in their steps the sensor may have looked, as points on the unit circle; shape (_OFFSETS, n)."""
     bounds_ns = np.concatenate((segment.starts_ns, [segment.end_ns])).astype(np.float64)
     renewed_ns = renewed_s * 1e9
     offsets_ns = np.arange(_OFFSETS)[:, None] / _OFFSETS * renewed_ns
@@ -197,7 +184,7 @@ def _chance(of_blocks: Sequence[Floats], of_steps: Sequence[Places], left_out: f
 
     Args:
         of_blocks: the readings of each block.
-        of_steps: of each block, where in its step each reading may be of; see ``_places_in_steps``.
+        of_steps: ``_places_in_steps`` of each block.
         left_out: the share of the blocks' time of which no readings count.
         most: readings that one value of the sensor may give.
     """
@@ -231,8 +218,8 @@ def _runs(power_w: Floats) -> Floats:
 def _variance(of_blocks: Sequence[Floats]) -> tuple[float, int]:
     """Variance of a reading around the power of its time, and its degrees of freedom.
 
-    Power that swings slowly is known better than its variance says, as there is a reading of each part of the swing:
-    then half of the mean square of the differences between two readings in a row tells.
+    Power that swings slowly is known better than its variance says, as readings follow the swing: then half of the mean
+    square of the differences between two readings in a row is used.
     """
     freedom = sum(len(power_w) - 1 for power_w in of_blocks)
     if freedom < _FEW:
@@ -248,7 +235,7 @@ def _variance(of_blocks: Sequence[Floats]) -> tuple[float, int]:
 # Times over which a sensor may average, in seconds, and how late it may be.
 _WINDOWS_S = (0.001, 0.025, 0.05, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.63, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5, 3.2)
 _DELAYS_S = (0.0, 0.05, 0.1, 0.2)
-# Readings in a row are alike, so parts of the window are compared: a longer time must fit better in nearly all of them.
+# Readings in a row are correlated, so parts of the window are compared: a longer time must fit nearly all better.
 _PARTS = 8
 # After fewer changes of mode a slow sensor looks like a drift of power.
 _MIN_CHANGES = 3
@@ -259,15 +246,12 @@ _SURELY, _ABOUT = 3.0, 2.0
 
 
 def covered_s(readings: Readings, stretches: Sequence[Segment], source: SourceInfo) -> float | None:
-    """The time before a reading that it may be of, where the readings show a longer one than the table has; else None.
+    """The time before a reading that it may cover, where the readings show a longer one than the table has; else None.
 
-    Args:
-        readings: all readings, in order of time.
-        stretches: all of the window in one mode, warm-up steps too.
-        source: of the readings, as its table has it.
+    ``stretches`` are all of the window in one mode, including warm-up steps.
     """
     known_s = source.averaging_s
-    in_order = [stretch.arm for stretch in sorted(stretches, key=lambda stretch: stretch.start_ns)]
+    in_order = [stretch.mode for stretch in sorted(stretches, key=lambda stretch: stretch.start_ns)]
     if known_s is None or sum(one is not other for one, other in pairwise(in_order)) < _MIN_CHANGES:
         return None
     begin_ns, end_ns = min(s.start_ns for s in stretches), max(s.end_ns for s in stretches)
@@ -303,7 +287,7 @@ def _sequential(stretches: Sequence[Segment]) -> tuple[Floats, Floats]:
     """Edges of the window's stretches in seconds, and the sequential time until each."""
     edges_s, total_s = [0.0], [0.0]
     for stretch in sorted(stretches, key=lambda stretch: stretch.start_ns):
-        length_s = (stretch.end_ns - stretch.start_ns) / 1e9 if stretch.arm is Mode.SEQUENTIAL else 0.0
+        length_s = (stretch.end_ns - stretch.start_ns) / 1e9 if stretch.mode is Mode.SEQUENTIAL else 0.0
         edges_s += [stretch.start_ns / 1e9, stretch.end_ns / 1e9]
         total_s += [total_s[-1], total_s[-1] + length_s]
     return np.array(edges_s), np.array(total_s)
@@ -319,6 +303,6 @@ def _residuals(power_w: Floats, share: Floats) -> Floats:
 
 
 def _is_above(differences: Floats, errors: float) -> bool:
-    """Whether the mean is above zero by so many standard errors."""
+    """Whether the mean is above zero by this many standard errors."""
     error = float(differences.std(ddof=1)) / np.sqrt(len(differences))
     return bool(differences.mean() > errors * error)

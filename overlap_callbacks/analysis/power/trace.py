@@ -36,12 +36,7 @@ def power_trace(
         averaging_s: of the source.
         tdp_w: of the source.
         phases: when the device computed and communicated, in its profiled steps.
-        max_points: maximum number of points. The lowest and the highest point of each stretch of time are kept, so that
-            peaks stay.
-
-    Raises:
-        TypeError: ``max_points`` is not a whole number.
-        ValueError: ``max_points`` is below 4.
+        max_points: at least 4. The lowest and the highest point of each stretch of time are kept, so that peaks stay.
     """
     _validation.count("max_points", max_points, minimum=4)
     rows = np.flatnonzero(~np.isnan(readings.power_w))
@@ -66,7 +61,7 @@ def power_trace(
         segments=tuple(
             [
                 TraceSegment(
-                    s.arm,
+                    s.mode,
                     round((s.start_ns - start_ns) / 1e6, _DIGITS),
                     round((s.end_ns - start_ns) / 1e6, _DIGITS),
                     s.counted,

@@ -26,10 +26,10 @@ def capped(caps: Caps, uuids: Sequence[str] = (), *, folder: Path | None = None)
     """Cap devices for the length of a block, and put back what was before, whichever way the block ends.
 
     A process of its own sets the caps and puts them back (``keeper.py``): also where this one is killed. If that one is
-    killed, this one does. Without a cap nothing is done at all, and no root is needed.
+    killed, this one does. Without a cap nothing is done, and no root is needed.
 
     Args:
-        caps: to set; on all devices alike.
+        caps: to set, the same on all devices.
         uuids: of the devices; empty for all.
         folder: of the journal; None for that of the machine.
 
@@ -37,8 +37,7 @@ def capped(caps: Caps, uuids: Sequence[str] = (), *, folder: Path | None = None)
         The devices that are capped.
 
     Raises:
-        CapError: a cap cannot be set, verified or put back; with the reason, and where a value is not as before, with
-            what to type.
+        CapError: a cap cannot be set, verified or put back; where a value is not as before, with what to type.
     """
     if not caps:
         yield []
@@ -54,14 +53,7 @@ def capped(caps: Caps, uuids: Sequence[str] = (), *, folder: Path | None = None)
 
 
 class _KeeperProcess:
-    """The keeper, seen from the experiment.
-
-    Args:
-        folder: of the journal.
-
-    Raises:
-        CapError: it does not start.
-    """
+    """The keeper, seen from the experiment. CapError if it does not start."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -90,11 +82,7 @@ class _KeeperProcess:
         return self._await_answer()
 
     def end(self) -> None:
-        """Have everything put back, and end the keeper; without it, put it back here.
-
-        Raises:
-            CapError: something is not as before; with what to type.
-        """
+        """Have everything put back, and end the keeper; without it, put it back here. Raises as ``capped``."""
         error: CapError | None = None
         if self._process.poll() is None:
             try:

@@ -12,11 +12,7 @@ from overlap_callbacks.instruments.power.source import PowerUnavailableError
 
 
 def find_driver() -> Driver:
-    """The driver of the GPUs: NVIDIA's, else AMD's.
-
-    Raises:
-        CapError: there is neither; the message says what each of them lacks.
-    """
+    """The driver of the GPUs: NVIDIA's, else AMD's; a CapError says what each of them lacks."""
     reasons: list[str] = []
     for make in (NvmlDriver, AmdDriver):
         try:
@@ -31,14 +27,7 @@ def find_driver() -> Driver:
 
 
 class _Driver:
-    """What the drivers of both vendors share.
-
-    Args:
-        library: opens the vendor's library.
-
-    Raises:
-        CapError: the library is missing, or does not start.
-    """
+    """What the drivers of both vendors share: a library, which may be missing (CapError), and handles of devices."""
 
     # What a person types to put the power limit of a device back, and to free its clocks.
     set_power: ClassVar[str]
@@ -63,7 +52,7 @@ class _Driver:
 # -- AMD
 # Power limits and clock caps of AMD GPUs, through AMD SMI.
 #
-# A clock cap is AMD's performance determinism: the device keeps its clock at or below a value. It is told from the
+# A clock cap is AMD's performance determinism: the device keeps its clock at or below a value. It shows in the
 # device's performance level, which can be read. So clocks that somebody has set already are refused, and that they are
 # free again afterwards is seen.
 

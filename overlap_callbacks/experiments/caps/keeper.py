@@ -1,8 +1,8 @@
 """The keeper: a process of its own that sets caps and puts them back, whatever becomes of the experiment.
 
-It reads requests from its standard input, one JSON object a line, and answers each. It puts everything back when it is
-asked to, and when the experiment's process has ended, in whatever way: its pipe closes, and the keeper gets another
-parent. Signals that end an experiment (Ctrl-C, SIGTERM, SIGHUP) do not end it. It loads no torch.
+It reads requests from its standard input, one JSON object a line, and answers each. It puts everything back when asked
+to, and when the experiment's process has ended in whatever way: its pipe closes, or the keeper gets another parent.
+Signals that end an experiment (Ctrl-C, SIGTERM, SIGHUP) do not end it. It loads no torch.
 """
 
 from __future__ import annotations
@@ -39,24 +39,14 @@ _LOOK_S = 0.2
 
 
 class Request(msgspec.Struct):
-    """What the experiment asks for.
-
-    Attributes:
-        caps: to set; None to put back what was before.
-        uuids: of the devices; empty for all.
-    """
+    """Caps to set on devices (all, if none are named), or without caps to put back what was before."""
 
     caps: Caps | None = None
     uuids: list[str] = []
 
 
 class Answer(msgspec.Struct):
-    """What became of it.
-
-    Attributes:
-        error: why not, in words; empty if it was done.
-        uuids: the devices that are capped.
-    """
+    """The devices that are capped, or an error in words."""
 
     error: str = ""
     uuids: list[str] = []
@@ -71,14 +61,11 @@ def default_folder() -> Path:
 class Journal:
     """How devices were before, on disk: written before anything is changed, removed once all is put back.
 
-    It is for one keeper at a time. If a keeper and its experiment die together, the journal is left, and the next one
-    that caps on this machine puts back what it finds.
-
-    Args:
-        folder: of the journal.
+    It is for one keeper at a time. If a keeper and its experiment die together, the next keeper on this machine puts
+    back what it finds.
 
     Raises:
-        CapError: another keeper has it, or it cannot be written.
+        CapError: another keeper has it, or it cannot be read or written; so do its methods.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -93,11 +80,7 @@ class Journal:
             raise CapError(f"what stands on the devices cannot be written down in {folder}: {error.strerror}") from None
 
     def read(self) -> list[Before]:
-        """What an earlier keeper has left; empty if it has put all back.
-
-        Raises:
-            CapError: it cannot be read.
-        """
+        """What an earlier keeper has left; empty if it has put all back."""
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=list[Before])
         except FileNotFoundError:
@@ -106,11 +89,7 @@ class Journal:
             raise CapError(f"{self.path} cannot be read, and may say how devices stood: {error}") from None
 
     def write(self, before: list[Before]) -> None:
-        """Keep this instead, on disk when this returns.
-
-        Raises:
-            CapError: it cannot be written.
-        """
+        """Keep this instead, on disk when this returns."""
         unfinished = self.path.with_suffix(".new")
         try:
             with unfinished.open("wb") as file:
@@ -132,13 +111,7 @@ class Journal:
 
 
 class Keeper:
-    """Sets caps and puts them back.
-
-    Args:
-        driver: of the devices.
-        journal: of this machine.
-        say: tells a person.
-    """
+    """Sets caps and puts them back; ``say`` tells a person."""
 
     def __init__(self, driver: Driver, journal: Journal, say: Callable[[str], None]) -> None:
         self._driver = driver
@@ -147,11 +120,7 @@ class Keeper:
         self._before: list[Before] = []
 
     def recover(self) -> None:
-        """Put back what an earlier keeper has left.
-
-        Raises:
-            CapError: that fails.
-        """
+        """Put back what an earlier keeper has left, or raise a CapError."""
         self._before = self._journal.read()
         if self._before:
             self._say("an earlier experiment did not put its caps back: doing so now")
@@ -160,10 +129,7 @@ class Keeper:
             raise CapError(why)
 
     def cap(self, uuids: Sequence[str], caps: Caps) -> list[str]:
-        """Set and verify caps. What is set already is put back first.
-
-        Returns:
-            The devices.
+        """Set and verify caps, after putting back what is set already. Returns the devices.
 
         Raises:
             CapError: some cap cannot be set; then none is.
@@ -189,11 +155,7 @@ class Keeper:
         return chosen
 
     def restore(self) -> str:
-        """Put everything back.
-
-        Returns:
-            Why something is not as before, with what to type; empty if all is.
-        """
+        """Put everything back. Returns why something is not as before, with what to type; empty if all is."""
         failed = []
         left = []
         for before in self._before:
@@ -243,7 +205,7 @@ def _lines(parent: int) -> Iterator[bytes]:
 def _answer(answer: Answer) -> None:
     try:
         os.write(1, msgspec.json.encode(answer) + b"\n")
-    except OSError:  # nobody reads it any more: the next look at the input says so
+    except OSError:  # its reader is gone: the next look at the input says so
         return
 
 

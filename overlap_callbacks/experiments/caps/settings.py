@@ -21,12 +21,7 @@ class CapError(RuntimeError):
 
 
 class Caps(msgspec.Struct, frozen=True):
-    """What an experiment asks for.
-
-    Attributes:
-        power_w: power limit in watts; None to leave it.
-        clock_mhz: the highest SM clock in MHz; None to leave it.
-    """
+    """A power limit in watts and the highest SM clock in MHz that an experiment asks for; None to leave it."""
 
     power_w: float | None = None
     clock_mhz: int | None = None
@@ -43,12 +38,12 @@ class Caps(msgspec.Struct, frozen=True):
 
 
 class Before(msgspec.Struct, frozen=True):
-    """What stood on one device before, as far as it is to be changed.
+    """The state of one device before, of what is to be changed.
 
     Attributes:
         uuid: of the device.
         power_w: its power limit; None where that is not changed.
-        clocks_locked: whether its clocks are to be locked, and so unlocked afterwards. A driver does not tell whether
+        clocks_locked: whether its clocks are to be locked, and so unlocked afterwards. A driver does not say whether
             somebody had locked them before.
     """
 
@@ -92,11 +87,7 @@ class Driver(Protocol):
 
 
 def check(driver: Driver, uuid: str, caps: Caps) -> None:
-    """Refuse what a device does not take.
-
-    Raises:
-        CapError: outside of its range.
-    """
+    """Refuse, with a CapError, what is outside of a device's range."""
     if caps.power_w is not None:
         low_w, high_w = driver.power_range_w(uuid)
         if not low_w <= caps.power_w <= high_w:
@@ -108,7 +99,7 @@ def check(driver: Driver, uuid: str, caps: Caps) -> None:
 
 
 def read_before(driver: Driver, uuid: str, caps: Caps) -> Before:
-    """What stands there of what is to be changed."""
+    """The state of a device, of what is to be changed."""
     power_w = None if caps.power_w is None else driver.power_limit_w(uuid)
     return Before(uuid, power_w, clocks_locked=caps.clock_mhz is not None)
 
@@ -132,11 +123,7 @@ def set_and_verify(driver: Driver, uuid: str, caps: Caps) -> None:
 
 
 def put_back(driver: Driver, before: Before, sleep: Callable[[float], None] = time.sleep) -> str:
-    """Put a device back to what it was, and read it back; several tries.
-
-    Returns:
-        Why it is not as before, in words; empty if it is.
-    """
+    """Put a device back to what it was, and read it back, in several tries. Returns why it is not; empty if it is."""
     why = ""
     for attempt in range(RESTORE_TRIES):
         if attempt:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-# Numbers of ``torch.distributed.ReduceOp.RedOpType``, which the operators' arguments tell.
+# Numbers of ``torch.distributed.ReduceOp.RedOpType``, in the operators' arguments.
 SUM, AVG, MIN, MAX = 0, 1, 3, 4
 
 # Of kernels by kind of collective. NCCL has no all-to-all: it sends and receives.
@@ -27,8 +27,8 @@ class LoopSettings:
 
     Attributes:
         device: ``cuda`` (the current device) or ``cpu``.
-        ctas: thread blocks that the kernel of a collective has. Each takes so much shared memory that the large tiles
-            of matrix products find no place beside it, so about as many SMs are gone for those.
+        ctas: thread blocks of a collective's kernel. Each takes so much shared memory that the large tiles of matrix
+            products find no place next to it, so about as many SMs are gone for those.
         gb_s: bandwidth of the link in 10^9 bytes a second; ``math.inf`` for collectives that do not wait.
     """
 
@@ -39,29 +39,6 @@ class LoopSettings:
     def length_ns(self, num_bytes: int) -> int:
         """How long a collective of ``num_bytes`` takes at least."""
         return int(num_bytes / self.gb_s)  # bytes / (10^9 bytes / s) is nanoseconds
-
-
-@dataclass(frozen=True)
-class Issued:
-    """A collective of more than one rank that was issued.
-
-    Attributes:
-        operator: of ``c10d``, e.g. ``allreduce_``.
-        kind: e.g. ``all_reduce``.
-        group: name of its process group.
-        num_bytes: of its inputs or of its outputs, whichever is more.
-        asynchronous: the operator's ``async_op``.
-        length_ns: how long it takes at least, once it has begun.
-        issued_ns: host time, ``time.perf_counter_ns``.
-    """
-
-    operator: str
-    kind: str
-    group: str
-    num_bytes: int
-    asynchronous: bool
-    length_ns: int
-    issued_ns: int
 
 
 @dataclass(frozen=True)
@@ -114,14 +91,7 @@ class Call:
 
 
 def parse(operator: str, group_at: int, async_at: int, args: Sequence[Any]) -> Call:
-    """A call from the operator's positional arguments, of which trailing defaults are left out.
-
-    Args:
-        operator: of ``c10d``.
-        group_at: position of the process group.
-        async_at: position of ``async_op``.
-        args: of the call.
-    """
+    """A call from the operator's positional arguments, of which trailing defaults are left out."""
     asynchronous = bool(args[async_at]) if len(args) > async_at else True
     reduction = args[group_at + 1].op() if "reduce" in operator else None
     if reduction not in (None, SUM, AVG, MIN, MAX):

@@ -74,11 +74,7 @@ def open_library(path: str) -> Any:
 
 
 class DeviceLink:
-    """Runs collectives as kernels on the current device.
-
-    Attributes:
-        streams: one for each group on which an asynchronous collective was issued, by the group's name.
-    """
+    """Runs collectives as kernels on the current device, asynchronous ones on a stream for each group's name."""
 
     def __init__(self) -> None:
         self.streams: dict[str, torch.cuda.Stream] = {}
@@ -125,9 +121,6 @@ class DeviceLink:
             moves: what it writes; may be empty.
             ctas: thread blocks, of 512 threads each.
             length_ns: how long the kernels take at least, together.
-
-        Raises:
-            RuntimeError: CUDA refuses.
         """
         stream = torch.cuda.current_stream().cuda_stream
         limit = self._library.loopback_max_moves()
@@ -152,8 +145,7 @@ class DeviceLink:
 SOURCE = Path(__file__).with_name("kernels.cu")
 # A compiled library to use in place of the source; and where compiled ones are kept.
 LIBRARY_VARIABLE, CACHE_VARIABLE = "LOOPBACK_LIBRARY", "LOOPBACK_CACHE"
-_PACKED = "packed"  # in place of an architecture: for all of these, and for later ones through the code of the first
-_PACKED_FOR = ("80", "90", "100")
+PACKED = "packed"  # in place of an architecture: for several of them
 
 
 def compiler() -> str | None:
@@ -161,36 +153,31 @@ def compiler() -> str | None:
     return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
-def compile_library(architecture: str, folder: Path) -> Path:
+def compile_library(architecture: str, folder: Path, code: Sequence[str] = ()) -> Path:
     """Compile the kernels, unless ``folder`` has them already.
 
     Args:
-        architecture: for nvcc, e.g. ``sm_90``.
+        architecture: for nvcc, e.g. ``sm_90``, or ``PACKED``.
         folder: is made where it is missing.
+        code: nvcc's options for the code; by default of the architecture.
 
     Raises:
         RuntimeError: there is no nvcc.
         subprocess.CalledProcessError: it fails.
     """
-    return _compile(architecture, (f"-arch={architecture}",), folder)
-
-
-def pack(folder: Path) -> Path:
-    """Compile the kernels for the usual GPUs, into one library. Raises as ``compile_library``."""
-    codes = [f"-gencode=arch=compute_{number},code=sm_{number}" for number in _PACKED_FOR]
-    later = f"-gencode=arch=compute_{_PACKED_FOR[0]},code=compute_{_PACKED_FOR[0]}"
-    return _compile(_PACKED, (*codes, later), folder)
-
-
-def unpack(folder: Path) -> Path | None:
-    """Put a packed library where the link looks for it; None if ``folder`` has none of these sources."""
-    packed = _library(_PACKED, folder)
-    if not packed.exists():
-        return None
-    target = _library(_PACKED, cache())
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(packed, target)
-    return target
+    nvcc = compiler()
+    if nvcc is None:
+        raise RuntimeError(
+            f"there is no nvcc: compile {SOURCE.name} elsewhere and set {LIBRARY_VARIABLE} to the result"
+        )
+    library = library_file(architecture, folder)
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        partial = library.with_suffix(f".{os.getpid()}.so")
+        options = ("-O2", "-shared", "-Xcompiler", "-fPIC", *(code or (f"-arch={architecture}",)))
+        subprocess.run([nvcc, *options, str(SOURCE), "-o", str(partial)], check=True, capture_output=True, text=True)
+        partial.rename(library)  # whole or not at all
+    return library
 
 
 def find_library() -> Path | None:
@@ -198,7 +185,7 @@ def find_library() -> Path | None:
     given = os.environ.get(LIBRARY_VARIABLE)
     if given is not None:
         return Path(given)
-    packed = _library(_PACKED, cache())
+    packed = library_file(PACKED, cache())
     # One made here fits this machine's driver and device best.
     return packed if compiler() is None and packed.exists() else None
 
@@ -209,23 +196,7 @@ def cache() -> Path:
     return Path(given) if given else Path(tempfile.gettempdir(), f"loopback-{os.getuid()}")
 
 
-def _library(architecture: str, folder: Path) -> Path:
+def library_file(architecture: str, folder: Path) -> Path:
     """The file of a library, which is another one for other sources."""
     name = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
     return folder / f"libloopback-{architecture}-{name}.so"
-
-
-def _compile(architecture: str, code: Sequence[str], folder: Path) -> Path:
-    nvcc = compiler()
-    if nvcc is None:
-        raise RuntimeError(
-            f"there is no nvcc: compile {SOURCE.name} elsewhere and set {LIBRARY_VARIABLE} to the result"
-        )
-    library = _library(architecture, folder)
-    if not library.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        partial = library.with_suffix(f".{os.getpid()}.so")
-        options = ("-O2", "-shared", "-Xcompiler", "-fPIC", *code)
-        subprocess.run([nvcc, *options, str(SOURCE), "-o", str(partial)], check=True, capture_output=True, text=True)
-        partial.rename(library)  # whole or not at all
-    return library

@@ -1,7 +1,7 @@
 """The link on a CPU: collectives of Gloo, with a phantom in a thread of its own that joins each of them late.
 
-So the library sees what it sees in a real job on CPUs: works and ranges of Gloo, on Gloo's threads. The phantom's own
-part is kept out of profiles.
+So the library sees what it sees in a real job on CPUs: works and ranges of Gloo, on Gloo's threads. The phantom is kept
+out of profiles.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _REDUCTIONS = {SUM: dist.ReduceOp.SUM, AVG: dist.ReduceOp.AVG, MIN: dist.ReduceO
 
 
 class HostLink:
-    """Runs collectives on tensors of the CPU. They take place one after another, in the order of their issue.
+    """Runs collectives on tensors of the CPU, one after another, in the order of their issue.
 
     Attributes:
         joined_ns: when the phantom joined each collective of more than one rank, ``time.perf_counter_ns``: it cannot
@@ -102,15 +102,7 @@ class HostLink:
                 raise
 
     def _join(self, theirs: Any, call: Call, work: dist.Work, length_s: float, number: int) -> None:
-        """The phantom's part of a collective: the same data, and the link's time later.
-
-        Args:
-            theirs: Gloo's backend of the phantom.
-            call: the collective.
-            work: of rank 0's part.
-            length_s: time on the link.
-            number: of the collective; -1 if another part of it follows.
-        """
+        """The phantom's part of a collective, ``length_s`` later; ``number`` is -1 if another part of it follows."""
         time.sleep(length_s)
         copies = {id(tensor): tensor.clone() for tensor in (*call.output_tensors, *call.inputs)}
         call = replace(
@@ -133,7 +125,7 @@ class HostLink:
     @property
     def is_busy(self) -> bool:
         """Whether a collective of more than one rank is in flight: issued, and not complete."""
-        # Not all of Gloo's works tell that they are complete.
+        # Not all of Gloo's works know that they are complete.
         self._in_flight = [
             (number, work) for number, work in self._in_flight if not (self.ended_ns[number] or work.is_completed())
         ]

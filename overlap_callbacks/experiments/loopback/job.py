@@ -1,13 +1,12 @@
 """Opens the job of two ranks in this process.
 
-What takes a backend's place are kernels for the operators of ``c10d`` at the device's dispatch key. Operators that
+In place of a backend are kernels for the operators of ``c10d`` at the device's dispatch key. Operators that
 ``collectives.py`` does not name stay with torch's backend ``fake``, which does nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,7 @@ import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg
 from torch._C._distributed_c10d import TCPStore
 
-from overlap_callbacks.experiments.loopback.collectives import OPERATORS, Call, Issued, LoopSettings, parse
+from overlap_callbacks.experiments.loopback.collectives import OPERATORS, Call, LoopSettings, parse
 from overlap_callbacks.experiments.loopback.device_link import DeviceLink
 from overlap_callbacks.experiments.loopback.host_link import HostLink
 
@@ -25,24 +24,20 @@ WORLD_SIZE = 2
 
 
 class LoopJob:
-    """An open job.
-
-    Attributes:
-        settings: may be changed between steps; what is issued later follows.
-        device: on which the job trains.
-        link: runs the collectives.
-        issued: all collectives so far, of groups with more than one rank; may be cleared.
-    """
+    """An open job on a device and a link, whose settings may change between steps."""
 
     def __init__(self, settings: LoopSettings) -> None:
         self.settings = settings
-        self.issued: list[Issued] = []
         if settings.device == "cpu":
             self.device = torch.device("cpu")
             self.link: DeviceLink | HostLink = HostLink()
         else:
             self.device = torch.device("cuda", torch.cuda.current_device())
             self.link = DeviceLink()
+
+    def issue(self, call: Call, group: dist.ProcessGroup) -> dist.Work | None:
+        """Issue a collective on the link."""
+        return self.link.issue(call, group, self.settings)
 
     def kernels(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         """A kernel for each operator."""
@@ -57,31 +52,20 @@ class LoopJob:
         def kernel(*args: Any) -> Any:
             group: dist.ProcessGroup = dist.ProcessGroup.unbox(args[group_at])
             call = parse(operator, group_at, async_at, args)
-            if group.size() > 1:
-                self.issued.append(self._describe(call, group.group_name))
-            work = self.link.issue(call, group, self.settings)
+            work = self.issue(call, group)
             # NCCL has no work for a synchronous collective. ``boxed`` of None is a null pointer, as C++ returns it.
             boxed = dist.Work.boxed(work)  # type: ignore[arg-type]
             return (args[0], boxed) if returns_tensors else boxed
 
         return kernel
 
-    def _describe(self, call: Call, group: str) -> Issued:
-        size = call.num_bytes
-        length_ns = self.settings.length_ns(size)
-        return Issued(call.operator, call.kind, group, size, call.asynchronous, length_ns, time.perf_counter_ns())
-
 
 @contextlib.contextmanager
-def open_job(settings: LoopSettings) -> Iterator[LoopJob]:
-    """Open the job: the process group, and the kernels that run its collectives. One at a time in a process.
-
-    Args:
-        settings: of the link.
-    """
+def open_job(settings: LoopSettings, make: Callable[[LoopSettings], LoopJob] = LoopJob) -> Iterator[LoopJob]:
+    """Open the job: the process group, and the kernels that run its collectives. One at a time in a process."""
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     dist.init_process_group("fake", store=server, rank=0, world_size=WORLD_SIZE)
-    job = LoopJob(settings)
+    job = make(settings)
     library = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch says that other kernels were there before

@@ -1,12 +1,8 @@
 """Reads power, energy and clocks of the device that trains. Never changes a limit, a clock or a mode of a device.
 
-Entry points:
-
-- ``discovery.find_source`` gives the source of a device: ``nvml.NvmlSource``, ``amd.AmdSource`` or ``rapl.RaplSource``,
-  or the reason why there is none.
-- ``sampler.Sampler`` reads one source or several at regular times, on a thread of its own.
-- ``meter.PowerMeter`` is what the monitor uses: it starts the sampler when a window opens, and makes the window's
-  figures. ``overlap_callbacks.analysis.power`` computes them.
+``discovery.find_source`` gives the source of a device, or the reason why there is none. ``sampler.Sampler`` reads
+sources at regular times, on a thread of its own. ``meter.PowerMeter`` is what the monitor uses: it samples while a
+window is open, and ``overlap_callbacks.analysis.power`` computes its figures.
 
 To read the device of this process for ten seconds::
 
@@ -28,9 +24,9 @@ return a ``Reading`` from ``sample``. Importing the package loads neither torch 
 
 Errors that a source raises:
 
-- ``PowerUnavailableError``, in its constructor: the device has no power to read; the message says what would help.
-- ``PowerError``, in ``sample``: one read failed. The sampler tries again for twenty seconds.
-- ``DeviceLostError``, in ``sample``: the device is gone. The sampler gives the source up at once.
+- ``PowerUnavailableError``, in its constructor: the device has no power to read; the message says what would help. -
+``PowerError``, in ``sample``: one read failed. The sampler tries again for twenty seconds. - ``DeviceLostError``, in
+``sample``: the device is gone. The sampler gives the source up at once.
 """
 
 from overlap_callbacks.analysis.power.readings import Reading, Utilisation

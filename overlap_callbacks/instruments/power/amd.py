@@ -1,8 +1,7 @@
 """The power source of AMD GPUs, through AMD SMI (``amdsmi``).
 
-The Python package binds every function of its library when it is imported, and it reads structures whose layout differs
-from version to version. So whatever goes wrong there ends in one message that says what is missing, and a value that
-cannot be true is treated as missing.
+The Python package binds every function of its library when it is imported, and reads structures whose layout differs
+from version to version. So its faults end in one message that says what is missing, and implausible values in none.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ _INSTALL = (
     "pip install /opt/rocm/share/amd_smi, or pip install 'overlap-callbacks[amd]'"
 )
 
-# The counter stands in the table of the firmware, which is refreshed every few milliseconds.
+# The counter is in the table of the firmware, which is refreshed every few milliseconds.
 _ENERGY_LAG_S = 0.02
 
 # The firmware refreshes the counters of throttled time about this often, so a value may be this old.
@@ -138,15 +137,11 @@ class AmdSource(GpuSource):
     """Reads one AMD GPU.
 
     A tick reads power, energy and the clock. The counters of throttled time are read ten times a second; the reading
-    tells which time they cover. Memory clock, limit and temperature are read once a second.
-    ``amdsmi_get_violation_status`` is not used: it sleeps for 100 ms.
+    says which time they cover. ``amdsmi_get_violation_status`` is not used: it sleeps for 100 ms.
 
     Args:
         pci_bus_id: address of the device.
         clock_ns: the clock of the readings.
-
-    Attributes:
-        smi: the package ``amdsmi``.
 
     Raises:
         PowerUnavailableError: as ``AmdSmiLibrary`` and ``AmdSmiLibrary.device``, or the device has no power of its own.
@@ -267,8 +262,8 @@ class AmdSource(GpuSource):
     def read_counts(self, device: Any) -> dict[str, int]:
         """The columns of ``_COLUMNS`` that the device's table of metrics has.
 
-        ``amdsmi_get_gpu_metrics_info`` makes a dictionary of all columns, which takes many times as long as the read
-        itself. So the package's structure is filled here directly, if the package has it.
+        ``amdsmi_get_gpu_metrics_info`` makes a dictionary of all columns, which takes many times as long as the read.
+        So the package's structure is filled here directly, if the package has it.
         """
         try:
             wrapper = self.smi.amdsmi_interface.amdsmi_wrapper
@@ -327,14 +322,8 @@ class AmdSource(GpuSource):
 class AmdTick:
     """Reads power, the energy counter, and the clock of the compute units, by as little Python code as possible.
 
-    As in ``nvml_fast``: the package checks its arguments and makes a dictionary of everything that a call returns,
-    which costs more than the call. Here the package's structures are reused. If anything is unexpected, ``AmdSource``
-    reads again through the package's own functions.
-
-    Args:
-        smi: the ``amdsmi`` module, initialised.
-        device: handle of the device.
-        power_key: name of the field that holds the power.
+    The package checks its arguments and makes a dictionary of everything that a call returns, which costs more than the
+    call. Here its structures are reused, as in ``nvml_fast``.
 
     Raises:
         AttributeError: the package lacks what this needs, or its functions take other arguments.
@@ -357,14 +346,7 @@ class AmdTick:
 
     @classmethod
     def of(cls, smi: Any, device: Any, power_key: str, power_w: float) -> AmdTick | None:
-        """A tick of the device; None if the package does not allow the fast way, or the fast way gives another power.
-
-        Args:
-            smi: as for the class.
-            device: as for the class.
-            power_key: as for the class.
-            power_w: the power that the package's own function returned just now.
-        """
+        """A tick of the device; None if the package does not allow it, or gives another power than ``power_w``."""
         try:
             tick = cls(smi, device, power_key)
             values = tick.read(lambda: 0)

@@ -1,8 +1,7 @@
 """Identifies the devices that train, and finds the power source of each.
 
-A device is found by its UUID or PCI address, never by its number. The number that torch uses depends on
-``CUDA_VISIBLE_DEVICES`` and similar variables, and NVML and AMD SMI count in another order. torch knows which device
-has which number, whatever those variables hold, so nothing here reads them.
+A device is found by its UUID or PCI address, never by its number: torch's numbers depend on ``CUDA_VISIBLE_DEVICES``
+and similar variables, and NVML and AMD SMI count in another order.
 """
 
 from __future__ import annotations
@@ -38,22 +37,15 @@ class DeviceIdentity:
 
 @dataclass(frozen=True)
 class NoPower:
-    """There is no power source for a device. Training and all other measurements go on.
-
-    Attributes:
-        reason: why there is none, in one line.
-    """
+    """Why there is no power source for a device, in one line. Training and all other measurements go on."""
 
     reason: str
 
 
 def identify(index: int | None = None) -> DeviceIdentity:
-    """The identity of a torch device.
+    """The identity of a torch device: by default of the current one, or the CPU's if the process uses none.
 
-    Never creates a context: a process that does not use a device is assumed to train on the CPU.
-
-    Args:
-        index: of one of its devices; None for the current device.
+    Never creates a context.
     """
     import torch
 
@@ -69,12 +61,7 @@ def identify(index: int | None = None) -> DeviceIdentity:
 
 
 def from_properties(properties: Any, *, hip: bool) -> DeviceIdentity:
-    """The identity of a device, from what torch knows about it.
-
-    Args:
-        properties: as torch gives them for a GPU; which fields it has depends on torch's version.
-        hip: whether torch was built for ROCm.
-    """
+    """The identity of a device, from the properties that torch has, whose fields depend on its version."""
     bus = getattr(properties, "pci_bus_id", None)
     pci_bus_id = ""
     if bus is not None:
@@ -89,15 +76,11 @@ def from_properties(properties: Any, *, hip: bool) -> DeviceIdentity:
 
 
 def devices_to_read(per_node: bool) -> list[DeviceIdentity]:
-    """The devices whose power this process reads.
+    """The devices whose power this process reads: its own, by default.
 
-    By default that is the process's own device. With ``per_node``, the first rank of a node reads all devices that the
-    node's ranks use, and the others read none. A node's ranks are those of one launcher: ``torchrun`` and similar ones
-    set ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE``. They use the first devices that each of them sees. A process that sees
-    fewer devices than that reads its own.
-
-    Args:
-        per_node: whether the first rank of a node reads for the whole node.
+    With ``per_node``, the first rank of a node reads all devices that the node's ranks use, and the others read none. A
+    node's ranks are those of one launcher: ``torchrun`` and similar ones set ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE``.
+    They use the first devices that each of them sees. A process that sees fewer devices than that reads its own.
     """
     own = identify()
     rank, size = os.environ.get("LOCAL_RANK", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -115,13 +98,11 @@ def devices_to_read(per_node: bool) -> list[DeviceIdentity]:
 def find_source(
     identity: DeviceIdentity, *, utilisation: bool = True, powercap: Path = POWERCAP
 ) -> PowerSource | NoPower:
-    """The power source of a device, or the reason why there is none.
-
-    The CPU's counters never replace those of a GPU: they would tell the power of another device.
+    """The power source of a device, or the reason why there is none. The CPU's counters never replace those of a GPU.
 
     Args:
         identity: of the device.
-        utilisation: whether to read how busy the parts of the device are too, if it can tell.
+        utilisation: whether to read how busy the parts of the device are too.
         powercap: folder of the CPU's energy counters.
     """
     try:

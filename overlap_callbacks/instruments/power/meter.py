@@ -1,7 +1,7 @@
 """Measures the power of devices while a window is open; this is what the monitor uses.
 
-Finding a source loads a vendor's library, and stopping a sampler waits until a read returns. Both happen on a thread of
-the meter's own, so that nothing here blocks the training thread.
+Finding a source loads a vendor's library, and stopping a sampler waits for a read. Both happen on a thread of the
+meter's own, so that nothing blocks the training thread.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from overlap_callbacks import _validation
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.power.device import power_figures
 from overlap_callbacks.analysis.power.phases import StepPhases
@@ -18,7 +17,7 @@ from overlap_callbacks.analysis.power.trace import power_trace
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, PowerTrace
 from overlap_callbacks.instruments.power.discovery import CPU, DeviceIdentity, NoPower, find_source
-from overlap_callbacks.instruments.power.sampler import MIN_INTERVAL_S, Sampler
+from overlap_callbacks.instruments.power.sampler import Sampler, check_intervals
 from overlap_callbacks.instruments.power.source import INSTANTANEOUS, PowerSource
 
 Find = Callable[[DeviceIdentity], "PowerSource | NoPower"]
@@ -26,17 +25,13 @@ Find = Callable[[DeviceIdentity], "PowerSource | NoPower"]
 
 @dataclass(frozen=True)
 class PowerOptions:
-    """The options of power measurement that a user may choose.
+    """The user's options of power measurement, checked: a TypeError or ValueError names the option.
 
     Attributes:
         enabled: whether power is measured.
         interval_s: time between readings; None for the source's own default.
         idle_interval_s: time between readings outside windows; None for no readings there.
         per_node: whether one process of each node reads all of its devices, on one thread. Else each reads its own.
-
-    Raises:
-        TypeError: an interval is not a number.
-        ValueError: an interval is too short, or ``idle_interval_s`` is shorter than ``interval_s``.
     """
 
     enabled: bool = True
@@ -45,24 +40,12 @@ class PowerOptions:
     per_node: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("power_interval_s", self.interval_s), ("power_idle_interval_s", self.idle_interval_s)):
-            if value is not None and _validation.seconds(name, value) < MIN_INTERVAL_S:
-                raise ValueError(f"{name} must be at least {MIN_INTERVAL_S:g} s, got {value!r}")
-        if self.interval_s and self.idle_interval_s and self.idle_interval_s < self.interval_s:
-            raise ValueError(
-                f"power_idle_interval_s must be at least power_interval_s ({self.interval_s:g}), "
-                f"got {self.idle_interval_s!r}"
-            )
+        check_intervals(self.interval_s, self.idle_interval_s, "power_")
 
 
 @dataclass(frozen=True)
 class MeasuredPower:
-    """Power of one window on one rank; empty if there is no source.
-
-    Attributes:
-        figures: one entry per device that this process reads.
-        trace: power against time, of the first device.
-    """
+    """Power of one window on one rank: figures by device, and the first one's trace; empty without a source."""
 
     figures: tuple[DevicePower, ...] = ()
     trace: PowerTrace | None = None
@@ -74,8 +57,8 @@ class PowerMeter:
     Args:
         identities: the devices; empty if another process reads them.
         options: what the user chose.
-        tell: called on a thread of the meter's own with one line that says why there is no power, or no more of it, and
-            with whether the user would expect power on this device.
+        tell: called on the meter's thread with one line that says why there is no power, or no more of it, and with
+            whether the user would expect power on this device.
         find: makes a source; None for ``find_source``.
     """
 
@@ -102,7 +85,7 @@ class PowerMeter:
         return not self._identities
 
     def begin(self, on_tick: Callable[[], None] = lambda: None) -> None:
-        """Tell that a window opens.
+        """Start reading for a window.
 
         Args:
             on_tick: called on the sampler's thread at each tick.
@@ -112,7 +95,7 @@ class PowerMeter:
             self._worker.submit(self._begin)
 
     def end(self) -> None:
-        """Tell that the window is closed."""
+        """End the reading for a window."""
         self._on_tick = lambda: None  # must not keep the window alive
         if not self._given_up:
             self._worker.submit(self._end)
@@ -131,8 +114,8 @@ class PowerMeter:
         Args:
             segments: the blocks that count.
             since_ns: when the window opened, as of ``time.perf_counter_ns``.
-            long: long blocks. Power is theirs alone where the others do not tell the watts of both modes: what these
-                would add is chance.
+            long: long blocks. Power is theirs alone where the others do not give the watts of both modes: what these
+                would add is noise.
             shown: all stretches of time in one mode, for the trace; empty for ``segments``.
             phases: when the first device computed and communicated, in its profiled steps.
         """
@@ -156,7 +139,7 @@ class PowerMeter:
         figures = []
         for number in range(len(sampler.sources)):
             found = figures_of(number, segments)
-            if {block.arm for block in long} == set(Mode) and not _tells_both(found):
+            if {block.mode for block in long} == set(Mode) and not _tells_both(found):
                 of_long = figures_of(number, long)
                 found = of_long if _tells_both(of_long) else found
             figures.append(found)

@@ -9,6 +9,7 @@ power, and a device that is gone.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -62,6 +63,11 @@ _REASONS = (
     (0x080, "hw_power_brake"),
     (0x100, "display_clocks"),
 )
+
+
+@functools.cache
+def _reasons_of(bits: int) -> frozenset[str]:
+    return frozenset(word for bit, word in _REASONS if bits & bit)
 
 
 class NvmlLibrary:
@@ -140,11 +146,11 @@ class NvmlSource(GpuSource):
     """Reads one NVIDIA GPU.
 
     A tick makes three driver calls: one for power and energy together, one for the SM clock, one for the reasons for
-    that clock. Memory clock, limit and temperature are read once a second. The processes on the device are never read:
-    that call takes milliseconds.
+    that clock. The processes on the device are never read: that call takes milliseconds.
 
     Args:
-        uuid, pci_bus_id: of the device; see ``NvmlLibrary.device``.
+        uuid: of the device; see ``NvmlLibrary.device``.
+        pci_bus_id: of the device.
         utilisation: whether to read the GPM counters too, if the device has them (Hopper and newer).
         clock_ns: the clock of the readings.
 
@@ -162,15 +168,14 @@ class NvmlSource(GpuSource):
         with self._opening():
             self.device = library.device(uuid, pci_bus_id)
             self._power_field, kind, sensor = self._find_power()
-            self._energy_is_field = FIELD_ENERGY in self._optional_fields([(FIELD_ENERGY, _SCOPE_GPU)])
+            self._energy_is_field = FIELD_ENERGY in self._optional_fields([FIELD_ENERGY])
             self.info = self._describe(kind, sensor)
             if utilisation:
                 self._gpm = GpmMeter.of(self._nvml, self.device)
         # NVML counts energy in millijoules on every device.
         self._counter = EnergyCounter(tick_j=1e-3)
         wanted = (self._power_field, FIELD_ENERGY if self._energy_is_field else None)
-        self._tick_fields = [(field, _SCOPE_GPU) for field in wanted if field is not None]
-        self._reasons_by_bits: dict[int, frozenset[str]] = {}
+        self._tick_fields = [field for field in wanted if field is not None]
         if self._power_field is not None and self._energy_is_field:
             self.tick = NvmlTick.of(self._nvml, self.device, self._power_field)
 
@@ -179,7 +184,7 @@ class NvmlSource(GpuSource):
         if values is None:
             return None
         begin_ns, end_ns, power_w, energy_mj, sm_clock_mhz, bits = values
-        reasons, use = self._reasons_of(bits), self._utilisation(end_ns)
+        reasons, use = _reasons_of(bits), self._utilisation(end_ns)
         return GpuValues(
             begin_ns, end_ns, power_w, self._counter.read(energy_mj), sm_clock_mhz, reasons, utilisation=use
         )
@@ -210,7 +215,7 @@ class NvmlSource(GpuSource):
             (_FIELD_INSTANT, INSTANTANEOUS, nvidia_instant(*chip)),
             (_FIELD_AVERAGE, AVERAGE_1_S, ONE_SECOND),
         ):
-            if field in self._optional_fields([(field, _SCOPE_GPU)]):
+            if field in self._optional_fields([field]):
                 return field, kind, sensor
         if self._optional(self._nvml.nvmlDeviceGetPowerUsage) is None:
             raise PowerUnavailableError(f"no power: {self._name()} has no power sensor that NVML can read")
@@ -242,19 +247,11 @@ class NvmlSource(GpuSource):
             raise PowerError(f"NVML gave no power for {self.info.device_name}")
         return power_w, self._counter.read(energy_mj) if energy_mj is not None else None
 
-    def _fields(self, fields: list[tuple[int, int]]) -> dict[int, int]:
-        """The values of the fields that the device has, by field.
-
-        Args:
-            fields: each with its scope.
-
-        Raises:
-            DeviceLostError: the device is gone.
-            PowerError: the call failed.
-        """
+    def _fields(self, fields: list[int]) -> dict[int, int]:
+        """The values of the fields that the device has, by field. Raises as ``sample``."""
         call = self._nvml.nvmlDeviceGetFieldValues
         try:
-            items = call(self.device, fields)
+            items = call(self.device, [(field, _SCOPE_GPU) for field in fields])
         except self._nvml.NVMLError as error:
             self._raise_if_lost(error)
             raise PowerError(f"{call.__name__}: {error}") from error
@@ -267,7 +264,7 @@ class NvmlSource(GpuSource):
                 values[item.fieldId] = getattr(item.value, name)
         return values
 
-    def _optional_fields(self, fields: list[tuple[int, int]]) -> dict[int, int]:
+    def _optional_fields(self, fields: list[int]) -> dict[int, int]:
         """As ``_fields``, but empty if the call fails."""
         try:
             return self._fields(fields)
@@ -322,13 +319,7 @@ class NvmlSource(GpuSource):
         bits = self._optional(nvml.nvmlDeviceGetCurrentClocksEventReasons)
         if bits is None:
             bits = self._optional(nvml.nvmlDeviceGetCurrentClocksThrottleReasons)
-        return self._reasons_of(bits) if bits is not None else None
-
-    def _reasons_of(self, bits: int) -> frozenset[str]:
-        reasons = self._reasons_by_bits.get(bits)
-        if reasons is None:
-            reasons = self._reasons_by_bits[bits] = frozenset(word for bit, word in _REASONS if bits & bit)
-        return reasons
+        return _reasons_of(bits) if bits is not None else None
 
     def _is_permanent(self, error: Any, name: str) -> bool:
         if not isinstance(error, self._nvml.NVMLError):
@@ -354,12 +345,8 @@ def _mig(device: str) -> str:
 def nvlink_devices(uuid: str, pci_bus_id: str) -> tuple[str, ...] | None:
     """PCI addresses, e.g. ``0000:3b:00.0``, of the other GPUs of this host that a GPU reaches by NVLink.
 
-    Args:
-        uuid: of the GPU; empty if unknown.
-        pci_bus_id: of the GPU; empty if unknown.
-
-    Returns:
-        None if NVML is not there, does not know the GPU, or does not tell of one of its neighbours.
+    None if NVML is missing, does not know the GPU (by UUID or PCI address), or says nothing about one of its
+    neighbours.
     """
     try:
         library = NvmlLibrary()

@@ -1,9 +1,8 @@
 """The driver calls of one tick of an NVIDIA GPU, with arguments that are made once.
 
 Most of a tick's cost is Python code that is no longer in the CPU's caches, so a tick executes as little of it as
-possible: it calls NVML through the library that ``nvidia-ml-py`` loaded, with structures of that package that are
-reused. If anything is unexpected, ``NvmlSource`` reads again through the package's own functions, and knows what each
-error means.
+possible: it calls NVML through the library that ``nvidia-ml-py`` loaded, and reuses that package's structures. If
+anything is unexpected, ``NvmlSource`` reads again through the package's own functions, which say what is wrong.
 """
 
 from __future__ import annotations
@@ -39,11 +38,6 @@ _METRICS = (
 
 class NvmlTick:
     """Reads power and energy in one call, then the SM clock, then the reasons for it.
-
-    Args:
-        nvml: the ``pynvml`` module, initialised.
-        device: handle of the device.
-        power_field: the field of the power; energy is read as a field too.
 
     Raises:
         AttributeError: the package or the driver lacks what this needs.
@@ -107,10 +101,6 @@ class GpmMeter:
 
     A figure is the difference between two samples of the device's counters. Samples are buffers of the driver and not
     thread-safe: the thread that reads the source makes, reads and frees them.
-
-    Args:
-        nvml: the ``pynvml`` module, initialised.
-        device: handle of a device that has GPM.
     """
 
     def __init__(self, nvml: Any, device: Any) -> None:
@@ -138,13 +128,7 @@ class GpmMeter:
             return None
 
     def read(self, now_ns: int) -> Utilisation | None:
-        """How busy the device was since the previous call; None for the first call, and if it is too soon.
-
-        If GPM fails, only its figures are missing: power is still read.
-
-        Args:
-            now_ns: the current time, as of ``time.perf_counter_ns``.
-        """
+        """How busy the device was since the previous call; None for the first, if it is too soon, and if GPM fails."""
         if self._last_ns is not None and now_ns - self._last_ns < _MIN_GAP_NS:
             return None
         nvml = self._nvml

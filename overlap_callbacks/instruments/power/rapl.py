@@ -102,13 +102,10 @@ class RaplSource(PowerSource):
 
 
 def _find_zones(root: Path, dram: bool) -> list[_Zone]:
-    """The counters to add up.
+    """The counters to add up. Raises as ``RaplSource``.
 
     Zones are called ``intel-rapl:N`` (on AMD too), their parts ``intel-rapl:N:M``. The packages appear a second time
     under ``intel-rapl-mmio``, which is ignored.
-
-    Raises:
-        PowerUnavailableError: there are no packages, or their counters may not be read.
     """
     folders = sorted(root.glob("intel-rapl:*")) if root.is_dir() else []
     zones: list[_Zone] = []
@@ -141,12 +138,7 @@ def _find_zones(root: Path, dram: bool) -> list[_Zone]:
 
 
 def _sum_w(folders: list[Path], name: str) -> float | None:
-    """The sum of a limit over packages, in watts; None if a package lacks it.
-
-    Args:
-        folders: of the packages.
-        name: of the file that holds the limit, in microwatts.
-    """
+    """The sum of a limit over packages, in watts; None if a package lacks the file, which has microwatts."""
     values = [_read(folder / name) for folder in folders]
     if not values or not all(value is not None and value.isdecimal() for value in values):
         return None

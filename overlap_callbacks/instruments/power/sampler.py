@@ -27,11 +27,10 @@ BACK_OFF_S = (0.0, 0.0, 0.1, 0.5, *[2.0] * 10)
 class Sampler:
     """Reads a source between ``start`` and ``stop``.
 
-    There is one tick in each interval of a fixed grid, so that ticks do not drift. It comes at a random time of its
-    interval: power that swings with the steps would else be sampled in step with them. If a read is slow or the thread
-    gets no CPU, the ticks that pass meanwhile are skipped and counted; they do not pile up. A failed read is retried
-    after longer and longer waits, for twenty seconds. Then the source is given up for good; if the device is lost, it
-    is given up at once.
+    There is one tick in each interval of a fixed grid, at a random time of it: power that swings with the steps would
+    else be sampled in step with them. If a read is slow or the thread gets no CPU, the ticks that pass meanwhile are
+    skipped and counted. A failed read is retried after longer and longer waits, for twenty seconds. Then the source is
+    given up for good; a lost device at once.
 
     Args:
         source: what to read, or several sources to read at the same ticks. They belong to the sampler's thread from
@@ -45,14 +44,13 @@ class Sampler:
         jitter: gives the part of an interval, from 0 to 1, after which its tick comes; None for a random one.
 
     Attributes:
-        late: number of ticks that were skipped because a reading came more than one interval late.
-        failed: number of reads that failed.
+        late: ticks that were skipped because a reading came more than one interval late.
+        failed: reads that failed.
         given_up: why the source was given up; empty as long as it is not.
-        cpu_s: CPU time that the sampler's thread took, in seconds; known once it has stopped.
+        cpu_s: CPU time of the sampler's thread in seconds, once it has stopped.
 
     Raises:
-        TypeError: an interval is not a number, or ``capacity`` is not a whole number.
-        ValueError: an interval or ``capacity`` is out of range.
+        TypeError, ValueError: an interval or ``capacity`` is no number, or out of range.
     """
 
     def __init__(
@@ -69,12 +67,9 @@ class Sampler:
     ) -> None:
         self.sources = (source,) if isinstance(source, PowerSource) else tuple(source)
         default_s = self.sources[0].info.default_interval_s
-        self.interval_s = _interval("interval_s", default_s if interval_s is None else interval_s)
-        self.idle_interval_s = None if idle_interval_s is None else _interval("idle_interval_s", idle_interval_s)
-        if self.idle_interval_s is not None and self.idle_interval_s < self.interval_s:
-            raise ValueError(
-                f"idle_interval_s must be at least interval_s ({self.interval_s:g}), got {self.idle_interval_s:g}"
-            )
+        check_intervals(default_s if interval_s is None else interval_s, idle_interval_s)
+        self.interval_s = float(default_s if interval_s is None else interval_s)
+        self.idle_interval_s = None if idle_interval_s is None else float(idle_interval_s)
         self.late = 0
         self.failed = 0
         self.given_up = ""
@@ -144,12 +139,7 @@ class Sampler:
         return True
 
     def readings(self, since_ns: int | None = None, source: int = 0) -> Readings:
-        """The readings, oldest first.
-
-        Args:
-            since_ns: leave out readings before this time, as of ``time.perf_counter_ns``.
-            source: index of the source.
-        """
+        """The readings of a source, oldest first, from ``since_ns`` on (as of ``time.perf_counter_ns``)."""
         kept = self._kept[source].copy()  # atomic, as the append on the sampler's thread is: no lock is needed
         return Readings.of([r for r in kept if since_ns is None or r.time_ns >= since_ns])
 
@@ -221,7 +211,7 @@ class Sampler:
     def _give_up(self, message: str) -> None:
         self.given_up = message
         if self._on_give_up is not None:
-            with contextlib.suppress(Exception):  # nobody on this thread could handle it
+            with contextlib.suppress(Exception):  # there is no one to handle it
                 self._on_give_up(message)
 
 
@@ -234,8 +224,21 @@ class _Stop:
         self.requested = False
 
 
-def _interval(name: str, value: float) -> float:
-    interval_s = _validation.seconds(name, value)
-    if interval_s < MIN_INTERVAL_S:
-        raise ValueError(f"{name} must be at least {MIN_INTERVAL_S:g} s, got {value!r}")
-    return interval_s
+def check_intervals(interval_s: float | None, idle_interval_s: float | None, prefix: str = "") -> None:
+    """Refuse intervals between readings that are no numbers, too short, or shorter when idle.
+
+    Args:
+        interval_s: None for a default.
+        idle_interval_s: None for no readings.
+        prefix: of the parameters' names.
+
+    Raises:
+        TypeError, ValueError: the message names the parameter.
+    """
+    for name, value in (("interval_s", interval_s), ("idle_interval_s", idle_interval_s)):
+        if value is not None and _validation.seconds(f"{prefix}{name}", value) < MIN_INTERVAL_S:
+            raise ValueError(f"{prefix}{name} must be at least {MIN_INTERVAL_S:g} s, got {value!r}")
+    if interval_s is not None and idle_interval_s is not None and idle_interval_s < interval_s:
+        raise ValueError(
+            f"{prefix}idle_interval_s must be at least {prefix}interval_s ({interval_s:g}), got {idle_interval_s!r}"
+        )

@@ -1,22 +1,19 @@
 """How a power sensor averages and how late it is, by the chip and by what is read: one table, with its sources.
 
 A reading at a time ``t`` is of the time from ``t - clear`` to ``t``, in which the sensor's averaging window lies
-somewhere: its value may have been renewed a while ago, and the driver may hand it out late. So ``clear`` is what must
-lie between a change of mode and a reading that counts for the new mode.
+somewhere. So ``clear`` must lie between a change of mode and a reading that counts for the new mode.
 
 Sources, by number in the table:
 
 1. nvml.h on ``nvmlDeviceGetPowerUsage``: "On Ampere (except GA100) or newer GPUs, the API returns power averaged over 1
-   sec interval. On GA100 and older architectures, instantaneous power is returned." On
-   ``NVML_FI_DEV_POWER_AVERAGE`` (185): "average power usage over 1 sec interval, Ampere (except GA100) or newer";
-   ``NVML_FI_DEV_POWER_INSTANT`` (186): "current power, all architectures".
-2. Yang, Adamek, Armour, "Part-time Power Measurements: nvidia-smi's Lack of Attention" (arXiv 2312.02741): A100 and
-   H100 look at 25 ms of every 100 ms; other chips average over as much as 100 ms, renewed as often.
-3. ROCm/legacy-rocm-build issue 1649: the driver reads the firmware's table at most every millisecond. Over which time
-   the firmware averages is not published.
+sec interval. On GA100 and older architectures, instantaneous power is returned." On    ``NVML_FI_DEV_POWER_AVERAGE``
+(185): "average power usage over 1 sec interval, Ampere (except GA100) or newer";    ``NVML_FI_DEV_POWER_INSTANT``
+(186): "current power, all architectures". 2. Yang, Adamek, Armour, "Part-time Power Measurements: nvidia-smi's Lack of
+Attention" (arXiv 2312.02741): A100 and    H100 look at 25 ms of every 100 ms; other chips average over as much as 100
+ms, renewed as often. 3. ROCm/legacy-rocm-build issue 1649: the driver reads the firmware's table at most every
+millisecond. Over which time    the firmware averages is not published.
 
-Where nothing is published on how late a value is, 100 ms are assumed; where nothing is published on a chip at all, the
-longest of the others.
+An unpublished delay is taken as 100 ms, an unpublished chip as the slowest of the others.
 """
 
 from __future__ import annotations
@@ -56,9 +53,7 @@ AMD_AVERAGE = Sensor(1.0, 0.001, 0.1)  # source 3; the window is an assumption, 
 def nvidia_instant(architecture: int | None, is_ga100: bool) -> Sensor:
     """The sensor behind field 186, and behind ``nvmlDeviceGetPowerUsage`` where that is instantaneous.
 
-    Args:
-        architecture: NVML's number; None if unknown.
-        is_ga100: whether the chip is GA100 (A100, A800, A30).
+    ``architecture`` is NVML's number, if known; GA100 is the chip of A100, A800 and A30.
     """
     return PART_TIME if is_ga100 or architecture == HOPPER else FULL_TIME
 

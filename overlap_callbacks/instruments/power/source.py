@@ -68,12 +68,7 @@ class PowerSource(ABC):
 
 
 class CachedRead(Generic[_Value]):
-    """Caches the result of a function, for values that change slowly and cost a driver call to read.
-
-    Args:
-        read: reads the value.
-        interval_s: age at which a cached value expires.
-    """
+    """Caches the result of a function, for values that change slowly and cost a driver call, for ``interval_s``."""
 
     def __init__(self, read: Callable[[], _Value], interval_s: float = _SLOW_INTERVAL_S) -> None:
         self._read = read
@@ -110,8 +105,8 @@ class EnergyCounter:
     def read(self, value: int) -> float | None:
         """Joules since the first read; None if the counter went back without having wrapped.
 
-        Then it was reset (e.g. the driver was reloaded) or is faulty (some run backwards), so the energy used since the
-        last read is unknown.
+        Then it was reset (e.g. the driver was reloaded) or is faulty, so the energy used since the last read is
+        unknown.
         """
         last, self._last = self._last, value
         if last is None:
@@ -144,11 +139,7 @@ class SlowValues(NamedTuple):
 
 
 class GpuValues(NamedTuple):
-    """What one tick reads of a GPU; fields as in ``Reading``.
-
-    Attributes:
-        begin_ns, end_ns: when the read of power and energy began and ended. The reading's time is the middle.
-    """
+    """What one tick reads of a GPU, as in ``Reading``, and when the read of power and energy began and ended."""
 
     begin_ns: int
     end_ns: int
@@ -167,7 +158,8 @@ class _Library(Protocol):
 class GpuSource(PowerSource):
     """Reads one GPU through its vendor's library: by a fast way if there is one, else by the library's own functions.
 
-    A call that the device does not support is made once; its value is absent in the readings.
+    A call that the device does not support is made once; its value is absent in the readings. Memory clock, limit and
+    temperature are read once a second.
 
     Args:
         library: of the vendor; closed with the source.
@@ -238,14 +230,7 @@ class GpuSource(PowerSource):
     def _optional(self, function: Callable[..., Any], *arguments: Any, name: str = "") -> Any:
         """The result of a call for this device; None if it fails, or has failed for good before.
 
-        Args:
-            function: of the library; gets the device and ``arguments``.
-            arguments: further arguments.
-            name: what errors call the function; empty for its own name.
-
-        Raises:
-            DeviceLostError: the device is gone.
-            PowerError: an error after which ``_is_permanent`` gives the read up.
+        Errors call the function ``name``, or by its own name. Raises as ``_is_permanent``.
         """
         if self._unsupported and (function, *arguments) in self._unsupported:
             return None
@@ -258,11 +243,11 @@ class GpuSource(PowerSource):
 
     @abstractmethod
     def _is_permanent(self, error: Exception, name: str) -> bool:
-        """Whether a call that failed need not be made again. Raises what its caller must know; see ``_optional``.
+        """Whether a call that failed need not be made again.
 
-        Args:
-            error: of the call.
-            name: of the function.
+        Raises:
+            DeviceLostError: the device is gone.
+            PowerError: an error that is not to be passed over.
         """
 
 

@@ -262,7 +262,7 @@ class _Measurement:
         timed = self._of(Part.TIMED)
         long = segments_of(self._long, self._window.clock, counted_only=True)
         segments = segments_of(timed, self._window.clock, counted_only=True)
-        known = {segment.arm for segment in segments}
+        known = {segment.mode for segment in segments}
         for mode in Mode:
             if mode not in known and any(step.counted and step.plan.arm is mode for step in timed):
                 self._note(

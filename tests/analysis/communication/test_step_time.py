@@ -134,5 +134,5 @@ def test_a_latency_is_paid_for_each_step_of_the_ring() -> None:
     others = sum(row.messages * 2 * (row.group_size - 1) for row in rows if row.dimension != "tensor")
     assert after.data_ms - before.data_ms == pytest.approx(others * 0.1)
     assert paper_step(shape, late) == paper_step(shape, HARDWARE)
-    with pytest.raises(ValueError, match="tensor latency must be a finite number of at least 0, got -1"):
+    with pytest.raises(ValueError, match="tensor latency must be a finite number of seconds of at least 0, got -1"):
         msgspec.structs.replace(HARDWARE, links={"tensor": Link(1e9, -1.0)}).check()

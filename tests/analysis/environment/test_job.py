@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
-from overlap_callbacks.analysis.environment.sums import MAX_PLACES, cpus_of
+from overlap_callbacks.analysis.environment.job import BETWEEN, UNKNOWN, WITHIN, pooled_environment
+from overlap_callbacks.analysis.environment.sums import MAX_PLACES, add_environments, cpus_of, environment_of
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
 from tests.environments import cpu_rank, gpu_rank, job_environment, samples
 from tests.samples import window
@@ -84,3 +85,91 @@ def test_the_report_has_the_environment_once() -> None:
 
 def test_ranks_without_an_environment_are_not_guessed() -> None:
     assert job_environment([window(0), window(1)]) is None
+
+
+def told(*ranks: RankEnvironment, backend: str = "nccl") -> dict[str, str]:
+    sums = add_environments([environment_of(*rank) for rank in enumerate(ranks)])
+    found = pooled_environment(sums, backend).transports
+    assert all(transport.basis for transport in found)
+    return {transport.between: transport.transport for transport in found}
+
+
+def test_nvlink_is_told_by_each_pair_of_a_host() -> None:
+    assert told(gpu_rank(0), gpu_rank(1)) == {WITHIN: "NVLink connects all GPUs of a host"}
+    alone = {"nvlink_devices": ()}
+    assert told(gpu_rank(0, **alone), gpu_rank(1, **alone)) == {WITHIN: "no NVLink connects the GPUs of a host"}
+    bridged = [gpu_rank(rank, nvlink_devices=(f"0000:{0x10 + (rank ^ 1):02x}:00.0",)) for rank in range(4)]
+    assert told(*bridged) == {WITHIN: "NVLink connects some GPUs of a host"}
+
+
+def test_pcie_is_named_where_every_gpu_is_known_to_be_on_the_bus_of_its_host() -> None:
+    alone = {"nvlink_devices": (), "host_link": "PCIe"}
+    assert told(gpu_rank(0, **alone), gpu_rank(1, **alone)) == {WITHIN: "PCIe (no NVLink seen)"}
+    # One of the two may be a Grace Hopper, whose GPU reaches its host over NVLink.
+    unknown = gpu_rank(1, nvlink_devices=())
+    assert told(gpu_rank(0, **alone), unknown) == {WITHIN: "no NVLink connects the GPUs of a host"}
+    bridged = [
+        gpu_rank(rank, nvlink_devices=(f"0000:{0x10 + (rank ^ 1):02x}:00.0",), host_link="PCIe") for rank in range(4)
+    ]
+    assert told(*bridged) == {WITHIN: "NVLink connects some GPUs of a host, PCIe the others"}
+    # Of two hosts, only the first has ranks that share it.
+    assert told(gpu_rank(0, **alone), gpu_rank(1, **alone), gpu_rank(8))[WITHIN] == "PCIe (no NVLink seen)"
+
+
+def test_pcie_is_named_where_a_setting_forbids_direct_access() -> None:
+    off = {"NCCL_P2P_DISABLE": "1"}
+    ranks = [gpu_rank(rank, variables=off, host_link="PCIe") for rank in range(2)]
+    assert told(*ranks) == {WITHIN: "no direct access between GPUs: PCIe to host memory, or the network"}
+    network = off | {"NCCL_SHM_DISABLE": "1"}
+    ranks = [gpu_rank(rank, variables=network, host_link="PCIe") for rank in range(2)]
+    assert told(*ranks) == {WITHIN: "the network, also within a host"}
+
+
+def test_one_rank_that_does_not_know_makes_it_unknown() -> None:
+    assert told(gpu_rank(0), gpu_rank(1, nvlink_devices=None)) == {WITHIN: UNKNOWN}
+    assert told(gpu_rank(0, pci_bus_id=""), gpu_rank(1)) == {WITHIN: UNKNOWN}
+
+
+def test_a_setting_that_rules_nvlink_out_is_heeded() -> None:
+    variables = {"NCCL_P2P_DISABLE": "1"}
+    within = told(gpu_rank(0, variables=variables), gpu_rank(1, variables=variables))[WITHIN]
+    assert "no direct access" in within
+
+
+@pytest.mark.parametrize(
+    ("variables", "transport"),
+    [
+        ({}, UNKNOWN),
+        ({"NCCL_SOCKET_IFNAME": "eth0"}, UNKNOWN),  # says which interface, should sockets be used
+        ({"NCCL_NET": "Socket"}, "TCP sockets"),
+        ({"NCCL_NET": "IB"}, "InfiniBand or RoCE"),
+        ({"NCCL_NET": "AWS Libfabric"}, "the network plugin AWS Libfabric"),
+        ({"NCCL_IB_DISABLE": "1"}, "not InfiniBand or RoCE: TCP sockets, or a network plugin"),
+        ({"NCCL_IB_DISABLE": "0"}, UNKNOWN),
+    ],
+)
+def test_between_hosts_only_settings_tell(variables: dict[str, str], transport: str) -> None:
+    hosts = [gpu_rank(rank, per_host=1, variables=variables) for rank in range(2)]
+    assert told(*hosts) == {BETWEEN: transport}
+
+
+def test_settings_that_are_not_alike_tell_nothing() -> None:
+    hosts = [gpu_rank(rank, per_host=1, variables={"NCCL_NET": net}) for rank, net in enumerate(("IB", "Socket"))]
+    assert told(*hosts) == {BETWEEN: UNKNOWN}
+
+
+def test_gloo_uses_sockets_unless_told_otherwise() -> None:
+    assert told(cpu_rank(), cpu_rank(), backend="gloo") == {WITHIN: "TCP sockets"}
+    uv = {"GLOO_DEVICE_TRANSPORT": "UV"}
+    assert told(cpu_rank(variables=uv), cpu_rank(variables=uv), backend="gloo") == {WITHIN: "Gloo's transport UV"}
+    assert told(cpu_rank(variables=uv), cpu_rank(), backend="gloo") == {WITHIN: UNKNOWN}
+
+
+def test_of_several_backends_that_of_the_device_counts() -> None:
+    both = "cpu:gloo,cuda:nccl"
+    assert told(gpu_rank(0), gpu_rank(1), backend=both) == {WITHIN: "NVLink connects all GPUs of a host"}
+    assert told(cpu_rank(), cpu_rank(), backend=both) == {WITHIN: "TCP sockets"}
+
+
+def test_nothing_is_said_of_a_backend_that_is_not_known() -> None:
+    assert set(told(gpu_rank(0), gpu_rank(8), gpu_rank(9), backend="ucc").values()) == {UNKNOWN}

@@ -7,11 +7,21 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from overlap_callbacks.analysis.kernels.sm_loss import Chip, sm_loss
+from overlap_callbacks.analysis.kernels.sm_loss import (
+    FEW_WAVES,
+    LIMITS,
+    Chip,
+    predicted_loss,
+    resident_blocks,
+    resident_next_to,
+    sm_loss,
+)
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.results.window import SmLoss
-from tests.analysis.kernels.launches import H100, gemm, nccl
+from tests.analysis.kernels.launches import H100, KIB, gemm, launch, nccl
 from tests.columns import columns
 
 OV, SEQ = np.array([0]), np.array([1])
@@ -90,3 +100,110 @@ def test_what_is_not_known_has_no_figure() -> None:
     assert loss_of((GEMM, Kind.COMPUTE, 0, 0, 6), *SEQUENTIAL) is None  # nothing beside it
     assert loss_of(*rows[:2]) is None  # no sequential step has the kernel
     assert sm_loss(columns(rows), (), H100, OV, SEQ) is None
+
+
+def total(blocks: int, taken: int) -> float:
+    found = predicted_loss(gemm(blocks), nccl(taken), H100)
+    assert found is not None
+    return found.from_sms + found.from_waves
+
+
+def test_a_full_wave_that_no_longer_fits_takes_a_second_one() -> None:
+    found = predicted_loss(gemm(132), nccl(16), H100)
+    assert found is not None
+    assert found.from_sms == pytest.approx(132 / 116 - 1)
+    assert found.from_sms + found.from_waves == pytest.approx(1.0)
+
+
+def test_less_than_a_wave_that_still_fits_loses_nothing() -> None:
+    assert predicted_loss(gemm(116), nccl(16), H100) == (0, 0)
+    assert predicted_loss(gemm(1), nccl(16), H100) == (0, 0)
+    assert total(117, 16) == pytest.approx(1.0)
+
+
+def test_a_last_wave_that_is_not_full_takes_the_blocks_that_found_no_place() -> None:
+    assert predicted_loss(gemm(132 + 90), nccl(16), H100) == (0, 0)  # 222 blocks, 2 x 116 places
+    assert total(132 + 101, 16) == pytest.approx(0.5)  # 233 blocks: three waves instead of two
+
+
+def test_many_waves_lose_the_share_of_the_sms() -> None:
+    found = predicted_loss(gemm(132 * FEW_WAVES), nccl(16), H100)
+    assert found == (pytest.approx(132 / 116 - 1), 0)
+
+
+def test_what_fits_beside_a_block_of_communication_is_not_lost() -> None:
+    small = launch(100_000, 256, 32)
+    some, all_taken = (predicted_loss(small, launch(16, 256, registers), H100) for registers in (96, 0))
+    assert some is not None
+    assert all_taken is not None
+    assert 0 < some.from_sms < all_taken.from_sms == pytest.approx(132 / 116 - 1)
+
+
+def test_what_cannot_run_beside_at_all_has_no_prediction() -> None:
+    assert predicted_loss(gemm(132), nccl(132), H100) is None
+    assert predicted_loss(gemm(132), nccl(500), H100) is None
+    assert predicted_loss(launch(132), nccl(16), Chip(132)) is None  # of an unknown device
+    assert predicted_loss(gemm(132), nccl(16), Chip(0, (9, 0))) is None
+
+
+@settings(deadline=None)
+@given(blocks=st.integers(1, 10_000), taken=st.integers(0, 131))
+def test_no_loss_is_below_zero_and_none_needs_more_than_one_block_after_another(blocks: int, taken: int) -> None:
+    found = predicted_loss(gemm(blocks), nccl(taken), H100)
+    assert found is not None
+    assert found.from_sms >= 0
+    assert found.from_waves >= 0
+    assert 1 + found.from_sms + found.from_waves <= max(blocks, 132 / (132 - taken)) + 1e-9
+    if not taken:
+        assert found == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("capability", "threads", "registers", "shared", "blocks"),
+    [
+        ((9, 0), 256, 32, 0, 8),  # 2048 threads
+        ((8, 6), 256, 32, 0, 6),  # 1536 threads
+        ((9, 0), 32, 16, 0, 32),  # the most blocks
+        ((8, 9), 32, 16, 0, 24),
+        ((9, 0), 256, 128, 0, 2),  # 32,768 registers each
+        ((9, 0), 256, 255, 0, 1),
+        ((9, 0), 384, 168, 200 * KIB, 1),  # shared memory
+        ((8, 0), 128, 32, 81 * KIB, 2),  # 2 x (81 + 1) KiB of 164
+        ((8, 0), 128, 32, 82 * KIB, 1),
+        ((7, 0), 128, 32, 48 * KIB, 2),  # nothing is reserved
+        ((9, 0), 1, 0, 0, 32),  # registers unknown
+    ],
+)
+def test_the_scarcest_resource_limits_the_blocks_of_an_sm(capability, threads, registers, shared, blocks) -> None:
+    assert resident_blocks(launch(1, threads, registers, shared), LIMITS[capability]) == blocks
+
+
+def test_without_limits_only_big_blocks_are_known() -> None:
+    assert resident_blocks(gemm(1), None) == 1
+    assert resident_blocks(launch(1, 1024, 64), None) == 1
+    assert resident_blocks(launch(1, 256, 32), None) is None
+    assert resident_blocks(launch(1, 1024, 0), None) is None
+
+
+def test_a_launch_that_cannot_be_of_this_device_is_unknown() -> None:
+    assert resident_blocks(launch(1, 384, 168, 200 * KIB), LIMITS[8, 0]) is None
+
+
+def test_beside_a_block_of_communication_runs_what_it_leaves_room_for() -> None:
+    hopper = LIMITS[9, 0]
+    assert resident_next_to(gemm(1), hopper, nccl(1)) == 0  # shared memory
+    small = launch(1, 256, 32)
+    assert resident_next_to(small, hopper, nccl(1)) == 0  # 17 warps of 96 registers leave none for 8 warps more
+    assert resident_next_to(small, hopper, launch(1, 256, 96)) == 5  # 10,240 registers are left in each part: 40 warps
+    assert resident_next_to(small, hopper, launch(1, 1024, 32)) == 4  # half of the threads
+
+
+def test_a_block_of_which_nothing_is_known_takes_the_whole_sm() -> None:
+    assert resident_next_to(launch(1, 256, 32), LIMITS[9, 0], nccl(1, registers=0)) == 0
+    assert resident_next_to(launch(1, 256, 32), None, nccl(1)) == 0
+
+
+def test_limits_go_by_compute_capability() -> None:
+    assert Chip(132, (9, 0)).limits == LIMITS[9, 0]
+    assert Chip(132, (99, 0)).limits is None
+    assert Chip(132).limits is None

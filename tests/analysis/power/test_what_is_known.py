@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from overlap_callbacks.analysis.power.readings import Reading, Readings
-from tests.analysis.power.test_segments import S, figures_of, info, mode_of, read, segment, ticks
+from tests.analysis.power.test_device import S, figures_of, info, mode_of, read, segment, ticks
 
 
 @pytest.mark.parametrize(("gap_s", "measured"), [(0.2, True), (0.3, False), (1.0, False)])

@@ -17,8 +17,7 @@ There can be one job at a time in a process, and it needs the process for itself
 ``overlap_callbacks/experiments/loopback``; here is what tests need beside it.
 """
 
-from overlap_callbacks.experiments.loopback.collectives import Issued, LoopSettings, Move
-from overlap_callbacks.experiments.loopback.job import LoopJob
-from tests.gpu.loopback.job import open_job
+from overlap_callbacks.experiments.loopback.collectives import LoopSettings, Move
+from tests.gpu.loopback.job import Issued, LoopJob, open_job
 
 __all__ = ["Issued", "LoopJob", "LoopSettings", "Move", "open_job"]

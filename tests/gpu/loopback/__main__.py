@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from overlap_callbacks.experiments.loopback.device_link import pack, unpack
+from tests.gpu.loopback.packing import pack, unpack
 
 
 def main() -> int:

@@ -10,10 +10,9 @@ import torch
 
 from overlap_callbacks import Mode, OverlapReport, Sink
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
-from overlap_callbacks.experiments.loopback.collectives import Issued
-from overlap_callbacks.experiments.loopback.job import LoopJob
 from overlap_callbacks.instruments.profiler import Profile
 from tests.gpu.jobs import Job
+from tests.gpu.loopback.job import Issued, LoopJob
 
 # One recorded step, 2 x OSSO timed ones and OSSO profiled ones, each with a step before it that does not count.
 ONE_WINDOW: dict[str, Any] = {

@@ -269,7 +269,7 @@ def test_a_step_of_a_long_block_that_was_held_up_does_not_count_and_a_hit_of_a_r
     meter = Meter()
     found = measure(replace(window, steps=steps, meter=cast("Any", meter), rhythms=rhythms), rank=0, backend="gloo")
     assert found.left_out == (0, 0)
-    counted = {mode: sum(segment.num_steps for segment in meter.long if segment.arm is mode) for mode in Mode}
+    counted = {mode: sum(segment.num_steps for segment in meter.long if segment.mode is mode) for mode in Mode}
     # A rhythm that is known is part of training; one that is not is left out of both modes alike.
     overlapped, sequential = (15, 16) if rhythms else (11, 12)
     assert counted == {Mode.OVERLAPPED: overlapped, Mode.SEQUENTIAL: sequential}

@@ -90,7 +90,7 @@ TABLE = columns(
 def test_every_rank_tells_the_power_meter_when_its_profiled_steps_computed(rank: int) -> None:
     meter = Meter()
     measure(profiled_window(meter, TABLE), rank=rank, backend="nccl")
-    assert [(phases.arm, phases.counted) for phases in meter.phases] == [
+    assert [(phases.mode, phases.counted) for phases in meter.phases] == [
         (Mode.OVERLAPPED, True),
         (Mode.SEQUENTIAL, False),
     ]

@@ -10,7 +10,7 @@ import pytest
 from overlap_callbacks.analysis.power.readings import Reading, Readings, Segment
 from overlap_callbacks.analysis.power.sampled import covered_s
 from overlap_callbacks.analysis.results.mode import Mode
-from tests.analysis.power.test_segments import S, figures_of, info
+from tests.analysis.power.test_device import S, figures_of, info
 
 BLOCK_S = 0.8
 SEGMENTS = [
@@ -27,7 +27,7 @@ WATTS = {Mode.OVERLAPPED: 400.0, Mode.SEQUENTIAL: 300.0}
 
 def power(time_s: float) -> float:
     number = int((time_s - 10) // BLOCK_S)
-    return WATTS[SEGMENTS[number].arm] if 0 <= number < len(SEGMENTS) else 400.0
+    return WATTS[SEGMENTS[number].mode] if 0 <= number < len(SEGMENTS) else 400.0
 
 
 def averaged(window_s: float, noise_w: float = 0.0, of: Callable[[float], float] = power) -> Readings:
@@ -61,7 +61,7 @@ def test_a_sensor_that_is_as_told_is_believed(window_s: float, noise_w: float) -
 
 def test_where_modes_draw_alike_or_one_is_missing_nothing_is_told() -> None:
     assert covered_s(averaged(1.0, 5.0, lambda _: 400.0), SEGMENTS, info(averaging_s=0.225)) is None
-    only = [segment for segment in SEGMENTS if segment.arm is Mode.OVERLAPPED]
+    only = [segment for segment in SEGMENTS if segment.mode is Mode.OVERLAPPED]
     assert covered_s(averaged(1.0), only, info(averaging_s=0.225)) is None
     assert covered_s(averaged(1.0), SEGMENTS, info(averaging_s=None)) is None
 

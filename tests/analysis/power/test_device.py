@@ -75,6 +75,18 @@ def test_a_step_between_modes_is_exact_in_both() -> None:
     assert mode_of(figures).energy_per_step_j == pytest.approx(150)
 
 
+def test_a_mode_without_a_figure_by_the_other_mode_s_method_says_so() -> None:
+    # The sensor fails in overlapped steps, the counter in sequential ones.
+    readings = read(
+        ticks(0, 20), lambda t: None if t < 10 else 300.0, energy_j=lambda t: 400.0 * t if t < 10.01 else None
+    )
+    blocks = (segment(0, 10, OVERLAPPED, 20), segment(10.05, 20, SEQUENTIAL, 20))
+    figures = figures_of(readings, *blocks, source=info(energy_lag_s=0.02))
+    assert mode_of(figures).avg_w == pytest.approx(400)
+    assert mode_of(figures, SEQUENTIAL).avg_w is None
+    assert mode_of(figures, SEQUENTIAL).missing == "it has no figure by the method that the other mode has one by"
+
+
 def test_a_step_within_a_mode_adds_up_to_the_joule() -> None:
     # 100 W for 10 s, then 300 W for 10 s: 4,000 J, of which a trapezoid over changed values finds half.
     found = mode_of(figures_of(read(ticks(0, 20), lambda t: 100.0 if t < 9.9999 else 300.0), segment(0, 20)))
