@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from overlap_callbacks.instruments.power.discovery import DeviceIdentity, NoPower, find_source, from_properties
-from overlap_callbacks.instruments.power.nvml import NvmlSource, nvlink_devices
+from overlap_callbacks.instruments.power.nvml import NvmlSource
 from overlap_callbacks.instruments.power.nvml_fast import NvmlTick
 from overlap_callbacks.instruments.power.source import DeviceLostError, PowerError, PowerUnavailableError
 from tests.instruments.power.conftest import Driver
@@ -488,26 +488,3 @@ def test_what_a_source_is_can_be_written_down(nvml: Driver) -> None:
     info = source_of(nvml).info
     assert msgspec.json.decode(msgspec.json.encode(info), type=type(info)) == info
     assert json.loads(msgspec.json.encode(info))["power_kind"] == "instantaneous"
-
-
-UUID = "fa0e0001-0000-4000-8000-000000000001"  # of the second GPU
-
-
-def test_bridges_connect_some_gpus_of_a_host(nvml: Driver) -> None:
-    nvml.set(gpus=4, nvlink=1)
-    assert nvlink_devices(UUID, "") == ("0000:10:00.0",)
-    nvml.set(nvlink=2)
-    assert nvlink_devices("", "0000:11:00.0") == ("0000:10:00.0", "0000:12:00.0", "0000:13:00.0")
-    assert nvml.open == 0
-
-
-def test_no_link_is_none_found_and_not_unknown(nvml: Driver) -> None:
-    nvml.set(gpus=2, nvlink=0)
-    assert nvlink_devices(UUID, "") == ()
-
-
-@pytest.mark.parametrize("numbers", [{"p2p_rc": 3}, {"init_rc": 9}, {"lost": 1}, {"mig": 1}, {"gpus": 1}])
-def test_what_nvml_does_not_tell_is_unknown(nvml: Driver, numbers: dict[str, float]) -> None:
-    nvml.set(nvlink=1, **numbers)
-    assert nvlink_devices(UUID, "") is None
-    assert nvml.open == 0
