@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes into the docs what the code says: rooms and files into architecture.md, tables of figures into metrics.md.
+"""Writes into the docs what the code says: rooms and files into files.md, tables of figures into metrics.md.
 
 Of a file it is the first line of its docstring; of a figure, its entry in the catalogue. ``python docs/map.py`` writes
 them; ``python docs/map.py --check`` only says whether they are up to date.
@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "architecture.md"
+PAGE = ROOT / "docs" / "files.md"
 METRICS = ROOT / "docs" / "metrics.md"
 CORE = ROOT / "overlap_callbacks"
 # In the order of a step's way through them; the other folders follow, by name.

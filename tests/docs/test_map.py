@@ -22,8 +22,8 @@ def file_map() -> ModuleType:
 
 
 def test_the_map_is_up_to_date(file_map: ModuleType) -> None:
-    text = (DOCS / "architecture.md").read_text()
-    assert file_map.with_map(text) == text, "docs/architecture.md is out of date: run python3 docs/map.py"
+    text = (DOCS / "files.md").read_text()
+    assert file_map.with_map(text) == text, "docs/files.md is out of date: run python3 docs/map.py"
 
 
 def test_the_tables_of_figures_are_up_to_date(file_map: ModuleType) -> None:
