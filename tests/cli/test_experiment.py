@@ -35,19 +35,37 @@ def test_ctrl_c_while_nothing_runs_says_what_there_is(tmp_path: Path, capsys: py
 def test_each_signal_ends_what_runs_and_how_to_go_on_is_said(
     number: signal.Signals, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    # Tests that run under nohup inherit a signal that is ignored, and what is ignored stays so.
+    handler = signal.signal(number, signal.default_int_handler if number is signal.SIGINT else signal.SIG_DFL)
     before = signal.getsignal(signal.SIGTERM)
 
     def run() -> bool:
         signal.raise_signal(number)
         return True
 
-    ending = run_to_end(run)
+    try:
+        ending = run_to_end(run)
+        assert signal.getsignal(signal.SIGTERM) is before
+    finally:
+        signal.signal(number, handler)
     assert ending is Ending.INTERRUPTED
-    assert signal.getsignal(signal.SIGTERM) is before
     with pytest.raises(SystemExit) as ended:
         finish(ending, tmp_path, "overlap study", measured=True)
     assert ended.value.code == 130
     assert f"Go on with: overlap study --resume {tmp_path}" in capsys.readouterr().err
+
+
+def test_a_signal_that_was_ignored_stays_ignored() -> None:
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    def run() -> bool:
+        signal.raise_signal(signal.SIGHUP)
+        return True
+
+    try:
+        assert run_to_end(run) is not Ending.INTERRUPTED
+    finally:
+        signal.signal(signal.SIGHUP, handler)
 
 
 def test_ends_that_are_no_interrupts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
