@@ -277,10 +277,9 @@ def read_events(
         rows.clean_names()
         launched_ns, from_graph = launches.of(np.array(rows.correlation, dtype=np.uint64))
         return device_kernels(rows, launched_ns if len(launches) else None, bounds, from_graph)
-    operators = host.rows
-    operators.clean_names()
-    ranges.clean_names()
-    return host_kernels(operators, ranges, bounds, quiet_ns)
+    for rows in (host.rows, ranges):
+        rows.clean_names()
+    return host_kernels(host.rows, ranges, bounds, quiet_ns)
 
 
 def _bursts(events: list[Any]) -> Iterator[list[Any]]:
@@ -314,13 +313,15 @@ class _HostOperators:
     """The operators of the training thread: many, so only their names and times are kept.
 
     They are read by columns: the interpreter does nothing for each event but to call torch, four times.
+
+    Attributes:
+        rows: what was added; of each row the times and the name alone.
     """
 
     def __init__(self, thread: int) -> None:
         self._is_own = thread.__eq__
         self._names = _OperatorNames()
-        self._start, self._end = array("q"), array("q")
-        self._texts: list[str] = []
+        self.rows = KernelTableBuilder()
 
     def take(self, events: list[Any]) -> list[Any]:
         """Append those that are operators by their name. Returns the others."""
@@ -335,14 +336,9 @@ class _HostOperators:
         if not all(own):
             events, texts = list(itertools.compress(events, own)), list(itertools.compress(texts, own))
         started = list(map(_START, events))
-        self._start.extend(started)
-        self._end.extend(map(operator.add, started, map(_DURATION, events)))
-        self._texts += texts
-
-    @property
-    def rows(self) -> KernelTableBuilder:
-        """What was appended."""
-        return KernelTableBuilder.of_host(self._start, self._end, self._texts)
+        self.rows.start.extend(started)
+        self.rows.end.extend(map(operator.add, started, map(_DURATION, events)))
+        self.rows.name.extend(map(self.rows.names.__getitem__, texts))
 
 
 class _OperatorNames(dict[str, bool]):
@@ -362,30 +358,29 @@ class _DeviceRows:
 
     def __init__(self) -> None:
         self.rows = KernelTableBuilder()
-        self._shapes: dict[tuple[tuple[str, str], ...], LaunchShape | str] = {}
+        self._shapes: dict[tuple[tuple[str, str], ...], LaunchShape | None] = {}
 
     def add(self, event: Any, kind: Kind) -> None:
         """Append a row."""
         _add_times(self.rows, event)
-        shape = self._launch_shape(event) if kind is Kind.COMPUTE else ""
+        shape = self._launch_shape(event) if kind is Kind.COMPUTE else None
         self.rows.label(kind, event.name(), event.correlation_id(), shape, lane=event.device_resource_id())
 
-    def _launch_shape(self, event: Any) -> LaunchShape | str:
-        """How a kernel was launched, if this torch knows (about 2.10 and later); else the empty text.
+    def _launch_shape(self, event: Any) -> LaunchShape | None:
+        """How a kernel was launched; None before torch 2.10 or so, which does not say.
 
         The metadata is a fragment of JSON, without braces. Equal ones are parsed once.
         """
         if not hasattr(event, "metadata_json"):
-            return ""
+            return None
         parts = tuple(_SHAPE.findall(event.metadata_json()))
-        shape = self._shapes.get(parts)
-        if shape is None:
+        if parts not in self._shapes:
             try:
                 metadata = json.loads("{" + ", ".join(f"{key}: {value}" for key, value in parts) + "}")
             except ValueError:
                 metadata = {}
-            shape = self._shapes[parts] = LaunchShape.of(metadata) or ""
-        return shape
+            self._shapes[parts] = LaunchShape.of(metadata)
+        return self._shapes[parts]
 
 
 class _Launches:

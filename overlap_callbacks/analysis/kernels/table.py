@@ -177,23 +177,24 @@ def rows_named(matches: Callable[[str], Any], names: Sequence[str], name: Indice
     return found
 
 
-class StringTable:
+class StringTable(dict[str, int]):
     """Numbers the distinct texts, in the order in which they first appear."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
-        self.numbers = {text: number for number, text in enumerate(texts)}
+        super().__init__(zip(texts, itertools.count()))
 
-    def __getitem__(self, text: str) -> int:
-        return self.numbers.setdefault(text, len(self.numbers))
+    def __missing__(self, text: str) -> int:
+        self[text] = number = len(self)
+        return number
 
     @property
     def texts(self) -> tuple[str, ...]:
-        return tuple(self.numbers)
+        return tuple(self)
 
     def renamed(self, change: Callable[[str], str]) -> tuple[StringTable, Indices]:
         """A table of the changed texts, and for each old number the new one; shape (distinct texts,)."""
         changed = StringTable()
-        return changed, np.array([changed[change(text)] for text in self.numbers], dtype=np.int64)
+        return changed, np.array([changed[change(text)] for text in self], dtype=np.int64)
 
 
 _UINT64 = 2**64 - 1
@@ -207,8 +208,7 @@ class KernelTableBuilder:
         kind: ``Kind`` of each row.
         name: number of each row's name in ``names``.
         correlation: number that a kernel shares with its launch.
-        shape: number of each row's launch shape in ``shapes``: a ``LaunchShape``, or the text of one that cannot be
-            read.
+        shape: number of each row's launch shape in ``shapes``, None if unknown.
         lane: stream or thread of each row.
     """
 
@@ -218,38 +218,18 @@ class KernelTableBuilder:
         self.name, self.names = array("q"), StringTable()
         self.correlation = array("Q")
         self.shape = array("q")
-        self.shapes: dict[LaunchShape | str, int] = {}
+        self.shapes: dict[LaunchShape | None, int] = {}
         self.lane = array("q")
 
-    @classmethod
-    def of_host(cls, start: Sequence[int], end: Sequence[int], texts: Sequence[str]) -> KernelTableBuilder:
-        """Rows that have only a time range and a name.
-
-        Args:
-            start: start of each row, in nanoseconds.
-            end: end of each row, in nanoseconds.
-            texts: name of each row.
-        """
-        rows, count = cls(), len(texts)
-        numbers = rows.names.numbers
-        numbers.update(zip(dict.fromkeys(texts), itertools.count()))
-        rows.start, rows.end = array("q", start), array("q", end)
-        rows.name = array("q", map(numbers.__getitem__, texts))  # no Python code for each row: there are many
-        rows.kind, rows.correlation = array("b", bytes(count)), array("Q", bytes(8 * count))
-        rows.shape, rows.lane = (array("q", bytes(8 * count)) for _ in range(2))
-        if count:
-            rows.shapes[""] = 0  # which all rows have
-        return rows
-
-    def label(self, kind: int, name: str, correlation: int = 0, shape: LaunchShape | str = "", lane: int = 0) -> None:
+    def label(
+        self, kind: int, name: str, correlation: int = 0, shape: LaunchShape | None = None, lane: int = 0
+    ) -> None:
         """Append everything of a row except its times."""
         self.kind.append(kind)
+        self.name.append(self.names[name])
         self.correlation.append(correlation & _UINT64)
-        self.lane.append(lane)
-        # The body of ``StringTable.__getitem__``, inlined: this runs for every event of a file.
-        numbers = self.names.numbers
-        self.name.append(numbers.setdefault(name, len(numbers)))
         self.shape.append(self.shapes.setdefault(shape, len(self.shapes)))
+        self.lane.append(lane)
 
     def clean_names(self) -> None:
         """Clean all names for use in tables, see ``safe_text.clean``."""
@@ -294,8 +274,8 @@ def device_kernels(
     collective, collectives = collectives_of(name, distinct, kind == Kind.COMMUNICATION)
     return KernelTable(
         intervals, kind, name, step, np.arange(len(name)), distinct, np.array(rows.shape, dtype=np.int64),
-        tuple([str(shape) for shape in rows.shapes]) or ("",), collective, collectives, lane,
-        tuple([shape if isinstance(shape, LaunchShape) else None for shape in rows.shapes]) or (None,),
+        tuple([str(shape or "") for shape in rows.shapes]) or ("",), collective, collectives, lane,
+        tuple(rows.shapes) or (None,),
         without_launch, nowhere if from_graph is None else from_graph, launched_ns=launched_ns,
     )  # fmt: skip
 
