@@ -121,12 +121,12 @@ def distinct(values: Iterable[Iterable[T]]) -> tuple[T, ...]:
 
 def in_a_row(values: Iterable[Iterable[T]]) -> tuple[T, ...]:
     """The items of all, in the order in which they come."""
-    return tuple(chain.from_iterable(values))
+    return tuple([item for items in values for item in items])
 
 
 def each_sum(values: Iterable[Sequence[Any]]) -> tuple[Any, ...]:
     """Sums of tuples, place by place."""
-    return tuple(map(sum, zip(*values, strict=True)))
+    return tuple([sum(place) for place in zip(*values, strict=True)])
 
 
 def array_sum(values: Sequence[Floats]) -> Floats:

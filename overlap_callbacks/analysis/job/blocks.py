@@ -188,7 +188,9 @@ def block_sums(rank: int, blocks: Iterable[Block], tables: ProfileTables | None 
         )
     seen = tuple([of_mode.blocks for of_mode in modes])
     return BlockSums(
-        seen, (Group(tuple(map(len, seen)), RankSet.of((rank, rank)), modes, tables or ProfileTables()),), RankSet()
+        seen,
+        (Group(tuple([len(blocks) for blocks in seen]), RankSet.of((rank, rank)), modes, tables or ProfileTables()),),
+        RankSet(),
     )
 
 
@@ -226,7 +228,7 @@ def add_blocks(parts: Sequence[BlockSums]) -> BlockSums:
     having, without = ([group for group in added if any(group.counts) is has] for has in (True, False))
     if len(having) > MAX_GROUPS:
         rest = having[MAX_GROUPS - 1 :]
-        least = tuple(map(min, zip(*[group.counts for group in rest], strict=True)))
+        least = tuple([min(counts) for counts in zip(*[group.counts for group in rest], strict=True)])
         joined = _add_groups([[msgspec.structs.replace(group, counts=least) for group in rest]])
         having = [*having[: MAX_GROUPS - 1], *joined]
     return BlockSums(seen, (*without, *having), left_out)
