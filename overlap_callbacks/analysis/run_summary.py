@@ -184,13 +184,6 @@ class RunSummary:
         """The last window that counts and has a part, e.g. ``kernels``."""
         return next((window for window in reversed(self.valid_windows) if getattr(window, part)), None)
 
-    def latest_with_watts(self) -> OverlapReport | None:
-        """The last window that counts and tells the mean power of a mode; some do only where they have long blocks."""
-        for window in reversed(self.valid_windows):
-            if window.power is not None and any(mode.mean_avg_w is not None for mode in window.power.modes):
-                return window
-        return None
-
     def latest(self, part: str) -> OverlapReport | None:
         """The last window that has a part; one that counts if there is any."""
         valid = self.latest_valid(part)

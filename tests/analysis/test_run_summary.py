@@ -155,15 +155,3 @@ def test_stalls_that_belong_to_one_mode_are_told_of_the_run() -> None:
     assert "Stalls belong to overlapped steps" in run_headline(RunSummary(run_info(), windows)).interval
     # Those of windows that do not count are not told.
     assert RunSummary(run_info(), [*windows[1:], changed(8, left_out=(9, 0), valid=False)]).stalls == ""
-
-
-def test_the_window_whose_power_is_shown_is_the_last_that_tells_watts() -> None:
-    told = [window(number, power=True) for number in range(2)]
-    power = told[0].power
-    modes = tuple(msgspec.structs.replace(mode, mean_avg_w=None) for mode in power.modes)
-    untold = changed(2, power=msgspec.structs.replace(power, modes=modes))
-    assert RunSummary(run_info(), [*told, untold]).latest_with_watts() is told[1]
-    assert (
-        RunSummary(run_info(), [told[0], msgspec.structs.replace(told[1], valid=False)]).latest_with_watts() is told[0]
-    )
-    assert RunSummary(run_info(), [untold, window(3)]).latest_with_watts() is None

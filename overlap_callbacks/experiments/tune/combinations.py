@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -140,16 +140,6 @@ def line_of(command: Sequence[str], combination: Combination) -> str:
 def in_words(combination: Combination) -> str:
     """E.g. ``NCCL_MAX_CTAS=16, bucket-mb=25``."""
     return ", ".join(setting.in_words for setting in combination)
-
-
-def balanced_order(num_combinations: int, repeats: int) -> Iterator[tuple[int, int]]:
-    """Number of a combination and of its repeat, in the order in which they run: A B C, C B A, and so on.
-
-    Drift that is linear in time then cancels over each pair of rounds.
-    """
-    for repeat in range(repeats):
-        order = range(num_combinations)
-        yield from ((number, repeat) for number in (reversed(order) if repeat % 2 else order))
 
 
 def _filled(part: str, values: Mapping[str, str]) -> str:
