@@ -385,15 +385,18 @@ class Window(MeasuredWindow):
 
     def _stop_profile(self) -> None:
         """Stop the profile, if one is running, and keep it if it is of use."""
-        profile, self._profile = self._profile, None
+        profile = self._profile
         if profile is None:
             return
         try:
-            if not profile.stop():
-                self._miss_profile("another profiler was started in this process")
-                return
+            stopped = profile.stop()
         except Exception as error:
+            self._profile = None
             self._miss_profile(f"torch's profiler failed ({type(error).__name__}: {error})")
+            return
+        self._profile = None  # not before: where a signal's handler raises in ``stop``, ``discard`` must stop it again
+        if not stopped:
+            self._miss_profile("another profiler was started in this process")
             return
         if not profile.truncated:
             self.profile = profile

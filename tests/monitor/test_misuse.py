@@ -91,6 +91,11 @@ def begin_without_end(monitor: OverlapMonitor) -> None:
     monitor.step_begin(monitor.last_step + 1)
 
 
+def begin_a_later_one_without_end(monitor: OverlapMonitor) -> None:
+    for number in (monitor.last_step + 1, monitor.last_step + 5):
+        monitor.step_begin(number)
+
+
 def end_without_begin(monitor: OverlapMonitor) -> None:
     monitor.step_end()
 
@@ -122,6 +127,7 @@ def twice(call: Callable[[OverlapMonitor], None], monitor: OverlapMonitor) -> No
 # What is done wrong, and the call that the message must name.
 WRONG_CALLS = {
     "step_begin twice": (begin_without_end, "step_begin"),
+    "step_begin twice, with a jump": (begin_a_later_one_without_end, "step_begin"),
     "step_end without step_begin": (end_without_begin, "step_begin"),
     "step_end of another step": (end_another_step, "step_end"),
     "going back": (go_back, "step_begin"),
@@ -139,6 +145,16 @@ def test_a_call_that_does_not_fit_gives_one_warning_however_often_it_comes(what,
     monitor.close()
     (line,) = warnings_logged()
     assert named in line
+
+
+def test_the_same_number_within_its_own_step_is_both_nested_and_back(warnings_logged):
+    monitor = new_monitor(schedule=far_schedule())
+    for _ in range(3):
+        monitor.step_begin(7)
+    monitor.close()
+    nested, back = warnings_logged()
+    assert "began before step 7 ended" in nested
+    assert "step_begin(7) came after step 7" in back
 
 
 @pytest.mark.parametrize("what", WRONG_CALLS)

@@ -17,14 +17,19 @@ from overlap_callbacks.monitor.window import Window
 from tests.monitor.fakes import EMPTY_LOG, FakeGate
 
 
-def profiled(num_steps: int = 2) -> Window:
-    """A window of profiled steps, without training."""
+def profiled() -> Window:
+    """A window of two profiled steps, without training."""
+    window = still_profiling(2)
+    window.close(complete=True)
+    return window
+
+
+def still_profiling(num_steps: int = 1) -> Window:
     window = Window(0, 0, FakeGate(), SwitchState())  # type: ignore[arg-type]
     for number in range(num_steps):
         window.begin_step(Plan(0, number, Part.PROFILED, number, Mode.OVERLAPPED, Mode.OVERLAPPED, True, False), None)
         torch.ones(4).cos()
         window.end_step()
-    window.close(complete=True)
     return window
 
 
@@ -104,6 +109,25 @@ def test_a_profiler_that_raises_loses_only_kernel_times_and_leaves_room_for_the_
     assert again.problems == []
     assert again.profile is not None
     assert len(again.profile.kernels()) > 0
+
+
+def test_an_interrupt_while_the_profiler_stops_leaves_none_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, stops = Profile.stop, []
+
+    def interrupted_once(profile: Profile) -> bool:
+        stops.append(profile)
+        if len(stops) == 1:
+            raise KeyboardInterrupt
+        return stop(profile)
+
+    monkeypatch.setattr(Profile, "stop", interrupted_once)
+    window = still_profiling()
+    with pytest.raises(KeyboardInterrupt):
+        window.close(complete=True)
+    assert not Profile.available()
+    window.discard()
+    assert len(stops) == 2
+    assert Profile.available()
 
 
 def test_after_a_failed_start_no_profiler_counts_as_running(monkeypatch: pytest.MonkeyPatch) -> None:

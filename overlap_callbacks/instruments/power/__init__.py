@@ -24,9 +24,9 @@ return a ``Reading`` from ``sample``. Importing the package loads neither torch 
 
 Errors that a source raises:
 
-- ``PowerUnavailableError``, in its constructor: the device has no power to read; the message says what would help. -
-``PowerError``, in ``sample``: one read failed. The sampler tries again for twenty seconds. - ``DeviceLostError``, in
-``sample``: the device is gone. The sampler gives the source up at once.
+- ``PowerUnavailableError``, in its constructor: the device has no power to read; the message says what would help.
+- ``PowerError``, in ``sample``: one read failed. The sampler tries again for twenty seconds.
+- ``DeviceLostError``, in ``sample``: the device is gone. The sampler gives the source up at once.
 """
 
 from overlap_callbacks.analysis.power.readings import Reading, Utilisation

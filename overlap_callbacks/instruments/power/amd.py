@@ -20,6 +20,7 @@ from overlap_callbacks.instruments.power.source import (
     MAX_SANE_W,
     CachedRead,
     Clock,
+    Counted,
     DeviceLostError,
     EnergyCounter,
     GpuSource,
@@ -184,7 +185,7 @@ class AmdSource(GpuSource):
             return None
         begin_ns, end_ns, power_w, count, resolution_uj, clock_mhz = values
         energy_j = self._energy_of(count, resolution_uj)
-        return GpuValues(begin_ns, end_ns, power_w, energy_j, _sane_mhz(clock_mhz), *self._new_reasons(begin_ns))
+        return GpuValues(begin_ns, end_ns, power_w, energy_j, _sane_mhz(clock_mhz))
 
     def _read_slowly(self) -> GpuValues:
         begin_ns = self._clock_ns()
@@ -192,10 +193,10 @@ class AmdSource(GpuSource):
         end_ns = self._clock_ns()
         if power_w is None and energy_j is None:
             raise PowerError(f"AMD SMI gave no power for {self._name}")
-        return GpuValues(begin_ns, end_ns, power_w, energy_j, self._clock("GFX"), *self._new_reasons(begin_ns))
+        return GpuValues(begin_ns, end_ns, power_w, energy_j, self._clock("GFX"))
 
-    def _new_reasons(self, now_ns: int) -> tuple[Reasons | None, int | None]:
-        return self._reasons.if_expired(now_ns) or (None, None)
+    def _read_counted(self, values: GpuValues) -> Counted:
+        return Counted(*(self._reasons.if_expired(values.begin_ns) or ()))
 
     # -- power and energy
 

@@ -13,7 +13,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from overlap_callbacks.analysis.power.readings import Utilisation
 from overlap_callbacks.analysis.results.power import SourceInfo
 from overlap_callbacks.instruments.power.nvml_fast import CLOCK_SM, FIELD_ENERGY, VALUE_NAMES, GpmMeter, NvmlTick
 from overlap_callbacks.instruments.power.sensors import AMPERE, ONE_SECOND, Sensor, nvidia_instant, nvidia_usage
@@ -21,6 +20,7 @@ from overlap_callbacks.instruments.power.source import (
     AVERAGE_1_S,
     INSTANTANEOUS,
     Clock,
+    Counted,
     DeviceLostError,
     EnergyCounter,
     GpuSource,
@@ -181,24 +181,20 @@ class NvmlSource(GpuSource):
 
     def _read_fast(self) -> GpuValues | None:
         values = self.tick.read(self._clock_ns)
-        if values is None:
+        if values is None or sane_w(values[2]) is None:
             return None
         begin_ns, end_ns, power_w, energy_mj, sm_clock_mhz, bits = values
-        reasons, use = _reasons_of(bits), self._utilisation(end_ns)
-        return GpuValues(
-            begin_ns, end_ns, power_w, self._counter.read(energy_mj), sm_clock_mhz, reasons, utilisation=use
-        )
+        return GpuValues(begin_ns, end_ns, power_w, self._counter.read(energy_mj), sm_clock_mhz, _reasons_of(bits))
 
     def _read_slowly(self) -> GpuValues:
         begin_ns = self._clock_ns()
         power_w, energy_j = self._read_power_and_energy()
         end_ns = self._clock_ns()
         sm_clock_mhz = self._optional(self._nvml.nvmlDeviceGetClockInfo, CLOCK_SM)
-        reasons, use = self._read_reasons(), self._utilisation(end_ns)
-        return GpuValues(begin_ns, end_ns, power_w, energy_j, sm_clock_mhz, reasons, utilisation=use)
+        return GpuValues(begin_ns, end_ns, power_w, energy_j, sm_clock_mhz, self._read_reasons())
 
-    def _utilisation(self, now_ns: int) -> Utilisation | None:
-        return None if self._gpm is None else self._gpm.read(now_ns)
+    def _read_counted(self, values: GpuValues) -> Counted:
+        return Counted(utilisation=None if self._gpm is None else self._gpm.read(values.end_ns))
 
     def close(self) -> None:
         if self._gpm is not None:

@@ -12,7 +12,7 @@ import ctypes
 from typing import Any
 
 from overlap_callbacks.analysis.power.readings import Utilisation
-from overlap_callbacks.instruments.power.source import MAX_SANE_W, Clock
+from overlap_callbacks.instruments.power.source import Clock
 
 FIELD_ENERGY = 83
 CLOCK_SM = 1
@@ -71,7 +71,7 @@ class NvmlTick:
 
         Returns:
             When the read of power and energy began and ended (ns), watts, the energy counter (mJ), the SM clock (MHz),
-            and the bits of the reasons for it; None if any part failed, or if the power cannot be true.
+            and the bits of the reasons for it; None if any part failed.
         """
         power, energy = self._power, self._energy
         begin_ns = clock_ns()
@@ -90,8 +90,6 @@ class NvmlTick:
             return None
         power_value, energy_value = self._values
         power_w = getattr(power_value, power_name) / 1e3
-        if not 0 <= power_w <= MAX_SANE_W:
-            return None
         energy_mj = getattr(energy_value, energy_name)
         return begin_ns, end_ns, power_w, energy_mj, self._clock.value, self._reasons.value
 

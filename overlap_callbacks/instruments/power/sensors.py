@@ -6,12 +6,13 @@ somewhere. So ``clear`` must lie between a change of mode and a reading that cou
 Sources, by number in the table:
 
 1. nvml.h on ``nvmlDeviceGetPowerUsage``: "On Ampere (except GA100) or newer GPUs, the API returns power averaged over 1
-sec interval. On GA100 and older architectures, instantaneous power is returned." On    ``NVML_FI_DEV_POWER_AVERAGE``
-(185): "average power usage over 1 sec interval, Ampere (except GA100) or newer";    ``NVML_FI_DEV_POWER_INSTANT``
-(186): "current power, all architectures". 2. Yang, Adamek, Armour, "Part-time Power Measurements: nvidia-smi's Lack of
-Attention" (arXiv 2312.02741): A100 and    H100 look at 25 ms of every 100 ms; other chips average over as much as 100
-ms, renewed as often. 3. ROCm/legacy-rocm-build issue 1649: the driver reads the firmware's table at most every
-millisecond. Over which time    the firmware averages is not published.
+   sec interval. On GA100 and older architectures, instantaneous power is returned." On
+   ``NVML_FI_DEV_POWER_AVERAGE`` (185): "average power usage over 1 sec interval, Ampere (except GA100) or newer";
+   ``NVML_FI_DEV_POWER_INSTANT`` (186): "current power, all architectures".
+2. Yang, Adamek, Armour, "Part-time Power Measurements: nvidia-smi's Lack of Attention" (arXiv 2312.02741): A100 and
+   H100 look at 25 ms of every 100 ms; other chips average over as much as 100 ms, renewed as often.
+3. ROCm/legacy-rocm-build issue 1649: the driver reads the firmware's table at most every millisecond. Over which time
+   the firmware averages is not published.
 
 An unpublished delay is taken as 100 ms, an unpublished chip as the slowest of the others.
 """

@@ -146,7 +146,13 @@ class GpuValues(NamedTuple):
     power_w: float | None
     energy_j: float | None
     sm_clock_mhz: float | None
-    reasons: Reasons | None
+    reasons: Reasons | None = None
+
+
+class Counted(NamedTuple):
+    """What a GPU counts since the last reading, as in ``Reading``."""
+
+    reasons: Reasons | None = None
     reasons_since_ns: int | None = None
     utilisation: Utilisation | None = None
 
@@ -198,6 +204,7 @@ class GpuSource(PowerSource):
             if len(self._unsupported) > num_unsupported:  # the fast way, which reads everything, would fail again
                 self.tick = None
         slow = self._slow.at(values.begin_ns)
+        counted = self._read_counted(values)  # last: where another read fails, no count is lost
         return Reading(
             time_ns=(values.begin_ns + values.end_ns) // 2,
             averaging_s=self.info.averaging_s or 0.0,
@@ -207,9 +214,9 @@ class GpuSource(PowerSource):
             memory_clock_mhz=slow.memory_clock_mhz,
             temperature_c=slow.temperature_c,
             limit_w=slow.limit_w,
-            reasons=values.reasons,
-            utilisation=values.utilisation,
-            reasons_since_ns=values.reasons_since_ns,
+            reasons=values.reasons if counted.reasons is None else counted.reasons,
+            utilisation=counted.utilisation,
+            reasons_since_ns=counted.reasons_since_ns,
         )
 
     def close(self) -> None:
@@ -222,6 +229,10 @@ class GpuSource(PowerSource):
     @abstractmethod
     def _read_slowly(self) -> GpuValues:
         """The values, by the library's own functions. Raises as ``sample``."""
+
+    @abstractmethod
+    def _read_counted(self, values: GpuValues) -> Counted:
+        """What the device counted up to these values, where that is due."""
 
     @abstractmethod
     def _read_slow_values(self) -> SlowValues:

@@ -83,19 +83,15 @@ def _timed_block(steps: Sequence[MeasuredStep], *, with_kinds: bool = False) -> 
 
 
 def with_times(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """The steps, in order, with their times. Waits for the device for a bounded time; what it passes later has none."""
-    deadline = time.monotonic() + _READY_TIMEOUT_S
+    """The steps, in order, with their times. Waits for each for a bounded time; one that takes longer has none."""
     return [
-        replace(step, ms=clocks.elapsed_ms(step.start, step.end))
-        if await_mark(step.end, deadline - time.monotonic())
-        else step
-        for step in steps
+        replace(step, ms=clocks.elapsed_ms(step.start, step.end)) if await_mark(step.end) else step for step in steps
     ]
 
 
-def await_mark(mark: clocks.Mark, timeout_s: float = _READY_TIMEOUT_S) -> bool:
+def await_mark(mark: clocks.Mark) -> bool:
     """Wait for the device to pass a mark; False if it takes too long."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _READY_TIMEOUT_S
     while not clocks.is_ready(mark):
         if time.monotonic() > deadline:
             return False

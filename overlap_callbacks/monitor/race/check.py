@@ -90,6 +90,8 @@ class RaceChecks:
             outcome, error = repetitions.check(window, step, granted)
         except UndecidedError as undecided:
             outcome, error = None, undecided
+        finally:
+            self._last = None  # its log has thousands of collectives
         if error is not None:
             # It must reach the job, whatever becomes of errors of ours: ``step_end`` raises it.
             dispatcher.interrupts.append(RuntimeError(f"repeat_step: {error!r}") if is_own(error) else error)

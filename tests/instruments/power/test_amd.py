@@ -181,6 +181,25 @@ def test_reasons_come_from_the_counts_of_throttled_time(amdsmi: Driver) -> None:
     assert source.sample().reasons == pytest.approx({"package_power_limit": 0.01})
 
 
+def test_a_read_that_fails_beside_the_counts_loses_none_of_them(amdsmi: Driver, monkeypatch) -> None:
+    amdsmi.set(counter=1000, ppt=500)
+    source = source_of(amdsmi)
+    source.sample()
+    amdsmi.at(0.1)
+    amdsmi.set(counter=1100, ppt=600)
+    with monkeypatch.context() as patch:
+        patch.setattr(source._slow, "at", _fail)
+        with pytest.raises(PowerError):
+            source.sample()
+    amdsmi.at(0.2)
+    amdsmi.set(counter=1200)
+    assert source.sample().reasons == pytest.approx({"package_power_limit": 0.5})
+
+
+def _fail(*_: object) -> None:
+    raise PowerError("busy")
+
+
 @pytest.mark.parametrize(("status", "reasons"), [(0, frozenset()), (0x40, {"throttled"})])
 def test_before_mi300_only_that_it_is_throttled_is_known(amdsmi: Driver, status, reasons) -> None:
     amdsmi.set(residencies=0, throttle_status=status)

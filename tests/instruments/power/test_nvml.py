@@ -292,6 +292,14 @@ def test_a_package_that_has_it_otherwise_is_read_the_long_way(nvml: Driver) -> N
     assert NvmlTick.of(SimpleNamespace(nvmlLib=ctypes.CDLL(None)), source.device, 186) is None
 
 
+def test_a_value_that_cannot_be_true_at_first_does_not_cost_the_fast_way(nvml: Driver) -> None:
+    source = source_of(nvml)
+    nvml.power((0, 20_000))
+    assert NvmlTick.of(source._nvml, source.device, 186) is not None
+    assert source.sample().power_w is None
+    assert source.tick is not None
+
+
 def test_a_temporary_fault_falls_back_to_the_slow_reading_and_the_fast_one_goes_on(nvml: Driver) -> None:
     source = source_of(nvml)
     nvml.set(reasons_rc=UNKNOWN)

@@ -21,7 +21,7 @@ from overlap_callbacks.instruments.clocks import Mark, StepClock
 from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.background.calls import collective_times
-from overlap_callbacks.monitor.background.measurement import measure, memory_peaks, segments_of
+from overlap_callbacks.monitor.background.measurement import measure, memory_peaks, segments_of, with_times
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 from tests.columns import columns
@@ -107,6 +107,37 @@ class LateMark:
 
     def query(self) -> bool:
         return False
+
+
+class SlowMark:
+    """The end of a step that the device passes at a time of its own."""
+
+    def __init__(self, clock: SlowClock, at_s: float) -> None:
+        self.clock, self.at_s = clock, at_s
+
+    def query(self) -> bool:
+        return self.clock.now_s >= self.at_s
+
+
+class SlowClock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += max(seconds, 1.0)
+
+
+def test_a_device_far_behind_is_waited_for_step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SlowClock()
+    monkeypatch.setattr("overlap_callbacks.monitor.background.measurement.time", clock)
+    monkeypatch.setattr("overlap_callbacks.monitor.background.measurement.clocks.elapsed_ms", lambda *_: 1.0)
+    plan = Plan(0, 0, Part.TIMED, 0, Mode.OVERLAPPED, Mode.OVERLAPPED, counted=True, last=False)
+    ends = [cast("Any", SlowMark(clock, at_s)) for at_s in (50, 100, 150, 240, 265)]
+    steps = [MeasuredStep(plan=plan, start=0, end=end, log=StepLog((), 0, None)) for end in ends]
+    assert [step.ms for step in with_times(steps)] == [1.0, 1.0, 1.0, None, 1.0]
 
 
 def test_a_step_that_the_device_does_not_pass_in_time_has_no_time_and_the_window_says_so(
