@@ -130,7 +130,8 @@ def _of(windows: Sequence[ArmReport], pooling: Pooling) -> ArmSummary:
 def _over_windows(figure: Figure, values: Sequence[float]) -> float | None:
     if not values:
         return None
-    return max(values) if figure.aggregate == HIGHEST else fmean(values)
+    found = max(values) if figure.aggregate == HIGHEST else fmean(values)
+    return round(found) if figure.unit == "bytes" else found
 
 
 def _points(values: Mapping[str, Sequence[float]]) -> dict[str, float]:

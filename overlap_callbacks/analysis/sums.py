@@ -181,9 +181,10 @@ def _added_up(parts: Floats) -> Aggregate:
     rows = parts.sum(axis=1)
     number = np.maximum(rows[_COUNT], 1)
     distances = parts[_TOTAL] / np.maximum(parts[_COUNT], 1) - rows[_TOTAL] / number
-    distances -= (parts[_COUNT] * distances).sum(axis=0) / number  # so that equal means have none
-    rows[_SQUARES] += (parts[_COUNT] * distances**2).sum(axis=0)
+    distances -= (parts[_COUNT] * distances).sum(axis=0) / number
     rows[_LOW], rows[_HIGH] = parts[_LOW].min(axis=0), parts[_HIGH].max(axis=0)
+    spreads = rows[_LOW] < rows[_HIGH]  # means of equal values differ by rounding alone
+    rows[_SQUARES] += np.where(spreads, (parts[_COUNT] * distances**2).sum(axis=0), 0.0)
     for extreme, rank in ((_LOW, _LOW_RANK), (_HIGH, _HIGH_RANK)):
         rows[rank] = np.where(parts[extreme] == rows[extreme], parts[rank], np.inf).min(axis=0)
     return Aggregate(rows)

@@ -57,7 +57,7 @@ _COMMON = (
     click.option("--rounds", type=int, help="How often each point is measured."),
     click.option("--block-s", type=float, metavar="SECONDS", help="Least length of a block."),
     output_option("overlap_bench/TIME-NAME"),
-    resume_option,
+    resume_option(file_okay=True),
     click.option("--link-peak", metavar="GB/S", help="Peak of the link, or its name, e.g. nvlink4; for the page."),
     click.option("--page/--no-page", default=True, help="Whether to write bench.html into the folder."),
     json_option,
@@ -217,6 +217,7 @@ def _launch(plan: Plan, folder: Path, line: str) -> bool:
     outcome = supervise(
         [sys.executable, "-m", __name__, msgspec.json.encode((plan, str(folder), line)).decode()],
         environment=os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if plan.device == "cpu" else {}),
+        on_interrupt=lambda: click.echo("Stopping after the point under way; Ctrl-C again stops at once.", err=True),
         ranks=rank_variables(1 if plan.link == LOOPBACK else plan.ranks),
         stdout=2,  # stdout is the result's alone: the Gloo of torch 2.8 writes lines of its own there
         grace_s=_GRACE_S,
@@ -261,10 +262,12 @@ def _show(folder: Path, command: str, stopped: bool, peak: Any, given: dict[str,
         click.echo("No page: jinja2 is not installed: pip install 'overlap-callbacks[report]'", err=True)
         has_page = False
     page = folder / "bench.html" if has_page else None
-    show(bench_document(bench, peak), bench_data(bench), given["as_json"], page)
+    is_whole = show(bench_document(bench, peak), bench_data(bench), given["as_json"], page)
     click.echo(one_line(f"The results are in {folder / bench.FILE_NAME}."), err=True)
     if bench.left:
         click.echo(one_line(go_on(command, folder)), err=True)
+    if not is_whole:
+        raise SystemExit(1)
     return bool(bench.left)
 
 

@@ -37,10 +37,10 @@ def output_option(parent: str) -> Callable[[_Function], _Function]:
                         help=f"Folder of the results.  [default: {parent}]")  # fmt: skip
 
 
-resume_option = click.option(
-    "--resume", type=click.Path(path_type=Path, exists=True), metavar="FOLDER",
-    help="Go on with what is left of FOLDER, as it was begun.",
-)  # fmt: skip
+def resume_option(*, file_okay: bool = False) -> Callable[[_Function], _Function]:
+    """The option ``--resume``; it may name the file of the results if ``file_okay``."""
+    return click.option("--resume", type=click.Path(path_type=Path, exists=True, file_okay=file_okay), metavar="FOLDER",
+                        help="Go on with what is left of FOLDER, as it was begun.")  # fmt: skip
 
 
 def new_folder(output: Path | None, parent: str, file_name: str, suffix: str = "") -> Path:
@@ -141,8 +141,8 @@ def _left(left_s: float) -> str:
     return f"some {left_s:.0f} s left" if left_s < 100 else f"some {left_s / 60:.0f} min left"
 
 
-def show(document: Document, data: dict[str, Any], as_json: bool, page: Path | None) -> None:
-    """Print the results, and write their page.
+def show(document: Document, data: dict[str, Any], as_json: bool, page: Path | None) -> bool:
+    """Print the results, and write their page. Returns whether that could be written.
 
     Args:
         document: for people.
@@ -155,15 +155,16 @@ def show(document: Document, data: dict[str, Any], as_json: bool, page: Path | N
     else:
         print_document(document, everything=False)
     if page is None:
-        return
+        return True
     from overlap_callbacks.report.html import write_document
 
     try:
         size = write_document(document, page)
     except OSError as error:
         click.echo(one_line(f"The page cannot be written: {error}"), err=True)
-    else:
-        click.echo(one_line(f"The page is {page} ({size / 1e6:.1f} MB)"), err=True)
+        return False
+    click.echo(one_line(f"The page is {page} ({size / 1e6:.1f} MB)"), err=True)
+    return True
 
 
 def finish(ending: Ending, folder: Path, command: str, *, measured: bool) -> None:

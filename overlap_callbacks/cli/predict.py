@@ -261,7 +261,7 @@ def _job(given: dict[str, Any]) -> tuple[JobShape, list[str]]:
     batch = given["global_batch"]
     options["global_batch"] = given["micro_batch"] * given["dp"] if batch is None else batch
     try:
-        options["stages"] = tuple([int(number) for number in given["stages"].split(",") if number])
+        options["stages"] = tuple([int(number) for number in given["stages"].split(",")] if given["stages"] else ())
     except ValueError:
         raise ValueError(f"stages must be numbers with commas between them, got {given['stages']!r}") from None
     job = JobShape(model=_model(given), **options)

@@ -76,7 +76,7 @@ _BESIDE_RESUME = ("resume", "retry", "quick", "minutes", "timeout", "as_json")
     help="Seconds after which a job has failed.  [default: 600; --full: 3600]",
 )  # fmt: skip
 @output_option("overlap_study/TIME")
-@resume_option
+@resume_option()
 @click.option("--retry", is_flag=True, help="With --resume: try again what failed.")
 @json_option
 def command(

@@ -54,7 +54,7 @@ _BESIDE_RESUME = ("resume", "command", "variables", "arguments", "repeats", "qui
     help="Seconds after which a run has failed.",
 )  # fmt: skip
 @output_option("overlap_tune/TIME")
-@resume_option
+@resume_option()
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def command(

@@ -190,4 +190,7 @@ def run_for_windows(command: Sequence[str], folder: Path, windows: int | None, t
         return f"the command cannot be started: {error.strerror}"
     if outcome.ending is Ending.TIMEOUT:
         return f"the command took longer than {timeout_s:g} s (--timeout)"
-    return f"the command failed ({exit_in_words(outcome.exit_code)})" if outcome.exit_code else ""
+    # Once it has had the windows asked for, how it ends is its own affair.
+    if outcome.ending is Ending.BY_ITSELF and outcome.exit_code:
+        return f"the command failed ({exit_in_words(outcome.exit_code)})"
+    return ""

@@ -68,6 +68,7 @@ def supervise(
     *,
     environment: Mapping[str, str],
     is_done: Callable[[], bool] = lambda: False,
+    on_interrupt: Callable[[], None] = lambda: None,
     timeout_s: float = math.inf,
     ranks: Sequence[Mapping[str, str]] = ({},),
     stdout: IO[bytes] | int | None = None,
@@ -80,6 +81,7 @@ def supervise(
         command: program and arguments.
         environment: of the command. It gets one more variable, by which the command's processes are found.
         is_done: asked again and again; the command is ended once it says so.
+        on_interrupt: called at a KeyboardInterrupt, before the command is asked to end.
         timeout_s: maximum time.
         ranks: further variables of each rank; the command is started once for each. If one fails, all are ended.
         stdout: where the output goes; None for where ours goes.
@@ -108,6 +110,9 @@ def supervise(
         ending, exit_code = _await(started, is_done, begun_s + timeout_s)
         if exit_code:
             grace_s = 0.0  # what is left has had its last words
+    except KeyboardInterrupt:
+        on_interrupt()
+        raise
     finally:
         _end(started, mark, grace_s)
     return Outcome(ending, exit_code, time.monotonic() - begun_s)
@@ -161,6 +166,11 @@ def _end(started: Sequence[subprocess.Popen[bytes]], mark: str, grace_s: float) 
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         await_end(_KILL_WAIT_S)
+
+
+def unmarked_environment() -> dict[str, str]:
+    """Our environment without the marks of commands: a process that has it is not ended with them."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_MARK)}
 
 
 def processes_with(variable: str, value: str) -> list[int]:

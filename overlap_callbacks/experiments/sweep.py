@@ -23,8 +23,8 @@ from overlap_callbacks.experiments.supervisor import Limits
 
 # Of the time for all points, what ending the last one and making the page may take.
 _CLOSING_S = 20.0
-# Of settings that failed for the same reason; the table has all.
-_MAX_NAMED = 3
+# Reasons, and settings that failed for the same one; the table has all.
+_MAX_REASONS, _MAX_NAMED = 5, 3
 
 _Start = TypeVar("_Start")
 _Line = TypeVar("_Line")
@@ -205,12 +205,15 @@ def failures_in_words(failed: Sequence[tuple[str, str]]) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for name, reason in failed:
         by_reason.setdefault(reason, []).append(name)
-    return [
+    listed = [
         f"Failed: {'; '.join(names[:_MAX_NAMED])}"
         + (f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else "")
         + f": {reason}"
-        for reason, names in by_reason.items()
+        for reason, names in list(by_reason.items())[:_MAX_REASONS]
     ]
+    if len(by_reason) > _MAX_REASONS:
+        listed.append("More failed, for other reasons; the table has all.")
+    return listed
 
 
 class LinesFile:

@@ -201,7 +201,7 @@ def drawn_table(table: Table, max_rows: int | None = None, all_rows: str = "--js
             )
         else:  # a head is broken between its words, where it is longer than what is below it
             titles = [_plain(shown.columns[place].text) for place in group]
-            lines = [[_plain(row[place].text) for place in group if row[place].text] for row in rows]
+            lines = [_stacked([_plain(row[place].text) for place in group]) for row in rows]
             longest = max([1, *map(len, " ".join(titles).split()), *[len(line) for cell in lines for line in cell]])
             broken = [line for title in titles for line in textwrap.wrap(title, longest)]
             title = Text("\n".join(broken))
@@ -214,6 +214,13 @@ def drawn_table(table: Table, max_rows: int | None = None, all_rows: str = "--js
         yield Text(f"... {len(table.rows) - len(rows):,} more rows: {all_rows} has all", style="dim")
     if table.caption:
         yield _text(table.caption, "dim")
+
+
+def _stacked(texts: Sequence[str]) -> list[str]:
+    """Texts below each other. An empty one keeps its place, if another is below it."""
+    while texts and not texts[-1]:
+        texts = texts[:-1]
+    return [text or "-" for text in texts]
 
 
 def _instead(chart: Chart) -> Iterator[RenderableType]:

@@ -69,15 +69,16 @@ class EventColumns:
         self.number += len(events)
         return events
 
-    def keep_ns(self, start_ns: Any, end_ns: Any) -> bool:
-        """Keep a start and an end, for times that are exact. Returns whether they are times."""
-        self._make_room()
-        for time in (start_ns, end_ns):
-            if type(time) is not int or not MIN_TIME_NS < time < MAX_TIME_NS:
-                self.untimed += 1
-                return False
-        self._add(start_ns, end_ns - start_ns)
-        return True
+    def keep_ns(self, *spans: tuple[Any, Any]) -> list[bool]:
+        """Keep starts and ends, all exact. Returns which are times: ``label`` takes the rest of those."""
+        self._make_room()  # once: what is kept in one call is labelled before any of it is written
+        timed = []
+        for span in spans:
+            timed.append(all([type(time) is int and MIN_TIME_NS < time < MAX_TIME_NS for time in span]))
+            if timed[-1]:
+                self._add(span[0], span[1] - span[0])
+        self.untimed += timed.count(False)
+        return timed
 
     def label(self, **numbers: Iterable[int]) -> None:
         """Keep the other numbers of the events whose times were kept last."""

@@ -236,7 +236,7 @@ class _Reader:
         """The kernels, copies and fills."""
         events, found = self.events, itertools.chain(self._kernels(), self._copies())
         while rows := list(itertools.islice(found, _ROWS_AT_ONCE)):
-            rows = [row for row in rows if events.rows.keep_ns(*row.span)]
+            rows = list(itertools.compress(rows, events.rows.keep_ns(*[row.span for row in rows])))
             events.rows.label(
                 kind=[row.kind for row in rows],
                 name=[events.names[short_name(row.name)] for row in rows],
@@ -262,7 +262,7 @@ class _Reader:
         ):
             if not self._is_mine(thread) or type(correlation) is not int or not correlation:
                 continue
-            if self.events.launches.keep_ns(start, end):
+            if all(self.events.launches.keep_ns((start, end))):
                 thread_number = self.events.threads[hashable(thread)]
                 self.events.launches.label(correlation=unsigned([correlation]), thread=(thread_number,))
 
@@ -278,7 +278,7 @@ class _Reader:
         where = f"WHERE nameId IN ({', '.join(waiting)})"
         for start, end, thread in self._tables.select(_CALLS, ("start", "end", "globalTid"), where):
             if self._is_mine(thread):
-                self.events.waits.keep_ns(start, end)
+                self.events.waits.keep_ns((start, end))
 
     def _ranges(self) -> None:
         """The NVTX ranges that are steps, and those of collectives."""
@@ -311,11 +311,11 @@ class _Reader:
         self.events.notes = notes
 
     def _annotate(self, name: str, thread: Any, start: int, end: int) -> None:
-        if self.events.annotations.keep_ns(start, end):
+        if all(self.events.annotations.keep_ns((start, end))):
             self.events.annotate([self.events.threads[hashable(thread)]], [RangeDetail(name)], [UNKNOWN])
 
     def _keep_range(self, name: str, thread: Any, start: int, end: int) -> None:
-        if self._with_ranges and self.events.ranges.keep_ns(start, end):
+        if self._with_ranges and all(self.events.ranges.keep_ns((start, end))):
             self.events.name_ranges([self.events.threads[hashable(thread)]], [name])
 
     def _named_ranges(self) -> Iterator[tuple[str, Any, int, int, int]]:

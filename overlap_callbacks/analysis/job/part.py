@@ -22,6 +22,7 @@ from overlap_callbacks.analysis.figures import FigureSums, add_figure_sums, figu
 from overlap_callbacks.analysis.job.arrivals import ArrivalSums, add_arrivals, arrivals_of
 from overlap_callbacks.analysis.job.samples import chosen, packed
 from overlap_callbacks.analysis.job.stages import StageSum, add_stages, stages_of
+from overlap_callbacks.analysis.job.tables import bounded
 from overlap_callbacks.analysis.job.transfers import Transfers, add_transfers, transfers_of
 from overlap_callbacks.analysis.measuring_cost import LostTime
 from overlap_callbacks.analysis.memory import add_peaks, peaks_of
@@ -106,6 +107,8 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def __post_init__(self) -> None:
         if not self.heard or list(self.heard) != joined(self.heard) or any(last < first for first, last in self.heard):
             raise ValueError("a part does not say for which ranks it speaks")
+        if self.spread.rows.size != 7 * len(SPREAD_OVER_RANKS):
+            raise ValueError("a part's spread is of other figures")
 
     @property
     def ranks(self) -> RankSet:
@@ -146,15 +149,26 @@ def merge(parts: Sequence[JobPart]) -> JobPart:
     """
     if len(parts) == 1:
         return parts[0]
-    added = _add(sorted(parts, key=lambda part: part.heard))
-    lowest = added.ranks.lowest
+    parts = sorted(parts, key=lambda part: part.heard)
+    lowest = parts[0].ranks.lowest
+    # A group whose ranks are all above the lowest one holds no lower rank either. It may have the same label.
+    having = [
+        msgspec.structs.replace(part, transfers=tuple([row for row in part.transfers if row.first_rank <= lowest]))
+        for part in parts
+    ]
+    added = _add(having)
     extremes = [(int(low), int(high)) for number, _, _, _, low, _, high in added.spread.columns if number]
     return msgspec.structs.replace(
         added,
-        # A group whose ranks are all above the lowest one holds no lower rank either.
-        transfers=tuple([row for row in added.transfers if row.first_rank <= lowest]),
+        figures=_with_bounded_kernels(added.figures),
         samples=chosen(added.samples, added.ranks.count, {lowest, *chain(*extremes)}),
     )
+
+
+def _with_bounded_kernels(sums: FigureSums) -> FigureSums:
+    groups = sums.profiled.groups
+    kept = [msgspec.structs.replace(group, tables=bounded(group.tables, len(groups))) for group in groups]
+    return msgspec.structs.replace(sums, profiled=msgspec.structs.replace(sums.profiled, groups=tuple(kept)))
 
 
 def part_of(window: RankWindow) -> JobPart:

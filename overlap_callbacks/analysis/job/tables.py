@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -14,9 +14,11 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import DimensionTime, RankWindow, SmLoss
 from overlap_callbacks.analysis.sums import named_sum, struct_sum, table_sum
 
-# What a table keeps of kernels: the rows with the most time. A rank sends 50 at most, and ranks differ in few.
+# What a part keeps of kernels: the rows with the most time. A rank sends 50 at most, and ranks differ in few. The rows
+# are those of each group of ranks, or of all where there is one; the bytes are those of all groups.
 MAX_KERNEL_ROWS = 120
-MAX_KERNEL_BYTES = 32_000
+MIN_KERNEL_ROWS = 64
+MAX_KERNEL_BYTES = 48_000
 # Families of kernels, kinds of collectives and dimensions are few.
 MAX_PAIRS = 100
 MAX_DIMENSIONS = 32
@@ -81,22 +83,24 @@ class ProfileTables(msgspec.Struct, frozen=True, array_like=True, gc=False):
     losses: Annotated[LossSum, struct_sum(LossSum)] = LossSum()
 
 
-_all_kernels = table_sum(KernelSum, 2, order=lambda row: -(row.overlapped_ms + row.sequential_ms))
+_kernels = table_sum(KernelSum, 2, order=lambda row: -(row.overlapped_ms + row.sequential_ms))
 
 
-def _kernels(tables: Iterable[Iterable[KernelSum]]) -> tuple[KernelSum, ...]:
-    """Those with the most time, and one row for the others. The sum over all rows is always whole."""
+def bounded(tables: ProfileTables, num_groups: int) -> ProfileTables:
+    """The tables of one of so many groups of ranks, with one row for the kernels of less time.
+
+    The sum over all rows is always whole.
+    """
     kept: list[KernelSum] = []
     others: list[KernelSum] = []
-    left_bytes = MAX_KERNEL_BYTES
-    for row in _all_kernels(tables):
+    left_bytes = MAX_KERNEL_BYTES // num_groups
+    max_rows = max(MIN_KERNEL_ROWS, MAX_KERNEL_ROWS // num_groups)
+    for row in tables.kernels:
         left_bytes -= len(row.name) + _ROW_BYTES
-        is_kept = len(kept) < MAX_KERNEL_ROWS and left_bytes >= 0 and row.name != OTHER_KERNELS
+        is_kept = len(kept) < max_rows and left_bytes >= 0 and row.name != OTHER_KERNELS
         (kept if is_kept else others).append(row)
-    return (
-        *kept,
-        *_all_kernels([[msgspec.structs.replace(row, name=OTHER_KERNELS, num_blocks=0) for row in others]]),
-    )
+    rest = _kernels([[msgspec.structs.replace(row, name=OTHER_KERNELS, num_blocks=0) for row in others]])
+    return msgspec.structs.replace(tables, kernels=(*kept, *rest))
 
 
 add_pairs = table_sum(PairSum, 3, order=lambda row: -(row.time_ms + row.alone_ms), limit=MAX_PAIRS)

@@ -70,6 +70,10 @@ class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
     identity: bytes
     known: Annotated[tuple[bool, int, Floats], _best_known]
 
+    def __post_init__(self) -> None:
+        if self.known[2].size != len(Mode) * len(_COLUMNS):
+            raise ValueError("the numbers of a device are not those of power")
+
 
 class PowerSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Power of the devices of some ranks.
@@ -93,6 +97,10 @@ class PowerSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     others: Annotated[tuple[Aggregate, ...], in_a_row] = ()
     problems: Annotated[Sentences, add_sentences] = Sentences()
     source: Annotated[tuple[int, SourceInfo] | None, of_lowest] = None
+
+    def __post_init__(self) -> None:
+        if any(of_all.rows.size != 7 * len(Mode) * len(_COLUMNS) for of_all in self.others):
+            raise ValueError("the sums over devices are not those of power")
 
 
 _devices = table_sum(Device, 1)
@@ -127,7 +135,11 @@ def power_of(rank: int, power: Sequence[DevicePower], *, elsewhere: bool = False
 
 
 def _missing(power: DevicePower) -> list[str]:
-    return [f"power of {m.mode.value} steps was not measured: {m.missing}" for m in power.modes if m.missing]
+    missing = [f"power of {m.mode.value} steps was not measured: {m.missing}" for m in power.modes if m.missing]
+    unknown = sorted({word for mode in power.modes for word in mode.reasons or ()} - REASONS.keys())
+    if unknown:
+        missing.append(f"the job's power leaves out reasons that are not known: {', '.join(unknown)}")
+    return missing
 
 
 def _numbers(device: DevicePower) -> Floats:

@@ -43,7 +43,6 @@ from overlap_callbacks.report.views.elements import (
     heads,
     name_cell,
     number_cell,
-    without_empty_columns,
 )
 from overlap_callbacks.report.views.trends import RUN_COLORS
 
@@ -372,7 +371,8 @@ def _gemm_table(points: Sequence[GemmFigures]) -> Table:
         "Times are geometric means over blocks and ranks. Covered is the share of the products counted that ended "
         "beside all-reduces; the others are left out."
     )
-    return replace(without_empty_columns("Matrix products beside all-reduces", columns, rows, caption), first=True)
+    table = Table("Matrix products beside all-reduces", columns, tuple(rows), caption, first=True)
+    return table.without_empty_columns()
 
 
 def _number(estimate: Estimate | None) -> Cell:
@@ -455,7 +455,7 @@ def _transfer_table(points: Sequence[TransferFigures]) -> Table:
         )
     columns = heads("*Kind", "*Group", "Size", "ms", "Algorithm", "Bus", "Low", "High", "Rounds")
     caption = "Bus bandwidth is algorithm bandwidth times the factor of nccl-tests, 2(n-1)/n of an all-reduce."
-    return without_empty_columns("Collectives", columns, rows, caption)
+    return Table("Collectives", columns, tuple(rows), caption).without_empty_columns()
 
 
 # -- what both share

@@ -16,6 +16,7 @@ import msgspec
 from overlap_callbacks._log import logger
 from overlap_callbacks.experiments.caps.keeper import REFUSED, Answer, Journal, Keeper, Request, default_folder
 from overlap_callbacks.experiments.caps.settings import CapError, Caps
+from overlap_callbacks.experiments.supervisor import unmarked_environment
 
 # Maximum time for a keeper to start or to answer; it tries several times to put a value back.
 _ANSWER_S = 60.0
@@ -57,11 +58,13 @@ class _KeeperProcess:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # A session of its own: Ctrl-C in the terminal does not reach it. Its errors go where ours go.
+        # A session of its own: Ctrl-C in the terminal does not reach it. Without the marks by which our processes are
+        # found, it outlives whoever kills them, and puts back what it set. Its errors go where ours go.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "overlap_callbacks.experiments.caps.keeper", str(folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env=unmarked_environment(),
             start_new_session=True,
         )
         try:

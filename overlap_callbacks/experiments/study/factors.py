@@ -38,7 +38,6 @@ from overlap_callbacks.report.views.elements import (
     heads,
     name_cell,
     number_cell,
-    without_empty_columns,
 )
 
 _FACTORS = {BATCH: "the batch", PRECISION: "the precision", POWER_CAP: "the power cap", CLOCK_CAP: "the clock's cap"}
@@ -152,7 +151,7 @@ def pair_table(compared: Sequence[Pair], names: Names, factor: str) -> Table:
         "Changes: pp are percentage points. A change is beyond chance where its interval does not hold zero; of twenty "
         "comparisons, chance alone puts about one there."
     )
-    return without_empty_columns(f"Pairs that differ in {_FACTORS[factor]} only", columns, rows, caption)
+    return Table(f"Pairs that differ in {_FACTORS[factor]} only", columns, tuple(rows), caption).without_empty_columns()
 
 
 def _points(change: Estimate | None) -> tuple[Cell, Cell]:

@@ -76,7 +76,6 @@ from overlap_callbacks.report.views.elements import (
     heads,
     name_cell,
     number_cell,
-    without_empty_columns,
 )
 from overlap_callbacks.report.views.power import trace_chart
 
@@ -291,7 +290,8 @@ def _overall_table(study: Study, rows: Sequence[StudyRow], names: Names) -> list
         "-95% interval", "-*Of", "Study, mean", "_Study, largest",
     )  # fmt: skip
     caption = "The study's figures are of four A100, H100, MI210 or MI250 GPUs." if compares else ""
-    return [replace(without_empty_columns("Over all configurations", columns, lines, caption), first=True)]
+    table = Table("Over all configurations", columns, tuple(lines), caption, first=True)
+    return [table.without_empty_columns()]
 
 
 def _configuration_table(rows: Sequence[StudyRow], names: Names) -> Table:
@@ -328,8 +328,8 @@ def _configuration_table(rows: Sequence[StudyRow], names: Names) -> Table:
         "_95% interval", "Overlap ratio", "-Mean W with overlap", "-sequential", "Highest W with overlap",
         "-sequential", "-J a step", "-Windows", "-Steps of a mode", "-Seconds", "-*Failed", "-*Record",
     )  # fmt: skip
-    table = without_empty_columns("Every configuration", columns, lines, "Seconds are those of the whole job.")
-    return replace(table, first=True)
+    caption = "Seconds are those of the whole job."
+    return Table("Every configuration", columns, tuple(lines), caption, first=True).without_empty_columns()
 
 
 def _number(value: Estimate | None, decimals: int | None = None) -> Cell:

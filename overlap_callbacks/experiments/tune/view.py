@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, count, page_sentence, page_text, rounded
@@ -20,6 +19,7 @@ from overlap_callbacks.report.views.elements import (
     Chart,
     Document,
     Facts,
+    Head,
     Note,
     RunPage,
     Section,
@@ -30,7 +30,6 @@ from overlap_callbacks.report.views.elements import (
     estimate_tile,
     heads,
     name_cell,
-    without_empty_columns,
 )
 from overlap_callbacks.report.views.trends import RUN_COLORS
 
@@ -262,11 +261,12 @@ def _table(tune: Tune, ranking: Ranking) -> Table:
         for place, row in enumerate(ranking.rows, 1)
     ]
     columns = heads(
-        "Place", *[page_text(axis.name, 60) for axis in tune.start.axes], "Step time", "_95% interval",
+        "Place", *[Head(page_text(axis.name, 60)) for axis in tune.start.axes], "Step time", "_95% interval",
         "Against the first", "_95% interval", "Runs", "-*Failed",
     )  # fmt: skip
     caption = "A change is beyond chance where its interval does not hold zero."
-    return replace(without_empty_columns("Combinations, the fastest first", columns, rows, caption), first=True)
+    table = Table("Combinations, the fastest first", columns, tuple(rows), caption, first=True)
+    return table.without_empty_columns()
 
 
 _FIRST = (Cell("the first"), EMPTY)

@@ -119,12 +119,15 @@ class Head:
     only: str = ""
 
 
-def heads(*texts: str) -> tuple[Head, ...]:
+def heads(*texts: str | Head) -> tuple[Head, ...]:
     """Heads of columns by the marks in front: ``*`` words, ``~`` names, ``_`` below the column before it in a terminal,
-    ``-`` on the page only, ``+`` in a terminal only.
+    ``-`` on the page only, ``+`` in a terminal only. What a user has named may begin with one: make it a ``Head``.
     """
     made = []
     for text in texts:
+        if isinstance(text, Head):
+            made.append(text)
+            continue
         shown = text.lstrip("*~_-+")
         marks = text[: len(text) - len(shown)]
         only = "page" if "-" in marks else "terminal" if "+" in marks else ""
@@ -160,6 +163,12 @@ class Table:
     def on(self, medium: str) -> Table:
         """The table with the columns of a medium, ``page`` or ``terminal``."""
         return self.with_columns([place for place, head in enumerate(self.columns) if head.only in ("", medium)])
+
+    def without_empty_columns(self) -> Table:
+        """The table without the columns in which no cell has any text."""
+        return self.with_columns(
+            [place for place in range(len(self.columns)) if any(row[place].text for row in self.rows)]
+        )
 
     def with_columns(self, places: Sequence[int]) -> Table:
         """The table with these of its columns."""
@@ -341,7 +350,7 @@ class Column(Generic[_Item]):
         show: makes a cell of a value; by default, a name where the head is marked, else a number.
     """
 
-    head: str
+    head: str | Head
     read: Callable[[_Item], Any]
     show: Callable[[Any], Cell] | None = None
 
@@ -382,12 +391,4 @@ def table_of(
     """
     rows = tuple([tuple([column.cell(item) for column in columns]) for item in items])
     made = Table(title, heads(*[column.head for column in columns]), rows, caption, folded, sorts, first, few)
-    if not drop_empty:
-        return made
-    return made.with_columns([place for place in range(len(columns)) if any(row[place].text for row in rows)])
-
-
-def without_empty_columns(title: str, columns: Sequence[Head], rows: Sequence[Row], caption: str) -> Table:
-    """A table without the columns in which no cell has a value to sort by."""
-    kept = [place for place in range(len(columns)) if any(row[place].sort is not None for row in rows)]
-    return Table(title, tuple(columns), tuple(rows), caption).with_columns(kept)
+    return made.without_empty_columns() if drop_empty else made
