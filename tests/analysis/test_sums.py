@@ -56,3 +56,11 @@ def test_an_aggregate_is_that_of_all_values_whatever_the_tree(seed: int) -> None
 def test_ranks_that_are_equal_do_not_spread() -> None:
     (column,) = add_aggregates([Aggregate.of([rank], np.array([[0.1]])) for rank in range(7)]).columns
     assert column[2:] == (0.0, 0.1, 0.0, 0.1, 0.0)
+
+
+def test_means_of_equal_values_that_rounding_made_differ_do_not_spread() -> None:
+    one, *three = [Aggregate.of([rank], np.array([[0.1]])) for rank in range(4)]
+    merged = add_aggregates(three)
+    assert merged.columns[0][1] / 3 != 0.1
+    (column,) = add_aggregates([one, merged]).columns
+    assert column[2] == 0.0

@@ -51,6 +51,9 @@ def test_arms_are_pooled_over_the_windows_that_count_the_best_first(tmp_path: Pa
     assert prefetch.device["peak_memory_bytes"] == 5 * 2**30
     assert prefetch.device["configured_peak_memory_bytes"] == 3 * 2**30
     assert prefetch.device["configured_energy_per_step_j"] is not None
+    assert {name: type(value) for name, value in prefetch.device.items() if name.endswith("_bytes")} == {
+        "peak_memory_bytes": int, "configured_peak_memory_bytes": int,
+    }  # fmt: skip
     # Sequential steps as an arm: the speed-up of overlap with the sign turned. Three arms hold together at all looks.
     (sequential,) = [row for row in rows if row.arm.name == "sequential"]
     overlap = record.summary.pooled(Pooling(all_looks=True, confidence=1 - 0.05 / 3))["speedup_vs_sequential"]

@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlap_callbacks.traces import TraceError, analyze, find_traces, read_trace
+from overlap_callbacks.traces import TraceError, analyze, find_traces, nsys, read_trace
 from overlap_callbacks.traces.figures import TraceFigures
 from tests import kineto
-from tests.traces import nsys_file, reference
+from tests.traces import nsys_file, reference, short_memory
 from tests.traces.events import MS, all_reduce, error_of, gemm, overlap, said
 
 
@@ -120,6 +120,34 @@ def test_columns_that_a_version_lacks_cost_what_they_tell_and_nothing_else(tmp_p
     (found,) = analyze([read_trace(path)]).traces
     assert (found.total.compute_ms, found.total.hidden_comm_ms) == (0.002, 0.001)
     assert said(found.problems, "2 events have no time")
+
+
+def test_rows_without_times_leave_the_others_as_they_are_wherever_memory_is_emptied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.sqlite"
+    tables = sqlite3.connect(path)
+    tables.execute("CREATE TABLE StringIds (id INTEGER, value TEXT)")
+    tables.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, streamId, demangledName)")
+    tables.execute(f"INSERT INTO StringIds VALUES (0, '{kineto.GEMM}'), (1, '{kineto.ALL_REDUCE}')")
+    for number in range(40):
+        start = 10_000 * number
+        # Some have no end, and some last longer than any clock counts.
+        end = None if number % 5 == 1 else start + (2**61 if number % 7 == 2 else 1_000 * (1 + number % 3))
+        tables.execute(
+            "INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, 0, ?, ?)", (start, end, number, number % 2)
+        )
+    tables.commit()
+    tables.close()
+    timed = [number for number in range(40) if number % 5 != 1 and number % 7 != 2]
+    (expected,) = analyze([read_trace(path)]).traces
+    assert expected.total.compute_ms == pytest.approx(sum(1 + number % 3 for number in timed if not number % 2) / 1000)
+    for at_once in (1, 3, 4, 64):
+        short_memory.hold(monkeypatch, at_once)
+        monkeypatch.setattr(nsys, "_ROWS_AT_ONCE", 4)
+        trace = read_trace(path)
+        assert said(trace.problems, f"{40 - len(timed)} events have no time")
+        assert short_memory.with_much_memory(lambda trace=trace: analyze([trace]).traces) == (expected,)
 
 
 def test_a_database_of_something_else_and_a_damaged_one_give_one_line(tmp_path: Path) -> None:

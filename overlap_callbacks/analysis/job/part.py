@@ -149,17 +149,13 @@ def merge(parts: Sequence[JobPart]) -> JobPart:
     """
     if len(parts) == 1:
         return parts[0]
-    parts = sorted(parts, key=lambda part: part.heard)
-    lowest = parts[0].ranks.lowest
-    # A group whose ranks are all above the lowest one holds no lower rank either. It may have the same label.
-    having = [
-        msgspec.structs.replace(part, transfers=tuple([row for row in part.transfers if row.first_rank <= lowest]))
-        for part in parts
-    ]
-    added = _add(having)
+    added = _add(sorted(parts, key=lambda part: part.heard))
+    lowest = added.ranks.lowest
     extremes = [(int(low), int(high)) for number, _, _, _, low, _, high in added.spread.columns if number]
     return msgspec.structs.replace(
         added,
+        # A group whose ranks are all above the lowest one holds no lower rank either.
+        transfers=tuple([row for row in added.transfers if row.first_rank <= lowest]),
         figures=_with_bounded_kernels(added.figures),
         samples=chosen(added.samples, added.ranks.count, {lowest, *chain(*extremes)}),
     )

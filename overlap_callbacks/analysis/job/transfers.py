@@ -35,14 +35,14 @@ class Transfers(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         operator, group: as in ``CollectiveTime``.
-        first_rank: lowest rank of the group; -1 if unknown.
+        first_rank: lowest rank of the group, which tells groups with the same label apart; -1 if unknown.
         kernels: by size, the least time of its kernels.
         isolated: by size, the least time from issue to end.
     """
 
     operator: str
     group: str
-    first_rank: Annotated[int, min]
+    first_rank: int
     kernels: Annotated[tuple[_Time, ...], _least]
     isolated: Annotated[tuple[_Time, ...], _least]
 
@@ -53,7 +53,7 @@ def _least(times: Sequence[tuple[_Time, ...]]) -> tuple[_Time, ...]:
     return tuple(sorted([min(of_size) for of_size in by_size.values()], key=lambda time: time[::-1])[:MAX_SIZES])
 
 
-add_transfers = table_sum(Transfers, 2, order=lambda row: (row.first_rank, row.group), limit=MAX_COLLECTIVES)
+add_transfers = table_sum(Transfers, 3, order=lambda row: (row.first_rank, row.group), limit=MAX_COLLECTIVES)
 
 
 def transfers_of(collectives: Sequence[CollectiveTime]) -> tuple[Transfers, ...]:
@@ -65,9 +65,12 @@ def transfers_of(collectives: Sequence[CollectiveTime]) -> tuple[Transfers, ...]
             ((row.timed_bytes, row.isolated_ms),) if row.isolated_ms is not None and row.timed_bytes is not None else ()
         )
         if kernels or isolated:
-            first_rank = -1 if row.first_rank is msgspec.UNSET else row.first_rank
-            rows.append(Transfers(row.operator, row.group, first_rank, kernels, isolated))
+            rows.append(Transfers(*_key(row), kernels, isolated))
     return tuple(rows)
+
+
+def _key(row: CollectiveTime) -> tuple[str, str, int]:
+    return row.operator, row.group, -1 if row.first_rank is msgspec.UNSET else row.first_rank
 
 
 def with_transfers(
@@ -80,11 +83,11 @@ def with_transfers(
         transfers: of all ranks.
         compared: what single collectives took, of those that were compared over all ranks.
     """
-    by_key = {(row.operator, row.group): row for row in transfers}
+    by_key = {(row.operator, row.group, row.first_rank): row for row in transfers}
     kinds = Counter((collective_of(row.operator), row.group) for row in collectives)
 
     def transfer_ms(row: CollectiveTime) -> float | None:
-        least_ms = _transfer_ms(row, by_key.get((row.operator, row.group)))
+        least_ms = _transfer_ms(row, by_key.get(_key(row)))
         kind = collective_of(row.operator)
         if row.kernels_ms is None or least_ms is None or kinds[kind, row.group] > 1:
             return least_ms

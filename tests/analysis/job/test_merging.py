@@ -6,7 +6,7 @@ import gc
 import itertools
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -160,10 +160,44 @@ def test_kernels_beyond_the_bound_are_in_one_row_and_no_time_is_lost() -> None:
     assert sum(kernel.overlapped_ms for kernel in found) == pytest.approx(total)
 
 
-def test_of_many_groups_the_collectives_of_the_lowest_rank_keep_their_least_time() -> None:
-    def collective(group: str, first: int, ms: float) -> CollectiveTime:
-        return CollectiveTime("allreduce_", group, 8, "nccl", 1, 8, 8, ms, "", 8.0, None, None, first)
+def test_one_ranks_kernels_with_long_names_are_all_kept() -> None:
+    kernels = tuple(KernelTime(f"{n:0920}", False, 1, 1, 2.0 + n, 1.0) for n in range(50))
+    found = report_of(part_of(window(0, kernels=kernels)), world_size=1, every_n_steps=500).kernels
+    assert {kernel.name for kernel in found} == {kernel.name for kernel in kernels}
 
+
+def test_ranks_of_unequal_numbers_of_blocks_with_long_names_of_kernels_fit_into_one_message() -> None:
+    windows = []
+    for rank, own in enumerate(realistic(64)):
+        # A rank lacks none, a block of one mode, of the other, or of both.
+        blocks = tuple(block for block in own.profiled if block.block >= 2 or not rank >> block.block & 1)
+        kernels = tuple(KernelTime(f"{rank % 8}_{n:0918}", False, 1, 1, 2.0 + n, 1.0) for n in range(50))
+        windows.append(msgspec.structs.replace(own, profiled=blocks, kernels=kernels))
+    node = merge([part_of(own) for own in windows])
+    assert [group.ranks.count for group in node.figures.profiled.groups] == [16] * 4
+    assert len(encode(node)) < 150_000
+    found = report_of(decode(encode(node)), world_size=64, every_n_steps=500).kernels
+    assert OTHER_KERNELS in {kernel.name for kernel in found}
+    total = sum(kernel.overlapped_ms for own in windows for kernel in own.kernels) / 64
+    assert sum(kernel.overlapped_ms for kernel in found) == pytest.approx(total)
+
+
+def collective(group: str, first: int, ms: float) -> CollectiveTime:
+    return CollectiveTime("allreduce_", group, 8, "nccl", 1, 8, 8, ms, "", 8.0, None, None, first)
+
+
+@pytest.mark.parametrize(("group_of", "lasts"), [(lambda rank: rank - rank % 4, 3), (lambda rank: rank % 4, 8)])
+@pytest.mark.parametrize("cuts", [[], [4, 8], [1, 6], [2, 3, 11]])
+def test_a_group_has_its_own_least_time_though_others_have_its_label(
+    group_of: Callable[[int], int], lasts: int, cuts: list[int]
+) -> None:
+    windows = [window(rank, collectives=(collective("dp", group_of(rank), 20.0 - rank),)) for rank in range(12)]
+    nodes = [merge([part_of(own) for own in windows[a:b]]) for a, b in itertools.pairwise([0, *cuts, 12])]
+    (found,) = report_of(merge(nodes), world_size=12, every_n_steps=500).collectives
+    assert found.transfer_ms == 20.0 - lasts
+
+
+def test_of_many_groups_the_collectives_of_the_lowest_rank_keep_their_least_time() -> None:
     windows = [
         window(
             rank,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from overlap_callbacks.analysis.job.part import encode, part_of
@@ -37,6 +38,18 @@ def changed(field: str, value: Any) -> bytes:
     return msgspec.msgpack.encode(values)
 
 
+def changed_power(field: str, value: Any) -> bytes:
+    """What rank 2 sends, with one field of its power changed."""
+    power = part_of(window(2)).power
+    values = msgspec.to_builtins(power)
+    values[power.__struct_fields__.index(field)] = value
+    return changed("power", values)
+
+
+def numbers(number: int) -> bytes:
+    return np.ones(number).tobytes()
+
+
 def blocks_without_numbers() -> bytes:
     """What rank 2 sends, with sums of its timed blocks, and of none of them."""
     values = msgspec.msgpack.decode(message(2))
@@ -58,6 +71,10 @@ def blocks_without_numbers() -> bytes:
         changed("heard", [[2, 1]]),
         changed("num_steps", "many"),
         changed("spread", [b"1234567"]),
+        changed("spread", [numbers(21)]),
+        changed("spread", [numbers(35)]),
+        changed_power("devices", [[b"a device", [False, 2, numbers(5)]]]),
+        changed_power("others", [[numbers(7)]]),
         blocks_without_numbers(),
     ],
 )
