@@ -1,7 +1,4 @@
-"""Aggregates what all ranks measured in one window into an ``OverlapReport``, and judges windows that were cut short.
-
-Live, what ranks measured is added level by level: ``overlap_callbacks.analysis.job``. Here all of it is at hand.
-"""
+"""Makes an ``OverlapReport`` of what all ranks measured in one window, and judges windows that were cut short."""
 
 from __future__ import annotations
 
@@ -33,16 +30,9 @@ def aggregate_windows(
     tokens_per_step: int | None = None,
     work: Workload | None = None,
 ) -> OverlapReport:
-    """Make the report of one window from what its ranks measured.
+    """Make the report of one window from what its ranks measured, one entry for each rank that reported.
 
-    Args:
-        windows: one entry for each rank that reported, at least one.
-        world_size: number of ranks of the job.
-        every_n_steps: steps from one window to the next. The window's cost is spread over them.
-        control: whether the schedule was an A/A control.
-        problems: problems met while the ranks' windows were gathered, in words.
-        tokens_per_step: tokens that one step of the job trains on; None if unknown.
-        work: what else is known of the job's work; None for no figures of throughput.
+    See ``report_of`` for the other arguments. Live, what ranks measured is added level by level instead.
     """
     return report_of(
         merge([part_of(window) for window in windows]),
@@ -60,9 +50,6 @@ def drop_incomparable_figures(window: OverlapReport) -> OverlapReport:
 
     Where drift may make a difference between the modes, the figures that compare them are dropped; where it may between
     profiled blocks, all figures of the profile are.
-
-    Args:
-        window: the report of a window that was cut short.
     """
     sample = window.samples[0]
     dropped = []

@@ -21,13 +21,7 @@ SEQUENTIAL = ComparedArm("sequential", equal_results=True, sequential=True)
 
 
 def arm_report_of(report: OverlapReport, arm: ComparedArm, sums: FigureSums) -> ArmReport:
-    """The report of an arm's window.
-
-    Args:
-        report: what is made of the same window, with the arm in the place of sequential steps.
-        arm: what the steps as configured were compared with.
-        sums: of all ranks heard.
-    """
+    """The report of an arm's window, from one of the same window with the arm in the place of sequential steps."""
     fields: dict[str, Any] = {name: getattr(report, name) for name in WindowReport.__struct_fields__}
     if report.complete:  # else its blocks are not balanced
         fields |= figures_from(sums, ARM_FIGURES)
@@ -39,7 +33,6 @@ class ArmSummary:
     """One arm over a run.
 
     Attributes:
-        arm: which.
         num_windows: windows that count.
         figures: those of ``ARM_FIGURES`` that were measured. Their intervals hold at all looks, and for all arms of the
             run together.
@@ -55,11 +48,9 @@ class ArmSummary:
 
     @property
     def speedup(self) -> Estimate | None:
-        """Step time as configured over that with the arm, less one."""
         return self.figures.get("speedup")
 
     def value(self, name: str) -> float | None:
-        """A figure by its name; None where it was not measured."""
         figure = self.figures.get(name)
         return self.device.get(name) if figure is None else figure.value
 
@@ -79,9 +70,7 @@ class ArmSummary:
 def arm_summaries(summary: RunSummary, reports: Sequence[ArmReport]) -> list[ArmSummary]:
     """Each arm of a run, the best first; sequential steps among them, if the run has other arms.
 
-    Args:
-        summary: of the run's windows with sequential steps.
-        reports: of its windows with other arms.
+    ``reports`` are those of its windows with other arms.
     """
     if not reports:
         return []

@@ -28,13 +28,7 @@ _MOST_NAMED = 3
 
 
 class Advice(NamedTuple):
-    """Something to try.
-
-    Attributes:
-        topic: the section of the docs.
-        what: what to try, as a sentence.
-        why: the reason, as a sentence.
-    """
+    """What to try and why, as sentences; ``topic`` is the section of the docs."""
 
     topic: str
     what: str
@@ -42,7 +36,6 @@ class Advice(NamedTuple):
 
     @property
     def link(self) -> str:
-        """Where the docs say more."""
         return f"{DOCS}#{self.topic}"
 
 
@@ -50,11 +43,8 @@ class AdviceInputs(NamedTuple):
     """What advice depends on.
 
     Attributes:
-        parts: of a step.
         late: the rank for which others wait; None if there is none.
         stragglers: ranks, and then hosts, that come last to collectives of sequential steps, the worst of each first.
-        backend: of the default process group.
-        dimensions: communication by dimension of parallelism.
         collectives: of the lowest rank.
         overlap_costs: whether overlapped steps take longer than sequential ones for certain.
         slowdown_shares: the compute slowdown divided among its causes; None where nothing is known of any.
@@ -71,7 +61,6 @@ class AdviceInputs(NamedTuple):
 
 
 def advice_for(bound: Bound, inputs: AdviceInputs) -> tuple[Advice, ...]:
-    """What to try, the most promising first."""
     found = list(_against_overlap(inputs))
     found += _AGAINST[bound](inputs)
     if bound is not Bound.COMPUTE:
@@ -225,15 +214,9 @@ _AGAINST = {
 
 
 class Bottleneck(NamedTuple):
-    """What bounds the steps of a run.
+    """What bounds the steps of a run, and what takes nearly as much; None if nothing does.
 
-    Attributes:
-        bound: it.
-        runner_up: what takes nearly as much; None if nothing does.
-        parts: of a step.
-        late: the rank for which others wait; None if there is none.
-        stragglers: ranks, and then hosts, that come last to collectives of sequential steps, the worst of each first.
-        advice: what to try, the most promising first.
+    ``late``, ``stragglers`` and ``advice`` are those of ``AdviceInputs`` and ``advice_for``.
     """
 
     bound: Bound
@@ -259,7 +242,7 @@ class Bottleneck(NamedTuple):
 def bottleneck_of(
     windows: Sequence[OverlapReport], speedup: Estimate | None = None, detailed: OverlapReport | None = None
 ) -> Bottleneck | None:
-    """What bounds the steps of these windows; None where no profile shows it.
+    """What bounds the steps of these windows, which count; None where no profile shows it.
 
     Args:
         windows: those that count.
@@ -291,12 +274,7 @@ def bottleneck_of(
 
 
 def run_bottleneck(summary: RunSummary, detailed: OverlapReport | None = None) -> Bottleneck | None:
-    """What bounds the steps of a run; None of a control, and where no profile shows it.
-
-    Args:
-        summary: of the run.
-        detailed: see ``bottleneck_of``.
-    """
+    """What bounds the steps of a run; None of a control, and where no profile shows it. See ``bottleneck_of``."""
     if summary.control:
         return None
     return bottleneck_of(summary.valid_windows, summary.pooled().get("speedup_vs_sequential"), detailed)

@@ -23,12 +23,7 @@ def size_of(kind: str, group_size: int, bytes_in: float, bytes_out: float) -> fl
 
 
 def bus_factor(kind: str, size: int | None) -> float | None:
-    """Bus bandwidth over algorithm bandwidth of a collective; None if it is unknown.
-
-    Args:
-        kind: kind of collective, e.g. ``all_reduce``.
-        size: number of ranks of its group; None if unknown.
-    """
+    """Bus bandwidth over algorithm bandwidth of a collective in a group of ``size`` ranks; None if it is unknown."""
     if size is None or size < 1:
         return None
     if kind in _WHOLE:

@@ -85,13 +85,9 @@ class Design:
 
 
 def design_of(modes: Sequence[Mode], places: Sequence[int], num_steps: Sequence[float], covariates: Floats) -> Design:
-    """The design of some blocks.
+    """The design of n blocks, by mode and number, which weigh by their counted steps.
 
-    Args:
-        modes: of each block; n of them.
-        places: its number.
-        num_steps: its counted steps, by which it weighs.
-        covariates: what else it depends on, the most important first; shape (n, covariates).
+    ``covariates`` are what else they depend on, the most important first; shape (n, covariates).
     """
     of_mode = np.array([[mode is each for mode in modes] for each in Mode], dtype=bool).reshape(len(Mode), -1)
     roots = np.sqrt(np.maximum(np.array(num_steps, dtype=np.float64), 1e-9))
@@ -116,7 +112,6 @@ def design_of(modes: Sequence[Mode], places: Sequence[int], num_steps: Sequence[
 
 
 def _columns(places: Sequence[int], covariates: Floats) -> list[Floats]:
-    """The trend, then the covariates."""
     degree = next((degree for least, degree in _DEGREES if len(places) >= least), 0)
     place = np.array(places, dtype=np.float64)
     place = 2 * (place - place.min()) / max(1.0, float(np.ptp(place))) - 1

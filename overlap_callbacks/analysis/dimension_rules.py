@@ -31,7 +31,6 @@ rules: list[Rule] = [
 
 
 def dimension_of(description: str) -> str:
-    """The dimension of a group with this description, e.g. ``data``; ``other`` if no rule matches."""
     for label, pattern in rules:
         if re.search(pattern, description):
             return label

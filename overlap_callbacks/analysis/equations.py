@@ -30,10 +30,7 @@ def overlap_ratio(covered_compute_ms: float, compute_ms: float) -> float:
 def ideal_step_ms(step_ms: float, compute_ms: float, compute_isolated_ms: float) -> float:
     """Equation 4: the time that an overlapped step would take if overlap did not slow its compute kernels down.
 
-    Args:
-        step_ms: measured time of an overlapped step (equation 3).
-        compute_ms: T_comp in overlapped steps.
-        compute_isolated_ms: T_comp in sequential steps.
+    ``compute_ms`` is T_comp.
     """
     return step_ms - (compute_ms - compute_isolated_ms)
 
@@ -65,14 +62,7 @@ def attainable_step_ms(compute_busy_isolated_ms: float, comm_busy_isolated_ms: f
 def attained_fraction(sequential_ms: float, overlapped_ms: float, attainable_ms: float) -> float:
     """How much of the way from a sequential step to the attainable one overlap has made; 1 is all of it.
 
-    Args:
-        sequential_ms: measured time of a sequential step.
-        overlapped_ms: measured time of an overlapped step.
-        attainable_ms: see ``attainable_step_ms``.
-
-    Returns:
-        The fraction; NaN where less than ``MIN_ATTAINABLE_GAIN`` of a sequential step is to be gained, so that the
-        quotient would be noise.
+    NaN where less than ``MIN_ATTAINABLE_GAIN`` of a sequential step is to be gained: the quotient would be noise.
     """
     gain_ms = sequential_ms - attainable_ms
     if not gain_ms > MIN_ATTAINABLE_GAIN * sequential_ms:

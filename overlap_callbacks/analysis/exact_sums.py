@@ -9,18 +9,12 @@ Integers = npt.NDArray[np.int64]
 
 
 def sum_of(values: Integers) -> int:
-    """The sum of values; of up to 2**31 of them."""
+    """The sum of up to 2**31 values."""
     return (int((values >> 32).sum()) << 32) + int((values & 0xFFFF_FFFF).sum())
 
 
 def sums_by(group: Integers, values: Integers, num_groups: int) -> list[int]:
-    """The sum of the values of each group; of up to 2**31 values.
-
-    Args:
-        group: number of the group of each value, below ``num_groups``; shape (n,).
-        values: shape (n,).
-        num_groups: number of groups.
-    """
+    """The sum of the values of each group, below ``num_groups``; of up to 2**31 values. Shapes (n,)."""
     if num_groups == 1:
         return [sum_of(values)]
     order = np.argsort(group, kind="stable")

@@ -34,14 +34,10 @@ EXPERT = "expert"
 
 
 class AllToAll(NamedTuple):
-    """One all-to-all with split sizes, on one rank.
+    """One all-to-all with split sizes, on one rank; ``ranks`` of the group are in its order.
 
     Attributes:
-        group: name of its group.
-        dimension: of parallelism.
-        ranks: of the group, in its order.
-        sent: rows that go to each of them.
-        received: rows that come from each of them.
+        sent, received: rows that go to each of them, and that come from each.
         bytes_in, bytes_out: of the rows sent, and received.
     """
 
@@ -72,7 +68,6 @@ def dispatches(calls: Iterable[AllToAll]) -> list[AllToAll]:
 
 
 def max_over_mean(values: Sequence[float]) -> float | None:
-    """The largest over the mean; None where nothing is sent."""
     total = sum(values)
     return max(values) * len(values) / total if total > 0 else None
 
@@ -87,13 +82,7 @@ def variation(values: Sequence[float]) -> float | None:
 
 
 def step_experts(step: int, calls: Sequence[AllToAll], *, in_window: bool) -> StepExperts | None:
-    """One rank's step; None without an all-to-all that carries anything.
-
-    Args:
-        step: its number.
-        calls: its all-to-alls with split sizes, in the order of issue; of one kind of group.
-        in_window: whether it was a step of a window.
-    """
+    """One rank's step, from its all-to-alls of one kind of group, in order of issue; None if none carries anything."""
     found = dispatches(calls)
     peaks = [value for call in found if (value := max_over_mean(call.sent)) is not None]
     spreads = [value for call in found if (value := variation(call.sent)) is not None]
@@ -113,12 +102,8 @@ def step_experts(step: int, calls: Sequence[AllToAll], *, in_window: bool) -> St
 def rank_experts(rank: int, stage: int, steps: Sequence[tuple[int, bool, Sequence[AllToAll]]]) -> RankExperts | None:
     """What one rank saw; None without an all-to-all that has split sizes.
 
-    Of groups of several kinds, those of experts count, else those with most bytes.
-
-    Args:
-        rank: global rank.
-        stage: of its pipeline.
-        steps: of each its number, whether it is a window's, and its all-to-alls.
+    Of groups of several kinds, those of experts count, else those with most bytes. ``steps`` have the number of each,
+    whether it is a window's, and its all-to-alls.
     """
     sizes: Counter[tuple[bool, str, int]] = Counter()
     for _, _, calls in steps:
@@ -141,7 +126,7 @@ def rank_experts(rank: int, stage: int, steps: Sequence[tuple[int, bool, Sequenc
 
 
 def _some(steps: Sequence[StepExperts]) -> list[StepExperts]:
-    """At most so many, evenly chosen; alike on all ranks that saw the same steps."""
+    """At most ``MAX_STEPS``, evenly chosen; the same on all ranks that saw the same steps."""
     in_order = sorted(steps, key=lambda one: one.step)
     if len(in_order) <= MAX_STEPS:
         return in_order
@@ -155,9 +140,6 @@ class Loads(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One step over ranks of one stage.
 
     Attributes:
-        step, stage: which, and of which stage of the pipeline.
-        in_window: whether it was a step of a window.
-        num_ranks: that were heard.
         total, squares, most: sums over the ranks of what each received, and of its square; the most.
         split_max_over_mean, split_cv: sums over the ranks.
     """
@@ -177,10 +159,8 @@ class ExpertSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a set of ranks saw; empty without any that saw something.
 
     Attributes:
-        dimension, group_size: of the groups.
         num_ranks: that were heard; ranks in another kind of group are left out.
-        num_steps: of all ranks.
-        all_to_alls, sent_bytes: sums over ranks and steps.
+        num_steps, all_to_alls, sent_bytes: sums over ranks and steps.
         steps: by step and stage.
         positions: by place in the group, what was received, and in how many steps of ranks; empty for large groups.
         highest: the most that any rank received in a step, as the mean over its steps; and minus that rank, so that of
@@ -212,7 +192,6 @@ _add = struct_sum(ExpertSums)
 
 
 def sums_of(rank: int, experts: RankExperts | None) -> ExpertSums:
-    """What one rank saw, as a sum."""
     if experts is None:
         return ExpertSums()
     received = sum([one.received_bytes for one in experts.steps])
@@ -249,7 +228,6 @@ def add_experts(parts: Sequence[ExpertSums]) -> ExpertSums:
 
 
 def pooled_experts(sums: ExpertSums) -> tuple[ExpertLoads | None, ExpertDetails | None]:
-    """As the report has it; None where no rank saw anything."""
     by_step = grouped(sums.steps, lambda row: row.step).values()
     steps = [found for rows in by_step if (found := _expert_step(rows)) is not None][-MAX_STEPS:]
     if not steps:

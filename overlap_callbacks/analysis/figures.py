@@ -1,8 +1,4 @@
-"""All figures of a window over a set of ranks, as estimates with intervals.
-
-The equations are in ``overlap_callbacks.analysis.equations``, the statistics in
-``overlap_callbacks.analysis.statistics``.
-"""
+"""All figures of a window over a set of ranks, as estimates with intervals."""
 
 from __future__ import annotations
 
@@ -49,8 +45,6 @@ NO_INTERVAL = 2**31
 
 
 class TimedMeans(NamedTuple):
-    """The measured means of timed steps."""
-
     step_ms: float
 
 
@@ -79,7 +73,6 @@ class ProfiledMeans(NamedTuple):
 
     @classmethod
     def of(cls, block: ProfiledBlock) -> ProfiledMeans:
-        """The means of one block on one rank."""
         values = [getattr(block, name, None) for name in cls._fields]
         means = cls(*[math.nan if value is None else value for value in values])
         return means._replace(slowest_compute_ms=block.compute_busy_ms)
@@ -123,7 +116,6 @@ add_figure_sums = struct_sum(FigureSums)
 
 
 def figure_sums(window: RankWindow) -> FigureSums:
-    """The sums of one rank, from what it measured."""
     # The ranks of a job step together, so they are not independent evidence: each block is averaged over the ranks.
     timed = [
         Block(
@@ -174,10 +166,7 @@ def figures_from(
 ) -> dict[str, Estimate]:
     """Figures over the ranks of these sums, by name; those that were not measured are left out.
 
-    Args:
-        sums: of the ranks.
-        figures: each with a formula.
-        min_blocks: blocks of each sample that an interval needs.
+    ``min_blocks`` are the blocks of each sample that an interval needs.
     """
     samples = samples_of(sums)
     found = {}
@@ -190,13 +179,7 @@ def figures_from(
 
 
 def interval_by(figure: Figure, samples: Sequence[Sample], min_blocks: int = MIN_BLOCKS) -> Interval | None:
-    """A figure by its formula; None where it was not measured.
-
-    Args:
-        figure: which.
-        samples: those of ``samples_of``.
-        min_blocks: blocks of each sample that an interval needs.
-    """
+    """A figure by its formula, of ``samples_of``; None where it was not measured."""
     formula, scale = figure.defined, scale_of(figure)
     interval = interval_of(
         lambda *means: scale.to(formula.of(*means)),
@@ -239,11 +222,7 @@ def samples_of(sums: FigureSums) -> tuple[Sample, Sample, Sample, Sample]:
 def _across_ranks(rows: Floats, arms: Sequence[ModeSums], own: npt.NDArray[np.bool_], waiting: WaitingSums) -> None:
     """Put into the blocks' rows what only all ranks together tell: the slowest rank's compute, and waiting.
 
-    Args:
-        rows: of the blocks, which are changed.
-        arms: of each mode.
-        own: which rows are of each mode; shape (modes, rows).
-        waiting: of all ranks.
+    ``own`` says which rows are of each mode; shape (modes, rows).
     """
     if arms[1].blocks and arms[1].mean[_BUSY] > 0:
         slowest_ms = arms[1].most[_BUSY]

@@ -29,13 +29,7 @@ DASH = "\N{EN DASH}"
 
 
 class Style(msgspec.Struct, frozen=True):
-    """How a medium writes figures.
-
-    Attributes:
-        minus: the minus sign.
-        space: what stands between a number and its unit.
-        thousands: what separates thousands; empty for nothing.
-    """
+    """How a medium writes figures: its minus sign, what is between number and unit, and what separates thousands."""
 
     minus: str
     space: str
@@ -61,14 +55,7 @@ class Style(msgspec.Struct, frozen=True):
         return self._with_sign(self.number(100 * fraction, decimals), signed) + "%"
 
     def quantity(self, value: float, unit: str, *, signed: bool = False, decimals: int | None = None) -> str:
-        """A value in its unit, e.g. ``12.34 ms``; a ``fraction`` in percent.
-
-        Args:
-            value: in its unit.
-            unit: what ``RunInfo.units`` says, e.g. ``ms`` or ``fraction``.
-            signed: whether a value above zero has its sign.
-            decimals: those of ``decimals_of`` unless told.
-        """
+        """A value in its unit, e.g. ``12.34 ms``; a ``fraction`` in percent. By default with ``decimals_of``."""
         if decimals is None:
             decimals = decimals_of(value, unit)
         if unit == "fraction":
@@ -89,7 +76,6 @@ class Style(msgspec.Struct, frozen=True):
         return f"{self.share_of_training(cost.value)} of training ({low} to {high})"
 
     def shows(self, value: float, unit: str) -> bool:
-        """Whether a value differs from zero as it is written."""
         return any(character in "123456789" for character in self.quantity(value, unit))
 
     def interval(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
@@ -223,12 +209,7 @@ def _furthest(change: Estimate) -> float:
 
 
 def listed(names: Sequence[str], most: int | None = None) -> str:
-    """Names for people, e.g. ``a, b and c``.
-
-    Args:
-        names: one or more.
-        most: how many are named; None for all.
-    """
+    """Names for people, one or more, e.g. ``a, b and c``; ``most`` of them are named."""
     shown = list(names[:most])
     left = len(names) - len(shown)
     *others, last = [*shown, f"{left:,} more"] if left else shown
@@ -252,13 +233,7 @@ def ranges(numbers: Iterable[int], max_ranges: int = 12) -> str:
 
 
 def ranges_in_words(runs: Sequence[tuple[int, int]], max_ranges: int = 12, *, more: bool = False) -> str:
-    """As ``ranges``, from the first and last number of each range.
-
-    Args:
-        runs: the ranges, ascending.
-        max_ranges: that are shown.
-        more: whether there are more than ``runs`` has.
-    """
+    """As ``ranges``, from the first and last number of each range; ``more`` if there are others besides."""
     shown = [str(low) if low == high else f"{low}{DASH}{high}" for low, high in runs[:max_ranges]]
     return ", ".join(shown) + (", …" if more or len(runs) > max_ranges else "")
 

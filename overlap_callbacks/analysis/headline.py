@@ -56,14 +56,13 @@ _KERNELS_UNSETTLED = " Kernels were profiled in short blocks: their slowdown is 
 
 
 class Headline(NamedTuple):
-    """The answer of a run.
+    """The answer of a run. What is not the sentence is empty where there is nothing to say.
 
     Attributes:
-        sentence: the answer.
-        interval: its 95 % intervals, as a line of its own; empty without any.
-        why: why the answer is missing, or doubtful; empty where it is neither.
-        what_to_do: about that; empty where there is nothing to do.
-        settled: what the difference becomes once a mode has lasted; empty where that is not known.
+        interval: its 95 % intervals, as a line of its own.
+        why: why the answer is missing, or doubtful.
+        what_to_do: about that.
+        settled: what the difference becomes once a mode has lasted.
     """
 
     sentence: str
@@ -74,7 +73,6 @@ class Headline(NamedTuple):
 
     @property
     def more(self) -> tuple[str, ...]:
-        """The lines below the sentence."""
         found = (
             self.interval,
             self.settled,
@@ -85,17 +83,11 @@ class Headline(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All of it as one text."""
         return " ".join((self.sentence, *self.more))
 
 
 def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
-    """What overlap does to the steps of this run.
-
-    Args:
-        summary: of its windows with sequential steps.
-        num_arms: its windows with other arms.
-    """
+    """What overlap does to the steps of this run. ``num_arms`` windows are of other arms."""
     if not summary.measured:
         if num_arms:
             return Headline(NO_SEQUENTIAL_ARM, what_to_do="Add Sequential() to the arms.")
@@ -145,9 +137,7 @@ def step_change(figures: Mapping[str, Estimate]) -> Estimate | None:
 def answer(figures: Mapping[str, Estimate], looks: str = "") -> Headline:
     """What overlap does to steps, by these figures.
 
-    Args:
-        figures: by name.
-        looks: how often their intervals may be looked at, in brackets after a space; empty of a window.
+    ``looks`` says how often their intervals may be looked at, in brackets after a space; it is empty of a window.
     """
     change, slowdown = step_change(figures), figures.get("compute_slowdown")
     if change is None:
@@ -284,17 +274,11 @@ _LOGGED = (
 
 
 def run_verdict(summary: RunSummary, num_arms: int = 0) -> str:
-    """What overlap does to the steps of this run, with its intervals, as one text.
-
-    Args:
-        summary: of its windows with sequential steps.
-        num_arms: its windows with other arms.
-    """
+    """What overlap does to the steps of this run, with its intervals, as one text; see ``run_headline``."""
     return run_headline(summary, num_arms).text
 
 
 def cause_in_words(cause: SlowdownCause | None) -> str | None:
-    """What a slowdown is due to, with its evidence; None where that is not known."""
     if cause is None:
         return None
     return f"{cause.verdict}: {'; '.join(cause.evidence)}" if cause.evidence else cause.verdict
@@ -354,13 +338,7 @@ _MOST_NAMED = 3
 
 
 class RunSpeed(NamedTuple):
-    """How fast a run is.
-
-    Attributes:
-        name: of the run.
-        step_ms: time of a step as the job is configured, with overlap.
-        work_per_s: tokens, or samples, a second; None to compare steps.
-    """
+    """How fast a run is, with overlap. ``work_per_s`` are tokens, or samples, a second; None to compare steps."""
 
     name: str
     step_ms: Estimate
@@ -368,26 +346,18 @@ class RunSpeed(NamedTuple):
 
 
 class Fastest(NamedTuple):
-    """What is known of the fastest of several runs.
-
-    Attributes:
-        headline: in words.
-        name: of the run that is faster than all others for certain; empty if none is.
-    """
+    """What is known of the fastest of several runs. ``name`` is empty unless it is faster than the others for sure."""
 
     headline: Headline
     name: str = ""
 
 
 def fastest(runs: Sequence[RunSpeed], work: str = "") -> Fastest:
-    """Which run is the fastest, against the one that comes next.
+    """Which of two runs or more is the fastest, against the one that comes next.
 
     Nothing is claimed of a run whose interval against the fastest one holds zero. To pick the shortest of several
-    makes no false claim more likely: its distance from the next one is smaller than that of any two.
-
-    Args:
-        runs: two or more.
-        work: what ``work_per_s`` counts, ``tokens`` or ``samples``, if that is compared; it is known of all runs then.
+    makes no false claim more likely: its distance from the next one is smaller than that of any two. ``work`` is what
+    ``work_per_s`` of all runs counts, ``tokens`` or ``samples``, if that is compared.
     """
     ordered = sorted(runs, key=lambda run: -_of(run, work).value if work else run.step_ms.value)
     first, second, *_ = ordered

@@ -17,29 +17,21 @@ MAX_IDENTITIES = 4096
 
 
 class Identities(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Distinct names.
-
-    Attributes:
-        digests: of the names.
-        num_more: names whose digests are not kept.
-    """
+    """Distinct names, by their digests; ``num_more`` are not kept."""
 
     digests: tuple[bytes, ...] = ()
     num_more: int = 0
 
     @property
     def count(self) -> int:
-        """How many there are."""
         return len(self.digests) + self.num_more
 
 
 def digest(name: str) -> bytes:
-    """Of a name."""
     return hashlib.blake2b(name.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
 
 
 def add_identities(parts: Sequence[Identities]) -> Identities:
-    """The names of all parts."""
     found = distinct([part.digests for part in parts])
     num_more = sum(part.num_more for part in parts) + max(0, len(found) - MAX_IDENTITIES)
     return Identities(found[:MAX_IDENTITIES], num_more)

@@ -20,11 +20,9 @@ _AT_ONCE = 2**16
 
 
 class Intervals(msgspec.Struct, frozen=True, dict=True):
-    """Intervals [start, end), in any order; they may overlap.
+    """Intervals [start, end), in any order, shape (n,); they may overlap.
 
-    Attributes:
-        start_ns, end_ns: bounds; shape (n,).
-        disjoint: whether they are known to be a union: ascending, not empty, without overlap.
+    ``disjoint`` tells whether they are known to be a union: ascending, not empty, without overlap.
     """
 
     start_ns: Nanoseconds
@@ -43,7 +41,6 @@ class Intervals(msgspec.Struct, frozen=True, dict=True):
         return Intervals(self.start_ns[rows], self.end_ns[rows])
 
     def with_others(self, *others: Intervals) -> Intervals:
-        """These and others."""
         all_ = (self, *others)
         return Intervals(
             np.concatenate([part.start_ns for part in all_]), np.concatenate([part.end_ns for part in all_])
@@ -51,7 +48,6 @@ class Intervals(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def durations_ns(self) -> Nanoseconds:
-        """Length of each interval; shape (n,)."""
         return self.end_ns - self.start_ns
 
     @property
@@ -166,9 +162,6 @@ class Intervals(msgspec.Struct, frozen=True, dict=True):
 def self_segments(intervals: Intervals) -> tuple[Intervals, npt.NDArray[np.intp]]:
     """Cut the nested calls of one thread into pieces, in each of which one call is the innermost.
 
-    Args:
-        intervals: calls of one thread, each within its caller; n rows.
-
     Returns:
         The pieces, in ascending order, and for each piece the row of ``intervals`` that it belongs to. The sum of the
         pieces of a row is the call's self time.
@@ -200,9 +193,7 @@ def self_segments(intervals: Intervals) -> tuple[Intervals, npt.NDArray[np.intp]
 def _parents(depth: npt.NDArray[np.int64], by_start: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
     """Row of each call's caller, -1 if it has none. The caller is the last call one level up that began before it.
 
-    Args:
-        depth: nesting level of each call, from 1; shape (n,).
-        by_start: the calls in order of their start; shape (n,) at most.
+    ``depth`` is the nesting level of each call, from 1; ``by_start`` has the calls in order of their start.
     """
     parent = np.full(len(depth), -1, dtype=np.intp)
     count = len(by_start)

@@ -44,9 +44,7 @@ class Stretch(NamedTuple):
     """Steps in a row of one kind.
 
     Attributes:
-        kind: theirs.
         at: the middle of them, in steps from the window's first.
-        num_steps: all of them.
         num_known: those that ``mean_ms`` is of; others held something that is not the window's.
         mean_ms: time of a step, the time between two steps included; 0 where none is known.
     """
@@ -59,24 +57,16 @@ class Stretch(NamedTuple):
 
 
 class StepsAfter(NamedTuple):
-    """The steps after a window, until they were back to normal.
-
-    Attributes:
-        num_steps: how many they are.
-        total_ms: what they took together.
-    """
+    """The steps after a window, until they were back to normal, and what they took together."""
 
     num_steps: int
     total_ms: float
 
 
 class LostTime(NamedTuple):
-    """Time that training lost to a window.
+    """Time that training lost to a window, with its 95 % interval; below zero where chance is larger than the cost.
 
-    Attributes:
-        ms: the estimate; below zero where chance is larger than the cost.
-        low_ms, high_ms: its 95 % interval; None where there is none.
-        step_ms: of an overlapped step.
+    ``step_ms`` is that of an overlapped step.
     """
 
     ms: float
@@ -124,14 +114,11 @@ def lost_time(
 
 
 class _Fit(NamedTuple):
-    """Least squares over the stretches.
+    """Least squares over the stretches: a value for each column, and their covariance.
 
     Attributes:
-        means: a value for each column.
-        covariance: of these.
         with_after: their covariance with the chance in the sum of the steps after the window.
         of_after: variance of that sum.
-        freedom: degrees of freedom.
     """
 
     means: Floats
@@ -192,12 +179,8 @@ def _fitted(design: Floats, stretches: Sequence[Stretch], at_after: Floats) -> _
 def cost_of_run(windows: Sequence[WindowReport], every_n_steps: int) -> Estimate | None:
     """By how much measuring made training longer; None if no window tells.
 
-    What windows cost by chance more or less evens out, so their intervals are those of independent estimates.
-
-    Args:
-        windows: of the run, those with other arms too. Those that were skipped, because of ``max_overhead`` say, cost
-            nothing.
-        every_n_steps: steps from one window to the next; 0 where the run does not tell.
+    What windows cost by chance more or less evens out, so their intervals are those of independent estimates. Windows
+    that were skipped, because of ``max_overhead`` say, cost nothing. ``every_n_steps`` is 0 where it is not known.
     """
     told = [(window.first_step, cost) for window in windows if (cost := window.cost) is not None]
     if not told:

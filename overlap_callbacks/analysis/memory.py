@@ -24,13 +24,7 @@ _NO_READING = -1
 
 
 class AllocatorReading(NamedTuple):
-    """The counters of the allocator at one time.
-
-    Attributes:
-        allocated_bytes: that tensors hold.
-        peak_bytes: highest ``allocated_bytes`` since the last reset.
-        peaks: the peaks of all counters, in an order that does not change.
-    """
+    """Bytes that tensors hold at one time, their peak since the last reset, and the peaks of all counters, in order."""
 
     allocated_bytes: int
     peak_bytes: int
@@ -38,12 +32,7 @@ class AllocatorReading(NamedTuple):
 
 
 class SteppedMemory(NamedTuple):
-    """A step's readings.
-
-    Attributes:
-        mode: side of the comparison on which the step counts.
-        before, after: the allocator when the step began and when it ended.
-    """
+    """The allocator when a step began and when it ended; ``mode`` is the side of the comparison on which it counts."""
 
     mode: Mode
     before: AllocatorReading

@@ -27,11 +27,9 @@ _MAX_NAMED = 3
 
 
 class LeftOut(NamedTuple):
-    """The steps of one part of a window that are left out.
+    """Which steps of one part of a window took far longer than comparable ones; shape (number of steps,).
 
-    Attributes:
-        far: which steps took far longer than comparable ones; shape (number of steps,).
-        kept: whether they count anyway, since nearly all are of one mode.
+    They count anyway if they are ``kept``, since nearly all are of one mode.
     """
 
     far: npt.NDArray[np.bool_]
@@ -93,14 +91,7 @@ def stalls_of_a_run(left_out: Iterable[tuple[int, int]]) -> str:
 def stalls_in_words(
     overlapped: Sequence[int], sequential: Sequence[int], *, kept: bool = False, what: str = "step"
 ) -> str:
-    """What was left out of a window, in words.
-
-    Args:
-        overlapped: numbers of the overlapped steps.
-        sequential: numbers of the sequential ones.
-        kept: whether they count anyway.
-        what: they are, e.g. ``profiled step``.
-    """
+    """What was left out of a window, by step numbers, or is ``kept``; ``what`` they are, e.g. ``profiled step``."""
     steps = sorted([*overlapped, *sequential])
     named = ", ".join(map(str, steps[:_MAX_NAMED])) + (", ..." if len(steps) > _MAX_NAMED else "")
     numbers = f"overlapped {len(overlapped)}, sequential {len(sequential)}"

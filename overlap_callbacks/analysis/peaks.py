@@ -14,12 +14,7 @@ _TERA = 1e12
 
 
 class Peak(NamedTuple):
-    """What a device can do at most.
-
-    Attributes:
-        flop_per_s: dense, of matrix products.
-        source: address of the document.
-    """
+    """Dense FLOP a second of matrix products, at most, and the address of the document."""
 
     flop_per_s: float
     source: str
@@ -29,10 +24,8 @@ class _Device(NamedTuple):
     """A kind of device.
 
     Attributes:
-        label: what to call it.
         name: regular expression for the whole of the name that torch gives it, without ``NVIDIA`` and the like.
         tflop_per_s: by precision; what it lacks, or what its data sheet does not tell, is left out.
-        source: address of its data sheet.
     """
 
     label: str
@@ -104,12 +97,7 @@ _MAKER = re.compile(r"^(NVIDIA|Tesla|Quadro|AMD|Radeon)\s+", re.IGNORECASE)
 
 
 def peak_of(device: str, precision: str) -> Peak | None:
-    """The peak of a device; None where it is not known, as of a CPU, or of a part of a GPU (MIG).
-
-    Args:
-        device: its name, as torch gives it.
-        precision: one of ``PRECISIONS``.
-    """
+    """The peak of a device, by the name that torch gives it; None where it is not known, as of a CPU, or of MIG."""
     name = device.strip()
     while (found := _MAKER.match(name)) is not None:
         name = name[found.end() :]

@@ -9,13 +9,10 @@ from overlap_callbacks.analysis.results.race import MAX_DIFFERENCES, GradientDif
 
 
 def add_checks(parts: Sequence[RaceCheck | None]) -> RaceCheck | None:
-    """What several sets of ranks saw, as one; the order of the parts does not matter.
+    """What several disjoint sets of ranks saw, as one; the order of the parts does not matter.
 
     A race is only certain where every rank's sequential steps gave the same gradients twice: ranks add up each other's
     gradients. So one rank whose did not is enough for the job's to be called not repeatable.
-
-    Args:
-        parts: of disjoint sets of ranks; None of those without a check.
     """
     known = [part for part in parts if part is not None]
     if not known:
@@ -38,7 +35,6 @@ def add_checks(parts: Sequence[RaceCheck | None]) -> RaceCheck | None:
 
 
 def race_sentence(check: RaceCheck) -> str:
-    """The outcome, for people."""
     match check.verdict:
         case RaceVerdict.EQUAL:
             ranks = "rank" if check.num_ranks == 1 else "ranks"
@@ -68,7 +64,6 @@ def race_sentence(check: RaceCheck) -> str:
 
 
 def difference_in_words(row: GradientDifference) -> str:
-    """One gradient: its parameter, where it is reduced, and how much of it differs."""
     places = ", ".join([place for place in (row.bucket, row.collective) if place])
     where = f" ({places})" if places else ""
     return (

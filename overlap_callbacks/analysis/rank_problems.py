@@ -28,7 +28,6 @@ class Sentence(msgspec.Struct, frozen=True, array_like=True, gc=False):
         key: digest of what they have in common.
         text: of them that with the largest numbers; of equal ones that of the lowest rank.
         shown: the ranks that say just that.
-        num_ranks: ranks that have such a sentence.
         first: the first rank, and the sentence's place among those of that rank.
     """
 
@@ -40,12 +39,7 @@ class Sentence(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Sentences(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The sentences of ranks.
-
-    Attributes:
-        rows: the first of them.
-        num_more: those that are not kept; of several parts that had to drop the same, each counts.
-    """
+    """The sentences of ranks; ``num_more`` are not kept: of several parts that had to drop the same, each counts."""
 
     rows: tuple[Sentence, ...] = ()
     num_more: int = 0
@@ -58,11 +52,8 @@ class Sentences(msgspec.Struct, frozen=True, array_like=True, gc=False):
 def sentences_of(rank: int, problems: Iterable[str], *, by_words: bool = True) -> Sentences:
     """The sentences of one rank; they are never merged with each other.
 
-    Args:
-        rank: the rank.
-        problems: sentences.
-        by_words: whether they count as one with those of other ranks that differ from them in numbers: that with the
-            largest numbers with the largest of another rank, the next with the next.
+    ``by_words``: they count as one with those of other ranks that differ from them in numbers: that with the largest
+    numbers with the largest of another rank, the next with the next.
     """
     distinct = list(dict.fromkeys(problems))
     own = RankSet.of((rank, rank))
@@ -74,7 +65,6 @@ def sentences_of(rank: int, problems: Iterable[str], *, by_words: bool = True) -
 
 
 def add_sentences(parts: Sequence[Sentences]) -> Sentences:
-    """The sentences of the ranks of all parts."""
     alike = grouped([row for part in parts for row in part.rows], lambda row: row.key)
     return _bounded([_merged(rows) for rows in alike.values()], sum(part.num_more for part in parts))
 
@@ -112,10 +102,7 @@ def _with_ranks(row: Sentence, num_ranks: int) -> str:
 def bounded(problems: Sequence[str], *, num_more: int = 0, of_each: bool = True) -> tuple[str, ...]:
     """The same, each once, with a count in the place of those that are too many.
 
-    Args:
-        problems: sentences.
-        num_more: sentences that were dropped before.
-        of_each: whether the record keeps what each rank measured, and its problems with it.
+    ``num_more`` were dropped before. ``of_each``: the record keeps what each rank measured, and its problems with it.
     """
     distinct = tuple(dict.fromkeys(problems))
     if len(distinct) <= MAX_PROBLEMS and not num_more:
@@ -131,7 +118,6 @@ def too_many(more: str) -> str:
 
 
 def _numbers_of(text: str) -> tuple[float, ...]:
-    """The numbers of a text, in order."""
     return tuple([_value(found) for found in _NUMBER.findall(text)])
 
 

@@ -29,24 +29,17 @@ def joined(runs: Iterable[Run]) -> list[Run]:
 
 
 def in_runs(runs: Iterable[Run]) -> list[int]:
-    """The ranks of all runs."""
     return [rank for first, last in runs for rank in range(first, last + 1)]
 
 
 class RankSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Ranks: their number, which is exact, and the lowest.
-
-    Attributes:
-        count: number of ranks.
-        runs: the lowest ranks, ascending, not adjacent.
-    """
+    """Ranks: their number, which is exact, and runs of the lowest, ascending, not adjacent."""
 
     count: int = 0
     runs: tuple[Run, ...] = ()
 
     @classmethod
     def of(cls, *runs: Run) -> RankSet:
-        """The ranks of these runs."""
         return cls(sum(last - first + 1 for first, last in runs), tuple(joined(runs)[:MAX_RUNS]))
 
     def __bool__(self) -> bool:
@@ -54,7 +47,6 @@ class RankSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def lowest(self) -> int:
-        """The lowest rank."""
         return self.runs[0][0]
 
     @property

@@ -142,10 +142,7 @@ class _Folds:
     def strongest(self, scores: Floats, correlation: float, known: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
         """Period and phase that explain most, unless that is within noise.
 
-        Args:
-            scores: of each step, without what its neighbours explain; their mean is zero.
-            correlation: of a step with the one before.
-            known: those found before.
+        ``scores`` of each step are without what its neighbours explain; their mean is zero. ``known`` are left out.
         """
         sums = np.concatenate([np.bincount(of, weights=scores, minlength=p) for of, p in self._folds()])
         # By generalised least squares, with the mean of all steps unknown. Hits are no neighbours, so what is left at

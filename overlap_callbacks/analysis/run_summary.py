@@ -41,9 +41,6 @@ class RunSummary:
         unfinished: a window that was cut off before its report: what rank 0 had measured of it.
         running: whether the job goes on: people look again and again, so its intervals hold at all looks.
         left_out: why windows have no report, in words. More may be added to the list later.
-
-    Attributes:
-        run, windows, unfinished, running, left_out: the same.
     """
 
     def __init__(
@@ -72,7 +69,6 @@ class RunSummary:
 
     @property
     def measured(self) -> bool:
-        """Whether there is any window, whole or not."""
         return bool(self.windows) or self.unfinished is not None
 
     def state_of(self, window: OverlapReport) -> str:
@@ -90,7 +86,6 @@ class RunSummary:
 
     @property
     def valid_windows(self) -> list[OverlapReport]:
-        """The windows that count."""
         known = len(self.windows), self.control
         if self._valid is None or self._valid[0] != known:
             control = known[1]
@@ -98,7 +93,6 @@ class RunSummary:
         return list(self._valid[1])
 
     def states(self) -> Counter[str]:
-        """How many windows there are of each state."""
         return Counter(self.state_of(window) for window in self.windows)
 
     @property
@@ -116,11 +110,7 @@ class RunSummary:
         return None
 
     def pooled(self, pooling: Pooling | None = None) -> dict[str, Estimate]:
-        """Each figure over the windows that count.
-
-        Args:
-            pooling: whether intervals hold at one look or at all; by whether the job runs unless told.
-        """
+        """Each figure over the windows that count; its interval holds at all looks while the job runs, unless told."""
         pooling = pooling or Pooling(all_looks=self.running)
         # It is asked for again and again, and takes half a second for ten thousand windows.
         if pooling not in self._pooled or self._pooled[pooling][0] != len(self.windows):
@@ -220,11 +210,7 @@ def _blocks_alone(sample: RankWindow) -> RankWindow:
 
 
 def run_times(windows: Sequence[Mapping[str, Estimate]]) -> Floats:
-    """The mean times of each window, from the values of its figures; NaN for what is not known. A row a window.
-
-    Args:
-        windows: the figures of each window, by name.
-    """
+    """The mean times of each window, a row each, from the values of its figures by name; NaN for what is not known."""
 
     def column(time: str, change: str = "", *, share_of: str = "", beside: str = "", earlier: str = "") -> list[float]:
         """Of a time, of one that is longer than it by a change, or of a share of it; where another figure is known.
@@ -287,10 +273,7 @@ def run_deviations(figure: Figure, times: Floats) -> Floats | None:
     """What each window adds to a run's figure, on its scale: their spread is that of the figure of the mean times.
 
     To first order. The figures of the windows themselves spread less where long steps are rare: their mean is another.
-
-    Args:
-        figure: which.
-        times: of ``run_times``, of the windows that have the figure.
+    ``times`` are those of the windows that have the figure.
     """
     means, formula, scale = run_means(times), figure.defined, scale_of(figure)
     slopes = gradient(lambda moved: scale.to(formula.of(*picked(formula, moved))), [means], 0)

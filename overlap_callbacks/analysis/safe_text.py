@@ -9,14 +9,10 @@ MAX_NAME_LENGTH = 1000
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Text without the characters that could steer a screen, each replaced by a mark.
+    """Text without the characters that could steer a screen, each but those to ``keep`` replaced by a mark.
 
     These are all that Unicode does not call printable: control characters, marks that turn the direction of writing,
     surrogates, and spaces other than the plain one.
-
-    Args:
-        text: any text.
-        keep: unprintable characters that may stay.
     """
     if text.isprintable():
         return text
@@ -24,11 +20,7 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def escaped_json(text: str) -> str:
-    """A JSON text with the same content, in which the characters that ``printable`` replaces are escaped.
-
-    Args:
-        text: valid JSON; its line breaks stay.
-    """
+    """A JSON text with the same content and line breaks; the characters that ``printable`` replaces are escaped."""
     if text.replace("\n", "").isprintable():
         return text
     return "".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text)

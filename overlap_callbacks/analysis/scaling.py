@@ -29,13 +29,9 @@ class RunFigures(NamedTuple):
     """What one run shows against others.
 
     Attributes:
-        name: of the run.
-        value: where it stands on the axis.
-        ranks: of the job.
-        step_ms: time of an overlapped step.
+        value: its place on the axis.
         work_per_s: tokens, or samples, a second; None if not known. ``Comparison.work`` says which.
-        comm_ratio: communication over the step.
-        exposed: exposed communication over the step.
+        comm_ratio, exposed: communication, and exposed communication, over the step.
         mfu: model FLOP utilisation.
         bandwidths: effective bandwidth in GB/s, by dimension of parallelism.
     """
@@ -52,8 +48,6 @@ class RunFigures(NamedTuple):
 
 
 class ScaledRun(NamedTuple):
-    """A run's throughput beside that of the smallest job."""
-
     factor: float
     efficiency: float
 
@@ -80,7 +74,6 @@ def scaled(runs: Sequence[RunFigures]) -> dict[str, ScaledRun]:
 
 
 def is_numeric(runs: Sequence[RunFigures]) -> bool:
-    """Whether the axis is one of numbers."""
     return all(isinstance(run.value, (int, float)) and not isinstance(run.value, bool) for run in runs)
 
 

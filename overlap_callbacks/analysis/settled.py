@@ -112,12 +112,7 @@ class SettledFit:
         self._after_steps = 0
 
     def after(self, report: OverlapReport, own: RankWindow) -> Settled | None:
-        """The settled difference with this window; None where the window does not count.
-
-        Args:
-            report: of the window.
-            own: what this rank measured in it.
-        """
+        """The settled difference with this window, by what this rank measured; None where the window does not count."""
         short = report.speedup_vs_sequential
         if own.series is None or short is None or not (report.valid and report.complete):
             return None
@@ -127,10 +122,8 @@ class SettledFit:
     def add(self, series: StepSeries, short: float, rhythms: Sequence[Rhythm] = ()) -> None:
         """Add a window; one without both modes says nothing and is left out.
 
-        Args:
-            series: its steps.
-            short: the difference in its short blocks, as a fraction of an overlapped step.
-            rhythms: steps that recur; what they take longer is fitted with the window's line.
+        ``short`` is the difference in its short blocks, as a fraction of an overlapped step. What steps of ``rhythms``
+        take longer is fitted with the window's line.
         """
         times_ms, letters = np.array(series.step_ms), np.array(list(series.modes), dtype="U1")
         counted = np.isin(letters, ("O", "S")) & (times_ms > 0) & np.isfinite(times_ms)
@@ -252,9 +245,7 @@ def _t_squared(degrees: float) -> float:
 def _usual(columns: Array, log_times: Array) -> npt.NDArray[np.bool_]:
     """Which steps are not far above what the others say.
 
-    Args:
-        columns: what a step's time may follow; shape (steps, columns).
-        log_times: shape (steps,).
+    ``columns`` are what a step's time may follow; shape (steps, columns).
     """
     usual = np.ones(len(log_times), dtype=bool)
     for _ in range(2):  # the first time, what is far above pulls the others up

@@ -96,10 +96,7 @@ class Moments(NamedTuple):
 class Adjusted(NamedTuple):
     """Means of quantities from which a design has removed what else differs between blocks.
 
-    Attributes:
-        sums: by the blocks' times.
-        logs: by their logarithms, of the quantities that ``is_log`` names.
-        is_log: shape (n,).
+    They are by the blocks' times, and by their logarithms, of the quantities that ``is_log`` names; shape (n,).
     """
 
     sums: Moments
@@ -112,10 +109,8 @@ class Interval:
     """An estimate on the scale on which its interval is symmetric.
 
     Attributes:
-        center: the figure on that scale.
         half_width: half the width of its interval; None with too few blocks.
         scale: increasing function from that scale to the figure's own.
-        num_steps, num_blocks: in the estimate.
         bounds: the least and the most that the figure can be.
         standard_error, degrees: behind the width.
     """
@@ -313,7 +308,6 @@ MIN_WINDOWS = 4
 
 
 def pool_changes(windows: Sequence[Estimate]) -> Estimate | None:
-    """``pool`` of a ratio less one."""
     return pool(windows, CHANGE, bounds=(-1.0, math.inf))
 
 
@@ -367,13 +361,8 @@ def half_width_factor(degrees: Any, num_windows: int, pooling: Pooling, *, alone
     """Half the width of a run's interval over its standard error.
 
     For all looks it is a mixture of t-tests over effects of any size (Lai's, of known scale ``_MIXED`` windows): a
-    sequence of intervals that holds the truth throughout with at least the wanted confidence.
-
-    Args:
-        degrees: degrees of freedom of the error.
-        num_windows: of the run.
-        pooling: how.
-        alone: whether windows themselves are the units, for want of an error of their own.
+    sequence of intervals that holds the truth throughout with at least the wanted confidence. ``alone``: windows
+    themselves are the units, for want of an error of their own.
     """
     if not pooling.all_looks:
         return t_quantile(degrees, pooling.confidence)

@@ -18,18 +18,16 @@ _NORMAL_95 = 1.959964
 
 
 class Straggler(NamedTuple):
-    """A rank or a host for which others wait.
+    """A rank or a host for which others wait in the collectives of one dimension of parallelism.
 
     Attributes:
         rank: global rank; -1 for a host.
         host: its number; -1 if unknown.
-        dimension: of parallelism whose collectives it comes to last.
         calls, last: collectives that were timed, and those in which it came last.
-        share: of steps, in which the others waited for it longest.
-        low, high: bounds of its 95 % interval.
+        share, low, high: of steps, in which the others waited for it longest, with its 95 % interval.
         chance: the share if all ranks were alike.
         windows, all_windows: those in which it is among the last, and all that tell.
-        waiting_ms: for so long the others waited, each time.
+        waiting_ms: how long the others waited, each time.
         lost_fraction: what that is of the time of these collectives.
     """
 
@@ -49,17 +47,14 @@ class Straggler(NamedTuple):
 
     @property
     def last_share(self) -> float:
-        """The share of collectives to which it came last."""
         return self.last / self.calls if self.calls else 0.0
 
     @property
     def sure(self) -> bool:
-        """Whether the whole interval is above chance."""
         return self.low > self.chance
 
     @property
     def name(self) -> str:
-        """The rank or the host, by its number."""
         return f"rank {self.rank}" if self.rank >= 0 else f"host {self.host}"
 
     def how_sure(self, style: Style = PLAIN) -> str:
@@ -69,19 +64,14 @@ class Straggler(NamedTuple):
         return f"{words}{chance}){'' if self.sure else ', which may be chance'}"
 
     def interval(self, style: Style = PLAIN) -> str:
-        """The interval of the share of steps."""
         low, high = style.percent(self.low, decimals=0), style.percent(self.high, decimals=0)
         return f"{low.removesuffix('%')} to {high}"
 
 
 def stragglers(windows: Iterable[Arrivals | None], *, hosts: bool = False) -> list[Straggler]:
-    """Those for whom others wait longest, the worst first.
+    """Those for whom others wait longest in the windows of a run, the worst first; ranks, or hosts.
 
     A window keeps some ranks only. In those in which a rank is not among them, it counts as never last.
-
-    Args:
-        windows: of a run.
-        hosts: hosts instead of ranks.
     """
     known = [arrivals for arrivals in windows if arrivals is not None and 0 < arrivals.num_steps < _MANY]
     rows: dict[tuple[int, int, str], list[Lateness]] = {}

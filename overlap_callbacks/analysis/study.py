@@ -32,7 +32,6 @@ PEAK = PEAK_RISE.key
 
 
 def power_key(mode: Mode, name: str) -> str:
-    """The key of a figure of power in one mode, e.g. ``power/overlapped_avg_w``."""
     return f"power/{mode.value}_{name}"
 
 
@@ -41,12 +40,7 @@ ENERGY = power_key(Mode.OVERLAPPED, "energy_per_step_j")
 
 
 class Published(NamedTuple):
-    """What arXiv 2507.03114 found over its own configurations, as fractions.
-
-    Attributes:
-        mean: over them; None where the study gives none.
-        most: the largest.
-    """
+    """What arXiv 2507.03114 found over its own configurations, as fractions: mean (if it gives one) and largest."""
 
     mean: float | None
     most: float
@@ -77,14 +71,7 @@ class Extreme:
 
 @dataclass(frozen=True)
 class Overall:
-    """One figure over the configurations that have it.
-
-    Attributes:
-        key: of the figure.
-        number: configurations that have it.
-        mean: over them. It has an interval if each of them has one.
-        most, least: the extremes.
-    """
+    """One figure over the configurations that have it. The mean has an interval if each of them has one."""
 
     key: str
     number: int
@@ -97,10 +84,8 @@ class Overall:
 class Pair:
     """Two configurations that differ in one factor only.
 
-    Attributes:
-        base, other: the configurations.
-        changes: from base to other, by the key of the figure: of figures that are changes themselves the difference,
-            of all others the relative change, as fractions.
+    ``changes`` are from base to other, by the key of the figure: of figures that are changes themselves the difference,
+    of all others the relative change, as fractions.
     """
 
     base: Configuration
@@ -141,15 +126,10 @@ def overall(rows: Iterable[StudyRow], key: str) -> Overall | None:
 
 
 def families(rows: Iterable[StudyRow], factor: str) -> list[list[StudyRow]]:
-    """Measured configurations that differ in this factor only, two or more of each kind.
+    """Measured configurations that differ in this factor (a field of ``Configuration``) only, two or more of each kind.
 
-    Args:
-        rows: one of each configuration.
-        factor: a field of ``Configuration``.
-
-    Returns:
-        Those of each kind, from the one that the others are compared with: the smallest batch, the first precision of
-        fp32, tf32, fp16 and bf16, a device without a cap and then with the largest.
+    Each begins with the one that the others are compared with: the smallest batch, the first precision of fp32, tf32,
+    fp16 and bf16, a device without a cap and then with the largest.
     """
     alike: dict[tuple[object, ...], list[StudyRow]] = {}
     for row in rows:
@@ -166,7 +146,6 @@ def pairs(rows: Iterable[StudyRow], factor: str) -> list[Pair]:
 
 
 def pair_of(base: StudyRow, other: StudyRow) -> Pair:
-    """What changes from one configuration to another."""
     changes = {}
     for key in _COMPARED:
         one, two = value_of(base, key), value_of(other, key)

@@ -28,9 +28,7 @@ _COUNT, _TOTAL, _SQUARES, _LOW, _LOW_RANK, _HIGH, _HIGH_RANK = range(7)
 def struct_sum(of: type[S], /, **told: Way) -> Callable[[Sequence[S]], S]:
     """The way of a struct, field by field: as its annotation says, ``Annotated[float, max]``; without one, by ``sum``.
 
-    Args:
-        of: the struct.
-        told: ways of fields without an annotation, of structs that stand in the record.
+    ``told`` has the ways of fields without an annotation, of structs that are part of the record.
     """
     ways = _ways_of(of, told)
     return lambda parts: of(*_added(ways(), [msgspec.structs.astuple(part) for part in parts]))
@@ -115,27 +113,22 @@ def of_lowest(values: Sequence[tuple[int, T] | None]) -> tuple[int, T] | None:
 
 
 def distinct(values: Iterable[Iterable[T]]) -> tuple[T, ...]:
-    """All different ones, sorted."""
     return tuple(sorted(set().union(*values)))  # type: ignore[type-var]
 
 
 def in_a_row(values: Iterable[Iterable[T]]) -> tuple[T, ...]:
-    """The items of all, in the order in which they come."""
     return tuple([item for items in values for item in items])
 
 
 def each_sum(values: Iterable[Sequence[Any]]) -> tuple[Any, ...]:
-    """Sums of tuples, place by place."""
     return tuple([sum(place) for place in zip(*values, strict=True)])
 
 
 def array_sum(values: Sequence[Floats]) -> Floats:
-    """Sums of arrays of one shape."""
     return np.asarray(np.sum(values, axis=0))
 
 
 def array_max(values: Sequence[Floats]) -> Floats:
-    """The largest values of arrays of one shape."""
     return np.asarray(np.max(values, axis=0))
 
 
@@ -163,7 +156,6 @@ class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def columns(self) -> list[tuple[float, ...]]:
-        """The 7 numbers of each quantity."""
         return [tuple(column) for column in self.rows.reshape(7, -1).T.tolist()]
 
 

@@ -40,11 +40,7 @@ def step_flop(work: Workload) -> tuple[float, str] | None:
 def throughput_of(work: Workload, step_ms: float | None, *, device: str, num_devices: int) -> Throughput | None:
     """What the job does in a second; None where nothing of it is known.
 
-    Args:
-        work: what the user tells.
-        step_ms: of an overlapped step; None if it was not measured.
-        device: name of the devices; empty if they are not alike.
-        num_devices: how many do the work.
+    ``step_ms`` is that of an overlapped step; ``device`` is empty if the devices that do the work are not alike.
     """
     if step_ms is None or step_ms <= 0 or num_devices < 1:
         return None

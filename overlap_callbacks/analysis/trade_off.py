@@ -10,13 +10,7 @@ from overlap_callbacks import _validation
 
 @dataclass(frozen=True)
 class TradeOffPoint:
-    """One configuration, e.g. one cap.
-
-    Attributes:
-        name: for people, e.g. ``300 W``.
-        step_ms: time of a step in milliseconds.
-        energy_j: energy of a step in joules, over the devices that count.
-    """
+    """One configuration, e.g. the cap ``300 W``, with time and energy of a step, over the devices that count."""
 
     name: str
     step_ms: float
@@ -27,7 +21,6 @@ class TradeOffPoint:
         _validation.positive("energy_j", self.energy_j)
 
     def beats(self, other: TradeOffPoint) -> bool:
-        """Whether it is at least as good in both, and better in one."""
         as_good = self.step_ms <= other.step_ms and self.energy_j <= other.energy_j
         return as_good and (self.step_ms, self.energy_j) != (other.step_ms, other.energy_j)
 
@@ -37,7 +30,6 @@ class TradeOffRow:
     """A configuration against the one that others are compared with.
 
     Attributes:
-        point: the configuration.
         slowdown: its step time against that one's, less one.
         saving: energy of a step that it saves against that one, as a fraction; negative if it takes more.
         power_w: mean power over a step.
@@ -65,12 +57,7 @@ def pareto_front(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
 
 
 def trade_off(points: Sequence[TradeOffPoint], baseline: TradeOffPoint) -> list[TradeOffRow]:
-    """Each configuration against one of them, the fastest first.
-
-    Args:
-        points: all configurations, of the same workload.
-        baseline: the one that the others are compared with; mostly that without a cap.
-    """
+    """Each configuration of a workload against one of them, mostly that without a cap, the fastest first."""
     front = pareto_front(points)
     return [
         TradeOffRow(

@@ -28,12 +28,7 @@ MAX_PROFILER_DIFFERENCE = 0.05
 
 
 def residual_limit(device: str, backend: str = "") -> float:
-    """Residual overlap, as a fraction, above which a window is not valid.
-
-    Args:
-        device: name of the device; ``cpu`` for a job on the host.
-        backend: of the default process group; empty without one.
-    """
+    """Residual overlap, as a fraction, above which a window is not valid; ``device`` is ``cpu`` on the host."""
     return RESIDUAL_LIMIT_GLOO if _hands_over_late(device, backend) else RESIDUAL_LIMIT
 
 
@@ -47,13 +42,7 @@ def _hands_over_late(device: str, backend: str) -> bool:
 
 
 def escaped_communication(figures: Mapping[str, Estimate], device: str, backend: str) -> str | None:
-    """Why the sequential steps were not sequential, in words; None if they were.
-
-    Args:
-        figures: of the window, over all ranks.
-        device: name of the device; ``cpu`` for a job on the host.
-        backend: of the default process group.
-    """
+    """Why the sequential steps were not sequential, in words, by the figures over all ranks; None if they were."""
     of_compute, of_comm = figures.get("residual_overlap"), figures.get("residual_comm_overlap")
     limit = residual_limit(device, backend)
     if of_compute is not None and of_compute.value > limit:
@@ -77,12 +66,7 @@ _MAX_TERMS = 16
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What all ranks must have alike, and the ranks that have it.
-
-    Attributes:
-        terms, window, first_step: as in ``RankWindow``.
-        ranks: the ranks.
-    """
+    """What must be the same on all ranks, as in ``RankWindow``, and the ranks that have it."""
 
     terms: str
     window: int
@@ -95,11 +79,7 @@ add_measured = table_sum(Measured, 3, order=lambda row: row.ranks.lowest, limit=
 
 
 def uncounted_modes(figures: Mapping[str, Estimate]) -> str | None:
-    """Which mode a whole window has no step time of, in words; None if it has both.
-
-    Args:
-        figures: of the window, over all ranks.
-    """
+    """Which mode a whole window has no step time of, in words, by the figures over all ranks; None if it has both."""
     missing = [
         mode.value
         for mode, name in ((Mode.OVERLAPPED, "e2e_overlapped_ms"), (Mode.SEQUENTIAL, "e2e_sequential_ms"))
@@ -122,12 +102,7 @@ def unlike_ranks(measured: Sequence[Measured]) -> str | None:
 
 
 def remarks(figures: Mapping[str, Estimate], device: str) -> list[str]:
-    """What makes figures of a valid window doubtful, in words.
-
-    Args:
-        figures: of the window, over all ranks.
-        device: name of the device; ``cpu`` for a job on the host.
-    """
+    """What makes figures of a valid window doubtful, in words, by the figures over all ranks."""
     problems: list[str] = []
     if device == "cpu":
         return problems  # there the host is the device, and profiling its operators takes long
@@ -160,7 +135,6 @@ def _wait_for_host(figures: Mapping[str, Estimate]) -> bool:
 
 
 def _low(slowdown: Estimate) -> float:
-    """What the slowdown is at least."""
     return slowdown.value if slowdown.ci_low is None else slowdown.ci_low
 
 

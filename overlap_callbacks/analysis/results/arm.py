@@ -31,7 +31,6 @@ def _both(
     of: Callable[[Any], float] | None = None,
     **facts: Any,
 ) -> tuple[Figure, Figure]:
-    """A figure with the arm, and as configured."""
     formulas = [None, None] if samples is None or of is None else [Formula((sample,), of) for sample in samples]
     return (
         _arm(name, unit, f"{meaning}, with the arm", formula=formulas[0], **facts),
@@ -105,13 +104,7 @@ ARM_FAMILIES = (
 
 
 class ComparedArm(msgspec.Struct, frozen=True):
-    """What the steps as configured were compared with.
-
-    Attributes:
-        name: of the arm.
-        equal_results: whether it leaves losses and weights as they are.
-        sequential: whether its steps are sequential.
-    """
+    """What the steps as configured were compared with. ``equal_results``: it leaves losses and weights as they are."""
 
     name: str
     equal_results: bool
@@ -129,10 +122,6 @@ class ArmReport(_Figures, frozen=True, kw_only=True):
 
     ``ARM_FIGURES`` has the meaning of each figure. ``power`` and ``memory`` are in the modes ``overlapped`` (as
     configured) and ``sequential`` (with the arm). The metrics of a window that does not count are its validity alone.
-
-    Attributes:
-        arm: what the steps as configured were compared with.
-        num_ranks: ranks that reported.
     """
 
     arm: ComparedArm

@@ -22,10 +22,9 @@ class TimedCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A collective of a sequential step, on one rank.
 
     Attributes:
-        step: index of the step in its window.
         number: of the call among those of its operator on its group in the step.
         size_bytes: the larger of what it reads and writes.
-        time_us: from issue to end, on this rank.
+        time_us: from issue to end.
     """
 
     step: int
@@ -35,13 +34,9 @@ class TimedCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TimedCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Some calls of one operator on one group, on one rank.
+    """Calls of one operator on one group, on one rank, by step and number.
 
-    Attributes:
-        operator: as the gate names it.
-        group, first_rank, group_size: its name, the same on all its ranks, its lowest rank and its number of ranks.
-        dimension: of parallelism that it serves.
-        calls: by step and number.
+    ``operator`` is the gate's name; the name of the group and its lowest rank are the same on all its ranks.
     """
 
     operator: str
@@ -58,7 +53,6 @@ class Lateness(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         rank: global rank; -1 for a host.
         host: its number, by the order of lowest ranks; -1 if unknown.
-        dimension: of parallelism.
         calls, times_last: timed collectives of the rank's group (of a host: of all groups), and those in which it was
             last.
         steps, steps_blamed: timed steps, summed over groups and operators, and those in which the others waited longest
@@ -81,7 +75,6 @@ class Lateness(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_valid(self) -> bool:
-        """Whether it can be."""
         return (
             are_plausible(self.waiting_ms)
             and 0 <= self.times_last <= self.calls < _TOO_LARGE
@@ -93,11 +86,9 @@ class Lateness(msgspec.Struct, frozen=True, gc=False):
 
 
 class DimensionWaiting(msgspec.Struct, frozen=True, gc=False):
-    """Waiting and transfer in the timed collectives of one dimension.
+    """Waiting and transfer in the timed collectives of one dimension, over all its groups.
 
     Attributes:
-        dimension: of parallelism.
-        calls: collectives, over all groups.
         transfer_ms: least time of a collective over its ranks; mean over the collectives.
         waiting_ms: time beyond that, mean over ranks and collectives.
     """
@@ -109,18 +100,13 @@ class DimensionWaiting(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_valid(self) -> bool:
-        """Whether it can be."""
         return self.calls > 0 and are_plausible(self.calls, self.transfer_ms, self.waiting_ms)
 
 
 class Arrivals(msgspec.Struct, frozen=True):
-    """Who came last to the collectives of a window's sequential steps.
+    """Who came last to the collectives of a window's ``num_steps`` sequential steps.
 
-    Attributes:
-        num_steps: steps from which they are.
-        dimensions: waiting and transfer.
-        ranks: for whom others waited longest.
-        hosts: the same by host; empty where hosts are not known, or there is one.
+    ``ranks`` are those for whom others waited longest; ``hosts`` is empty where they are not known, or there is one.
     """
 
     num_steps: int
@@ -133,7 +119,6 @@ class SizeTransfer(msgspec.Struct, frozen=True, gc=False):
     """Transfers of messages of about one size.
 
     Attributes:
-        operator, dimension, group_size: of the collectives.
         reach: ``ONE_HOST``, ``SEVERAL_HOSTS`` or ``UNKNOWN_HOSTS``.
         size: messages of 2**size bytes or more, and less than twice that.
         calls, bytes: collectives, and the sum of their sizes.
@@ -151,7 +136,6 @@ class SizeTransfer(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def is_valid(self) -> bool:
-        """Whether it can be."""
         return (
             are_plausible(self.calls, self.bytes, self.transfer_ms, self.group_size)
             and min(self.calls, self.bytes, self.transfer_ms) > 0
@@ -164,13 +148,7 @@ MAX_BINS = 24
 
 
 class ProfiledStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A profiled step that counts.
-
-    Attributes:
-        number: of the step in the job.
-        block: number of its block in the window.
-        sequential: whether its block counts as sequential.
-    """
+    """A profiled step that counts, by its number in the job; ``block`` is that of its block in the window."""
 
     number: int
     block: int
@@ -180,23 +158,18 @@ class ProfiledStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The kernels of one kind of collective on one group, in order. Of many in a step, neighbours are added up.
 
-    Messages of two ranks that are alike are such a group too.
+    Like messages of two ranks are such a group too. Times and shares are arrays of shape (S, bins) and (S, bins, F), as
+    bytes: 32-bit floats and 8-bit numbers.
 
     Attributes:
-        kind: e.g. ``all_reduce``.
-        group: name of the group, the same on its ranks.
-        first_rank: lowest rank of the group.
-        group_size: its ranks.
         calls: collectives in a step, in those that have any.
         steps: the S steps, all that count; the times of a step without any are 0.
         families: the F families of compute that ran beside any.
-        time_us: time of the kernels; 32-bit floats, shape (S, bins).
-        hidden_us: the part of it beside compute; the same shape.
-        shares: how the families share in that, of 255; 8-bit numbers, shape (S, bins, F).
-        dimension: of parallelism that the group serves.
+        hidden_us: the part of ``time_us`` beside compute.
+        shares: how the families share in that, of 255.
         alike: of messages, what those of other ranks of its stage share with them; empty of others.
         open_us: of messages, the part of ``time_us`` in which nothing else runs and that this rank alone cannot call
-            waiting; the same shape; else empty.
+            waiting; else empty.
     """
 
     kind: str
@@ -225,7 +198,7 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def are_times(content: bytes, number: int) -> bool:
-    """Whether it is so many times, as 32-bit floats."""
+    """Whether this is ``number`` times, as 32-bit floats."""
     if len(content) != 4 * number:
         return False
     times = np.frombuffer(content, np.float32)

@@ -1,7 +1,6 @@
-"""What ``overlap bench`` measures: plain data, as it stands in the lines of a result file.
+"""What ``overlap bench`` measures: plain data, the lines of its result file.
 
-The first line is a ``Start``. Each further line is one point measured in one round, so that a crash costs the point
-that was under way, and no more.
+The first line is a ``Start``, each further one a point measured in one round: a crash costs one point at most.
 """
 
 from __future__ import annotations
@@ -28,17 +27,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What a benchmark measures, and on what.
 
     Attributes:
-        bench: ``gemm-allreduce`` or ``collectives``.
         link: ``gloo``, ``nccl``, or ``loopback``: one process whose second rank is a phantom.
         device: ``cpu`` or ``cuda``.
-        ranks: ranks of the job.
         threads: threads of each rank's matrix products on a CPU; 0 for torch's own number.
         rounds: how often each point is measured.
         block_s: least length of a block.
-        message_bytes: sizes of messages.
-        sizes: of ``gemm-allreduce``, the N of its N x N matrices.
-        dtypes: of its matrices.
-        ctas: of its all-reduces, how many thread blocks they have; 0 for the link's own number.
+        sizes, dtypes: of ``gemm-allreduce``, its N x N matrices.
+        ctas: thread blocks of its all-reduces; 0 for the link's own number.
         link_gb_s: of a loopback link, its bandwidth in 10^9 bytes a second.
         kinds: of ``collectives``, e.g. ``all_reduce``.
         groups: of ``collectives``: ``world``, ``N`` for groups of N neighbours, ``N:S`` for N ranks that are S apart.
@@ -64,15 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GemmPoint(msgspec.Struct, frozen=True):
-    """Matrix products of one size beside all-reduces of one size.
-
-    Attributes:
-        dtype: of the matrices.
-        ctas: thread blocks of the all-reduces; 0 for the link's own number.
-        message_bytes: of an all-reduce.
-        n: of the N x N matrices.
-        power_cap_w, clock_cap_mhz: limits of each device; None for its own.
-    """
+    """Matrix products of one size, N x N, beside all-reduces of one size; see ``Plan``."""
 
     dtype: str
     ctas: int
@@ -90,11 +77,10 @@ class GemmPoint(msgspec.Struct, frozen=True):
 
 
 class TransferPoint(msgspec.Struct, frozen=True, order=True):
-    """One kind of collective with messages of one size.
+    """One kind of collective with messages of one size; ``group`` is one of ``Plan.groups``.
 
     Attributes:
         kind: e.g. ``all_reduce``; ``send_recv`` is a send of one rank to the next.
-        group: as in ``Plan.groups``.
         message_bytes: the larger of what a call reads and writes on a rank.
     """
 
@@ -113,10 +99,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
         gemms: products that it rests on, of all ranks.
         covered: in ``both``, these as a share of the products that began in the first half of that time.
         all_reduce_ms: geometric mean of the time of an all-reduce, of the rank that waited least.
-        all_reduces: that it rests on.
-        power_w: mean power of a device, over the devices that tell it.
-        sm_clock_mhz: mean clock of a device.
-        length_s: of the block.
+        power_w, sm_clock_mhz: means of a device.
     """
 
     condition: str
@@ -133,17 +116,7 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start", tag_field="line"):
     """The first line: what is measured, with what, and on what.
 
-    Attributes:
-        schema: version of this format.
-        plan: what is measured.
-        command: the command line.
-        started_at: date and time.
-        library_version, torch_version, python_version: versions.
-        device_name: of the device of rank 0.
-        power_source: what told the power; empty without any.
-        power_missing: why there is none; empty if there is.
-        environment: of rank 0.
-        units: units of the figures.
+    ``device_name`` and ``environment`` are of rank 0. ``power_missing`` says why there is no power, if there is none.
     """
 
     schema: int
@@ -161,11 +134,9 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start", tag_field="l
 
 
 class GemmRound(msgspec.Struct, frozen=True, kw_only=True, tag="gemm", tag_field="line"):
-    """One point of ``gemm-allreduce`` in one round.
+    """One point of ``gemm-allreduce`` in one round, counted from 0.
 
     Attributes:
-        point: what was measured.
-        round: number of the round, from 0.
         flop: floating-point operations of a product, 2 N^3.
         gemms_per_call: products that were timed together, so that the clock is fine enough.
         all_reduces_per_trial: all-reduces that followed one another without a pause.
@@ -181,15 +152,7 @@ class GemmRound(msgspec.Struct, frozen=True, kw_only=True, tag="gemm", tag_field
 
 
 class TransferRound(msgspec.Struct, frozen=True, kw_only=True, tag="collective", tag_field="line"):
-    """One point of ``collectives`` in one round.
-
-    Attributes:
-        point: what was measured.
-        round: number of the round, from 0.
-        group_size: ranks of the group.
-        time_ms: of a call, as a mean over ``calls`` that followed one another without a pause.
-        calls: that it rests on.
-    """
+    """One point of ``collectives`` in one round: mean time of ``calls`` that followed one another without a pause."""
 
     point: TransferPoint
     round: int
@@ -199,12 +162,7 @@ class TransferRound(msgspec.Struct, frozen=True, kw_only=True, tag="collective",
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", tag_field="line"):
-    """A point that cannot be measured here; later rounds leave it out.
-
-    Attributes:
-        gemm, transfer: the point, whichever it is.
-        reason: in a sentence.
-    """
+    """A point that cannot be measured here, and why; later rounds leave it out."""
 
     gemm: GemmPoint | None = None
     transfer: TransferPoint | None = None
@@ -212,12 +170,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", tag_field=
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_field="line"):
-    """The benchmark went on after it had been ended.
-
-    Attributes:
-        at: date and time.
-        library_version, torch_version, device_name: those of this part.
-    """
+    """The benchmark went on after it had been ended, on this machine and with these versions."""
 
     at: str
     library_version: str

@@ -17,10 +17,7 @@ TIME_ONLY = "OVERLAP_CALLBACKS_TIME_ONLY"
 class TimingPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Steps are timed in blocks, one after the other, and nothing else is measured.
 
-    Attributes:
-        warmup_steps: the first steps that the job runs, which do not count.
-        steps_per_block: counted steps of a block, at least.
-        min_block_seconds: time of a block, at least.
+    The first ``warmup_steps`` do not count. A block has as many counted steps, and lasts as long, as told at least.
     """
 
     warmup_steps: Annotated[int, msgspec.Meta(ge=0)] = 10
@@ -28,7 +25,6 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     min_block_seconds: Annotated[float, msgspec.Meta(ge=0, le=3600)] = 1.0
 
     def as_text(self) -> str:
-        """The value of the environment variable."""
         return msgspec.json.encode(self).decode()
 
     @classmethod

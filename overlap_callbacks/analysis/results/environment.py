@@ -14,19 +14,14 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """What one rank runs on. Text is empty and numbers are 0 where a value is not known.
 
     Attributes:
-        hostname: name of the machine.
-        host_id: digest of the machine's boot, alike for all containers of one machine.
+        host_id: digest of the machine's boot, the same in all containers of one machine.
         cpus: CPUs that the process may use, as a list of ranges, e.g. ``0-15,32-47``.
         num_threads: threads of torch's operators on the CPU.
-        torch: version of torch.
         cuda, hip: version of CUDA or HIP that torch was built for.
         nccl: version of NCCL, or of RCCL in a build for ROCm.
-        driver: version of the GPU's driver.
         device: name of the device; ``cpu`` for a job on the host.
         compute_capability: of NVIDIA, e.g. ``9.0``; of AMD, the architecture, e.g. ``gfx942``.
         num_sms: SMs (of AMD, compute units) of the device.
-        memory_bytes: memory of the device.
-        device_uuid: UUID of the device.
         pci_bus_id: PCI address of the device, e.g. ``0000:3b:00.0``.
         nvlink_devices: PCI addresses of the host's other GPUs that this one reaches by NVLink; None if unknown.
         framework: the adapter in use, with its framework's version.
@@ -56,14 +51,7 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
 
 class RankPlace(msgspec.Struct, frozen=True):
-    """Where one rank runs.
-
-    Attributes:
-        rank: global rank.
-        hostname: name of the machine.
-        device: name of the device.
-        device_uuid, pci_bus_id: of the device; empty if unknown.
-    """
+    """Where one rank runs; ``device_uuid`` and ``pci_bus_id`` are empty if unknown."""
 
     rank: int
     hostname: str
@@ -73,13 +61,7 @@ class RankPlace(msgspec.Struct, frozen=True):
 
 
 class RanksValue(msgspec.Struct, frozen=True):
-    """A value that some of the ranks have.
-
-    Attributes:
-        value: the value; None where it is not set.
-        ranks: the ranks that have it, in words; only the first of many.
-        num_ranks: how many they are.
-    """
+    """A value that some of the ranks have; None where it is not set. ``ranks`` names the first of them, in words."""
 
     value: str | None
     ranks: str
@@ -87,12 +69,9 @@ class RanksValue(msgspec.Struct, frozen=True):
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """Something that is not alike on all ranks.
+    """An environment variable, or a field of ``RankEnvironment``, that differs between ranks.
 
-    Attributes:
-        name: of an environment variable, or of a field of ``RankEnvironment``.
-        values: the distinct values, the most frequent first; only the first of many.
-        num_values: how many there are.
+    ``values`` has the most frequent first, and of many only the first; there are ``num_values``.
     """
 
     name: str
@@ -101,13 +80,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Transport(msgspec.Struct, frozen=True):
-    """What carries messages between some of the ranks.
-
-    Attributes:
-        between: ``ranks of one host`` or ``hosts``.
-        transport: in words; ``unknown`` where nothing tells it.
-        basis: what tells it, in words.
-    """
+    """What carries messages between ``ranks of one host`` or ``hosts``, in words, and what tells it."""
 
     between: str
     transport: str
@@ -115,17 +88,11 @@ class Transport(msgspec.Struct, frozen=True):
 
 
 class JobEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks of a job run on, of bounded size.
+    """What the ranks of a job run on, of bounded size: of many places and differences only the first.
 
     Attributes:
-        lowest_rank: everything that is known of the lowest rank heard. What ``differing`` does not name is alike on
-            all ranks.
-        num_ranks: ranks heard.
-        num_hosts: machines that they run on.
+        lowest_rank: of the lowest rank heard. What ``differing`` does not name is the same on all ranks.
         num_devices: distinct devices that they use; None on CPU, or if a device has no known identity.
-        places: where ranks run; only the first of many.
-        differing: what is not alike on all ranks; only the first of many.
-        transports: what carries messages.
         crowded_host: a host whose ranks have more threads than it gives them CPUs, in words; empty if there is none.
     """
 
@@ -140,22 +107,15 @@ class JobEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Severity(StrEnum):
-    """How much a finding matters."""
-
     SERIOUS = "serious"  # figures do not show what they would without it
     WARNING = "warning"  # it costs time, or may
     NOTE = "note"  # worth knowing
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A setting that costs performance, or that makes figures mean something else.
+    """A setting that costs performance, or that makes figures mean something else, and what to do about it.
 
-    Attributes:
-        rule: name of the rule that found it.
-        severity: how much it matters.
-        message: what was found, in a sentence.
-        action: what to do about it, in a sentence.
-        source: where this is documented; an address.
+    ``source`` is the address at which it is documented.
     """
 
     rule: str

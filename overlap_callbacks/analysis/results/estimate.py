@@ -10,17 +10,13 @@ import msgspec
 
 
 class Estimate(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A figure with its 95% confidence interval.
+    """A figure with its 95% confidence interval; the bounds are None where there are too few blocks for one.
 
     Attributes:
-        value: the figure.
-        ci_low, ci_high: bounds of the interval; None where there are too few blocks for one.
-        num_steps: counted steps that the figure rests on.
-        num_blocks: blocks (or, for a run, windows) that it rests on.
+        num_steps, num_blocks: counted steps, and blocks (or, for a run, windows), that it rests on.
         standard_error: of the figure on the scale on which its interval is symmetric: of times that the step takes and
             of sums of compute, their logarithm; of changes, the logarithm of one and the change; else the figure
             itself. None without an interval, and in records of earlier versions.
-        degrees_of_freedom: of the standard error.
     """
 
     value: float
@@ -33,12 +29,9 @@ class Estimate(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Spread(msgspec.Struct, frozen=True, gc=False):
-    """One figure over the ranks.
+    """The smallest and largest of the ranks' values of one figure, and the ranks that have them.
 
-    Attributes:
-        low, high: the smallest and largest of the ranks' values.
-        low_rank, high_rank: the ranks that have them.
-        std: standard deviation over ranks; None for one rank.
+    ``std`` is the standard deviation over ranks; None for one rank.
     """
 
     low: float
@@ -49,15 +42,9 @@ class Spread(msgspec.Struct, frozen=True, gc=False):
 
 
 def stored_estimate(part: Any, name: str, num_steps: int = 0) -> Estimate | None:
-    """A figure of one window that the record holds as ``<name>``, ``<name>_ci_low`` and ``<name>_ci_high``.
+    """A figure of one window that the record holds as ``<name>``, ``<name>_ci_low`` and ``<name>_ci_high`` of ``part``.
 
-    Args:
-        part: that has these fields.
-        name: of the figure.
-        num_steps: counted steps that it rests on.
-
-    Returns:
-        The figure, with its interval if both ends are known; None where it was not measured.
+    It has its interval if both ends are known; None where it was not measured.
     """
     value, low, high = (getattr(part, f"{name}{end}") for end in ("", "_ci_low", "_ci_high"))
     if low is None or high is None:

@@ -6,13 +6,11 @@ import msgspec
 
 
 class StepExperts(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The all-to-alls of one rank's step that carry tokens to the experts.
+    """The all-to-alls of one rank's step that carry tokens to the experts, with what it sends and receives in them.
 
     Attributes:
-        step: its number.
         in_window: whether it was a step of a window; else one that was sampled between windows.
         all_to_alls: those that dispatch tokens, with split sizes; not those that return them.
-        sent_bytes, received_bytes: that the rank sends and receives in them.
         split_max_over_mean, split_cv: of what the rank sends to each expert rank: the largest over the mean, and the
             coefficient of variation; means over the all-to-alls.
     """
@@ -27,14 +25,9 @@ class StepExperts(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RankExperts(msgspec.Struct, frozen=True):
-    """What one rank saw of the experts' tokens.
+    """What one rank saw of the experts' tokens; its steps are ascending.
 
-    Attributes:
-        dimension: of parallelism that the group serves.
-        group_size: expert ranks of the group.
-        position: the rank's place among them: ranks at the same place have the same experts.
-        stage: of its pipeline.
-        steps: by number, ascending.
+    ``position`` is the rank's place in its group: ranks at the same place have the same experts.
     """
 
     dimension: str
@@ -48,7 +41,6 @@ class ExpertStep(msgspec.Struct, frozen=True):
     """How unevenly the tokens of one step were spread, over all ranks.
 
     Attributes:
-        step: its number.
         in_window: whether it was a step of a window; else one that was sampled between windows.
         load_max_over_mean: bytes that an expert rank receives in the step, the most over the mean; of the stages of a
             pipeline, the highest.
@@ -77,19 +69,13 @@ class ExpertDetails(msgspec.Struct, frozen=True):
 
 
 class ExpertLoads(msgspec.Struct, frozen=True):
-    """How evenly the tokens are spread over the expert ranks: means over the steps.
+    """How evenly the tokens are spread over the expert ranks: means over the steps; see ``ExpertStep``.
 
     Attributes:
-        dimension: of parallelism that the groups serve.
-        group_size: expert ranks of a group.
         num_ranks: ranks that were heard.
-        num_steps: steps that the figures rest on.
-        num_sampled: those of them that were sampled between windows.
-        all_to_alls: that dispatch tokens, of a rank and step.
-        dispatched_bytes: that a rank sends in them in a step.
-        load_max_over_mean, load_cv, split_max_over_mean, split_cv: as in ``ExpertStep``.
-        highest_rank: the rank that received most.
-        highest_bytes: what it received in a step.
+        num_sampled: steps that were sampled between windows, of ``num_steps``.
+        all_to_alls, dispatched_bytes: of a rank and step, those that dispatch tokens, and what is sent in them.
+        highest_rank, highest_bytes: the rank that received most, and what it received in a step.
     """
 
     dimension: str

@@ -19,12 +19,7 @@ _PLACEHOLDER = re.compile(r"\{(\w+)\}_?")
 
 
 class Formula(NamedTuple):
-    """A figure as a function of mean times.
-
-    Attributes:
-        samples: which means it takes, of timed and of profiled steps: see ``TIMED`` and the others in the catalogue.
-        of: the figure.
-    """
+    """A figure as a function of mean times, of timed and of profiled steps: ``STEP``, ``SEQ``, ... of the catalogue."""
 
     samples: tuple[int, ...]
     of: Callable[..., float]
@@ -37,8 +32,6 @@ class Figure(NamedTuple):
         key: of its metric: a section, a slash and its name, with a placeholder for each label, as in
             ``power/{mode}_avg_w``.
         unit: ``ms``, ``fraction``, ``W``, ...; empty for flags and plain numbers.
-        meaning: its definition.
-        label: what to call it in a table.
         short_label: what to call it where its definition is not at hand; empty where that is ``label``.
         part_label: what to call it below the figure that it is a part of; empty where it is no part of one.
         of: its value, by what measured it; None for the attribute or item that has its name.
@@ -74,7 +67,6 @@ class Figure(NamedTuple):
 
     @property
     def section(self) -> str:
-        """The first part of its key."""
         return self.key.partition("/")[0]
 
     @property
@@ -84,7 +76,6 @@ class Figure(NamedTuple):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Names of what tells its values of one report apart, ``mode`` for instance."""
         return tuple(_PLACEHOLDER.findall(self.key))
 
     @property
@@ -94,7 +85,6 @@ class Figure(NamedTuple):
 
     @property
     def defined(self) -> Formula:
-        """Its formula, of a figure that is known to have one."""
         assert self.formula is not None
         return self.formula
 
@@ -118,12 +108,10 @@ class Figure(NamedTuple):
 
     @property
     def short(self) -> str:
-        """What to call it where its definition is not at hand."""
         return self.short_label or self.label or self.name.replace("_", " ")
 
     @property
     def title(self) -> str:
-        """``short``, with a capital, e.g. for the title of a chart."""
         return self.short[0].upper() + self.short[1:]
 
     def value(self, part: Any) -> Any:
@@ -133,7 +121,6 @@ class Figure(NamedTuple):
         return part.get(self.name) if isinstance(part, Mapping) else getattr(part, self.name)
 
     def number(self, part: Any) -> float | None:
-        """The same as a number alone."""
         found = self.value(part)
         return found.value if isinstance(found, Estimate) else found
 
@@ -141,11 +128,8 @@ class Figure(NamedTuple):
 class Value(NamedTuple):
     """One number of a report.
 
-    Attributes:
-        figure: of which it is.
-        number: the value.
-        labels: tell it from other values of the figure; as the job has them, of any characters.
-        bound: one of ``BOUNDS``; empty for the figure itself.
+    ``labels`` tell it from other values of the figure; they are the job's, of any characters. ``bound`` is one of
+    ``BOUNDS``, or empty for the figure itself.
     """
 
     figure: Figure
@@ -155,11 +139,9 @@ class Value(NamedTuple):
 
     @property
     def key(self) -> str:
-        """Its key among the report's flat metrics."""
         return self.key_with(self.labels)
 
     def key_with(self, labels: Mapping[str, str]) -> str:
-        """The same with other words for its labels."""
         key = self.figure.key.format(**labels) if labels else self.figure.key
         return f"{key}_{self.bound}" if self.bound else key
 
@@ -174,16 +156,13 @@ class Value(NamedTuple):
 class Family(NamedTuple):
     """Figures that the same part of a report has.
 
-    Attributes:
-        parts: of a report, each with its labels; none where it was not measured, or means nothing.
-        figures: in order.
+    ``parts`` gives these parts, each with its labels; none where it was not measured, or means nothing.
     """
 
     parts: Callable[[Any], Iterable[tuple[Mapping[str, str], Any]]]
     figures: tuple[Figure, ...]
 
     def values(self, report: Any) -> Iterator[Value]:
-        """What a report says of them; what was not measured is left out."""
         for labels, part in self.parts(report):
             for figure in self.figures:
                 if report.valid or not figure.compares:
@@ -205,12 +184,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def with_fields(cls, figures: tuple[Figure, ...], families: tuple[Family, ...]) -> type[Reported]:
-        """The same with fields.
-
-        Args:
-            figures: each has a field of its name.
-            families: all that the report says, these figures among it.
-        """
+        """The same with a field for each of ``figures``, which are among those of ``families``."""
         fields = [(figure.name, Estimate | None, None) for figure in figures]
         made: type[Any] = msgspec.defstruct(
             "Figures", fields, bases=(cls,), namespace={"_figures": figures, "_families": families}, frozen=True,
@@ -236,13 +210,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def values_of(figure: Figure, found: Any, labels: Mapping[str, str] | None = None) -> Iterator[Value]:
-    """The values of a figure: of an estimate with the ends of its interval, of a spread the extremes; none of None.
-
-    Args:
-        figure: which.
-        found: a number, an ``Estimate``, a ``Spread`` or None.
-        labels: by name, if it has any.
-    """
+    """The values of a figure: of an estimate with the ends of its interval, of a spread the extremes; none of None."""
     numbers: dict[str, float | None] = {}
     if isinstance(found, Spread):
         numbers = {"rank_low": found.low, "rank_high": found.high}

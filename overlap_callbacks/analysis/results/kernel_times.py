@@ -20,14 +20,9 @@ OTHER_KERNELS = "(other kernels)"
 
 
 class KernelTime(msgspec.Struct, frozen=True):
-    """One compute or communication kernel in both modes, per step.
+    """One compute or communication kernel (on CPU, operator) in both modes; calls and time per step.
 
-    Attributes:
-        name: the kernel's name; on CPU the operator's.
-        communication: whether it communicates.
-        overlapped_calls, sequential_calls: calls per step.
-        overlapped_ms, sequential_ms: time per step.
-        num_blocks: thread blocks of its largest launch; 0 if unknown, and on CPU.
+    ``num_blocks`` are the thread blocks of its largest launch; 0 if unknown, and on CPU.
     """
 
     name: str
@@ -60,8 +55,7 @@ class PairTime(msgspec.Struct, frozen=True):
     Attributes:
         kernel_family: family of the compute kernels (``gemm``, ...), or kind of the collectives.
         communication: whether these kernels are the collectives.
-        concurrent_with: what ran at the same time: a kind of collective, or a family. ``(nothing)`` for kernels that
-            ran alone in overlapped steps too; ``(not matched)`` for kernels without a partner in the other mode.
+        concurrent_with: what ran at the same time: a kind of collective, or a family; ``ALONE`` or ``UNMATCHED``.
         calls: kernels per step that ran at the same time at all.
         concurrent_ms: time per step during which both ran, by share where several ran at once.
         time_ms: the kernels' own time per step, by share.
@@ -78,7 +72,6 @@ class PairTime(msgspec.Struct, frozen=True):
 
     @property
     def lost_ms(self) -> float:
-        """Milliseconds per step that the kernels lose."""
         return self.time_ms - self.alone_ms
 
     @property
@@ -104,15 +97,7 @@ _LONGEST_STEP_MS = 1e9
 
 
 class NamedSlice(NamedTuple):
-    """One kernel of a step.
-
-    Attributes:
-        name: the index of its name.
-        communicates: whether it communicates.
-        lane: number of its stream or thread in the order of their first appearance.
-        start_ms, length_ms: from the step's start.
-        size_bytes: of its collective; 0 where it has none or it is not known.
-    """
+    """One kernel of a step, by the index of its name; see ``StepDetail.slices``."""
 
     name: int
     communicates: bool
@@ -126,14 +111,12 @@ class StepDetail(msgspec.Struct, frozen=True):
     """The kernels of one profiled step one by one, the longest ones, for a timeline that can be looked into.
 
     Attributes:
-        names: distinct names.
-        communication: whether the kernels of each name communicate.
+        communication: whether the kernels of each of ``names`` communicate.
         slices: each kernel, in order of its start: index of its name, number of its stream or thread in the order of
             their first appearance, start and length in milliseconds, and size in bytes of its collective, 0 where it
             has none or it is not known. The size is the larger of what the collective reads and writes.
-        left_out: number of kernels that are too short to be among them.
+        left_out, left_out_ms: kernels that are too short to be among them, and their time.
         communication_left_out: how many of them communicate; None in records of earlier versions.
-        left_out_ms: their time.
         start_ns: when the device began the step, on ``time.perf_counter_ns`` of the rank; None where not known.
     """
 
@@ -156,14 +139,7 @@ class StepDetail(msgspec.Struct, frozen=True):
 
 
 class CallTimes(msgspec.Struct, frozen=True, array_like=True):
-    """How long the calls of a kernel took, over the profiled steps of a mode on one rank.
-
-    Attributes:
-        name: the kernel's name; on CPU the operator's.
-        communication: whether it communicates.
-        calls: how many there were in all these steps.
-        min_ms, median_ms, max_ms: of one call.
-    """
+    """How long a call of a kernel (on CPU, operator) took, over the profiled steps of a mode on one rank."""
 
     name: str
     communication: bool
@@ -180,7 +156,6 @@ class StepTimeline(msgspec.Struct, frozen=True):
     smallest gaps between them are closed.
 
     Attributes:
-        mode: of the step.
         step_ms: its length, profiler included.
         compute, communication: intervals, as (start, end).
         closed_compute_ms, closed_communication_ms: total of the gaps that were closed.
@@ -207,12 +182,9 @@ UNEXPLAINED = "unexplained"
 
 
 class SlowdownShare(msgspec.Struct, frozen=True):
-    """The part of a slowdown that one cause has.
+    """The part of a slowdown that one cause has, as a fraction of the compute kernels' sequential time.
 
-    Attributes:
-        cause: ``CLOCK``, ``SMS``, ....
-        fraction: of the sequential time of the compute kernels, as the slowdown itself is.
-        basis: what it rests on, in words.
+    ``basis`` is what it rests on, in words.
     """
 
     cause: str
@@ -221,12 +193,10 @@ class SlowdownShare(msgspec.Struct, frozen=True):
 
 
 class SlowdownShares(msgspec.Struct, frozen=True):
-    """The compute slowdown, divided among its causes.
+    """The compute slowdown, as a fraction, divided among its causes: ``shares`` add up to it.
 
-    Attributes:
-        slowdown: of the compute kernels, as a fraction.
-        shares: add up to ``slowdown``; causes of which nothing is known are part of what is unexplained.
-        notes: where a share is not what was measured or modelled, in words.
+    Causes of which nothing is known are part of what is unexplained. ``notes`` say where a share is neither measured
+    nor modelled.
     """
 
     slowdown: float
@@ -234,17 +204,13 @@ class SlowdownShares(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
     def of(self, cause: str) -> float | None:
-        """The share of a cause, as a fraction of the sequential time; None where it has none."""
         return next((share.fraction for share in self.shares if share.cause == cause), None)
 
 
 class SlowdownCause(msgspec.Struct, frozen=True):
-    """What a slowdown is due to.
+    """What a slowdown is due to, and the evidence, in words (``analysis/power/cause.py``).
 
     Attributes:
-        verdict: the cause, in a few words (``analysis/power/cause.py``).
-        evidence: what the verdict rests on, in words with figures.
-        slowdown: of the compute kernels, as a fraction.
         from_clock: the most of it that the lower clock explains, as a fraction of the sequential time; None where the
             clocks are not known. Negative if the clock was higher in overlapped steps.
         contention: the least that remains, as a fraction: (1 + slowdown) = (1 + from_clock) * (1 + contention).

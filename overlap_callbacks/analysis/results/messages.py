@@ -22,14 +22,11 @@ class RankRow(msgspec.Struct, frozen=True):
     """What one rank sends, or takes part in, by one operator on one group, in a step.
 
     Attributes:
-        operator: as the gate names it.
-        dimension: of parallelism that the group serves.
         group_size: ranks of the process group.
         ranks: global ranks of the group, in its order; of a send or receive, sender and receiver; empty if unknown.
-        messages: calls.
+        messages: calls; by size in ``sizes``.
         bytes: of each call, the larger of what it reads and writes on this rank.
         bytes_in: bytes that the calls read on this rank.
-        sizes: the calls by size.
     """
 
     operator: str
@@ -43,13 +40,11 @@ class RankRow(msgspec.Struct, frozen=True):
 
 
 class RankMessages(msgspec.Struct, frozen=True):
-    """The messages of one rank's recorded step.
+    """The messages of one rank's recorded step, by operator, group and peer.
 
     Attributes:
-        rows: by operator, group and peer.
-        stage: of its pipeline; ``NO_STAGE`` without one.
-        num_steps: counted steps of the window, which are held against the recorded step.
-        num_alike: those that issued the same calls: operator, group, peer and bytes of each.
+        num_steps, num_alike: counted steps of the window, and those that issued the same calls as the recorded step:
+            operator, group, peer and bytes of each.
         chunks: model chunks of an interleaved pipeline on this rank; 1 without, or if no adapter tells.
     """
 
@@ -64,15 +59,13 @@ class MessageGroup(msgspec.Struct, frozen=True):
     """Messages of all ranks that send alike: sums over these ranks, for one step.
 
     Attributes:
-        operator: as the gate names it: ``allreduce_``, ``send``, ...
-        dimension: of parallelism that the groups serve.
+        operator: the gate's name: ``allreduce_``, ``send``, ...
         stage: of the pipeline; ``NO_STAGE`` without one, ``SEVERAL_STAGES`` where stages were added up.
         group_size: ranks of each process group.
         num_members: members of groups that issue these calls; a rank counts once for each of its groups.
-        messages: calls of these ranks.
+        messages: calls of these ranks; by size in ``sizes``.
         bytes: of each call, the larger of what it reads and writes on its rank.
         bytes_in: bytes that the calls read.
-        sizes: the calls by size.
         ranks: the ranks that issue them.
         firsts: the first rank of each group; of sends and receives, the senders.
         offsets: ranks of a group, in its order, less its first rank; of sends and receives, sender and receiver.
@@ -97,12 +90,7 @@ class MessageGroup(msgspec.Struct, frozen=True):
 
 
 class HostShape(msgspec.Struct, frozen=True):
-    """Hosts whose ranks lie alike.
-
-    Attributes:
-        firsts: the lowest rank of each host.
-        offsets: a host's ranks, less its lowest.
-    """
+    """Hosts whose ranks lie alike: the lowest rank of each, and the ranks of any one less its lowest."""
 
     firsts: Grids
     offsets: Grids
@@ -126,7 +114,6 @@ class DimensionTraffic(msgspec.Struct, frozen=True):
     """What all ranks send in one dimension of parallelism, for one step.
 
     Attributes:
-        dimension: of parallelism.
         messages: calls of all ranks.
         bytes: messages times size, summed over ranks: the larger of what a call reads and writes.
         sent_bytes: bytes that ranks send if collectives run as rings (an all-to-all, sends: directly): of an
@@ -143,12 +130,10 @@ class DimensionTraffic(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """The traffic of a job in numbers.
+    """The traffic of a job in numbers; the dimension with most bytes sent first.
 
     Attributes:
-        dimensions: those with most bytes sent first.
-        num_steps: counted steps that were held against the recorded step, summed over ranks.
-        num_alike: those of them that issued the same calls.
+        num_steps, num_alike: counted steps, summed over ranks, and those that issued the calls of the recorded step.
         unplaced_bytes: bytes that are sent, but between which ranks is not known; not in ``between_hosts_bytes``.
     """
 

@@ -6,7 +6,5 @@ import enum
 
 
 class Mode(enum.Enum):
-    """How the collectives of a step run."""
-
     OVERLAPPED = "overlapped"  # as the framework was configured
     SEQUENTIAL = "sequential"  # each collective is a barrier between compute and communication on its device

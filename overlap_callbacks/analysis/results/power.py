@@ -46,7 +46,6 @@ class SourceInfo(msgspec.Struct, frozen=True):
 
     Attributes:
         name: ``nvml``, ``amdsmi`` or ``rapl``.
-        device_name: as its maker calls it.
         device_id: the same on every rank that uses the device, and on no other device of any node.
         power_kind: ``instantaneous``, ``1 s average``, ``mean between reads``, ...
         averaging_s: a reading is of some of this time before it: the sensor averages, and is late. None where it is
@@ -88,13 +87,7 @@ class SourceInfo(msgspec.Struct, frozen=True):
 
 
 class UnitUtilisation(msgspec.Struct, frozen=True):
-    """How busy the units of the device were, as means over a mode's time; None where the device does not say.
-
-    Attributes:
-        sm, sm_occupancy, tensor, dram: fractions.
-        nvlink_rx_gb_s, nvlink_tx_gb_s: GB/s.
-        measured_s: time over which these are means.
-    """
+    """How busy the units of the device were, as fractions over ``measured_s`` of a mode; None where it does not say."""
 
     sm: float | None
     sm_occupancy: float | None
@@ -106,15 +99,7 @@ class UnitUtilisation(msgspec.Struct, frozen=True):
 
 
 class PositionPower(msgspec.Struct, frozen=True):
-    """Clock and power of the steps at one place of their blocks; None where no reading is of these steps alone.
-
-    Attributes:
-        position: place among the block's counted steps, from 0.
-        num_clocks: readings of the clock.
-        sm_clock_mhz: mean of these.
-        num_readings: readings of power.
-        avg_w: mean of these.
-    """
+    """Mean clock and power of the steps at one place of their blocks, from 0; None without readings of these alone."""
 
     position: int
     num_clocks: int
@@ -129,17 +114,14 @@ class PowerFigures(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         peak_w, p99_w: highest power, and its 99th percentile by time; the highest of any device.
         avg_tdp_fraction, peak_tdp_fraction: mean and highest power over the device's default limit.
-        energy_per_step_j: energy of a step; of several devices the sum.
-        energy_per_step_j_ci_low, energy_per_step_j_ci_high: its 95 % interval over blocks; None with too few blocks.
+        energy_per_step_j: energy of a step; of several devices the sum. Its 95 % interval is over blocks.
         energy_method: ``counter`` or ``samples`` (``held samples`` in older records, of energy alone), the same for all
             modes; ``mixed`` if devices differ; empty without a figure.
         sm_clock_mhz: mean over time.
         throttle_fraction: fraction of time in which the clock was held back, for any cause.
         reasons: fraction of time for each reason that occurred, throttling or not.
-        parts: how busy the units of the device were.
         compute_clock_mhz: mean SM clock of the readings during compute of profiled steps; of several devices, over
             those that have it in both modes.
-        compute_clock_readings: number of those readings.
     """
 
     peak_w: float | None = None
@@ -171,14 +153,11 @@ class ModePower(PowerFigures, frozen=True):
     """Power of one mode on one device; None for what was not measured.
 
     Attributes:
-        mode: the mode.
         num_steps, measured_s: steps whose power was measured, and their time.
         num_readings: readings of power that count for the mean.
-        avg_w: mean power, by time.
-        avg_w_ci_low, avg_w_ci_high: its 95 % interval over blocks; None with too few blocks.
+        avg_w: mean power, by time. Its 95 % interval is over blocks.
         sampled_energy_per_step_j: energy of a step from power readings; cross-checks the energy counter.
         energy_steps: counted steps; their mean time times mean power is the energy of a step.
-        memory_clock_mhz: mean over time.
         missing: why there is no power figure, and what would help; empty if there is one.
         sampled_w, counted_w: mean power from power readings, and from the energy counter.
         power_error: 95 % bound of the relative error of mean power for these very steps.
@@ -207,12 +186,8 @@ class DevicePower(msgspec.Struct, frozen=True):
     """Power of one rank's device in one window.
 
     Attributes:
-        source: where the figures come from.
-        interval_s: time between readings.
         min_block_s: length that a block must have for power figures.
-        modes: the modes that occurred.
         limit_w: lowest power limit that was in force; None where the device does not say.
-        max_temperature_c: highest temperature.
         late: ticks that were skipped because a reading came too late.
         problems: what makes figures doubtful or missing, in words.
         failed: reads that failed.
@@ -229,7 +204,6 @@ class DevicePower(msgspec.Struct, frozen=True):
     failed: int = 0
 
     def of(self, mode: Mode) -> ModePower | None:
-        """The figures of one mode."""
         return next((m for m in self.modes if m.mode is mode), None)
 
 
@@ -239,11 +213,9 @@ class JobModePower(PowerFigures, frozen=True):
     There is a sum only if every device of the job has the figure: a partial sum would be taken for the total.
 
     Attributes:
-        mode: the mode.
         num_devices: devices that have power figures.
-        total_avg_w, mean_avg_w: sum and mean of their mean powers.
-        mean_avg_w_ci_low, mean_avg_w_ci_high: 95 % interval of the mean over blocks: the mean of the devices'
-            intervals, as the devices of a job step together.
+        total_avg_w, mean_avg_w: sum and mean of their mean powers. The mean's 95 % interval over blocks is the mean of
+            the devices' intervals, as the devices of a job step together.
         min_sm_clock_mhz: of the slowest device, for which all others wait.
         max_throttle_fraction: of the device that was throttled most.
     """
@@ -263,9 +235,7 @@ class JobPower(msgspec.Struct, frozen=True):
 
     Attributes:
         num_devices: devices that the ranks use; two ranks may share one.
-        ranks: ranks whose devices these are; of many the lowest.
-        without: ranks that have no source of power; of many the lowest.
-        modes: figures of each mode.
+        ranks, without: ranks whose devices these are, and those that have no source of power; of many the lowest.
         problems: those of the ranks, each once, and why figures of a mode are missing.
         source: where the figures of the lowest rank come from.
         num_without: ranks that have no source of power; unset where ``without`` lists them all.
@@ -280,16 +250,13 @@ class JobPower(msgspec.Struct, frozen=True):
     num_without: int | msgspec.UnsetType = msgspec.UNSET
 
     def of(self, mode: Mode) -> JobModePower | None:
-        """The figures of one mode."""
         return next((m for m in self.modes if m.mode is mode), None)
 
 
 class TraceSegment(msgspec.Struct, frozen=True):
-    """A stretch of the trace in one mode.
+    """A stretch of the trace in one mode; times are from the start of the trace.
 
     Attributes:
-        mode: its mode.
-        start_ms, end_ms: from the start of the trace.
         counted: whether its steps count; warm-up steps do not. True in records of earlier versions, which do not tell
             them apart.
         profiled: whether they ran under the profiler; False in records of earlier versions.
@@ -308,12 +275,10 @@ class PowerTrace(msgspec.Struct, frozen=True):
     Attributes:
         start_ns: where the trace starts, on ``time.perf_counter_ns`` of the rank.
         time_ms: of the points, from the start of the trace, ascending.
-        power_w: power at each.
         sm_clock_mhz: the clock at each, the last known where a reading has none; empty where the device never tells.
         averaging_s: a point is the mean power over this time at most before it; None where it is the mean since the
             previous reading, and of momentary power.
         tdp_w, limit_w: the default limit, and the lowest in force.
-        segments: stretches in one mode.
         num_readings: number of readings before thinning.
         communication: when communication was in flight, as (start, end) in milliseconds from the start of the trace;
             known for the profiled steps alone.

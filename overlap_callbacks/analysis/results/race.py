@@ -27,15 +27,12 @@ class RaceVerdict(enum.Enum):
 
 
 class GradientDifference(msgspec.Struct, frozen=True):
-    """A parameter whose gradient was not the same.
+    """A parameter whose gradient was not the same, on the lowest rank that saw this.
 
     Attributes:
-        rank: on which this was seen; the lowest.
-        parameter: its name.
         bucket: of the framework, whose gradients are reduced together; empty where none is known.
         collective: that reduces it, with its place in the step; empty where none is known.
         num_different: elements of this rank's gradient that differ, the most of any two repetitions.
-        num_elements: elements of this rank's gradient.
     """
 
     rank: int
@@ -47,18 +44,13 @@ class GradientDifference(msgspec.Struct, frozen=True):
 
 
 class RaceCheck(msgspec.Struct, frozen=True):
-    """What one rank or all of them saw.
+    """What one rank or all of them saw. Numbers of gradients, time and memory are the most of any rank.
 
     Attributes:
-        verdict: of the repeated step.
-        num_ranks: ranks for which this speaks.
-        num_differing: ranks of them that saw a difference of the verdict's kind.
-        num_gradients: gradients compared, the most of any rank.
-        num_differences: gradients that differ, the most of any rank.
+        num_differing: ranks that saw a difference of the verdict's kind.
         differences: the first of them, of the lowest rank that saw any.
         reason: why the step was not checked; empty if it was.
-        took_ms: time that training stood still for it, the longest of any rank.
-        held_bytes: memory that held copies meanwhile, the most of any rank.
+        took_ms, held_bytes: time that training stood still for it, and memory that held copies meanwhile.
     """
 
     verdict: RaceVerdict

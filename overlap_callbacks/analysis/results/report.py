@@ -41,15 +41,10 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
     """What the job does in a second, by the time of its overlapped steps; what is not known is None.
 
     Attributes:
-        tokens_per_s, samples_per_s: of the whole job.
-        flop_per_step: model FLOP of one step of the whole job.
-        flop_basis: what it rests on, in words.
-        flop_per_s_per_device: model FLOP a second, mean over the devices.
-        mfu: the same as a fraction of the device's peak: model FLOP utilisation.
-        peak_flop_per_s: of one device.
-        peak_basis: what it rests on: an address, or that it was given.
+        tokens_per_s, samples_per_s, flop_per_step: of the whole job; FLOP are model FLOP.
+        flop_basis, peak_basis: what these rest on, in words; of the peak an address, or that it was given.
+        mfu: model FLOP utilisation: ``flop_per_s_per_device`` as a fraction of the device's peak.
         precision: of the peak; empty if the peak was given without.
-        num_devices: devices that do the work.
     """
 
     tokens_per_s: float | None = None
@@ -68,8 +63,6 @@ class StageBubble(msgspec.Struct, frozen=True):
     """What the ranks of one stage did in an overlapped step under the profiler, means over these ranks.
 
     Attributes:
-        stage: of the pipeline.
-        num_ranks: ranks that told.
         step_ms: the step: compute, communication and idle time, each moment once.
         bubble_ms: time in which they were idle, or in which nothing ran but messages that waited for their peer.
     """
@@ -81,7 +74,6 @@ class StageBubble(msgspec.Struct, frozen=True):
 
     @property
     def fraction(self) -> float:
-        """The bubble as a share of the step."""
         return self.bubble_ms / self.step_ms if self.step_ms > 0 else 0.0
 
 
@@ -102,7 +94,6 @@ class PipelineBubble(msgspec.Struct, frozen=True):
 
     @property
     def is_valid(self) -> bool:
-        """Whether it can be: a record may be damaged."""
         return are_plausible(self.num_stages, self.chunks, self.micro_batches or 0) and all(
             [
                 are_plausible(stage.stage, stage.num_ranks, stage.bubble_ms, stage.step_ms)
@@ -130,17 +121,12 @@ class WindowReport(Reported, frozen=True, kw_only=True):
     """What a report says of its window, whatever the overlapped steps are compared with.
 
     Attributes:
-        window, first_step, num_steps: which window.
         complete: False where it was cut short.
         control: whether it was an A/A run, with both sides as configured.
-        world_size: ranks of the job.
         backend, device: of the lowest rank that reported.
         valid: False where the comparison does not hold; ``problems`` says why.
-        problems: what is missing or doubtful, in words.
         measurement_overhead: ``lost_ms`` as a fraction of the time from one window to the next; below zero where noise
-            exceeds the cost.
-        measurement_overhead_ci_low, measurement_overhead_ci_high: its 95 % interval; None where there is none, and in
-            records of earlier versions.
+            exceeds the cost. Its 95 % interval is None in records of earlier versions.
         lost_ms: time that training lost to the window and on the steps after it, the most of any rank; None where not
             known, and in records of earlier versions.
         power: over the devices of the ranks that reported; None where no rank reads any.
@@ -166,7 +152,6 @@ class WindowReport(Reported, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> bool:
-        """Whether its figures hold."""
         return self.valid and self.complete
 
     @property
@@ -201,18 +186,14 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
         samples: what single ranks measured: of few ranks all, else the lowest and the extremes of ``spread``.
         dimension_pairs: compute kernels during the communication of each dimension of parallelism, as ``pairs``.
         slowdown_shares: the compute slowdown divided among its causes; None if nothing is known of any.
-        environment: what the ranks run on; None in a window if unchanged since the one before.
+        environment, messages: what the ranks run on, and who sends what; None if unchanged since the window before.
         findings: settings that cost performance or change what figures mean, the most serious first.
         lost_high_ms: upper end of the 95 % interval of ``lost_ms``.
         lower_bound: whether profiles may miss communication, so that it and residual overlap are lower bounds.
-        traffic: how much the ranks send in a step, by dimension of parallelism.
-        messages: who sends what; None in a window if unchanged since the one before.
-        throughput: tokens, samples and model FLOP a second.
         experts, expert_details: how evenly tokens are spread over expert ranks, as means and step by step; None without
             all-to-alls that have split sizes.
         arrivals, transfers: which ranks came last to collectives of sequential steps, and how long these took by size;
             None and empty unless timed on several ranks.
-        pipeline: its bubble by stage; None without one.
         race: whether a repeated step has the same gradients overlapped and sequential; None if none was repeated.
         settled: the settled difference between the modes, over the windows of this start of the job so far; None if the
             window does not count.
@@ -252,7 +233,6 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
 
     @property
     def num_reporting(self) -> int:
-        """How many ranks the report speaks for."""
         return len(self.ranks) if self.num_ranks is msgspec.UNSET else self.num_ranks
 
     @property

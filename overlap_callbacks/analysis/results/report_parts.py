@@ -59,24 +59,20 @@ def compute_slowdowns(pairs: Sequence[PairTime]) -> dict[str, float]:
 
 
 def headline(report: Any) -> Parts:
-    """The headline figures."""
     yield _NONE, report.figures()
 
 
 def spreads(report: Any) -> Parts:
-    """The lowest and the highest rank of some of them."""
     yield _NONE, report.spread
 
 
 def window(report: Any) -> Parts:
-    """What a window cost, who was heard, and whether it counts."""
     yield _NONE, {"measurement_overhead": report.cost}
     yield _NONE, {"ranks_heard": report.num_reporting}
     yield _NONE, {name: float(getattr(report, name)) for name in ("valid", "verified", "complete", "control")}
 
 
 def collectives(report: Any) -> Parts:
-    """Bytes, calls and bus bandwidth of each collective."""
     by_name: dict[str, list[Any]] = {}
     for row in report.collectives:
         by_name.setdefault(row.operator.strip("_").replace(".", "_"), []).append(row)
@@ -113,21 +109,18 @@ def dimensions(report: Any) -> Parts:
 
 
 def modes(report: Any) -> Parts:
-    """Power and the device, of each mode."""
     for mode in () if report.power is None else report.power.modes:
         if report.valid or mode.mode is not Mode.SEQUENTIAL:
             yield {"mode": mode.mode.value}, mode
 
 
 def energy_of_tokens(report: Any) -> Parts:
-    """A mode's energy over the tokens of a step."""
     for labels, mode in modes(report) if report.tokens_per_step else ():
         if mode.energy_per_step_j is not None:
             yield labels, {"energy_per_token_j": mode.energy_per_step_j / report.tokens_per_step}
 
 
 def power_changes(report: Any) -> Parts:
-    """What overlap changes of energy and of the highest power."""
     if report.power is not None:
         yield _NONE, {
             "energy_saving_vs_sequential": energy_saving(report.power), "peak_w_vs_sequential": peak_rise(report.power),
@@ -135,7 +128,6 @@ def power_changes(report: Any) -> Parts:
 
 
 def slowdown(report: Any) -> Parts:
-    """The compute slowdown by cause."""
     if report.slowdown_shares is not None:
         yield _NONE, {name: report.slowdown_shares.of(cause) for name, cause in _CAUSES.items()}
     cause = report.power_verdict
@@ -144,14 +136,12 @@ def slowdown(report: Any) -> Parts:
 
 
 def memory(report: Any) -> Parts:
-    """Memory peaks of each mode."""
     for peak in report.memory:
         if report.valid or peak.mode is not Mode.SEQUENTIAL:
             yield {"mode": peak.mode.value}, peak
 
 
 def verdict(report: Any) -> Parts:
-    """The parts of a step as shares of it, and what bounds it."""
     compared = report.valid and not report.control
     found = measured_parts(report.figures(), report.spread, compared=compared)
     if found is None:
@@ -192,7 +182,6 @@ _MAX_STAGES = 16
 
 
 def bubble(report: Any) -> Parts:
-    """The bubble of a pipeline, of all ranks."""
     pipeline = report.pipeline
     if pipeline is None or not pipeline.is_valid:
         return
@@ -200,14 +189,12 @@ def bubble(report: Any) -> Parts:
 
 
 def stages(report: Any) -> Parts:
-    """The same of each stage."""
     pipeline = report.pipeline
     for stage in () if pipeline is None or not pipeline.is_valid else pipeline.stages[:_MAX_STAGES]:
         yield {"stage": str(stage.stage)}, {"stage_bubble_fraction": stage.fraction}
 
 
 def traffic(report: Any) -> Parts:
-    """Messages and bytes of each dimension, over all ranks."""
     for row in () if report.traffic is None else report.traffic.dimensions:
         yield _named(row.dimension), row
 
@@ -227,7 +214,6 @@ def all_traffic(report: Any) -> Parts:
 
 
 def race(report: Any) -> Parts:
-    """The outcome of the race check, where a step was checked."""
     check = report.race
     if check is not None and check.verdict is not RaceVerdict.NOT_CHECKED:
         yield _NONE, {

@@ -43,22 +43,14 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         schema_version: of the record's layout.
-        library_version, torch_version, python_version: versions of the software.
         started_at: wall clock, ISO 8601 with time zone.
-        hostname: of rank 0's machine.
+        hostname, device: of rank 0.
         framework: the adapter in use, with its framework's version.
-        world_size: ranks of the job.
-        backend: of the default process group.
-        device: name of the device that rank 0 trains on.
-        schedule: the options of the schedule.
-        units: unit of each figure, by name.
-        meanings: meaning of each figure, by name.
-        environment: what rank 0 runs on; None in a record of an older version.
-        workload: what the user tells of the job's work; None in a record of an older version.
+        units, meanings: of each figure, by name.
+        environment, workload: what rank 0 runs on, and what the user tells of the job's work; None in older records.
         hosts_named: False where hosts have numbers in the place of their names.
-        tells_end: whether the record has a line of kind ``end`` once the job has ended; False in a record of an older
-            version.
-        configuration: what the adapter read of the job, by name: model, buckets; empty in a record of an older version.
+        tells_end: whether the record has a line of kind ``end`` once the job has ended; False in older records.
+        configuration: what the adapter read of the job, by name: model, buckets; empty in older records.
     """
 
     schema_version: int = SCHEMA_VERSION

@@ -18,10 +18,7 @@ _LETTERS = {"O": Mode.OVERLAPPED, "S": Mode.SEQUENTIAL}
 class StepSeries(msgspec.Struct, frozen=True):
     """Consecutive steps of a window on one rank, in the order in which they ran.
 
-    Attributes:
-        first_step: number of the first.
-        step_ms: the time of each.
-        modes: a letter for each: ``O`` overlapped, ``S`` sequential; in lower case where its time does not count.
+    ``modes`` has a letter for each: ``O`` overlapped, ``S`` sequential; in lower case where its time does not count.
     """
 
     first_step: int
@@ -30,12 +27,7 @@ class StepSeries(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, first_step: int, steps: list[tuple[Mode, float, bool]]) -> StepSeries:
-        """A series.
-
-        Args:
-            first_step: number of the first step.
-            steps: mode of each, its time in milliseconds, and whether that counts.
-        """
+        """A series, of the mode of each step, its time in milliseconds, and whether that counts."""
         letters = {mode: letter for letter, mode in _LETTERS.items()}
         modes = [letters[mode] if counts else letters[mode].lower() for mode, _, counts in steps]
         return cls(first_step, tuple([round(time_ms, 4) for _, time_ms, _ in steps]), "".join(modes))
@@ -53,16 +45,13 @@ class Settled(msgspec.Struct, frozen=True):
     """How much longer a step is without overlap once the mode has lasted, over the windows of a run so far.
 
     Attributes:
-        value, ci_low, ci_high: the settled difference with its 95 % interval, as a fraction of an overlapped step.
-        short: the same in the short blocks of the windows.
-        short_steps: steps of such a block.
+        value: the settled difference, as a fraction of an overlapped step.
+        short: the same in the short blocks of the windows, of ``short_steps`` each.
         constant_steps: time constant of what follows the mode, in steps; 0 where nothing does.
         verdict: which of the values holds.
         at_least: where it is not settled, the least that the difference is in size, with its sign; None elsewhere, and
             where the difference shrinks.
         after_steps: the most steps in one mode after a change.
-        num_steps: counted steps that it rests on.
-        num_windows: that it rests on.
 
     Raises:
         ValueError: a step would take no time or less, or none that is known.
@@ -97,5 +86,4 @@ class Settled(msgspec.Struct, frozen=True):
 
     @property
     def estimate(self) -> Estimate:
-        """The settled difference."""
         return Estimate(self.value, self.ci_low, self.ci_high, self.num_steps, self.num_windows)

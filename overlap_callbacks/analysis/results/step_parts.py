@@ -19,7 +19,7 @@ class StepParts(NamedTuple):
     Attributes:
         compute_ms: compute, for as long as it takes alone.
         contention_ms: what compute takes longer beside communication; below zero where it was faster.
-        transfer_ms: communication beside which no compute ran, without ``waiting_ms`` and the bubble.
+        transfer_ms: exposed communication without ``waiting_ms`` and the bubble.
         waiting_ms: the part of exposed communication in which ranks waited for the one that comes last.
         bubble_ms: the bubble of a pipeline, with its idle time.
         idle_ms: neither compute nor communication; 0 where the bubble has it.
@@ -34,7 +34,6 @@ class StepParts(NamedTuple):
 
     @property
     def total_ms(self) -> float:
-        """Their sum: the step."""
         return sum(self)
 
 
@@ -49,12 +48,9 @@ def profiled_step_ms(figures: Mapping[str, Estimate]) -> float | None:
 
 
 def exposed_share(figures: Mapping[str, Estimate]) -> Estimate | None:
-    """Exposed communication as a share of an overlapped step under the profiler; None without a profile.
+    """Exposed communication of a window or a run as a share of an overlapped step under the profiler; None without one.
 
     Of the interval, that of the step's time is left out.
-
-    Args:
-        figures: of a window or of a run, by name.
     """
     total_ms, exposed = profiled_step_ms(figures), figures.get("exposed_comm_ms")
     if total_ms is None or exposed is None:
@@ -68,12 +64,9 @@ def exposed_share(figures: Mapping[str, Estimate]) -> Estimate | None:
 
 
 class LateRank(NamedTuple):
-    """The rank for which the others wait.
+    """The rank for which the others wait, and for how long per step, mean over the ranks.
 
-    Attributes:
-        rank: it.
-        waiting_ms: for so long, per step, mean over the ranks.
-        busy: whether it computes for longer than others; else it is idle for longer.
+    It computes for longer than others if it is ``busy``; else it is idle for longer.
     """
 
     rank: int
@@ -82,11 +75,9 @@ class LateRank(NamedTuple):
 
 
 def step_parts(figures: Mapping[str, Estimate], late: LateRank | None = None) -> StepParts | None:
-    """The parts of a step; None without a profile of overlapped steps.
+    """The parts of a step of a window or a run; None without a profile of overlapped steps.
 
-    Args:
-        figures: of a window or of a run, by name; those that compare with sequential steps only if they count.
-        late: the rank for which others wait; None if there is none.
+    Of the figures, those that compare with sequential steps are given only if they count.
     """
     value = {name: figure.value for name, figure in figures.items()}
     if not all(name in value for name in ("compute_busy_ms", "exposed_comm_ms", "idle_ms")):
@@ -109,10 +100,6 @@ def late_rank(figures: Mapping[str, Estimate], spread: Mapping[str, Spread]) -> 
     The last rank to come waits for nobody, so its communication is exposed for the shortest time. That alone may have
     other reasons: a rank may hide more. So the same rank must also be the one that computes longest, or that is idle
     longest, and the others wait no longer than by that difference.
-
-    Args:
-        figures: means over the ranks.
-        spread: the extremes over the ranks.
     """
     exposed, of_exposed = figures.get("exposed_comm_ms"), spread.get("exposed_comm_ms")
     if exposed is None or of_exposed is None:
@@ -132,10 +119,7 @@ def measured_parts(
 ) -> tuple[StepParts, LateRank | None] | None:
     """The parts of a window's step, and the rank for which others wait; None where they were not measured.
 
-    Args:
-        figures: means over the ranks.
-        spread: the extremes over the ranks.
-        compared: whether the window has sequential steps that were sequential. If not, contention is part of compute.
+    Unless it is ``compared`` with sequential steps that were sequential, contention is part of compute.
     """
     if not compared:
         figures = {name: figure for name, figure in figures.items() if name != "compute_busy_isolated_ms"}
@@ -166,7 +150,6 @@ class Bound(Enum):
 
 
 def times_ms(parts: StepParts) -> dict[Bound, float]:
-    """What each of them takes of a step."""
     return {
         Bound.COMPUTE: parts.compute_ms + parts.contention_ms,
         Bound.COMMUNICATION: parts.transfer_ms,
@@ -192,13 +175,7 @@ _TOO_LONG = 1e15
 
 
 class StepShare(NamedTuple):
-    """A part of the step.
-
-    Attributes:
-        name: a dimension of parallelism; ``bubble``, ``compute`` (with contention) or ``idle``.
-        ms: per step.
-        fraction: of the step.
-    """
+    """A part of the step: a dimension of parallelism; ``bubble``, ``compute`` (with contention) or ``idle``."""
 
     name: str
     ms: float
@@ -213,11 +190,6 @@ def step_shares(
     A dimension has the time in which it is in flight and no compute runs. Messages that wait for their peer are the
     bubble's. Where several dimensions are in flight at once, their times are scaled down to the exposed communication
     of the step.
-
-    Args:
-        dimensions: of a window.
-        parts: of its step.
-        figures: of the window.
     """
     total_ms = parts.total_ms
     if not dimensions or not 0 < total_ms < _TOO_LONG:

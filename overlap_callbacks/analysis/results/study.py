@@ -25,8 +25,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, order=True):
         strategy: ``ddp``, ``fsdp2``, ``zero3``, ``tp`` or ``pp``.
         batch: sequences or images of a micro-batch on each rank.
         precision: ``fp32``, ``tf32``, ``fp16`` or ``bf16``.
-        power_cap_w: limit of each device's power; None for its own.
-        clock_cap_mhz: limit of each device's clock; None for its own.
+        power_cap_w, clock_cap_mhz: limits of each device; None for its own.
     """
 
     model: str
@@ -40,10 +39,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, order=True):
 class StudyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Figures of one configuration, over all its counted windows and ranks. What was not measured is None.
 
-    Attributes:
-        values: by the key of the catalogue of figures, e.g. ``overlap/compute_slowdown`` or ``power/overlapped_avg_w``.
-        num_windows: windows that count.
-        num_steps: counted steps of each mode.
+    ``values`` are by the keys of the catalogue, e.g. ``power/overlapped_avg_w``; ``num_steps`` is that of each mode.
     """
 
     values: dict[str, Estimate]
@@ -55,15 +51,11 @@ class StudyStart(msgspec.Struct, frozen=True, kw_only=True, tag="start", tag_fie
     """What a study was asked for, and where it ran.
 
     Attributes:
-        configurations: in the order in which they were asked for.
-        ranks: of each job.
         scale: by which the presets' sizes are shrunk; 1 for the models as published.
         steps: measured steps of each mode.
         device: name of the ranks' device, such as ``NVIDIA H100 80GB HBM3``, or of the CPU.
         link: ``gloo``, ``nccl`` or ``loopback``.
-        versions: of the packages that matter, by name.
-        started_at: date and time, ISO 8601.
-        options: everything else that a resumed study must have alike.
+        options: everything else that must be the same in a resumed study.
     """
 
     configurations: tuple[Configuration, ...]
@@ -79,13 +71,10 @@ class StudyStart(msgspec.Struct, frozen=True, kw_only=True, tag="start", tag_fie
 
 
 class StudyRow(msgspec.Struct, frozen=True, kw_only=True, tag="row", tag_field="line"):
-    """One configuration, trained once.
+    """One configuration, trained once, with the time that this took.
 
     Attributes:
-        configuration: it.
-        seconds: that it took, with its start.
-        figures: None where it failed.
-        failure: why it failed, in a line; None where it did not.
+        failure: why it failed, in a line; None where it did not, and has ``figures``.
         record: path of the job's record, relative to the folder of results.
         model: sizes of the model as trained, e.g. layers, hidden, parameters.
     """

@@ -26,12 +26,7 @@ from overlap_callbacks.analysis.results.settled import StepSeries
 
 
 class MemoryPeak(msgspec.Struct, frozen=True, gc=False):
-    """Bounds of the highest memory that tensors held at any time in the steps of one mode.
-
-    Attributes:
-        mode: side of the comparison on which the steps count.
-        at_least_bytes, at_most_bytes: bounds of the peak; the upper one is None if unknown.
-    """
+    """Bounds of the most memory that tensors held at any time in the steps of one mode; ``None`` for no bound."""
 
     mode: Mode
     at_least_bytes: int
@@ -46,10 +41,7 @@ class MemoryPeak(msgspec.Struct, frozen=True, gc=False):
 class Rhythm(msgspec.Struct, frozen=True):
     """Recurring steps that take longer than the others: logging, say, or waiting for a loader's worker.
 
-    Attributes:
-        period, phase: step n is one of them if ``n % period == phase``.
-        extra_ms: extra time over a usual step; negative if they are shorter.
-        step_ms: time of a usual step.
+    Step n is one of them if ``n % period == phase``. They take ``extra_ms`` more than a usual step of ``step_ms``.
     """
 
     period: int
@@ -81,11 +73,9 @@ class TimedBlock(msgspec.Struct, frozen=True):
 
 
 class ProfiledBlock(msgspec.Struct, frozen=True):
-    """Kernel times of one profiled block, per counted step.
+    """Kernel times of one profiled block, per counted step; ``TimedBlock`` has the same fields besides.
 
     Attributes:
-        mode, block, steps, kinds: as in ``TimedBlock``.
-        num_steps: counted steps.
         compute_ms, comm_ms: sums of the compute and of the communication kernels' times.
         compute_busy_ms, comm_busy_ms: lengths of the unions of their intervals.
         hidden_comm_ms: part of ``comm_busy_ms`` during which compute ran.
@@ -117,15 +107,12 @@ class ProfiledBlock(msgspec.Struct, frozen=True):
 
 
 class CollectiveTime(msgspec.Struct, frozen=True):
-    """One kind of collective on one group, per step.
+    """One kind of collective, by its ``c10d`` operator, on one group, per step.
 
     Attributes:
-        operator: the ``c10d`` operator.
-        group, group_size, backend, dimension: the group's name, ranks, backend and dimension of parallelism.
-        messages: collectives per step.
-        bytes_in, bytes_out: bytes per step of the tensors read and written on a rank.
-        isolated_ms: time per step in sequential mode, from issue to end; None if not serialised.
-        timed_bytes: bytes per step that ``isolated_ms`` covers, the larger of read and written; None if not serialised.
+        bytes_in, bytes_out: of the tensors read and written on a rank.
+        isolated_ms: time in sequential mode, from issue to end; None if not serialised.
+        timed_bytes: bytes that ``isolated_ms`` covers, the larger of read and written; None if not serialised.
             Coalesced collectives, for example, are not timed.
         kernels_ms: time of its kernels per sequential step; None if a profile cannot tell them from others.
         transfer_ms: transfer time per sequential step: the least over the ranks, since earlier ranks wait for the last.
@@ -167,14 +154,11 @@ class CollectiveTime(msgspec.Struct, frozen=True):
 
 
 class DimensionTime(msgspec.Struct, frozen=True):
-    """The communication of one dimension of parallelism, per step.
+    """The communication (collectives, sends, receives) of one dimension of parallelism, per step.
 
     Attributes:
-        dimension: ``data``, ``tensor``, ``pipeline``, ...
-        messages: collectives, sends and receives.
         bytes_in: bytes of the tensors read.
-        comm_ms: time in which it is in flight in an overlapped step.
-        exposed_ms: the part of it without compute.
+        comm_ms, exposed_ms: time in which it is in flight in an overlapped step, and the part of it without compute.
         kernels_ms, kernels_isolated_ms: sums of its kernels' times in an overlapped and a sequential step. In a report,
             without waiting for the last rank if the kernels of all ranks could be compared.
     """
@@ -202,12 +186,10 @@ class SmLoss(msgspec.Struct, frozen=True):
     """Predicted loss of compute kernels to the SMs that communication holds, from their grids; per step.
 
     Attributes:
-        num_sms: SMs of the device.
         sms_held: mean SMs that communication kernels hold while compute runs at the same time.
         concurrent_ms: time of compute kernels during communication.
         modelled_ms: the part of it with a known launch in both modes.
-        from_sms_ms: predicted extra time because fewer blocks run at a time.
-        from_waves_ms: predicted extra time because a further wave is needed.
+        from_sms_ms, from_waves_ms: predicted extra time because fewer blocks run at a time, and for further waves.
     """
 
     num_sms: int
@@ -225,41 +207,31 @@ class RankWindow(msgspec.Struct, frozen=True):
     the samples in a record lack them.
 
     Attributes:
-        rank, window, first_step, num_steps: which rank, and which steps.
-        complete: False if the window was cut short.
         backend, device: of the default group (empty without one), and the device's name.
         wall_ms: host time from the first step to the last, instruments included.
-        timed, profiled: its blocks.
         kernels: the kernels with the most time.
         pairs: what each kernel family loses during each kind of collective, and vice versa.
-        dimensions: communication by dimension of parallelism.
         pictures, power_trace, series: a profiled step of each mode, power against time, the unprofiled steps in order;
             on rank 0 only.
         collectives: those of the recorded step.
-        power: of the devices that this rank reads.
         power_elsewhere: whether another rank of the node reads this rank's device.
         problems: why parts of the window are missing or do not count.
         doubts: why its sequential steps or its profile cannot be trusted; any makes the window invalid.
         num_sms: SMs (AMD: compute units) of the device; 0 if unknown, and on CPU.
         dimension_pairs: what compute families lose during the communication of each dimension; without kernels that ran
             alone.
-        sm_loss: predicted loss to the SMs that communication holds; None unless launches and device limits are known.
-        environment: what the rank runs on.
+        sm_loss: None unless launches and device limits are known.
         memory: bounds of its memory peak in each mode; empty on CPU.
         report_cpu_ms: CPU time of the reporting thread for this window, while later steps ran.
         let_pass: what its sequential steps did not serialise. The window is invalid if no rank has a profile of
             sequential steps, which would show whether that overlapped compute.
         terms: digest of what all ranks must agree on (schedule, form of sequential mode, first step), if known.
         lost_ms: training time lost to the window and to slower steps after it, and to the report of the window before;
-            None if unknown. Noise may make it negative.
-        lost_low_ms, lost_high_ms: its 95 % interval; None if there is none.
+            None if unknown. Noise may make it negative. Its 95 % interval is None if there is none.
         usual_step_ms: time of an overlapped step, up to the start of the next; of the steps before the window if it was
             cut short, and in records of earlier versions; 0 if ``lost_ms`` is unknown.
-        messages: what it sends in the recorded step.
-        experts: how evenly its tokens were spread.
         arrivals: times of some of its collectives in sequential steps.
         calls: kernels of its collectives in profiled steps.
-        race: result of repeating a step.
         lower_bound: whether there may be more communication than its profile shows.
         rhythms: those that rank 0 knew when it planned the window; the same on every rank.
         left_out: counted steps left out as far longer than others of their mode: overlapped, sequential.
