@@ -126,6 +126,19 @@ def test_a_command_is_run_and_ended_once_a_window_counts(tmp_path: Path) -> None
     assert (again.exit_code, "has a record already" in again.output) == (2, True)
 
 
+@pytest.mark.parametrize(("windows", "code"), [("3", 0), ("4", 2)])
+def test_a_command_that_fails_with_its_last_window_has_done_enough(
+    run: str, tmp_path: Path, windows: str, code: int
+) -> None:
+    script = f'mkdir -p "${RUN_DIR}" && ln -s {run}/overlap.jsonl "${RUN_DIR}"; exit 3'
+    result = invoke(
+        "check", "--max", "e2e_overlapped_ms=60000", "--windows", windows, "--run-dir", str(tmp_path / "record"),
+        "--", "sh", "-c", script,
+    )  # fmt: skip
+    assert result.exit_code == code, result.output
+    assert ("the command failed (exit code 3)" in result.output) == (code == 2)
+
+
 @pytest.mark.parametrize(
     ("command", "says"),
     [

@@ -208,6 +208,7 @@ def test_tables_for_people() -> None:
         ),
         (["--layers", "3", "--hidden", "64"], "give --model, or all its sizes: --sequence, --vocabulary missing"),
         (["--model", "gpt3-6.7b", "--pp", "2", "--stages", "16,x"], "stages must be numbers with commas between them"),
+        (["--model", "gpt2", "--pp", "2", "--stages", "6,,6"], "stages must be numbers with commas between them"),
         (["--model", "gpt3-6.7b", "--check", "nowhere"], "no record at"),
     ],
 )

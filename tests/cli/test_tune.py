@@ -113,6 +113,8 @@ def test_a_command_that_gives_no_step_times_ends_in_rows_that_say_why(tmp_path: 
     assert "Failed: A=1; A=2: the command ended and no steps were timed: is the library attached in it" in result.stdout
     again = invoke("tune", "--env", "A=1,2", "-o", folder, "--", "true")
     assert (again.exit_code, "has results already" in again.output) == (2, True)
+    of_file = invoke("tune", "--resume", f"{folder}/tune.jsonl")
+    assert (of_file.exit_code, "is a file" in of_file.output) == (2, True)
 
 
 def test_runs_that_do_not_fit_into_the_time_are_left_for_later(tmp_path: Path) -> None:

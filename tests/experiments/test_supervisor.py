@@ -59,8 +59,14 @@ def test_an_interrupt_ends_the_command_and_goes_on_to_the_caller(tmp_path: Path)
             raise KeyboardInterrupt
         return False
 
+    running: list[list[int]] = []
     with pytest.raises(KeyboardInterrupt):
-        run(tmp_path, DEAF, is_done=interrupt)
+        run(
+            tmp_path, DEAF, is_done=interrupt,
+            on_interrupt=lambda: running.append(processes_with(RUN_DIR, str(tmp_path))),
+        )  # fmt: skip
+    assert len(running) == 1
+    assert running[0], "the command was ended before anybody was told"
     assert processes_with(RUN_DIR, str(tmp_path)) == []
 
 

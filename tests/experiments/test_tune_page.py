@@ -12,6 +12,7 @@ from rich.console import Console
 
 from overlap_callbacks.experiments.tune.combinations import Axis, Kind
 from overlap_callbacks.experiments.tune.ranking import ranked
+from overlap_callbacks.experiments.tune.sweep import Tune
 from overlap_callbacks.experiments.tune.view import tuning_document
 from overlap_callbacks.report import terminal
 from overlap_callbacks.report.html import as_html, write_document
@@ -20,6 +21,12 @@ from tests.report.html.test_page import charts_of, text_of
 
 # A step under each NCCL_MAX_CTAS and bucket size; the last one fails.
 STEP_MS = [(ms, ms + 1, ms - 1, ms + 0.5) for ms in (100, 90, 120, 80, 70, 99, 85, 74)]
+
+
+def printed(found: Tune) -> str:
+    console = Console(width=80, file=io.StringIO(), record=True)
+    console.print(terminal.drawn(tuning_document(found, ranked(found))))
+    return "\n".join(line.rstrip() for line in console.export_text().splitlines())
 
 
 def test_it_has_a_chart_for_each_axis_and_the_line_to_use(tmp_path: Path, opened: Callable[..., Any]) -> None:
@@ -42,6 +49,15 @@ def test_it_has_a_chart_for_each_axis_and_the_line_to_use(tmp_path: Path, opened
 def test_a_tuning_of_which_nothing_was_measured_has_a_page(tmp_path: Path) -> None:
     found = results(tmp_path, [], failed=(0, 1, 2))
     assert "No combination was measured." in text_of(as_html(tuning_document(found, ranked(found))))
+    assert len(re.findall(r"^ +(?:25|5|1) +failed +0$", printed(found), re.MULTILINE)) == 3
+
+
+def test_settings_whose_names_look_like_marks_of_columns_keep_them(tmp_path: Path) -> None:
+    axes = Axis(Kind.ARG, "--lr", ("1", "2")), Axis(Kind.ENV, "_FOO", ("3", "4")), Axis(Kind.ARG, "+~*", ("5", "6"))
+    found = results(tmp_path, [(100 + number, 101) for number in range(8)], *axes)
+    assert re.search(r" --lr +_FOO +\+~\* ", printed(found))
+    page = as_html(tuning_document(found, ranked(found)))
+    assert all(f">{axis.name}<" in page for axis in axes)
 
 
 def test_what_is_left_is_told_with_how_to_go_on(tmp_path: Path) -> None:
@@ -64,9 +80,7 @@ def test_what_a_command_says_cannot_leave_its_place(tmp_path: Path) -> None:
 
 def test_the_terminal_has_the_verdict_the_ranked_table_and_the_line_to_use(tmp_path: Path) -> None:
     found = results(tmp_path, STEP_MS, CTAS, BUCKETS, failed=(8,))
-    console = Console(width=80, file=io.StringIO(), record=True)
-    console.print(terminal.drawn(tuning_document(found, ranked(found))))
-    text = console.export_text()
+    text = printed(found)
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     words = " ".join(text.split())

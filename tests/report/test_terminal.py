@@ -76,17 +76,26 @@ def test_columns_of_one_medium_and_intervals_below_their_figures() -> None:
     columns = heads("+*Job", "-*Model", "-Batch", "Slowdown", "_95% interval", "Steps")
     row = (Cell("a, 4"), Cell("a"), Cell("4"), Cell("+17.6%"), Cell("+16.1% to +19.0%"), Cell("9"))
     bare = (Cell("b, 4"), Cell("b"), Cell("4"), Cell("+1.0%"), Cell(""), Cell("8"))
+    bounds = (Cell("c, 4"), Cell("c"), Cell("4"), Cell(""), Cell("up to +2.0%"), Cell("7"))
     console = Console(width=60, record=True, file=io.StringIO())
-    for part in terminal.drawn_table(Table("Jobs", columns, (row, bare))):
+    for part in terminal.drawn_table(Table("Jobs", columns, (row, bare, bounds))):
         console.print(part)
     text = console.export_text()
     assert "Model" not in text
     assert re.search(r"Slowdown *\nJob +95% interval +Steps", text)
     assert re.search(r"a, 4 +\+17\.6% +9 *\n +\+16\.1% to \+19\.0% *\n *b, 4 +\+1\.0% +8", text)
+    assert re.search(r"c, 4 +- +7 *\n +up to \+2\.0%", text)
     page = blocks_html(Table("Jobs", columns, (row, bare)))
     assert [head for head in ("Job", "Model", "Batch", "95% interval") if f">{head}<" in page] == [
         "Model", "Batch", "95% interval",
     ]  # fmt: skip
+
+
+def test_columns_without_any_text_are_left_out_and_words_count() -> None:
+    rows = tuple((Cell(name), Cell(""), Cell("", 1.0), Cell(note)) for name, note in (("a", ""), ("b", "failed")))
+    shown = Table("Jobs", heads("*Job", "Step", "Change", "Note"), rows).without_empty_columns()
+    assert [head.text for head in shown.columns] == ["Job", "Note"]
+    assert [[cell.text for cell in row] for row in shown.rows] == [["a", ""], ["b", "failed"]]
 
 
 def blocks_html(table: Table) -> str:

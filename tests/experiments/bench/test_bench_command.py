@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from overlap_callbacks.analysis.results.bench import FILE_NAME, GemmRound
+from overlap_callbacks.cli import bench
 from overlap_callbacks.experiments.bench import session
 from overlap_callbacks.experiments.bench.results import Bench
 from overlap_callbacks.experiments.bench.site import Ranks
@@ -131,10 +132,32 @@ def test_resume_refuses_other_options_and_other_folders(tmp_path: Path) -> None:
     dataclasses.replace(gemm_results(), folder=tmp_path).open().close()
     folder = str(tmp_path)
     assert "leave out --n" in invoke("bench", "gemm-allreduce", "--resume", folder, "--n", "64").output
-    assert "resume it with that command" in invoke("bench", "collectives", "--resume", folder).output
+    for begun in (folder, f"{folder}/{FILE_NAME}"):
+        assert "resume it with that command" in invoke("bench", "collectives", "--resume", begun).output
     assert "has results already" in invoke("bench", "gemm-allreduce", "-o", folder).output
     (tmp_path / "empty").mkdir()
     assert "cannot be read" in invoke("bench", "collectives", "--resume", str(tmp_path / "empty")).output
+
+
+def test_results_whose_page_cannot_be_written_are_printed_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = dataclasses.replace(gemm_results(), folder=tmp_path)
+    file = results.open()
+    for line in results.lines:
+        file.write(line)
+    file.close()
+    monkeypatch.setattr(bench, "_launch", lambda *_: True)
+    page = tmp_path / "bench.html"
+    for is_in_the_way in (False, True):
+        if is_in_the_way:
+            page.unlink()
+            page.mkdir()
+        result = invoke("bench", "gemm-allreduce", "--resume", str(tmp_path / FILE_NAME), "--json")
+        assert result.exit_code == int(is_in_the_way), result.output
+        assert json.loads(result.stdout)["points"]
+        assert ("The page cannot be written: " in result.stderr) == is_in_the_way
+        assert f"The results are in {tmp_path / FILE_NAME}." in result.stderr
 
 
 def test_a_file_is_read_up_to_what_is_broken_and_appended_to_on_a_line_of_its_own(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from overlap_callbacks.experiments.caps.capped import capped
 from overlap_callbacks.experiments.caps.settings import CapError, Caps
+from overlap_callbacks.experiments.supervisor import processes_with
 from tests.instruments.power.fakes import build
 from tests.margins import PATIENCE_S
 
@@ -97,12 +98,12 @@ def _state(file: Path) -> tuple[float, float, float, float]:
     return values[0], values[1], values[16], values[17]
 
 
-def _start(way: str, folder: Path, library: Path, plan: str = "") -> subprocess.Popen[str]:
+def _start(way: str, folder: Path, library: Path, plan: str = "", **variables: str) -> subprocess.Popen[str]:
     folder.mkdir(exist_ok=True)
     state = folder / "state"
     if not state.exists():
         state.write_bytes(_STATE.pack(*[BEFORE_W] * 16, *[0.0] * 16, 0, plan.encode()))
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(library.parent), "FAKE_STATE": str(state)}
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(library.parent), "FAKE_STATE": str(state), **variables}
     return subprocess.Popen(
         [sys.executable, "-c", _PROGRAM, way, str(folder / "journal")],
         env=environment,
@@ -171,6 +172,19 @@ def test_ways_out_with_a_driver_that_fails_to_put_back_at_first(vendor: str, tmp
         for process in started.values():
             process.kill()
             process.communicate()
+
+
+def test_a_supervisor_that_kills_a_command_spares_the_keeper_of_its_caps(tmp_path: Path) -> None:
+    mark = f"OVERLAP_CALLBACKS_COMMAND_{os.getpid()}"  # as supervise marks all processes of a command
+    process = _start("end", tmp_path, build.nvml(), **{mark: "1"})
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "capped\n"
+        assert processes_with(mark, "1") == [process.pid]
+    finally:
+        process.kill()
+        process.communicate()
+    assert _await_before(tmp_path)
 
 
 def test_without_root_a_cap_is_refused_and_no_cap_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,10 +188,13 @@ def test_products_beside_all_reduces_are_shown_where_they_lie(tmp_path: Path) ->
 
 
 def test_a_study_of_which_nothing_was_measured_has_a_page() -> None:
-    failed = [row(configuration(batch=batch), failure=f"exit code {batch % 6}") for batch in range(1, 13)]
-    text = text_of(html_of("study", *of_rows(failed)))
-    assert "No configuration was measured." in text
-    assert "Failed: gpt3-xl FSDP2 batch 1; gpt3-xl FSDP2 batch 7: exit code 1" in text
+    more = "More failed, for other reasons; the table has all."
+    for reasons in (5, 6):
+        failed = [row(configuration(batch=batch), failure=f"exit code {batch % reasons}") for batch in range(1, 13)]
+        text = text_of(html_of("study", *of_rows(failed)))
+        assert "No configuration was measured." in text
+        assert f"Failed: gpt3-xl FSDP2 batch 1; gpt3-xl FSDP2 batch {reasons + 1}" in text
+        assert (text.count("Failed: "), more in text) == (5, reasons > 5)
     alike = [row(configuration(batch=batch), failure="out of memory") for batch in range(1, 9)]
     assert "batch 3 and 5 more: out of memory" in text_of(html_of("study", *of_rows(alike)))
     assert "No configuration was measured." in text_of(html_of("study", start([configuration()]), []))

@@ -54,6 +54,12 @@ def test_another_axis_has_no_scaling_factor(folders: list[Path]) -> None:
     assert "Scaling factor" not in titles
 
 
+@pytest.mark.parametrize("axis", ["--lr", "*~+"])
+def test_an_axis_whose_name_looks_like_marks_of_a_column_keeps_it(tmp_path: Path, axis: str) -> None:
+    runs = [write_sized(tmp_path / f"r{n}", 2, settings={axis: n}) for n in (1, 2)]
+    assert f">{axis}</button></th>" in page([read(run) for run in runs], axis)
+
+
 def test_runs_without_tokens_say_what_is_missing(tmp_path: Path) -> None:
     runs = [write(tmp_path / f"r{n}", window(), run=run_info(world_size=n)) for n in (2, 4)]
     text = text_of(page([read(run) for run in runs]))
