@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from overlap_callbacks.analysis.environment.job import pooled_environment
+from overlap_callbacks.analysis.environment.job import add_environments, environment_of, pooled_environment
 from overlap_callbacks.analysis.environment.lint import add_traits, lint_job, traits_of
-from overlap_callbacks.analysis.environment.sums import add_environments, environment_of
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, RankEnvironment
 from overlap_callbacks.analysis.results.window import RankWindow
 from tests.samples import window

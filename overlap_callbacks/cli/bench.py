@@ -284,7 +284,7 @@ def _peak(text: str | None) -> Any:
 
 
 def _byte_sizes(text: str | None, option: str) -> tuple[int, ...]:
-    from overlap_callbacks.analysis.bench.sizes import bytes_of
+    from overlap_callbacks.analysis.bench import bytes_of
 
     return tuple([bytes_of(part, option) for part in words(text)])
 

@@ -16,8 +16,7 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules, safe_text
-from overlap_callbacks.analysis.kernels.copies import is_copy
-from overlap_callbacks.analysis.kernels.table import Indices
+from overlap_callbacks.analysis.kernels.table import Indices, is_copy
 from overlap_callbacks.traces.collect import Numbers
 from overlap_callbacks.traces.columns import Array
 from overlap_callbacks.traces.events import Args

@@ -13,10 +13,19 @@ import numpy as np
 
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.intervals import Intervals
-from overlap_callbacks.analysis.kernels.copies import as_communication, may_communicate, within_device
 from overlap_callbacks.analysis.kernels.issued import COPIED
-from overlap_callbacks.analysis.kernels.placement import step_of, step_of_kernels
-from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, LaunchShape, collectives_of
+from overlap_callbacks.analysis.kernels.table import (
+    Indices,
+    KernelTable,
+    Kind,
+    LaunchShape,
+    as_communication,
+    collectives_of,
+    may_communicate,
+    step_of,
+    step_of_kernels,
+    within_device,
+)
 from overlap_callbacks.traces.checks import ambiguous_collectives, copying_collectives, foreign_events
 from overlap_callbacks.traces.collect import Numbers
 from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives, RangeDetail, hints_from_ranges

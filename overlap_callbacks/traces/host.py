@@ -14,8 +14,7 @@ from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.host import own_time, uncounted_note
-from overlap_callbacks.analysis.kernels.placement import step_of
-from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, StringTable, collectives_of
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, StringTable, collectives_of, step_of
 from overlap_callbacks.traces import columns
 from overlap_callbacks.traces.checks import MAX_SUSPECTS, foreign_events, likeness
 from overlap_callbacks.traces.collect import (

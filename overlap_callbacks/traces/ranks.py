@@ -17,8 +17,7 @@ import numpy as np
 
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.exact_sums import sums_by
-from overlap_callbacks.analysis.kernels.copies import copies_of
-from overlap_callbacks.analysis.kernels.table import Indices, Kind
+from overlap_callbacks.analysis.kernels.table import Indices, Kind, copies_of
 from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
 from overlap_callbacks.traces.figures import CollectiveSize, CollectiveSkew, RankTime
 from overlap_callbacks.traces.trace import Trace

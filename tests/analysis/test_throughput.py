@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
-from overlap_callbacks.analysis.communication.equations import iteration_flop
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import PRESETS, ModelShape, preset
 from overlap_callbacks.analysis.communication.step_time import step_flop as job_flop
@@ -16,6 +15,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import Throughput
 from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.throughput import run_throughput, step_flop, throughput_of
+from tests.analysis.communication.paper_flop import iteration_flop
 from tests.environments import gpu_rank, samples
 
 

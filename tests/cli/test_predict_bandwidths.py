@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.analysis.bench.sizes import powers_of_two
+from overlap_callbacks.analysis.bench import powers_of_two
 from overlap_callbacks.experiments.bench.results import Bench
-from tests.analysis.bench.results import gemm_results, transfer_results
+from tests.analysis.bench_results import gemm_results, transfer_results
 from tests.commands import invoke
 
 JOB = ("--model", "gpt2", "--pp", "2", "--dp", "2", "--global-batch", "8", "--peak", "100")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from overlap_callbacks.analysis.environment import job, privacy, sums
+from overlap_callbacks.analysis.environment import job, privacy
 from overlap_callbacks.analysis.environment.lint import RULES
 from tests.docs.conftest import DOCS
 
@@ -24,5 +24,5 @@ def test_the_variables_that_are_kept_are_named() -> None:
 
 
 def test_the_limits_are_those_of_the_code() -> None:
-    for number in (privacy.MAX_VALUE_LENGTH, privacy.MAX_VARIABLES, sums.MAX_PLACES, job.MAX_DIFFERENCES):
+    for number in (privacy.MAX_VALUE_LENGTH, privacy.MAX_VARIABLES, job.MAX_PLACES, job.MAX_DIFFERENCES):
         assert re.search(rf"\b{number}\b", _TEXT)

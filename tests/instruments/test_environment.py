@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from overlap_callbacks.analysis.environment.sums import cpus_of
+from overlap_callbacks.analysis.environment.job import cpus_of
 from overlap_callbacks.instruments import device, environment
 from overlap_callbacks.instruments.environment import EnvironmentReader, cpu_list
 from tests.margins import near

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.bench.figures import TransferFigures
+from overlap_callbacks.analysis.bench import TransferFigures
 from overlap_callbacks.analysis.bus_bandwidth import ring_steps, wire_factor
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.predicted import sent_rows

@@ -1,4 +1,4 @@
-"""Equations 1 to 11 of "Understanding Communication Characteristics of Distributed Training" (APNet '24).
+"""Equations of "Understanding Communication Characteristics of Distributed Training" (APNet '24).
 
 They are the paper's own forms with its approximations: layers split evenly, N/(pt) parameters on a rank, no message of
 the embedding. ``p`` is pipeline stages, ``t`` tensor-parallel ranks, ``d`` replicas, ``m`` micro-batches of a step and
@@ -54,11 +54,6 @@ def bubble_ms(*, p: int, micro_batch_ms: float, chunks: int = 1) -> float:
     return (p - 1) * micro_batch_ms / chunks
 
 
-def iteration_of_micro_batches_ms(*, m: int, micro_batch_ms: float, bubble_ms: float, data_ms: float) -> float:
-    """Equation 6: equation 1 in terms of one micro-batch."""
-    return m * micro_batch_ms + bubble_ms + data_ms
-
-
 def bubble_ratio(*, bubble_ms: float, iteration_ms: float) -> float:
     """Equation 7, as it is defined: the bubble as a fraction of the step."""
     return bubble_ms / iteration_ms
@@ -88,11 +83,3 @@ def compute_ms(*, m: int, micro_batch_flop: float, utilisation: float, peak_flop
 def parameters(*, layers: int, hidden: int, vocabulary: int, sequence: int) -> float:
     """Equation 10: parameters of a GPT: 12lh²(1 + 13/(12h) + (V+s)/(12lh)). It leaves out the last layer norm's 2h."""
     return 12 * layers * hidden**2 * (1 + 13 / (12 * hidden) + (vocabulary + sequence) / (12 * layers * hidden))
-
-
-def iteration_flop(*, batch: int, sequence: int, layers: int, hidden: int, vocabulary: int) -> float:
-    """Equation 11: FLOP of a step with full recomputation on all ranks: 96bslh²(1 + s/(6h) + V/(16lh))."""
-    return (
-        96 * batch * sequence * layers * hidden**2
-        * (1 + sequence / (6 * hidden) + vocabulary / (16 * layers * hidden))
-    )  # fmt: skip

@@ -2,11 +2,251 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Annotated
 
-from overlap_callbacks.analysis.environment.sums import EnvironmentSums, Values, all_found
+import msgspec
+from msgspec.structs import replace
+
 from overlap_callbacks.analysis.formatting import DASH
-from overlap_callbacks.analysis.results.environment import Difference, JobEnvironment, RanksValue, Transport
+from overlap_callbacks.analysis.identities import Identities, add_identities, digest
+from overlap_callbacks.analysis.rank_set import RankSet, union
+from overlap_callbacks.analysis.results.environment import (
+    PCIE,
+    Difference,
+    JobEnvironment,
+    RankEnvironment,
+    RankPlace,
+    RanksValue,
+    Transport,
+)
+from overlap_callbacks.analysis.sums import distinct, first, of_lowest, struct_sum, table_sum
+
+# What a record keeps of a large job. Counts are of all ranks.
+MAX_PLACES = 64
+# Hosts that are kept one by one: a leader has up to 64 members.
+MAX_HOSTS = 64
+# Values of one name that are kept, those of most ranks, and names of variables.
+MAX_VALUES_KEPT = 12
+MAX_NAMES = 128
+# Of so many variables with several values, all runs of ranks are kept that a set keeps; of others, so few.
+_MAX_DIFFERING = 24
+_FEW_RUNS = 3
+
+COMPARED = ("torch", "cuda", "hip", "nccl", "driver", "device")
+
+
+class Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A value, None where it is not set, and the ranks that have it."""
+
+    value: str | None
+    ranks: Annotated[RankSet, union]
+
+
+class Values(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The values of a name.
+
+    Attributes:
+        values: those of most ranks.
+        num_more: values that are not kept; of several parts that had to drop the same, each counts.
+    """
+
+    values: tuple[Value, ...]
+    num_more: int = 0
+
+    @property
+    def common(self) -> str | None:
+        """The value that all ranks have; None if they have several, or none is set."""
+        return self.values[0].value if len(self.values) == 1 and not self.num_more else None
+
+
+class HostsFound(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What was found on hosts.
+
+    Attributes:
+        shared: whether ranks share a host.
+        linked: whether two of these are on one GPU, or on two that NVLink connects.
+        not_linked: whether two are on GPUs that NVLink does not connect.
+        rank_unknown: whether one of them does not know its GPU, or what NVLink connects.
+        no_pcie: whether the GPU of one is not known to be connected with its host by PCIe.
+        crowded: lowest rank of the first host whose ranks have more threads than CPUs, and that in words; None without.
+    """
+
+    shared: Annotated[bool, any] = False
+    linked: Annotated[bool, any] = False
+    not_linked: Annotated[bool, any] = False
+    rank_unknown: Annotated[bool, any] = False
+    no_pcie: Annotated[bool, any] = False
+    crowded: Annotated[tuple[int, str] | None, of_lowest] = None
+
+
+add_found = struct_sum(HostsFound)
+
+
+class Host(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The ranks of one host.
+
+    Attributes:
+        identity: of the machine.
+        lowest: the lowest of its ranks, and the host's name there.
+        num_ranks: its ranks.
+        num_threads: threads of their operators, in all.
+        threads_known: whether every rank tells its threads and CPUs.
+        cpus: the lists of CPUs that they may use.
+        num_known: ranks that know their GPU, and which others it reaches by NVLink.
+        gpus: PCI addresses of the GPUs of these.
+        reached: those that any of them reaches by NVLink.
+        reached_by_all: those that each of them reaches by NVLink, or is; None without such ranks.
+        no_pcie: as in ``HostsFound``.
+    """
+
+    identity: str
+    lowest: Annotated[tuple[int, str], min]
+    num_ranks: int
+    num_threads: int
+    threads_known: Annotated[bool, all]
+    cpus: Annotated[tuple[str, ...], distinct]
+    num_known: int
+    gpus: Annotated[tuple[str, ...], distinct]
+    reached: Annotated[tuple[str, ...], distinct]
+    reached_by_all: Annotated[tuple[str, ...] | None, _in_all]
+    no_pcie: Annotated[bool, any]
+
+
+def _in_all(parts: Sequence[tuple[str, ...] | None]) -> tuple[str, ...] | None:
+    known = [set(part) for part in parts if part is not None]
+    return tuple(sorted(set.intersection(*known))) if known else None
+
+
+class EnvironmentSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The environments of ranks.
+
+    Attributes:
+        ranks: that sent theirs.
+        lowest: the environment of the lowest.
+        places: where the lowest ranks run.
+        values: of ``COMPARED``, then of the environment variables that any rank has; of many, the first in the
+            alphabet.
+        on_cpu: whether all train on CPU.
+        devices: distinct devices.
+        devices_known: whether each rank's device has an identity.
+        host_names: distinct hosts.
+        hosts: the hosts, where they are few.
+        found: on the hosts that are not kept.
+    """
+
+    ranks: Annotated[RankSet, union]
+    lowest: Annotated[RankEnvironment, first]
+    places: Annotated[tuple[RankPlace, ...], _places]
+    values: Annotated[dict[str, Values], first]  # not added up in this way
+    on_cpu: Annotated[bool, all]
+    devices: Annotated[Identities, add_identities]
+    devices_known: Annotated[bool, all]
+    host_names: Annotated[Identities, add_identities]
+    hosts: Annotated[tuple[Host, ...], _hosts]
+    found: Annotated[HostsFound, add_found] = HostsFound()
+
+
+_add_values = table_sum(Value, 1, order=lambda value: (-value.ranks.count, value.ranks.lowest))
+_places = table_sum(RankPlace, 5, limit=MAX_PLACES)
+_hosts = table_sum(Host, 1, order=lambda host: host.lowest)
+_add = struct_sum(EnvironmentSums)
+
+
+def host_of(environment: RankEnvironment) -> str:
+    """What identifies the machine of a rank."""
+    return environment.host_id or environment.hostname
+
+
+def environment_of(rank: int, environment: RankEnvironment) -> EnvironmentSums:
+    """The environment of one rank."""
+    own, host, gpu = RankSet.of((rank, rank)), host_of(environment), environment.pci_bus_id
+    device = environment.device_uuid or (f"{host} {gpu}" if gpu else "")
+    has_device = environment.device != "cpu" and bool(device)
+    compared = {name: str(getattr(environment, name)) or None for name in COMPARED}
+    variables = dict(sorted(environment.variables.items())[:MAX_NAMES])
+    reached = environment.nvlink_devices if gpu else None
+    return EnvironmentSums(
+        ranks=own,
+        lowest=environment,
+        places=(RankPlace(rank, environment.hostname, environment.device, environment.device_uuid, gpu),),
+        values={name: Values((Value(content, own),)) for name, content in (compared | variables).items()},
+        on_cpu=environment.device == "cpu",
+        devices=Identities((digest(device),) if has_device else ()),
+        devices_known=has_device,
+        host_names=Identities((digest(host),)),
+        hosts=(
+            Host(
+                identity=host,
+                lowest=(rank, environment.hostname),
+                num_ranks=1,
+                num_threads=environment.num_threads,
+                threads_known=bool(environment.cpus and environment.num_threads),
+                cpus=(environment.cpus,),
+                num_known=int(reached is not None),
+                gpus=() if reached is None else (gpu,),
+                reached=tuple(sorted(set(reached or ()) - {gpu})),
+                reached_by_all=None if reached is None else tuple(sorted({gpu, *reached})),
+                no_pcie=environment.host_link != PCIE,
+            ),
+        ),
+    )
+
+
+def add_environments(parts: Sequence[EnvironmentSums]) -> EnvironmentSums:
+    """The environments of all parts, of which there is at least one."""
+    parts = sorted(parts, key=lambda part: part.ranks.lowest)
+    added = _add(parts)
+    names = [*COMPARED, *sorted(set().union(*[part.values for part in parts]) - set(COMPARED))[:MAX_NAMES]]
+    unset = [Values((Value(None, part.ranks),)) for part in parts]
+    values, num_differing = {}, 0
+    for name in names:
+        of_name = [part.values.get(name, lacking) for part, lacking in zip(parts, unset, strict=True)]
+        rows = _add_values([of.values for of in of_name])
+        num_more = sum(of.num_more for of in of_name) + max(0, len(rows) - MAX_VALUES_KEPT)
+        num_differing += len(rows) > 1 and name not in COMPARED
+        if len(rows) > 1 and num_differing > _MAX_DIFFERING:
+            rows = tuple([Value(row.value, row.ranks.cut(_FEW_RUNS)) for row in rows])
+        values[name] = Values(rows[:MAX_VALUES_KEPT], num_more)
+    if len(added.hosts) > MAX_HOSTS:
+        added = replace(added, hosts=(), found=all_found(added))
+    return replace(added, values=values)
+
+
+def all_found(sums: EnvironmentSums) -> HostsFound:
+    """What was found on all hosts."""
+    return add_found([sums.found, *map(_found_on, sums.hosts)])
+
+
+def _found_on(host: Host) -> HostsFound:
+    """What there is on a whole host."""
+    rank, name = host.lowest
+    cpus = len(set().union(*[cpus_of(cpus) for cpus in host.cpus]))
+    crowded = None
+    if host.threads_known and host.num_threads > cpus:
+        words = f"{host.num_ranks} ranks on {name} have {host.num_threads} threads for {cpus} CPUs"
+        crowded = rank, words
+    if host.num_ranks == 1:
+        return HostsFound(crowded=crowded)
+    return HostsFound(
+        shared=True,
+        linked=host.num_known > len(host.gpus) or not set(host.gpus).isdisjoint(host.reached),
+        not_linked=not set(host.gpus) <= set(host.reached_by_all or ()),
+        rank_unknown=host.num_known < host.num_ranks,
+        no_pcie=host.no_pcie,
+        crowded=crowded,
+    )
+
+
+def cpus_of(cpu_list: str) -> set[int]:
+    """The CPUs of a list such as ``0-3,8``; those that can be read."""
+    cpus: set[int] = set()
+    for part in cpu_list.split(","):
+        low, _, high = part.partition("-")
+        if low.isdigit() and (high or low).isdigit():
+            cpus.update(range(int(low), int(high or low) + 1))
+    return cpus
+
 
 # What a record keeps of a large job. Counts are of all ranks.
 MAX_DIFFERENCES = 40

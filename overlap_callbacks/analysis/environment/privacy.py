@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from overlap_callbacks.analysis.environment.sums import EnvironmentSums
+from overlap_callbacks.analysis.environment.job import EnvironmentSums
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.safe_text import digest

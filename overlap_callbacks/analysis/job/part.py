@@ -6,7 +6,8 @@ Its size does not grow with the ranks. ``overlap_callbacks.analysis.job.report``
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import zlib
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from typing import Annotated, Any
 
@@ -14,13 +15,12 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.communication.sums import MessageSums, add_sums, sums_of
+from overlap_callbacks.analysis.environment.job import EnvironmentSums, add_environments, environment_of, host_of
 from overlap_callbacks.analysis.environment.lint import Traits, add_traits, traits_of
-from overlap_callbacks.analysis.environment.sums import EnvironmentSums, add_environments, environment_of, host_of
 from overlap_callbacks.analysis.experts import ExpertSums, add_experts
 from overlap_callbacks.analysis.experts import sums_of as expert_sums
 from overlap_callbacks.analysis.figures import FigureSums, add_figure_sums, figure_sums, spread_figures
 from overlap_callbacks.analysis.job.arrivals import ArrivalSums, add_arrivals, arrivals_of
-from overlap_callbacks.analysis.job.samples import chosen, packed
 from overlap_callbacks.analysis.job.stages import StageSum, add_stages, stages_of
 from overlap_callbacks.analysis.job.tables import bounded
 from overlap_callbacks.analysis.job.transfers import Transfers, add_transfers, transfers_of
@@ -228,3 +228,56 @@ def decode(message: Any) -> JobPart:
         msgspec.DecodeError: the message is no part.
     """
     return _DECODER.decode(message)
+
+
+# -- what single ranks measured, whole, of a bounded number of ranks
+
+# Up to this many ranks, each is kept.
+MAX_SAMPLES = 16
+# Of more, what is larger than this when compressed goes without its tables, except rank 0's.
+_MAX_SAMPLE_BYTES = 7_000
+_TABLES = ("kernels", "pairs", "dimension_pairs", "dimensions", "collectives", "power")
+
+_WINDOW_DECODER = msgspec.msgpack.Decoder(RankWindow)
+
+
+def packed(window: RankWindow) -> bytes:
+    """What one rank measured, compressed; without what stands elsewhere."""
+    return zlib.compress(
+        _ENCODER.encode(
+            msgspec.structs.replace(
+                window, environment=None, messages=None, experts=None, arrivals=(), calls=(), race=None
+            )
+        ),
+        1,
+    )
+
+
+def unpacked(content: bytes) -> RankWindow:
+    """What ``packed`` was given."""
+    return _WINDOW_DECODER.decode(zlib.decompress(content))
+
+
+def without_tables(window: RankWindow) -> RankWindow:
+    """The same, without its tables."""
+    return msgspec.structs.replace(window, **dict.fromkeys(_TABLES, ()))
+
+
+def chosen(samples: Mapping[int, bytes], num_ranks: int, wanted: Collection[int]) -> dict[int, bytes]:
+    """Those that a part keeps: of few ranks all, else those that are wanted.
+
+    Args:
+        samples: that the part may keep.
+        num_ranks: ranks of the part.
+        wanted: ranks with the extremes of its figures, and the lowest.
+    """
+    if num_ranks <= MAX_SAMPLES:
+        return dict(sorted(samples.items()))
+    return {rank: _small(rank, samples[rank]) for rank in sorted(wanted)}
+
+
+def _small(rank: int, content: bytes) -> bytes:
+    """The same, without tables if it is large."""
+    if not rank or len(content) <= _MAX_SAMPLE_BYTES:
+        return content
+    return packed(without_tables(unpacked(content)))

@@ -7,7 +7,7 @@ The figures are in ``overlap_callbacks.analysis.figures``, what makes a window i
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -20,8 +20,7 @@ from overlap_callbacks.analysis.environment.privacy import has_marks, host_numbe
 from overlap_callbacks.analysis.experts import pooled_experts
 from overlap_callbacks.analysis.figures import figures_from
 from overlap_callbacks.analysis.job.arrivals import reported_arrivals
-from overlap_callbacks.analysis.job.part import SPREAD_OVER_RANKS, JobPart
-from overlap_callbacks.analysis.job.samples import MAX_RANKS, in_report, unpacked
+from overlap_callbacks.analysis.job.part import MAX_SAMPLES, SPREAD_OVER_RANKS, JobPart, unpacked, without_tables
 from overlap_callbacks.analysis.job.stages import pipeline_bubble
 from overlap_callbacks.analysis.job.tables import (
     ProfileTables,
@@ -43,8 +42,12 @@ from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.report import MAX_RANKS_NAMED, OverlapReport, Throughput
 from overlap_callbacks.analysis.results.run import Workload
+from overlap_callbacks.analysis.results.window import CollectiveTime, RankWindow
 from overlap_callbacks.analysis.throughput import throughput_of
 from overlap_callbacks.analysis.validity import escaped_communication, remarks, uncounted_modes, unlike_ranks
+
+# What a report keeps of the samples of many ranks; the lowest rank's is kept whole, and samples beyond have no tables.
+_MAX_SAMPLES_BYTES = 100_000
 
 
 def report_of(
@@ -111,7 +114,7 @@ def report_of(
         backend=first.backend,
         device=first.device,
         valid=valid,
-        problems=bounded([*reasons, *all_problems], num_more=num_more, of_each=num_ranks <= MAX_RANKS),
+        problems=bounded([*reasons, *all_problems], num_more=num_more, of_each=num_ranks <= MAX_SAMPLES),
         measurement_overhead=overhead,
         measurement_overhead_ci_low=overhead_low,
         measurement_overhead_ci_high=overhead_high,
@@ -134,7 +137,7 @@ def report_of(
         power_verdict=explained.verdict,
         slowdown_shares=explained.shares,
         tokens_per_step=tokens_per_step,
-        samples=in_report(samples, num_ranks),
+        samples=_in_report(samples, num_ranks),
         environment=environment,
         findings=() if environment is None else lint_job(environment, part.traits),
         memory=job_peaks(part.memory),
@@ -164,6 +167,26 @@ def _throughput(
         if environment.num_devices is not None and environment.num_ranks == world_size:
             num_devices = environment.num_devices  # ranks may share them
     return throughput_of(work, None if step is None else step.value, device=device, num_devices=num_devices)
+
+
+def _in_report(samples: Iterable[RankWindow], num_ranks: int) -> tuple[RankWindow, ...]:
+    """The samples that a report keeps: of few ranks all, of more those that there is room for, by rank ascending."""
+    # What stands in the report itself need not be there twice.
+    first, *others = [
+        msgspec.structs.replace(sample, pictures=(), power_trace=None, collectives=_as_recorded(sample.collectives))
+        for sample in samples
+    ]
+    if num_ranks <= MAX_SAMPLES:
+        return (first, *others)
+    kept, left_bytes = [first], _MAX_SAMPLES_BYTES
+    for sample in others:
+        left_bytes -= len(msgspec.json.encode(sample))
+        kept.append(sample if left_bytes >= 0 else without_tables(sample))
+    return tuple(kept)
+
+
+def _as_recorded(collectives: Iterable[CollectiveTime]) -> tuple[CollectiveTime, ...]:
+    return tuple([msgspec.structs.replace(row, first_rank=msgspec.UNSET) for row in collectives])
 
 
 def _spread(part: JobPart) -> dict[str, Spread]:

@@ -27,7 +27,6 @@ import numpy as np
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN
-from overlap_callbacks.analysis.kernels.copies import as_communication, copies_of, may_communicate
 from overlap_callbacks.analysis.kernels.issued import (
     COPIED,
     SEND_RECV,
@@ -39,7 +38,15 @@ from overlap_callbacks.analysis.kernels.issued import (
     readings,
     runs_as,
 )
-from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, StringTable
+from overlap_callbacks.analysis.kernels.table import (
+    Indices,
+    KernelTable,
+    Kind,
+    StringTable,
+    as_communication,
+    copies_of,
+    may_communicate,
+)
 
 PEER_COPY = "peer_copy"
 

@@ -24,9 +24,8 @@ from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.formatting import one_digit
 from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.alignment import AlignedStep, Alignment
-from overlap_callbacks.analysis.kernels.copies import copies_of, within_device
 from overlap_callbacks.analysis.kernels.issued import Expected, IssuedCollective, is_of_host_library, runs_as
-from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, copies_of, within_device
 
 # Above this share of all collectives, or where a kind of a group has no kernel at all, missing kernels are no accident.
 _MAX_LACKING = 0.1

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.intervals import Intervals, self_segments
-from overlap_callbacks.analysis.kernels.placement import step_of
 from overlap_callbacks.analysis.kernels.table import (
     Indices,
     KernelTable,
@@ -23,6 +22,7 @@ from overlap_callbacks.analysis.kernels.table import (
     collectives_of,
     communicates,
     rows_named,
+    step_of,
 )
 
 # Share of a step from which on it is told that so much of it counts as nothing.

@@ -16,8 +16,14 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.power.counted import counted_power
-from overlap_callbacks.analysis.power.mean_power import MAX_ERROR, MeanPower, compare, estimate_j, estimate_w
+from overlap_callbacks.analysis.power.mean_power import (
+    MAX_ERROR,
+    MeanPower,
+    compare,
+    counted_power,
+    estimate_j,
+    estimate_w,
+)
 from overlap_callbacks.analysis.power.phases import StepPhases, clocks_while_computing
 from overlap_callbacks.analysis.power.readings import Floats, Readings, Segment, hold, rows_within
 from overlap_callbacks.analysis.power.sampled import SampledPower, Unmeasured, covered_s, sampled_power

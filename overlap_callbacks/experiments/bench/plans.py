@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from overlap_callbacks import _validation
-from overlap_callbacks.analysis.bench.sizes import powers_of_two
+from overlap_callbacks.analysis.bench import powers_of_two
 from overlap_callbacks.analysis.results.bench import COLLECTIVES, GEMM, GLOO, LOOPBACK, NCCL, Plan
 from overlap_callbacks.experiments.bench.gemm_bench import DTYPES, message_dtype, refusal, usable
 from overlap_callbacks.experiments.bench.results import KINDS, ranks_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from overlap_callbacks.analysis.bench.figures import GemmFigures, TransferFigures, gemm_figures, transfer_figures
-from overlap_callbacks.analysis.bench.sizes import size_in_words
+from overlap_callbacks.analysis.bench import GemmFigures, TransferFigures, gemm_figures, size_in_words, transfer_figures
 from overlap_callbacks.analysis.results.bench import (
     FILE_NAME,
     GEMM,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from overlap_callbacks.analysis.power.counted import counted_power
 from overlap_callbacks.analysis.power.device import mean_now
+from overlap_callbacks.analysis.power.mean_power import counted_power
 from overlap_callbacks.analysis.power.readings import Segment
 from overlap_callbacks.analysis.power.sampled import sampled_power
 from overlap_callbacks.analysis.results.mode import Mode

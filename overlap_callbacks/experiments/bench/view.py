@@ -8,8 +8,7 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.bench.figures import GemmFigures, TransferFigures
-from overlap_callbacks.analysis.bench.sizes import rate_in_words, size_in_words
+from overlap_callbacks.analysis.bench import GemmFigures, TransferFigures, rate_in_words, size_in_words
 from overlap_callbacks.analysis.communication.link_peaks import Link
 from overlap_callbacks.analysis.formatting import (
     NBSP,

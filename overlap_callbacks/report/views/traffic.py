@@ -20,8 +20,7 @@ from overlap_callbacks.analysis.communication.placement import (
     placed,
 )
 from overlap_callbacks.analysis.communication.rank_grids import Ranks
-from overlap_callbacks.analysis.communication.soundness import are_sound
-from overlap_callbacks.analysis.communication.traffic import RING, dimension_totals
+from overlap_callbacks.analysis.communication.traffic import RING, are_sound, dimension_totals
 from overlap_callbacks.analysis.communication.view import LOGICAL, PHYSICAL, Placement, TrafficView, view_of
 from overlap_callbacks.analysis.formatting import PLAIN, count, page_text, rounded
 from overlap_callbacks.analysis.name_rules import collective_of

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.analysis.bench.figures import transfer_figures
-from overlap_callbacks.analysis.bench.sizes import powers_of_two
+from overlap_callbacks.analysis.bench import powers_of_two, transfer_figures
 from overlap_callbacks.analysis.communication.bandwidths import (
     Curve,
     Link,
@@ -17,7 +16,7 @@ from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import preset
 from overlap_callbacks.analysis.communication.predicted import sent_rows
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SizeTransfer
-from tests.analysis.bench.results import transfer_results
+from tests.analysis.bench_results import transfer_results
 
 LATENCY_S, BYTES_PER_S = 50e-6, 2e9
 

@@ -8,8 +8,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.communication.link_peaks import LINKS, Peaks, bandwidths, link_of, peaks_of
-from overlap_callbacks.analysis.environment.job import pooled_environment
-from overlap_callbacks.analysis.environment.sums import add_environments, environment_of
+from overlap_callbacks.analysis.environment.job import add_environments, environment_of, pooled_environment
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SEVERAL_HOSTS, SizeTransfer
 from tests.environments import gpu_rank
 

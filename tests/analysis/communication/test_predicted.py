@@ -11,8 +11,7 @@ from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import ModelShape
 from overlap_callbacks.analysis.communication.placement import equal_hosts, layout_of
 from overlap_callbacks.analysis.communication.predicted import predicted_messages
-from overlap_callbacks.analysis.communication.soundness import are_sound
-from overlap_callbacks.analysis.communication.traffic import matrix_of
+from overlap_callbacks.analysis.communication.traffic import are_sound, matrix_of
 from overlap_callbacks.analysis.communication.volumes import rank_rows
 
 GPT = ModelShape(layers=4, hidden=32, heads=4, sequence=8, vocabulary=64)

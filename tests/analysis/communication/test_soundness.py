@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.communication.soundness import are_sound
 from overlap_callbacks.analysis.communication.sums import add_sums, job_messages, sums_of
+from overlap_callbacks.analysis.communication.traffic import are_sound
 from overlap_callbacks.analysis.results.messages import HostShape, JobMessages, RankMessages
 from tests.analysis.communication.layouts import Layout, row
 

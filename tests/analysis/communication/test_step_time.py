@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.communication import equations
 from overlap_callbacks.analysis.communication.bandwidths import Link
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import ModelShape, preset
@@ -21,6 +20,7 @@ from overlap_callbacks.analysis.communication.step_time import (
     what_if,
 )
 from overlap_callbacks.analysis.communication.volumes import rank_rows
+from tests.analysis.communication.paper_flop import iteration_flop
 
 LINKS = {"tensor": Link(1e9), "pipeline": Link(2e9), "data": Link(4e9)}
 HARDWARE = Hardware(links=LINKS, peak_flop_per_s=1e12, utilisation=0.5)
@@ -35,7 +35,7 @@ def job(**options: Any) -> JobShape:
 def test_flop_are_those_of_equation_11() -> None:
     # It takes the logits as 6bshV, and the layers with full recomputation.
     model = preset("gpt3-1.3b")
-    paper = equations.iteration_flop(
+    paper = iteration_flop(
         batch=8, sequence=model.sequence, layers=model.layers, hidden=model.hidden, vocabulary=model.vocabulary
     )
     for sizes in ({}, {"p": 4}, {"t": 2, "d": 2}):

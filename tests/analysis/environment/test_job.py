@@ -4,8 +4,16 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.aggregate import aggregate_windows
-from overlap_callbacks.analysis.environment.job import BETWEEN, UNKNOWN, WITHIN, pooled_environment
-from overlap_callbacks.analysis.environment.sums import MAX_PLACES, add_environments, cpus_of, environment_of
+from overlap_callbacks.analysis.environment.job import (
+    BETWEEN,
+    MAX_PLACES,
+    UNKNOWN,
+    WITHIN,
+    add_environments,
+    cpus_of,
+    environment_of,
+    pooled_environment,
+)
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
 from tests.environments import cpu_rank, gpu_rank, job_environment, samples
 from tests.samples import window

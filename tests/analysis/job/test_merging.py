@@ -13,9 +13,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.job.part import JobPart, decode, encode, merge, part_of
+from overlap_callbacks.analysis.job.part import MAX_SAMPLES, JobPart, decode, encode, merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
-from overlap_callbacks.analysis.job.samples import MAX_RANKS
 from overlap_callbacks.analysis.job.tables import MAX_KERNEL_ROWS, OTHER_KERNELS
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.report import MAX_RANKS_NAMED, OverlapReport
@@ -115,8 +114,10 @@ def test_means_that_differ_little_keep_their_standard_deviation() -> None:
 
 
 def test_of_few_ranks_all_samples_are_kept_and_of_many_the_lowest_and_the_extremes() -> None:
-    few = report_of(tree(some_windows(1, MAX_RANKS), np.random.default_rng(1)), world_size=MAX_RANKS, every_n_steps=500)
-    assert [sample.rank for sample in few.samples] == list(range(MAX_RANKS))
+    few = report_of(
+        tree(some_windows(1, MAX_SAMPLES), np.random.default_rng(1)), world_size=MAX_SAMPLES, every_n_steps=500
+    )
+    assert [sample.rank for sample in few.samples] == list(range(MAX_SAMPLES))
     windows = some_windows(1, 50, odd=False)
     many = report_of(tree(windows, np.random.default_rng(1)), world_size=50, every_n_steps=500)
     wanted = {0, *[rank for s in many.spread.values() for rank in (s.low_rank, s.high_rank)]}

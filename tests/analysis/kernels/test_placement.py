@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from overlap_callbacks.analysis.intervals import Intervals
-from overlap_callbacks.analysis.kernels.placement import step_of_kernels
+from overlap_callbacks.analysis.kernels.table import step_of_kernels
 
 BOUNDS = [(100, 200), (200, 300), (350, 400)]
 COMPUTE, COMM = 7, 20

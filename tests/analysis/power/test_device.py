@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap_callbacks.analysis.power.counted import counted_power
 from overlap_callbacks.analysis.power.device import power_figures, steps_needed
+from overlap_callbacks.analysis.power.mean_power import counted_power
 from overlap_callbacks.analysis.power.readings import Reading, Readings, Segment, Utilisation, hold
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import REASONS, Cause, DevicePower, SourceInfo

@@ -22,7 +22,7 @@ from overlap_callbacks.experiments.bench import session
 from overlap_callbacks.experiments.bench.results import Bench
 from overlap_callbacks.experiments.bench.site import Ranks
 from overlap_callbacks.experiments.sweep import ResultsError
-from tests.analysis.bench.results import gemm_plan, gemm_results
+from tests.analysis.bench_results import gemm_plan, gemm_results
 from tests.commands import invoke
 from tests.distributed import run_script
 from tests.margins import PATIENCE_S

@@ -18,7 +18,7 @@ from overlap_callbacks.experiments.bench.view import bench_document
 from overlap_callbacks.experiments.caps.settings import CapError, Caps
 from overlap_callbacks.experiments.sweep import CannotGoOnError
 from overlap_callbacks.report.terminal import drawn
-from tests.analysis.bench.results import gemm_plan
+from tests.analysis.bench_results import gemm_plan
 from tests.commands import invoke
 from tests.distributed import run_alone
 from tests.experiments.fake_gpus import BEFORE_W, Device, needs_driver

@@ -15,7 +15,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks.analysis.bench.figures import gemm_figures
+from overlap_callbacks.analysis.bench import gemm_figures
 from overlap_callbacks.analysis.results.bench import BOTH, COMMUNICATION, COMPUTE, GemmPoint, GemmRound
 from overlap_callbacks.experiments.bench.gemm_bench import Work, measure_gemm
 from overlap_callbacks.experiments.bench.sensors import Sensors

@@ -16,7 +16,7 @@ from overlap_callbacks.experiments.study.sweep import Study
 from overlap_callbacks.experiments.study.verdict import Names
 from overlap_callbacks.experiments.study.view import study_data, study_document
 from overlap_callbacks.report.html import as_html, write_document
-from tests.analysis.bench.results import gemm_results, transfer_results
+from tests.analysis.bench_results import gemm_results, transfer_results
 from tests.experiments.study_page.studies import (
     configuration,
     factors,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from overlap_callbacks.analysis.bench.sizes import powers_of_two
+from overlap_callbacks.analysis.bench import powers_of_two
 from overlap_callbacks.analysis.communication.link_peaks import Link
 from overlap_callbacks.analysis.formatting import NBSP
 from overlap_callbacks.analysis.results.bench import Failed, TransferPoint
@@ -19,7 +19,7 @@ from overlap_callbacks.experiments.bench.results import KINDS, Bench
 from overlap_callbacks.experiments.bench.view import bench_data, bench_document
 from overlap_callbacks.report.html import as_html, write_document
 from overlap_callbacks.report.terminal import drawn
-from tests.analysis.bench.results import MIB, gemm_results, transfer_results
+from tests.analysis.bench_results import MIB, gemm_results, transfer_results
 
 Open = Callable[..., Any]
 SIZES = powers_of_two(8, 2**26)

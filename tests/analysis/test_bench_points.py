@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.analysis.bench.sizes import bytes_of, powers_of_two, rate_in_words, size_in_words
+from overlap_callbacks.analysis.bench import bytes_of, powers_of_two, rate_in_words, size_in_words
 from overlap_callbacks.analysis.results.bench import Failed
 from overlap_callbacks.experiments.bench.results import Bench, points_of, ranks_of, whole_bytes
 from overlap_callbacks.experiments.sweep import Point
-from tests.analysis.bench.results import HERE, collectives_plan, gemm_plan, gemm_results, start_of
+from tests.analysis.bench_results import HERE, collectives_plan, gemm_plan, gemm_results, start_of
 
 
 def test_every_second_round_runs_backwards() -> None:

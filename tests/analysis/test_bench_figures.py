@@ -7,9 +7,9 @@ import math
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.bench.figures import gemm_figures, transfer_figures
+from overlap_callbacks.analysis.bench import gemm_figures, transfer_figures
 from overlap_callbacks.analysis.results.bench import BOTH, Block, GemmRound
-from tests.analysis.bench.results import MIB, gemm_results, transfer_results
+from tests.analysis.bench_results import MIB, gemm_results, transfer_results
 
 
 def test_a_known_slowdown_gives_every_figure() -> None:
