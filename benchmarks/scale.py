@@ -56,8 +56,7 @@ from overlap_callbacks.monitor.background.order_check import (
 from overlap_callbacks.monitor.background.reporter import Reporter, gather_from_children
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
 from overlap_callbacks.monitor.background.submissions import OrderMessage, RecordedKinds, Submissions, WindowConfig
-from overlap_callbacks.monitor.background.tree import Tree
-from overlap_callbacks.monitor.background.tree_mail import Exchange
+from overlap_callbacks.monitor.background.tree import Exchange, Tree
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.session import run_info
 from overlap_callbacks.sinks import JsonlSink

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,44 +82,16 @@ class MonitorConfig:
         if not isinstance(self.schedule, Schedule):
             raise TypeError(f"schedule must be a Schedule, got {self.schedule!r} (a {type(self.schedule).__name__})")
         self._set("arms", checked_arms(self.arms))
-        for name in ("strict", "power", "power_per_node", "hosts", "check_gradients", "annotate_steps"):
-            _validation.flag(name, getattr(self, name))
         self._set("sinks", _checked_sinks(self.sinks))
         self._set("run_dir", Path(self.run_dir))
-        if self.max_overhead is not None:
-            self._set("max_overhead", _validation.fraction("max_overhead", self.max_overhead))
-        for name in ("order_timeout_s", "report_timeout_s"):
-            self._set(name, _validation.seconds(name, getattr(self, name)))
-        self._check_workload()
-        if self.sample_experts_every is not None:
-            self._set(
-                "sample_experts_every", _validation.count("sample_experts_every", self.sample_experts_every, minimum=1)
-            )
-        _ = self.power_options  # checks the intervals
-
-    def _check_workload(self) -> None:
-        for name in ("tokens_per_step", "samples_per_step"):
-            if getattr(self, name) is not None:
-                self._set(name, _validation.count(name, getattr(self, name), minimum=1))
-        for name in ("flop_per_step", "model_parameters", "peak_flop_per_s"):
-            if getattr(self, name) is not None:
-                self._set(name, _validation.positive(name, getattr(self, name)))
-        sizes = [
-            name for name in ("flop_per_step", "model_parameters", "model_preset") if getattr(self, name) is not None
-        ]
+        for name, check in _CHECKS.items():
+            value = getattr(self, name)
+            if value is not None or name in _REQUIRED:
+                self._set(name, check(name, value))
+        sizes = [name for name in _SIZES if getattr(self, name) is not None]
         if len(sizes) > 1:
             raise ValueError(f"give one of {' and '.join(sizes)}: each of them tells the FLOP of a step")
-        if self.model_preset is not None:
-            _validation.one_of("model_preset", self.model_preset, tuple(PRESETS))
-        if self.precision is not None:
-            _validation.one_of("precision", self.precision, PRECISIONS)
-        if self.settings is not None:
-            self._set("settings", _checked_settings(self.settings))
-
-    @property
-    def checked_arms(self) -> tuple[BaseArm, ...]:
-        """The arms; at least one."""
-        return checked_arms(self.arms)
+        _ = self.power_options  # checks the intervals
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)  # the way of a frozen dataclass to keep a checked value
@@ -148,7 +121,7 @@ class MonitorConfig:
         )
 
 
-def _checked_settings(settings: Any) -> dict[str, Setting]:
+def _checked_settings(_: str, settings: Any) -> dict[str, Setting]:
     if not isinstance(settings, Mapping):
         raise TypeError(f"settings must map names to values, got {settings!r} (a {type(settings).__name__})")
     if len(settings) > _MAX_SETTINGS:
@@ -164,6 +137,25 @@ def _checked_settings(settings: Any) -> dict[str, Setting]:
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"settings[{name!r}] must be finite, got {value!r}")
     return dict(settings)
+
+
+_FLAGS = ("strict", "power", "power_per_node", "hosts", "check_gradients", "annotate_steps")
+_TIMEOUTS = ("order_timeout_s", "report_timeout_s")
+_COUNTS = ("tokens_per_step", "samples_per_step", "sample_experts_every")
+_REQUIRED = frozenset((*_FLAGS, *_TIMEOUTS))  # None is no value of these
+# How each of the other options is checked: by its name and value. The values returned are kept.
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(_FLAGS, _validation.flag),
+    "max_overhead": _validation.fraction,
+    **dict.fromkeys(_TIMEOUTS, _validation.seconds),
+    **dict.fromkeys(_COUNTS, functools.partial(_validation.count, minimum=1)),
+    **dict.fromkeys(("flop_per_step", "model_parameters", "peak_flop_per_s"), _validation.positive),
+    "model_preset": functools.partial(_validation.one_of, allowed=tuple(PRESETS)),
+    "precision": functools.partial(_validation.one_of, allowed=PRECISIONS),
+    "settings": _checked_settings,
+}
+# Each of them tells the FLOP of a step.
+_SIZES = ("flop_per_step", "model_parameters", "model_preset")
 
 
 def as_settings(facts: Mapping[str, object]) -> dict[str, Setting]:

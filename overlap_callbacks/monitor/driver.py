@@ -13,13 +13,12 @@ from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler, is_own
 from overlap_callbacks.monitor.config import MonitorConfig
-from overlap_callbacks.monitor.expert_sampling import SamplingRunner
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
 from overlap_callbacks.monitor.session import SessionSlot
 from overlap_callbacks.monitor.step_runner import PinnedRunner, Stopped
 from overlap_callbacks.monitor.timing import TimingRunner
 from overlap_callbacks.monitor.window_cost import StepRing
-from overlap_callbacks.monitor.window_runner import WindowRunner
+from overlap_callbacks.monitor.window_runner import SamplingRunner, WindowRunner
 
 P = ParamSpec("P")
 
@@ -31,14 +30,6 @@ class StepDriver:
       ``pin(mode)`` leads to ``PinnedRunner``.
     - ``PinnedRunner`` pins a mode. ``pin(None)`` leads back, and so does a mode that is not granted.
     - ``Stopped`` measures nothing. ``stop`` and errors of our own lead there, and nothing leads back.
-
-    Attributes:
-        last_step: number of the step that began last; -1 before the first.
-        next_step: the first step that a runner must be asked about.
-        ring: when each of the last steps began.
-        open: whether a step has begun and not ended.
-        in_runner_step: whether the runner has something to do at the open step's end.
-        on_close: called once, at the end: adapters remove their hooks.
     """
 
     def __init__(self, config: MonitorConfig, gate: Gate, timing: TimingPlan | None = None) -> None:
@@ -50,9 +41,9 @@ class StepDriver:
         self.slot = SessionSlot(config, gate, self.faults)
         self.switch = self.slot.switch
         self.ring = StepRing()
-        self.last_step = -1
-        self.open = False
-        self.on_close: list[Callable[[], None]] = []
+        self.last_step = -1  # that began last; -1 before the first
+        self.open = False  # a step has begun and not ended
+        self.on_close: list[Callable[[], None]] = []  # called once, at the end: adapters remove their hooks
         self.window_runner: WindowRunner | TimingRunner
         if timing is not None:
             self.window_runner = TimingRunner(timing, self.slot)
@@ -95,7 +86,7 @@ class StepDriver:
     def raise_interrupt(self) -> None:
         """Raise what a signal handler of the user's raised within a collective of the step that has ended.
 
-        The window is given up: a collective that was interrupted was not serialised.
+        The window is given up: an interrupted collective was not serialised.
         """
         error = dispatcher.interrupts.take()
         if error is None:
@@ -203,9 +194,8 @@ class StepDriver:
     def close(self) -> bool:
         """Stop, and report what the open window has measured so far.
 
-        Returns:
-            Whether a framework's own switches are back. If they can only be turned between steps, and make the open
-            step sequential, they and the adapter's hooks follow at its end.
+        Returns whether a framework's own switches are back. If they can only be turned between steps, and make the open
+        step sequential, they and the adapter's hooks follow at its end.
         """
         waits = self.open and self.switch.must_wait(communicated=self.gate.any_seen())
         if self.runner.in_window:

@@ -23,10 +23,7 @@ P = ParamSpec("P")
 
 
 class MisuseError(ValueError):
-    """A call out of order (``step_end`` without ``step_begin``, say) or an invalid step number.
-
-    Raised in strict mode only.
-    """
+    """A call out of order (``step_end`` without ``step_begin``, say) or an invalid step number; in strict mode only."""
 
 
 class Notices:
@@ -85,15 +82,9 @@ class FaultGuard:
     threads of our own are kept until the training thread asks for them at its next step. Later ones are dropped:
     reports that were still queued fail in the same way.
 
-    Args:
-        notices: tell the user.
-        gate: stopped first if something goes wrong.
-        strict: raise errors.
-        stop: switches measuring off, between steps or within one.
-        fail: switches measuring off after an error of ours, when nothing that is open can be trusted.
-        wake: has the next ``step_begin`` ask for errors of our threads.
-
-    The last three are methods, held weakly: our threads must not keep a monitor alive that its user has dropped.
+    ``stop`` switches measuring off, between steps or within one; ``fail`` does so after an error of ours, when nothing
+    that is open can be trusted; ``wake`` has the next ``step_begin`` ask for errors of our threads. These are methods,
+    held weakly: our threads must not keep a monitor alive that its user has dropped.
     """
 
     def __init__(

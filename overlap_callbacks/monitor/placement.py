@@ -44,14 +44,10 @@ class PhaseBalance:
     def place(
         self, schedule: Schedule, first_step: int, arm: str, steps_per_block: int, long_steps: int = 0
     ) -> Placement:
-        """Place the parts of a window that will be measured. It counts from here on.
+        """Place the parts of a window that will be measured, which counts from here on.
 
-        Args:
-            schedule: of the job.
-            first_step: the window's.
-            arm: name of the window's arm.
-            steps_per_block: counted steps of a timed block.
-            long_steps: counted steps of a long block of each mode, at most ``schedule.most_long_steps``; 0 for none.
+        ``steps_per_block`` are the counted steps of a timed block, ``long_steps`` those of a long block of each mode:
+        at most ``schedule.most_long_steps``, 0 for none.
         """
         if not schedule.spread:
             timed_steps = len(schedule.part(Part.TIMED, steps_per_block))
@@ -79,12 +75,7 @@ class PhaseBalance:
 
 
 class _Candidates:
-    """Where one part could start.
-
-    Attributes:
-        num_steps: of the part.
-        cost: of each start; shape (2, starts), the second row for modes that change places.
-    """
+    """Where one part could start."""
 
     def __init__(self, schedule: Schedule, part: Part, steps_per_block: int, totals: list[Floats]) -> None:
         marks = _marks(schedule, part, steps_per_block)
@@ -92,7 +83,7 @@ class _Candidates:
         self._hits = [_by_phase(marks, period) for period in PERIODS]
         self._totals = totals
         self._earliest = 0
-        self.cost = np.zeros((2, 1))
+        self.cost = np.zeros((2, 1))  # of each start; shape (2, starts), the second row for modes that change places
 
     def look(self, earliest: int, room: int) -> None:
         """Find the cost of the starts from the step ``earliest`` to ``room`` steps later."""

@@ -12,10 +12,9 @@ A window opens every ``every_n_steps`` steps, and its steps are, in this order:
 4. the **profiled** blocks: one counted step each, under ``torch.profiler``.
 
 The steps between these parts are ordinary ones. Their number, and which mode the blocks begin with, differ from window
-to window, so that what a job does at every k-th step meets both modes equally often.
-
-Blocks alternate and are turned round in the middle: ``OSSO`` four times is ``OSOSOSOSSOSOSOSO``. Drift that is linear
-in time cancels, and so does every rhythm of 2, 3, 4, 6, 8 or 12 steps within one window.
+to window, so that what a job does at every k-th step meets both modes equally often. Blocks alternate and are turned
+round in the middle: ``OSSO`` four times is ``OSOSOSOSSOSOSOSO``. Drift that is linear in time cancels, and so does
+every rhythm of 2, 3, 4, 6, 8 or 12 steps within one window.
 """
 
 from __future__ import annotations
@@ -70,21 +69,14 @@ class Plan:
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True):
-    """Where the parts of one window lie.
+    """Where the parts of one window lie."""
 
-    Attributes:
-        timed_start, profiled_start: offsets of their first steps, from the window's first step.
-        timed_swapped, profiled_swapped: whether every O of the part is an S, and every S an O.
-        steps_per_block: counted steps of a timed block.
-        long_steps: counted steps of the long block of each mode; 0 for none.
-    """
-
-    timed_start: int
+    timed_start: int  # offset of its first step, from the window's first step
     profiled_start: int
-    timed_swapped: bool = False
+    timed_swapped: bool = False  # every O of the part is an S, and every S an O
     profiled_swapped: bool = False
-    steps_per_block: int = 2
-    long_steps: int = 0
+    steps_per_block: int = 2  # counted steps of a timed block
+    long_steps: int = 0  # counted steps of the long block of each mode; 0 for none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,11 +167,9 @@ class Schedule:
         end = placement.profiled_start + len(profiled) if profiled else timed_end + beside
         plans: list[Plan | None] = [None] * end
         plans[: self.recorded_steps] = self._recorded()
-        for offset in (
-            *range(placement.timed_start - beside, placement.timed_start),
-            *range(timed_end, timed_end + beside),
-        ):
-            plans[offset] = _uncounted(Part.BESIDE, offset)
+        for start in (placement.timed_start - beside, timed_end):
+            for offset in range(start, start + beside):
+                plans[offset] = _uncounted(Part.BESIDE, offset)
         for start, steps in ((placement.timed_start, timed), (placement.profiled_start, profiled)):
             for offset, step in enumerate(steps, start):
                 plans[offset] = replace(step, offset=offset)
@@ -191,10 +181,8 @@ class Schedule:
     def part(self, part: Part, steps_per_block: int | None = None, *, swapped: bool = False) -> list[Plan]:
         """The steps of the timed or the profiled part, with offsets from its own first step.
 
-        Args:
-            part: ``TIMED`` or ``PROFILED``.
-            steps_per_block: counted steps of a timed block; None for those of the schedule.
-            swapped: whether the modes change places.
+        ``steps_per_block`` are the counted steps of a timed block; None for those of the schedule. ``swapped``: the
+        modes change places.
         """
         if part is Part.TIMED:
             groups, counted_steps = self.repeats, steps_per_block or self.steps_per_block

@@ -37,25 +37,16 @@ from overlap_callbacks.sinks import RunInfo
 
 
 class Session:
-    """The threads and instruments of one monitor in one job. Made on the training thread, whose device is measured.
-
-    Attributes:
-        order_checker: decides whether sequences may be serialised.
-        reporter: makes reports of closed windows.
-        budget: what windows have cost so far, on rank 0; shared by the two above.
-        meter: of power; None if power is not measured.
-        group: the default process group at the time, held weakly.
-        ballot: in which all ranks decide whether to repeat a step.
-        pinned_checks: numbers the order checks of pinned modes, the same on every rank.
-    """
+    """The threads and instruments of one monitor in one job. Made on the training thread, whose device is measured."""
 
     def __init__(self, job: Job, config: MonitorConfig, faults: FaultGuard) -> None:
         self.job = job
         group: Any = weakref.ref(dist.group.WORLD)
-        self.group = group
-        self.pinned_checks = itertools.count(1)
+        self.group = group  # the default process group at the time, held weakly
+        self.pinned_checks = itertools.count(1)  # numbers the order checks of pinned modes, the same on every rank
         # One connection to the store, which all threads share.
         channel = StoreChannel(job, next_prefix())
+        # Of rank 0; the order checker and the reporter share it.
         self.budget = WindowBudget(config.max_overhead)
         # These three are read here because other threads have a current device of their own.
         self.meter = _power_meter(config, faults.notices) if config.power else None
@@ -109,8 +100,7 @@ def _power_meter(config: MonitorConfig, notices: Notices) -> PowerMeter:
         say = notices.warn_once if serious else notices.info_once
         say("power", f"{why}; the rest is measured")
 
-    options = config.power_options
-    return PowerMeter(devices_to_read(options.per_node), options, tell=tell)
+    return PowerMeter(devices_to_read(config.power_per_node), config.power_options, tell=tell)
 
 
 def run_info(config: MonitorConfig, job: Job, device: str, environment: RankEnvironment | None = None) -> RunInfo:
@@ -145,15 +135,6 @@ class SessionSlot:
     """What a monitor's runners work with, and its session: opened when the first window needs it, and closed once.
 
     It knows nothing of the monitor, and is closed when the monitor is collected.
-
-    Attributes:
-        config: the options of the monitor.
-        gate: of the monitor.
-        faults: gets errors, and switches measuring off where it cannot go on.
-        notices: tell the user.
-        switch: what is turned between steps: a framework's own switch, or an arm's.
-        window: the open window of the session; None if none is open.
-        race: checks gradients after windows.
     """
 
     def __init__(self, config: MonitorConfig, gate: Gate, faults: FaultGuard) -> None:
@@ -161,16 +142,15 @@ class SessionSlot:
         self.gate = gate
         self.faults = faults
         self.notices = faults.notices
-        self.switch = SwitchState()
-        self.window: Window | None = None
+        self.switch = SwitchState()  # what is turned between steps: a framework's own switch, or an arm's
+        self.window: Window | None = None  # that is open
         self.race = RaceChecks(config.check_gradients, gate, self.switch, self.notices)
         self._session: Session | None = None
 
     def acquire(self) -> Session | None:
         """The session, with the gate registered; opened on first use. None if there is no job to measure.
 
-        Raises:
-            RuntimeError: in strict mode, another monitor of this process is measuring.
+        Raises RuntimeError in strict mode if another monitor of this process is measuring.
         """
         if self._session is None:
             self._session = self._open()
@@ -206,10 +186,8 @@ class SessionSlot:
     def close(self, timeout_s: float, restore: bool = True, settle: bool = False) -> None:
         """Close the session and the gate, and stop the instruments of a window that is still open.
 
-        Args:
-            timeout_s: maximum time for the reports that are on their way.
-            restore: switch a framework's overlap on again; False if that must wait for the step's end.
-            settle: give up earlier what does not come any more, see ``Reporter.close``.
+        Reports on their way have ``timeout_s``; ``settle`` as in ``Reporter.close``. ``restore``: switch a framework's
+        overlap on again; False if that must wait for the step's end.
         """
         session, self._session = self._session, None
         window, self.window = self.window, None

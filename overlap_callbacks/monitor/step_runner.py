@@ -17,18 +17,12 @@ NEVER = sys.maxsize
 
 
 class StepRunner:
-    """Drives steps. A monitor has one at a time, and gives it the steps in which it has something to do.
-
-    Attributes:
-        next_step: the first step at which ``begin`` has anything to do.
-        in_step: whether the open step has instruments or a mode of its own, so that ``end`` has something to do.
-        finished: whether the runner gives its place back to the one for windows.
-    """
+    """Drives steps. A monitor has one at a time, and gives it the steps in which it has something to do."""
 
     def __init__(self, slot: SessionSlot) -> None:
-        self.next_step = 0
-        self.in_step = False
-        self.finished = False
+        self.next_step = 0  # the first step at which ``begin`` has anything to do
+        self.in_step = False  # the open step has instruments or a mode of its own, so that ``end`` has something to do
+        self.finished = False  # the runner gives its place back to the one for windows
         self._slot = slot
         self._gate = slot.gate
         self._switch = slot.switch
@@ -58,10 +52,8 @@ class StepRunner:
     def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
         """Give up what is under way: collectives pass from here on, and steps are overlapped again.
 
-        Args:
-            reason: why, in words.
-            within_step: the step goes on, so that a framework's own switch must stay until its end.
-            job_ends: nothing more is measured.
+        ``within_step``: the step goes on, so that a framework's own switch must stay until its end. ``job_ends``:
+        nothing more is measured.
         """
         self._gate.stop()
         if not within_step:
@@ -190,8 +182,7 @@ class PinnedRunner(StepRunner):
 def check_gate_health(gate: Gate) -> str | None:
     """Why the gate cannot go on after a step, in words: a serialised collective got stuck. None if it can.
 
-    Raises:
-        Exception: the gate's own error of the step, because nothing may be raised within a collective.
+    Raises the gate's own error of the step, because nothing may be raised within a collective.
     """
     if gate.last_error is not None:
         raise gate.last_error

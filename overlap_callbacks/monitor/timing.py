@@ -7,7 +7,6 @@ marks the begin and the end of each step.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 
 from overlap_callbacks._threads import Worker
 from overlap_callbacks.analysis.results.env_overrides import TimingPlan
@@ -20,7 +19,6 @@ from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.faults import current_rank
 from overlap_callbacks.monitor.session import SessionSlot, run_info
 from overlap_callbacks.monitor.step_runner import NEVER, StepRunner
-from overlap_callbacks.sinks import Sink
 
 # Maximum time that the end of the job waits for blocks to be written.
 _CLOSE_TIMEOUT_S = 5.0
@@ -32,10 +30,6 @@ class TimingRunner(StepRunner):
     """Times blocks of steps on rank 0, and writes each to the record as soon as the device has passed it.
 
     No session is opened, and no switch is turned.
-
-    Attributes:
-        tokens_per_step, model_chunks: not used here.
-        num_opened: 1 once steps are timed.
     """
 
     # Of a process: the steps of two monitors would mix in one record.
@@ -43,9 +37,9 @@ class TimingRunner(StepRunner):
 
     def __init__(self, plan: TimingPlan, slot: SessionSlot) -> None:
         super().__init__(slot)
-        self.tokens_per_step = slot.config.tokens_per_step
+        self.tokens_per_step = slot.config.tokens_per_step  # not used here, nor is ``model_chunks``
         self.model_chunks = 1
-        self.num_opened = 0
+        self.num_opened = 0  # 1 once steps are timed
         self._plan = plan
         self._config = slot.config
         self._worker = Worker("overlap-callbacks timing", slot.faults.report)
@@ -126,20 +120,16 @@ class TimingRunner(StepRunner):
             return False
         self._has_lock = True
         self._clock, self._first_step, self.num_opened = clocks.StepClock(), step, 1
-        self._worker.submit(self._opener(job, self._clock.device))
+        hide = None if self._config.hosts else hidden_names()
+        environment, device = EnvironmentReader(self._config.framework, hide), self._clock.device
+        self._worker.submit(lambda: self._open_sinks(job, device, environment))
         return True
 
-    def _opener(self, job: Job, device: str) -> Callable[[], None]:
-        config = self._config
-        hide = None if config.hosts else hidden_names()
-        environment = EnvironmentReader(config.framework, hide)
-
-        def open_sinks() -> None:
-            run = run_info(config, job, device, environment.read())
-            for sink in config.sinks:
-                sink.open(run)
-
-        return open_sinks
+    def _open_sinks(self, job: Job, device: str, environment: EnvironmentReader) -> None:
+        """On the worker's thread."""
+        run = run_info(self._config, job, device, environment.read())
+        for sink in self._config.sinks:
+            sink.open(run)
 
     def _write(self, number: int, steps: Steps) -> None:
         """On the worker's thread: wait for the device, and write a block."""
@@ -147,6 +137,5 @@ class TimingRunner(StepRunner):
         if not await_mark(steps[-1][1]):
             return
         block = TimedBlock(Mode.OVERLAPPED, number, tuple([clocks.elapsed_ms(start, end) for start, end in steps]))
-        sinks: list[Sink] = list(self._config.sinks)
-        for sink in sinks:
+        for sink in self._config.sinks:
             sink.block(0, self._first_step, block)

@@ -31,35 +31,22 @@ from overlap_callbacks.monitor.window_cost import WindowCost
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """The marks of one step that ran.
-
-    Attributes:
-        plan: what the step was to do.
-        start, end: its bounds.
-        log: its collectives.
-        profile_index: its index in the profile; -1 outside. Warm-up steps of CPU jobs are outside if all steps have
-            ended with nothing in flight: their operators would only make the profile dearer.
-        counted: whether it counts: it was planned to, and nothing spoilt it.
-        spoilt: whether something did.
-        skipped: why it trained nothing; empty if it did.
-        memory: the allocator's counters when it began and when it ended; None where there are none.
-        kind: of a counted step, once its window has closed: 0 the commonest.
-        number: of the step in the job.
-        ms: its time, once its window has closed and the device has passed its end; else None.
-    """
+    """The marks of one step that ran."""
 
     plan: Plan
     start: clocks.Mark
     end: clocks.Mark
     log: StepLog
+    # In the profile; -1 outside. Warm-up steps of CPU jobs are outside if all steps have ended with nothing in flight:
+    # their operators would only make the profile dearer.
     profile_index: int = -1
-    counted: bool = True
+    counted: bool = True  # it was planned to count, and nothing spoilt it
     spoilt: bool = False
-    skipped: str = ""
-    memory: tuple[RawReading, RawReading] | None = None
-    kind: int = 0
-    number: int = -1
-    ms: float | None = None
+    skipped: str = ""  # why it trained nothing; empty if it did
+    memory: tuple[RawReading, RawReading] | None = None  # the allocator's counters at its begin and end
+    kind: int = 0  # of a counted step, once its window has closed: 0 the commonest
+    number: int = -1  # of the step in the job
+    ms: float | None = None  # its time, once its window has closed and the device has passed its end
 
 
 @dataclass(frozen=True)
@@ -72,47 +59,26 @@ class SampledStep:
 
 @dataclass(kw_only=True, eq=False)
 class MeasuredWindow:
-    """All marks of a window. Once it has closed nothing changes in it any more, so that another thread may read it.
-
-    Attributes:
-        number: of the window.
-        first_step: the step at which it opened.
-        clock: which makes the marks.
-        meter: of power; None if power is not measured.
-        compared_with: its arm; None for sequential steps.
-        opened_ns: host time at which it opened.
-        steps: those that ran, in order.
-        problems: what went wrong, in words.
-        complete: whether all steps of the schedule ran.
-        wall_ms: host time from its opening to its end.
-        profile: a session that has been stopped; None if no step was profiled.
-        missing_profile: why kernel times are missing, in words; empty if they are not.
-        config_digest: of what all ranks must be set up alike for, see ``WindowConfig``.
-        cost: what the window costs training; None if nobody looks at the steps around it.
-        sampled: steps since the window before whose all-to-alls were recorded.
-        chunks: model chunks of an interleaved pipeline on this rank; 1 without, or if nobody tells.
-        race: what a repeated step showed after the window; None without one.
-        rhythms: of the job, as rank 0 knew them when it planned the window.
-    """
+    """All marks of a window. Once it has closed nothing changes in it any more, so that another thread may read it."""
 
     number: int
     first_step: int
     clock: clocks.StepClock
-    meter: PowerMeter | None = None
-    compared_with: ComparedArm | None = None
+    meter: PowerMeter | None = None  # None if power is not measured
+    compared_with: ComparedArm | None = None  # None for sequential steps
     opened_ns: int = 0
-    steps: list[MeasuredStep] = field(default_factory=list)
+    steps: list[MeasuredStep] = field(default_factory=list)  # those that ran, in order
     problems: list[str] = field(default_factory=list)
-    complete: bool = False
-    wall_ms: float = 0.0
-    profile: Profile | None = None
-    missing_profile: str = ""
-    config_digest: str = ""
-    cost: WindowCost | None = None
-    sampled: tuple[SampledStep, ...] = ()
-    chunks: int = 1
-    race: RaceCheck | None = None
-    rhythms: tuple[Rhythm, ...] = ()
+    complete: bool = False  # all steps of the schedule ran
+    wall_ms: float = 0.0  # host time from its opening to its end
+    profile: Profile | None = None  # that has been stopped; None if no step was profiled
+    missing_profile: str = ""  # why kernel times are missing, in words; empty if they are not
+    config_digest: str = ""  # of what must be the same on all ranks, see ``WindowConfig``
+    cost: WindowCost | None = None  # None if nobody looks at the steps around it
+    sampled: tuple[SampledStep, ...] = ()  # steps since the window before whose all-to-alls were recorded
+    chunks: int = 1  # model chunks of an interleaved pipeline on this rank; 1 without, or if nobody tells
+    race: RaceCheck | None = None  # what a repeated step showed after the window
+    rhythms: tuple[Rhythm, ...] = ()  # of the job, as rank 0 knew them when it planned the window
 
     def note(self, problem: str) -> None:
         """Have the report say what went wrong, once."""
@@ -168,16 +134,10 @@ def range_name(plan: Plan, step: int) -> str:
 
 
 class Window(MeasuredWindow):
-    """A window on one rank while it is open: what its steps run with.
+    """A window on one rank while it is open: what its steps run with. The gate is registered.
 
-    Args:
-        number: of the window.
-        first_step: the step at which it opens.
-        gate: registered.
-        switch: what the window's arm turns, and makes sequential steps sequential instead of the gate.
-        meter: of power; None if power is not measured.
-        arm: what the job as configured is compared with.
-        ranges: name its steps in other profiles; None for none.
+    ``switch`` is what the window's arm turns, and makes sequential steps sequential instead of the gate. ``ranges``
+    name its steps in other profiles, if given.
     """
 
     def __init__(

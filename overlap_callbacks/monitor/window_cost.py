@@ -102,21 +102,16 @@ class UsualStep:
 class WindowCost:
     """The time that training loses to one window on this rank; see the module.
 
-    Args:
-        opened_ns: host time at which the window's first step began.
-        usual: how long a step takes outside windows; None if not known. Then only the window's own steps count.
-        before_ns: cost of the windows before it that were left out, unless an earlier report has it.
-
-    Attributes:
-        over: whether the steps after the window need not be looked at any more.
-        left_out_ns: cost of the windows after it that were left out.
+    Its first step began at ``opened_ns``, of the host's clock. If it is not known how long a step takes outside windows
+    (``usual``), only the window's own steps count. ``before_ns`` is the cost of the windows before it that were left
+    out, unless an earlier report has it.
     """
 
     def __init__(self, opened_ns: int, usual: UsualStep | None, before_ns: int = 0) -> None:
         self.opened_ns = opened_ns
         self.usual = usual
-        self.over = usual is None
-        self.left_out_ns = 0
+        self.over = usual is None  # the steps after the window need not be looked at any more
+        self.left_out_ns = 0  # cost of the windows after it that were left out
         self._steps_ns: list[int] = []  # of the window: how long each took, without our work on the training thread
         self._begun_ns = opened_ns  # the window's step under way
         self._entered_ns: int | None = None
@@ -156,10 +151,7 @@ class WindowCost:
             self._entered_ns = None
 
     def window_closed(self, now_ns: int, num_steps: int, *, job_ends: bool = False) -> None:
-        """The window has ended. The reporting thread works on it from here on.
-
-        If the job ends, the cost is not known: the last step may have been broken off.
-        """
+        """The window has ended, and is reported. If the job ends, the last step may have been broken off: no cost."""
         if job_ends:
             self.usual = None
             self.end()

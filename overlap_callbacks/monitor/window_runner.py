@@ -1,4 +1,4 @@
-"""Opens, drives and closes the scheduled windows."""
+"""Opens, drives and closes the scheduled windows, and samples single steps between them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import enum
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.analysis.rhythms import find_rhythms, rhythm_sentence
-from overlap_callbacks.gate.arms import BaseArm, Offers, Switch
+from overlap_callbacks.gate.arms import BaseArm, Offers, Switch, checked_arms
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.monitor.background.budget import SilenceBackoff, Skip
@@ -23,12 +23,14 @@ from overlap_callbacks.monitor.race.check import RaceChecks
 from overlap_callbacks.monitor.schedule import Part, Placement, Plan, Schedule
 from overlap_callbacks.monitor.session import Session, SessionSlot
 from overlap_callbacks.monitor.step_runner import StepRunner, check_gate_health
-from overlap_callbacks.monitor.window import MeasuredStep, StepRanges, Window
+from overlap_callbacks.monitor.window import MeasuredStep, SampledStep, StepRanges, Window
 from overlap_callbacks.monitor.window_cost import StepPace, StepRing, WindowCost
 
 # Turns by the golden ratio come evenly to all arms, also where only every k-th window opens, for any k: the budget and
 # a silent rank leave windows out by numbers of their own. A plain rotation would then leave out the same arms for ever.
 _TURN = (math.sqrt(5) - 1) / 2
+# Sampled steps that are kept for the next window; of more, every second is forgotten. The same on all ranks.
+_MAX_KEPT = 64
 
 
 class Phase(enum.Enum):
@@ -70,7 +72,7 @@ def turn_of(window: int, num_arms: int) -> int:
 class ArmRotation:
     """The arms of a monitor, each bound to what it turns when its first window comes.
 
-    Notices say which of them this job cannot have (``strict`` raises instead), and which change results.
+    Notices say which arms this job cannot have (``strict`` raises instead), and which change results.
     """
 
     def __init__(self, arms: Sequence[BaseArm], offers: Offers, notices: Notices, *, strict: bool) -> None:
@@ -108,29 +110,19 @@ class ArmRotation:
         return bound
 
 
+@dataclass(eq=False)
 class _OpenWindow:
-    """A window under way, with what its steps need. Its phase is the runner's.
+    """A window under way, with what its steps need. Its phase is the runner's."""
 
-    Attributes:
-        schedule: the monitor's; from the ruling on with this window's parts in their places.
-        config: what this rank is about to measure.
-        recorded: logs of its recorded steps, of those that trained.
-        granted: what may be serialised; None until rank 0 has ruled so.
-        ruling: name of that ruling.
-    """
-
-    def __init__(
-        self, marks: Window, session: Session, arm: BoundArm, schedule: Schedule, config: WindowConfig, cost: WindowCost
-    ) -> None:
-        self.marks = marks
-        self.session = session
-        self.arm = arm
-        self.schedule = schedule
-        self.config = config
-        self.cost = cost
-        self.recorded: list[StepLog] = []
-        self.granted: ExpectedSequence | None = None
-        self.ruling = ""
+    marks: Window
+    session: Session
+    arm: BoundArm
+    schedule: Schedule  # the monitor's; from the ruling on with this window's parts in their places
+    config: WindowConfig  # what this rank is about to measure
+    cost: WindowCost
+    recorded: list[StepLog] = field(default_factory=list)  # of the recorded steps that trained
+    granted: ExpectedSequence | None = None  # what may be serialised, once rank 0 has ruled so
+    ruling: str = ""  # name of that ruling
 
     def request(self, key: str, balance: PhaseBalance, ring: StepRing) -> None:
         """Have the order check decide on what the recorded steps issued; rank 0 plans the window."""
@@ -171,13 +163,10 @@ class _OpenWindow:
         return plan_window
 
     def _steps_per_block(self) -> int:
-        """Rank 0: the counted steps of blocks of ``min_block_seconds``, by the step time of the last window.
-
-        In the first window, of the steps before it, or if they are too few, of its recorded steps, which take longer.
-        """
+        """Rank 0: the counted steps of blocks of ``min_block_seconds``, by the step time of the last window."""
         if not self.schedule.min_block_seconds:
             return self.schedule.steps_per_block
-        usual = self.cost.usual
+        usual = self.cost.usual  # in the first window; without it, of its recorded steps, which take longer
         step_s = self.session.budget.step_s or (
             self.marks.age_s / self.schedule.recorded_steps if usual is None else usual.mean_ns / 1e9
         )
@@ -192,22 +181,15 @@ class _OpenWindow:
 
 
 class WindowRunner(StepRunner):
-    """Runs the steps of windows by the schedule's plans; see ``Phase`` for the way of a window.
-
-    Attributes:
-        arms: what the job as configured is compared with.
-        tokens_per_step: that one step of the whole job trains on; None if not known.
-        model_chunks: of an interleaved pipeline, on this rank; 1 without.
-        num_opened: windows opened so far.
-    """
+    """Runs the steps of windows by the schedule's plans; see ``Phase`` for the way of a window."""
 
     def __init__(self, slot: SessionSlot, ring: StepRing) -> None:
         super().__init__(slot)
         config = slot.config
-        self.arms = ArmRotation(config.checked_arms, self._switch.offers, self._notices, strict=config.strict)
-        self.tokens_per_step = config.tokens_per_step
-        self.model_chunks = 1
-        self.num_opened = 0
+        self.arms = ArmRotation(checked_arms(config.arms), self._switch.offers, self._notices, strict=config.strict)
+        self.tokens_per_step = config.tokens_per_step  # of the whole job; None if not known
+        self.model_chunks = 1  # of an interleaved pipeline, on this rank
+        self.num_opened = 0  # windows, so far
         self._schedule = config.schedule
         self._phase = Phase.IDLE
         self._window: _OpenWindow | None = None  # None if and only if the phase is IDLE
@@ -242,7 +224,7 @@ class WindowRunner(StepRunner):
         else:
             self._window.cost.window_step_began(begun_ns)
             self._window.cost.enter(begun_ns)
-        plan = self._schedule_in_force.plan(step)
+        plan = (self._schedule if self._window is None else self._window.schedule).plan(step)
         if plan is not None and plan.offset == 0:
             if plan.window < self._skip.next_window:
                 self._leave_closed(plan.window, step)
@@ -318,7 +300,7 @@ class WindowRunner(StepRunner):
     # -- the ruling
 
     def _await_ruling(self, window: _OpenWindow) -> None:
-        """Wait for the ruling, for a bounded time, and go on as it says; after a wait in vain windows are left out."""
+        """Wait for the ruling, for a bounded time, and act on it; after a wait in vain windows are left out."""
         step_s = window.marks.age_s / self._schedule.decided_at
         asked_s = time.monotonic()
         ruling = window.session.order_checker.await_ruling()
@@ -337,9 +319,8 @@ class WindowRunner(StepRunner):
                 window.grant(ruling)
                 self._slot.race.granted(ruling.name, window.session.ballot)
                 for rhythm in ruling.rhythms if window.session.job.rank == 0 else ():
-                    self._notices.info_once(
-                        f"rhythm {rhythm.period}", f"the job has a rhythm: {rhythm_sentence(rhythm)}"
-                    )
+                    message = f"the job has a rhythm: {rhythm_sentence(rhythm)}"
+                    self._notices.info_once(f"rhythm {rhythm.period}", message)
             case Decision.CONFLICT:
                 # Every later window would show the same conflict: there is nothing more to measure.
                 self.abandon(ruling.reason)
@@ -362,10 +343,6 @@ class WindowRunner(StepRunner):
                 self.abandon(ruling.reason)
 
     # -- windows
-
-    @property
-    def _schedule_in_force(self) -> Schedule:
-        return self._schedule if self._window is None else self._window.schedule
 
     def _open(self, plan: Plan, begun_ns: int) -> None:
         session = self._slot.acquire()  # what opening it takes is part of the window's cost
@@ -448,8 +425,75 @@ class WindowRunner(StepRunner):
         self.next_step = self._pace.next_step(self._step, self._schedule.next_window_step(self._step + 1))
 
     def _key(self, window: Window) -> str:
-        """Names a window in the store, once, even if step numbers go back.
-
-        Not by its step: a rank whose window begins at another one must be found.
-        """
+        """Names a window in the store, once after each rewind; not by its step, so that ranks that differ are found."""
         return f"{self._rewinds}/window{window.number}"
+
+
+class SamplingRunner(WindowRunner):
+    """Runs windows, and after the first one records the all-to-alls of every n-th step between them.
+
+    Such a step costs what the gate costs: some microseconds for each of its collectives. The others cost nothing.
+    """
+
+    def __init__(self, every: int, slot: SessionSlot, ring: StepRing) -> None:
+        super().__init__(slot, ring)
+        self._every = every
+        self._kept: list[SampledStep] = []
+        self._sampling = False
+        self._spoilt = False
+
+    def begin(self, step: int) -> None:
+        super().begin(step)
+        if self.in_step or self.in_window or not self.num_opened or step % self._every:
+            return
+        if self._slot.acquire() is None:
+            return
+        self._gate.begin_step(sequential=False)
+        self._sampling, self._spoilt, self.in_step = True, False, True
+
+    def end(self) -> None:
+        if not self._sampling:
+            super().end()
+            return
+        self._sampling = self.in_step = False
+        log = self._gate.end_step()
+        check_gate_health(self._gate)
+        if self._spoilt or not log.is_whole:
+            return
+        self._kept.append(SampledStep(self._step, tuple([c for c in log.collectives if c.splits is not None])))
+        if len(self._kept) > _MAX_KEPT:
+            del self._kept[::2]
+
+    def skip(self, reason: str) -> None:
+        self._spoilt = True
+        super().skip(reason)
+
+    def pause(self) -> None:
+        super().pause()
+        if self._sampling:
+            self._spoilt = True
+            self._gate.suspend()
+
+    def resume(self) -> None:
+        super().resume()
+        if self._sampling:
+            self._gate.resume()
+
+    def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
+        self._sampling = False
+        super().abandon(reason, within_step=within_step, job_ends=job_ends)
+
+    def discard(self) -> None:
+        self._sampling = False
+        super().discard()
+
+    def _close(self, complete: bool, report: bool = True, job_ends: bool = False) -> None:
+        if self._window is not None and report:
+            self._window.marks.sampled = tuple(self._kept)
+            self._kept.clear()
+        super()._close(complete, report, job_ends)
+
+    def _rest(self) -> None:
+        super()._rest()
+        if self.num_opened:
+            self.next_step = min(self.next_step, (self._step // self._every + 1) * self._every)

@@ -143,7 +143,7 @@ PARTS = (
     "gate.deadlock.CollectiveSequence.encode",
     "gate.deadlock.CollectiveSequence.of",
     "monitor.background.store.StoreChannel.__init__",
-    "monitor.background.tree_mail.Exchange.gather",
+    "monitor.background.tree.Exchange.gather",
     "monitor.background.store.StoreChannel.publish",
     "monitor.background.order_check.OrderChecker.start",
     "monitor.background.submissions.RecordedKinds.of",

@@ -41,7 +41,8 @@ class WindowBudget:
 
     A window that costs ``c`` seconds is paid for by ``c / max_overhead`` seconds of training, by the host's clock. The
     next is measured once all before it are paid for. So at any time the cost of all windows is at most ``max_overhead``
-    of the training time since the first one opened, plus the cost of the last one.
+    of the training time since the first one opened, plus the cost of the last one. Without ``max_overhead`` there is no
+    limit.
 
     The cost is an estimate, which may be below zero by chance. A window is charged the estimate and half of the way to
     the upper end of its interval, about one standard error, and never less than nothing: in sum more than windows cost.
@@ -51,10 +52,6 @@ class WindowBudget:
 
     Only rank 0 has reports. The reporting thread calls ``record``, the order check's thread ``skip``, the training
     thread the rest.
-
-    Args:
-        max_overhead: maximum fraction of training time that measuring may cost; None for no limit.
-        now_ns: the host's clock.
     """
 
     def __init__(self, max_overhead: float | None, now_ns: Callable[[], int] = clocks.now) -> None:
@@ -80,28 +77,21 @@ class WindowBudget:
         with self._lock:
             lost = self._unknown.pop(window, None)
             if lost is not None:
-                opened_s, wall_s = lost
-                self._paid_at_s += self._paid_after_s(self._late_ms() / 1e3)
-                self._late_ms = late_ms
-                self._owe(opened_s, wall_s)
+                self._take_late(late_ms)
+                self._owe(*lost)
                 self._reason = _NOT_KNOWN
 
     def record(self, report: OverlapReport, opened_ns: int, late_ms: Callable[[], float] = _nothing_late) -> None:
         """Take note of what a window cost, and of how long an overlapped step took in it.
 
-        Args:
-            report: of the window.
-            opened_ns: host time at which it opened.
-            late_ms: its cost since the report was made, windows that were left out included. The next report has that.
+        ``late_ms`` gives its cost since the report, windows that were left out included. The next report has that.
         """
         self.long_blocks.record(report)
         with self._lock:
             self._unknown.pop(report.window, None)
             if report.e2e_overlapped_ms is not None:
                 self._step_s = report.e2e_overlapped_ms.value / 1e3
-            known_s = self._late_ms() / 1e3
-            self._paid_at_s += self._paid_after_s(known_s)
-            self._late_ms = late_ms
+            known_s = self._take_late(late_ms)
             # Where nothing is known but its length, a window cost no more than that.
             charged_ms = report.wall_ms if report.lost_ms is None else _charged(report.lost_ms, report.lost_high_ms)
             self._owe(opened_ns / 1e9, max(0.0, charged_ms / 1e3 - known_s))
@@ -133,6 +123,13 @@ class WindowBudget:
             left = unpaid_s / taken_s * passed if passed > 0 and taken_s > 0 else 0.0
             return Skip(self._reason, window + max(1, math.ceil(left / 2)))
 
+    def _take_late(self, late_ms: Callable[[], float]) -> float:
+        """Owe what the last window has cost since its report, which is returned; from now on ``late_ms`` says that."""
+        late_s = self._late_ms() / 1e3
+        self._paid_at_s += self._paid_after_s(late_s)
+        self._late_ms = late_ms
+        return late_s
+
     def _owe(self, opened_s: float, cost_s: float) -> None:
         self._paid_at_s = max(self._paid_at_s, opened_s) + self._paid_after_s(cost_s)
 
@@ -155,13 +152,10 @@ class SilenceBackoff:
 
     Each window in vain at least doubles the distance to the next. Windows open at multiples of a power of two: ranks
     that come to different powers still meet at the multiples of the largest.
-
-    Attributes:
-        next_window: number of the first window that may be opened.
     """
 
     def __init__(self, max_overhead: float | None) -> None:
-        self.next_window = 0
+        self.next_window = 0  # the first that may be opened
         # Without a budget windows come less often as long as the rank is silent, and no more.
         self._max_overhead = max_overhead or math.inf
         self._power = 0  # windows are opened at multiples of two to this power

@@ -79,13 +79,10 @@ def _time_ms(call: Collective) -> float | None:
 def collective_times(
     recorded: StepLog | None, timed: Sequence[StepLog], kernels_ms: Mapping[CollectiveKey, float]
 ) -> tuple[CollectiveTime, ...]:
-    """Each operator on each group, per step.
+    """Each operator on each group, per step, as the recorded step has them; it ran without a profiler.
 
-    Args:
-        recorded: the recorded step, without a profiler; None if it did not run.
-        timed: the counted sequential steps, which the device has passed. Only what was serialised has a time, and only
-            its bytes may be divided by it.
-        kernels_ms: time of the kernels per sequential step, where it is known.
+    ``timed`` are the counted sequential steps, which the device has passed. Only what was serialised has a time, and
+    only its bytes may be divided by it. ``kernels_ms`` is the time of the kernels per sequential step, where known.
     """
     if recorded is None:
         return ()
@@ -127,9 +124,8 @@ def collective_times(
 def timed_calls(steps: Sequence[tuple[int, StepLog | None]]) -> tuple[TimedCalls, ...]:
     """Some calls of each operator on each group. All ranks of a group choose the same ones.
 
-    Args:
-        steps: the sequential steps that the window planned to time, with their places in it; None for a step that does
-            not count on this rank.
+    From the sequential steps that the window planned to time, with their places in it; None for one that does not count
+    on this rank.
     """
     found: dict[CollectiveKey, tuple[Collective, list[TimedCall]]] = {}
     for place, log in _with_pauses(_every(steps, _MAX_STEPS)):

@@ -35,26 +35,15 @@ _LEAST_RECURRENCES = 4
 
 @dataclass(frozen=True)
 class StepKinds:
-    """The kinds of a window's counted steps.
+    """The kinds of a window's counted steps."""
 
-    Attributes:
-        of_steps: the kind of each counted step that stays, by its index; 0 is the commonest.
-        left_out: indices of the counted steps whose kind came in one mode only.
-        notes: which kinds there are and which were measured, in words; empty if all steps are of one kind.
-        names: what a step of each kind does, by the kind's number.
-    """
-
-    of_steps: Mapping[int, int]
-    left_out: frozenset[int] = frozenset()
-    notes: tuple[str, ...] = ()
-    names: Mapping[int, str] = field(default_factory=dict)
+    of_steps: Mapping[int, int]  # the kind of each counted step that stays, by its index; 0 is the commonest
+    left_out: frozenset[int] = frozenset()  # indices of the counted steps whose kind came in one mode only, or is rare
+    notes: tuple[str, ...] = ()  # which kinds there are and which were measured; empty if all steps are of one kind
+    names: Mapping[int, str] = field(default_factory=dict)  # what a step of each kind does, by the kind's number
 
     def costs(self, timed: Sequence[tuple[int, Mode, float]]) -> tuple[str, ...]:
-        """How much longer than the commonest kind each other one takes, in words; the mean of the modes.
-
-        Args:
-            timed: kind, mode and time in ms of each timed step.
-        """
+        """How much longer each other kind takes than the commonest, in words, by kind, mode and ms of each step."""
         times: dict[tuple[int, Mode], list[float]] = defaultdict(list)
         for kind, mode, time_ms in timed:
             times[kind, mode].append(time_ms)
@@ -85,11 +74,11 @@ def kinds_of(steps: Sequence[MeasuredStep]) -> StepKinds:
     left_out: set[int] = set()
     for part in (Part.TIMED, Part.PROFILED):
         left_out |= kinds.without_partner(part)
-    order = Counter(label for index, label in kinds.labels.items() if index not in left_out)
-    numbers = {label: number for number, (label, _) in enumerate(order.most_common())}
+    stay = {index: label for index, label in kinds.labels.items() if index not in left_out}
+    numbers = {label: number for number, (label, _) in enumerate(Counter(stay.values()).most_common())}
     # A window's least squares has a column for so many kinds beside the commonest. What is rarer would count as that.
-    rare = {index for index, label in kinds.labels.items() if index not in left_out and numbers[label] > MAX_KINDS}
-    of_steps = {index: numbers[label] for index, label in kinds.labels.items() if index not in left_out | rare}
+    rare = {index for index, label in stay.items() if numbers[label] > MAX_KINDS}
+    of_steps = {index: numbers[label] for index, label in stay.items() if index not in rare}
     # Steps of a kind that was not checked are not serialised, however many there are.
     unchecked = any(step.log.divergence is not None for step in steps)
     advice = "" if unchecked else "; with more repeats or steps_per_block a window has every kind in both modes"
@@ -162,8 +151,7 @@ class _Labels:
     def match_sides(self) -> None:
         """Match the kinds of the modes where they have none in common: an arm may issue other collectives.
 
-        Kinds are matched in the order of their collectives; if one mode has more kinds than the other, the commonest
-        of each.
+        In the order of their collectives; if one mode has more kinds than the other, the commonest of each.
         """
         sides: dict[Mode, Counter[int]] = {mode: Counter() for mode in Mode}
         for index, step in self._steps.items():

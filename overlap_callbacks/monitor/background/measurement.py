@@ -29,6 +29,7 @@ from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.monitor.background.calls import (
     collective_times,
     experts_of,
+    grouped,
     is_negligible,
     messages_of,
     timed_calls,
@@ -50,12 +51,10 @@ _CLOCK_DRIFT, _CLOCK_BLUR_NS = 0.01, 1e6
 
 
 def measure(window: MeasuredWindow, rank: int, backend: str) -> RankWindow:
-    """All figures of a window on this rank. Waits for the device to pass the window's last mark, for a bounded time.
+    """All figures of a closed window on this rank. Waits for the device to pass its last mark, for a bounded time.
 
-    Args:
-        window: closed. It can be measured once, because its profile can be read once.
-        rank: of this process. Rank 0 adds the timelines of two steps and a trace of power.
-        backend: of the default process group.
+    It can be measured once, because its profile can be read once. Rank 0 adds the timelines of two steps and a trace of
+    power. ``backend`` is that of the default process group.
     """
     started_s = time.thread_time()  # of this thread alone: while it waits for the device, it takes nothing from the job
     if window.steps:
@@ -221,10 +220,8 @@ class _Measurement:
         return [step for step in self._of(Part.TIMED) if step.counted]
 
     def _timed_blocks(self) -> tuple[TimedBlock, ...]:
-        by_block: dict[tuple[int, Mode], list[MeasuredStep]] = defaultdict(list)
-        for step in self._counted():
-            if step.ms is not None:
-                by_block[step.plan.block, step.plan.arm].append(step)
+        timed = [step for step in self._counted() if step.ms is not None]
+        by_block = grouped(timed, lambda step: (step.plan.block, step.plan.arm))
         return tuple([_timed_block(steps, with_kinds=self._several) for steps in by_block.values()])
 
     def _series(self) -> StepSeries | None:
@@ -380,11 +377,7 @@ def _cut_at_gaps(steps: list[MeasuredStep], max_gap_ms: float) -> list[list[Meas
 
 
 def stretches_of(steps: Sequence[MeasuredStep]) -> tuple[Stretch, ...]:
-    """The stretches of a window that give its cost. A step's time includes the median gap to the next one of its kind.
-
-    Args:
-        steps: of the window, in order.
-    """
+    """The stretches of a window that give its cost. A step's time includes the median gap after those of its kind."""
     trained = [step for step in steps if not step.skipped and clocks.is_ready(step.end)]
     times_ms = {step.plan.offset: clocks.elapsed_ms(step.start, step.end) for step in trained}
     of_kind: dict[Kind, list[float]] = defaultdict(list)

@@ -35,8 +35,7 @@ from overlap_callbacks.monitor.background.submissions import (
     kind_of_step,
     step_mismatch,
 )
-from overlap_callbacks.monitor.background.tree import Tree
-from overlap_callbacks.monitor.background.tree_mail import Exchange
+from overlap_callbacks.monitor.background.tree import Exchange, Tree
 from overlap_callbacks.monitor.schedule import Placement
 
 # Maximum time that the training thread waits for a check after one that was late: the ranks may have recovered, but
@@ -66,24 +65,17 @@ class Decision(enum.Enum):
 class Ruling(msgspec.Struct, frozen=True):
     """Rank 0's ruling on whether the sequences of the recorded steps may be serialised.
 
-    Attributes:
-        decision: what rank 0 decided.
-        reason: why the sequences may not be serialised, in words; empty if they may.
-        placement: where the window's parts lie; None for a mode pinned by hand, and where nothing is granted.
-        rhythms: those of the job that rank 0 knows.
-        name: unique, also among the rulings of a killed job in the same store.
-        only: the recorded step whose kind alone may be serialised, because the order of another contradicts it; -1 if
-            all kinds may.
-        next_window: if this one is skipped because of its cost, the first that may be opened again.
+    ``only`` is the recorded step whose kind alone may be serialised, because the order of another contradicts it; -1 if
+    all kinds may.
     """
 
     decision: Decision
-    reason: str = ""
-    placement: Placement | None = None
-    rhythms: tuple[Rhythm, ...] = ()
-    name: str = ""
+    reason: str = ""  # why the sequences may not be serialised, in words; empty if they may
+    placement: Placement | None = None  # of the window's parts; None in a pinned mode, and where nothing is granted
+    rhythms: tuple[Rhythm, ...] = ()  # those of the job that rank 0 knows
+    name: str = ""  # unique, also among the rulings of a killed job in the same store
     only: int = -1
-    next_window: int = 0
+    next_window: int = 0  # if this one is skipped because of its cost, the first that may be opened again
 
 
 # Rank 0 plans a window once its sequences are granted: where its parts lie, and the rhythms that it knows by then.
@@ -94,21 +86,16 @@ _NO_ANSWER = Ruling(Decision.LATE, "the job's store does not answer")
 
 @dataclass(eq=False)
 class _Check:
-    """One order check, from its start on the training thread to its ruling.
-
-    Attributes:
-        done: set once there is a ruling.
-        given_up: whether the training thread went on without it.
-    """
+    """One order check, from its start on the training thread to its ruling."""
 
     key: str
     recorded: RecordedKinds
     window: int | None
     config: WindowConfig | None
     timeout_s: float
-    done: threading.Event = field(default_factory=threading.Event)
+    done: threading.Event = field(default_factory=threading.Event)  # set once there is a ruling
     ruling: Ruling | None = None
-    given_up: bool = False
+    given_up: bool = False  # the training thread went on without it
 
     def await_ruling(self, patience_s: float, is_stuck: Callable[[], bool]) -> Ruling:
         """The ruling, or the lack of one, as seen by the training thread. Waits for a bounded time."""
@@ -127,24 +114,14 @@ class _Check:
 class OrderChecker:
     """Runs order checks on its own thread. The training thread starts one and asks for its ruling some steps later.
 
-    Args:
-        channel: to the job's store.
-        timeout_s: maximum time in which the ranks' sequences must come in.
-        budget: rank 0 asks it whether a window is too expensive.
-        on_error: gets what goes wrong, on the checker's thread.
+    The ranks' sequences must come in within ``timeout_s``. Rank 0 asks the budget whether a window is too expensive.
+    ``on_error`` gets what goes wrong, on the checker's thread, which alone uses ``exchange`` until ``close()``.
 
-    Attributes:
-        exchange: with the ranks above and below; used by the checker's thread until ``close()``.
-        patience_s: maximum time that the training thread waits for a ruling.
+    ``patience_s`` is the maximum time that the training thread waits for a ruling.
     """
 
     def __init__(
-        self,
-        channel: StoreChannel,
-        *,
-        timeout_s: float,
-        budget: WindowBudget,
-        on_error: Callable[[Exception], None],
+        self, channel: StoreChannel, *, timeout_s: float, budget: WindowBudget, on_error: Callable[[Exception], None]
     ) -> None:
         self._channel = channel
         self.exchange = Exchange(channel, Tree.of(channel.job), "order", answered=True)
@@ -180,15 +157,11 @@ class OrderChecker:
         config: WindowConfig | None = None,
         usual_step_s: float | None = None,
     ) -> None:
-        """Start a check with this rank's sequences.
+        """Start a check with the sequences of this rank's recorded steps.
 
-        Args:
-            key: names the check; the same on every rank, and never used twice.
-            recorded: of this rank's recorded steps.
-            window: number of the window; None for a mode pinned by hand.
-            plan_window: on rank 0, plans the window; called on the checker's thread.
-            config: what this rank is about to measure; None for a mode pinned by hand.
-            usual_step_s: how long a step takes outside windows; None if not known.
+        ``key`` names it: the same on every rank, and never used twice. A mode pinned by hand has no ``window`` (its
+        number) and no ``config`` (what this rank is about to measure). On rank 0, the checker's thread calls
+        ``plan_window``. ``usual_step_s`` is the time of a step outside windows, if known.
         """
         timeout_s = self.timeout_s(usual_step_s)
         self.patience_s = min(self.patience_s, 3 * timeout_s)
@@ -267,18 +240,10 @@ def check_order(
     plan_window: WindowPlanner | None = None,
     verdicts: Verdicts | None = None,
 ) -> Ruling:
-    """One rank's part of the order check.
+    """One rank's part of the order check; see ``OrderChecker.start``. Waiting ends early when ``stop`` returns True.
 
-    Args:
-        exchange: with the ranks above and below.
-        key: names the check; the same on every rank.
-        recorded: of this rank.
-        message: what this rank submits in addition.
-        timeout_s: maximum time for the ranks' sequences; twice this time for rank 0's ruling.
-        skip: on rank 0, why the window is left out, if it is.
-        stop: ends the waiting early when it returns True.
-        plan_window: on rank 0, plans the window.
-        verdicts: on rank 0, of the checks before.
+    The ranks' sequences have ``timeout_s`` to come in, and rank 0's ruling twice that time. Rank 0 alone has
+    ``verdicts`` of the checks before, and leaves the window out if there is a reason to ``skip`` it.
     """
     part = submit(exchange, key, Submissions.of(exchange.tree.rank, recorded.kinds, message), timeout_s, stop)
     if part is None:
@@ -303,18 +268,12 @@ def check_order(
 def submit(
     exchange: Exchange, key: str, own: Submissions, timeout_s: float, stop: Callable[[], bool]
 ) -> Submissions | None:
-    """Merge what this rank and those below it submit, and send it up.
-
-    Returns:
-        What they submit; None if the rank above does not take it.
-    """
+    """Merge what this rank and those below it submit, and send it up. None if the rank above does not take it."""
     tree = exchange.tree
     heard = exchange.gather(key, tree.patience_s(timeout_s), lambda _: stop())
     part = Submissions.merge([own, *[Submissions.decode(data) for data in heard.values()]])
     exchange.unheard = tree.members_without(part.runs)
-    if tree.parent is None or exchange.send_up(key, part.encode(), 0.0, stop):
-        return part
-    return None
+    return part if tree.parent is None or exchange.send_up(key, part.encode(), 0.0, stop) else None
 
 
 def forward_ruling(exchange: Exchange, key: str, timeout_s: float, stop: Callable[[], bool]) -> Ruling:
@@ -325,14 +284,12 @@ def forward_ruling(exchange: Exchange, key: str, timeout_s: float, stop: Callabl
     taken_within_s = timeout_s if parent else None
     answer = exchange.await_answer(key, 2 * timeout_s, stop, taken_within_s=taken_within_s)
     if answer is None:
+        reason = f"rank 0 did not decide within {2 * timeout_s:g} s"
         if parent and not exchange.parent_has_taken():
             reason = f"rank {parent} does not take what this rank hands in"
-        else:
-            reason = f"rank 0 did not decide within {2 * timeout_s:g} s"
         # Else a parent that comes late finds it, and rank 0 grants what this rank has given up.
         exchange.withdraw()
-        ruling = Ruling(Decision.LATE, reason)
-        answer = msgspec.json.encode(ruling)
+        answer = msgspec.json.encode(Ruling(Decision.LATE, reason))
     exchange.send_down(key, answer)
     return msgspec.json.decode(answer, type=Ruling)
 
@@ -341,16 +298,13 @@ def decide(part: Submissions, world_size: int, timeout_s: float, verdicts: Verdi
     """Rank 0: compare what all ranks submit, and search their sequences for a cycle."""
     if part.runs != [(0, world_size - 1)]:
         missing = sorted(set(range(world_size)).difference(in_runs(part.runs)))
-        return Ruling(
-            Decision.LATE, f"{name_ranks(missing)} did not report the order of collectives within {timeout_s:g} s"
-        )
+        why = f"{name_ranks(missing)} did not report the order of collectives within {timeout_s:g} s"
+        return Ruling(Decision.LATE, why)
     submitted = part.each()
     different = [message for message, _ in submitted]
-    mismatch = config_mismatch(submitted)
-    if mismatch is not None:
+    if mismatch := config_mismatch(submitted):
         return Ruling(Decision.CONFIG_MISMATCH, f"the ranks are not set up alike: {mismatch}")
-    mismatch = step_mismatch(submitted)
-    if mismatch is not None:
+    if mismatch := step_mismatch(submitted):
         return Ruling(Decision.STEP_MISMATCH, mismatch)
     if any(message.compiled for message in different):
         return Ruling(Decision.SKIPPED, "torch.compile compiled in a recorded step")
@@ -359,9 +313,8 @@ def decide(part: Submissions, world_size: int, timeout_s: float, verdicts: Verdi
         return Ruling(Decision.GRANTED)  # nothing is serialised
     incomplete = next((of.first_rank for of in submitted if of.message.incomplete), None)
     if incomplete is not None:
-        return Ruling(
-            Decision.FAILED, f"rank {incomplete} issued more collectives in one step than the gate has storage for"
-        )
+        why = f"rank {incomplete} issued more collectives in one step than the gate has storage for"
+        return Ruling(Decision.FAILED, why)
     if not any(message.communicates for message in different):
         return Ruling(
             Decision.FAILED,
@@ -381,10 +334,8 @@ def _search(part: Submissions, submitted: Sequence[Submission], verdicts: Verdic
         digests = {digest for kinds, _ in ranks for digest in kinds}
         sequences = part.decoded(digests)
         if sequences is None:
-            return Ruling(
-                Decision.FAILED,
-                f"the ranks issue {len(digests)} different sequences of collectives, which are too many to compare",
-            )
+            why = f"the ranks issue {len(digests)} different sequences of collectives, which are too many to compare"
+            return Ruling(Decision.FAILED, why)
         verdicts.conflict, verdicts.only = _conflict_of(list(ranks.values()), sequences)
         verdicts.searched = frozenset(ranks)
     if verdicts.conflict is not None:

@@ -6,6 +6,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -39,6 +40,7 @@ from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.device import chip_of
+from overlap_callbacks.monitor.background.calls import grouped
 from overlap_callbacks.monitor.background.kinds import counted_steps
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 
@@ -67,14 +69,9 @@ def profile_figures(
     recorded: StepLog | None,
     own: RankWindow,
 ) -> ProfileFigures:
-    """The figures of a window's profile.
+    """The figures of the profile of a closed window, whose ``steps`` have their times.
 
-    Args:
-        window: closed.
-        kernels: its whole profile.
-        steps: its steps, with their times.
-        recorded: the collectives of the recorded step; None without one.
-        own: the other figures of the window on this rank. Those of rank 0 get the timelines of two steps.
+    They are added to ``own``; those of rank 0 get the timelines of two steps too.
     """
     by_arm, kinds = counted_steps(steps)
     if not any(by_arm.values()):
@@ -84,7 +81,7 @@ def profile_figures(
     if checked.missing:
         return ProfileFigures(own, _missing(checked.missing))
     by_arm, problems = checked.by_arm, list(checked.problems)
-    log = profile_log(steps).of_steps({index for indices in by_arm.values() for index in indices})
+    log = profile_log(steps, counted={index for indices in by_arm.values() for index in indices})
     if on_device:  # profiles of CPU jobs are not compared with the log
         problems += log.problems
     aligned = align(kernels, log.issued, log.sequential, log.whole)
@@ -95,10 +92,8 @@ def profile_figures(
     problems += checked_log.notes
     if note := uncounted_note([kernels.uncounted[index] for index in by_arm[Mode.OVERLAPPED] if kernels.uncounted]):
         problems.append(note)
-    by_block: dict[tuple[int, Mode], list[MeasuredStep]] = defaultdict(list)
-    for step in steps:
-        if step.profile_index in by_arm[step.plan.arm]:
-            by_block[step.plan.block, step.plan.arm].append(step)
+    counting = [step for step in steps if step.profile_index in by_arm[step.plan.arm]]
+    by_block = grouped(counting, lambda step: (step.plan.block, step.plan.arm))
     transfers = transfer_starts(aligned)
     problems += transfers.notes
     sums = KernelSums(kernels, transfers.start_ns)
@@ -109,8 +104,7 @@ def profile_figures(
     pairs = pair_times_of(kernels, overlapped, sequential, dimensions, weights)
     numbered = {
         step.profile_index: ProfiledStep(step.number, step.plan.block, step.plan.arm is Mode.SEQUENTIAL)
-        for of_block in by_block.values()
-        for step in of_block
+        for step in counting
     }
     own = msgspec.structs.replace(
         own,
@@ -204,8 +198,7 @@ def _kernels_ms(
 ) -> dict[CollectiveKey, float]:
     """Time of the kernels of each collective in a sequential step of the recorded one's kind; of a device alone.
 
-    On CPU the profiler makes steps much longer, and the ranges of Gloo with them. There, issue-to-end time contains no
-    launch delay, so it is used instead.
+    On CPU the profiler lengthens Gloo's ranges, and issue-to-end time, which has no launch delay, is used instead.
     """
     alike = [
         step.profile_index
@@ -232,47 +225,35 @@ def phases_on_host(kernels: KernelTable, steps: Sequence[MeasuredStep], clock: S
 # -- what the log has of profiled steps
 
 
-@dataclass(frozen=True)
-class ProfileLog:
+class ProfileLog(NamedTuple):
     """What the gate saw in the profiled steps; steps go by their index in the profile.
 
     Attributes:
         issued: the collectives of each step, in the order of issue.
-        not_whole: why the log of a step that counts does not hold what its profile should show; empty if it does.
+        whole: steps that count and whose log can be compared with the profile.
         sequential: sequential steps that count. (In a control window, the steps of the sequential arm overlap too.)
+        problems: that no step could be compared, and why, in words; empty if one can.
     """
 
     issued: dict[int, tuple[Collective, ...]]
-    not_whole: dict[int, str]
+    whole: frozenset[int]
     sequential: tuple[int, ...]
-
-    @property
-    def whole(self) -> frozenset[int]:
-        """Steps that count and whose log can be compared with the profile."""
-        return frozenset(step for step, why in self.not_whole.items() if not why)
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """That no step could be compared, and why, in words; empty if one can."""
-        if not self.not_whole or self.whole:
-            return ()
-        reasons = " or ".join(sorted(set(self.not_whole.values())))
-        return (f"the gate's log could not be held against the profile: in every profiled step {reasons}",)
-
-    def of_steps(self, counted: Collection[int]) -> ProfileLog:
-        """The same, if of all steps only these count."""
-        not_whole = {step: why for step, why in self.not_whole.items() if step in counted}
-        return ProfileLog(self.issued, not_whole, tuple([step for step in self.sequential if step in counted]))
+    problems: tuple[str, ...]
 
 
-def profile_log(steps: Sequence[MeasuredStep]) -> ProfileLog:
-    """The log of those of a window's steps that were profiled."""
+def profile_log(steps: Sequence[MeasuredStep], counted: Collection[int]) -> ProfileLog:
+    """The log of those of a window's steps that were profiled. Of these, only those in ``counted`` can count."""
     profiled = [step for step in steps if step.profile_index >= 0]
-    counted = [step for step in profiled if step.counted]
+    counting = [step for step in profiled if step.counted and step.profile_index in counted]
+    not_whole = {step.profile_index: _why_not_whole(step) for step in counting}
+    whole = frozenset(step for step, reason in not_whole.items() if not reason)
+    reasons = " or ".join(sorted(set(not_whole.values())))
+    why = f"the gate's log could not be held against the profile: in every profiled step {reasons}"
     return ProfileLog(
         issued={step.profile_index: step.log.collectives for step in profiled},
-        not_whole={step.profile_index: _why_not_whole(step) for step in counted},
-        sequential=tuple([step.profile_index for step in counted if step.plan.mode is Mode.SEQUENTIAL]),
+        whole=whole,
+        sequential=tuple([step.profile_index for step in counting if step.plan.mode is Mode.SEQUENTIAL]),
+        problems=(why,) if not_whole and not whole else (),
     )
 
 
@@ -311,12 +292,11 @@ def check_profile(
 
 
 def _balanced(by_arm: Mapping[Mode, Sequence[int]], kinds: Mapping[int, int]) -> dict[Mode, list[int]]:
-    """As many steps of each kind in both modes."""
-    numbers = [Counter([kinds[step] for step in steps]) for steps in by_arm.values()]
-    common = numbers[0] & numbers[1]
+    """As many steps of each kind in both modes: the first of each."""
+    one, other = (Counter([kinds[step] for step in steps]) for steps in by_arm.values())
     kept: dict[Mode, list[int]] = {}
     for mode, steps in by_arm.items():
-        room = Counter(common)
+        room = one & other
         kept[mode] = []
         for step in steps:
             room[kinds[step]] -= 1

@@ -34,8 +34,7 @@ from overlap_callbacks.analysis.settled import SettledFit
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of
 from overlap_callbacks.monitor.background.store import StoreChannel
-from overlap_callbacks.monitor.background.tree import Tree
-from overlap_callbacks.monitor.background.tree_mail import Exchange
+from overlap_callbacks.monitor.background.tree import Exchange, Tree
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 from overlap_callbacks.monitor.window_cost import WindowCost
@@ -61,14 +60,9 @@ _AFTERMATH_LOOK_S = 0.05
 def gather_from_children(
     exchange: Exchange, own: JobPart, key: str, timeout_s: float, stop: Callable[[float], bool]
 ) -> JobPart:
-    """The part of this rank and of those below it that report in time.
+    """The part of this rank (``own``) and of those below it that report in time. The exchange learns who does not.
 
-    Args:
-        exchange: with the ranks above and below; learns which ranks were not heard.
-        own: what this rank measured.
-        key: of the window.
-        timeout_s: how long rank 0 waits; this rank waits as long as its place allows.
-        stop: see ``Exchange.gather``.
+    Rank 0 waits for ``timeout_s``, this rank as long as its place in the tree allows. See ``Exchange.gather``.
     """
     tree = exchange.tree
     parts = [own]
@@ -84,13 +78,12 @@ def gather_from_children(
 
 
 class Reporter:
-    """Turns windows into reports and gives them to the sinks.
+    """Turns windows into reports and gives them to the sinks. Rank 0 reports.
 
     Args:
-        channel: to the job's store; rank 0 reports.
+        channel: to the job's store.
         config: the options of the monitor.
-        run: what the sinks get first; called on the reporting thread.
-        environment: reads what this rank runs on; called on the reporting thread.
+        run, environment: give what the sinks get first, and what this rank runs on; called on the reporting thread.
         hide: replaces names of hosts in texts; None if they may be named.
         budget: gets what each window cost.
         on_error: called with errors outside sinks, on the reporting thread.
@@ -119,8 +112,9 @@ class Reporter:
         self._environment = environment
         self._hide = hide
         self._workload = config.workload
-        self._job_environment: JobEnvironment | None = None  # as the record has it
-        self._job_messages: JobMessages | None = None  # the same
+        # As the record has them:
+        self._job_environment: JobEnvironment | None = None
+        self._job_messages: JobMessages | None = None
         self._timeout_s = config.report_timeout_s
         self._budget = budget
         self._worker = Worker("overlap-callbacks-report", on_error)
@@ -139,7 +133,7 @@ class Reporter:
     def open(self) -> None:
         """Connect to the store, and open the sinks, so that there is a record before the first window is done.
 
-        This is done early because connecting to a server that has died waits: later it could outlive the job.
+        Connecting to a server that has died waits: later it could outlive the job.
         """
         self._worker.submit(self._channel.open)
         self._worker.submit(self._exchange.open)
@@ -165,13 +159,10 @@ class Reporter:
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
 
     def close(self, timeout_s: float, *, settle: bool = False, others: Sequence[Exchange] = ()) -> None:
-        """Finish the waiting reports, then close the sinks.
+        """Finish the waiting reports, then close the sinks. Takes ``timeout_s`` at most.
 
-        Args:
-            timeout_s: maximum time.
-            settle: all ranks end at about the same time: give up soon on ranks that are not heard, and on a store that
-                does not answer.
-            others: exchanges of threads that have ended, whose messages are deleted too.
+        ``settle``: all ranks end at about the same time, so give up soon on ranks that are not heard, and on a store
+        that does not answer. ``others``: exchanges of threads that have ended, whose messages are deleted too.
         """
         self._close_by = time.monotonic() + timeout_s
         self._closing.set()
@@ -224,14 +215,14 @@ class Reporter:
             self._send_up(part, key)
             return
         cost.work_began()
-        arm = window.compared_with
+        arm, silent = window.compared_with, self._exchange.unheard
         report = report_of(
             part,
             world_size=self._job.world_size,
             every_n_steps=self._schedule.every_n_steps,
             control=self._schedule.control,
             other_arm=arm is not None and not arm.sequential,
-            problems=self._missing_ranks_note(),
+            problems=[f"no report came from {name_ranks(silent)}"] if silent else [],
             tokens_per_step=tokens_per_step,
             work=self._workload,
         )
@@ -250,10 +241,7 @@ class Reporter:
         self._sinks.log(report)
 
     def _with_cost(self, own: RankWindow, cost: WindowCost, steps: Sequence[MeasuredStep]) -> RankWindow:
-        """Add what the window cost, and the one before it after its report.
-
-        Waits until the steps after it are back to normal, for a bounded time.
-        """
+        """Add what the window cost, and the one before it after its report; waits a bounded time for usual steps."""
         cost.work_done()
         wait_until_s = time.monotonic() + min(_AFTERMATH_S, _AFTERMATH_PART * self._timeout_s)
         while not (self._closing.is_set() or cost.stands_still or time.monotonic() >= wait_until_s):
@@ -281,11 +269,6 @@ class Reporter:
             return msgspec.structs.replace(report, messages=None)
         self._job_messages = report.messages
         return report
-
-    def _missing_ranks_note(self) -> list[str]:
-        """Rank 0: which ranks were not heard, in words."""
-        silent = self._exchange.unheard
-        return [f"no report came from {name_ranks(silent)}"] if silent else []
 
     def _send_up(self, part: JobPart, key: str) -> None:
         patience_s = 0.0 if self._parent_is_slow else self._timeout_s

@@ -4,7 +4,7 @@ No collective of ours can hang the job, because there is none: a dead, late or d
 All of this runs on threads of our own, over one connection of our own: a store client holds its lock while it waits,
 and the job uses its client to create groups. Every wait here polls and never blocks.
 
-Messages go along the edges of a tree (``tree.py``, ``tree_mail.py``): those of the order check (``order_check.py``),
+Messages go along the edges of a tree (``tree.py``): those of the order check (``order_check.py``),
 and what every rank and those below it measured, of which rank 0 makes one report (``reporter.py``).
 """
 
@@ -71,7 +71,7 @@ class Job:
 class CallInFlight:
     """How long a call of the job's store has been under way. One thread calls, others look.
 
-    A server that is stopped, but not gone, keeps a call waiting until it goes on, whatever the client's timeout.
+    A server that is stopped, but not gone, keeps a call waiting until it resumes, whatever the client's timeout.
     """
 
     def __init__(self) -> None:
@@ -104,11 +104,7 @@ class Connection:
         self.call = CallInFlight()
 
     def run(self, action: Callable[[Any], T]) -> T:
-        """What ``action`` returns; it gets the client, and must not wait for a key.
-
-        Raises:
-            StoreFailedError: the store did not do it.
-        """
+        """What ``action`` returns; it gets the client, and must not wait for a key. Raises StoreFailedError."""
         with self._turn, self.call:
             try:
                 if self._store is None:
@@ -136,7 +132,7 @@ def _connect_to_default() -> Any:
 
 
 class _Shared:
-    """Keeps what this process has one of, as long as anybody else does."""
+    """The connection that this process shares, kept as long as anybody uses it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -160,10 +156,7 @@ _shared = _Shared()
 class StoreChannel:
     """Messages between the ranks. Threads may share it. It connects with the first call.
 
-    Args:
-        job: the job of this rank.
-        prefix: keeps our keys apart from the job's.
-        connection: by default, the one that this process shares.
+    ``prefix`` keeps our keys apart from the job's. Without a ``connection`` it uses the one that this process shares.
     """
 
     def __init__(self, job: Job, prefix: str, connection: Connection | None = None) -> None:
@@ -177,7 +170,7 @@ class StoreChannel:
         return self.connection.call
 
     def open(self) -> None:
-        """Connect. This waits for the server, and goes on doing so where that has died."""
+        """Connect. This waits for the server, even for one that has died."""
         self.connection.run(lambda _: None)
 
     def publish(self, key: str, message: bytes) -> None:

@@ -29,19 +29,12 @@ MAX_COMPARED = 1_000_000
 
 
 class WindowConfig(msgspec.Struct, frozen=True):
-    """What a rank is about to measure.
+    """What a rank is about to measure."""
 
-    Attributes:
-        step: number of the window's first step.
-        options: of the schedule, by name, the form of sequential mode (``sequential``) and the ``arms``.
-        control: whether it is an A/A run, in which no step is serialised.
-        serialises: whether the window's arm has sequential steps.
-    """
-
-    step: int
-    options: dict[str, Any]
-    control: bool = False
-    serialises: bool = True
+    step: int  # number of the window's first step
+    options: dict[str, Any]  # of the schedule, by name, the form of sequential mode (``sequential``) and the ``arms``
+    control: bool = False  # an A/A run, in which no step is serialised
+    serialises: bool = True  # the window's arm has sequential steps
 
     @property
     def digest(self) -> str:
@@ -50,17 +43,11 @@ class WindowConfig(msgspec.Struct, frozen=True):
 
 
 class RecordedKinds(NamedTuple):
-    """What a rank's recorded steps issued.
+    """What a rank's recorded steps issued."""
 
-    Attributes:
-        kinds: the sequence of each kind of step, in the order of their first steps.
-        of_steps: the kind of each step, as its place among them.
-        counts: collectives that the rank had issued on each group before, by the group's name.
-    """
-
-    kinds: tuple[CollectiveSequence, ...]
-    of_steps: tuple[int, ...] = (0,)
-    counts: Mapping[str, int] = MappingProxyType({})
+    kinds: tuple[CollectiveSequence, ...]  # the sequence of each kind of step, in the order of their first steps
+    of_steps: tuple[int, ...] = (0,)  # the kind of each step, as its place among them
+    counts: Mapping[str, int] = MappingProxyType({})  # collectives issued before, by the name of their group
 
     @classmethod
     def of(cls, logs: Sequence[StepLog], rank: int) -> RecordedKinds:
@@ -90,24 +77,15 @@ def kind_of_step(of_steps: Sequence[int], step: int) -> int:
 
 
 class GroupNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Summary of a rank's use of one group; enough to detect agreement.
+    """Summary of a rank's use of one group; enough to detect agreement."""
 
-    Attributes:
-        label: name of the group for people.
-        first, last: of its ranks; -1 where they are not known.
-        members: digest of its ranks.
-        places: digest of the places of its collectives in the sequences.
-        exchanges: whether the rank sends or receives on it.
-        per_step: collectives that each recorded step issued on it.
-    """
-
-    label: str
-    first: int
+    label: str  # name of the group for people
+    first: int  # first and last of its ranks; -1 where they are not known
     last: int
-    members: str
-    places: str
-    exchanges: bool
-    per_step: tuple[int, ...] = ()
+    members: str  # digest of its ranks
+    places: str  # digest of the places of its collectives in the sequences
+    exchanges: bool  # the rank sends or receives on it
+    per_step: tuple[int, ...] = ()  # collectives that each recorded step issued on it
 
     @classmethod
     def of(cls, recorded: RecordedKinds) -> dict[str, GroupNote]:
@@ -135,21 +113,16 @@ class GroupNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class OrderMessage(msgspec.Struct, frozen=True):
-    """What a rank submits to the order check, in addition to its sequences.
+    """What a rank submits to the order check, in addition to its sequences; see ``RecordedKinds``.
 
-    Attributes:
-        kinds: digests of its sequences.
-        of_steps, counts: as in ``RecordedKinds``.
-        config: what it is about to measure; None for a mode pinned by hand.
-        groups: those of its sequences, by name.
-        incomplete, compiled, communicates: as in ``CollectiveSequence``, of any of its sequences.
+    ``incomplete``, ``compiled`` and ``communicates`` are as in ``CollectiveSequence``, of any of its sequences.
     """
 
-    kinds: tuple[str, ...]
+    kinds: tuple[str, ...]  # digests of its sequences
     of_steps: tuple[int, ...] = (0,)
-    config: WindowConfig | None = None
+    config: WindowConfig | None = None  # what it is about to measure; None for a mode pinned by hand
     counts: dict[str, int] = {}
-    groups: dict[str, GroupNote] = {}
+    groups: dict[str, GroupNote] = {}  # those of its sequences, by name
     incomplete: bool = False
     compiled: bool = False
     communicates: bool = True
@@ -181,15 +154,10 @@ class Submission(NamedTuple):
 
 
 class Submissions(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What any set of ranks submits; what is equal, once.
+    """What any set of ranks submits; what is equal, once."""
 
-    Attributes:
-        messages: each different one, encoded, with the runs of ranks that submit it.
-        sequences: each different one, compressed, by its digest; some are missing where they are too many.
-    """
-
-    messages: list[tuple[bytes, list[Run]]]
-    sequences: dict[str, bytes]
+    messages: list[tuple[bytes, list[Run]]]  # each different one, encoded, with the runs of ranks that submit it
+    sequences: dict[str, bytes]  # each different one, compressed, by its digest; of too many, some are missing
 
     @classmethod
     def of(cls, rank: int, kinds: Iterable[CollectiveSequence], message: OrderMessage) -> Submissions:
@@ -275,9 +243,8 @@ def _difference(theirs: WindowConfig | None, ours: WindowConfig | None) -> str:
 def step_mismatch(submitted: Sequence[Submission]) -> str | None:
     """Which ranks recorded other steps of the job than others, in words; None if all recorded the same.
 
-    The members of a group have issued as many collectives on it when they are at the same step, and issue as many in
-    each step. Groups with sends or receives are skipped: backends count these too, and their number differs from rank
-    to rank.
+    At the same step, the members of a group have issued as many collectives on it, and issue as many in each step.
+    Groups with sends or receives are skipped: backends count these too, and their number differs from rank to rank.
     """
     skipped = {name for message, _ in submitted for name, note in message.groups.items() if note.exchanges}
     counts: dict[tuple[str, str], list[tuple[int, Submission, GroupNote]]] = defaultdict(list)

@@ -5,9 +5,9 @@ or gives up waiting. Whoever comes later reads it. So no two ranks ever believe 
 rank is. No collective is used.
 
 A question has three keys, whose names all ranks know: the terms, which the first vote sets, the count of votes with
-these terms, and the decision. Whoever leaves takes all of them away, so that nothing is left behind, with two
-exceptions. All ranks are gone. Or a rank votes later than the others wait for it, makes their count full, and dies
-before it leaves; and it dies, or the last of the others leaves, within the next two calls of the store.
+these terms, and the decision. Whoever leaves takes them away. They are left behind only if all ranks are gone; or if a
+rank votes too late, makes the others' count full, and dies before it leaves, and it dies, or the last of the others
+leaves, within the next two calls of the store.
 """
 
 from __future__ import annotations
@@ -49,17 +49,11 @@ class Decision:
 
 @dataclass
 class _Used:
-    """What a rank has used of the store for a question.
+    """What a rank has used of the store for a question."""
 
-    Attributes:
-        decision: the key of what was decided.
-        has_voted: whether this rank may have been counted.
-        is_read: nobody who has not said yes can still do so: the keys may go.
-    """
-
-    decision: str
-    has_voted: bool = False
-    is_read: bool = False
+    decision: str  # the key of what was decided
+    has_voted: bool = False  # this rank may have been counted
+    is_read: bool = False  # nobody who has not said yes can still do so: the keys may go
 
     @property
     def terms(self) -> str:
@@ -78,10 +72,7 @@ class _Used:
 
 
 class Ballot:
-    """Votes of all ranks, one after the other. Used on the training thread, which waits for a bounded time.
-
-    Ranks wait for each other for ``timeout_s`` at most.
-    """
+    """Votes of all ranks, one after the other, on the training thread. Ranks wait for each other for ``timeout_s``."""
 
     def __init__(self, channel: StoreChannel, timeout_s: float) -> None:
         self._channel = channel
@@ -95,12 +86,9 @@ class Ballot:
         self._expected = window
 
     def vote(self, window: str, question: str, terms: str) -> Decision:
-        """Say yes, and wait for the decision.
+        """Say yes to ``REPEAT`` or ``FAILED``, if all ranks have the same terms, and wait for the decision.
 
-        Args:
-            window: names the window; the same on every rank, and never used twice.
-            question: ``REPEAT`` or ``FAILED``.
-            terms: what must be the same on all ranks.
+        ``window`` names the window: the same on every rank, and never used twice.
 
         Raises:
             UndecidedError: the store stopped answering when this rank's vote was on its way.
@@ -186,15 +174,12 @@ class Ballot:
         self._used.clear()
 
     def _close(self, used: _Used) -> bool:
-        """Close the votes on a question that was decided with no, so that nobody can say yes any more.
+        """Close the votes on a question that was decided with no. Returns whether no vote has made the count full.
 
         A rank may come later than the others wait for it. If its vote made the count full, it is about to say yes, must
         find what was decided, and takes that away itself. A vote after the count was closed does not make it full, nor
         one after the count was taken away: the votes of those who have left are missing then. The same holds if this
         rank has not voted. So other terms may be set once these were taken away.
-
-        Returns:
-            Whether no vote has made the count full.
         """
         return not used.has_voted or self._channel.add(used.count, _CLOSED) % _CLOSED < self._channel.job.world_size
 

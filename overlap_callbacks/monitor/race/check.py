@@ -12,10 +12,10 @@ collective. If one rank alone has it, it is raised in the job, as it would be in
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from typing import ParamSpec
 
 import torch
 
@@ -41,15 +41,14 @@ _NOTHING_TO_REPEAT = (
 )
 
 
-class RaceChecks:
-    """The race checks of one monitor.
+P = ParamSpec("P")
 
-    Attributes:
-        step: what an adapter offers to repeat; None if none does.
-    """
+
+class RaceChecks:
+    """The race checks of one monitor."""
 
     def __init__(self, enabled: bool, gate: Gate, switch: SwitchState, notices: Notices) -> None:
-        self.step: RepeatableStep | None = None
+        self.step: RepeatableStep | None = None  # what an adapter offers to repeat
         self._enabled = enabled
         self._gate = gate
         self._switch = switch
@@ -71,12 +70,8 @@ class RaceChecks:
     ) -> RaceCheck | None:
         """Check a window's job, if that is wanted and possible. Runs on the training thread, between two steps.
 
-        Args:
-            window: names it in the store; the same on every rank, and never used twice.
-            step: number of its last step.
-            granted: what passed its order check; None if nothing did.
-            ballot: with the other ranks.
-            rank: of this process.
+        ``window`` names it in the store: the same on every rank, and never used twice. ``step`` is its last one, and
+        ``granted`` what passed its order check, if anything did.
         """
         if not self._enabled or granted is None:
             return None
@@ -105,12 +100,7 @@ class _StepFailedError(Exception):
 
 
 class _Repetitions:
-    """One race check: the repetitions of a step, and what they have shown on this rank.
-
-    Attributes:
-        running: whether a repetition is under way.
-        finished: whether there will be no further check.
-    """
+    """One race check: the repetitions of a step, and what they have shown on this rank."""
 
     def __init__(self, step: RepeatableStep, gate: Gate, switch: SwitchState, ballot: Ballot, rank: int) -> None:
         self._step = step
@@ -118,22 +108,17 @@ class _Repetitions:
         self._switch = switch
         self._ballot = ballot
         self._rank = rank
-        self.running = False
-        self.finished = False
-        # Differing elements by parameter.
-        self._between_overlapped: dict[str, int] = {}
-        self._against_sequential: dict[str, int] = {}
-        self._between_sequential: dict[str, int] = {}
+        self.running = False  # a repetition is under way
+        self.finished = False  # there will be no further check
+        # Of each repetition, by parameter: the elements that differ from those of the first overlapped one, or after
+        # that from the first sequential one.
+        self._differing: list[dict[str, int]] = [{} for _ in _SEQUENTIAL]
         self._log: StepLog | None = None  # of the last sequential repetition
         self._num_gradients = 0  # of a repetition
         self._problem = ""  # why the repetitions do not count, in words
 
     def check(self, window: str, number: int, granted: ExpectedSequence) -> tuple[RaceCheck, BaseException | None]:
-        """Repeat the step, if all ranks do.
-
-        Returns:
-            What came of it, and what must be raised in the job: the user's own error that other ranks do not have.
-        """
+        """Repeat the step, if all ranks do. Returns what must be raised in the job too: an error of this rank alone."""
         started_s = time.monotonic()
         reason, held, reference = self._prepare()
         if held is None or reference is None:
@@ -184,19 +169,19 @@ class _Repetitions:
         compute_stream = StepClock().compute_stream
         for number, sequential in enumerate(_SEQUENTIAL):
             self._ours(held.rewind)
-            self._ours(functools.partial(self._begin, sequential, granted, compute_stream))
+            self._ours(self._begin, sequential, granted, compute_stream)
             try:
                 self._step.run()
             except BaseException as error:
                 raise _StepFailedError from error
-            self._ours(functools.partial(self._look, number, reference))
-            self._ours(functools.partial(self._end, sequential))
+            self._ours(self._look, number, reference)
+            self._ours(self._end, sequential)
             self._ours(self._step.put_back)
 
-    def _ours(self, action: Callable[[], None]) -> None:
+    def _ours(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Do a piece of our own work between the user's: no error of it may keep this rank from the next repetition."""
         try:
-            action()
+            action(*args, **kwargs)
         except Exception as error:
             self._note(f"an internal error: {error!r}")
 
@@ -211,18 +196,12 @@ class _Repetitions:
 
     def _look(self, number: int, reference: Reference) -> None:
         gradients = self._step.gradients()
-        match number:
-            case 0:
-                reference.keep(gradients)
-                self._num_gradients = sum([gradient is not None for gradient in gradients.values()])
-            case 1:
-                self._between_overlapped = amounts(reference.count_differing(gradients))
-            case 2:
-                counted = reference.count_differing(gradients)
-                reference.keep(gradients)
-                self._against_sequential = amounts(counted)
-            case _:
-                self._between_sequential = amounts(reference.count_differing(gradients))
+        counted = reference.count_differing(gradients) if number else {}
+        if number in (0, 2):
+            reference.keep(gradients)
+        if not number:
+            self._num_gradients = sum([gradient is not None for gradient in gradients.values()])
+        self._differing[number] = amounts(counted)
 
     def _end(self, sequential: bool) -> None:
         log = self._gate.end_step()
@@ -262,12 +241,13 @@ class _Repetitions:
     def _outcome(self, took_ms: float, held_bytes: int) -> RaceCheck:
         if self._problem:
             return _not_checked(self._problem, took_ms, held_bytes)
-        with_overlap = {**self._between_overlapped}  # of repetitions of which one was overlapped
-        for name, amount in self._against_sequential.items():
+        _, overlapped, against_sequential, between_sequential = self._differing
+        with_overlap = {**overlapped}  # of repetitions of which one was overlapped
+        for name, amount in against_sequential.items():
             with_overlap[name] = max(amount, with_overlap.get(name, 0))
         verdict, differing = RaceVerdict.EQUAL, {}
-        if self._between_sequential:
-            verdict, differing = RaceVerdict.NOT_REPEATABLE, self._between_sequential
+        if between_sequential:
+            verdict, differing = RaceVerdict.NOT_REPEATABLE, between_sequential
         elif with_overlap:
             verdict, differing = RaceVerdict.RACE, with_overlap
         return RaceCheck(
@@ -364,19 +344,13 @@ class Reference:
         """Elements of each gradient that differ from the copy's, by name; a tensor where only the device knows."""
         found: dict[str, torch.Tensor | int] = {}
         for name in dict.fromkeys([*self._copies, *gradients]):
-            copy, gradient = self._copies.get(name), gradients.get(name)
-            if copy is None and gradient is None:
+            parts = [local(of) for of in (gradients.get(name), self._copies.get(name)) if of is not None]
+            if not parts:
                 continue
-            if copy is None or gradient is None:
-                there = gradient if copy is None else copy
-                assert there is not None
-                found[name] = local(there).numel()
-                continue
-            part = local(gradient)
-            if not _alike(part, copy):
-                found[name] = max(part.numel(), copy.numel())
+            if len(parts) == 1 or not _alike(*parts):
+                found[name] = max([part.numel() for part in parts])
             else:
-                one, other = bits(part), bits(copy)
+                one, other = map(bits, parts)
                 # On a host, to compare is faster than to count.
                 same = one.device.type == "cpu" and torch.equal(one, other)
                 found[name] = 0 if same else torch.ne(one, other).sum()

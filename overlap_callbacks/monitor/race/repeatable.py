@@ -74,13 +74,13 @@ class SteppedAnOptimizerError(RuntimeError):
 class HeldState:
     """Parameters, gradients, buffers and random numbers as they were when this was made.
 
-    Copies are in the host's memory: ``held_bytes``. Gradients are taken off their parameters, as ``zero_grad`` does,
+    Copies take ``held_bytes`` of the host's memory. Gradients are taken off their parameters, as ``zero_grad`` does,
     and come back as the same objects.
     """
 
     def __init__(self, step: RepeatableStep) -> None:
-        self._step = step
-        self._random = _RandomState([parameter.device for parameter in step.parameters().values()])
+        parameters = step.parameters().values()
+        self._random = _RandomState([parameter.device for parameter in parameters])
         self._modes = [(module, module.training) for module in step.modules()]
         self._buffers = [
             (module, name, buffer, _on_host(buffer))
@@ -88,7 +88,6 @@ class HeldState:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
-        parameters = step.parameters().values()
         self._parameters = [(parameter, _on_host(parameter)) for parameter in parameters]
         self._gradients = [
             (parameter, parameter.grad, None if parameter.grad is None else _on_host(parameter.grad))
@@ -210,13 +209,10 @@ def modules_of(models: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 class HeldAttributes:
-    """Plain values of some objects, and dictionaries and lists, as they were when this was made.
+    """Plain values of some objects, as they were when this was made; of those marked, dictionaries and lists too.
 
     Dictionaries and lists come back as the same objects with what they held; tensors and other objects in them with
     whatever is in them now.
-
-    Args:
-        holders: the objects, and of each whether its dictionaries and lists are put back too.
     """
 
     def __init__(self, holders: Sequence[tuple[Any, bool]]) -> None:
@@ -239,8 +235,8 @@ class _Container:
 
     def __init__(self, container: Any) -> None:
         self._container = container
-        keys = list(container) if isinstance(container, dict) else list(range(len(container)))
-        self._items = [(key, _held(container[key])) for key in keys]
+        items = container.items() if isinstance(container, dict) else enumerate(container)
+        self._items = [(key, _held(value)) for key, value in items]
 
     def restored(self) -> Any:
         self._container.clear()

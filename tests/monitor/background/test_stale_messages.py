@@ -16,8 +16,7 @@ from overlap_callbacks.monitor.background import reporter as reporting
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.reporter import Reporter
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
-from overlap_callbacks.monitor.background.tree import FAN_IN, WATCHED, Tree
-from overlap_callbacks.monitor.background.tree_mail import PLACES, Exchange
+from overlap_callbacks.monitor.background.tree import FAN_IN, PLACES, WATCHED, Exchange, Tree
 from overlap_callbacks.monitor.config import MonitorConfig
 from tests.margins import near
 

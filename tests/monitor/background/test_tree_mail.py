@@ -15,8 +15,7 @@ from overlap_callbacks.analysis.rank_set import joined
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, check_order
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
 from overlap_callbacks.monitor.background.submissions import OrderMessage, RecordedKinds
-from overlap_callbacks.monitor.background.tree import Tree
-from overlap_callbacks.monitor.background.tree_mail import PLACES, Exchange
+from overlap_callbacks.monitor.background.tree import PLACES, Exchange, Tree
 from tests.gate.sequences import A, order
 from tests.margins import near
 
