@@ -48,6 +48,14 @@ class Style(msgspec.Struct, frozen=True):
         """A number without its unit, with the decimals of ``decimals_of``, e.g. for a column that names the unit."""
         return self.number(value, decimals_of(value, unit))
 
+    def milliseconds(self, value: float) -> str:
+        """A time of a trace in milliseconds, without its unit: with microseconds unless it is long."""
+        return self.number(value, 3 if abs(value) < 100 else 2 if abs(value) < 1000 else 1)
+
+    def ms(self, value: float) -> str:
+        """The same with its unit."""
+        return f"{self.milliseconds(value)}{self.space}ms"
+
     def percent(self, fraction: float, *, signed: bool = False, decimals: int | None = None) -> str:
         """E.g. ``+6.2%``."""
         if decimals is None:

@@ -26,6 +26,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.experiments.bench.results import WORLD, Bench
 from overlap_callbacks.report.views.elements import (
     EMPTY,
+    RUN_COLORS,
     Block,
     Cell,
     Chart,
@@ -43,7 +44,6 @@ from overlap_callbacks.report.views.elements import (
     name_cell,
     number_cell,
 )
-from overlap_callbacks.report.views.trends import RUN_COLORS
 
 _FOOT = (
     "Compute slowdown is equation 1 of arXiv 2507.03114. Bus bandwidth is what nccl-tests call so. Intervals are 95% "

@@ -23,8 +23,7 @@ from overlap_callbacks.analysis.study import (
     value_of,
 )
 from overlap_callbacks.experiments.study.verdict import Names, factor_in_words, strategy_in_words
-from overlap_callbacks.report.views.elements import EMPTY_LEGEND, Chart
-from overlap_callbacks.report.views.trends import RUN_COLORS
+from overlap_callbacks.report.views.elements import EMPTY_LEGEND, RUN_COLORS, Chart
 
 # More rows than these make no chart that can be read; the table has all.
 MAX_ROWS = 60

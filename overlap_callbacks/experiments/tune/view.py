@@ -14,6 +14,7 @@ from overlap_callbacks.experiments.tune.sweep import Tune
 from overlap_callbacks.report.views.elements import (
     EMPTY,
     EMPTY_LEGEND,
+    RUN_COLORS,
     Block,
     Cell,
     Chart,
@@ -31,7 +32,6 @@ from overlap_callbacks.report.views.elements import (
     heads,
     name_cell,
 )
-from overlap_callbacks.report.views.trends import RUN_COLORS
 
 NOTHING = "No combination was measured."
 _MAX_LABEL = 40

@@ -6,18 +6,7 @@ from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
 from overlap_callbacks.analysis.formatting import PAGE, may_be_chance, page_text
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.record import Record
-from overlap_callbacks.report.views.elements import (
-    EMPTY,
-    Block,
-    Cell,
-    Column,
-    Note,
-    Section,
-    Table,
-    change_cell,
-    table_of,
-    whole_cell,
-)
+from overlap_callbacks.report.views.elements import EMPTY, Block, Cell, Column, Note, Section, Table, table_of
 
 _MAX_LENGTH = 1000
 
@@ -57,10 +46,10 @@ def _table(rows: list[ArmSummary]) -> Table:
         "The job with one thing turned, and as configured",
         rows,
         Column("~arm", lambda row: row.arm.name),
-        Column("speed-up", lambda row: row.speedup, change_cell),
+        Column("speed-up", lambda row: row.speedup, "change"),
         Column("95% interval", lambda row: _interval(row.speedup)),
         Column("step", lambda row: _step(row.figures.get("step_ms"))),
-        Column("windows", lambda row: row.num_windows, whole_cell),
+        Column("windows", lambda row: row.num_windows, "whole"),
         Column("*", lambda row: row.verdict()),
         caption="Speed-up: step time as configured over that with the arm, less one. Above zero the arm wins.",
         first=True,

@@ -12,17 +12,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport, PipelineBub
 from overlap_callbacks.analysis.results.step_parts import StepShare
 from overlap_callbacks.analysis.stragglers import Straggler, stragglers, waiting_fraction
 from overlap_callbacks.report.record import Record
-from overlap_callbacks.report.views.elements import (
-    Block,
-    Cell,
-    Column,
-    Section,
-    Table,
-    bytes_cell,
-    percent_cell,
-    table_of,
-    whole_cell,
-)
+from overlap_callbacks.report.views.elements import Block, Cell, Column, Section, Table, table_of
 from overlap_callbacks.report.views.traffic import host_names
 
 
@@ -59,12 +49,12 @@ def late_table(title: str, found: Waiting, rows: Sequence[Straggler]) -> Table:
         rows,
         Column("~Who", found.who),
         Column("~Dimension", lambda row: row.dimension),
-        Column("Steps", lambda row: percent_cell(row.share, 0)),
+        Column("Steps", lambda row: row.share, "whole percent"),
         Column("95% interval", lambda row: Cell(row.interval(PAGE), row.low)),
-        Column("By chance", lambda row: percent_cell(row.chance, 0)),
-        Column("Last", lambda row: percent_cell(row.last_share, 0)),
+        Column("By chance", lambda row: row.chance, "whole percent"),
+        Column("Last", lambda row: row.last_share, "whole percent"),
         Column("Others wait, ms", lambda row: row.waiting_ms),
-        Column("Lost", lambda row: row.lost_fraction, percent_cell),
+        Column("Lost", lambda row: row.lost_fraction, "percent"),
         Column("Windows", lambda row: Cell(f"{row.windows} of {row.all_windows}", row.windows)),
         Column("*Sure", lambda row: "yes" if row.sure else "may be chance"),
         caption="Of collectives of sequential steps. The rank that comes last has the least time. Steps are those in "
@@ -80,13 +70,13 @@ def bandwidth_table(found: Bandwidths) -> Table:
         found.rows,
         Column("~Dimension", lambda row: row.transfer.dimension),
         Column("~Collective", lambda row: row.transfer.operator.strip("_")),
-        Column("Ranks", lambda row: row.transfer.group_size, whole_cell),
+        Column("Ranks", lambda row: row.transfer.group_size, "whole"),
         Column("*On", lambda row: reach if (reach := row.transfer.reach) in (ONE_HOST, SEVERAL_HOSTS) else "not known"),
-        Column("Size", lambda row: row.mean_bytes, bytes_cell),
-        Column("Calls", lambda row: row.transfer.calls, whole_cell),
+        Column("Size", lambda row: row.mean_bytes, "bytes"),
+        Column("Calls", lambda row: row.transfer.calls, "whole"),
         Column("Time, ms", lambda row: row.transfer_ms),
         Column("GB/s", lambda row: Cell(f"{row.gb_s:.3g}", row.gb_s)),
-        Column("Of peak", lambda row: row.peak_fraction, percent_cell),
+        Column("Of peak", lambda row: row.peak_fraction, "percent"),
         caption=f"Window {found.window}. Of each collective the least time over its ranks counts, from issue to end: "
         "the others waited. Bandwidth is that of the wire, as nccl-tests' bus bandwidth. "
         f"{peaks_in_words(found.peaks)}",
@@ -99,12 +89,12 @@ def bubble_table(window: int, pipeline: PipelineBubble) -> Table:
     return table_of(
         "Bubble by stage",
         pipeline.stages,
-        Column("Stage", lambda stage: stage.stage, whole_cell),
-        Column("Ranks", lambda stage: stage.num_ranks, whole_cell),
+        Column("Stage", lambda stage: stage.stage, "whole"),
+        Column("Ranks", lambda stage: stage.num_ranks, "whole"),
         Column("Step, ms", lambda stage: stage.step_ms),
         Column("Bubble, ms", lambda stage: stage.bubble_ms),
-        Column("Measured", lambda stage: stage.fraction, percent_cell),
-        Column("Expected", lambda _: pipeline.expected_fraction, percent_cell),
+        Column("Measured", lambda stage: stage.fraction, "percent"),
+        Column("Expected", lambda _: pipeline.expected_fraction, "percent"),
         caption=f"Overlapped steps under the profiler, window {window}, means over the ranks of a stage. A stage is "
         "idle, or waits for the peer of a message. Expected is (p-1)/(p-1+vm), of a step without its gradients' "
         "communication.",

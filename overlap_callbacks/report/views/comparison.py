@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from overlap_callbacks.analysis.formatting import DASH, PAGE, PLAIN, count, listed, page_text, rounded
+from overlap_callbacks.analysis.formatting import DASH, PAGE, PLAIN, count, listed, page_text
 from overlap_callbacks.analysis.headline import Fastest, Headline, RunSpeed, fastest, step_change
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.report.record import Record
-from overlap_callbacks.report.views.elements import Block, Cell, Chart, Head, Note, Section, Table, name_cell
+from overlap_callbacks.report.views.elements import Block, Cell, Chart, Head, Note, Section, Table, bar, name_cell
 from overlap_callbacks.report.views.environment import environment_facts
 from overlap_callbacks.report.views.power import power_figures
 from overlap_callbacks.report.views.quality import SCHEMA, SETTING, STARTED, run_facts
@@ -72,8 +72,7 @@ def _shares(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart | None:
         for name, figures in runs:
             estimate = read(figures)
             if estimate is not None:
-                value, low, high = map(rounded, (estimate.value, estimate.ci_low, estimate.ci_high))
-                rows.append({"figure": title, "run": name, "value": value, "low": low, "high": high})
+                rows.append(bar(estimate, figure=title, run=name))
     if not rows:
         return None
     return Chart("intervals", "Headline figures", {"unit": "fraction", "rows": rows}, "Bars are 95% intervals.")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
 from overlap_callbacks.analysis.formatting import PAGE, page_text, rounded
@@ -286,6 +287,17 @@ class Document:
 
 EMPTY = Cell("")
 
+# How a number is written; see ``number_cell``.
+Show = Literal["whole", "percent", "whole percent", "change", "bytes", "ms"]
+_WRITTEN: dict[Show, Callable[[float], str]] = {
+    "whole": functools.partial(PAGE.number, decimals=0),
+    "percent": PAGE.percent,
+    "whole percent": functools.partial(PAGE.percent, decimals=0),
+    "change": functools.partial(PAGE.percent, signed=True),
+    "bytes": bytes_in_words,
+    "ms": PAGE.milliseconds,
+}
+
 
 def name_cell(name: str, shown: str | None = None) -> Cell:
     """A name of the record. A long one is cut; the page shows it whole on hovering."""
@@ -294,31 +306,18 @@ def name_cell(name: str, shown: str | None = None) -> Cell:
     return Cell(short, short.lower(), whole if whole != short else "")
 
 
-def number_cell(value: float | None, decimals: int | None = None) -> Cell:
-    """A number; without ``decimals`` it has those of its size."""
+def number_cell(value: float | None, show: Show | int | None = None) -> Cell:
+    """A number, with the decimals of its size or with this many, or in one of the ways of ``Show``; None is empty."""
     if value is None:
         return EMPTY
-    return Cell(PAGE.by_size(value) if decimals is None else PAGE.number(value, decimals), value)
-
-
-def whole_cell(value: float | None) -> Cell:
-    """A number without decimals."""
-    return number_cell(value, 0)
-
-
-def percent_cell(value: float | None, decimals: int | None = None) -> Cell:
-    """A fraction in percent."""
-    return EMPTY if value is None else Cell(PAGE.percent(value, decimals=decimals), value)
-
-
-def bytes_cell(value: float) -> Cell:
-    """A number of bytes with its unit."""
-    return Cell(bytes_in_words(value), value)
+    if show is None:
+        return Cell(PAGE.by_size(value), value)
+    return Cell(PAGE.number(value, show) if isinstance(show, int) else _WRITTEN[show](value), value)
 
 
 def change_cell(value: float | None) -> Cell:
     """A relative change in percent, with its sign."""
-    return EMPTY if value is None else Cell(PAGE.percent(value, signed=True), value)
+    return number_cell(value, "change")
 
 
 def estimate_cells(estimate: Estimate | None, unit: str, *, signed: bool = False) -> tuple[Cell, Cell]:
@@ -346,49 +345,108 @@ class Column(Generic[_Item]):
 
     Attributes:
         head: as in ``heads``.
-        read: the value of an item, an estimate or not; or its cell.
-        show: makes a cell of a value; by default, a name where the head is marked, else a number.
+        read: gives the value of an item, an estimate or not; or its cell.
+        show: of numbers, as in ``number_cell``.
     """
 
     head: str | Head
     read: Callable[[_Item], Any]
-    show: Callable[[Any], Cell] | None = None
+    show: Show | int | None = None
 
     def cell(self, item: _Item) -> Cell:
-        """The cell of an item."""
+        """The cell of an item: a name in a column of words, else a number."""
         value = self.read(item)
         if isinstance(value, Cell):
             return value
-        if isinstance(value, Estimate):
-            value = value.value
-        show = self.show or (name_cell if heads(self.head)[0].words else number_cell)
-        return show(value)
+        if heads(self.head)[0].words:
+            return name_cell(value)
+        return number_cell(value.value if isinstance(value, Estimate) else value, self.show)
+
+
+class _Look(TypedDict, total=False):
+    """Further attributes of a ``Table``."""
+
+    caption: str
+    folded: bool
+    sorts: bool
+    first: bool
+    few: int
 
 
 def table_of(
-    title: str,
-    items: Iterable[_Item],
-    *columns: Column[_Item],
-    caption: str = "",
-    folded: bool = False,
-    sorts: bool = True,
-    first: bool = False,
-    few: int = Table.few,
-    drop_empty: bool = False,
+    title: str, items: Iterable[_Item], *columns: Column[_Item], drop_empty: bool = False, **look: Unpack[_Look]
 ) -> Table:
     """A table with a row for each item.
 
     Args:
-        title: as in ``Table``, as the others that are not here.
+        title: as in ``Table``.
         items: one a row.
         *columns: of the table.
-        caption: as in ``Table``.
-        folded: as there.
-        sorts: as there.
-        first: as there.
-        few: as there.
         drop_empty: whether to leave out columns without any text.
+        **look: further attributes of ``Table``.
     """
     rows = tuple([tuple([column.cell(item) for column in columns]) for item in items])
-    made = Table(title, heads(*[column.head for column in columns]), rows, caption, folded, sorts, first, few)
+    made = Table(title, heads(*[column.head for column in columns]), rows, **look)
     return made.without_empty_columns() if drop_empty else made
+
+
+# -- charts from values
+
+
+# Above this number of points, the intervals of a line are drawn as a band.
+MAX_WHISKERS = 60
+# Runs that one chart tells apart; the page's style has a colour for each.
+RUN_COLORS = ("run1", "run2", "run3", "run4", "run5", "run6")
+
+# Where a point is along the axis, what it belongs to, and its value.
+Point = tuple[Any, Any, "Estimate | float | None"]
+
+
+def drawn_value(figure: Estimate | float | None) -> list[float | None]:
+    """A value and the ends of its interval."""
+    if isinstance(figure, Estimate):
+        return [rounded(figure.value), rounded(figure.ci_low), rounded(figure.ci_high)]
+    return [rounded(figure), None, None]
+
+
+def bar(figure: Estimate | float, /, **known: str) -> dict[str, Any]:
+    """A bar with its interval, and what is known of it, e.g. its label and colour."""
+    return {**known, **dict(zip(("value", "low", "high"), drawn_value(figure), strict=True))}
+
+
+def line(name: str, color: str, points: Iterable[Point], **more: Any) -> dict[str, Any]:
+    """A line through points."""
+    return {"name": name, "color": color, "points": [[*at, *drawn_value(figure)] for *at, figure in points], **more}
+
+
+def has_intervals(lines: Iterable[dict[str, Any]]) -> bool:
+    """Whether any point of the lines has an interval."""
+    return any(point[3] is not None for line in lines for point in line["points"])
+
+
+def legend_of(lines: Iterable[dict[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """Name and colour of each line."""
+    return tuple([(line["name"], line["color"]) for line in lines])
+
+
+def are_few(lines: Iterable[dict[str, Any]]) -> bool:
+    """Whether the intervals of the lines are drawn as whiskers."""
+    return max([len(line["points"]) for line in lines]) <= MAX_WHISKERS
+
+
+def line_chart(
+    title: str, unit: str, lines: Sequence[dict[str, Any]], caption: str, excluded: Sequence[int] = (), **how: Any
+) -> Chart:
+    """Lines along a run.
+
+    Args:
+        title: of the chart.
+        unit: of its values.
+        lines: one or more, by ``line``.
+        caption: of the chart.
+        excluded: first steps of windows that do not count.
+        **how: ``zero``, whether the axis reaches down to zero, and further attributes of ``Chart``.
+    """
+    zero = how.pop("zero", True)
+    data = {"unit": unit, "series": list(lines), "excluded": list(excluded), "few": are_few(lines), "zero": zero}
+    return Chart("lines", title, data, caption, **how)

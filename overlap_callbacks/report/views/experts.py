@@ -9,22 +9,24 @@ from overlap_callbacks.analysis.formatting import PAGE, count, page_text, rounde
 from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import (
-    EMPTY_LEGEND,
     Block,
     Chart,
     Column,
     Section,
     Table,
-    number_cell,
+    bar,
+    legend_of,
+    line,
+    line_chart,
     table_of,
-    whole_cell,
 )
-from overlap_callbacks.report.views.trends import MAX_POINTS, MAX_WHISKERS
+from overlap_callbacks.report.views.trends import MAX_POINTS
 
 # Expert ranks that a chart shows one by one.
 MAX_BARS = 32
 _MB = 1e6
 
+Lines = tuple[tuple[str, str, str], ...]
 # Name, colour, and field of ``ExpertLoads`` and ``ExpertStep``.
 _PEAKS = (
     ("load of expert ranks", "run1", "load_max_over_mean"),
@@ -64,48 +66,32 @@ def experts(record: Record) -> list[Section]:
     return [Section("How evenly are the experts loaded?", page_text(loads_in_words(last), 1000), blocks)]
 
 
-def _lines(
-    title: str,
-    unit: str,
-    lines: Sequence[tuple[str, str, str]],
-    rows: Sequence[tuple[int, int, Any]],
-    *,
-    narrow: bool = True,
-) -> Chart:
+def _lines(title: str, unit: str, lines: Lines, rows: Sequence[tuple[int, int, Any]], *, narrow: bool = True) -> Chart:
+    """Figures of windows or steps.
+
+    Args:
+        title: of the chart.
+        unit: of the figures.
+        lines: name, colour and field of each.
+        rows: step, window, and what has the fields.
+        narrow: as in ``Chart``.
+    """
     series = [
-        {
-            "name": name,
-            "color": color,
-            "points": [[step, window, rounded(getattr(found, field)), None, None] for step, window, found in rows],
-            "of": len(rows),
-        }
+        line(name, color, [(step, window, getattr(found, field)) for step, window, found in rows], of=len(rows))
         for name, color, field in lines
     ]
-    data = {
-        "unit": unit,
-        "series": series,
-        "excluded": [],
-        "few": len(rows) <= MAX_WHISKERS,
-        "zero": unit == "fraction",
-    }
-    caption = "" if unit == "fraction" else "1 is even. The axis does not start at zero."
-    return Chart("lines", title, data, caption, tuple((name, color) for name, color, _ in lines), narrow=narrow)
+    is_share = unit == "fraction"
+    caption = "" if is_share else "1 is even. The axis does not start at zero."
+    return line_chart(title, unit, series, caption, zero=is_share, legend=legend_of(series), narrow=narrow)
 
 
 def _by_rank(details: ExpertDetails) -> Chart:
     rows = [
-        {
-            "run": "",
-            "label": f"expert rank {place}",
-            "color": "run1",
-            "value": rounded(size / _MB),
-            "low": None,
-            "high": None,
-        }
+        bar(size / _MB, run="", label=f"expert rank {place}", color="run1")
         for place, size in enumerate(details.by_expert_rank)
     ]
     caption = "What a rank receives, by its place in its expert group; ranks at one place have the same experts."
-    return Chart("bars", "Bytes received by expert rank", {"unit": "MB", "rows": rows}, caption, EMPTY_LEGEND)
+    return Chart("bars", "Bytes received by expert rank", {"unit": "MB", "rows": rows}, caption)
 
 
 def _table(loads: ExpertLoads, details: ExpertDetails) -> Table:
@@ -113,9 +99,9 @@ def _table(loads: ExpertLoads, details: ExpertDetails) -> Table:
     return table_of(
         f"Expert ranks ({page_text(loads.dimension, 40)} groups of {loads.group_size})",
         enumerate(details.by_expert_rank),
-        Column("Place in the group", lambda row: row[0], whole_cell),
+        Column("Place in the group", lambda row: row[0], "whole"),
         Column("MB a step", lambda row: rounded(row[1] / _MB)),
-        Column("Over the mean", lambda row: number_cell(rounded(row[1] / mean) if mean > 0 else 0.0, 2)),
+        Column("Over the mean", lambda row: rounded(row[1] / mean) if mean > 0 else 0.0, 2),
         caption=f"Means over {count(loads.num_steps, 'step')} and the ranks at each place.",
         folded=True,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 
@@ -21,9 +22,7 @@ from overlap_callbacks.report.views.elements import (
     Section,
     Table,
     heads,
-    number_cell,
     table_of,
-    whole_cell,
 )
 
 # Longer tables are cut in a terminal; JSON holds everything.
@@ -91,22 +90,27 @@ def prediction_document(found: Prediction, traffic: Sequence[Block]) -> Document
 
 def check_document(rows: Sequence[CheckedRow]) -> Document:
     """Predicted beside measured messages."""
-    lines: list[tuple[Cell, ...]] = []
+    lines: list[tuple[Any, ...]] = []
     for row in rows:
-        names = [Cell(str(row.rank)), Cell(row.dimension), Cell(row.operator)]
-        predicted, measured = (row.messages, row.bytes), (row.measured_messages, row.measured_bytes)
-        lines.append((*names, *map(whole_cell, predicted), Cell("equal" if row.equal else "predicted")))
+        which = "equal" if row.equal else "predicted"
+        lines.append((str(row.rank), row.dimension, row.operator, row.messages, row.bytes, which))
         if not row.equal:
-            lines.append((EMPTY, EMPTY, EMPTY, *map(whole_cell, measured), Cell("measured")))
+            lines.append(("", "", "", row.measured_messages, row.measured_bytes, "measured"))
     equal = sum([row.equal for row in rows])
     verdict = f"{equal} of {count(len(rows), 'row')} {'is' if equal == 1 else 'are'} equal, to the byte."
     if equal < len(rows):
         verdict += " A row that differs has two lines."
-    columns = heads("*Rank", "*Dimension", "*Operator", "Messages", "Bytes", "*")
-    return _document(
-        verdict,
-        Section("Which messages differ?", "", [Table("Per step, predicted and measured", columns, tuple(lines))]),
+    table = table_of(
+        "Per step, predicted and measured",
+        lines,
+        Column("*Rank", lambda line: line[0]),
+        Column("*Dimension", lambda line: line[1]),
+        Column("*Operator", lambda line: line[2]),
+        Column("Messages", lambda line: line[3], "whole"),
+        Column("Bytes", lambda line: line[4], "whole"),
+        Column("*", lambda line: line[5]),
     )
+    return _document(verdict, Section("Which messages differ?", "", [table]))
 
 
 def _document(verdict: str, *sections: Section) -> Document:
@@ -122,9 +126,9 @@ def _message_table(rows: Sequence[MessageRow]) -> Table:
         Column("*Dimension", lambda row: row.dimension),
         Column("*Operator", lambda row: row.operator),
         Column("Ranks", lambda row: Cell(_others(row), row.group_size)),
-        Column("Messages", lambda row: row.messages, whole_cell),
-        Column("Bytes each", lambda row: row.bytes_each, whole_cell),
-        Column("Wire, MiB", lambda row: number_cell(row.wire_bytes / _MIB, 2)),
+        Column("Messages", lambda row: row.messages, "whole"),
+        Column("Bytes each", lambda row: row.bytes_each, "whole"),
+        Column("Wire, MiB", lambda row: row.wire_bytes / _MIB, 2),
     )
 
 
@@ -151,14 +155,10 @@ def _choice_table(choices: Sequence[Choice]) -> Table:
     return table_of(
         "Other layouts on as many ranks",
         choices,
-        Column("pp", lambda choice: choice.p, whole_cell),
-        Column("tp", lambda choice: choice.t, whole_cell),
-        Column("dp", lambda choice: choice.d, whole_cell),
-        Column("GiB", lambda choice: _gib(choice.memory_bytes)),
-        Column("Step, ms", lambda choice: number_cell(None if choice.step is None else choice.step.iteration_ms, 1)),
+        Column("pp", lambda choice: choice.p, "whole"),
+        Column("tp", lambda choice: choice.t, "whole"),
+        Column("dp", lambda choice: choice.d, "whole"),
+        Column("GiB", lambda choice: choice.memory_bytes and choice.memory_bytes / _GIB, 1),
+        Column("Step, ms", lambda choice: choice.step and choice.step.iteration_ms, 1),
         Column("*", lambda choice: Cell(f"infeasible: {choice.infeasible}") if choice.infeasible else EMPTY),
     )
-
-
-def _gib(size_bytes: float | None) -> Cell:
-    return number_cell(None if size_bytes is None else size_bytes / _GIB, 1)

@@ -18,19 +18,7 @@ from overlap_callbacks.analysis.run_summary import CONTROL, COUNTS, CUT_SHORT, N
 from overlap_callbacks.analysis.validity import residual_comm_limit, residual_limit
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.record_lines import MAX_LINE_BYTES
-from overlap_callbacks.report.views.elements import (
-    Block,
-    Cell,
-    Column,
-    Facts,
-    Note,
-    Section,
-    Table,
-    change_cell,
-    percent_cell,
-    table_of,
-    whole_cell,
-)
+from overlap_callbacks.report.views.elements import Block, Cell, Column, Facts, Note, Section, Table, table_of
 from overlap_callbacks.report.views.tables import figure_table
 
 # Maximum rows of the tables of windows and of problems; the record holds all.
@@ -144,7 +132,7 @@ def _problem_table(windows: Sequence[OverlapReport]) -> Table | None:
         "What is missing or doubtful",
         shown,
         Column("*What", lambda row: row[0]),
-        Column("Windows", lambda row: len(row[1]), whole_cell),
+        Column("Windows", lambda row: len(row[1]), "whole"),
         Column("Which", lambda row: Cell(ranges(row[1]), min(row[1]))),
         caption=f"The {MAX_PROBLEMS} most frequent of {len(windows_with):,}." if len(windows_with) > len(shown) else "",
         first=True,
@@ -167,13 +155,13 @@ def _window_table(record: Record) -> Table:
     return table_of(
         "Every window",
         shown,
-        Column("Window", lambda window: window.window, whole_cell),
-        Column("First step", lambda window: window.first_step, whole_cell),
+        Column("Window", lambda window: window.window, "whole"),
+        Column("First step", lambda window: window.first_step, "whole"),
         Column("*State", record.summary.state_of),
         Column("Overlapped, ms", lambda window: window.e2e_overlapped_ms),
         Column("Sequential, ms", lambda window: compared(window, "e2e_sequential_ms")),
-        Column("Compute slowdown", lambda window: compared(window, "compute_slowdown"), change_cell),
-        Column("Residual overlap", lambda window: window.residual_overlap, percent_cell),
+        Column("Compute slowdown", lambda window: compared(window, "compute_slowdown"), "change"),
+        Column("Residual overlap", lambda window: window.residual_overlap, "percent"),
         Column("Ranks", lambda window: Cell(f"{window.num_reporting} of {window.world_size}", window.num_reporting)),
         caption=caption,
         folded=True,

@@ -7,23 +7,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from overlap_callbacks.analysis.communication.bandwidths import effective_bandwidths
-from overlap_callbacks.analysis.formatting import PAGE, count, page_text, rounded
+from overlap_callbacks.analysis.formatting import PAGE, count, page_text
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.step_parts import exposed_share
-from overlap_callbacks.analysis.scaling import (
-    WORLD_SIZE,
-    RunFigures,
-    ScaledRun,
-    Value,
-    in_order,
-    is_numeric,
-    scaled,
-)
+from overlap_callbacks.analysis.scaling import WORLD_SIZE, RunFigures, ScaledRun, Value, in_order, is_numeric, scaled
 from overlap_callbacks.analysis.throughput import run_throughput
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import (
-    EMPTY_LEGEND,
+    RUN_COLORS,
     Block,
     Cell,
     Chart,
@@ -32,11 +24,11 @@ from overlap_callbacks.report.views.elements import (
     Note,
     Section,
     Table,
-    percent_cell,
+    has_intervals,
+    legend_of,
+    line,
     table_of,
-    whole_cell,
 )
-from overlap_callbacks.report.views.trends import RUN_COLORS
 
 # Words on an axis, and names of dimensions.
 _MAX_LABEL = 40
@@ -162,29 +154,23 @@ def _chart(
         lines: name, colour and figure of each.
         ideal: ranks of the smallest job, where a line shows as many times as there are ranks; 0 for no line.
     """
-    series: list[dict[str, Any]] = []
+    series = []
     for name, color, read in lines:
         points = [
-            [_place(run.value), page_text(run.name, 80), *_with_bounds(figure)]
+            (_place(run.value), page_text(run.name, 80), figure)
             for run in found.runs
             if (figure := read(run)) is not None
         ]
         if points:
-            series.append({"name": name, "color": color, "points": points})
+            series.append(line(name, color, points))
     if not series:
         return None
     caption = _CAPTIONS.get(title, "")
-    if any(point[3] is not None for line in series for point in line["points"]):
+    if has_intervals(series):
         caption = f"{caption} Whiskers are 95% intervals.".strip()
-    legend = tuple((line["name"], line["color"]) for line in series) if len(lines) > 1 else EMPTY_LEGEND
+    legend = legend_of(series) if len(lines) > 1 else ()
     data = {"unit": unit, "series": series, "x_label": _label(found.axis), "numeric": found.numeric, "ideal": ideal}
     return Chart("against", title, data, caption, legend, narrow=True)
-
-
-def _with_bounds(figure: Estimate | float) -> tuple[float | None, float | None, float | None]:
-    if isinstance(figure, Estimate):
-        return rounded(figure.value), rounded(figure.ci_low), rounded(figure.ci_high)
-    return rounded(figure), None, None
 
 
 def _place(value: Value) -> Value:
@@ -201,14 +187,14 @@ def _table(found: Comparison, relative: dict[str, ScaledRun]) -> Table:
         found.runs,
         Column("*Run", lambda run: run.name),
         Column(Head(_label(found.axis), words=not found.numeric), place),
-        *([] if found.axis == WORLD_SIZE else [Column[RunFigures]("Ranks", lambda run: run.ranks, whole_cell)]),
+        *([] if found.axis == WORLD_SIZE else [Column[RunFigures]("Ranks", lambda run: run.ranks, "whole")]),
         Column("Step, ms", lambda run: run.step_ms),
         Column(f"{found.work.capitalize()} a second" if found.work else "Throughput", lambda run: run.work_per_s),
         Column("Scaling factor", _of_scaled(relative, "factor")),
-        Column("Efficiency", _of_scaled(relative, "efficiency"), percent_cell),
-        Column("Communication ratio", lambda run: run.comm_ratio, percent_cell),
-        Column("Exposed", lambda run: run.exposed, percent_cell),
-        Column("MFU", lambda run: run.mfu, percent_cell),
+        Column("Efficiency", _of_scaled(relative, "efficiency"), "percent"),
+        Column("Communication ratio", lambda run: run.comm_ratio, "percent"),
+        Column("Exposed", lambda run: run.exposed, "percent"),
+        Column("MFU", lambda run: run.mfu, "percent"),
         *[
             Column[RunFigures](f"GB/s, {page_text(name, _MAX_LABEL)}", _bandwidth(name))
             for name in _dimensions(found)[: len(RUN_COLORS)]

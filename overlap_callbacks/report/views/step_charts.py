@@ -28,6 +28,7 @@ from overlap_callbacks.report.views.elements import (
     Download,
     Section,
     Table,
+    bar,
     name_cell,
     number_cell,
     table_of,
@@ -53,16 +54,8 @@ def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
         for figure in STEP_TIMES:
             estimate = figures.get(figure.name)
             if estimate is not None:
-                rows.append(
-                    {
-                        "run": name,
-                        "label": LABELS.get(figure.name, figure.title),
-                        "color": COLORS[figure.name],
-                        "value": rounded(estimate.value),
-                        "low": rounded(estimate.ci_low),
-                        "high": rounded(estimate.ci_high),
-                    }
-                )
+                label = LABELS.get(figure.name, figure.title)
+                rows.append(bar(estimate, run=name, label=label, color=COLORS[figure.name]))
     caption = "Whiskers are 95% intervals."
     if any("e2e_ideal_ms" in figures for _, figures in runs):
         caption = (

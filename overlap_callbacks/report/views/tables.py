@@ -19,12 +19,10 @@ from overlap_callbacks.report.views.elements import (
     Column,
     Row,
     Table,
-    change_cell,
     heads,
     name_cell,
     number_cell,
     table_of,
-    whole_cell,
 )
 
 
@@ -72,11 +70,11 @@ def loss_table(
         title,
         rows,
         Column(head, lambda row: name_cell(row.name, short_kernel_name(row.name))),
-        Column("Slowdown", lambda row: row.slowdown, change_cell),
-        Column("Lost, ms", lambda row: number_cell(row.lost_ms, decimals)),
-        Column("Overlapped, ms", lambda row: number_cell(row.overlapped_ms, decimals)),
-        Column("Sequential, ms", lambda row: number_cell(row.sequential_ms, decimals)),
-        Column("Calls", lambda row: number_cell(row.overlapped_calls, 1 if row.overlapped_calls % 1 else 0)),
+        Column("Slowdown", lambda row: row.slowdown, "change"),
+        Column("Lost, ms", lambda row: row.lost_ms, decimals),
+        Column("Overlapped, ms", lambda row: row.overlapped_ms, decimals),
+        Column("Sequential, ms", lambda row: row.sequential_ms, decimals),
+        Column("Calls", lambda row: number_cell(row.overlapped_calls, int(row.overlapped_calls % 1 > 0))),
         caption=caption,
         folded=folded,
         first=first,
@@ -120,11 +118,11 @@ def _pair_table(title: str, pairs: Sequence[PairTime], caption: str, *, folded: 
         shown,
         Column("~Kernels", lambda pair: pair.kernel_family),
         Column("~Beside", lambda pair: beside_in_words(pair.concurrent_with)),
-        Column("Slowdown", lambda pair: pair.slowdown, change_cell),
-        Column("During", lambda pair: pair.slowdown_during, change_cell),
-        Column("Lost, ms", lambda pair: number_cell(pair.lost_ms, decimals)),
-        Column("Time, ms", lambda pair: number_cell(pair.time_ms, decimals)),
-        Column("Alone, ms", lambda pair: number_cell(pair.alone_ms, decimals)),
+        Column("Slowdown", lambda pair: pair.slowdown, "change"),
+        Column("During", lambda pair: pair.slowdown_during, "change"),
+        Column("Lost, ms", lambda pair: pair.lost_ms, decimals),
+        Column("Time, ms", lambda pair: pair.time_ms, decimals),
+        Column("Alone, ms", lambda pair: pair.alone_ms, decimals),
         caption=f"{caption}{left_out_in_words(num_left_out, 'row', decimals)}",
         folded=folded,
         first=first,
@@ -138,12 +136,12 @@ def dimension_table(window: OverlapReport) -> Table:
         "Communication by dimension of parallelism, figures",
         window.dimensions,
         Column("~Dimension", lambda row: row.dimension),
-        Column("Messages", lambda row: row.messages, whole_cell),
+        Column("Messages", lambda row: row.messages, "whole"),
         Column("MB", lambda row: row.bytes_in / 1e6),
         Column("In flight, ms", lambda row: row.comm_ms),
         Column("Exposed, ms", lambda row: row.exposed_ms),
-        Column("Its own slowdown", lambda row: row.slowdown if window.valid else None, change_cell),
-        Column("Slowdown of compute", lambda row: of_compute.get(row.dimension), change_cell),
+        Column("Its own slowdown", lambda row: row.slowdown if window.valid else None, "change"),
+        Column("Slowdown of compute", lambda row: of_compute.get(row.dimension), "change"),
         caption="Per overlapped step, means over the ranks that have the dimension. Its own slowdown is that of its "
         "communication kernels. The slowdown of compute is that of the compute kernels that ran beside them.",
         folded=True,
@@ -158,8 +156,8 @@ def collective_table(window: OverlapReport) -> Table:
         Column("~Collective", lambda row: row.operator.strip("_")),
         Column("~Group", _group),
         Column("~Backend", lambda row: row.backend),
-        Column("Ranks", lambda row: row.group_size, whole_cell),
-        Column("Messages", lambda row: row.messages, whole_cell),
+        Column("Ranks", lambda row: row.group_size, "whole"),
+        Column("Messages", lambda row: row.messages, "whole"),
         Column("MB", lambda row: row.bytes_in / 1e6),
         Column("Alone, ms", lambda row: row.isolated_ms),
         Column("Transfer, ms", lambda row: row.transfer_ms),
@@ -229,7 +227,7 @@ def _value_cells(figure: Figure, estimate: Estimate | None) -> Row:
     if estimate is None:
         return (Cell("not measured"), EMPTY, EMPTY)
     value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
-    return (Cell(value), Cell(bounds), whole_cell(estimate.num_steps))
+    return (Cell(value), Cell(bounds), number_cell(estimate.num_steps, "whole"))
 
 
 # -- what is shown of slowdowns

@@ -17,7 +17,6 @@ from overlap_callbacks.analysis.formatting import (
     shortened,
 )
 from overlap_callbacks.report.views.elements import (
-    EMPTY,
     Block,
     Cell,
     Chart,
@@ -28,15 +27,12 @@ from overlap_callbacks.report.views.elements import (
     Table,
     Tile,
     Tiles,
-    change_cell,
+    line,
     name_cell,
-    number_cell,
-    percent_cell,
     table_of,
-    whole_cell,
 )
 from overlap_callbacks.report.views.step_charts import lanes, stack
-from overlap_callbacks.report.views.trace_verdict import milliseconds, verdict
+from overlap_callbacks.report.views.trace_verdict import verdict
 from overlap_callbacks.traces.device_time import DeviceTime, TopKernel
 from overlap_callbacks.traces.figures import Analysis, CollectiveSize, FamilyFigures, StepFigures, TraceFigures
 
@@ -120,13 +116,13 @@ def _time(trace: TraceFigures, first: bool) -> Section:
         f"Where the time goes on the {'CPU' if trace.on_host else 'device'}, ms",
         trace.time,
         Column("*Step", _step_cell),
-        Column("Length", lambda time: time.span_ms, ms_cell),
-        Column("Compute", lambda time: time.compute_ms, ms_cell),
-        Column("Exposed comm.", lambda time: time.exposed_comm_ms, ms_cell),
-        Column("Copies", lambda time: time.copy_ms, ms_cell),
-        Column("Host", lambda time: time.idle_host_ms, ms_cell),
-        Column("Launch", lambda time: time.idle_launch_ms, ms_cell),
-        Column("Other idle", lambda time: idle(time)[1], ms_cell),
+        Column("Length", lambda time: time.span_ms, "ms"),
+        Column("Compute", lambda time: time.compute_ms, "ms"),
+        Column("Exposed comm.", lambda time: time.exposed_comm_ms, "ms"),
+        Column("Copies", lambda time: time.copy_ms, "ms"),
+        Column("Host", lambda time: time.idle_host_ms, "ms"),
+        Column("Launch", lambda time: time.idle_launch_ms, "ms"),
+        Column("Other idle", lambda time: idle(time)[1], "ms"),
         caption="Host: what runs next had not been launched. Launch: it had been since the device fell idle. Other: it "
         "had been launched before.",
         first=first,
@@ -149,13 +145,13 @@ def _step_table(trace: TraceFigures, first: bool) -> Table:
         "Kernel times by step of the host, ms",
         (trace.total, *trace.steps),
         Column("*Step", _step_cell),
-        Column("Length", lambda step: step.wall_ms, ms_cell),
-        Column("Compute", lambda step: step.compute_ms, ms_cell),
-        Column("Comm.", lambda step: step.comm_ms, ms_cell),
-        Column("Hidden", lambda step: step.hidden_comm_ms, ms_cell),
-        Column("Exposed", lambda step: step.exposed_comm_ms, ms_cell),
-        Column("Overlap ratio", lambda step: step.overlap_ratio, percent_cell),
-        Column("Comm. hidden", lambda step: step.hidden_comm_fraction, percent_cell),
+        Column("Length", lambda step: step.wall_ms, "ms"),
+        Column("Compute", lambda step: step.compute_ms, "ms"),
+        Column("Comm.", lambda step: step.comm_ms, "ms"),
+        Column("Hidden", lambda step: step.hidden_comm_ms, "ms"),
+        Column("Exposed", lambda step: step.exposed_comm_ms, "ms"),
+        Column("Overlap ratio", lambda step: step.overlap_ratio, "percent"),
+        Column("Comm. hidden", lambda step: step.hidden_comm_fraction, "percent"),
         caption="Kernels that a step of the host has launched.",
         first=first,
     )
@@ -168,16 +164,16 @@ def _paths(trace: TraceFigures, first: bool) -> list[Section]:
             "Critical path, ms",
             trace.paths,
             Column("*Step", _step_cell),
-            Column("Length", lambda path: path.length_ms, ms_cell),
-            Column("Compute", lambda path: path.compute_ms, ms_cell),
-            Column("Comm.", lambda path: path.comm_ms, ms_cell),
-            Column("Copies", lambda path: path.copy_ms, ms_cell),
-            Column("Launch", lambda path: path.launch_ms, ms_cell),
-            Column("Host", lambda path: path.host_ms, ms_cell),
-            Column("Other", lambda path: path.other_ms, ms_cell),
-            Column("Won: comm.", lambda path: path.at_most_comm_ms, ms_cell),
-            Column("Won: host", lambda path: path.at_most_host_ms, ms_cell),
-            Column("Won: compute", lambda path: path.at_most_compute_ms, ms_cell),
+            Column("Length", lambda path: path.length_ms, "ms"),
+            Column("Compute", lambda path: path.compute_ms, "ms"),
+            Column("Comm.", lambda path: path.comm_ms, "ms"),
+            Column("Copies", lambda path: path.copy_ms, "ms"),
+            Column("Launch", lambda path: path.launch_ms, "ms"),
+            Column("Host", lambda path: path.host_ms, "ms"),
+            Column("Other", lambda path: path.other_ms, "ms"),
+            Column("Won: comm.", lambda path: path.at_most_comm_ms, "ms"),
+            Column("Won: host", lambda path: path.at_most_host_ms, "ms"),
+            Column("Won: compute", lambda path: path.at_most_compute_ms, "ms"),
             caption="The chain of work that a step's length is the sum of. Won: by how much the step would be shorter "
             "at most if communication, the host or compute took no time; empty where the file does not tell.",
             first=first,
@@ -189,10 +185,10 @@ def _paths(trace: TraceFigures, first: bool) -> list[Section]:
             "Launches in flight",
             trace.queues,
             Column("*Stream", lambda queue: queue.stream),
-            Column("Launches", lambda queue: queue.launches, whole_cell),
+            Column("Launches", lambda queue: queue.launches, "whole"),
             Column("Mean in queue", lambda queue: queue.mean),
-            Column("Longest queue", lambda queue: queue.longest, whole_cell),
-            Column("Mean delay, ms", lambda queue: queue.delay_ms, ms_cell),
+            Column("Longest queue", lambda queue: queue.longest, "whole"),
+            Column("Mean delay, ms", lambda queue: queue.delay_ms, "ms"),
             caption="What was launched and had not started yet: how far the host runs ahead.",
             first=first,
         )
@@ -209,7 +205,7 @@ def _cost(trace: TraceFigures, first: bool) -> Section:
             f"An estimate from this file alone: compute kernels take "
             f"{change_in_words(estimate.slowdown, 'longer', 'less time', PAGE)} beside communication. It rests on "
             f"{estimate.method}: {beside} of {beside + estimate.calls_left_out} calls beside communication "
-            f"({in_ms(estimate.time_beside_ms)}) against {estimate.calls_alone} alone. That is an association: "
+            f"({PAGE.ms(estimate.time_beside_ms)}) against {estimate.calls_alone} alone. That is an association: "
             "`overlap compare` with a sequential trace, or the live monitor, measures the cause."
         )
     kinds = list(dict.fromkeys(kind for family in trace.families for kind in family.beside))[:4]
@@ -218,13 +214,11 @@ def _cost(trace: TraceFigures, first: bool) -> Section:
         "Compute by family",
         trace.families,
         Column("*Family", lambda family: family.family),
-        Column("Calls", lambda family: family.calls, whole_cell),
-        Column("Time, ms", lambda family: family.time_ms, ms_cell),
+        Column("Calls", lambda family: family.calls, "whole"),
+        Column("Time, ms", lambda family: family.time_ms, "ms"),
         *map(_beside, kinds),
-        Column("Estimated slowdown", lambda family: _estimated(estimates, family.family, "slowdown"), change_cell),
-        Column(
-            "Calls that it rests on", lambda family: _estimated(estimates, family.family, "calls_beside"), whole_cell
-        ),
+        Column("Estimated slowdown", lambda family: _estimated(estimates, family.family, "slowdown"), "change"),
+        Column("Calls that it rests on", lambda family: _estimated(estimates, family.family, "calls_beside"), "whole"),
         caption="Compute kernels by family, in the whole file.",
         first=first,
         drop_empty=True,
@@ -233,7 +227,7 @@ def _cost(trace: TraceFigures, first: bool) -> Section:
 
 
 def _beside(kind: str) -> Column[FamilyFigures]:
-    return Column(f"Beside {page_text(kind)}", lambda family: family.beside.get(kind), ms_cell)
+    return Column(f"Beside {page_text(kind)}", lambda family: family.beside.get(kind), "ms")
 
 
 def _estimated(estimates: dict[str, Any], family: str, figure: str) -> float | None:
@@ -252,11 +246,11 @@ def kernel_sections(trace: TraceFigures, first: bool, of: str = "", few: int = T
         trace.kernels,
         Column("~Kernel", name),
         Column("*Family", lambda kernel: kernel.family),
-        Column("Calls", lambda kernel: kernel.calls, whole_cell),
-        Column("Time, ms", lambda kernel: kernel.time_ms, ms_cell),
-        Column("Share", lambda kernel: kernel.share, percent_cell),
-        Column("Longest, ms", lambda kernel: kernel.longest_ms, ms_cell),
-        Column("Overlapped, ms", lambda kernel: kernel.beside_ms, ms_cell),
+        Column("Calls", lambda kernel: kernel.calls, "whole"),
+        Column("Time, ms", lambda kernel: kernel.time_ms, "ms"),
+        Column("Share", lambda kernel: kernel.share, "percent"),
+        Column("Longest, ms", lambda kernel: kernel.longest_ms, "ms"),
+        Column("Overlapped, ms", lambda kernel: kernel.beside_ms, "ms"),
         caption="In the whole file. Overlapped: beside communication; of a collective, beside compute.",
         first=first,
         few=few,
@@ -272,11 +266,11 @@ def _communication(trace: TraceFigures, sizes: Sequence[CollectiveSize], first: 
         trace.collectives,
         Column("*Collective", lambda row: row.collective),
         Column("*Group", lambda row: row.description or row.group),
-        Column("Ranks", lambda row: row.group_size, whole_cell),
-        Column("Kernels", lambda row: row.count, whole_cell),
+        Column("Ranks", lambda row: row.group_size, "whole"),
+        Column("Kernels", lambda row: row.count, "whole"),
         Column("MB", lambda row: None if row.bytes is None else row.bytes / 1e6),
-        Column("Time, ms", lambda row: row.time_ms, ms_cell),
-        Column("Hidden, ms", lambda row: row.hidden_ms, ms_cell),
+        Column("Time, ms", lambda row: row.time_ms, "ms"),
+        Column("Hidden, ms", lambda row: row.hidden_ms, "ms"),
         Column("GB/s", lambda row: row.algorithm_bandwidth_gb_s),
         Column("Bus GB/s", lambda row: row.bus_bandwidth_gb_s),
         caption="In the whole file, waiting included.",
@@ -294,12 +288,12 @@ def size_tables(sizes: Sequence[CollectiveSize], first: bool, few: int = Table.f
         "Collectives by size",
         sizes,
         Column("*Collective", lambda row: row.collective),
-        Column("Ranks", lambda row: row.group_size, whole_cell),
-        Column("MB", lambda row: number_cell(row.bytes / 1e6, 3)),
-        Column("Kernels", lambda row: row.kernels, whole_cell),
-        Column("ms each", lambda row: row.time_ms, ms_cell),
+        Column("Ranks", lambda row: row.group_size, "whole"),
+        Column("MB", lambda row: row.bytes / 1e6, 3),
+        Column("Kernels", lambda row: row.kernels, "whole"),
+        Column("ms each", lambda row: row.time_ms, "ms"),
         Column("Bus GB/s", lambda row: row.bus_bandwidth_gb_s),
-        Column("Transfer, ms", lambda row: row.transfer_ms, ms_cell),
+        Column("Transfer, ms", lambda row: row.transfer_ms, "ms"),
         Column("Bus GB/s of the transfer", lambda row: row.transfer_bus_bandwidth_gb_s),
         caption=caption,
         first=first,
@@ -312,14 +306,14 @@ def size_tables(sizes: Sequence[CollectiveSize], first: bool, few: int = Table.f
 def _when(trace: TraceFigures, alone: bool) -> list[Section]:
     blocks: list[Block] = []
     if trace.utilisation is not None:
-        use, series = trace.utilisation, []
+        use = trace.utilisation
         decimals = 0 if use.part_ms >= 1 else 3
-        for (name, color), shares in zip(_PARTS, (use.compute, use.exposed_comm), strict=False):
-            points = [
-                [rounded(round(i * use.part_ms, decimals)), "", rounded(share), None, None]
-                for i, share in enumerate(shares)
-            ]
-            series.append({"name": name, "color": color, "points": points})
+        series = [
+            line(
+                name, color, [(rounded(round(i * use.part_ms, decimals)), "", share) for i, share in enumerate(shares)]
+            )
+            for (name, color), shares in zip(_PARTS, (use.compute, use.exposed_comm), strict=False)
+        ]
         data = {"series": series, "unit": "fraction", "x_label": "ms", "numeric": True, "ideal": None}
         caption = "Shares of equal parts of the file, each from the time below it on."
         blocks.append(Chart("against", "Utilisation over time", data, caption, _PARTS[:2], first=alone))
@@ -345,11 +339,3 @@ def _step_cell(of_step: Any) -> Cell:
         return Cell("all")
     cut = isinstance(of_step, StepFigures) and of_step.cut
     return Cell(f"{of_step.step}, cut" if cut else str(of_step.step), of_step.step)
-
-
-def ms_cell(value: float | None) -> Cell:
-    return EMPTY if value is None else Cell(milliseconds(value, PAGE), value)
-
-
-def in_ms(value: float) -> str:
-    return f"{milliseconds(value, PAGE)}{PAGE.space}ms"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from overlap_callbacks.analysis.formatting import PLAIN, Style
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime
-from overlap_callbacks.traces.figures import Analysis, TraceFigures
+from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, RankTime, TraceFigures
 
 # Shares of the time from which on something is worth a sentence.
 _MATTERS = 0.05
@@ -48,28 +48,35 @@ def _skew(analysis: Analysis, style: Style) -> Sequence[str]:
     """Whether ranks wait for one another."""
     if not analysis.skew:
         return ()
-    several = len({rank.rank for row in analysis.skew for rank in row.ranks}) < len(
-        {(rank.rank, rank.device) for row in analysis.skew for rank in row.ranks}
-    )
-    waiting: Counter[str] = Counter()
+    ranks = [rank for row in analysis.skew for rank in row.ranks]
     last: Counter[str] = Counter()
-    count, transfer_ms = 0, 0.0
-    for row in analysis.skew:
-        count, transfer_ms = count + row.count, transfer_ms + row.transfer_ms
-        for rank in row.ranks:
-            name = f"{rank.rank}.{rank.device}" if several else str(rank.rank)
-            waiting[name] += rank.waiting_ms  # type: ignore[assignment]
-            last[name] += rank.last
-    mean_ms = sum(waiting.values()) / max(len(waiting), 1)
+    for name, rank in zip(rank_names(ranks), ranks, strict=True):
+        last[name] += rank.last
+    count = sum([row.count for row in analysis.skew])
+    mean_ms = sum(waiting_ms(analysis.skew).values()) / max(len(last), 1)
     span_ms = _mean([trace.time[0].span_ms for trace in analysis.traces if trace.time])
     share = mean_ms / span_ms if span_ms else 0.0
-    words = f"Ranks wait {_ms(mean_ms, style)} for one another on average, {style.percent(share)} of their time"
+    words = f"Ranks wait {style.ms(mean_ms)} for one another on average, {style.percent(share)} of their time"
     if share < _MATTERS / 5:
         return (f"{words}: they arrive together.",)
     slowest, times = last.most_common(1)[0]
     if times >= _OFTEN * count:
         return (f"{words}: rank {slowest} is the last at {times} of {count} collectives.",)
     return (f"{words}: the last one is now this rank, now that, rank {slowest} most often ({times} of {count}).",)
+
+
+def rank_names(ranks: Sequence[RankTime]) -> list[str]:
+    """The number of each rank, with that of its device where any rank has several of them."""
+    several = len({rank.rank for rank in ranks}) < len({(rank.rank, rank.device) for rank in ranks})
+    return [f"{rank.rank}.{rank.device}" if several else str(rank.rank) for rank in ranks]
+
+
+def waiting_ms(skews: Sequence[CollectiveSkew]) -> dict[tuple[int | None, int], float]:
+    """How long each rank and device waits in all collectives."""
+    waiting: dict[tuple[int | None, int], float] = defaultdict(float)
+    for rank in (rank for skew in skews for rank in skew.ranks):
+        waiting[rank.rank, rank.device] += rank.waiting_ms
+    return waiting
 
 
 def _shares(traces: Sequence[TraceFigures], style: Style) -> str:
@@ -103,7 +110,7 @@ def _host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     limit, name = max(limits, key=lambda item: item[0].idle_fraction)
     where = "" if len(traces) == 1 else f" ({name})"
     most = _at_most(traces, lambda path: path.at_most_host_ms)
-    won = "" if most is None else f" At most {_ms(most[0], style)} of a step of {_ms(most[1], style)} would be won."
+    won = "" if most is None else f" At most {style.ms(most[0])} of a step of {style.ms(most[1])} would be won."
     if limit.launch_bound and limit.kernel_us is not None and limit.launch_interval_us is not None:
         return (
             f"Launch-bound{where}: a kernel takes {style.number(limit.kernel_us, 1)} us, and the host launches one "
@@ -112,7 +119,7 @@ def _host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
         )
     if limit.idle_fraction >= _MATTERS:
         return (
-            f"The host keeps the device waiting{where}, for {_ms(limit.longest_gap_ms, style)} at the longest: it may "
+            f"The host keeps the device waiting{where}, for {style.ms(limit.longest_gap_ms)} at the longest: it may "
             f"load data, wait for a result, or synchronise.{won}",
         )
     return ()
@@ -131,7 +138,7 @@ def _communication(traces: Sequence[TraceFigures], style: Style) -> Sequence[str
     most = _at_most(traces, lambda path: path.at_most_comm_ms)
     if most is None:
         return (mostly,) if mostly else ()
-    won = f"Without any communication a step of {_ms(most[1], style)} would be at most {_ms(most[0], style)} shorter"
+    won = f"Without any communication a step of {style.ms(most[1])} would be at most {style.ms(most[0])} shorter"
     if most[0] < _MATTERS * most[1]:
         return (f"{mostly} {won}: communication is not what holds the steps up.".strip(),)
     return (f"{mostly} {won}.".strip(),)
@@ -211,12 +218,3 @@ def _listed(names: Sequence[str]) -> str:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _ms(value: float, style: Style) -> str:
-    return f"{milliseconds(value, style)}{style.space}ms"
-
-
-def milliseconds(value: float, style: Style = PLAIN) -> str:
-    """A time in milliseconds, with microseconds unless it is long."""
-    return style.number(value, 3 if abs(value) < 100 else 2 if abs(value) < 1000 else 1)

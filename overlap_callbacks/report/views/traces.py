@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +30,7 @@ from overlap_callbacks.report.views.elements import (
     Table,
     heads,
     name_cell,
-    percent_cell,
     table_of,
-    whole_cell,
 )
 from overlap_callbacks.report.views.tables import loss_table, pair_tables, row_label
 from overlap_callbacks.report.views.trace_device import (
@@ -41,16 +38,21 @@ from overlap_callbacks.report.views.trace_device import (
     device_page,
     file_name,
     idle,
-    in_ms,
     kernel_sections,
-    ms_cell,
     size_tables,
     time_stack,
     warning_note,
 )
-from overlap_callbacks.report.views.trace_verdict import by_file, further_problems, milliseconds, names_of, verdict
+from overlap_callbacks.report.views.trace_verdict import (
+    by_file,
+    further_problems,
+    names_of,
+    rank_names,
+    verdict,
+    waiting_ms,
+)
 from overlap_callbacks.traces.device_time import DeviceTime
-from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, Comparison, TraceFigures
+from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, Comparison, RankTime, TraceFigures
 
 _FOOT = (
     "Equation 2 is that of arXiv 2507.03114, section IV-D. A trace is one observation: there are no intervals. The "
@@ -119,26 +121,25 @@ def _together(analysis: Analysis, num_shown: int) -> list[Section]:
 
 
 def _skew_tables(skews: Sequence[CollectiveSkew]) -> list[Block]:
-    def names(skew: CollectiveSkew) -> list[str]:
-        several = len({rank.rank for rank in skew.ranks}) < len(skew.ranks)
-        return [f"{rank.rank}.{rank.device}" if several else str(rank.rank) for rank in skew.ranks]
+    def named(skew: CollectiveSkew) -> Iterator[tuple[str, RankTime]]:
+        return zip(rank_names(skew.ranks), skew.ranks, strict=True)
 
-    def last(skew: CollectiveSkew) -> str:
-        name, rank = max(zip(names(skew), skew.ranks, strict=True), key=lambda item: item[1].last)
-        return f"{name} ({rank.last})"
+    def last(skew: CollectiveSkew) -> Cell:
+        name, rank = max(named(skew), key=lambda item: item[1].last)
+        return Cell(f"{name} ({rank.last})", f"{name} ({rank.last})")
 
     def waiting(skew: CollectiveSkew) -> str:
-        longest = sorted(zip(names(skew), skew.ranks, strict=True), key=lambda item: -item[1].waiting_ms)
-        return ", ".join(f"{name}: {milliseconds(rank.waiting_ms, PAGE)}" for name, rank in longest[:_MAX_WAITING])
+        longest = sorted(named(skew), key=lambda item: -item[1].waiting_ms)
+        return ", ".join(f"{name}: {PAGE.milliseconds(rank.waiting_ms)}" for name, rank in longest[:_MAX_WAITING])
 
     caption = "The transfer is the shortest kernel of each collective; the rest is waiting for the last rank."
     by_collective = table_of(
         "Collectives over the ranks",
         skews,
         Column("*Collective", lambda skew: f"{skew.collective}, {skew.group}" if skew.group else skew.collective),
-        Column("Count", lambda skew: skew.count, whole_cell),
-        Column("Transfer, ms", lambda skew: skew.transfer_ms, ms_cell),
-        Column("Most often last", lambda skew: Cell(last(skew), last(skew))),
+        Column("Count", lambda skew: skew.count, "whole"),
+        Column("Transfer, ms", lambda skew: skew.transfer_ms, "ms"),
+        Column("Most often last", last),
         Column("*Longest waiting by rank, ms", waiting),
         caption=caption,
         first=True,
@@ -150,11 +151,11 @@ def _skew_tables(skews: Sequence[CollectiveSkew]) -> list[Block]:
         Column("*Collective", lambda row: row[0].collective),
         Column("*Group", lambda row: row[0].group),
         Column("Rank", lambda row: Cell(f"{row[1].rank}", row[1].rank)),
-        Column("Collectives", lambda row: row[0].count, whole_cell),
-        Column("Transfer, ms", lambda row: row[0].transfer_ms, ms_cell),
-        Column("Time, ms", lambda row: row[1].time_ms, ms_cell),
-        Column("Waiting, ms", lambda row: row[1].waiting_ms, ms_cell),
-        Column("Last to come", lambda row: row[1].last, whole_cell),
+        Column("Collectives", lambda row: row[0].count, "whole"),
+        Column("Transfer, ms", lambda row: row[0].transfer_ms, "ms"),
+        Column("Time, ms", lambda row: row[1].time_ms, "ms"),
+        Column("Waiting, ms", lambda row: row[1].waiting_ms, "ms"),
+        Column("Last to come", lambda row: row[1].last, "whole"),
         caption=caption,
         folded=True,
         drop_empty=True,
@@ -164,21 +165,19 @@ def _skew_tables(skews: Sequence[CollectiveSkew]) -> list[Block]:
 
 def _rank_table(named: Sequence[tuple[str, TraceFigures]], skews: Sequence[CollectiveSkew]) -> Table:
     """The totals of the files, one row per device."""
-    waiting: Counter[tuple[int | None, int]] = Counter()
-    for rank in (rank for skew in skews for rank in skew.ranks):
-        waiting[rank.rank, rank.device] += rank.waiting_ms  # type: ignore[assignment]
+    waiting = waiting_ms(skews)
     rows = [(name, trace, trace.time[0] if trace.time else None) for name, trace in named]
     return table_of(
         "Ranks side by side, ms",
         rows,
         Column("~Rank", lambda row: row[0].removeprefix("rank ")),
-        Column("Length", lambda row: row[2] and row[2].span_ms, ms_cell),
-        Column("Compute", lambda row: row[1].total.compute_ms, ms_cell),
-        Column("Exposed comm.", lambda row: row[1].total.exposed_comm_ms, ms_cell),
-        Column("Host", lambda row: row[2] and idle(row[2])[0], ms_cell),
-        Column("Other idle", lambda row: row[2] and idle(row[2])[1], ms_cell),
-        Column("Waiting", lambda row: waiting.get((row[1].rank, row[1].device)), ms_cell),
-        Column("Overlap ratio", lambda row: row[1].total.overlap_ratio, percent_cell),
+        Column("Length", lambda row: row[2] and row[2].span_ms, "ms"),
+        Column("Compute", lambda row: row[1].total.compute_ms, "ms"),
+        Column("Exposed comm.", lambda row: row[1].total.exposed_comm_ms, "ms"),
+        Column("Host", lambda row: row[2] and idle(row[2])[0], "ms"),
+        Column("Other idle", lambda row: row[2] and idle(row[2])[1], "ms"),
+        Column("Waiting", lambda row: waiting.get((row[1].rank, row[1].device)), "ms"),
+        Column("Overlap ratio", lambda row: row[1].total.overlap_ratio, "percent"),
         caption="Each file as a whole. Host: idle since what runs next had not been launched, or had been only since.",
         first=True,
         few=_FEW_RANKS,
@@ -237,7 +236,7 @@ def _figure_rows(figures: dict[str, float]) -> tuple[Row, ...]:
         value = figures.get(figure.name)
         if value is None:
             return "undefined"
-        return in_ms(value) if figure.unit == "ms" else PAGE.figure(figure, value)
+        return PAGE.ms(value) if figure.unit == "ms" else PAGE.figure(figure, value)
 
     return tuple([(Cell(row_label(figure)), Cell(shown(figure))) for figure in SUMMARY])
 
@@ -246,7 +245,7 @@ def _unmatched_table(found: Comparison) -> Table:
     calls = sum(row.overlapped_calls + row.sequential_calls for row in found.unmatched)
 
     def side(calls: int, ms: float) -> Cell:
-        return Cell(f"{calls} ({in_ms(ms)})", calls) if calls else EMPTY
+        return Cell(f"{calls} ({PAGE.ms(ms)})", calls) if calls else EMPTY
 
     return table_of(
         f"Kernels without a partner in the other file: {count(calls, 'call')}, over all steps",

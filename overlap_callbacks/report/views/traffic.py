@@ -46,9 +46,8 @@ from overlap_callbacks.report.views.elements import (
     RunPage,
     Section,
     Table,
-    bytes_cell,
+    number_cell,
     table_of,
-    whole_cell,
 )
 
 
@@ -160,9 +159,9 @@ def dimension_table(mappings: Sequence[Mapping], caption: str, own: str = "as ru
         "Traffic by dimension of parallelism",
         totals,
         Column("~Dimension", lambda row: row.dimension),
-        Column("Messages", lambda row: row.messages, whole_cell),
-        Column("Bytes", lambda row: row.bytes, bytes_cell),
-        Column("Sent", lambda row: row.sent_bytes, bytes_cell),
+        Column("Messages", lambda row: row.messages, "whole"),
+        Column("Bytes", lambda row: row.bytes, "bytes"),
+        Column("Sent", lambda row: row.sent_bytes, "bytes"),
         *map(crossing, mappings),
         caption=caption,
     )
@@ -182,7 +181,7 @@ def _between(mapping: Mapping, own: str) -> str:
 
 
 def _crossing(value: float | None) -> Cell:
-    return Cell("not known") if value is None else bytes_cell(value)
+    return Cell("not known") if value is None else number_cell(value, "bytes")
 
 
 def group_table(found: RunTraffic) -> Table:
@@ -200,7 +199,7 @@ def group_table(found: RunTraffic) -> Table:
         Column("Stage", lambda group: Cell(stage_in_words(group.stage), group.stage)),
         Column("~Collective", lambda group: group.operator.strip("_")),
         Column("Group", lambda group: Cell(str(group.group_size or ""), group.group_size)),
-        Column("Ranks", lambda group: group.num_members, whole_cell),
+        Column("Ranks", lambda group: group.num_members, "whole"),
         Column("Messages", lambda group: of_rank(group, group.messages, "{:,.0f}".format)),
         Column("Bytes", lambda group: of_rank(group, group.bytes, bytes_in_words)),
         caption="Messages and bytes are of one rank and step. Ranks are those that send alike. The stage is that of "
@@ -218,8 +217,8 @@ def size_table(found: RunTraffic) -> Table:
         Column("~Dimension", lambda row: row[0]),
         Column("~Collective", lambda row: row[1]),
         Column("From", lambda row: Cell(size_in_words(row[2]), row[2])),
-        Column("Messages", lambda row: row[3], whole_cell),
-        Column("Bytes", lambda row: row[4], bytes_cell),
+        Column("Messages", lambda row: row[3], "whole"),
+        Column("Bytes", lambda row: row[4], "bytes"),
         caption="All ranks. A row holds messages of this size or more, and less than twice that.",
         folded=True,
     )

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, may_be_chance, rounded
+from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, may_be_chance
 from overlap_callbacks.analysis.power.trace import thin
-from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, figure_named
+from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, every_figure, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.mode import Mode
@@ -20,18 +20,27 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.statistics import Sample, bounded, estimate
 from overlap_callbacks.report.record import Record
-from overlap_callbacks.report.views.elements import EMPTY_LEGEND, Block, Cell, Chart, Note, Row, Section, Table, heads
+from overlap_callbacks.report.views.elements import (
+    RUN_COLORS,
+    Block,
+    Cell,
+    Chart,
+    Note,
+    Row,
+    Section,
+    Table,
+    are_few,
+    has_intervals,
+    heads,
+    legend_of,
+    line,
+    line_chart,
+)
 from overlap_callbacks.report.views.power import MEAN_POWER, mode_value
 from overlap_callbacks.report.views.step_charts import COLORS, stack
 
 # Maximum points of a line: a wide chart has no more pixels.
 MAX_POINTS = 1000
-
-# Above this number of points, the intervals of a line are drawn as a band.
-MAX_WHISKERS = 60
-
-# Runs that one chart tells apart; the page's style has a colour for each.
-RUN_COLORS = ("run1", "run2", "run3", "run4", "run5", "run6")
 
 # With fewer windows in each half, their scatter says too little.
 MIN_HALF = 3
@@ -40,35 +49,42 @@ _COMPARED = tuple(
     map(figure_named, ("e2e_overlapped_ms", "speedup_vs_sequential", "compute_slowdown", "exposed_comm_ms"))
 )
 
-Reader = Callable[[OverlapReport], Estimate | None]
+Reader = Callable[[OverlapReport], Estimate | float | None]
+# Name, colour and figure of a line.
+Lines = Sequence[tuple[str, str, Reader]]
 
 
 def changed(record: Record) -> list[Section]:
     """Charts along the run, and whether it changed; nothing with fewer than two windows that count."""
-    title = "Has it changed?"
-    windows = in_order(record)
+    windows, excluded = in_order(record), excluded_steps(record)
     if len(windows) < 2:
         return []
-    kept = set(map(id, windows))
-    excluded = sorted(w.first_step for w in record.windows if id(w) not in kept)
-    charts = [
-        chart
-        for chart in (
-            _line("speedup_vs_sequential", windows, excluded),
-            _line("compute_slowdown", windows, excluded),
-            _line("exposed_comm_ms", windows, excluded),
-            figure_lines("Step time", "ms", _MODES, windows, excluded, zero=False),
-            figure_lines("Mean power of a device", "W", _POWER, windows, excluded, zero=False),
-        )
-        if chart is not None
-    ]
+    charts = charts_along(
+        windows,
+        excluded,
+        *[
+            (figure.title, figure.unit, ((figure.title, "ink", _read(figure.name)),), True)
+            for figure in map(figure_named, ("speedup_vs_sequential", "compute_slowdown", "exposed_comm_ms"))
+        ],
+        ("Step time", "ms", [(figure.short, COLORS[figure.name], _read(figure.name)) for figure in STEP_TIMES], False),
+        ("Mean power of a device", "W", _both(MEAN_POWER), False),
+    )
     if len(charts) % 2:  # the last has the row to itself
         charts[-1] = dataclasses.replace(charts[-1], narrow=False)
-    blocks: list[Block] = list(charts)
     answer, table = _halves(windows)
-    if table is not None:
-        blocks.append(table)
-    return [Section(title, answer, blocks, folded=True)]
+    blocks: list[Block] = [*charts, *([] if table is None else [table])]
+    return [Section("Has it changed?", answer, blocks, folded=True)]
+
+
+def in_order(record: Record) -> list[OverlapReport]:
+    """The windows that count, by their steps."""
+    return sorted(record.valid_windows, key=lambda window: window.first_step)
+
+
+def excluded_steps(record: Record) -> list[int]:
+    """The first steps of windows that do not count."""
+    counting = set(map(id, record.valid_windows))
+    return sorted(window.first_step for window in record.windows if id(window) not in counting)
 
 
 def _read(name: str) -> Reader:
@@ -81,100 +97,81 @@ def _read(name: str) -> Reader:
     return read
 
 
-_MODES: tuple[tuple[str, str, Reader], ...] = tuple(
-    (figure.short, COLORS[figure.name], _read(figure.name)) for figure in STEP_TIMES
-)
-_POWER: tuple[tuple[str, str, Reader], ...] = (
-    ("overlapped", "overlapped", mode_value(MEAN_POWER, Mode.OVERLAPPED)),
-    ("sequential", "sequential", mode_value(MEAN_POWER, Mode.SEQUENTIAL)),
-)
+def _both(figure: Figure) -> Lines:
+    """A figure of power in both modes."""
+    return [(mode.value, mode.value, mode_value(figure, mode)) for mode in Mode]
 
 
-def _line(name: str, windows: Sequence[OverlapReport], excluded: Sequence[int]) -> Chart | None:
-    figure = figure_named(name)
-    return figure_lines(figure.title, figure.unit, ((figure.title, "ink", _read(name)),), windows, excluded)
-
-
-def figure_lines(
-    title: str,
-    unit: str,
-    lines: Sequence[tuple[str, str, Reader]],
-    windows: Sequence[OverlapReport],
-    excluded: Sequence[int] = (),
-    *,
-    zero: bool = True,
-) -> Chart | None:
-    """One chart along the run; None where no window has any of its figures.
+def charts_along(
+    windows: Sequence[OverlapReport], excluded: Sequence[int], *charts: tuple[str, str, Lines, bool]
+) -> list[Chart]:
+    """Charts along the run; none of what no window has.
 
     Args:
-        title: of the chart.
-        unit: of its figures.
-        lines: name, colour and figure of each.
         windows: those that count, in the order of their steps.
         excluded: first steps of those that do not.
-        zero: whether the axis reaches down to zero; not where lines lie close together far from it.
+        *charts: title, unit and lines of each, and whether its axis reaches down to zero; not where lines lie close
+            together far from it.
     """
-    series = [line for name, color, read in lines if (line := _series(name, color, read, windows)) is not None]
-    if not series:
-        return None
-    thinned = any(line["of"] > len(line["points"]) for line in series)
-    crosses = list(excluded[:: max(1, -(-len(excluded) // MAX_POINTS))])
-    few = _are_few(series)
-    caption = []
-    if any(point[3] is not None for line in series for point in line["points"]):
-        caption.append(f"{'Whiskers are' if few else 'The band is'} the 95% intervals of each window.")
+    made = []
+    for title, unit, lines, zero in charts:
+        series = [drawn for named in lines if (drawn := _line(*named, windows)) is not None]
+        if series:
+            caption, crosses = _caption(series, windows, excluded, zero=zero)
+            legend = legend_of(series) if len(lines) > 1 else ()
+            made.append(line_chart(title, unit, series, caption, crosses, zero=zero, legend=legend, narrow=True))
+    return made
+
+
+def _caption(
+    series: Sequence[dict[str, Any]], windows: Sequence[OverlapReport], excluded: Sequence[int], *, zero: bool
+) -> tuple[str, Sequence[int]]:
+    """How to read a chart, and the windows that do not count as it marks them."""
+    crosses = excluded[:: max(1, -(-len(excluded) // MAX_POINTS))]
+    caption = [_INTERVALS[are_few(series)]] if has_intervals(series) else []
     if not zero:
         caption.append("The axis does not start at zero.")
     if excluded:
         verb = "does" if len(excluded) == 1 else "do"
         some = f"; {len(crosses):,} of them are drawn" if len(crosses) < len(excluded) else ""
         caption.append(f"\N{MULTIPLICATION SIGN} marks {count(len(excluded), 'window')} that {verb} not count{some}.")
-    if thinned:
+    if any(line["of"] > len(line["points"]) for line in series):
         caption.append(
             f"Of {len(windows):,} windows at most {MAX_POINTS:,} are drawn: the extremes of each stretch stay."
         )
-    legend = tuple((line["name"], line["color"]) for line in series) if len(lines) > 1 else EMPTY_LEGEND
-    data = {"unit": unit, "series": series, "excluded": crosses, "few": few, "zero": zero}
-    return Chart("lines", title, data, " ".join(caption), legend, narrow=True)
+    return " ".join(caption), crosses
 
 
-def _series(name: str, color: str, read: Reader, windows: Sequence[OverlapReport]) -> dict[str, Any] | None:
-    """A line: its points (step, window, value, bounds), thinned, and how many there were before."""
+# By whether points are few.
+_INTERVALS = {
+    True: "Whiskers are the 95% intervals of each window.",
+    False: "The band is the 95% intervals of each window.",
+}
+
+
+def _line(name: str, color: str, read: Reader, windows: Sequence[OverlapReport]) -> dict[str, Any] | None:
+    """A line, thinned, and of how many points it is; None without any."""
     points = [(w.first_step, w.window, figure) for w in windows if (figure := read(w)) is not None]
     if not points:
         return None
-    kept = thin(np.array([figure.value for _, _, figure in points]), MAX_POINTS).tolist()
-    shown = [
-        [step, window, *map(rounded, (figure.value, figure.ci_low, figure.ci_high))]
-        for step, window, figure in (points[i] for i in kept)
-    ]
-    return {"name": name, "color": color, "points": shown, "of": len(points)}
-
-
-def _are_few(series: Sequence[dict[str, Any]]) -> bool:
-    return max(len(line["points"]) for line in series) <= MAX_WHISKERS
+    values = [figure.value if isinstance(figure, Estimate) else figure for _, _, figure in points]
+    kept = thin(np.array(values), MAX_POINTS).tolist()
+    return line(name, color, [points[place] for place in kept], of=len(points))
 
 
 def slowdowns(runs: Sequence[tuple[str, Record]]) -> Chart | None:
     """The compute slowdown of several runs, each along its own steps; None where none has two windows."""
     shown = [
-        line
+        drawn
         for color, (name, record) in zip(RUN_COLORS, runs, strict=False)
-        if (line := _series(name, color, _read("compute_slowdown"), in_order(record))) is not None
+        if (drawn := _line(name, color, _read("compute_slowdown"), in_order(record))) is not None
     ]
     if not any(len(line["points"]) > 1 for line in shown):
         return None
-    few = _are_few(shown)
-    caption = f"{'Whiskers are' if few else 'The band is'} the 95% intervals of each window."
+    caption = _INTERVALS[are_few(shown)]
     if len(runs) > len(RUN_COLORS):
         caption += f" The first {len(RUN_COLORS)} runs of {len(runs):,}."
-    legend = tuple((line["name"], line["color"]) for line in shown)
-    data = {"unit": "fraction", "series": shown, "excluded": [], "few": few, "zero": True}
-    return Chart("lines", "Compute slowdown along the runs", data, caption, legend)
-
-
-def in_order(record: Record) -> list[OverlapReport]:
-    return sorted(record.valid_windows, key=lambda window: window.first_step)
+    return line_chart("Compute slowdown along the runs", "fraction", shown, caption, legend=legend_of(shown))
 
 
 # -- the halves
@@ -196,7 +193,9 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
         if change is None:
             continue
         sides = [PAGE.figure(figure, float(side.blocks.mean())) for side in (early, late)]
-        shown, bounds = _points(change) if figure.signed else _relative(change)
+        shown, bounds = PAGE.percent(change.value, signed=True), PAGE.interval(change, "fraction", signed=True)
+        if figure.signed:  # a difference of two percentages, in percentage points
+            shown, bounds = (text.replace("%", f"{NBSP}pp") for text in (shown, bounds))
         rows.append(tuple(map(Cell, (figure.label, *sides, shown, bounds))))
         if not may_be_chance(change):
             changes.append(f"{figure.label} {shown}")
@@ -230,16 +229,6 @@ def _change(early: Sample, late: Sample, *, relative: bool) -> Estimate | None:
     return change if change is not None and change.ci_low is not None else None
 
 
-def _relative(change: Estimate) -> tuple[str, str]:
-    return PAGE.percent(change.value, signed=True), PAGE.interval(change, "fraction", signed=True)
-
-
-def _points(change: Estimate) -> tuple[str, str]:
-    """A difference of two percentages, in percentage points."""
-    shown, bounds = _relative(change)
-    return shown.replace("%", f"{NBSP}pp"), bounds.replace("%", f"{NBSP}pp")
-
-
 # -- how are device and memory used?
 
 
@@ -256,16 +245,14 @@ def usage(record: Record) -> list[Section]:
     ranks = None if window is None else rank_chart(window)
     if ranks is not None:
         blocks.append(ranks)
-    windows = in_order(record)
-    counting = set(map(id, windows))
-    excluded = sorted(each.first_step for each in record.windows if id(each) not in counting)
-    lines = [
-        figure_lines("Highest memory of tensors", "GB", _both(_memory), windows, excluded),
-        figure_lines("Time in which the device works", "fraction", (("device", "ink", _busy),), windows, excluded),
-        figure_lines("SMs busy", "fraction", _both(_part("sm")), windows, excluded),
-        figure_lines("Memory bandwidth used", "fraction", _both(_part("dram")), windows, excluded),
-    ]
-    charts = [chart for chart in lines if chart is not None]
+    charts = charts_along(
+        in_order(record),
+        excluded_steps(record),
+        ("Highest memory of tensors", "GB", [(mode.value, mode.value, _memory(mode)) for mode in Mode], True),
+        ("Time in which the device works", "fraction", (("device", "ink", _busy),), True),
+        ("SMs busy", "fraction", _both(every_figure()["device/{mode}_sm_busy_fraction"]), True),
+        ("Memory bandwidth used", "fraction", _both(every_figure()["device/{mode}_dram_busy_fraction"]), True),
+    )
     blocks += charts
     if not blocks:
         return []
@@ -325,35 +312,17 @@ def _answer(window: OverlapReport | None) -> str:
     )
 
 
-def _both(read: Callable[[OverlapReport, Mode], float | None]) -> Sequence[tuple[str, str, Reader]]:
-    def reader(mode: Mode) -> Reader:
-        def of(window: OverlapReport) -> Estimate | None:
-            value = read(window, mode)
-            return None if value is None else Estimate(value, None, None, 0, 0)
+def _memory(mode: Mode) -> Reader:
+    def read(window: OverlapReport) -> float | None:
+        peaks = [peak.peak_bytes for peak in window.memory if peak.mode is mode and peak.peak_bytes is not None]
+        return max(peaks) / _GB if peaks else None
 
-        return of
-
-    return tuple((mode.value, mode.value, reader(mode)) for mode in Mode)
+    return read
 
 
-def _memory(window: OverlapReport, mode: Mode) -> float | None:
-    peaks = [peak.peak_bytes for peak in window.memory if peak.mode is mode and peak.peak_bytes is not None]
-    return max(peaks) / _GB if peaks else None
-
-
-def _busy(window: OverlapReport) -> Estimate | None:
+def _busy(window: OverlapReport) -> float | None:
     busy, exposed, idle = window.compute_busy_ms, window.exposed_comm_ms, window.idle_ms
     if busy is None or exposed is None or idle is None:
         return None
     works = busy.value + exposed.value
-    return Estimate(works / (works + idle.value), None, None, 0, 0) if works + idle.value > 0 else None
-
-
-def _part(name: str) -> Callable[[OverlapReport, Mode], float | None]:
-    def read(window: OverlapReport, mode: Mode) -> float | None:
-        of_mode = None if window.power is None else window.power.of(mode)
-        parts = None if of_mode is None else of_mode.parts
-        value: float | None = None if parts is None else getattr(parts, name)
-        return value
-
-    return read
+    return works / (works + idle.value) if works + idle.value > 0 else None
