@@ -12,10 +12,7 @@ from collections.abc import Callable, Sequence
 
 from overlap_callbacks._log import logger
 from overlap_callbacks._threads import DetachedWorker, as_exception
-from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
-from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
-from overlap_callbacks.analysis.results.window import TimedBlock
 from overlap_callbacks.sinks.base import Sink
 
 # Maximum time that the record waits for another sink, once. What that sink is late with, it does on its own thread.
@@ -56,25 +53,18 @@ class FanOut:
         for sink in list(self._sinks):
             self._use(sink, open_one, sink)
 
-    def block(self, window: int, first_step: int, block: TimedBlock) -> None:
-        """Have the record keep a timed block at once."""
-        self._each("block", window, first_step, block)
+    def _each(self, method: str, *arguments: object) -> None:
+        for sink in list(self._sinks):
+            # The queue of a sink that stalls is bounded, for windows: what a sink does not take is not put into it.
+            if getattr(type(sink), method) is not getattr(Sink, method):
+                self._use(sink, getattr(sink, method), *arguments)
 
-    def arm_block(self, window: int, first_step: int, arm: ComparedArm, block: TimedBlock) -> None:
-        """Hand over a timed block of an arm's window."""
-        self._each("arm_block", window, first_step, arm, block)
-
-    def log_arm(self, report: ArmReport) -> None:
-        """Hand over the report of an arm's window."""
-        self._each("log_arm", report)
-
-    def left_out(self, window: int, first_step: int, reason: str) -> None:
-        """Say why nothing is reported of a window."""
-        self._each("left_out", window, first_step, reason)
-
-    def log(self, report: OverlapReport) -> None:
-        """Hand over the report of a window."""
-        self._each("log", report)
+    # Each as in ``Sink``.
+    block = functools.partialmethod(_each, "block")
+    arm_block = functools.partialmethod(_each, "arm_block")
+    log_arm = functools.partialmethod(_each, "log_arm")
+    left_out = functools.partialmethod(_each, "left_out")
+    log = functools.partialmethod(_each, "log")
 
     def close(self, timeout_s: float) -> None:
         """Close every sink.
@@ -110,12 +100,6 @@ class FanOut:
             self._on_error(sink, error)
         else:
             logger.warning("overlap-callbacks: %s hangs, and may lack the last windows; the record has them", name)
-
-    def _each(self, method: str, *arguments: object) -> None:
-        """Call a method of each sink that has its own: the queue of a sink that stalls is bounded, for windows."""
-        for sink in list(self._sinks):
-            if getattr(type(sink), method) is not getattr(Sink, method):
-                self._use(sink, getattr(sink, method), *arguments)
 
     def _use(self, sink: Sink, call: Callable[..., None], *arguments: object) -> None:
         try:

@@ -6,13 +6,13 @@ reader's theme.
 
 from __future__ import annotations
 
-import html
 import io
 import math
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.communication.view import TrafficView
 from overlap_callbacks.analysis.formatting import shortened
+from overlap_callbacks.analysis.svg import mark, picture
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1f2328;--dim:#59636e;--paper:#ffffff;--none:#f0f2f4;--hue:#084c8d;--line:#8c959f}
@@ -61,45 +61,35 @@ def svg(view: TrafficView, *, standalone: bool = False) -> str:
     width, height = left + side * number + 8, top + side * number + 26
     width = max(width, 300.0)
     most = float(view.sent.max(initial=0.0))
-    parts = [f'<text x="4" y="14">{html.escape(view.title)}</text>']
-    parts.append(
-        f'<text class="dim" x="4" y="28">rows send, columns receive; most {bytes_in_words(most)} a step</text>'
-    )
-    every = -(-number // _MAX_LABELLED)
-    for at, text in enumerate(texts):
-        middle = top + side * (at + 0.5)
-        if at % every == 0:
-            parts.append(f'<text x="{left - 5:.1f}" y="{middle + 4:.1f}" text-anchor="end">{html.escape(text)}</text>')
-            x = left + side * (at + 0.5)
-            turned = f' transform="rotate(-90 {x:.1f} {top - 5:.1f})" text-anchor="start"' if upright else ""
-            anchor = turned or ' text-anchor="middle"'
-            shift = 4 if upright else 0
-            parts.append(
-                f'<text x="{x:.1f}" y="{top - 5 + (shift if upright else 0):.1f}"{anchor}>{html.escape(text)}</text>'
-            )
-    gap = min(1.0, side * 0.08)
-    size = f'width="{side - gap:.2f}" height="{side - gap:.2f}"'
-    parts.append(
-        f'<rect class="none" x="{left:.1f}" y="{top:.1f}" width="{side * number:.1f}" height="{side * number:.1f}"/>'
-    )
+    marks = [
+        mark("text", "", view.title, x=4, y=14),
+        mark("text", "dim", f"rows send, columns receive; most {bytes_in_words(most)} a step", x=4, y=28),
+    ]
+    for at, text in list(enumerate(texts))[:: -(-number // _MAX_LABELLED) or 1]:
+        x, y = left + side * (at + 0.5), top + side * (at + 0.5)
+        marks.append(mark("text", "", text, x=left - 5, y=y + 4, text_anchor="end"))
+        if upright:
+            turned = f"rotate(-90 {x:.1f} {top - 5:.1f})"
+            marks.append(mark("text", "", text, x=x, y=top - 1, transform=turned, text_anchor="start"))
+        else:
+            marks.append(mark("text", "", text, x=x, y=top - 5, text_anchor="middle"))
+    end = side * number
+    marks.append(mark("rect", "none", x=left, y=top, width=end, height=end))
+    size = side - min(1.0, side * 0.08)
     for row, values in enumerate(view.rows):
         for column, value in enumerate(values):
             if value > 0:
-                title = f"{view.labels[row]} to {view.labels[column]}: {bytes_in_words(value)} a step"
-                parts.append(
-                    f'<rect class="cell" fill-opacity="{strength(value, most):.3f}" x="{left + side * column:.2f}" '
-                    f'y="{top + side * row:.2f}" {size}><title>{html.escape(safe_text.clean(title))}</title></rect>'
-                )
+                title = safe_text.clean(f"{view.labels[row]} to {view.labels[column]}: {bytes_in_words(value)} a step")
+                place = {"x": left + side * column, "y": top + side * row, "width": size, "height": size}
+                marks.append(mark("rect", "cell", title=title, fill_opacity=strength(value, most), **place))
     for bound in view.bounds:
-        at_x, at_y, end = left + side * bound, top + side * bound, side * number
-        parts.append(f'<line class="host" x1="{at_x:.1f}" x2="{at_x:.1f}" y1="{top:.1f}" y2="{top + end:.1f}"/>')
-        parts.append(f'<line class="host" x1="{left:.1f}" x2="{left + end:.1f}" y1="{at_y:.1f}" y2="{at_y:.1f}"/>')
-    style = f"<style>{STYLE}</style>" if standalone else ""
-    paper = f'<rect width="{width:.0f}" height="{height:.0f}" fill="var(--paper)"/>' if standalone else ""
-    return (
-        f'<svg class="map" xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
-        f'aria-label="{html.escape(view.title)}">{style}{paper}{"".join(parts)}</svg>'
-    )
+        x, y = left + side * bound, top + side * bound
+        marks.append(mark("line", "host", x1=x, x2=x, y1=top, y2=top + end))
+        marks.append(mark("line", "host", x1=left, x2=left + end, y1=y, y2=y))
+    if standalone:
+        paper = mark("rect", width=width, height=height, fill="var(--paper)")
+        marks[:0] = [f"<style>{STYLE}</style>", paper]
+    return picture(width, height, view.title, marks, "map", standalone=standalone)
 
 
 def png(view: TrafficView) -> bytes:

@@ -1,7 +1,6 @@
 """Small pictures in HTML, for vendors that show it: no script, no network, every name escaped.
 
-The SVG is written by hand: a bar with its interval and a line need no plotting library. The pictures must look the same
-in an offline run.
+The pictures look the same in an offline run.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary
+from overlap_callbacks.analysis.svg import mark, picture
 
 # The CSS class of each bar; its colours can be told apart by the colour-blind and on a grey printer.
 _CLASSES = {"e2e_ideal_ms": "ideal", "e2e_overlapped_ms": "overlapped", "e2e_sequential_ms": "sequential"}
@@ -136,48 +136,33 @@ def power_card(report: OverlapReport, trace: PowerTrace) -> str:
     def y(power: float) -> float:
         return top + (height - top - 40) * (1 - power / highest)
 
-    parts = [
-        f'<rect class="shade {segment.mode.value}" x="{x(segment.start_ms):.1f}" y="{top}" '
-        f'width="{x(segment.end_ms) - x(segment.start_ms):.1f}" height="{y(0) - top:.1f}"/>'
-        for segment in trace.segments
-    ]
-    parts += [
-        f'<rect class="flight overlapped" x="{x(start):.1f}" y="{y(0) + 3:.1f}" '
-        f'width="{x(end) - x(start):.1f}" height="6"/>'
-        for start, end in trace.communication
-    ]
-    parts += [
-        f'<rect class="overlapped" x="{x(start):.1f}" y="{y(0) + 3:.1f}" width="{x(end) - x(start):.1f}" height="6"/>'
-        for start, end in trace.both
-    ]
+    foot, right = y(0), width - 6
+
+    def band(css: str, start: float, end: float, at: float, thickness: float) -> str:
+        return mark("rect", css, x=x(start), y=at, width=x(end) - x(start), height=thickness)
+
+    def level(css: str, at: float) -> str:
+        return mark("line", css, x1=left, x2=right, y1=at, y2=at)
+
+    marks = [band(f"shade {part.mode.value}", part.start_ms, part.end_ms, top, foot - top) for part in trace.segments]
+    for css, intervals in (("flight overlapped", trace.communication), ("overlapped", trace.both)):
+        marks += [band(css, start, end, foot + 3, 6) for start, end in intervals]
     if trace.limit_w is not None:
-        parts.append(
-            f'<line class="limit" x1="{left}" x2="{width - 6}" '
-            f'y1="{y(trace.limit_w):.1f}" y2="{y(trace.limit_w):.1f}"/>'
-        )
-        parts.append(
-            f'<text class="dim" x="{left + 4}" y="{y(trace.limit_w) - 4:.1f}">limit {trace.limit_w:.0f} W</text>'
-        )
+        limit = y(trace.limit_w)
+        marks.append(level("limit", limit))
+        marks.append(mark("text", "dim", f"limit {trace.limit_w:.0f} W", x=left + 4, y=limit - 4))
     points = " ".join(f"{x(time):.1f},{y(power):.1f}" for time, power in zip(trace.time_ms, trace.power_w, strict=True))
-    parts.append(f'<polyline class="trace" points="{points}"/>')
-    parts.append(f'<line class="axis" x1="{left}" x2="{width - 6}" y1="{y(0):.1f}" y2="{y(0):.1f}"/>')
-    for share in (0.0, 0.5, 1.0):
-        power = highest * share / 1.05
-        parts.append(f'<text class="dim" x="{left - 6}" y="{y(power) + 4:.1f}" text-anchor="end">{power:.0f} W</text>')
-        time = length * share
-        anchor = ("start", "middle", "end")[round(2 * share)]
-        parts.append(
-            f'<text class="dim" x="{x(time):.1f}" y="{height - 8}" text-anchor="{anchor}">{time / 1e3:.1f} s</text>'
-        )
-    chart = (
-        f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="Power against time">{"".join(parts)}</svg>'
-    )
+    marks += [mark("polyline", "trace", points=points), level("axis", foot)]
+    for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
+        power, time = highest * share / 1.05, length * share
+        marks.append(mark("text", "dim", f"{power:.0f} W", x=left - 6, y=y(power) + 4, text_anchor="end"))
+        marks.append(mark("text", "dim", f"{time / 1e3:.1f} s", x=x(time), y=height - 8, text_anchor=anchor))
     legend = "Shaded: overlapped (blue) and sequential (orange) blocks."
     if trace.communication:
         darker = ", darker beside compute" if trace.both else ""
         legend += f" Below: communication in flight{darker}, known for the profiled steps alone."
     where = f"Window {report.window}, rank 0's device, {trace.num_readings} readings."
-    return _page("Power", [chart, f'<p class="dim">{legend} {where}</p>'])
+    return _page("Power", [picture(width, height, "Power against time", marks), f'<p class="dim">{legend} {where}</p>'])
 
 
 def _bars(bars: Sequence[tuple[Figure, Estimate]]) -> str:
@@ -185,25 +170,23 @@ def _bars(bars: Sequence[tuple[Figure, Estimate]]) -> str:
     width, row, bar = _WIDTH, 44.0, 18.0
     highest = max(max(estimate.value, estimate.ci_high or 0.0) for _, estimate in bars) or 1.0
     scale = (width - 4) / highest
-    parts = []
+    marks = []
     for number, (figure, estimate) in enumerate(bars):
         baseline, top = number * row + 13, number * row + 19
-        middle = top + bar / 2
         bounds = PLAIN.figure_interval(figure, estimate).removesuffix(f" {figure.unit}")
         shown = PLAIN.figure(figure, estimate.value) + (f" [{bounds}]" if bounds else "")
-        parts.append(f'<text x="0" y="{baseline}">{figure.short}</text>')
-        parts.append(f'<text x="{width}" y="{baseline}" text-anchor="end">{shown}</text>')
         length = max(estimate.value, 0.0) * scale
-        css_class = _CLASSES[figure.name]
-        parts.append(f'<rect class="{css_class}" x="0" y="{top}" width="{length:.1f}" height="{bar}" rx="2"/>')
+        marks += [
+            mark("text", "", figure.short, x=0, y=baseline),
+            mark("text", "", shown, x=width, y=baseline, text_anchor="end"),
+            mark("rect", _CLASSES[figure.name], x=0, y=top, width=length, height=bar, rx=2),
+        ]
         if estimate.ci_low is not None and estimate.ci_high is not None:
             low, high = (max(bound, 0.0) * scale + 1 for bound in (estimate.ci_low, estimate.ci_high))
-            parts.append(
-                f'<path class="bound" fill="none" d="M{low:.1f} {middle}H{high:.1f}'
-                f'M{low:.1f} {middle - 5}v10M{high:.1f} {middle - 5}v10"/>'
-            )
-    height = len(bars) * row
-    return f'<svg viewBox="0 0 {width:.0f} {height:.0f}" role="img" aria-label="Step time">{"".join(parts)}</svg>'
+            middle = top + bar / 2
+            ends = "".join([f"M{end:.1f} {middle - 5}v10" for end in (low, high)])
+            marks.append(mark("path", "bound", fill="none", d=f"M{low:.1f} {middle}H{high:.1f}{ends}"))
+    return picture(width, len(bars) * row, "Step time", marks)
 
 
 def _rows(figures: Mapping[str, Estimate], of_run: Mapping[str, Estimate]) -> str:

@@ -25,55 +25,23 @@ DEFAULT_NAME = "Overlap cost"
 _STEP = "overlap/step"
 
 
-class Lines(NamedTuple):
-    """Metrics along the run, one line each."""
+class Panel(NamedTuple):
+    """What a panel shows.
 
+    Attributes:
+        kind: ``lines``: metrics along the run. ``bars``: means of each run, run beside run. ``pictures``: HTML, with a
+            slider through the windows. ``rows``: a table of the last window that has it. ``curve``: two columns of one.
+        title: of the panel.
+        keys: of the metrics; of pictures and tables, one.
+        unit: of the metrics.
+        columns: of a curve, x and y.
+    """
+
+    kind: str
     title: str
     keys: tuple[str, ...]
-    unit: str
-
-
-class Bars(NamedTuple):
-    """The run's means of headline figures, one bar each, run beside run."""
-
-    title: str
-    figures: tuple[str, ...]
-
-    @property
-    def keys(self) -> tuple[str, ...]:
-        """Of the means."""
-        return tuple([f"overlap_run/{name}" for name in self.figures])
-
-    @property
-    def unit(self) -> str:
-        """Of its first figure."""
-        return figure_named(self.figures[0]).unit
-
-
-class Pictures(NamedTuple):
-    """What was logged as HTML; a slider goes through the windows."""
-
-    title: str
-    key: str
-
-
-class Rows(NamedTuple):
-    """A table, of the last window that has it."""
-
-    title: str
-    key: str
-
-
-class Curve(NamedTuple):
-    """Two columns of a table as a line."""
-
-    title: str
-    key: str
-    x: str
-    y: str
-
-
-Panel = Lines | Bars | Pictures | Rows | Curve
+    unit: str = ""
+    columns: tuple[str, ...] = ()
 
 
 class Section(NamedTuple):
@@ -94,11 +62,7 @@ class Section(NamedTuple):
 
 def keys(sections: Sequence[Section]) -> list[str]:
     """Every key that these sections show, once."""
-    shown: dict[str, None] = {}
-    for section in sections:
-        for panel in section.panels:
-            shown.update(dict.fromkeys(panel.keys if isinstance(panel, (Lines, Bars)) else (panel.key,)))
-    return list(shown)
+    return list(dict.fromkeys(key for section in sections for panel in section.panels for key in panel.keys))
 
 
 # Figures that one panel shows together, by its title.
@@ -117,16 +81,16 @@ _TOGETHER = {
 }
 
 
-def _along(figure: Figure, title: str = "") -> Lines:
+def _along(figure: Figure, title: str = "") -> Panel:
     """A figure along the run: a headline figure with its interval, one of both modes in both."""
     shown = keys_of(figure)
     if figure.formula is not None:
         shown += [f"{figure.key}_ci_low", f"{figure.key}_ci_high"]
     own = figure.title if figure.label else f"{figure.section}: {figure.short}"
-    return Lines(title or own, tuple(shown), figure.unit)
+    return Panel("lines", title or own, tuple(shown), figure.unit)
 
 
-def _panels(figures: Iterable[Figure]) -> Iterator[Lines]:
+def _panels(figures: Iterable[Figure]) -> Iterator[Panel]:
     """A panel for each figure, or for those that one shows together; none of a dimension, a collective or a stage."""
     titles = {key: title for title, together in _TOGETHER.items() for key in together}
     panels: dict[str, list[Figure]] = {}
@@ -135,7 +99,8 @@ def _panels(figures: Iterable[Figure]) -> Iterator[Lines]:
             panels.setdefault(titles.get(figure.key, figure.key), []).append(figure)
     for title, together in panels.items():
         if title in _TOGETHER:
-            yield Lines(title, tuple([key for figure in together for key in keys_of(figure)]), together[0].unit)
+            shown = [key for figure in together for key in keys_of(figure)]
+            yield Panel("lines", title, tuple(shown), together[0].unit)
         else:
             yield _along(together[0])
 
@@ -144,50 +109,56 @@ def _of_section(name: str) -> list[Figure]:
     return [figure for figure in every_figure().values() if figure.section == name and figure not in FIGURES]
 
 
+def _bars(title: str, *names: str) -> Panel:
+    """The run's means of headline figures."""
+    return Panel("bars", title, tuple([f"overlap_run/{name}" for name in names]), figure_named(names[0]).unit)
+
+
 SECTIONS = (
     Section(
         "Overlap cost",
         (
-            Bars("1. Is overlap worth it? Step time", ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms")),
-            Bars("2. What does it cost? Slowdown", ("compute_slowdown", "comm_slowdown")),
-            Bars("3. How far from ideal? Gap", ("gap_to_ideal",)),
-            Bars("3. What holds it back? Communication", ("hidden_comm_ms", "exposed_comm_ms")),
+            _bars("1. Is overlap worth it? Step time", "e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms"),
+            _bars("2. What does it cost? Slowdown", "compute_slowdown", "comm_slowdown"),
+            _bars("3. How far from ideal? Gap", "gap_to_ideal"),
+            _bars("3. What holds it back? Communication", "hidden_comm_ms", "exposed_comm_ms"),
             _along(figure_named("compute_slowdown"), "4. Has it changed? Slowdown, 95% interval"),
         ),
         columns=5,
     ),
     Section(
         "Along the run, with 95% intervals",
-        (Pictures("The window in words and bars", "overlap/step_time"), *_panels(HEADLINE["steps"])),
+        (Panel("pictures", "The window in words and bars", ("overlap/step_time",)), *_panels(HEADLINE["steps"])),
     ),
     Section(
         "Compute",
         (
             *_panels(HEADLINE["compute"]),
-            Lines(
+            Panel(
+                "lines",
                 "Slowdown of the best and the worst rank",
                 ("overlap/compute_slowdown_rank_low", "overlap/compute_slowdown_rank_high"),
                 "fraction",
             ),
-            Rows("Kernels that lose most", "overlap/kernels"),
-            Rows("Slowdown by concurrent kernel", "overlap/pairs"),
-            Rows("What compute loses beside each dimension", "dimension/pairs"),
+            Panel("rows", "Kernels that lose most", ("overlap/kernels",)),
+            Panel("rows", "Slowdown by concurrent kernel", ("overlap/pairs",)),
+            Panel("rows", "What compute loses beside each dimension", ("dimension/pairs",)),
         ),
     ),
     Section(
         "Communication",
         (
             *_panels(HEADLINE["communication"]),
-            Rows("By dimension of parallelism", "dimension/dimensions"),
-            Rows("Collectives", "comm/collectives"),
+            Panel("rows", "By dimension of parallelism", ("dimension/dimensions",)),
+            Panel("rows", "Collectives", ("comm/collectives",)),
         ),
     ),
     Section(
         "Power",
         (
             *_panels(_of_section("power")),
-            Pictures("Power in the window, by mode", "power/trace_card"),
-            Curve("Power against time, last window", "power/trace", "time_ms", "power_w"),
+            Panel("pictures", "Power in the window, by mode", ("power/trace_card",)),
+            Panel("curve", "Power against time, last window", ("power/trace",), columns=("time_ms", "power_w")),
         ),
     ),
     Section("Measurement quality", (*_panels(HEADLINE["quality"]), *_panels(_of_section("overlap"))), open=False),
@@ -220,17 +191,10 @@ def outline(name: str, sections: Sequence[Section] = SECTIONS) -> str:
         folded = "" if section.open else ", folded"
         lines += ["", f"{section.name} ({section.columns} columns{folded})"]
         for panel in section.panels:
-            lines.append(f"  {_described(panel)}")
+            unit = f" [{panel.unit}]" if panel.unit else ""
+            columns = f": {panel.columns[1]} against {panel.columns[0]}" if panel.columns else ""
+            lines += [f"  {panel.title}{unit}", f"      {panel.kind}: {', '.join(panel.keys)}{columns}"]
     return "\n".join(lines)
-
-
-def _described(panel: Panel) -> str:
-    unit = f" [{panel.unit}]" if isinstance(panel, (Lines, Bars)) and panel.unit else ""
-    kind = type(panel).__name__.lower()
-    shown = ", ".join(panel.keys) if isinstance(panel, (Lines, Bars)) else panel.key
-    if isinstance(panel, Curve):
-        shown += f": {panel.y} against {panel.x}"
-    return f"{panel.title}{unit}\n      {kind}: {shown}"
 
 
 def check_names(entity: str, project: str, name: str) -> None:
@@ -311,17 +275,17 @@ def save(workspace: Any) -> str:
 
 
 def _panel(wr: Any, panel: Panel) -> Any:
-    if isinstance(panel, Lines):
+    if panel.kind == "lines":
         return wr.LinePlot(title=panel.title, x=_STEP, y=list(panel.keys), title_x="training step", title_y=panel.unit)
-    if isinstance(panel, Bars):
+    if panel.kind == "bars":
         return wr.BarPlot(title=panel.title, metrics=list(panel.keys), title_x=panel.unit)
-    if isinstance(panel, Pictures):
-        return wr.MediaBrowser(title=panel.title, media_keys=[panel.key], num_columns=1)
-    if isinstance(panel, Rows):
-        return wr.WeavePanelSummaryTable(table_name=panel.key)
+    if panel.kind == "pictures":
+        return wr.MediaBrowser(title=panel.title, media_keys=list(panel.keys), num_columns=1)
+    if panel.kind == "rows":
+        return wr.WeavePanelSummaryTable(table_name=panel.keys[0])
     return wr.CustomChart(
-        query={"summaryTable": {"tableKey": panel.key}},
+        query={"summaryTable": {"tableKey": panel.keys[0]}},
         chart_name="wandb/line/v0",
-        chart_fields={"x": panel.x, "y": panel.y},
+        chart_fields=dict(zip("xy", panel.columns, strict=True)),
         chart_strings={"title": panel.title},
     )
