@@ -7,7 +7,6 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from overlap_callbacks.analysis.results.env_overrides import SWITCH
@@ -410,12 +409,10 @@ class _StepContext:
         monitor.step_begin(self.number)
         return monitor
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         monitor = self._monitor()
         assert monitor is not None
-        if kind is None:
+        if exception[0] is None:
             monitor.step_end(self.number)
         else:
             monitor.abort_step()

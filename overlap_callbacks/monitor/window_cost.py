@@ -3,8 +3,6 @@
 The cost of a window's own steps is in ``overlap_callbacks.analysis.measuring_cost``. The steps after it are slower too:
 reading the profiler's events and reporting fall on them. So the training thread notes when steps begin (by the host's
 clock) until they are back to normal, and the reporting thread when it works.
-
-``StepRing`` has when all steps began. It shows what windows cannot: every fiftieth step takes longer, say.
 """
 
 from __future__ import annotations
@@ -44,7 +42,10 @@ MASK = SIZE - 1
 
 
 class StepRing:
-    """The host's clock at the begin of each of the last 4,096 steps. The training thread writes; others may read."""
+    """The host's clock at the begin of each of the last 4,096 steps. The training thread writes; others may read.
+
+    It shows what windows cannot: every fiftieth step takes longer, say.
+    """
 
     def __init__(self) -> None:
         self.steps = [-1] * SIZE

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,6 +22,7 @@ from overlap_callbacks.analysis.results.experts import RankExperts
 from overlap_callbacks.analysis.results.messages import NO_STAGE, RankMessages, RankRow
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import CollectiveTime
+from overlap_callbacks.analysis.sums import grouped
 from overlap_callbacks.gate.collectives import RECEIVES, Collective
 from overlap_callbacks.gate.serialiser import MAX_TIMED, NotSerialised
 from overlap_callbacks.gate.step_log import StepLog
@@ -41,15 +42,6 @@ _MAX_COMPARED, _MAX_EXPERT_STEPS = 64, 16
 _NEGLIGIBLE = 0.01
 
 T = TypeVar("T")
-K = TypeVar("K")
-
-
-def grouped(items: Iterable[T], by: Callable[[T], K]) -> dict[K, list[T]]:
-    """The items by what ``by`` says of them, in the order in which they first come."""
-    groups: dict[K, list[T]] = defaultdict(list)
-    for item in items:
-        groups[by(item)].append(item)
-    return groups
 
 
 def _with_pauses(items: Iterable[T]) -> Iterator[T]:

@@ -22,6 +22,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.settled import StepSeries
 from overlap_callbacks.analysis.results.window import CollectiveTime, MemoryPeak, RankWindow, TimedBlock
 from overlap_callbacks.analysis.rhythms import rhythm_sentence
+from overlap_callbacks.analysis.sums import grouped
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.instruments.device import reading_of
@@ -29,7 +30,6 @@ from overlap_callbacks.instruments.power.meter import MeasuredPower
 from overlap_callbacks.monitor.background.calls import (
     collective_times,
     experts_of,
-    grouped,
     is_negligible,
     messages_of,
     timed_calls,

@@ -36,11 +36,11 @@ from overlap_callbacks.analysis.results.arrivals import ProfiledStep
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, Rhythm
+from overlap_callbacks.analysis.sums import grouped
 from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.device import chip_of
-from overlap_callbacks.monitor.background.calls import grouped
 from overlap_callbacks.monitor.background.kinds import counted_steps
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 

@@ -24,7 +24,6 @@ from overlap_callbacks.analysis.headline import arm_summary, summary
 from overlap_callbacks.analysis.job.part import JobPart, decode, encode, merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.race import race_sentence
-from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
@@ -78,16 +77,11 @@ def gather_from_children(
 
 
 class Reporter:
-    """Turns windows into reports and gives them to the sinks. Rank 0 reports.
+    """Turns windows into reports and, on rank 0, gives them to the sinks. The budget gets what each window cost.
 
-    Args:
-        channel: to the job's store.
-        config: the options of the monitor.
-        run, environment: give what the sinks get first, and what this rank runs on; called on the reporting thread.
-        hide: replaces names of hosts in texts; None if they may be named.
-        budget: gets what each window cost.
-        on_error: called with errors outside sinks, on the reporting thread.
-        on_sink_error: called with a sink that failed, and why; the sink is not used again.
+    On the reporting thread, ``run`` gives what the sinks get first, ``environment`` what this rank runs on, and
+    ``on_error`` gets errors outside sinks. ``on_sink_error`` gets a sink that failed and is not used again, and why.
+    ``hide`` replaces names of hosts in texts; None if they may be named.
     """
 
     def __init__(
@@ -104,8 +98,7 @@ class Reporter:
     ) -> None:
         self._job = channel.job
         self._channel = channel
-        self._tree = Tree.of(channel.job)
-        self._exchange = Exchange(channel, self._tree, "report", answered=False)
+        self._exchange = Exchange(channel, Tree.of(channel.job), "report", answered=False)
         self._schedule = config.schedule
         self._sinks = FanOut(config.sinks if self._job.rank == 0 else (), on_sink_error)
         self._run = run
@@ -230,7 +223,10 @@ class Reporter:
             return
         self._budget.record(report, cost.opened_ns, lambda: cost.cost_after_report_ms)
         if arm is not None:
-            self._log_arm(arm_report_of(report, arm, part.figures))
+            of_arm = arm_report_of(report, arm, part.figures)
+            logger.info("%s", arm_summary(of_arm))
+            self._open_sinks()
+            self._sinks.log_arm(of_arm)
             return
         report = msgspec.structs.replace(self._without_known(report), settled=self._settled.after(report, own))
         if not report.complete:
@@ -276,7 +272,7 @@ class Reporter:
 
     def _leave(self, exchanges: Sequence[Exchange]) -> None:
         """Wait until this rank's messages were read, for a bounded time, and leave nothing in the store."""
-        patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._tree.num_levels - 1)
+        patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._exchange.tree.num_levels - 1)
         deadline = min(time.monotonic() + patience_s, self._close_by)
         all_end = self._settle_from < math.inf  # else this rank alone may end, and knows nothing of the others
         with contextlib.suppress(Exception):  # the store may be gone, and all that is in it
@@ -290,13 +286,8 @@ class Reporter:
     def _is_over(self, last_s: float) -> bool:
         """Whether to wait no longer for reports of a window; the last one came at ``last_s`` (``time.monotonic``)."""
         # The others take about as long as this rank to measure what they report.
-        patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._tree.level - 1)
+        patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._exchange.tree.level - 1)
         return self._stop.is_set() or time.monotonic() > max(last_s, self._settle_from) + patience_s
-
-    def _log_arm(self, report: ArmReport) -> None:
-        logger.info("%s", arm_summary(report))
-        self._open_sinks()
-        self._sinks.log_arm(report)
 
     def _log_left_out(self, window: int, first_step: int, reason: str) -> None:
         self._open_sinks()

@@ -2,10 +2,8 @@
 
 No collective of ours can hang the job, because there is none: a dead, late or disagreeing rank costs one missing row.
 All of this runs on threads of our own, over one connection of our own: a store client holds its lock while it waits,
-and the job uses its client to create groups. Every wait here polls and never blocks.
-
-Messages go along the edges of a tree (``tree.py``): those of the order check (``order_check.py``),
-and what every rank and those below it measured, of which rank 0 makes one report (``reporter.py``).
+and the job uses its client to create groups. Every wait here polls and never blocks. Messages go along the edges of a
+tree (``tree.py``).
 """
 
 from __future__ import annotations

@@ -185,13 +185,8 @@ class Ballot:
 
 
 def _decided(used: _Used, message: bytes) -> Decision:
-    decision = _read(message)
+    if message != _YES:
+        return Decision(False, message.removeprefix(_NO).decode(errors="replace"))
     # Where all agreed, they repeat the step together: each has read the decision before any of them leaves.
-    used.is_read |= decision.agreed
-    return decision
-
-
-def _read(message: bytes) -> Decision:
-    if message == _YES:
-        return Decision(True)
-    return Decision(False, message.removeprefix(_NO).decode(errors="replace"))
+    used.is_read = True
+    return Decision(True)
