@@ -182,10 +182,7 @@ def _checked_sinks(sinks: Any) -> list[Sink]:
 
 
 def apply_env_overrides(config: MonitorConfig) -> tuple[MonitorConfig, TimingPlan | None]:
-    """The options after what the environment says: where the record goes, and whether steps are only timed.
-
-    Returns:
-        The options, and how steps are timed if nothing else is to be measured; None for windows.
+    """The options after what the environment says, and how steps are timed if nothing else is to be measured.
 
     Raises:
         ValueError: a variable has a value that is not allowed.

@@ -1,7 +1,7 @@
 """Times the steps of a job and does nothing else: for ``overlap tune``, which compares whole runs.
 
-No step is sequential, profiled or recorded, the gate is never registered, and ranks exchange nothing. Rank 0 alone
-marks the begin and the end of each step.
+No step is sequential, profiled or recorded, the gate is never registered, no session is opened, no switch is turned,
+and ranks exchange nothing. Rank 0 alone marks the begin and the end of each step.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ Steps = list[tuple[clocks.Mark, clocks.Mark]]
 
 
 class TimingRunner(StepRunner):
-    """Times blocks of steps on rank 0, and writes each to the record as soon as the device has passed it.
-
-    No session is opened, and no switch is turned.
-    """
+    """Times blocks of steps on rank 0, and writes each to the record as soon as the device has passed it."""
 
     # Of a process: the steps of two monitors would mix in one record.
     _only_one = threading.Lock()

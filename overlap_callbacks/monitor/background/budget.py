@@ -41,8 +41,7 @@ class WindowBudget:
 
     A window that costs ``c`` seconds is paid for by ``c / max_overhead`` seconds of training, by the host's clock. The
     next is measured once all before it are paid for. So at any time the cost of all windows is at most ``max_overhead``
-    of the training time since the first one opened, plus the cost of the last one. Without ``max_overhead`` there is no
-    limit.
+    of the training time since the first one opened, plus the cost of the last one. None is for no limit.
 
     The cost is an estimate, which may be below zero by chance. A window is charged the estimate and half of the way to
     the upper end of its interval, about one standard error, and never less than nothing: in sum more than windows cost.

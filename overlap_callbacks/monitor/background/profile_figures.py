@@ -47,19 +47,12 @@ from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 
 @dataclass(frozen=True)
 class ProfileFigures:
-    """What the profiled part of a window gives.
+    """What the profiled part of a window gives."""
 
-    Attributes:
-        own: the figures of the window on this rank, with those of its profile.
-        problems: why parts of the profile do not count or are missing, in words.
-        kernels_ms: time of each collective's kernels in a sequential step.
-        phases: when the profiled steps computed and communicated, by the host's clock; empty without power.
-    """
-
-    own: RankWindow
-    problems: tuple[str, ...] = ()
-    kernels_ms: Mapping[CollectiveKey, float] = field(default_factory=dict)
-    phases: tuple[StepPhases, ...] = ()
+    own: RankWindow  # the figures of the window on this rank, with those of its profile
+    problems: tuple[str, ...] = ()  # why parts of the profile do not count or are missing, in words
+    kernels_ms: Mapping[CollectiveKey, float] = field(default_factory=dict)  # in a sequential step
+    phases: tuple[StepPhases, ...] = ()  # of the profiled steps, by the host's clock; empty without power
 
 
 def profile_figures(
@@ -226,19 +219,12 @@ def phases_on_host(kernels: KernelTable, steps: Sequence[MeasuredStep], clock: S
 
 
 class ProfileLog(NamedTuple):
-    """What the gate saw in the profiled steps; steps go by their index in the profile.
+    """What the gate saw in the profiled steps; steps go by their index in the profile."""
 
-    Attributes:
-        issued: the collectives of each step, in the order of issue.
-        whole: steps that count and whose log can be compared with the profile.
-        sequential: sequential steps that count. (In a control window, the steps of the sequential arm overlap too.)
-        problems: that no step could be compared, and why, in words; empty if one can.
-    """
-
-    issued: dict[int, tuple[Collective, ...]]
-    whole: frozenset[int]
-    sequential: tuple[int, ...]
-    problems: tuple[str, ...]
+    issued: dict[int, tuple[Collective, ...]]  # in the order of issue
+    whole: frozenset[int]  # steps that count and whose log can be compared with the profile
+    sequential: tuple[int, ...]  # that count; in a control window, the steps of the sequential arm overlap too
+    problems: tuple[str, ...]  # that no step could be compared, and why, in words; empty if one can
 
 
 def profile_log(steps: Sequence[MeasuredStep], counted: Collection[int]) -> ProfileLog:
