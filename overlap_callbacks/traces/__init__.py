@@ -1,8 +1,8 @@
-"""Reads trace files, analyses one or those of several ranks of a job, and compares two.
+"""Reads trace files, analyses one or those of several ranks of a job, and compares two; without torch.
 
-``read_trace`` gives a ``Trace``. ``analyze`` and ``compare`` compute figures from traces. ``find_traces`` finds the
-files of folders, patterns and archives. ``analyze_files`` and ``compare_files`` take files of any length. The commands
-``overlap analyze`` and ``overlap compare`` show the figures. Nothing here imports torch.
+``read_trace`` gives a ``Trace``, of which ``analyze`` and ``compare`` compute figures. ``find_traces`` finds files in
+folders, patterns and archives. ``analyze_files`` and ``compare_files`` take files of any length. The commands
+``overlap analyze`` and ``overlap compare`` show the figures.
 """
 
 from __future__ import annotations
@@ -10,20 +10,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from overlap_callbacks.traces.analysis import analyze
+    from overlap_callbacks.traces.analysis import analyze, analyze_files
     from overlap_callbacks.traces.comparison import compare, compare_files
     from overlap_callbacks.traces.files import TraceError
-    from overlap_callbacks.traces.many import analyze_files
     from overlap_callbacks.traces.reading import read_trace
     from overlap_callbacks.traces.sources import find_traces
     from overlap_callbacks.traces.trace import Trace
 
 __all__ = ["Trace", "TraceError", "analyze", "analyze_files", "compare", "compare_files", "find_traces", "read_trace"]
 
-# The module of each name. They are imported when they are asked for: a small trace is read at once.
+# The module of each name, imported on first use: a small trace is read at once.
 _HOMES = {
-    "Trace": "trace", "TraceError": "files", "analyze": "analysis", "analyze_files": "many", "compare": "comparison",
-    "compare_files": "comparison", "find_traces": "sources", "read_trace": "reading",
+    "Trace": "trace", "TraceError": "files", "analyze": "analysis", "analyze_files": "analysis",
+    "compare": "comparison", "compare_files": "comparison", "find_traces": "sources", "read_trace": "reading",
 }  # fmt: skip
 
 

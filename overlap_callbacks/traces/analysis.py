@@ -1,33 +1,39 @@
-"""Computes the figures of traces: per step, per collective and group, per kernel family."""
+"""Analyses traces: figures per step, per collective and group, per kernel; of many files in several processes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.bus_bandwidth import bus_factor
-from overlap_callbacks.analysis.exact_sums import sums_by
 from overlap_callbacks.analysis.kernels.calls import Calls
 from overlap_callbacks.analysis.kernels.table import Kind, StringTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
 from overlap_callbacks.traces.device_time import TimeSums, TopKernel
 from overlap_callbacks.traces.estimate import EstimateSums
-from overlap_callbacks.traces.figures import Analysis, CollectiveFigures, FamilyFigures, StepFigures, TraceFigures
+from overlap_callbacks.traces.figures import Analysis, FamilyFigures, StepFigures, TraceFigures
+from overlap_callbacks.traces.files import Progress, TraceError, bytes_of
 from overlap_callbacks.traces.pieces import Device, Piece, devices_of
-from overlap_callbacks.traces.ranks import RankCollectives, RankSums, collective_sizes, skew_over_ranks
+from overlap_callbacks.traces.ranks import CollectiveSums, RankCollectives, collective_sizes, skew_over_ranks
+from overlap_callbacks.traces.reading import read_trace
 from overlap_callbacks.traces.trace import Trace
 
 # Kernels of the table of a device. There may be thousands of names.
 MAX_KERNELS = 100
+# More processes than this gain little: a disk or a file server is the limit.
+MAX_PROCESSES = 8
+# Below this many bytes of files, starting a process takes longer than it saves.
+_MIN_BYTES = 8 * 2**20
 
 
 class Part(NamedTuple):
@@ -38,7 +44,7 @@ class Part(NamedTuple):
 
 
 def part_of(trace: Trace, *, with_turns: bool = True) -> Part:
-    """What an analysis needs of a trace, which has figures without kernels too.
+    """What an analysis needs of a trace, with or without kernels.
 
     Args:
         trace: the trace.
@@ -47,9 +53,11 @@ def part_of(trace: Trace, *, with_turns: bool = True) -> Part:
     devices, problems = devices_of(trace), []
     if len(devices) > 1:
         problems.append(f"the file holds kernels of {len(devices)} devices: each has its own figures")
-    ranks = RankSums(trace, with_turns=with_turns or len(devices) > 1)
-    figures = [device_figures(device, also=ranks.add, problems=problems) for device in devices]
-    return Part(tuple(figures), ranks.collectives)
+    sums = {
+        device.number: CollectiveSums(device.trace, with_turns=with_turns or len(devices) > 1) for device in devices
+    }
+    figures = [device_figures(device, sums[device.number], problems=problems) for device in devices]
+    return Part(tuple(figures), RankCollectives.of(trace, sums if len(trace.kernels) else {}))
 
 
 def analyze(traces: Sequence[Trace]) -> Analysis:
@@ -64,12 +72,7 @@ def analyze(traces: Sequence[Trace]) -> Analysis:
 
 
 def together(parts: Sequence[Part], warnings: Sequence[str] = ()) -> Analysis:
-    """The analysis of several files.
-
-    Args:
-        parts: what is needed of each file.
-        warnings: what must be read before any figure, e.g. files that could not be read.
-    """
+    """The analysis of several files; ``warnings`` must be read before any figure."""
     of_ranks = [part.collectives for part in parts]
     skew = skew_over_ranks(of_ranks)
     return Analysis(
@@ -85,28 +88,27 @@ def together(parts: Sequence[Part], warnings: Sequence[str] = ()) -> Analysis:
 
 def device_figures(
     device: Device,
-    arm: Mode = Mode.OVERLAPPED,
-    also: Callable[[int, Trace], object] | None = None,
+    collectives: CollectiveSums,
+    mode: Mode = Mode.OVERLAPPED,
+    also: Callable[[Trace], object] = lambda _: None,
     problems: Sequence[str] = (),
 ) -> TraceFigures:
     """The figures of a device, added up over the pieces of its time.
 
     Args:
         device: the device.
-        arm: mode in which the trace was taken.
-        also: takes the device's number and each piece too; None for nothing.
-        problems: what is doubtful, in words.
+        collectives: takes its collectives.
+        mode: in which the trace was taken.
+        also: takes each piece too.
+        problems: what is doubtful.
     """
     trace, number = device.trace, device.number
-    steps, use, estimate = _StepSums(device, arm), TimeSums(device), EstimateSums(trace)
-    collectives, names = CollectiveSums(trace), NameSums(trace)
+    steps, use, estimate, names = _StepSums(device, mode), TimeSums(device), EstimateSums(trace), NameSums(trace)
     for piece in device.pieces():
         steps.add(piece)
         use.add(piece)
-        for part in (collectives, names, estimate):
-            part.add(piece.trace)
-        if also is not None:
-            also(number, piece.trace)
+        for add in (collectives.add, names.add, estimate.add, also):
+            add(piece.trace)
     return TraceFigures(
         file=str(trace.path),
         rank=trace.rank,
@@ -139,8 +141,8 @@ class _StepSums:
         picture: the timeline of the first step that has kernels; without steps, of a file that is one piece.
     """
 
-    def __init__(self, device: Device, arm: Mode) -> None:
-        self._device, self._trace, self._arm = device, device.trace, arm
+    def __init__(self, device: Device, mode: Mode) -> None:
+        self._device, self._trace, self._mode = device, device.trace, mode
         self._all = self._outside = KernelFigures.nothing()
         self.steps: list[StepFigures] = []
         self.picture: StepTimeline | None = None
@@ -156,9 +158,9 @@ class _StepSums:
             step = self._trace.steps[i]
             self.steps.append(step_figures(figures, step.number, step.wall_ms, self._device.communicates, cut=step.cut))
         if self._device.steps and self.picture is None:
-            self.picture = step_timeline(kernels, self._device.steps[0], self._arm)
+            self.picture = step_timeline(kernels, self._device.steps[0], self._mode)
         elif not self._device.steps and piece.is_whole:
-            self.picture = step_timeline(kernels, -1, self._arm)
+            self.picture = step_timeline(kernels, -1, self._mode)
 
     @property
     def total(self) -> StepFigures:
@@ -169,7 +171,7 @@ class _StepSums:
 
     @property
     def problems(self) -> list[str]:
-        """What is doubtful, in words."""
+        """What is doubtful."""
         steps, problems = self._trace.steps, []
         without = sorted({*range(len(steps))} - {*self._device.steps})
         skipped = [str(steps[i].number) for i in without if not steps[i].cut]
@@ -188,9 +190,15 @@ class _StepSums:
 
 
 def step_figures(
-    figures: KernelFigures, step: int | None, wall_ms: float | None, communicates: bool, *, cut: bool = False
+    figures: KernelFigures,
+    step: int | None,
+    wall_ms: float | None,
+    communicates: bool,
+    *,
+    cut: bool = False,
+    to_ms: Callable[[int], float] = lambda ns: ns / 1e6,
 ) -> StepFigures:
-    """The figures of a set of kernels, in milliseconds.
+    """The figures of a set of kernels.
 
     Args:
         figures: times of the kernels.
@@ -198,6 +206,7 @@ def step_figures(
         wall_ms: length of the step on the host, or of the whole file.
         communicates: whether the file has any communication; without, ratios are undefined.
         cut: whether kernels of the step may be missing.
+        to_ms: milliseconds of the kernels' nanoseconds; less for a mean of several steps.
     """
 
     def ratio(part: int, whole: int) -> float | None:
@@ -206,88 +215,20 @@ def step_figures(
     return StepFigures(
         step=step,
         wall_ms=wall_ms,
-        compute_ms=figures.compute_ns / 1e6,
-        compute_busy_ms=figures.compute_busy_ns / 1e6,
-        comm_ms=figures.comm_busy_ns / 1e6,
-        comm_kernels_ms=figures.comm_ns / 1e6,
-        hidden_comm_ms=figures.hidden_comm_ns / 1e6,
-        exposed_comm_ms=(figures.comm_busy_ns - figures.hidden_comm_ns) / 1e6,
-        covered_compute_ms=figures.covered_compute_ns / 1e6,
+        compute_ms=to_ms(figures.compute_ns),
+        compute_busy_ms=to_ms(figures.compute_busy_ns),
+        comm_ms=to_ms(figures.comm_busy_ns),
+        comm_kernels_ms=to_ms(figures.comm_ns),
+        hidden_comm_ms=to_ms(figures.hidden_comm_ns),
+        exposed_comm_ms=to_ms(figures.comm_busy_ns - figures.hidden_comm_ns),
+        covered_compute_ms=to_ms(figures.covered_compute_ns),
         overlap_ratio=ratio(figures.covered_compute_ns, figures.compute_ns),
         overlap_ratio_busy=ratio(figures.covered_compute_busy_ns, figures.compute_busy_ns),
         hidden_comm_fraction=ratio(figures.hidden_comm_ns, figures.comm_busy_ns),
-        copy_ms=figures.copy_ns / 1e6,
+        copy_ms=to_ms(figures.copy_ns),
         kernels=figures.num_kernels,
         cut=cut,
     )
-
-
-# -- collectives
-
-
-_NEVER = np.iinfo(np.int64).max
-
-
-class CollectiveSums:
-    """The collectives of one device.
-
-    Args:
-        trace: the whole trace.
-    """
-
-    def __init__(self, trace: Trace) -> None:
-        infos = [known._replace(by_name=False) for known in trace.collectives.infos]
-        infos += [CollectiveInfo(kind) for kind in trace.kernels.collectives]  # of which nothing else is known
-        distinct = {known: number for number, known in enumerate(dict.fromkeys(infos))}
-        self._infos, self._num_known = list(distinct), len(trace.collectives.infos)
-        self._number_of = np.array([distinct[known] for known in infos], dtype=np.int64)
-        # Time, hidden time, time of those whose size is known, and their bytes. These may be too great for 64 bits.
-        self._sums = [[0] * len(distinct) for _ in range(4)]
-        self._count, self._num_sized = (np.zeros(len(distinct), dtype=np.int64) for _ in range(2))
-        self._first, self._num_rows = np.full(len(distinct), _NEVER), 0
-
-    def add(self, trace: Trace) -> None:
-        """Add the rows of a piece."""
-        kernels, size = trace.kernels, len(self._infos)
-        rows = np.flatnonzero(kernels.kind == Kind.COMMUNICATION)
-        info, num_bytes, _ = trace.collectives.of_rows(rows)
-        number = self._number_of[np.where(info >= 0, info, self._num_known + kernels.collective[rows])]
-        times_ns = kernels.intervals.durations_ns[rows]
-        hidden_ns = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE))
-        every, sized = np.ones(len(rows), dtype=bool), (num_bytes != UNKNOWN) & (times_ns > 0)
-        parts = ((every, times_ns), (every, hidden_ns), (sized, times_ns), (sized, num_bytes))
-        for total, (part, values) in zip(self._sums, parts, strict=True):
-            total[:] = map(int.__add__, total, sums_by(number[part], values[part], size))
-        self._count += np.bincount(number, minlength=size)
-        self._num_sized += np.bincount(number[sized], minlength=size)
-        found, first = np.unique(number, return_index=True)
-        self._first[found] = np.minimum(self._first[found], self._num_rows + first)
-        self._num_rows += len(rows)
-
-    @property
-    def figures(self) -> tuple[CollectiveFigures, ...]:
-        """The figures, those with the most time first."""
-        order = np.argsort(self._first, kind="stable")
-        rows = [self._figures(i) for i in order[self._count[order] > 0].tolist()]
-        return tuple(sorted(rows, key=lambda row: -row.time_ms))
-
-    def _figures(self, number: int) -> CollectiveFigures:
-        known = self._infos[number]
-        time_ns, hidden_ns, sized_ns, num_bytes = (total[number] for total in self._sums)
-        bandwidth = num_bytes / sized_ns if num_bytes and sized_ns else None  # bytes per ns, i.e. GB/s
-        factor = bus_factor(known.kind, known.size)
-        return CollectiveFigures(
-            collective=known.kind,
-            group=known.group,
-            description=known.description,
-            group_size=known.size,
-            count=int(self._count[number]),
-            bytes=num_bytes if self._num_sized[number] else None,
-            time_ms=time_ns / 1e6,
-            hidden_ms=hidden_ns / 1e6,
-            algorithm_bandwidth_gb_s=bandwidth,
-            bus_bandwidth_gb_s=bandwidth * factor if bandwidth is not None and factor is not None else None,
-        )
 
 
 # -- kernels by name and family
@@ -330,14 +271,14 @@ class NameSums:
 
     @property
     def top(self) -> tuple[TopKernel, ...]:
-        """The kernels and collectives with the most time first; ``MAX_KERNELS`` at most."""
+        """The kernels and collectives, most time first; ``MAX_KERNELS`` at most."""
         total_ns = float(self._time_ns.sum())
         order = np.argsort(-self._time_ns, kind="stable")[:MAX_KERNELS]
         return tuple([self._kernel(i, total_ns) for i in order[self._count[order] > 0].tolist()])
 
     @property
     def families(self) -> tuple[FamilyFigures, ...]:
-        """The families of the kernels that compute, those with the most time first."""
+        """The families of compute kernels, most time first."""
         texts = StringTable()
         of_name = np.array([texts[name_rules.family_of(name)] for name in self._names], dtype=np.int64)
         count, time_ns = (np.bincount(of_name, weights=values[::2]) for values in (self._count, self._time_ns))
@@ -372,3 +313,104 @@ class NameSums:
             longest_ms=int(self._longest_ns[number]) / 1e6,
             beside_ms=float(self._concurrent_ns[number]) / 1e6,
         )
+
+
+# -- many files
+
+
+def analyze_files(
+    paths: Sequence[str | Path],
+    *,
+    processes: int | None = None,
+    progress: Progress | None = None,
+    steps: re.Pattern[str] | None = None,
+) -> Analysis:
+    """The figures of trace files, of which each process has one in memory at a time.
+
+    A file that cannot be read is left out, and the analysis says so. Files of ranks come in the order of their ranks.
+
+    Args:
+        paths: the files, as ``find_traces`` gives them.
+        processes: maximum number of processes; None for one per core, at most eight.
+        progress: called with what is done and the total: bytes of a single file, else files.
+        steps: matches the names of the host's ranges that are steps; None for torch's ``ProfilerStep#``.
+
+    Raises:
+        TraceError: no file can be read; or a process was killed, e.g. for lack of memory.
+        ValueError: no file was given.
+    """
+    if not paths:
+        raise ValueError("paths must hold at least one file")
+    files = [Path(path) for path in paths]
+    if len(files) == 1:
+        trace = read_trace(files[0], progress, steps, with_ranges=False)
+        return together([part_of(trace, with_turns=False)])
+    found: list[Part | str] = [""] * len(files)
+    for done, (place, part) in enumerate(_parts(files, processes, steps), start=1):
+        found[place] = part
+        if progress is not None:
+            progress(done, len(files))
+    parts = [part for part in found if isinstance(part, Part)]
+    failed = [part for part in found if isinstance(part, str)]
+    if not parts:
+        more = f" (and {len(failed) - 1} more files cannot be read)" if len(failed) > 1 else ""
+        raise TraceError(failed[0] + more)
+    ranks = [part.collectives.rank for part in parts]
+    if None not in ranks and len(set(ranks)) == len(ranks):
+        parts.sort(key=lambda part: part.collectives.rank or 0)
+    return together(parts, [f"left out: {reason}" for reason in failed])
+
+
+def _parts(
+    files: Sequence[Path], processes: int | None, steps: re.Pattern[str] | None
+) -> Iterator[tuple[int, Part | str]]:
+    """Place and part of each file, or why it cannot be read; in any order."""
+    most = min(len(files), processes or min(_cores(), MAX_PROCESSES))
+    if most < 2 or (processes is None and sum(map(bytes_of, files)) < _MIN_BYTES):
+        for place, file in enumerate(files):
+            yield place, _part(file, steps)
+        return
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor, as_completed
+    from concurrent.futures.process import BrokenProcessPool
+
+    # Not forked: a fork of a process with threads, as of NumPy's, may hang.
+    pool = ProcessPoolExecutor(most, multiprocessing.get_context("spawn"), initializer=_set_rules, initargs=(_rules(),))
+    try:
+        places = {pool.submit(_part, file, steps): place for place, file in enumerate(files)}
+        for future in as_completed(places):
+            yield places.pop(future), future.result()
+    except BrokenProcessPool:
+        raise TraceError(
+            "a process that read traces was killed, perhaps for want of memory: give fewer files at a time"
+        ) from None
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _part(file: Path, steps: re.Pattern[str] | None) -> Part | str:
+    try:
+        return part_of(read_trace(file, steps=steps, with_ranges=False))
+    except TraceError as error:
+        return str(error)
+
+
+_RULES = ("communication_patterns", "not_communication", "collectives", "families")
+
+
+def _rules() -> dict[str, list[Any]]:
+    """The rules for names, which the user may have extended in this process."""
+    return {name: getattr(name_rules, name) for name in _RULES}
+
+
+def _set_rules(rules: dict[str, list[Any]]) -> None:
+    """Give a process the rules for names of the one that starts it."""
+    for name, rows in rules.items():
+        getattr(name_rules, name)[:] = rows
+
+
+def _cores() -> int:
+    count: Callable[[], int | None] = getattr(os, "process_cpu_count", os.cpu_count)
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return count() or 1

@@ -1,7 +1,4 @@
-"""Checks what was read of a trace file: says what is doubtful about it, in words.
-
-All checks are made on the whole table of kernels, once it is in order and before any figure is worked out.
-"""
+"""Checks a trace before any figure is computed, and says what is doubtful."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ _WORDS = (
 
 
 def problems_of(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[str]:
-    """What is doubtful about the kernels and steps of a file, in words."""
+    """What is doubtful about the kernels and steps of a file."""
     gap_ns = int(np.diff(np.sort(kernels.intervals.start_ns)).max(initial=0))
     if gap_ns > _MAX_GAP_NS:
         yield f"kernels lie {gap_ns / 1e9:.0f} s apart: the clock may have jumped, or files were joined"
@@ -60,13 +57,9 @@ def problems_of(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[
 def ambiguous_collectives(
     name: Indices, info: Indices, texts: Sequence[str], infos: Sequence[CollectiveInfo]
 ) -> Iterator[str]:
-    """Which kernels' names stand for several collectives while nothing else tells theirs, in words.
+    """Kernels known by a name alone that stands for several collectives.
 
-    Args:
-        name: index into ``texts`` of each kernel; shape (n,).
-        info: index into ``infos`` of what is known of it; shape (n,).
-        texts: the distinct names.
-        infos: what is known of collectives.
+    ``name`` and ``info`` are indices into ``texts`` and ``infos``; shape (n,).
     """
     by_name = np.array([known.by_name for known in infos], dtype=bool)
     calls = np.bincount(name[by_name[info]], minlength=len(texts)) if len(name) else np.empty(0, dtype=np.int64)
@@ -80,7 +73,7 @@ def ambiguous_collectives(
 
 
 def copying_collectives(found: Counter[str]) -> Iterator[str]:
-    """Which collectives may be the work of copy engines, in words."""
+    """Collectives that copy engines may have run."""
     if found:
         yield (
             f"{count(found.total(), 'collective')} launched copies within the device and no kernel: "
@@ -89,7 +82,7 @@ def copying_collectives(found: Counter[str]) -> Iterator[str]:
 
 
 def foreign_events(found: Counter[str]) -> str:
-    """Events of other devices, in words."""
+    """Number and category of events of other devices."""
     category = safe_text.clean(found.most_common(1)[0][0])[:80]
     return f"{count(found.total(), 'event')} of other devices ({category})"
 
@@ -103,10 +96,9 @@ def likeness(name: str) -> int:
 
 
 def likely_communication(kernels: KernelTable) -> list[str]:
-    """The names of the kernels that look most like communication, each with its time, at most ten.
+    """The kernels that look most like communication by their names, with their times; at most ten.
 
-    By name first. Among names that tell nothing, kernels of streams without matrix products come first, then those with
-    the most time: a stream of its own and long kernels are what collectives have.
+    Of other names, those on streams without matrix products come first, then those with the most time.
     """
     names, size = kernels.names, len(kernels.names)
     compute = kernels.kind == Kind.COMPUTE

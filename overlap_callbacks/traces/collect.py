@@ -1,10 +1,8 @@
-"""Collects from the events of a trace file what is needed of them: kernels, launches, steps, operators.
+"""Collects what is needed of the events of a trace file.
 
-A file with kernels of a device is read for those, their launches and torch's annotations (``device_events``). A file
-without is read for the operators and ranges of the host (``host_events``).
-
-Files have millions of events. So the events of a piece of a file are sorted by category first, and then each property
-is taken of all events of a category at once. Only what is rare is looked at event by event.
+That is kernels, launches and torch's annotations of a file with kernels of a device (``device_events``), else operators
+and ranges of the host (``host``). Files have millions of events. So the events of a piece of a file are sorted by
+category, and each property is taken of all events of a category at once.
 """
 
 from __future__ import annotations
@@ -18,8 +16,7 @@ import msgspec
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.table import StringTable
-from overlap_callbacks.traces.event_columns import EventColumns, nanoseconds
-from overlap_callbacks.traces.events import Event
+from overlap_callbacks.traces.events import Event, EventColumns, nanoseconds
 
 # Kineto's categories, of today and of 2021. Then, ranges were operators too.
 ROW, LAUNCH, NOTE, OPERATOR, OLD_RANGE, PYTHON, FOREIGN, BESIDE, UNKNOWN_CATEGORY = range(9)
@@ -55,7 +52,7 @@ _Value = TypeVar("_Value")
 
 
 class ArgsReader(Protocol):
-    """Decodes the arguments of events, see ``stream.EventStream.args_of``."""
+    """See ``stream.EventStream.args_of``."""
 
     def __call__(
         self, events: Sequence[Event], kind: type[_Args], odd: type[msgspec.Struct] | None = None, /
@@ -80,9 +77,9 @@ class Numbers(dict[_Key, int]):
 
 
 class NumbersBy(dict[_Key, int]):
-    """Numbers of keys; ``new`` gives the number of one that is not known yet.
+    """Numbers of keys; ``new`` gives that of a new one.
 
-    It must not refer to what holds this: a cycle would keep all that was collected until the garbage is collected.
+    ``new`` must not refer to the object that holds this: such a cycle would keep all that was collected in memory.
     """
 
     def __init__(self, new: Callable[[_Key], int]) -> None:
@@ -97,16 +94,16 @@ class EventCollector:
     """Collects the events of one kind of file, one piece of the file at a time.
 
     Args:
-        steps: finds the names of the ranges that are steps; None for ``ProfilerStep#``.
+        steps: matches the names of ranges that are steps; None for ``ProfilerStep#``.
         exact: whether times come as text.
         **numbers: columns of the rows, see ``EventColumns``.
 
     Attributes:
         rows: the kernels, or on a CPU the operators.
         names: their distinct names.
-        threads: numbers of the host's threads. A thread's number in the file and the same as text are one thread.
+        threads: numbers of the host's threads; those of a number and of the same as text are equal.
         notes: ranges of the host that are steps.
-        foreign: number of events of devices that are not read, by category.
+        foreign: number of events of unsupported devices, by category.
     """
 
     def __init__(self, steps: re.Pattern[str] | None, *, exact: bool, **numbers: str) -> None:
@@ -126,12 +123,7 @@ class EventCollector:
         self._is_step: NumbersBy[str | None] = NumbersBy(lambda name: bool(name) and is_step(name or "", steps))
 
     def collect(self, events: list[Event], args_of: ArgsReader) -> None:
-        """Keep what is needed of the events of one piece.
-
-        Args:
-            events: the events.
-            args_of: decodes the arguments of those that are needed.
-        """
+        """Keep what is needed of the events of one piece; ``args_of`` decodes their arguments."""
         sort, unknown = self._sort.get, self._sorted[UNKNOWN_CATEGORY].append
         for event in events:
             add = sort(event.cat, unknown)
@@ -142,12 +134,12 @@ class EventCollector:
             group.clear()
 
     def _collect(self, args_of: ArgsReader) -> None:
-        """Keep what is needed of the events that were sorted."""
+        """Keep what is needed of the sorted events."""
         raise NotImplementedError
 
     @property
     def inexact(self) -> bool:
-        """Whether nanoseconds were lost, so that the file must be read again as text."""
+        """Whether nanoseconds were lost, so that the file must be read again with times as text."""
         return any([events.inexact for events in self._all_events])
 
     def _events(self, *, keep_untimed: bool = False, **numbers: str) -> EventColumns:
@@ -160,27 +152,27 @@ class EventCollector:
         return map(self.threads.__getitem__, all_hashable([event.tid for event in events]))
 
     def _durations(self, group: int) -> list[Event]:
-        """The events of a group that last: others mark a moment or an arrow."""
+        """The events of a group that have durations."""
         return [event for event in self._sorted[group] if event.ph == "X"]
 
     def _note(self, events: list[Event]) -> None:
-        """Keep steps, those whose times can be read."""
+        """Keep steps with valid times."""
         for event in events:
             self.notes.extend(_as_note(event))
 
 
 def is_step(name: str, steps: re.Pattern[str] | None = None) -> bool:
-    """Whether a range of this name is a step; ``steps`` finds those that are not torch's ``ProfilerStep#``."""
+    """Whether a range of this name is a step; ``steps`` matches others than torch's ``ProfilerStep#``."""
     return name.startswith("ProfilerStep#") if steps is None else steps.search(name) is not None
 
 
 def launches_kernel(name: str | None) -> bool:
-    """Whether a call of the host's library of a device launches a kernel, by its name."""
+    """Whether a call of a device's library on the host launches a kernel, by its name."""
     return bool(_LAUNCHES_KERNEL.search(name or ""))
 
 
 def _as_note(event: Event) -> tuple[Note, ...]:
-    """A step; empty if its times cannot be read."""
+    """A step; empty if its times are not valid."""
     start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
     if start is None or duration is None:
         return ()
@@ -188,14 +180,14 @@ def _as_note(event: Event) -> tuple[Note, ...]:
 
 
 def short_name(name: str | None) -> str:
-    """The name, cut if it is too long to keep by the million. The rest of ``safe_text.clean`` is done later."""
+    """The name, cut if very long; ``safe_text.clean`` does the rest later."""
     if name is None:
         return ""
     return name if len(name) <= safe_text.MAX_NAME_LENGTH else safe_text.clean(name)
 
 
 def hashable(value: Any) -> int | str:
-    """A thread or stream as a key: what is neither a number nor text in the file as text."""
+    """A thread or stream as a key: as text unless it is a number or text."""
     return value if isinstance(value, (int, str)) else str(value)
 
 

@@ -1,8 +1,8 @@
-"""What a trace tells of each collective: kind, process group, size in bytes, number.
+"""Kind, process group, size and number of each collective of a trace.
 
-The kernel's own arguments tell it (since about torch 2.2), else the arguments of torch's range around the launch.
-The size is counted as NCCL's own tests do, so that bus bandwidths are comparable. For a gather or all-gather it is the
-size of the output, for a scatter or reduce-scatter of the input; for other collectives the two are the same.
+They come from the kernel's own arguments (since about torch 2.2), else from those of torch's range around the launch.
+Sizes are counted as NCCL's own tests do, so that bus bandwidths are comparable: the output of a gather or all-gather,
+the input of a scatter or reduce-scatter; for other collectives the two are the same.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules, safe_text
-from overlap_callbacks.analysis.kernels.table import Indices, is_copy
+from overlap_callbacks.analysis.kernels.table import Indices
 from overlap_callbacks.traces.collect import Numbers
-from overlap_callbacks.traces.columns import Array
 from overlap_callbacks.traces.events import Args
 
 # Stands for a size or a number that is not known.
@@ -35,15 +35,13 @@ _MAX_ELEMENTS = 2**50
 
 
 class CollectiveInfo(NamedTuple):
-    """What many collectives have in common.
+    """What many collectives share: kind, and process group where known.
 
     Attributes:
-        kind: kind of collective, e.g. ``all_reduce``.
-        group: name of its process group; empty if unknown.
-        description: description of the group; empty if unknown.
-        ranks: ranks of the group, as text of the file; empty if unknown.
+        kind: e.g. ``all_reduce``.
+        ranks: ranks of the group, as text of the file.
         size: number of ranks of the group; None if unknown.
-        by_name: whether nothing but the kernel's name tells the kind.
+        by_name: whether the kind comes from the kernel's name alone.
     """
 
     kind: str
@@ -55,87 +53,40 @@ class CollectiveInfo(NamedTuple):
 
 
 class RangeDetail(NamedTuple):
-    """What some of torch's ranges of collectives have in common.
-
-    Attributes:
-        name: of the range, e.g. ``nccl:all_reduce``.
-        info: what its arguments tell about the collective; None if they do not describe it.
-    """
+    """Torch's range of a collective: its name, e.g. ``nccl:all_reduce``, and what its arguments say, if anything."""
 
     name: str
     info: CollectiveInfo | None = None
 
 
 class Collectives(msgspec.Struct, frozen=True):
-    """What is known about the communication kernels of a trace, one row per kernel.
+    """The collective of each kernel; shape (n,) each.
 
     Attributes:
-        rows: rows of the kernels in their table, ascending; shape (m,).
-        info: index into ``infos``; shape (m,).
-        num_bytes: size of the collective, as NCCL's tests count it; ``UNKNOWN`` if unknown; shape (m,).
-        sequence: number of the collective in its group; ``UNKNOWN`` if unknown; shape (m,).
-        infos: what some of them have in common.
+        info: index into ``infos``; -1 if nothing is known.
+        num_bytes: size, as NCCL's tests count it; ``UNKNOWN`` if unknown.
+        sequence: number of the collective in its group; ``UNKNOWN`` if unknown.
+        infos: what many of them share.
     """
 
-    rows: Indices
     info: Indices
     num_bytes: Indices
     sequence: Indices
     infos: tuple[CollectiveInfo, ...]
 
     @classmethod
-    def of(cls, info: Array, num_bytes: Array, sequence: Array, infos: tuple[CollectiveInfo, ...]) -> Collectives:
-        """Of columns of a whole table; shape (n,) each. ``info`` is -1 where nothing is known."""
-        rows = np.flatnonzero(info >= 0)
-        return cls(rows, info[rows].astype(np.int64), num_bytes[rows], sequence[rows], infos)
+    def none(cls, number: int) -> Collectives:
+        """Of this number of kernels, without any information."""
+        unknown = np.broadcast_to(np.int64(UNKNOWN), number)
+        return cls(np.broadcast_to(np.int64(-1), number), unknown, unknown, ())
 
-    @classmethod
-    def none(cls) -> Collectives:
-        """Of a file that tells nothing."""
-        nothing = np.empty(0, dtype=np.int64)
-        return cls(nothing, nothing, nothing, nothing, ())
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def part(self, first: int, last: int) -> Collectives:
-        """Those of the kernels from one row up to another, with their places among these as rows."""
-        mine = slice(*np.searchsorted(self.rows, (first, last)).tolist())
-        return Collectives(
-            self.rows[mine] - first, self.info[mine], self.num_bytes[mine], self.sequence[mine], self.infos
-        )
-
-    def of_rows(self, rows: Indices) -> tuple[Indices, Indices, Indices]:
-        """Index into ``infos``, size and number of each of some kernels: -1 and ``UNKNOWN`` where nothing is known."""
-        if not len(self):
-            unknown = np.full(len(rows), UNKNOWN, dtype=np.int64)
-            return np.full(len(rows), -1, dtype=np.int64), unknown, unknown
-        place = np.minimum(np.searchsorted(self.rows, rows), len(self) - 1)
-        known = self.rows[place] == rows
-        return (
-            np.where(known, self.info[place], -1),
-            np.where(known, self.num_bytes[place], UNKNOWN),
-            np.where(known, self.sequence[place], UNKNOWN),
-        )
-
-
-class Described(NamedTuple):
-    """What the arguments of a kernel tell of its collective: number of the ``CollectiveInfo``, bytes, number."""
-
-    info: int
-    num_bytes: int
-    sequence: int
+    def __getitem__(self, rows: slice | npt.NDArray[Any]) -> Collectives:
+        """Those of some kernels."""
+        return Collectives(self.info[rows], self.num_bytes[rows], self.sequence[rows], self.infos)
 
 
 class _Known(NamedTuple):
-    """What the arguments of some collectives have in common.
-
-    Attributes:
-        number: of ``info`` among all.
-        info: what is known of them.
-        width: bytes of an element; None if unknown.
-        of_output: whether their size is that of the output.
-    """
+    """What arguments say apart from size and number; ``width`` is the bytes of an element, None if unknown."""
 
     number: int
     info: CollectiveInfo
@@ -144,22 +95,20 @@ class _Known(NamedTuple):
 
 
 class KernelMetadata:
-    """Reads the arguments of communication kernels.
-
-    Many kernels have the same arguments but for their size and number. What they have in common is worked out once.
+    """Reads the arguments of communication kernels; what many of them share only once.
 
     Attributes:
-        infos: what collectives have in common, numbered.
+        infos: what collectives share, numbered.
     """
 
     def __init__(self) -> None:
         self.infos: Numbers[CollectiveInfo] = Numbers()
-        self._known: dict[tuple[Any, ...], _Known] = {}  # by what the arguments have in common
+        self._known: dict[tuple[Any, ...], _Known] = {}
 
-    def describe(self, all_args: Sequence[Args]) -> list[Described]:
-        """What the arguments of communication kernels tell."""
+    def describe(self, all_args: Sequence[Args]) -> list[tuple[int, int, int]]:
+        """Number of the ``CollectiveInfo``, bytes and sequence number of each kernel's collective, by its arguments."""
         return [
-            Described(
+            (
                 known.number,
                 _size(args.out_elements if known.of_output else args.in_elements, known.width),
                 args.sequence if type(args.sequence) is int and UNKNOWN < args.sequence < 2**63 else UNKNOWN,
@@ -168,7 +117,7 @@ class KernelMetadata:
         ]
 
     def info(self, args: Args) -> CollectiveInfo:
-        """What the arguments of one collective tell, without its size and number."""
+        """What the arguments of one collective say, without its size and number."""
         return self._known_of([args])[0].info
 
     def _known_of(self, all_args: Sequence[Args]) -> list[_Known]:
@@ -183,7 +132,7 @@ class KernelMetadata:
 
 
 def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
-    """What collectives have in common with others: five texts, and the size of the group."""
+    """What collectives share with others: five texts, and the size of the group."""
     keys = [
         (args.collective, args.dtype, args.group, args.group_description, args.group_ranks, args.group_size)
         for args in all_args
@@ -197,17 +146,12 @@ def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
 
 
 def _size(elements: Any, width: int | None) -> int:
-    """Bytes of some elements; ``UNKNOWN`` if that cannot be told."""
+    """Bytes of some elements; ``UNKNOWN`` if that is not known."""
     return elements * width if type(elements) is int and 0 <= elements < _MAX_ELEMENTS and width else UNKNOWN
 
 
 def with_groups(infos: Sequence[CollectiveInfo], distributed_info: Any) -> tuple[CollectiveInfo, ...]:
-    """Fill in what the kernels do not tell about their process groups from the file's ``distributedInfo``.
-
-    Args:
-        infos: what collectives have in common.
-        distributed_info: the field of the file, of whatever type it is there.
-    """
+    """Fill in process groups from the file's ``distributedInfo``, of whatever type that is, where kernels lack them."""
     config = distributed_info.get("pg_config") if isinstance(distributed_info, dict) else None
     groups = {
         str(group.get("pg_name")): group
@@ -230,63 +174,10 @@ def with_groups(infos: Sequence[CollectiveInfo], distributed_info: Any) -> tuple
     return tuple(map(filled, infos))
 
 
-class Hints(NamedTuple):
-    """What torch's ranges, else names, tell of communication kernels.
-
-    Attributes:
-        info: number of what each has in common with others; shape (n,).
-        num_bytes: sizes; ``UNKNOWN`` if unknown; shape (n,).
-    """
-
-    info: Indices
-    num_bytes: Indices
-
-
-def hints_from_ranges(
-    name: Indices,
-    detail: Indices,
-    num_bytes: Indices,
-    texts: Sequence[str],
-    details: Sequence[RangeDetail],
-    infos: Numbers[CollectiveInfo],
-) -> Hints:
-    """What torch's ranges tell of communication kernels, else their names.
-
-    Copies have no size: several may be one collective.
-
-    Args:
-        name: index into ``texts`` of each kernel; shape (n,).
-        detail: index into ``details`` of the range in which each was launched, -1 for none; shape (n,).
-        num_bytes: size of the range's collective, ``UNKNOWN`` if unknown; shape (n,).
-        texts: the distinct names.
-        details: what ranges have in common.
-        infos: numbers what collectives have in common.
-    """
-    # Kernels of one name in ranges that are alike are alike.
-    detail = np.where(detail >= 0, detail, len(details))
-    alike, place = np.unique(detail * len(texts) + name, return_inverse=True)
-    numbers: list[int] = []
-    has_size: list[bool] = []
-    for number in alike.tolist():
-        text = texts[number % len(texts)]
-        about = details[number // len(texts)] if number // len(texts) < len(details) else None
-        kind = name_rules.collective_of(about.name) if about is not None else name_rules.OTHER
-        by_range = kind != name_rules.OTHER
-        info = CollectiveInfo(kind) if by_range else CollectiveInfo(name_rules.collective_of(text), by_name=True)
-        numbers.append(infos[info])
-        has_size.append(by_range and not is_copy(text))
-    place = place.reshape(-1)
-    sized = np.array(has_size, dtype=bool)[place]
-    return Hints(np.array(numbers, dtype=np.int64)[place], np.where(sized, num_bytes, UNKNOWN))
-
-
 def input_bytes(name: str, dims: bytes, types: bytes) -> int:
     """Bytes of the first input of a collective, if that is its size; else ``UNKNOWN``.
 
-    Args:
-        name: of torch's range of the collective.
-        dims: sizes of each input, as text of the file; empty if unknown.
-        types: type of the elements of each input, in the same form.
+    ``dims`` and ``types`` are sizes and element type of each input, as text of the file; empty if unknown.
     """
     if not dims or not types or name_rules.collective_of(name) in ("all_gather", "gather", "scatter"):
         return UNKNOWN

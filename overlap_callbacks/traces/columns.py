@@ -1,7 +1,7 @@
-"""Columns of numbers: in memory, or, once they are long, in temporary files that are mapped where they are read.
+"""Columns of numbers: in memory, or, once they are long, memory-mapped from temporary files.
 
-A mapped column is a read-only array like any other. The system takes its memory back when it is short of it. Its file
-has no name: it is gone with the column, however the process ends.
+A mapped column is a read-only array, whose memory the system can take back. Its file has no name: it is gone with the
+column, however the process ends.
 """
 
 from __future__ import annotations
@@ -28,11 +28,7 @@ _mapped: WeakSet[mmap.mmap] = WeakSet()
 
 
 class Column:
-    """A column that grows.
-
-    Args:
-        dtype: of its numbers.
-    """
+    """A column that grows; raises a TraceError where there is no room for it."""
 
     def __init__(self, dtype: npt.DTypeLike = np.int64) -> None:
         self._dtype = np.dtype(dtype)
@@ -41,11 +37,7 @@ class Column:
         self._file: IO[bytes] | None = None
 
     def append(self, values: Array) -> None:
-        """Add numbers behind the others.
-
-        Raises:
-            TraceError: there is no room for them.
-        """
+        """Add numbers at the end."""
         if not len(values):
             return
         self._held.append(np.ascontiguousarray(values, self._dtype))
@@ -62,11 +54,7 @@ class Column:
         self._held.clear()
 
     def finished(self) -> Array:
-        """All numbers. Nothing can be added any more.
-
-        Raises:
-            TraceError: there is no room for them.
-        """
+        """All numbers; nothing can be added any more."""
         if self._file is None:
             return np.concatenate([np.empty(0, self._dtype), *self._held])
         with _writing(), self._file as file:
@@ -81,11 +69,7 @@ class Column:
 
 @contextlib.contextmanager
 def _writing() -> Iterator[None]:
-    """Write a temporary file in this context.
-
-    Raises:
-        TraceError: that is not possible.
-    """
+    """Turn errors of writing a temporary file into a TraceError."""
     try:
         yield
     except OSError as error:
@@ -96,22 +80,13 @@ def _writing() -> Iterator[None]:
 
 
 def parts(length: int) -> Iterator[slice]:
-    """The rows of a column of some length, a part at a time."""
+    """Slices of ``AT_ONCE`` rows of a column."""
     for first in range(0, length, AT_ONCE):
         yield slice(first, min(first + AT_ONCE, length))
 
 
 def derived(function: Callable[..., Array], *columns: Array, dtype: npt.DTypeLike = np.int64) -> Array:
-    """A column of what a function gives for the rows of others, a part at a time.
-
-    Args:
-        function: takes a part of each of the columns.
-        *columns: shape (n,) each.
-        dtype: of the new column.
-
-    Raises:
-        TraceError: there is no room for it.
-    """
+    """A column of what a function gives for the rows of others, which it gets a part at a time; shape (n,) each."""
     column = Column(dtype)
     for part in parts(len(columns[0])):
         column.append(function(*[of_column[part] for of_column in columns]))
@@ -120,7 +95,7 @@ def derived(function: Callable[..., Array], *columns: Array, dtype: npt.DTypeLik
 
 
 def taken(column: Array, rows: Array, dtype: npt.DTypeLike | None = None) -> Array:
-    """Some rows of a column, in any order, as a column; of another type if ``dtype`` is given."""
+    """Some rows of a column in any order, as a column of the same or another type."""
     found = Column(dtype or column.dtype)
     for part in parts(len(rows)):
         found.append(column[rows[part]])
@@ -129,6 +104,6 @@ def taken(column: Array, rows: Array, dtype: npt.DTypeLike | None = None) -> Arr
 
 
 def release() -> None:
-    """Let go of the memory of what was read of mapped columns. It is read again where it is needed."""
+    """Free the memory of mapped columns; they are read again where needed."""
     for memory in _mapped:
         memory.madvise(mmap.MADV_DONTNEED)

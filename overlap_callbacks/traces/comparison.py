@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +20,11 @@ from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.validity import RESIDUAL_COMM_LIMIT, residual_limit
-from overlap_callbacks.traces.analysis import device_figures
-from overlap_callbacks.traces.figures import Comparison, TraceFigures, UnmatchedKernel
+from overlap_callbacks.traces.analysis import device_figures, step_figures
+from overlap_callbacks.traces.figures import Comparison, StepFigures, TraceFigures, UnmatchedKernel
 from overlap_callbacks.traces.files import Progress, container_of, pieces, starts_with
 from overlap_callbacks.traces.pieces import Device, devices_of
+from overlap_callbacks.traces.ranks import CollectiveSums
 from overlap_callbacks.traces.reading import read_trace
 from overlap_callbacks.traces.trace import Trace
 
@@ -36,13 +37,9 @@ _Marks = npt.NDArray[np.bool_]
 
 
 def compare(overlapped: Trace, sequential: Trace) -> Comparison:
-    """Compare a trace of the job as it runs with a trace of the same rank in which nothing overlaps.
+    """Compare a trace of the job as it runs with one of the same rank in which nothing overlaps.
 
-    The means over all steps that have kernels are compared. A file without steps counts as one step.
-
-    Args:
-        overlapped: trace of the job as it runs.
-        sequential: trace of the same rank of the same job, without overlap.
+    Means over all steps that have kernels are compared. A file without steps counts as one step.
 
     Raises:
         ValueError: a trace holds no compute kernels, or kernels of several devices.
@@ -59,7 +56,7 @@ def compare_files(
     """Compare trace files as ``compare`` does.
 
     Args:
-        overlapped: trace of the job as it runs, as for ``read_trace``.
+        overlapped: trace of the job as it runs.
         sequential: trace of the same rank of the same job, without overlap.
         progress: as for ``read_trace``; it starts again for the second file.
         steps: as for ``read_trace``.
@@ -75,7 +72,7 @@ def compare_files(
 
 
 def _check_opens(file: Path) -> None:
-    """Refuse a file that cannot be opened: to read the other one first may take long."""
+    """Raise at once for a file that cannot be opened: reading the other one first may take long."""
     inside = container_of(file)
     if not starts_with(file if inside is None else inside[0], b""):
         next(pieces(file, []), None)  # tells why
@@ -106,7 +103,7 @@ def _compared(ov: _Side, seq: _Side) -> Comparison:
         pairs.add_alone(calls, wanted)
         seq.match(calls, wanted, of_overlapped.alone_ns(calls, wanted), trace)
     fraction = min(ov.matched_fraction, seq.matched_fraction)
-    figures = _figures(ov.mean_step, seq.mean_step)
+    figures = _figures(ov, seq)
     faults = list(_faults(ov, seq, figures, fraction))
     return Comparison(
         library_version=__version__,
@@ -124,28 +121,13 @@ def _compared(ov: _Side, seq: _Side) -> Comparison:
     )
 
 
-class _MeanStep(NamedTuple):
-    """Means over the steps of one file, in milliseconds."""
-
-    wall_ms: float
-    compute_ms: float
-    compute_busy_ms: float
-    comm_ms: float
-    comm_kernels_ms: float
-    hidden_comm_ms: float
-    covered_compute_ms: float
-
-
 class _Side:
     """One file: its mean step, and its calls added up by what they match in the other one.
-
-    Args:
-        device: its only device.
 
     Attributes:
         trace: the whole trace.
         kernels: a table without rows, with the names of all kernels.
-        num_steps: number of the steps that count, those that are whole; 1 for a file without any.
+        num_steps: number of whole steps, which count; 1 for a file without any.
         has_steps: whether the file has any.
         computes: whether any kernel computes, once the calls were added up.
         unmatched: the calls that match none, by the number of their name, once all were matched.
@@ -168,20 +150,15 @@ class _Side:
         self._by_range = _Times(len(self._ranges))
 
     def add_up(self, mode: Mode, same_calls: SameCalls) -> TraceFigures:
-        """The figures of the file.
+        """The figures of the file; ``same_calls`` takes the calls that the other file's may match."""
 
-        Args:
-            mode: in which it was taken.
-            same_calls: takes the calls that the other file's may match.
-        """
-
-        def add(_: int, trace: Trace) -> None:
+        def add(trace: Trace) -> None:
             calls, wanted, _rows = self._calls(trace)
             same_calls.add(calls, wanted)
             self.computes |= bool((trace.kernels.kind == Kind.COMPUTE).any())
             self._total += KernelSums(trace.kernels).of_rows(np.flatnonzero(self._counts(trace.kernels)))
 
-        return device_figures(self._device, mode, add)
+        return device_figures(self._device, CollectiveSums(self.trace, with_turns=False), mode, add)
 
     def calls(self) -> Iterator[tuple[Calls, _Marks, Trace]]:
         """The calls of each piece, which of them count, and the piece."""
@@ -211,42 +188,36 @@ class _Side:
             self._by_range.add(trace.launches.range_of[calls.row[rows]] + 1, time_ns[rows], alone_ns[rows])
 
     @property
-    def mean_step(self) -> _MeanStep:
-        """The mean step, once the calls were added up."""
-        total, ms_per_step, span = self._total, 1e-6 / self.num_steps, self._device.span
+    def wall_ms(self) -> float:
+        """Mean length of a step on the host; of a file without steps, its length."""
         if self.has_steps:
-            wall_ms = float(np.mean([self.trace.steps[i].wall_ms for i in self._steps]))
-        else:
-            wall_ms = 0.0 if span is None else (span.end_ns - span.start_ns) / 1e6
-        return _MeanStep(
-            wall_ms=wall_ms,
-            compute_ms=total.compute_ns * ms_per_step,
-            compute_busy_ms=total.compute_busy_ns * ms_per_step,
-            comm_ms=total.comm_busy_ns * ms_per_step,
-            comm_kernels_ms=total.comm_ns * ms_per_step,
-            hidden_comm_ms=total.hidden_comm_ns * ms_per_step,
-            covered_compute_ms=total.covered_compute_ns * ms_per_step,
-        )
+            return float(np.mean([self.trace.steps[i].wall_ms for i in self._steps]))
+        span = self._device.span
+        return 0.0 if span is None else (span.end_ns - span.start_ns) / 1e6
+
+    @property
+    def mean_step(self) -> StepFigures:
+        """The kernels of the mean step, once the calls were added up."""
+        ms_per_step = 1e-6 / self.num_steps
+        return step_figures(self._total, None, None, communicates=True, to_ms=lambda ns: ns * ms_per_step)
 
     @property
     def matched_fraction(self) -> float:
-        """The share of the compute time whose calls the other file has too, once all were matched."""
+        """The share of the compute time whose calls the other file has too."""
         return self._matched_ns / self._compute_ns if self._compute_ns else 0.0
 
     @property
     def matched_kernels(self) -> tuple[KernelTime, ...]:
-        """The matched kernels per step, those that lose most time first."""
-        communicates, names = self._kind == Kind.COMMUNICATION, self.kernels.names
-        times = self._matched.of_each(names, communicates, self.num_steps)
-        return tuple([row for i, row in times if self._kind[i] != Kind.COPY])
+        """The matched kernels per step, the largest loss first."""
+        return tuple(self._matched.of_each(self.kernels.names, self._kind, self.num_steps))
 
     @property
     def matched_ranges(self) -> tuple[KernelTime, ...]:
-        """The matched compute per step by the range of the host in which it was launched, the largest loss first."""
+        """The matched compute per step by the host's range around its launch, the largest loss first."""
         if not self._by_range.calls[1:].any():
             return ()
-        none = np.zeros(len(self._ranges), dtype=bool)
-        return tuple([row for _, row in self._by_range.of_each(self._ranges, none, self.num_steps)])
+        compute = np.full(len(self._ranges), Kind.COMPUTE)
+        return tuple(self._by_range.of_each(self._ranges, compute, self.num_steps))
 
     def _calls(self, trace: Trace) -> tuple[Calls, _Marks, Trace]:
         calls = Calls.of(trace.kernels)
@@ -258,11 +229,7 @@ class _Side:
 
 
 class _Times:
-    """Calls by a key, e.g. the name of the kernel: how many, their time, and that of the calls that they match.
-
-    Attributes:
-        calls: their numbers; shape (keys,).
-    """
+    """Per key, e.g. the name of a kernel: number of calls, their time, and that of the calls that they match."""
 
     def __init__(self, size: int) -> None:
         self.calls, self._time_ns, self._alone_ns = (np.zeros(size) for _ in range(3))
@@ -270,13 +237,7 @@ class _Times:
     def add(
         self, of: npt.NDArray[np.int64], duration_ns: npt.NDArray[np.int64], alone_ns: npt.NDArray[np.float64]
     ) -> None:
-        """Add calls.
-
-        Args:
-            of: the key of each; shape (n,).
-            duration_ns: how long each took; shape (n,).
-            alone_ns: how long what it matches took; shape (n,).
-        """
+        """Add calls by their keys, with how long they and what they match took; shape (n,) each."""
         size = len(self.calls)
         self.calls += np.bincount(of, minlength=size)
         self._time_ns += np.bincount(of, weights=duration_ns, minlength=size)
@@ -286,22 +247,19 @@ class _Times:
         """Number and time in milliseconds of the calls of each key that has any."""
         return {names[i]: (int(self.calls[i]), float(self._time_ns[i]) / 1e6) for i in np.flatnonzero(self.calls)}
 
-    def of_each(self, names: tuple[str, ...], communicates: _Marks, num_steps: int) -> Iterator[tuple[int, KernelTime]]:
-        """Each key that has calls, and these per step, the largest loss first."""
+    def of_each(self, names: tuple[str, ...], kind: npt.NDArray[Any], num_steps: int) -> Iterator[KernelTime]:
+        """The calls of each key per step, but those of copies, the largest loss first."""
         calls, overlapped_ms = self.calls / num_steps, self._time_ns / num_steps / 1e6
         alone_ms = self._alone_ns / num_steps / 1e6
         for i in np.argsort(alone_ms - overlapped_ms, kind="stable").tolist():
-            if self.calls[i]:
-                yield (
-                    i,
-                    KernelTime(
-                        name=names[i],
-                        communication=bool(communicates[i]),
-                        overlapped_calls=float(calls[i]),
-                        sequential_calls=float(calls[i]),
-                        overlapped_ms=float(overlapped_ms[i]),
-                        sequential_ms=float(alone_ms[i]),
-                    ),
+            if self.calls[i] and kind[i] != Kind.COPY:
+                yield KernelTime(
+                    name=names[i],
+                    communication=bool(kind[i] == Kind.COMMUNICATION),
+                    overlapped_calls=float(calls[i]),
+                    sequential_calls=float(calls[i]),
+                    overlapped_ms=float(overlapped_ms[i]),
+                    sequential_ms=float(alone_ms[i]),
                 )
 
 
@@ -324,7 +282,7 @@ def _unmatched(overlapped: _Side, sequential: _Side) -> tuple[UnmatchedKernel, .
 
 
 def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float) -> Iterator[str]:
-    """What makes the comparison invalid, in words."""
+    """What makes the comparison invalid."""
     residual, of_comm = figures.get("residual_overlap"), figures.get("residual_comm_overlap")
     limit = residual_limit("cpu" if ov.trace.on_host else "")
     if residual is not None and residual > limit:
@@ -345,20 +303,22 @@ def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float)
         )
 
 
-def _figures(ov: _MeanStep, seq: _MeanStep) -> dict[str, float]:
+def _figures(overlapped: _Side, sequential: _Side) -> dict[str, float]:
     """The figures that are defined, per step, by the names of the live report."""
-    ideal_ms = ideal_step_ms(ov.wall_ms, ov.compute_ms, seq.compute_ms)
+    ov, seq = overlapped.mean_step, sequential.mean_step
+    ov_wall_ms, seq_wall_ms = overlapped.wall_ms, sequential.wall_ms
+    ideal_ms = ideal_step_ms(ov_wall_ms, ov.compute_ms, seq.compute_ms)
     model_ms = sequential_step_ms(ideal_ms, ov.hidden_comm_ms)
     figures: dict[str, float | None] = {
         "compute_slowdown": _change(ov.compute_ms, seq.compute_ms),
         "overlap_ratio": _overlap_ratio(ov),
-        "e2e_overlapped_ms": ov.wall_ms,
+        "e2e_overlapped_ms": ov_wall_ms,
         "e2e_ideal_ms": ideal_ms,
         "e2e_sequential_model_ms": model_ms,
-        "e2e_sequential_ms": seq.wall_ms,
-        "speedup_vs_sequential": _change(seq.wall_ms, ov.wall_ms),
-        "gap_to_ideal": _change(ov.wall_ms, ideal_ms),
-        "sequential_model_error": _change(model_ms, seq.wall_ms),
+        "e2e_sequential_ms": seq_wall_ms,
+        "speedup_vs_sequential": _change(seq_wall_ms, ov_wall_ms),
+        "gap_to_ideal": _change(ov_wall_ms, ideal_ms),
+        "sequential_model_error": _change(model_ms, seq_wall_ms),
         "compute_ms": ov.compute_ms,
         "compute_isolated_ms": seq.compute_ms,
         "compute_busy_ms": ov.compute_busy_ms,
@@ -369,14 +329,14 @@ def _figures(ov: _MeanStep, seq: _MeanStep) -> dict[str, float]:
         "exposed_comm_ms": ov.comm_ms - ov.hidden_comm_ms,
         "hidden_comm_fraction": _share(ov.hidden_comm_ms, ov.comm_ms),
         "comm_slowdown": _change(ov.comm_kernels_ms, seq.comm_kernels_ms),
-        "comm_ratio": _share(ov.comm_ms, ov.wall_ms),
+        "comm_ratio": _share(ov.comm_ms, ov_wall_ms),
         "residual_overlap": _overlap_ratio(seq),
         "residual_comm_overlap": _share(seq.hidden_comm_ms, seq.comm_ms),
     }
     return {name: value for name, value in figures.items() if value is not None}
 
 
-def _overlap_ratio(step: _MeanStep) -> float | None:
+def _overlap_ratio(step: StepFigures) -> float | None:
     if step.comm_ms and step.compute_ms > 0:
         return overlap_ratio(step.covered_compute_ms, step.compute_ms)
     return None

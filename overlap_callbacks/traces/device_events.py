@@ -31,8 +31,15 @@ from overlap_callbacks.traces.collect import (
     short_name,
 )
 from overlap_callbacks.traces.collectives import UNKNOWN, KernelMetadata, RangeDetail, input_bytes
-from overlap_callbacks.traces.event_columns import EventColumns
-from overlap_callbacks.traces.events import Args, Event, KernelArgs, LaunchArgs, OddKernelArgs, RangeArgs
+from overlap_callbacks.traces.events import (
+    Args,
+    Event,
+    EventColumns,
+    KernelArgs,
+    LaunchArgs,
+    OddKernelArgs,
+    RangeArgs,
+)
 
 # Calls of these launch nothing, though they have numbers like launches. They are up to half of a file's calls.
 _LAUNCHES_NOTHING = re.compile(
@@ -64,27 +71,25 @@ class DeviceEvents(EventCollector):
     """The kernels of a device, the calls that launched them, steps, and torch's annotations of collectives.
 
     Args:
-        steps: finds the names of steps.
+        steps: matches the names of steps.
         exact: whether times come as text.
-        with_ranges: whether to keep the ranges of the host that have names.
+        with_ranges: whether to keep the named ranges of the host.
 
     Attributes:
-        metadata: what the communication kernels' own arguments tell; the column ``info`` of a row is the number of its
-            ``CollectiveInfo``, -1 for none.
+        metadata: of the communication kernels; the column ``info`` of a row is the number of its ``CollectiveInfo``, -1
+            for none.
         shapes: numbers of the launch shapes: a ``LaunchShape``, or the text of one that cannot be read.
-        launches: the calls that launch something, with the number that each shares with its kernel. One whose times no
-            clock shows has -1 for them, and is still the first with its number.
+        launches: the calls that launch something. One with an impossible time has -1 for it, and still counts as the
+            first with its correlation number.
         waits: when the host waited for the device.
-        annotations: torch's ranges of collectives.
-        operators: torch's operators of collectives, where they describe theirs.
-        details: numbers of what some of these two have in common.
-        ranges: other ranges of the host: modules, and what users and torch have named.
-        range_names: their names, those of modules without the words before their class.
+        annotations, operators: torch's ranges of collectives, and its operators that describe theirs.
+        details: numbers of what many of these share.
+        ranges: other ranges of the host: modules, and those that users and torch have named.
     """
 
     def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False, with_ranges: bool = False) -> None:
         super().__init__(
-            steps, exact=exact, kind="b", name="i", correlation="Q", shape="i", lane="i", device="i", info="i",
+            steps, exact=exact, kind="b", name="i", correlation="Q", shape="i", lane="i", device="i", info="q",
             num_bytes="q", sequence="q",
         )  # fmt: skip
         self.metadata = KernelMetadata()
@@ -109,11 +114,12 @@ class DeviceEvents(EventCollector):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The stream of each lane, as it is in the file."""
+        """The stream of each lane, as in the file."""
         return tuple([safe_text.clean(str(stream)) for _, stream in self.lanes])
 
     @property
     def range_names(self) -> tuple[str, ...]:
+        """The names of ``ranges``, those of modules from their class on."""
         return tuple([safe_text.clean(name.removeprefix(_MODULE)) for name in self._number_of_range])
 
     @property
@@ -122,11 +128,11 @@ class DeviceEvents(EventCollector):
         return self.threads[self.notes[0].thread] if self.notes else -1
 
     def annotate(self, threads: Iterable[int], details: Iterable[RangeDetail], num_bytes: Iterable[int]) -> None:
-        """Keep what is known of annotations whose times were kept last."""
+        """Complete the annotations that were added last."""
         self.annotations.label(thread=threads, detail=map(self.details.__getitem__, details), num_bytes=num_bytes)
 
     def name_ranges(self, threads: Iterable[int], names: Iterable[str]) -> None:
-        """Keep threads and names of ranges whose times were kept last."""
+        """Complete the ranges that were added last."""
         self.ranges.label(thread=threads, name=map(self._number_of_range.__getitem__, names))
 
     def _collect(self, args_of: ArgsReader) -> None:
@@ -171,7 +177,7 @@ class DeviceEvents(EventCollector):
         self.annotate(self._threads_of(events), map(_detail, names), num_bytes)
 
     def _num_bytes_of(self, name: str, args: RangeArgs | None) -> int:
-        """The size of the collective of a range, ``UNKNOWN`` if that cannot be told."""
+        """The size of the collective of a range, ``UNKNOWN`` if not known."""
         if args is None:
             return UNKNOWN
         key = name, bytes(args.input_dims), bytes(args.input_type)
@@ -204,13 +210,16 @@ class DeviceEvents(EventCollector):
         all_args: list[Any] = [args or _NO_ARGS for args in found]
         devices = [args.device for args in all_args]
         if set(map(type, devices)) != {int} or min(devices) < 0 or max(devices) >= 2**31:
-            devices = list(map(_device_of, devices, events))
+            devices = [
+                device_number(event.pid if type(device) is not int else device)  # old files have it as the process
+                for device, event in zip(devices, events, strict=True)
+            ]
         numbers = [args.correlation for args in all_args]
         if set(map(type, numbers)) != {int}:
             numbers = [number if type(number) is int else 0 for number in numbers]
         compute, copy = int(Kind.COMPUTE), int(Kind.COPY)
         unknown = array("q", [UNKNOWN]) * len(events)
-        info, num_bytes, sequence = array("i", [-1]) * len(events), unknown[:], unknown
+        info, num_bytes, sequence = array("q", [-1]) * len(events), unknown[:], unknown
         described = [i for i, args in enumerate(all_args) if args.collective is not None]
         if described:
             metadata = self.metadata.describe([all_args[i] for i in described])
@@ -231,7 +240,7 @@ class DeviceEvents(EventCollector):
 
 
 def _timed(columns: EventColumns, events: list[Event], values: list[_Value]) -> tuple[list[Event], list[_Value]]:
-    """Keep the times of events. Returns those whose times can be read, and what belongs to them."""
+    """Add events by their times. Returns those with valid ones, and their values."""
     kept = columns.keep(events)
     if len(kept) == len(events):
         return events, values
@@ -239,15 +248,13 @@ def _timed(columns: EventColumns, events: list[Event], values: list[_Value]) -> 
     return kept, [values[places[id(event)]] for event in kept]
 
 
-def _device_of(device: Any, event: Event) -> int:
-    """The number of an event's device. Files without such an argument have it as the process."""
-    if type(device) is not int:
-        device = event.pid if type(event.pid) is int else 0
-    return device if 0 <= device < 2**31 else 0
+def device_number(device: Any) -> int:
+    """The number of a device; 0 for what is none."""
+    return device if type(device) is int and 0 <= device < 2**31 else 0
 
 
 def unsigned(numbers: list[int]) -> array[int]:
-    """Numbers of any size as 64 bits: of those that take more the lowest."""
+    """The lowest 64 bits of numbers of any size."""
     try:
         return array("Q", numbers)
     except OverflowError:
@@ -261,7 +268,7 @@ _LAUNCH_METADATA = ("grid", "block", "registers per thread", "shared memory", "b
 
 
 def _launched_as(args: Any) -> tuple[Any, ...]:
-    """How a kernel was launched, in the order of ``_LAUNCH_METADATA``; None or no text for what is not known."""
+    """How a kernel was launched, in the order of ``_LAUNCH_METADATA``; None or empty where unknown."""
     parts = (args.grid, args.block, args.registers, args.shared_memory, args.blocks_per_sm)
     return tuple(map(bytes, parts)) if type(args) is OddKernelArgs else parts
 

@@ -1,17 +1,12 @@
-"""What a device of a trace does with its time: idle time, critical paths, queues, utilisation.
-
-A figure that the file does not tell is None, never zero and never NaN.
-"""
+"""What a device of a trace does with its time: idle time, critical paths, queues, utilisation."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.intervals import Intervals, distinct_values
-from overlap_callbacks.analysis.kernels.device_time import CriticalPaths, LastRows, Part, Path, TimeUse, TimeUses
+from overlap_callbacks.analysis.kernels.device_time import CriticalPaths, Part, Path, TimeUse, TimeUses
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.traces.pieces import Device, Piece, Span
 from overlap_callbacks.traces.trace import Launches
@@ -21,28 +16,23 @@ MAX_PATH_KERNELS = 10
 UTILISATION_PARTS = 120
 # From this share of the time on, waiting for launches is what limits a device.
 LAUNCH_BOUND_FRACTION = 0.1
-# Gaps shorter than this are those between launches; in longer ones the host did something else.
-_SHORT_GAP_NS = 1_000_000
 
 
 class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
     """What the device did in one step, or in a whole file. The parts add up to ``span_ms``.
 
-    A step is on the device from the last end of the kernels of earlier steps to the last end of its own, so that the
-    steps follow one another without a gap. The first begins with its range on the host.
+    A step lasts from the end of the last kernel of earlier steps to that of its own; the first begins with its range on
+    the host.
 
     Attributes:
         step: number of the ``ProfilerStep#``; None for the whole file, from its first kernel to its last.
-        span_ms: length.
-        compute_ms: compute ran, beside communication or not.
+        compute_ms: compute ran, with or without communication.
         exposed_comm_ms: communication was in flight and no compute ran.
         copy_ms: nothing but copies and fills ran.
         idle_ms: nothing ran.
-        idle_host_ms: the part of it in which what runs next had not been launched yet; None if the file has no
-            launches.
-        idle_launch_ms: the part of it in which what runs next had been launched since the device fell idle, and had not
-            started yet; None as above.
-        idle_other_ms: the rest of it: what runs next had been launched before; None as above.
+        idle_host_ms: the part of it before the launch of what runs next; None if the file has no launches.
+        idle_launch_ms: the part between that launch and the start; None as above.
+        idle_other_ms: the rest, in which what runs next had been launched before the device fell idle; None as above.
     """
 
     step: int | None
@@ -57,14 +47,7 @@ class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PathKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel on a critical path.
-
-    Attributes:
-        name: name of the kernel.
-        communication: whether it communicates.
-        calls: number of its calls on the path.
-        time_ms: their time on the path.
-    """
+    """The calls of a kernel on a critical path, and their time on it."""
 
     name: str
     communication: bool
@@ -73,22 +56,19 @@ class PathKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
-    """The critical path of a step: a chain of work, each link held up by the one before.
-
-    The parts add up to its length.
+    """The critical path of a step: a chain of work, each link held up by the one before. Its parts add up.
 
     Attributes:
-        step: number of the ``ProfilerStep#``; None if the file has no steps, and counts as one.
+        step: number of the ``ProfilerStep#``; None for a file without steps, which counts as one.
         length_ms: length of the step on the device, see ``DeviceTime``.
         compute_ms, comm_ms, copy_ms: kernels, collectives and copies on the path.
         launch_ms: from the launch of a kernel that nothing else held up to its start.
         host_ms: the host, on the way to such a launch.
         other_ms: gaps between two links on the device.
-        at_most_compute_ms, at_most_comm_ms, at_most_host_ms: what would be won at most if compute, communication, or
-            the host took no time: no more than the path has of it, and no more than the other work on its busiest
-            stream leaves. None if the host is on the path and the file does not record when it waits for the device:
-            then that time may be compute's or communication's.
-        kernels: on the path, those with the most time first; ten at most.
+        at_most_compute_ms, at_most_comm_ms, at_most_host_ms: the most that could be gained if compute, communication,
+            or the host took no time: no more than the path has of it, nor than the other work on its busiest stream
+            leaves. None if the host is on the path and the file does not record when it waits for the device.
+        kernels: on the path, most time first; ten at most.
     """
 
     step: int | None
@@ -109,14 +89,10 @@ class TopKernel(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one kernel, in the whole file.
 
     Attributes:
-        name: name of the kernel.
         family: its family; of a kernel that communicates, its kind of collective.
-        communication: whether it communicates.
-        calls: number of calls.
-        time_ms: sum of their times.
         share: ``time_ms`` as a share of the sum over all kernels and collectives.
         longest_ms: time of the longest call.
-        beside_ms: the part of ``time_ms`` beside communication; of a kernel that communicates, beside compute.
+        beside_ms: the part of ``time_ms`` during communication; of a kernel that communicates, during compute.
     """
 
     name: str
@@ -130,13 +106,12 @@ class TopKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamQueue(msgspec.Struct, frozen=True, kw_only=True):
-    """Launches in flight on one stream: kernels and copies that were launched and had not started yet.
+    """Kernels and copies of one stream that were launched and had not started yet.
 
     Attributes:
         stream: name of the stream in the file.
-        launches: number of its kernels and copies whose launch is known.
-        longest: most that waited at one time.
-        mean: mean number that waited, over the file.
+        launches: number of known launches.
+        longest, mean: most and mean number that waited, over the file.
         delay_ms: mean time from launch to start.
     """
 
@@ -151,14 +126,13 @@ class HostLimit(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the host keeps the device waiting.
 
     Attributes:
-        launch_bound: whether at least a tenth of the time is idle since launches come late, and most of that in gaps
-            shorter than a millisecond.
-        idle_fraction: share of the file in which the device was idle since a launch came late.
+        launch_bound: whether at least a tenth of the time is idle because of late launches, most of it in gaps shorter
+            than a millisecond.
+        idle_fraction: share of the file in which the device was idle because of a late launch.
         gaps: number of such gaps.
         short_gaps_ms: time of those shorter than a millisecond.
-        longest_gap_ms: the longest.
-        kernel_us: median time of the kernels, collectives left out; None without compute.
-        launch_interval_us: median time from one launch to the next; None with fewer than two launches.
+        kernel_us: median time of compute kernels; None without any.
+        launch_interval_us: median time from one launch to the next; None with fewer than two.
     """
 
     launch_bound: bool
@@ -171,13 +145,7 @@ class HostLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device did over time, in equal parts of the file. Each number is a share of its part.
-
-    Attributes:
-        part_ms: length of each part.
-        compute: compute ran.
-        exposed_comm: communication was in flight and no compute ran.
-    """
+    """Shares of equal parts of the file, ``part_ms`` each, in which compute ran, or communication without compute."""
 
     part_ms: float
     compute: tuple[float, ...]
@@ -187,23 +155,13 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
 class TimeSums:
     """What one device of a trace does with its time, added up over the pieces of that time.
 
-    Of a file that is cut off, what needs all kernels is left out: steps, paths, and whether the host keeps the device
-    waiting.
-
-    Args:
-        device: the device.
-
-    Attributes:
-        time: what the device did, in the whole file and in each step.
-        paths: the critical path of each step.
-        host_limit: None if the file has no launches.
-        utilisation: None without kernels.
+    Of a file that is cut off, what needs all kernels is left out: steps, paths, and ``host_limit``.
     """
 
     def __init__(self, device: Device) -> None:
         self._device, trace = device, device.trace
         self._steps, self._is_cut = trace.steps, trace.is_cut
-        self._whole, self._gaps = TimeUse.nothing(), _Gaps()
+        self._whole = TimeUse()
         self._of_steps: list[DeviceTime] = []
         self._paths: list[CriticalPath] = []
         # Where the time of the next step begins on the device.
@@ -213,7 +171,7 @@ class TimeSums:
 
     def add(self, piece: Piece) -> None:
         """Add the next piece."""
-        kernels, before = piece.trace.kernels, piece.before
+        kernels = piece.trace.kernels
         ran_ns = kernels.intervals.end_ns[kernels.intervals.durations_ns > 0]
         if not len(ran_ns):
             return
@@ -221,21 +179,19 @@ class TimeSums:
         unknown = np.full(len(kernels), -1, dtype=np.int64)
         launched_ns = unknown if launches is None else launches.launched_ns
         span = (piece.begin_ns, int(ran_ns.max()))
-        spans = {} if self._is_cut else self._step_spans(kernels)
-        whole, *of_steps = TimeUses(kernels, launched_ns).of_each([span, *spans.values()])
+        steps: list[tuple[int | None, tuple[int, int]]] = [] if self._is_cut else self._step_spans(kernels)
+        whole, *of_steps = TimeUses(kernels, launched_ns).of_each([span, *[of_step for _, of_step in steps]])
         self._whole += whole
-        self._gaps.add(whole.host_gaps_ns)
-        numbers = [self._steps[i].number for i in spans]
-        self._of_steps += [self._device_time(*step) for step in zip(numbers, of_steps, strict=True)]
+        self._of_steps += [self._device_time(step, use) for (step, _), use in zip(steps, of_steps, strict=True)]
         compute, comm = kernels.of(Kind.COMPUTE), kernels.of(Kind.COMMUNICATION)
         self._compute_ns += self._parts.covered_ns(compute)
         self._both_ns += self._parts.covered_ns(compute.with_others(comm))
         if launches is not None and not self._is_cut:
-            wanted: list[tuple[int | None, tuple[int, int]]] = list(zip(numbers, spans.values(), strict=True))
             # A file without steps counts as one, but its path is not worked out over pieces.
-            if not spans and piece.is_whole:
-                wanted = [(None, span)]
-            self._paths += _critical_paths(wanted, kernels, launches, before)
+            wanted = steps or ([(None, span)] if piece.is_whole else [])
+            paths = CriticalPaths(kernels, launches.launched_ns, launches.waits, piece.before)
+            found = [(step, paths.of(*of_step)) for step, of_step in wanted]
+            self._paths += [_critical_path(step, path, kernels, launches) for step, path in found if path is not None]
 
     @property
     def time(self) -> tuple[DeviceTime, ...]:
@@ -288,11 +244,11 @@ class TimeSums:
         intervals_ns = np.diff(launched_ns)
         intervals_ns = intervals_ns[intervals_ns > 0]
         return HostLimit(
-            launch_bound=fraction >= LAUNCH_BOUND_FRACTION and 2 * self._gaps.short_ns > late_ns,
+            launch_bound=fraction >= LAUNCH_BOUND_FRACTION and 2 * self._whole.short_host_gaps_ns > late_ns,
             idle_fraction=fraction,
-            gaps=self._gaps.number,
-            short_gaps_ms=self._gaps.short_ns / 1e6,
-            longest_gap_ms=self._gaps.longest_ns / 1e6,
+            gaps=self._whole.num_host_gaps,
+            short_gaps_ms=self._whole.short_host_gaps_ns / 1e6,
+            longest_gap_ms=self._whole.longest_host_gap_ns / 1e6,
             kernel_us=_median_us(kernels.intervals.durations_ns[kernels.kind == Kind.COMPUTE]),
             launch_interval_us=_median_us(intervals_ns),
         )
@@ -310,19 +266,16 @@ class TimeSums:
             exposed_comm=tuple(((self._both_ns - self._compute_ns) / lengths).tolist()),
         )
 
-    def _step_spans(self, kernels: KernelTable) -> dict[int, tuple[int, int]]:
-        """Start and end on the device of the steps of a piece, by their indices.
-
-        A step that ends before an earlier one has none.
-        """
-        spans: dict[int, tuple[int, int]] = {}
+    def _step_spans(self, kernels: KernelTable) -> list[tuple[int | None, tuple[int, int]]]:
+        """Number, start and end on the device of the steps of a piece, but those that end before an earlier one."""
+        spans: list[tuple[int | None, tuple[int, int]]] = []
         in_steps = kernels.step >= 0
         ended_ns = np.full(len(self._steps), np.iinfo(np.int64).min)
         np.maximum.at(ended_ns, kernels.step[in_steps], kernels.intervals.end_ns[in_steps])
         for i in distinct_values(kernels.step[in_steps]).tolist():
             ended = int(ended_ns[i])
             if ended > self._until_ns:
-                spans[i] = (self._until_ns, ended)
+                spans.append((self._steps[i].number, (self._until_ns, ended)))
                 self._until_ns = ended
         return spans
 
@@ -343,37 +296,11 @@ class TimeSums:
         )
 
 
-class _Gaps:
-    """The gaps in which the device waits for the host.
-
-    Attributes:
-        number: of gaps.
-        short_ns: time of those shorter than a millisecond.
-        longest_ns: the longest.
-    """
-
-    def __init__(self) -> None:
-        self.number = self.short_ns = self.longest_ns = 0
-
-    def add(self, gaps_ns: Indices) -> None:
-        """Add gaps by their lengths."""
-        self.number += len(gaps_ns)
-        self.short_ns += int(gaps_ns[gaps_ns < _SHORT_GAP_NS].sum())
-        self.longest_ns = max(self.longest_ns, int(gaps_ns.max(initial=0)))
-
-
-def _critical_paths(
-    spans: Sequence[tuple[int | None, tuple[int, int]]], kernels: KernelTable, launches: Launches, before: LastRows
-) -> tuple[CriticalPath, ...]:
-    """The critical path of each span, with the number of its step; without those in which nothing ended."""
-    paths = CriticalPaths(kernels, launches.launched_ns, launches.waits, before)
-    found = [(step, paths.of(*span)) for step, span in spans]
-    return tuple([_critical_path(step, path, kernels, launches) for step, path in found if path is not None])
-
-
 def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches: Launches) -> CriticalPath:
     # Without the host's waits, its time on the path may be that of what it waited for.
     is_known = launches.records_waits or not path.parts_ns[Part.HOST]
+    ms = {part: ns / 1e6 for part, ns in path.parts_ns.items()}
+    at_most_ms = {part: ns / 1e6 if is_known else None for part, ns in path.at_most_ns.items()}
     kind = kernels.kind[path.rows]
     runs = kind != Kind.COPY
     # A name may stand for kernels of both kinds.
@@ -384,15 +311,15 @@ def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches:
     return CriticalPath(
         step=step,
         length_ms=path.length_ns / 1e6,
-        compute_ms=path.parts_ns[Part.COMPUTE] / 1e6,
-        comm_ms=path.parts_ns[Part.COMMUNICATION] / 1e6,
-        copy_ms=path.parts_ns[Part.COPY] / 1e6,
-        launch_ms=path.parts_ns[Part.LAUNCH] / 1e6,
-        host_ms=path.parts_ns[Part.HOST] / 1e6,
-        other_ms=path.parts_ns[Part.OTHER] / 1e6,
-        at_most_compute_ms=path.at_most_ns[Part.COMPUTE] / 1e6 if is_known else None,
-        at_most_comm_ms=path.at_most_ns[Part.COMMUNICATION] / 1e6 if is_known else None,
-        at_most_host_ms=path.at_most_ns[Part.HOST] / 1e6 if is_known else None,
+        compute_ms=ms[Part.COMPUTE],
+        comm_ms=ms[Part.COMMUNICATION],
+        copy_ms=ms[Part.COPY],
+        launch_ms=ms[Part.LAUNCH],
+        host_ms=ms[Part.HOST],
+        other_ms=ms[Part.OTHER],
+        at_most_compute_ms=at_most_ms[Part.COMPUTE],
+        at_most_comm_ms=at_most_ms[Part.COMMUNICATION],
+        at_most_host_ms=at_most_ms[Part.HOST],
         kernels=tuple(
             [
                 PathKernel(

@@ -1,18 +1,22 @@
-"""Makes a trace of the events of a file with kernels of a device: each kernel with its launch, step and collective."""
+"""Makes a trace of the events of a file with kernels of a device: each kernel with its launch, step and collective.
+
+Torch's ranges around launches tell which collective a kernel runs. Other ranges of the host name a part of the program:
+modules of a model (``with_modules=True`` or ``with_stack=True`` of torch's profiler), what users name by
+``record_function`` or NVTX, and torch's own, such as ``Optimizer.step#AdamW.step``.
+"""
 
 from __future__ import annotations
 
 import functools
 import re
 from collections import Counter
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from overlap_callbacks.analysis import name_rules, safe_text
-from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.intervals import Intervals, distinct_values
 from overlap_callbacks.analysis.kernels.issued import COPIED
 from overlap_callbacks.analysis.kernels.table import (
     Indices,
@@ -21,70 +25,58 @@ from overlap_callbacks.analysis.kernels.table import (
     LaunchShape,
     as_communication,
     collectives_of,
+    is_copy,
     may_communicate,
     step_of,
     step_of_kernels,
     within_device,
 )
 from overlap_callbacks.traces.checks import ambiguous_collectives, copying_collectives, foreign_events
-from overlap_callbacks.traces.collect import Numbers
-from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives, RangeDetail, hints_from_ranges
-from overlap_callbacks.traces.columns import Array, derived, release, taken
+from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives
+from overlap_callbacks.traces.columns import Array, Column, derived, parts, release, taken
 from overlap_callbacks.traces.device_events import DeviceEvents
-from overlap_callbacks.traces.event_columns import time_problems
-from overlap_callbacks.traces.host_ranges import last_begun, launched_in
-from overlap_callbacks.traces.trace import Launches, Trace, bounds_of, steps_of, trace_with_head
+from overlap_callbacks.traces.events import MAX_TIME_NS, time_problems
+from overlap_callbacks.traces.files import Document
+from overlap_callbacks.traces.trace import Launches, Trace, bounds_of, steps_of, trace_of
 
 # Columns by their names; shape (n,) each.
 _Columns = dict[str, Array]
 
 
-def trace_of_device(
-    path: Path,
-    events: DeviceEvents,
-    told: Sequence[str],
-    head: dict[str, Any],
-    *,
-    is_cut: bool = False,
-    steps: re.Pattern[str] | None = None,
-) -> Trace:
+def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[str] | None = None) -> Trace:
     """The trace of a file with kernels of a device.
 
     Args:
-        path: the file.
+        document: the file.
         events: its events.
-        told: what is wrong with the file, in words.
-        head: the fields of the document around the events.
-        is_cut: whether the file ends before its events do.
-        steps: finds the names of steps; None for ``ProfilerStep#``.
+        steps: matches the names of steps; None for ``ProfilerStep#``.
     """
-    found, infos, details = steps_of(events.notes, steps), events.metadata.infos, tuple(events.details)
+    found, infos = steps_of(events.notes, steps), events.metadata.infos
     rows = _in_order(events.rows.finished())
     _join_launches(rows, events.launches.finished())
     texts = _name_kinds(rows, events)
     annotations, operators = events.annotations.finished(), events.operators.finished()
-    problems = [*told, *time_problems(events.rows)]
+    problems = [*time_problems(events.rows)]
     if events.launches.untimed:
         problems.append(
             f"{events.launches.untimed} launches have no time that can be read: their kernels count in no step"
         )
     asking = np.flatnonzero((rows["kind"] == Kind.COMMUNICATION) & (rows["info"] < 0))
-    _ask_ranges(rows, asking, annotations, texts, details, infos)
+    _ask_ranges(rows, asking, annotations, texts, events)
     problems += ambiguous_collectives(rows["name"][asking], rows["info"][asking], texts, tuple(infos))
     if found and not events.launches:
         problems.append("the file holds no launches: kernels count in the step that the host was in when they started")
     if events.foreign:
         problems.append(f"{foreign_events(events.foreign)} are left out: what they do is not known")
     kernels = _table(rows, texts, events, bounds_of(found))
-    ranges = operators if events.operators else annotations
-    copies = _copies_of_collectives(kernels, rows, ranges, details, infos)
+    copies = _copies_of_collectives(kernels, rows, operators if events.operators else annotations, events)
     problems += copying_collectives(copies.untold)
     for column, value in (("info", copies.info), ("num_bytes", UNKNOWN), ("sequence", UNKNOWN)):
         _assign(rows, column, copies.rows, value)
     kinds = [info.kind for info in infos]
     of_row = zip(copies.rows.tolist(), copies.info.tolist(), strict=True)
     kernels = as_communication(kernels, {row: kinds[info] for row, info in of_row})
-    collectives = Collectives.of(rows.pop("info"), rows.pop("num_bytes"), rows.pop("sequence"), tuple(infos))
+    collectives = Collectives(rows["info"], rows["num_bytes"], rows["sequence"], tuple(infos))
     range_of = None
     if events.ranges:
         range_of = launched_in(events.ranges.finished(), rows["thread"], rows["launched"], events.training_thread)
@@ -93,13 +85,11 @@ def trace_of_device(
         range_of, events.range_names,
     )  # fmt: skip
     release()
-    return trace_with_head(
-        path, head, kernels, rows["device"], found, collectives, problems, is_cut=is_cut, launches=launches
-    )
+    return trace_of(document, kernels, rows["device"], found, collectives, problems, launches=launches)
 
 
 def _in_order(rows: _Columns) -> _Columns:
-    """The rows device by device, in order of their starts."""
+    """The rows by device and start."""
     device = rows["device"]
     if device.min(initial=0) == device.max(initial=0):
         order = np.argsort(rows["start"], kind="stable")
@@ -112,7 +102,7 @@ def _in_order(rows: _Columns) -> _Columns:
 def _join_launches(rows: _Columns, launches: _Columns) -> None:
     """Add columns for the call that launched each row: ``launched``, ``returned`` and ``thread``; -1 where unknown.
 
-    Of several launches with one number the first in the file counts, and none if that one has no time.
+    Of several launches with one number the first in the file counts, even if it has no time.
     """
     order = np.argsort(launches["correlation"], kind="stable")
     numbers = launches["correlation"][order]
@@ -128,13 +118,10 @@ def _join_launches(rows: _Columns, launches: _Columns) -> None:
 
 
 def _name_kinds(rows: _Columns, events: DeviceEvents) -> tuple[str, ...]:
-    """Clean the names, and set what rows do: by their names, or by metadata of a collective where these tell nothing.
+    """Clean the names, set the kinds of rows, and return the distinct names.
 
-    Not all kernels with such metadata communicate: those that copy a collective's tensors have it too, but the rules
-    know their names.
-
-    Returns:
-        The distinct names.
+    A row of unknown family communicates if it has the metadata of a collective. Others do by name alone: kernels that
+    copy a collective's tensors have its metadata too.
     """
     names, number = events.names.renamed(safe_text.clean)
     communicates = np.array([name_rules.is_communication(text) for text in names.texts], dtype=bool)
@@ -150,49 +137,53 @@ def _name_kinds(rows: _Columns, events: DeviceEvents) -> tuple[str, ...]:
     return names.texts
 
 
-def _ask_ranges(
-    rows: _Columns,
-    asking: Indices,
-    ranges: _Columns,
-    texts: Sequence[str],
-    details: Sequence[RangeDetail],
-    infos: Numbers[CollectiveInfo],
-) -> None:
-    """Set what torch's ranges, else names, tell of the collectives of some rows.
+def _ask_ranges(rows: _Columns, asking: Indices, ranges: _Columns, texts: Sequence[str], events: DeviceEvents) -> None:
+    """Set the collective of some rows by torch's ranges around their launches, else by their names.
+
+    Copies have no size: several may be one collective.
 
     Args:
         rows: all rows.
-        asking: which of them to ask for; shape (m,).
+        asking: which of them to set; shape (m,).
         ranges: torch's ranges of collectives.
         texts: the names of kernels.
-        details: what ranges have in common.
-        infos: numbers what collectives have in common.
+        events: what numbers of ranges and collectives stand for.
     """
-    within = last_begun(ranges, rows["launched"][asking], rows["thread"][asking])
+    details, infos, name = tuple(events.details), events.metadata.infos, rows["name"][asking]
+    within = _last_begun(ranges, rows["launched"][asking], rows["thread"][asking])
     detail, num_bytes = (np.append(ranges[column], -1)[within] for column in ("detail", "num_bytes"))
-    hints = hints_from_ranges(rows["name"][asking], detail, num_bytes, texts, details, infos)
-    _assign(rows, "info", asking, hints.info)
-    _assign(rows, "num_bytes", asking, hints.num_bytes)
+    # Kernels of one name in ranges of one kind need one look. The number after the last detail is for no range.
+    detail = np.where(detail >= 0, detail, len(details))
+    distinct, place = np.unique(detail * len(texts) + name, return_inverse=True)
+    numbers, has_size = np.empty(len(distinct), dtype=np.int64), np.zeros(len(distinct), dtype=bool)
+    for i, number in enumerate(distinct.tolist()):
+        of_detail, text = number // len(texts), texts[number % len(texts)]
+        kind = name_rules.collective_of(details[of_detail].name) if of_detail < len(details) else name_rules.OTHER
+        by_name = kind == name_rules.OTHER
+        numbers[i] = infos[CollectiveInfo(name_rules.collective_of(text) if by_name else kind, by_name=by_name)]
+        has_size[i] = not by_name and not is_copy(text)
+    place = place.reshape(-1)
+    _assign(rows, "info", asking, numbers[place])
+    _assign(rows, "num_bytes", asking, np.where(has_size[place], num_bytes, UNKNOWN))
 
 
 def _assign(rows: _Columns, column: str, places: Indices, values: Array | int) -> None:
-    """Set some values of a column, which may be mapped and so cannot be written."""
-    if len(places):
-        rows[column] = rows[column].copy()
-        rows[column][places] = values
+    """Set the values of some places, ascending, of a column, which may be mapped read-only."""
+    old, new, values = rows[column], Column(rows[column].dtype), np.broadcast_to(values, len(places))
+    if not len(places):
+        return
+    for part in parts(len(old)):
+        now, mine = old[part].copy(), slice(*np.searchsorted(places, (part.start, part.stop)).tolist())
+        now[places[mine] - part.start] = values[mine]
+        new.append(now)
+        release()
+    rows[column] = new.finished()
 
 
 def _table(
     rows: _Columns, texts: tuple[str, ...], events: DeviceEvents, bounds: Sequence[tuple[int, int]]
 ) -> KernelTable:
-    """The table of kernels.
-
-    Args:
-        rows: the rows.
-        texts: their names.
-        events: what numbers stand for.
-        bounds: host start and end of each step.
-    """
+    """The table of kernels; ``bounds`` are the start and end of each step on the host."""
     ran, launched_ns = Intervals(rows["start"], rows["end"]), rows["launched"]
     nowhere = np.zeros(len(ran), dtype=bool)
     if events.launches:
@@ -226,9 +217,8 @@ class _Copies(NamedTuple):
 
     Attributes:
         rows: the copies that communicate; shape (m,).
-        info: number of what is known of the collective of each; shape (m,).
-        untold: how many collectives of each name launched such copies where the file does not tell whether they
-            communicate.
+        info: number of the ``CollectiveInfo`` of each; shape (m,).
+        untold: by name, the number of collectives whose copies may communicate or not.
     """
 
     rows: Indices
@@ -236,31 +226,23 @@ class _Copies(NamedTuple):
     untold: Counter[str]
 
 
-def _copies_of_collectives(
-    kernels: KernelTable,
-    rows: _Columns,
-    ranges: _Columns,
-    details: Sequence[RangeDetail],
-    infos: Numbers[CollectiveInfo],
-) -> _Copies:
+def _copies_of_collectives(kernels: KernelTable, rows: _Columns, ranges: _Columns, events: DeviceEvents) -> _Copies:
     """Which copies within the device are the work of a collective.
 
-    Live, the gate's log tells which collectives have no kernel. A file has no such log. But torch's operator of each
-    collective (``record_param_comms``) lies around its launches, and tells kind and group.
+    Live, the gate's log has the collectives without a kernel. In a file, torch's operator (``record_param_comms``)
+    around the launches tells kind and group.
 
-    A collective's copies communicate if it launched no kernel, copy engines can do it, its group has more than one
-    rank, and the copies ran on streams that never compute. A collective on a group of one rank copies, but communicates
-    nothing. Copies whose launch is not in the file stay copies. If the launch of a communication kernel is missing, it
-    may be that collective's, so the file does not tell.
+    The copies communicate if the collective launched no kernel, copy engines can do it, its group has more than one
+    rank, and they ran on streams that never compute. On a group of one rank they communicate nothing. Where the launch
+    of any communication kernel is missing, none is certain: the kernel may be that collective's.
 
     Args:
         kernels: the whole file.
         rows: its columns ``launched`` and ``thread``.
-        ranges: torch's operators of collectives, those that describe theirs; or its ranges of collectives, which do not
-            tell the group.
-        details: what ranges have in common.
-        infos: numbers what collectives have in common.
+        ranges: torch's operators of collectives, else its ranges of collectives, which do not tell the group.
+        events: what numbers of ranges and collectives stand for.
     """
+    details, infos = tuple(events.details), events.metadata.infos
     within, told, untold = within_device(kernels), Counter[str](), Counter[str]()
     nothing = np.empty(0, dtype=np.int64)
     if not within.any() or not len(ranges["start"]):
@@ -269,7 +251,7 @@ def _copies_of_collectives(
     # Those launched before the file began are in no step.
     missing = communicates & kernels.without_launch & (in_steps if in_steps.any() else True)
     asking = np.flatnonzero(within | communicates)
-    around = last_begun(ranges, rows["launched"][asking], rows["thread"][asking])
+    around = _last_begun(ranges, rows["launched"][asking], rows["thread"][asking])
     within, apart = within[asking], may_communicate(kernels)[asking]
     copies = np.flatnonzero(within & (around >= 0) & ~np.isin(around, around[~within]))
     copies = copies[np.argsort(around[copies], kind="stable")]
@@ -292,13 +274,94 @@ def _copies_of_collectives(
 
 
 def _waits(calls: _Columns, rows: _Columns, kernels: KernelTable) -> Intervals:
-    """When the host waited for the device, in ascending order of the ends.
-
-    It does so in calls that are made for it, and in those of copies that return after the copy has ended.
-    """
+    """When the host waited for the device, in order of the ends: in calls for it, and in copies that block."""
     launched_ns, returned_ns = rows["launched"], rows["returned"]
     blocking = (kernels.kind == Kind.COPY) & (launched_ns >= 0) & (returned_ns >= kernels.intervals.end_ns)
     start = np.concatenate((calls["start"], launched_ns[blocking]))
     end = np.concatenate((calls["end"], returned_ns[blocking]))
     order = np.argsort(end, kind="stable")
     return Intervals(derived(np.asarray, start[order]), derived(np.asarray, end[order]))
+
+
+# -- ranges of the host
+
+
+def _last_begun(ranges: Mapping[str, Array], launched_ns: Indices, thread: Indices) -> Indices:
+    """Place of the range of each launch, -1 for none: its thread's last to begin before it, if still open; shape (n,).
+
+    ``ranges`` has columns ``start``, ``end`` and ``thread``. Time and thread of a launch are -1 if unknown.
+    """
+    start_ns, end_ns, of_thread = ranges["start"], ranges["end"], ranges["thread"]
+    order = np.lexsort((end_ns, start_ns, of_thread))
+    calls = np.argsort(thread, kind="stable")
+    numbers = np.arange(int(of_thread.max(initial=-1)) + 2)
+    first_range, first_call = np.searchsorted(of_thread[order], numbers), np.searchsorted(thread[calls], numbers)
+    found = np.full(len(launched_ns), -1, dtype=np.int64)
+    for number in np.flatnonzero((np.diff(first_range) > 0) & (np.diff(first_call) > 0)).tolist():
+        own = order[first_range[number] : first_range[number + 1]]
+        mine = calls[first_call[number] : first_call[number + 1]]
+        times_ns = launched_ns[mine]
+        place = np.searchsorted(start_ns[own], times_ns, side="right") - 1
+        last = own[np.maximum(place, 0)]
+        found[mine] = np.where((place >= 0) & (times_ns >= 0) & (times_ns < end_ns[last]), last, -1)
+    return found
+
+
+def launched_in(ranges: Mapping[str, Array], thread: Indices, launched_ns: Indices, training: int) -> Array:
+    """The name of the innermost range around each launch, -1 for none; a column of shape (n,).
+
+    A thread without a range, such as autograd's, works for the training thread: the range of that one counts.
+
+    ``ranges`` has columns ``start``, ``end``, ``thread`` and ``name``. Thread and time of a launch, and the training
+    thread, are -1 if unknown.
+    """
+    names = Column()
+    for part in parts(len(thread)):
+        times_ns, of_thread = launched_ns[part], thread[part]
+        # There may be many more ranges than those that are open in this time.
+        known_ns = times_ns[times_ns >= 0]
+        first_ns, last_ns = known_ns.min(initial=MAX_TIME_NS), known_ns.max(initial=-1)
+        wanted = (ranges["start"] <= last_ns) & (ranges["end"] > first_ns)
+        open_then = {name: column[wanted] for name, column in ranges.items()}
+        found = _innermost_by_thread(open_then, of_thread, times_ns)
+        if training >= 0:
+            without = np.flatnonzero((times_ns >= 0) & (found < 0) & (of_thread != training))
+            found[without] = _innermost_by_thread(open_then, np.full(len(without), training), times_ns[without])
+        names.append(found)
+        release()
+    return names.finished()
+
+
+def _innermost_by_thread(ranges: Mapping[str, Array], thread: Indices, time_ns: Indices) -> Indices:
+    """The name of the innermost open range of a thread at a time, -1 for none; shape (n,)."""
+    found = np.full(len(time_ns), -1, dtype=np.int64)
+    for number in distinct_values(ranges["thread"]).tolist():
+        rows = np.flatnonzero(thread == number)
+        own = np.flatnonzero(ranges["thread"] == number)
+        if len(rows):
+            place = _innermost(ranges["start"][own], ranges["end"][own], time_ns[rows])
+            found[rows] = np.where(place >= 0, ranges["name"][own[place]], -1)
+    return found
+
+
+def _innermost(start_ns: Indices, end_ns: Indices, time_ns: Indices) -> Indices:
+    """Which range holds each time: of the open ones the last to begin; -1 for none.
+
+    One thread's ranges nest, but for damaged files. Ranges that have ended before change nothing.
+    """
+    order = np.lexsort((-end_ns, start_ns))
+    start_ns, end_ns = start_ns[order], end_ns[order]
+    # The last range before each one that ends later. What lies between ends no later than it.
+    before = np.arange(len(order)) - 1
+    while True:
+        ended = (before >= 0) & (end_ns[before] <= end_ns)
+        if not ended.any():
+            break
+        before[ended] = before[before[ended]]
+    found = np.searchsorted(start_ns, time_ns, side="right") - 1
+    while True:
+        ended = (found >= 0) & (end_ns[found] <= time_ns)
+        if not ended.any():
+            break
+        found[ended] = before[found[ended]]
+    return np.where(found >= 0, order[found], -1)

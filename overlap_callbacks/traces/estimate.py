@@ -1,4 +1,4 @@
-"""Estimates from one trace what compute loses beside communication: an association, not an experiment."""
+"""Estimates the compute slowdown from one trace: an association, not an experiment."""
 
 from __future__ import annotations
 
@@ -23,11 +23,7 @@ _BY_LAUNCH: _Method = ((0, 1),), "calls of one kernel with the same grid and blo
 
 
 class EstimateSums:
-    """Calls that compute, those beside communication and those alone, added up over the pieces of a device's time.
-
-    Args:
-        trace: the trace, with any rows or none.
-    """
+    """Compute calls during communication and alone, added up over the pieces of a device's time."""
 
     def __init__(self, trace: Trace) -> None:
         self._names = trace.kernels.names
@@ -59,7 +55,7 @@ class EstimateSums:
         self._calls = self._calls.with_calls([part[mine] for part in columns], [part[mine] for part in values])
 
     def figures(self) -> SlowdownEstimate | None:
-        """The estimate; None if no call beside communication matches one alone."""
+        """The estimate; None if no call during communication matches one alone."""
         for levels, method in self._methods:
             matched, alone_ns, used = self._match(levels)
             if not matched.any():
@@ -78,13 +74,10 @@ class EstimateSums:
     def _match(
         self, levels: tuple[tuple[int, ...], ...]
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """Match the calls beside communication with those alone.
-
-        Args:
-            levels: the columns that must be equal, in order of preference.
+        """Match calls by columns that must be equal, in order of preference.
 
         Returns:
-            Of each row of the calls, whether those beside communication match any alone, the mean time of these, and
+            Of each row of calls: whether those during communication match any alone, the mean time of these, and
             whether those alone are matched; shape (rows,) each.
         """
         columns, (beside, _, alone, alone_ns) = self._calls

@@ -1,14 +1,24 @@
-"""What is decoded of an event of a trace file, and in which types.
+"""Events of a trace file: what is decoded of each, and their times in columns of whole nanoseconds.
 
-Most events of a file are not needed, and neither are the arguments of most of the others. So arguments are kept as
-text, and those that are needed are decoded later (``stream.EventStream.args_of``).
+Most events are not needed, nor the arguments of most others. So arguments are kept as text, and decoded where they are
+needed (``stream.EventStream.args_of``).
 """
 
 from __future__ import annotations
 
+import math
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any, Union
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.kernels.table import Indices
+from overlap_callbacks.traces import columns
+from overlap_callbacks.traces.columns import Array, Column
 
 NO_ARGS = msgspec.Raw(b"null")
 
@@ -16,7 +26,7 @@ Time = Union[int, float, str, None]
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event. Its times are in microseconds, as JSON numbers are decoded. Its ``args`` are text."""
+    """One event, its times in microseconds."""
 
     ph: Union[str, None] = None
     cat: Union[str, None] = None
@@ -29,26 +39,26 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(Event, gc=False):
-    """One event, with ``ts`` as text: a floating-point number may be too imprecise for its nanoseconds."""
+    """One event with ``ts`` as text, where a floating-point number would lose nanoseconds."""
 
     ts: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
 
 
 class LaunchArgs(msgspec.Struct, gc=False):
-    """What is needed of the ``args`` of a call that launches a kernel."""
+    """``args`` of a call that launches a kernel."""
 
     correlation: Any = None
 
 
 class RangeArgs(msgspec.Struct, gc=False):
-    """What is needed of the ``args`` of torch's range of a collective: as text, for most are alike."""
+    """``args`` of torch's range of a collective, as text: few of them differ."""
 
     input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     input_type: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
 
 
 class Args(msgspec.Struct, gc=False):
-    """What is needed of the ``args`` of other events, with the types that are in the file: they differ by version."""
+    """``args`` of other events, of whatever types the file's version has."""
 
     device: Any = None
     correlation: Any = None
@@ -67,7 +77,7 @@ _Triple = Union[tuple[int, int, int], None]
 
 
 class KernelArgs(Args, gc=False):
-    """The ``args`` of a kernel or a copy, as today's files have them: how it was launched can be a key of a dict."""
+    """``args`` of a kernel or a copy, of today's types: those of its launch can be a key of a dict."""
 
     grid: _Triple = None
     block: _Triple = None
@@ -77,10 +87,179 @@ class KernelArgs(Args, gc=False):
 
 
 class OddKernelArgs(Args, gc=False):
-    """The same where these are of other types: as text."""
+    """The same of other types: as text."""
 
     grid: msgspec.Raw = msgspec.Raw()
     block: msgspec.Raw = msgspec.Raw()
     registers: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="registers per thread")
     shared_memory: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="shared memory")
     blocks_per_sm: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="blocks per SM")
+
+
+# -- columns
+
+
+# No clock shows times outside these bounds, nor longer durations; their differences would overflow.
+MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(2**61), 2**62, 2**61
+# From here on, neighbouring floating-point numbers of microseconds are too far apart to tell nanoseconds.
+_MAX_EXACT_US = 2**43
+
+
+class EventColumns:
+    """Events of one kind: start and end in whole nanoseconds, and other whole numbers.
+
+    Events without valid times are left out. Floating-point microseconds are exact to the nanosecond only up to 2**43
+    us, so files with later times are read again with their times as text (``exact``).
+
+    Args:
+        exact: times come as text.
+        keep_untimed: keep events with impossible times, with -1 as start and end.
+        numbers: the other columns: the type code of each by its name.
+
+    Attributes:
+        number: number of events.
+        untimed, negative: number of events without a valid time, and with negative durations, which count as zero.
+            Both are complete once the columns are finished.
+    """
+
+    def __init__(self, exact: bool, *, keep_untimed: bool = False, **numbers: str) -> None:
+        self.number = self.untimed = self.negative = 0
+        self._exact, self._keep_untimed = exact, keep_untimed
+        self._start: array[Any] = array("q" if exact else "d")
+        self._duration: array[Any] = array("q" if exact else "d")
+        self._numbers: dict[str, array[Any]] = {name: array(code) for name, code in numbers.items()}
+        self._columns = {"start": Column(), "end": Column(), **{name: Column(code) for name, code in numbers.items()}}
+        self._lost_nanoseconds = False
+
+    def __len__(self) -> int:
+        return self.number
+
+    def keep(self, events: list[Event]) -> list[Event]:
+        """Add events by their times. Returns those with valid ones, whose other numbers ``label`` takes next."""
+        self._make_room()
+        if self._exact:
+            return self._one_by_one(events)
+        try:
+            times: list[list[Any]] = [[event.ts for event in events], [event.dur for event in events]]
+            start, duration = (array("d", of_events) for of_events in times)
+        except (TypeError, OverflowError):
+            return self._one_by_one(events)
+        self._start.extend(start)
+        self._duration.extend(duration)
+        self.number += len(events)
+        return events
+
+    def keep_ns(self, *spans: tuple[Any, Any]) -> list[bool]:
+        """Add events by exact start and end. Returns which have valid ones; ``label`` takes their other numbers."""
+        self._make_room()  # once: what is kept in one call is labelled before any of it is written
+        timed = []
+        for span in spans:
+            timed.append(all([type(time) is int and MIN_TIME_NS < time < MAX_TIME_NS for time in span]))
+            if timed[-1]:
+                self._add(span[0], span[1] - span[0])
+        self.untimed += timed.count(False)
+        return timed
+
+    def label(self, **numbers: Iterable[int]) -> None:
+        """Add the other numbers of the events that were added last."""
+        for name, values in numbers.items():
+            self._numbers[name].extend(values)
+
+    @property
+    def inexact(self) -> bool:
+        """Whether nanoseconds were lost, so that the file must be read again with times as text."""
+        self._write()
+        return self._lost_nanoseconds
+
+    def finished(self) -> dict[str, Array]:
+        """The columns by name; nothing can be added any more."""
+        self._write()
+        return {name: column.finished() for name, column in self._columns.items()}
+
+    def _one_by_one(self, events: list[Event]) -> list[Event]:
+        kept = []
+        for event in events:
+            start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
+            if start is None or duration is None:
+                self.untimed += 1
+            else:
+                kept.append(event)
+                self._add(start if self._exact else start / 1000, duration if self._exact else duration / 1000)
+        return kept
+
+    def _add(self, start: float, duration: float) -> None:
+        self._start.append(start)
+        self._duration.append(duration)
+        self.number += 1
+
+    def _make_room(self) -> None:
+        if len(self._start) >= columns.AT_ONCE:
+            self._write()
+
+    def _write(self) -> None:
+        """Move the events held in memory to the columns."""
+        start, end, untimed = self._bounds()
+        self.untimed += int(untimed.sum())
+        values = {"start": start, "end": end}
+        if self._keep_untimed:
+            start[untimed] = end[untimed] = -1
+            untimed = np.zeros(len(start), dtype=bool)
+        for name, held in self._numbers.items():
+            values[name] = np.array(held)
+            self._numbers[name] = array(held.typecode)
+        for name, column in values.items():
+            self._columns[name].append(column[~untimed] if untimed.any() else column)
+        self._start, self._duration = array(self._start.typecode), array(self._start.typecode)
+
+    def _bounds(self) -> tuple[Indices, Indices, npt.NDArray[np.bool_]]:
+        """Start and end in nanoseconds of the events held in memory, and whether they are impossible."""
+        if self._exact:
+            start, duration = (np.array(times, dtype=np.int64) for times in (self._start, self._duration))
+            untimed = np.abs(duration) >= MAX_DURATION_NS
+        else:
+            microseconds = [np.array(times, dtype=np.float64) for times in (self._start, self._duration)]
+            start_us, duration_us = microseconds
+            lost = (np.abs(start_us) >= _MAX_EXACT_US) & (start_us != np.floor(start_us))
+            self._lost_nanoseconds |= bool(lost.any())
+            # (NaN fails every comparison.)
+            possible = (start_us > MIN_TIME_NS / 1000) & (start_us < MAX_TIME_NS / 1000)
+            untimed = ~(possible & (np.abs(duration_us) < MAX_DURATION_NS / 1000))
+            start, duration = (_from_microseconds(np.where(untimed, 0.0, times)) for times in microseconds)
+        negative = duration < 0
+        self.negative += int(negative.sum())
+        return start, start + np.where(negative, 0, duration), untimed
+
+
+def time_problems(events: EventColumns) -> Iterator[str]:
+    """What is wrong with the times of events whose columns are finished."""
+    if events.negative:
+        yield f"{events.negative} events have negative durations, and count as of no length"
+    if events.untimed:
+        yield f"{events.untimed} events have no time that can be read, and are left out"
+
+
+def lose_nanoseconds(events: Sequence[Event]) -> bool:
+    """Whether the start of any event is too late for nanoseconds in a floating-point number of microseconds."""
+    starts: list[Any] = [event.ts for event in events]
+    return any([type(time) is float and abs(time) >= _MAX_EXACT_US and time % 1 != 0 for time in starts])
+
+
+def _from_microseconds(times: npt.NDArray[np.float64]) -> Indices:
+    whole = np.floor(times)
+    return whole.astype(np.int64) * 1000 + np.rint((times - whole) * 1000).astype(np.int64)
+
+
+def nanoseconds(time: Any) -> int | None:
+    """Whole nanoseconds of microseconds, a number or text; None if that is no valid time."""
+    if type(time) is float and abs(time) < _MAX_EXACT_US:  # as ``_from_microseconds``
+        whole = math.floor(time)
+        return whole * 1000 + round((time - whole) * 1000)
+    if isinstance(time, bool) or time is None:
+        return None
+    if isinstance(time, msgspec.Raw):
+        time = bytes(time).decode(errors="replace")
+    try:
+        value = time * 1000 if isinstance(time, int) else round(Decimal(str(time).strip('" ')) * 1000)
+    except (ValueError, InvalidOperation, OverflowError):
+        return None
+    return value if MIN_TIME_NS < value < MAX_TIME_NS else None

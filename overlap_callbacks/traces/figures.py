@@ -25,21 +25,18 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: number of the ``ProfilerStep#``; None for the whole file.
-        wall_ms: length of the step on the host; for a whole file, from its first kernel to its last. None without
-            kernels.
-        compute_ms: sum of the compute kernels' times.
-        compute_busy_ms: length of the union of their intervals.
-        comm_ms: time during which communication is in flight: the union of its kernels' intervals.
+        wall_ms: length of the step on the host; of a file, from its first kernel to its last, None without kernels.
+        compute_ms, compute_busy_ms: sum of the compute kernels' times, and length of their union.
+        comm_ms: time with communication in flight: the union of its kernels' intervals.
         comm_kernels_ms: sum of the communication kernels' times.
-        hidden_comm_ms: the part of ``comm_ms`` during which compute ran too.
-        exposed_comm_ms: the rest of ``comm_ms``.
-        covered_compute_ms: the part of ``compute_ms`` during which communication was in flight.
-        overlap_ratio: equation 2, covered_compute / compute; None without compute or without communication.
-        overlap_ratio_busy: the same for the union: the share of compute_busy during which communication was in flight.
-        hidden_comm_fraction: hidden_comm / comm; None if the step has no communication.
+        hidden_comm_ms, exposed_comm_ms: the parts of ``comm_ms`` with and without compute.
+        covered_compute_ms: the part of ``compute_ms`` with communication in flight.
+        overlap_ratio: equation 2, covered_compute / compute; None without compute or communication.
+        overlap_ratio_busy: the share of compute_busy with communication in flight.
+        hidden_comm_fraction: hidden_comm / comm; None without communication.
         copy_ms: sum of the device's memory copies and fills.
         kernels: number of compute and communication kernels.
-        cut: whether the file is cut off, so that kernels may be missing. Such a step is in no mean.
+        cut: whether kernels may be missing, because the file is cut off. Such a step is in no mean.
     """
 
     step: int | None
@@ -64,16 +61,14 @@ class CollectiveFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         collective: kind of collective, e.g. ``all_reduce``.
-        group: name of the group; empty if unknown.
-        description: description of the group; empty if unknown.
+        group, description: name and description of the group; empty if unknown.
         group_size: number of ranks of the group; None if unknown.
         count: number of kernels.
-        bytes: total size of the kernels whose size is known, as NCCL's tests count it; None if no size is known.
-        time_ms: sum of the kernels' times, including the time that they wait for other ranks.
-        hidden_ms: the part of ``time_ms`` beside compute.
-        algorithm_bandwidth_gb_s: bytes / time of the kernels whose size is known.
-        bus_bandwidth_gb_s: ``algorithm_bandwidth_gb_s`` times NCCL's factor for the collective; None if the size of the
-            group is unknown.
+        bytes: total size of the kernels of known size, as NCCL's tests count it; None without any.
+        time_ms: sum of the kernels' times, including waiting for other ranks.
+        hidden_ms: the part of ``time_ms`` during compute.
+        algorithm_bandwidth_gb_s: bytes / time of the kernels of known size.
+        bus_bandwidth_gb_s: the same times NCCL's factor for the collective; None if the size of the group is unknown.
     """
 
     collective: str
@@ -89,13 +84,10 @@ class CollectiveFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FamilyFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One family of compute kernels, in the whole file.
+    """One family of compute kernels, e.g. ``gemm``, in the whole file.
 
     Attributes:
-        family: e.g. ``gemm``.
-        calls: number of kernels.
-        time_ms: sum of their times.
-        beside: time beside each kind of collective, in milliseconds.
+        beside: milliseconds during each kind of collective.
     """
 
     family: str
@@ -107,16 +99,16 @@ class FamilyFigures(msgspec.Struct, frozen=True, kw_only=True):
 class SlowdownEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """An estimate of the compute slowdown from one file alone: an association, not an experiment.
 
-    It compares calls that ran beside communication for at least nine tenths of their time with calls of the same
-    kernels that did so for at most one tenth.
+    It compares calls with communication in flight for at least nine tenths of their time with calls of the same kernels
+    with at most one tenth.
 
     Attributes:
         slowdown: weighted by time, as a fraction.
-        method: what counts as the same kernel, in words.
+        method: what counts as the same kernel.
         kernels: number of distinct kernel names.
-        calls_beside, calls_alone: number of calls on each side.
-        calls_left_out: number of calls beside communication for which there is no call alone.
-        time_beside_ms: time of the calls beside communication.
+        calls_beside, calls_alone: number of calls during communication, and without.
+        calls_left_out: number of calls during communication without a call to compare with.
+        time_beside_ms: time of the calls during communication.
         families: the estimate of each family that has calls.
     """
 
@@ -134,24 +126,20 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one device of one file.
 
     Attributes:
-        file: path of the file.
-        rank: rank in the job; None if unknown.
-        world_size: ranks of the job; None if unknown.
-        device: number of the device.
-        device_name: name of the device; empty if unknown.
+        rank, world_size: rank in the job and number of its ranks; None if unknown.
+        device_name: empty if unknown.
         on_host: whether it is a CPU job, whose compute is the operators of the training thread.
-        total: figures of the whole file.
-        steps: figures of each step that has kernels.
-        collectives: by kind and group, those with the most time first.
-        families: of compute kernels, those with the most time first.
-        estimate: of the slowdown; None if no kernel ran both beside communication and alone.
+        total: of the whole file.
+        steps: of each step that has kernels.
+        collectives, families: by kind and group, and of compute kernels; most time first.
+        estimate: of the slowdown; None if no kernel ran both during communication and without.
         picture: timeline of the first step.
-        problems: what is wrong or doubtful, in words.
-        warnings: those of ``problems`` that must be read before any figure.
+        problems: what is wrong or doubtful.
+        warnings: those of ``problems`` to read before any figure.
         time: what the device did, in the whole file and then in each step.
         paths: critical path of each step; empty of a CPU job.
-        kernels: kernels and collectives, those with the most time first; a hundred at most.
-        queues: of each stream, those with the most launches first; empty if the file has no launches.
+        kernels: kernels and collectives, most time first; a hundred at most.
+        queues: of each stream, most launches first; empty if the file has no launches.
         host_limit: whether the host keeps the device waiting; None if the file has no launches.
         utilisation: of the device over time; None without kernels.
     """
@@ -182,11 +170,10 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
     """The time that one rank spent in matched collectives.
 
     Attributes:
-        rank: rank in the job; a number that no other file has if the file does not tell.
-        device: number of the device.
+        rank: rank in the job; if unknown, a number that no other file has.
         time_ms: time of its kernels.
         waiting_ms: the part of ``time_ms`` beyond the shortest kernel of each collective: waiting for the last rank.
-        last: number of collectives at which it was the last to arrive, i.e. its kernel was the shortest.
+        last: number of collectives at which it arrived last, i.e. its kernel was the shortest.
     """
 
     rank: int
@@ -200,11 +187,9 @@ class CollectiveSkew(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of collective on one group, over the ranks whose files were given.
 
     Attributes:
-        collective, group: as in ``CollectiveFigures``.
         count: number of collectives that were matched on all of these ranks.
         transfer_ms: sum of the shortest kernels: the time of the transfer.
         skew_ms: mean over ranks of the time spent waiting beyond that.
-        ranks: the time of each rank.
     """
 
     collective: str
@@ -219,14 +204,13 @@ class CollectiveSize(msgspec.Struct, frozen=True, kw_only=True):
     """The collectives of one kind, group size and message size, over all files.
 
     Attributes:
-        collective: kind of collective.
         group_size: ranks of the group; None if unknown.
         bytes: size of one, as NCCL's tests count it.
-        kernels: number of kernels, over all files.
-        time_ms: mean time of a kernel, including its waiting for other ranks.
+        kernels: number of kernels.
+        time_ms: mean time of a kernel, including waiting for other ranks.
         bus_bandwidth_gb_s: with that time; None if the size of the group is unknown.
         matched: number of collectives that several files hold.
-        transfer_ms: mean over these of the shortest kernel: the time of the transfer. None if there are none.
+        transfer_ms: mean over these of the shortest kernel: the time of the transfer. None without any.
         transfer_bandwidth_gb_s: bytes / ``transfer_ms``.
         transfer_bus_bandwidth_gb_s: the same as bus bandwidth; None if the size of the group is unknown.
     """
@@ -248,13 +232,12 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
 
     Attributes:
         schema_version: version of this layout.
-        library_version: version of the library that wrote it.
+        library_version: of the library that wrote it.
         traces: figures of each device of each file.
         skew: of the collectives that several files share.
-        problems: what is doubtful about the files together, in words.
-        warnings: those of ``problems`` that must be read before any figure.
-        sizes: collectives of known size over all files, those with the most time first; empty if they are of different
-            jobs.
+        problems: what is doubtful about the files together.
+        warnings: those of ``problems`` to read before any figure.
+        sizes: collectives of known size over all files, most time first; empty if they are of different jobs.
         one_job: whether the files look like ranks of one job.
     """
 
@@ -269,13 +252,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
 
 
 class UnmatchedKernel(msgspec.Struct, frozen=True, kw_only=True):
-    """A kernel with calls that the other file lacks.
-
-    Attributes:
-        name: name of the kernel.
-        overlapped_calls, sequential_calls: number of unmatched calls in each file.
-        overlapped_ms, sequential_ms: their time in each file.
-    """
+    """A kernel with calls that the other file lacks: their number and time in each file."""
 
     name: str
     overlapped_calls: int
@@ -287,24 +264,23 @@ class UnmatchedKernel(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="trace_comparison"):
     """The result of ``overlap compare``: figures from the overlapped and the sequential file of one job.
 
-    Two files are one observation of each mode. So there are no confidence intervals, and drift from one file to the
-    other cannot be told from the effect of overlap. The live monitor alternates the modes, which solves both.
+    Two files are one observation of each mode: there are no confidence intervals, and drift between them looks like an
+    effect of overlap. The live monitor alternates the modes, which solves both.
 
     Attributes:
         schema_version: version of this layout.
-        library_version: version of the library that wrote it.
+        library_version: of the library that wrote it.
         overlapped, sequential: the figures of each file.
         steps: number of steps that counted in each file.
-        figures: figures per step, by the names of the live report.
+        figures: per step, by the names of the live report.
         valid: False if the sequential file is not sequential, or the two are not of one job.
-        matched_fraction: share of the compute time whose kernels the other file has too; the smaller of the two files'
-            shares.
-        kernels: matched kernels, those that lose most time first.
-        pairs: families beside collectives, and collectives beside families.
+        matched_fraction: share of the compute time whose kernels the other file has too; the smaller of both files'.
+        kernels: matched kernels, the largest loss first.
+        pairs: families during collectives, and collectives during families.
         unmatched: kernels with calls that the other file lacks.
-        ranges: the matched compute by the module or range of the host in which it was launched, the largest loss first;
-            ``(no range)`` for what was launched in none. Empty where the overlapped file has no ranges.
-        problems: what is wrong or doubtful, in words.
+        ranges: the matched compute by the module or range of the host around its launch, the largest loss first;
+            ``(no range)`` for none. Empty where the overlapped file has no ranges.
+        problems: what is wrong or doubtful.
     """
 
     schema_version: int = SCHEMA_VERSION

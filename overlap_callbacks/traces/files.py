@@ -7,6 +7,7 @@ import gzip
 import os
 import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -37,23 +38,32 @@ class TraceError(ValueError):
     """A file cannot be read as a trace; the message says why."""
 
 
+@dataclass
+class Document:
+    """A file as far as it was read.
+
+    Attributes:
+        head: the fields around its events.
+        problems: what is wrong with it.
+        is_cut: whether it ends before its events do.
+    """
+
+    path: Path
+    head: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    is_cut: bool = False
+
+
 def pieces(
-    path: str | os.PathLike[str], problems: list[str], size: int = PIECE_BYTES, progress: Progress | None = None
+    file: Path, problems: list[str], size: int = PIECE_BYTES, progress: Progress | None = None
 ) -> Iterator[bytes]:
-    """Read a file in pieces, decompressed if it is gzipped, whatever its name.
+    """Read a file in pieces of at most ``size`` bytes, decompressed if it is gzipped, whatever its name.
 
-    If a compressed file is cut off or damaged, reading ends there, and ``problems`` tells it.
-
-    Args:
-        path: the file.
-        problems: gets what is wrong with the file, in words.
-        size: maximum size of a piece, in bytes.
-        progress: called with the number of bytes read so far and the number of bytes of the file.
+    Where a compressed file is cut off or damaged, reading ends, and ``problems`` gets why.
 
     Raises:
         TraceError: there is no such file, it cannot be opened, or it is empty.
     """
-    file = Path(path)
     if file.is_dir():
         raise TraceError(f"{file} is a folder: give the trace files in it")
     try:
@@ -75,11 +85,7 @@ def pieces(
 
 
 def _refuse(file: Path, magic: bytes) -> None:
-    """Refuse files of other profilers by their names and first bytes.
-
-    Raises:
-        TraceError: it is one of these.
-    """
+    """Raise a TraceError for files of other profilers, by their names and first bytes."""
     suffix = file.suffix.lower()
     if suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
         raise TraceError(
@@ -99,12 +105,12 @@ def _refuse(file: Path, magic: bytes) -> None:
 
 
 def is_zip(file: Path) -> bool:
-    """Whether a file is an archive; a file that cannot be read is none."""
+    """Whether a file is an archive; False if it cannot be read."""
     return starts_with(file, _ZIP_MAGIC)
 
 
 def starts_with(file: Path, magic: bytes) -> bool:
-    """Whether a file's first bytes are these; a file that cannot be read has none."""
+    """Whether a file's first bytes are these; False if it cannot be read."""
     try:
         with file.open("rb") as raw:
             return raw.read(len(magic)) == magic
@@ -113,7 +119,7 @@ def starts_with(file: Path, magic: bytes) -> bool:
 
 
 def container_of(path: Path) -> tuple[Path, str] | None:
-    """The file that holds what a path below a file names, and the name in it; None for an ordinary path."""
+    """The file above a path such as ``traces.zip/rank0.json``, and the name in it; None for an ordinary path."""
     for parent in path.parents:
         if parent.is_file():
             return parent, path.relative_to(parent).as_posix()
@@ -123,7 +129,7 @@ def container_of(path: Path) -> tuple[Path, str] | None:
 
 
 def bytes_of(path: Path) -> int:
-    """Size of a file; of one in an archive, of the archive. 0 if there is none."""
+    """Size of a file, or of the archive that it is in; 0 if there is none."""
     inside = container_of(path)
     try:
         return (inside[0] if inside else path).stat().st_size

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,24 +32,22 @@ from overlap_callbacks.traces.collect import (
 )
 from overlap_callbacks.traces.collectives import Collectives
 from overlap_callbacks.traces.columns import Array, Column, derived, parts, release, taken
-from overlap_callbacks.traces.event_columns import time_problems
-from overlap_callbacks.traces.events import Args, Event
+from overlap_callbacks.traces.events import Args, Event, time_problems
 from overlap_callbacks.traces.files import TraceError
 from overlap_callbacks.traces.stream import EventStream
-from overlap_callbacks.traces.trace import Trace, bounds_of, steps_of, trace_with_head
+from overlap_callbacks.traces.trace import Trace, bounds_of, steps_of, trace_of
 
 _MAX_OTHER_RANGES = 4096
 
 
 class HostEvents(EventCollector):
-    """The operators of all host threads, and the ranges of communication libraries that run on the host.
+    """The operators of all host threads, and the ranges of communication libraries on the host.
 
     Attributes:
-        ranges: ranges of communication libraries.
-        range_names: their distinct names.
-        enqueued: number of collectives of NCCL and its like. Of those the host sees only that it enqueued them.
-        launched: number of launches of kernels.
-        other_ranges: names of the host's other ranges, some thousands at most.
+        ranges, range_names: ranges of communication libraries, and their distinct names.
+        enqueued: number of collectives that the host only enqueued, as those of NCCL.
+        launched: number of kernel launches.
+        other_ranges: names of other ranges, some thousands at most.
     """
 
     def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False) -> None:
@@ -93,19 +90,18 @@ class HostEvents(EventCollector):
             self.other_ranges.add(short_name(name))
 
 
-def trace_of_host(path: Path, events: HostEvents, stream: EventStream, pattern: re.Pattern[str] | None) -> Trace:
+def trace_of_host(stream: EventStream, events: HostEvents, pattern: re.Pattern[str] | None) -> Trace:
     """The trace of a file without kernels of a device: the operators of the training thread are its compute.
 
     Args:
-        path: the file.
-        events: its events.
         stream: the file, all of which was read.
-        pattern: finds the names of steps; None for ``ProfilerStep#``.
+        events: its events.
+        pattern: matches the names of steps; None for ``ProfilerStep#``.
 
     Raises:
         TraceError: the file is not one of a CPU job either.
     """
-    _refuse(path, events, stream)
+    _refuse(events, stream)
     steps = steps_of(events.notes, pattern)
     operators, ranges = events.rows.finished(), events.ranges.finished()
     (called, of_called), (ranged, of_ranged) = (
@@ -118,7 +114,7 @@ def trace_of_host(path: Path, events: HostEvents, stream: EventStream, pattern: 
     kernels.add_operators(calls, derived(of_called.__getitem__, taken(operators["name"], order)), called.texts)
     kernels.add_ranges(Intervals(ranges["start"], ranges["end"]), of_ranged[ranges["name"]], ranged.texts)
     table = kernels.table((*called.texts, *ranged.texts))
-    problems = [*stream.problems, *time_problems(events.rows), *time_problems(events.ranges)]
+    problems = [*time_problems(events.rows), *time_problems(events.ranges)]
     problems.append("no kernels of a device: operators of the training thread count as compute")
     if events.enqueued:
         problems.append("the file has NCCL's collectives but no kernels of their device: they are left out")
@@ -129,18 +125,13 @@ def trace_of_host(path: Path, events: HostEvents, stream: EventStream, pattern: 
         )
     if note := uncounted_note(kernels.uncounted):
         problems.append(note)
-    return trace_with_head(
-        path, stream.head, table, np.zeros(len(table), dtype=np.int64), steps, Collectives.none(), problems,
-        is_cut=stream.is_cut, likely=lambda: _likely_ranges(events),
-    )  # fmt: skip
+    device, collectives = np.zeros(len(table), dtype=np.int64), Collectives.none(len(table))
+    return trace_of(stream, table, device, steps, collectives, problems, likely=lambda: _likely_ranges(events))
 
 
-def _refuse(path: Path, events: HostEvents, stream: EventStream) -> None:
-    """Refuse a file that is neither of a device that is known nor of a CPU job.
-
-    Raises:
-        TraceError: it is one of these.
-    """
+def _refuse(events: HostEvents, stream: EventStream) -> None:
+    """Raise a TraceError for a file that is neither of a known device nor of a CPU job."""
+    path = stream.path
     if events.foreign:
         raise TraceError(
             f"{path} is of a device that is not known: it holds no kernels, but {foreign_events(events.foreign)}; "
@@ -167,24 +158,19 @@ def _refuse(path: Path, events: HostEvents, stream: EventStream) -> None:
 
 
 def _is_of_device(events: HostEvents, head: dict[str, Any]) -> bool:
-    """Whether a file that holds no kernels is of a job on devices, as far as it tells."""
+    """Whether a file without kernels looks like one of a job on devices."""
     info = head.get("distributedInfo")
     backend = info.get("backend") if isinstance(info, dict) else None
     return bool(head.get("deviceProperties") or "nccl" in str(backend) or events.enqueued or events.launched)
 
 
 def _likely_ranges(events: HostEvents) -> list[str]:
-    """The ranges of the host that sound most like communication."""
+    """The host's ranges that sound most like communication."""
     return sorted(filter(likeness, events.other_ranges), key=lambda name: (-likeness(name), name))[:MAX_SUSPECTS]
 
 
 def _training_thread(events: HostEvents, thread: Array) -> int:
-    """The training thread: the thread that has the steps, else the one with the most operators; -1 for none.
-
-    Args:
-        events: the events.
-        thread: of each operator; shape (n,).
-    """
+    """The thread that has the steps, else most operators, given the thread of each operator; -1 for none."""
     of_steps = Counter(note.thread for note in events.notes).most_common(1)
     if of_steps:
         return events.threads[of_steps[0][0]]
@@ -192,7 +178,7 @@ def _training_thread(events: HostEvents, thread: Array) -> int:
 
 
 class _Kernels:
-    """The kernels of a CPU job: the own time of each operator in pieces, and the ranges that communicate.
+    """The kernels of a CPU job: the self time of each operator in pieces, and the ranges that communicate.
 
     Args:
         bounds: start and end of each step.
@@ -211,13 +197,7 @@ class _Kernels:
         self.num_crossing = self._num_calls = self._num_names = 0
 
     def add_operators(self, calls: Intervals, name: Array, texts: Sequence[str]) -> None:
-        """Add the operators of the training thread.
-
-        Args:
-            calls: when each ran, in order of their starts; n rows.
-            name: index into ``texts`` of each; shape (n,).
-            texts: the distinct names.
-        """
+        """Add the operators of the training thread in order of their starts; ``name`` is an index into ``texts``."""
         for part in _between_gaps(calls):
             now = calls[part]
             self.num_crossing += _crossing(now)
@@ -231,14 +211,14 @@ class _Kernels:
             self._span = int(calls.start_ns[0]), int(calls.end_ns.max())
 
     def add_ranges(self, ran: Intervals, name: Array, texts: Sequence[str]) -> None:
-        """Add those ranges that communicate by their cleaned names; of ``name`` and ``texts`` as above."""
+        """Add those of the ranges that communicate, by their cleaned names."""
         communicates = np.array([name_rules.is_communication(text) for text in texts], dtype=bool)
         mine = np.flatnonzero(communicates[name])
         call, step = self._num_calls + np.arange(len(mine)), step_of(ran.start_ns[mine], self._bounds)
         self._append(ran[mine], Kind.COMMUNICATION, self._num_names + name[mine], call, step)
 
     def table(self, names: tuple[str, ...]) -> KernelTable:
-        """The table, in order of the starts; ``names`` are those of operators, then those of ranges."""
+        """The table in order of the starts; ``names`` are those of operators, then of ranges."""
         start_ns = self._columns.pop("start").finished()
         order = np.argsort(start_ns, kind="stable")
         rows = {name: taken(column.finished(), order) for name, column in self._columns.items()}
@@ -263,7 +243,7 @@ class _Kernels:
 
     @property
     def uncounted(self) -> tuple[float, ...]:
-        """The share of each step, or of the whole file if it has none, that nothing covers."""
+        """The share of each step, or of a file without steps, that nothing covers."""
         if self._span is None:
             return ()
         spans = np.array(self._bounds or [self._span], dtype=np.int64)
@@ -290,7 +270,7 @@ class _Kernels:
 
 
 def _between_gaps(calls: Intervals) -> Iterator[slice]:
-    """Calls of one thread, in order of their starts, in parts at whose bounds none is open."""
+    """Parts of one thread's calls, which are in order of their starts, with no call open in between."""
     first, size = 0, columns.AT_ONCE
     while first < len(calls):
         last = min(first + size, len(calls))

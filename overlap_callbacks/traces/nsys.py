@@ -1,7 +1,7 @@
 """Reads the SQLite export of Nsight Systems into a ``Trace``, by the rules of Kineto files.
 
-``nsys export --type sqlite`` writes one table for each kind of record: kernels, copies, fills, calls of the CUDA API,
-NVTX ranges. All times are whole nanoseconds. A call and what it launched share a correlation number within a process.
+It has a table for each kind of record: kernels, copies, fills, calls of the CUDA API, NVTX ranges. Times are whole
+nanoseconds. A call and what it launched share a correlation number within a process.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,9 +17,9 @@ from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape
 from overlap_callbacks.traces.collect import ENQUEUED, Note, hashable, is_step, short_name
 from overlap_callbacks.traces.collectives import UNKNOWN, RangeDetail
-from overlap_callbacks.traces.device_events import WAITING_CALLS, DeviceEvents, unsigned
+from overlap_callbacks.traces.device_events import WAITING_CALLS, DeviceEvents, device_number, unsigned
 from overlap_callbacks.traces.device_trace import trace_of_device
-from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, TraceError, starts_with
+from overlap_callbacks.traces.files import SQLITE_MAGIC, Document, Progress, TraceError, starts_with
 from overlap_callbacks.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def read_nsys(
         file: the SQLite file.
         process: the process to read; None for all.
         progress: called with the number of rows read so far and of all rows.
-        steps: finds the names of the NVTX ranges that are steps. None for torch's ``ProfilerStep#``, else for ranges
-            with names like ``iteration 3``.
+        steps: matches the names of NVTX ranges that are steps. None for torch's ``ProfilerStep#``, or if there is none,
+            names like ``iteration 3``.
         path: path of the trace, if it is not the file.
         with_ranges: as for ``read_trace``.
 
@@ -102,15 +102,11 @@ def read_nsys(
     if not reader.events.rows:
         raise TraceError(f"{file} holds no CUDA kernels" + (f" of process {process}" if process is not None else ""))
     head = {"deviceProperties": [{"id": number, "name": name} for number, name in names.items()]}
-    return trace_of_device(path or file, reader.events, reader.problems, head, steps=reader.steps)
+    return trace_of_device(Document(path or file, head, reader.problems), reader.events, reader.steps)
 
 
 class _Tables:
-    """The tables of a file, and their columns.
-
-    Attributes:
-        columns: the columns of each table.
-    """
+    """The tables of a file; ``columns`` has the columns of each."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -156,32 +152,25 @@ def _process_of(number: int) -> int:
 
 
 class _Row(NamedTuple):
-    """A kernel, copy or fill. Its start and end are as they are in the file."""
+    """A kernel, copy or fill; where and when it ran as in the file."""
 
     kind: Kind
     name: str
     shape: LaunchShape | str
-    span: tuple[Any, Any]
-    device: int
-    stream: int | str
-    correlation: int
-
-
-def _row(kind: Kind, name: str, place: Sequence[Any], shape: LaunchShape | str = "") -> _Row:
-    """A row; ``place`` is its start, end, device, stream and correlation number, as they are in the file."""
-    start, end, device, stream, correlation = place
-    device = device if type(device) is int and 0 <= device < 2**31 else 0
-    number = correlation if type(correlation) is int else 0
-    return _Row(kind, name, shape, (start, end), device, hashable(stream), number)
+    start: Any
+    end: Any
+    device: Any
+    stream: Any
+    correlation: Any
 
 
 class _Reader:
-    """Turns the rows of one process into the events that a Kineto file would have given.
+    """Turns the rows of one process into the events of a Kineto file.
 
     Attributes:
         events: the kernels, copies, launches and ranges.
-        problems: what is wrong or doubtful, in words.
-        steps: what finds the names of the steps.
+        problems: what is wrong or doubtful.
+        steps: matches the names of the steps.
     """
 
     def __init__(
@@ -219,38 +208,38 @@ class _Reader:
             "start", "end", "deviceId", "streamId", "correlationId", "demangledName", "shortName", "gridX", "gridY",
             "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory", "dynamicSharedMemory",
         )  # fmt: skip
-        for row in self._of_process(_KERNELS, columns):
-            start, end, device, stream, correlation, name, short, *launch = row
-            text = self._text(name if name is not None else short)
-            yield _row(Kind.COMPUTE, text, (start, end, device, stream, correlation), self._shape(tuple(launch)))
+        for start, end, device, stream, correlation, name, short, *launch in self._of_process(_KERNELS, columns):
+            text, shape = self._text(name if name is not None else short), self._shape(tuple(launch))
+            yield _Row(Kind.COMPUTE, text, shape, start, end, device, stream, correlation)
 
     def _copies(self) -> Iterator[_Row]:
         where = ("start", "end", "deviceId", "streamId", "correlationId")
         for *place, kind, source, target in self._of_process(_COPIES, (*where, "copyKind", "srcKind", "dstKind")):
             between = f"{_MEMORIES.get(source, 'Unknown')} -> {_MEMORIES.get(target, 'Unknown')}"
-            yield _row(Kind.COPY, f"Memcpy {_COPY_KINDS.get(kind, 'Unknown')} ({between})", place)
+            yield _Row(Kind.COPY, f"Memcpy {_COPY_KINDS.get(kind, 'Unknown')} ({between})", "", *place)
         for *place, kind in self._of_process(_FILLS, (*where, "memKind")):
-            yield _row(Kind.COPY, f"Memset ({_MEMORIES.get(kind, 'Unknown')})", place)
+            yield _Row(Kind.COPY, f"Memset ({_MEMORIES.get(kind, 'Unknown')})", "", *place)
 
     def _rows(self) -> None:
         """The kernels, copies and fills."""
         events, found = self.events, itertools.chain(self._kernels(), self._copies())
         while rows := list(itertools.islice(found, _ROWS_AT_ONCE)):
-            rows = list(itertools.compress(rows, events.rows.keep_ns(*[row.span for row in rows])))
+            rows = list(itertools.compress(rows, events.rows.keep_ns(*[(row.start, row.end) for row in rows])))
+            devices = [device_number(row.device) for row in rows]
             events.rows.label(
                 kind=[row.kind for row in rows],
                 name=[events.names[short_name(row.name)] for row in rows],
-                correlation=unsigned([row.correlation for row in rows]),
+                correlation=unsigned([row.correlation if type(row.correlation) is int else 0 for row in rows]),
                 shape=[events.shapes[row.shape] for row in rows],
-                lane=[events.lanes[row.device, row.stream] for row in rows],
-                device=[row.device for row in rows],
+                lane=[events.lanes[device, hashable(row.stream)] for device, row in zip(devices, rows, strict=True)],
+                device=devices,
                 info=[-1] * len(rows),
                 num_bytes=[UNKNOWN] * len(rows),
                 sequence=[UNKNOWN] * len(rows),
             )
 
     def _launches(self) -> None:
-        """The calls that launched what was read; others are many, and nothing needs them."""
+        """The calls that launched what was read; there are many others."""
         launched = " UNION ALL ".join(
             f"SELECT correlationId FROM {table}"
             for table in (_KERNELS, _COPIES, _FILLS)

@@ -1,7 +1,6 @@
-"""Gives out the kernels of a device in pieces of its time, so that a long trace need not be in memory as a whole.
+"""Cuts a device's kernels into pieces of time, over which figures are added up: a long trace does not fit in memory.
 
-Figures are added up over the pieces. Nothing runs at the bounds of a piece, and each step lies in one piece, which ends
-with the last kernel of a step.
+Nothing runs at the bounds of a piece, and each step lies in one piece, which ends with the last kernel of a step.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _NEVER = np.iinfo(np.int64).min
 
 
 class Span(NamedTuple):
-    """A span of time, in nanoseconds on the clock of the file."""
+    """A span of time on the clock of the file."""
 
     start_ns: int
     end_ns: int
@@ -35,9 +34,8 @@ class Piece(msgspec.Struct, frozen=True):
     """A piece of a device's time.
 
     Attributes:
-        trace: the trace with the rows of the piece alone. Numbers of names, shapes, streams, steps and what is known of
-            collectives are those of the whole trace.
-        begin_ns: where it begins: the last end of the rows before; in the first piece, its first start.
+        trace: the rows of the piece; what their numbers stand for is that of the whole trace.
+        begin_ns: the last end of the rows before; in the first piece, its first start.
         before: the last rows before.
         is_whole: whether it has all rows of the device.
     """
@@ -51,19 +49,16 @@ class Piece(msgspec.Struct, frozen=True):
 class Device:
     """The kernels of one device of a trace.
 
-    Args:
-        trace: the trace with the rows of this device alone.
-        number: of the device.
-
     Attributes:
-        trace, number: as given.
+        trace: the rows of this device.
+        number: of the device.
         steps: indices of the steps that have kernels, ascending.
         communicates: whether any kernel communicates.
-        span: from the first row's start to the last one's end; None without rows.
+        span: from the first start to the last end; None without rows.
         ran: the same of the rows that took time; None without any.
         launches_known: whether the launch of any row is known.
-        at_least: rows that a piece has at least, but for the last. A file without steps whose columns are in memory is
-            one piece, so that it has a critical path.
+        at_least: least number of rows of a piece, but for the last. A file without steps is one piece if its columns
+            are in memory, so that it has a critical path.
     """
 
     def __init__(self, trace: Trace, number: int) -> None:
@@ -111,7 +106,7 @@ class Device:
             release()
 
     def _cut(self, first: int) -> int:
-        """Where the piece ends that begins with a row. If there is nowhere to cut, it grows until there is."""
+        """The end of the piece that begins with a row. It grows until there is somewhere to cut."""
         number, size = len(self.trace.kernels), max(self.at_least, 1)
         while first + size < number:
             last = self._last_cut(first, first + size)
@@ -123,8 +118,8 @@ class Device:
     def _last_cut(self, first: int, last: int) -> int:
         """The last row between two others before which a piece may end; 0 for none.
 
-        A piece ends where nothing runs, all its steps have ended, and the row that ended last is of a step: there the
-        time of the next step begins. Before the first step begins and after the last one, any row may have ended last.
+        That is where nothing runs, all steps so far have ended, and the row that ended last is of a step: there the
+        time of the next one begins. Before the first step and after the last one, any row may have ended last.
         """
         kernels, rows = self.trace.kernels, slice(first, last)
         step, end_ns = kernels.step[rows], kernels.intervals.end_ns[rows]
@@ -151,12 +146,12 @@ class Device:
 
 
 def devices_of(trace: Trace) -> list[Device]:
-    """The devices of a trace; one of a trace without kernels."""
+    """The devices of a trace; one if it has no kernels."""
     return [Device(of_device, number) for number, of_device in (trace.by_device() or {0: trace}).items()]
 
 
 def _last_rows(before: LastRows, ran: Intervals, lane: Indices) -> LastRows:
-    """Of each stream, the row that ended last of those before and some more."""
+    """The row of each stream that ended last, of those before and some more."""
     took_time = ran.durations_ns > 0
     intervals, lane = before.intervals.with_others(ran[took_time]), np.concatenate((before.lane, lane[took_time]))
     # Of rows that end together, the one that started first counts.

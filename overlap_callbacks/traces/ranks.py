@@ -1,8 +1,8 @@
-"""Separates, over the ranks of a job, the time that collectives wait for the last rank from the time of the transfer.
+"""Adds up the collectives of devices, and separates waiting for the last rank from transfer over the ranks of a job.
 
-A communication kernel runs from the time its own rank arrives until the data of the last rank has arrived. So among the
-kernels of one collective on all its ranks, the shortest is that of the last rank to arrive, and the others waited for
-it as much longer as they took. This does not need synchronised clocks.
+A communication kernel runs from the arrival of its own rank until the data of the last rank is there. So of one
+collective's kernels on all ranks, the shortest is that of the last rank to arrive, and the others waited for as much
+longer as they took. This needs no synchronised clocks.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,24 +19,20 @@ import numpy as np
 from overlap_callbacks.analysis.bus_bandwidth import bus_factor
 from overlap_callbacks.analysis.exact_sums import sums_by
 from overlap_callbacks.analysis.kernels.table import Indices, Kind, copies_of
-from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo
-from overlap_callbacks.traces.figures import CollectiveSize, CollectiveSkew, RankTime
+from overlap_callbacks.traces.collect import Numbers
+from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives
+from overlap_callbacks.traces.figures import CollectiveFigures, CollectiveSize, CollectiveSkew, RankTime
 from overlap_callbacks.traces.trace import Trace
 
-# Identifies the collectives of a rank that differ in their turn alone, the same on all ranks that take part: kind,
-# group, the group's name, ranks and size, and then their step, or ``sequence`` where they are numbered.
+# What collectives share that differ in their turn alone, the same on all ranks that take part: kind, group, the group's
+# name, ranks and size, and then their step, or ``sequence`` where they are numbered.
 Place = tuple[Any, ...]
 _NUMBERED = "sequence"
+_NEVER = np.iinfo(np.int64).max
 
 
 class Turns(NamedTuple):
-    """Collectives of one rank that differ in nothing but their turn, in parallel.
-
-    Attributes:
-        turns: number of each, or its turn.
-        durations_ns: of their kernels.
-        num_bytes: their sizes, as this rank tells them; -1 if unknown.
-    """
+    """Collectives of one rank that differ in their turn alone: its number, the kernel's time, and bytes or -1."""
 
     turns: array[int]
     durations_ns: array[int]
@@ -47,116 +44,136 @@ class Turns(NamedTuple):
         return cls(array("q"), array("q"), array("q"))
 
 
-class Timed(NamedTuple):
-    """Kernels of collectives of one kind, group size and size in bytes: how many, and their time."""
+@dataclass(slots=True)
+class Timed:
+    """Kernels of collectives: how many, and their time."""
 
-    number: int
-    sum_ns: int
+    number: int = 0
+    sum_ns: int = 0
+
+    def add(self, number: int, sum_ns: int) -> None:
+        """Add some more."""
+        self.number += number
+        self.sum_ns += sum_ns
 
 
 # Kind of a collective, ranks of its group (None if unknown), and bytes.
 SizeKey = tuple[str, int | None, int]
 
 
-class RankCollectives(NamedTuple):
-    """What the comparison of ranks needs of one file.
-
-    Attributes:
-        rank, world_size, on_host: as in ``Trace``.
-        device_names: names of the devices that ran kernels.
-        of_device: for each device its collectives, by place.
-        by_size: all collectives whose size is known.
-    """
-
-    rank: int | None
-    world_size: int | None
-    on_host: bool
-    device_names: frozenset[str]
-    of_device: dict[int, dict[Place, Turns]]
-    by_size: dict[SizeKey, Timed]
-
-
-class RankSums:
-    """Gathers what the comparison of ranks needs of one file, over the pieces of the time of its devices.
+class CollectiveSums:
+    """The collectives of one device, added up over the pieces of its time.
 
     Args:
-        trace: the file, with any rows or none.
-        with_turns: whether each collective is kept, for a comparison. There may be millions.
+        trace: the whole trace.
+        with_turns: whether to keep each collective, for a comparison of ranks. There may be millions.
+
+    Attributes:
+        turns: the collectives by place.
+        by_size: those whose size is known.
     """
 
     def __init__(self, trace: Trace, *, with_turns: bool) -> None:
-        self._trace, self._with_turns = trace, with_turns
-        self._infos, self._num_known = trace.collectives.infos, len(trace.collectives.infos)
-        numbers: dict[Place, int] = {}
-        infos = [*self._infos, *[CollectiveInfo(kind) for kind in trace.kernels.collectives]]
-        self._of_info = np.array([numbers.setdefault(_place(each), len(numbers)) for each in infos], dtype=np.int64)
-        self._places = list(numbers)
-        self._may_wait = np.array([each.kind != "send_recv" for each in infos], dtype=bool)
-        # Turns are counted within the step, so that files that begin at different collectives still match in later
-        # steps.
+        infos = [known._replace(by_name=False) for known in trace.collectives.infos]
+        infos += [CollectiveInfo(kind) for kind in trace.kernels.collectives]  # of which nothing else is known
+        distinct: Numbers[CollectiveInfo] = Numbers()
+        self._number_of = np.array([distinct[known] for known in infos], dtype=np.int64)
+        self._infos, self._num_known, size = list(distinct), len(trace.collectives.infos), len(distinct)
+        # Time, hidden time, time of those whose size is known, and their bytes. These may be too great for 64 bits.
+        self._sums = [[0] * size for _ in range(4)]
+        self._count, self._num_sized = (np.zeros(size, dtype=np.int64) for _ in range(2))
+        self._first, self._num_rows = np.full(size, _NEVER), 0
+        self.by_size: dict[SizeKey, Timed] = defaultdict(Timed)
+        self.turns: dict[Place, Turns] = defaultdict(Turns.none)
+        places: Numbers[Place] = Numbers()
+        self._place_of = np.array([places[_place(known)] for known in self._infos], dtype=np.int64)
+        self._places = list(places)
+        self._may_wait = np.array([known.kind != "send_recv" for known in self._infos], dtype=bool)
+        # Turns count within the step, so that files that begin at different collectives match in later steps.
         self._parts = [None, *[step.number for step in trace.steps], _NUMBERED]
-        self._of_device: dict[int, dict[Place, Turns]] = {}
-        self._by_size: dict[SizeKey, Timed] = {}
+        self._with_turns = with_turns
+
+    def add(self, trace: Trace) -> None:
+        """Add the rows of a piece."""
+        kernels, size = trace.kernels, len(self._infos)
+        rows = np.flatnonzero(kernels.kind == Kind.COMMUNICATION)
+        known = trace.collectives[rows]
+        number = self._number_of[np.where(known.info >= 0, known.info, self._num_known + kernels.collective[rows])]
+        times_ns, num_bytes = kernels.intervals.durations_ns[rows], known.num_bytes
+        hidden_ns = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE))
+        every, sized = np.ones(len(rows), dtype=bool), (num_bytes != UNKNOWN) & (times_ns > 0)
+        parts = ((every, times_ns), (every, hidden_ns), (sized, times_ns), (sized, num_bytes))
+        for total, (part, values) in zip(self._sums, parts, strict=True):
+            total[:] = map(int.__add__, total, sums_by(number[part], values[part], size))
+        self._count += np.bincount(number, minlength=size)
+        self._num_sized += np.bincount(number[sized], minlength=size)
+        found, first = np.unique(number, return_index=True)
+        self._first[found] = np.minimum(self._first[found], self._num_rows + first)
+        self._num_rows += len(rows)
+        counts = num_bytes > 0
+        self._add_sizes(number[counts], num_bytes[counts], times_ns[counts])
+        if self._with_turns:
+            # Copies do not wait for other ranks.
+            own = ~copies_of(kernels)[rows]
+            self._add_turns(number[own], known[own], kernels.step[rows[own]], times_ns[own], is_cut=trace.is_cut)
 
     @property
-    def collectives(self) -> RankCollectives:
-        """What was gathered."""
-        trace, devices = self._trace, self._of_device
-        names = frozenset(trace.device_names.get(device, "") for device in devices)
-        return RankCollectives(trace.rank, trace.world_size, trace.on_host, names - {""}, devices, self._by_size)
+    def figures(self) -> tuple[CollectiveFigures, ...]:
+        """The figures by kind and group, those with the most time first."""
+        order = np.argsort(self._first, kind="stable")
+        rows = [self._figures(i) for i in order[self._count[order] > 0].tolist()]
+        return tuple(sorted(rows, key=lambda row: -row.time_ms))
 
-    def add(self, device: int, trace: Trace) -> None:
-        """Add the rows of the next piece of a device's time."""
-        if len(trace.kernels):
-            of_device = self._of_device.setdefault(device, {})
-            if self._with_turns:
-                self._add_turns(of_device, trace)
-            self._add_sizes(trace)
+    def _figures(self, number: int) -> CollectiveFigures:
+        known = self._infos[number]
+        time_ns, hidden_ns, sized_ns, num_bytes = (total[number] for total in self._sums)
+        bandwidth = num_bytes / sized_ns if num_bytes and sized_ns else None  # bytes per ns, i.e. GB/s
+        factor = bus_factor(known.kind, known.size)
+        return CollectiveFigures(
+            collective=known.kind,
+            group=known.group,
+            description=known.description,
+            group_size=known.size,
+            count=int(self._count[number]),
+            bytes=num_bytes if self._num_sized[number] else None,
+            time_ms=time_ns / 1e6,
+            hidden_ms=hidden_ns / 1e6,
+            algorithm_bandwidth_gb_s=bandwidth,
+            bus_bandwidth_gb_s=bandwidth * factor if bandwidth is not None and factor is not None else None,
+        )
 
-    def _add_sizes(self, trace: Trace) -> None:
-        """Add the kernels of collectives whose size is known."""
-        known, kernels = trace.collectives, trace.kernels
-        counts = (known.num_bytes > 0) & (kernels.kind[known.rows] == Kind.COMMUNICATION)
-        info, num_bytes = known.info[counts], known.num_bytes[counts]
-        times_ns = kernels.intervals.durations_ns[known.rows[counts]]
+    def _add_sizes(self, number: Indices, num_bytes: Indices, times_ns: Indices) -> None:
         sizes, of_size = np.unique(num_bytes, return_inverse=True)
-        distinct, number = np.unique(info * len(sizes) + of_size.reshape(-1), return_inverse=True)
-        number = number.reshape(-1)
-        count, sums_ns = np.bincount(number, minlength=len(distinct)), sums_by(number, times_ns, len(distinct))
+        distinct, group = np.unique(number * len(sizes) + of_size.reshape(-1), return_inverse=True)
+        group = group.reshape(-1)
+        count, sums_ns = np.bincount(group, minlength=len(distinct)), sums_by(group, times_ns, len(distinct))
         for key, calls, sum_ns in zip(distinct.tolist(), count.tolist(), sums_ns, strict=True):
-            of_info = self._infos[key // len(sizes)]
-            size = (of_info.kind, of_info.size, int(sizes[key % len(sizes)]))
-            before = self._by_size.get(size, Timed(0, 0))
-            self._by_size[size] = Timed(before.number + calls, before.sum_ns + sum_ns)
+            known = self._infos[key // len(sizes)]
+            self.by_size[known.kind, known.size, int(sizes[key % len(sizes)])].add(calls, sum_ns)
 
-    def _add_turns(self, found: dict[Place, Turns], trace: Trace) -> None:
-        """Add the collectives of one device, those of a place in order of time.
+    def _add_turns(
+        self, number: Indices, known: Collectives, step: Indices, durations_ns: Indices, *, is_cut: bool
+    ) -> None:
+        """Keep collectives, which are in order of time.
 
-        Copies are left out: they do not wait for other ranks. So are sends and receives: a send and its receive are
-        different kernels. Of a file that is cut off, so are those without numbers: earlier ones may be missing.
+        Sends and receives are left out: the two are different kernels. So are those without numbers of a file that is
+        cut off: earlier ones may be missing.
         """
-        kernels = trace.kernels
-        rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & ~copies_of(kernels))
-        rows = rows[np.argsort(kernels.intervals.start_ns[rows], kind="stable")]
-        info, num_bytes, sequence = trace.collectives.of_rows(rows)
-        info = np.where(info >= 0, info, self._num_known + kernels.collective[rows])
-        is_numbered = sequence != UNKNOWN
-        counts = self._may_wait[info] & (is_numbered | (not trace.is_cut))
-        part = np.where(is_numbered, len(self._parts) - 1, kernels.step[rows] + 1)
-        group = self._of_info[info] * len(self._parts) + part
-        rows, group, num_bytes, sequence = (column[counts] for column in (rows, group, num_bytes, sequence))
-        order = np.argsort(group, kind="stable")
+        is_numbered = known.sequence != UNKNOWN
+        part = np.where(is_numbered, len(self._parts) - 1, step + 1)
+        group = self._place_of[number] * len(self._parts) + part
+        sizes = np.where(known.num_bytes == UNKNOWN, -1, known.num_bytes)
+        counts = np.flatnonzero(self._may_wait[number] & (is_numbered | (not is_cut)))
+        order = counts[np.argsort(group[counts], kind="stable")]
         begins = np.flatnonzero(np.diff(group[order], prepend=-1))
         ends = np.append(begins[1:], len(order))
-        durations_ns = kernels.intervals.durations_ns[rows]
-        sizes = np.where(num_bytes == UNKNOWN, -1, num_bytes)
         for i in np.argsort(order[begins]).tolist():  # those first that came first
             mine = order[begins[i] : ends[i]]
             place, of_part = divmod(int(group[mine[0]]), len(self._parts))
-            turns = found.setdefault((*self._places[place], self._parts[of_part]), Turns.none())
+            turns = self.turns[*self._places[place], self._parts[of_part]]
             first = len(turns.turns)
             numbered = self._parts[of_part] == _NUMBERED
-            turns.turns.extend(_as_array(sequence[mine] if numbered else np.arange(first, first + len(mine))))
+            turns.turns.extend(_as_array(known.sequence[mine] if numbered else np.arange(first, first + len(mine))))
             turns.durations_ns.extend(_as_array(durations_ns[mine]))
             turns.num_bytes.extend(_as_array(sizes[mine]))
 
@@ -172,22 +189,41 @@ def _as_array(column: Indices) -> array[int]:
 # -- the ranks of a job
 
 
+class RankCollectives(NamedTuple):
+    """What the comparison of ranks needs of one file.
+
+    Attributes:
+        rank, world_size, on_host: as in ``Trace``.
+        device_names: names of the devices that ran kernels.
+        of_device: for each device its collectives, by place.
+        by_size: for each device those whose size is known.
+    """
+
+    rank: int | None
+    world_size: int | None
+    on_host: bool
+    device_names: frozenset[str]
+    of_device: dict[int, dict[Place, Turns]]
+    by_size: list[dict[SizeKey, Timed]]
+
+    @classmethod
+    def of(cls, trace: Trace, sums: dict[int, CollectiveSums]) -> RankCollectives:
+        """Of a file, by the sums of its devices that ran kernels."""
+        names = frozenset(trace.device_names.get(device, "") for device in sums)
+        turns = {device: of_device.turns for device, of_device in sums.items()}
+        by_size = [of_device.by_size for of_device in sums.values()]
+        return cls(trace.rank, trace.world_size, trace.on_host, names - {""}, turns, by_size)
+
+
 # A participant: rank and device.
 _Member = tuple[int, int]
 
 
-class Participant(NamedTuple):
-    """One rank's part in a collective.
+@dataclass(slots=True)
+class Participant(Timed):
+    """One rank's part in a collective: its kernels, and the size of the collective as it tells; -1 if unknown."""
 
-    Attributes:
-        time_ns: time of its kernels.
-        num_kernels: several kernels of one number are one collective.
-        num_bytes: size of the collective as this rank tells it; -1 if unknown.
-    """
-
-    time_ns: int
-    num_kernels: int
-    num_bytes: int
+    num_bytes: int = -1
 
 
 # The participants of each collective, by place: kind and group first, the size of the group fifth.
@@ -198,9 +234,8 @@ class Skew(NamedTuple):
     """What the comparison of the ranks of a job gives.
 
     Attributes:
-        rows: one for each kind of collective and group that at least two devices of the files share, those with the
-            most waiting first.
-        problems: what is doubtful about the match, in words.
+        rows: one for each kind of collective and group that at least two devices share, most waiting first.
+        problems: what is doubtful about the match.
         matched: the participants of each collective, by place. Empty where the files cannot be matched.
         one_job: whether the files look like ranks of one job. If not, nothing may be made of them together.
     """
@@ -212,11 +247,7 @@ class Skew(NamedTuple):
 
 
 def skew_over_ranks(traces: Sequence[RankCollectives]) -> Skew:
-    """Match the collectives of several ranks by group and order, and separate waiting from transfer.
-
-    Args:
-        traces: one per rank of one job.
-    """
+    """Match the collectives of several ranks by group and order, and separate waiting from transfer."""
     numbers = _numbers(traces)
     parts = [
         ((rank, device), part)
@@ -228,17 +259,17 @@ def skew_over_ranks(traces: Sequence[RankCollectives]) -> Skew:
     problems = list(_doubts(traces))
     if any("different jobs" in problem or "twice" in problem for problem in problems):
         return Skew((), tuple(problems), {}, one_job=False)
-    places: Matched = defaultdict(dict)
+    places: Matched = defaultdict(lambda: defaultdict(Participant))
     for member, part in parts:
         for where, found in part.items():
             for turn, duration_ns, num_bytes in zip(*found, strict=True):
-                of_place = places[(*where, turn)]
-                before = of_place.get(member, Participant(0, 0, -1))
-                of_place[member] = Participant(before.time_ns + duration_ns, before.num_kernels + 1, num_bytes)
+                participant = places[*where, turn][member]
+                participant.add(1, duration_ns)  # several kernels of one number are one collective
+                participant.num_bytes = num_bytes
     rows: dict[tuple[str, str, tuple[_Member, ...]], list[dict[_Member, int]]] = defaultdict(list)
     for place, members in places.items():
         if len(members) > 1:
-            times = {member: participant.time_ns for member, participant in members.items()}
+            times = {member: participant.sum_ns for member, participant in members.items()}
             rows[place[0], place[1], tuple(sorted(members))].append(times)
     total = sum(map(len, places.values()))
     matched = sum(len(durations) for of_row in rows.values() for durations in of_row)
@@ -255,7 +286,7 @@ def skew_over_ranks(traces: Sequence[RankCollectives]) -> Skew:
 
 
 def _limits(traces: Sequence[RankCollectives], places: Matched) -> Iterator[str]:
-    """What the figures cannot tell, in words."""
+    """What limits the figures."""
     world_size = max((trace.world_size for trace in traces if trace.world_size is not None), default=0)
     if any(1 < len(members) < (place[4] or world_size) for place, members in places.items()):
         yield (
@@ -267,7 +298,7 @@ def _limits(traces: Sequence[RankCollectives], places: Matched) -> Iterator[str]
 
 
 def _numbers(traces: Sequence[RankCollectives]) -> list[int]:
-    """The rank of each file. A file that does not tell its rank gets the first number that no other file has."""
+    """The rank of each file, where unknown the first number that no other file has."""
     taken = {trace.rank for trace in traces}
     numbers = []
     for position, trace in enumerate(traces):
@@ -280,7 +311,7 @@ def _numbers(traces: Sequence[RankCollectives]) -> list[int]:
 
 
 def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[dict[_Member, int]]) -> CollectiveSkew:
-    """One kind of collective on one group; ``collectives`` has the durations of each collective in nanoseconds."""
+    """One kind of collective on one group; ``collectives`` are the durations of each in nanoseconds."""
     times_ns = np.array([[durations[member] for member in members] for durations in collectives], dtype=np.int64)
     shortest_ns = times_ns.min(axis=1, keepdims=True)
     waiting_ns = times_ns - shortest_ns
@@ -305,7 +336,7 @@ def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[
 
 
 def _doubts(traces: Sequence[RankCollectives]) -> Iterator[str]:
-    """Why the files may not be ranks of one job, in words."""
+    """Why the files may not be ranks of one job."""
     known = [trace for trace in traces if trace.rank is not None]
     sizes = {trace.world_size for trace in known if trace.world_size is not None}
     if len(sizes) > 1:
@@ -329,30 +360,24 @@ def _doubts(traces: Sequence[RankCollectives]) -> Iterator[str]:
 def collective_sizes(traces: Sequence[RankCollectives], matched: Matched) -> tuple[CollectiveSize, ...]:
     """A row for each kind, group size and message size, those with the most time first.
 
-    Args:
-        traces: all files.
-        matched: the participants of each collective, see ``skew_over_ranks``. A collective of which a rank has several
-            kernels counts for no transfer: how its bytes are divided among them is not known.
+    A collective of which a rank has several kernels counts for no transfer: how they share its bytes is not known.
     """
-    times: dict[SizeKey, Timed] = {}
-    for trace in traces:
-        for key, found in trace.by_size.items():
-            before = times.get(key, Timed(0, 0))
-            times[key] = Timed(before.number + found.number, before.sum_ns + found.sum_ns)
-    transfers: dict[SizeKey, Timed] = {}
+    times: dict[SizeKey, Timed] = defaultdict(Timed)
+    for of_device in itertools.chain.from_iterable(trace.by_size for trace in traces):
+        for size, found in of_device.items():
+            times[size].add(found.number, found.sum_ns)
+    transfers: dict[SizeKey, Timed] = defaultdict(Timed)
     for place, participants in matched.items():
         of_ranks = list(participants.values())
         sizes = {part.num_bytes for part in of_ranks}
-        if len(of_ranks) > 1 and len(sizes) == 1 and all(part.num_kernels == 1 for part in of_ranks):
-            key = (place[0], place[4], sizes.pop())
-            before = transfers.get(key, Timed(0, 0))
-            transfers[key] = Timed(before.number + 1, before.sum_ns + min(part.time_ns for part in of_ranks))
-    rows = [_size(key, found, transfers.get(key, Timed(0, 0))) for key, found in times.items()]
+        if len(of_ranks) > 1 and len(sizes) == 1 and all(part.number == 1 for part in of_ranks):
+            transfers[place[0], place[4], sizes.pop()].add(1, min(part.sum_ns for part in of_ranks))
+    rows = [_size(size, found, transfers[size]) for size, found in times.items()]
     return tuple(sorted(rows, key=lambda row: (-row.time_ms * row.kernels, row.collective, row.bytes)))
 
 
-def _size(key: SizeKey, kernels: Timed, transfers: Timed) -> CollectiveSize:
-    kind, group_size, num_bytes = key
+def _size(size: SizeKey, kernels: Timed, transfers: Timed) -> CollectiveSize:
+    kind, group_size, num_bytes = size
     factor = bus_factor(kind, group_size)
 
     def bandwidth(timed: Timed) -> float | None:  # bytes per nanosecond, i.e. GB/s

@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.device_trace import trace_of_device
-from overlap_callbacks.traces.event_columns import lose_nanoseconds
-from overlap_callbacks.traces.events import Event, ExactEvent
+from overlap_callbacks.traces.events import Event, ExactEvent, lose_nanoseconds
 from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, container_of, starts_with
 from overlap_callbacks.traces.host import HostEvents, trace_of_host
 from overlap_callbacks.traces.stream import EventStream
@@ -31,16 +30,14 @@ def read_trace(
 ) -> Trace:
     """Read a trace file of ``torch.profiler`` (.json, gzipped or not, or in an archive) or Nsight Systems (.sqlite).
 
-    The kernels of a long file lie in temporary files, which go with the trace.
-
-    A file is read twice if it seems to be of a device but has no kernels, or if times that are too great for
-    floating-point numbers come late.
+    The kernels of a long file are kept in temporary files, which go with the trace. A file is read twice if it seems to
+    be of a device but has no kernels, or if times that are too late for floating-point numbers come late in it.
 
     Args:
-        path: the file. What ``find_traces`` gives for what is in an archive is a path too.
+        path: the file, which may be one in an archive, as ``find_traces`` gives it.
         progress: called with what is done and the total, in bytes of the file or rows of a database. It starts again
             from zero where a file is read a second time.
-        steps: finds the names of the ranges of the host that are steps; None for torch's ``ProfilerStep#``. Its first
+        steps: matches the names of the host's ranges that are steps; None for torch's ``ProfilerStep#``. Its first
             group, if it has one, is the step's number.
         with_ranges: whether to find in which range of the host each kernel was launched, which ``compare`` shows.
 
@@ -60,43 +57,27 @@ def read_trace(
     exact = of_host = False
     while True:
         device, host = DeviceEvents(steps, exact=exact, with_ranges=with_ranges), HostEvents(steps, exact=exact)
-        collected = _collect(file, progress, device, host, exact=exact, of_host=of_host)
-        if collected is None:
+        stream = EventStream(file, ExactEvent if exact else Event, progress=progress)
+        has_host = _collect(stream, device, host, exact=exact, of_host=of_host)
+        if has_host is None:
             exact = True
         elif device.rows:
-            stream = collected.stream
-            return trace_of_device(file, device, stream.problems, stream.head, is_cut=stream.is_cut, steps=steps)
-        elif collected.has_host:
-            return trace_of_host(file, host, collected.stream, steps)
+            return trace_of_device(stream, device, steps)
+        elif has_host:
+            return trace_of_host(stream, host, steps)
         else:
             of_host = True
 
 
-class _Collected(NamedTuple):
-    """A file all of whose events were collected, and whether all operators of the host are among them."""
+def _collect(stream: EventStream, device: DeviceEvents, host: HostEvents, *, exact: bool, of_host: bool) -> bool | None:
+    """Read a file once: kernels of a device, and operators of the host until there are kernels.
 
-    stream: EventStream
-    has_host: bool
-
-
-def _collect(
-    path: Path, progress: Progress | None, device: DeviceEvents, host: HostEvents, *, exact: bool, of_host: bool
-) -> _Collected | None:
-    """Read a file once.
-
-    Args:
-        path: the file.
-        progress: as for ``read_trace``.
-        device: takes the kernels of a device.
-        host: takes the operators of the host, until there are kernels.
-        exact: take times as text.
-        of_host: take all operators, even of a file that seems to be of a device.
+    With ``of_host`` all operators are taken, even if the file seems to be of a device.
 
     Returns:
-        None if times lose nanoseconds as floating-point numbers.
+        Whether ``host`` has all operators. None if floating-point numbers lose nanoseconds of the times.
     """
     has_host = True
-    stream = EventStream(path, ExactEvent if exact else Event, progress=progress)
     for number, events in enumerate(stream):
         if number == 0 and not exact and lose_nanoseconds(events):
             return None
@@ -107,13 +88,13 @@ def _collect(
         events.clear()  # their memory, which the core's cache still holds, is that of the next ones
     if not exact and (device.inexact or (has_host and host.inexact)):
         return None
-    return _Collected(stream, has_host)
+    return has_host
 
 
 def _may_be_of_host(head: dict[str, Any], host: HostEvents) -> bool:
-    """Whether a file of which no kernel was read yet may have none, by what stands before its events.
+    """Whether a file without kernels so far may have none, by the fields before its events.
 
-    Old files do not tell. They are held to be of a host until this would take much memory.
+    Old files do not tell: they count as a host's until that would take much memory.
     """
     devices = head.get("deviceProperties")
     return not devices and ("deviceProperties" in head or len(host.rows) < _MAX_UNSURE_ROWS)

@@ -15,14 +15,11 @@ _SUFFIXES_IN_ARCHIVES = (".json", ".json.gz")
 
 
 def find_traces(paths: Iterable[str | Path]) -> list[Path]:
-    """The trace files that paths stand for.
+    """The trace files that files, folders and patterns stand for.
 
-    A folder stands for the traces in it and in its folders, a pattern such as ``run/rank*.json`` for the files that it
-    matches, an archive (``.zip``) for the traces in it, and an export of Nsight Systems of several processes for each
-    of them. What is in an archive or in such an export has a path below it: ``traces.zip/rank0.json``.
-
-    Args:
-        paths: files, folders, patterns.
+    A folder stands for the traces in it and its folders, a pattern such as ``run/rank*.json`` for the files that it
+    matches, an archive (``.zip``) for the traces in it, and an export of Nsight Systems for each of its processes. What
+    is in an archive or an export has a path below it: ``traces.zip/rank0.json``.
 
     Raises:
         TraceError: a folder or an archive holds no trace, or a pattern matches no file.
@@ -31,7 +28,7 @@ def find_traces(paths: Iterable[str | Path]) -> list[Path]:
 
 
 def holds_traces(path: Path) -> bool:
-    """Whether a file looks like a trace by its name, or a folder has any that does."""
+    """Whether a file looks like a trace by its name, or a folder holds one that does."""
     if path.is_dir():
         return any(_looks_like_a_trace(file.relative_to(path)) and file.is_file() for file in path.rglob("*"))
     return _looks_like_a_trace(Path(path.name))
@@ -56,7 +53,7 @@ def _expanded(path: Path) -> Iterator[Path]:
 
 
 def _members(file: Path) -> Iterator[Path]:
-    """The traces in a file: those of an archive or of several processes, else the file itself."""
+    """The traces of an archive or of several processes, else the file itself."""
     if is_zip(file):
         import zipfile
 
@@ -85,7 +82,7 @@ def _looks_like_a_trace(path: Path, suffixes: tuple[str, ...] = _SUFFIXES) -> bo
 
 
 def _sorted(paths: Iterable[Path]) -> list[Path]:
-    """The paths in the order of people: ``rank2`` comes before ``rank10``."""
+    """The paths in natural order: ``rank2`` before ``rank10``."""
 
     def key(path: Path) -> list[tuple[int, int | str]]:
         parts = re.split(r"(\d{1,18})", str(path))

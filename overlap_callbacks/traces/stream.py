@@ -1,10 +1,9 @@
 """Decodes the events of a trace piece by piece, so that memory stays bounded whatever the size of the file.
 
-The fast way comes first: a piece is cut where an event seems to begin, and is decoded as a JSON array. If it decodes,
-the cut was really between events, since the text before it is a list of whole values. If it does not decode, there are
-three possible reasons: the array of events ends in the piece; the cut was inside an event that has objects of its own;
-or the piece is not valid JSON (real traces have NaN, decimal commas, broken escapes). Then the events are found by
-their braces and decoded one by one. Invalid events are repaired if possible, else counted.
+First a piece is cut where an event seems to begin, and decoded as a JSON array. If that works, the cut was between
+events. If not, the array of events ends in the piece, the cut was inside an event with objects of its own, or the piece
+is not valid JSON (real traces have NaN, decimal commas, broken escapes). Then the events are found by their braces and
+decoded one by one. Invalid events are repaired if possible, else counted.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from overlap_callbacks.traces.events import Event
-from overlap_callbacks.traces.files import PIECE_BYTES, Progress, TraceError, pieces
+from overlap_callbacks.traces.files import PIECE_BYTES, Document, Progress, TraceError, pieces
 
 _Args = TypeVar("_Args", bound=msgspec.Struct)
 
@@ -51,19 +50,16 @@ _MAX_ENDS = 16
 _MAX_INCOMPLETE_BYTES = 2**19
 
 
-class EventStream:
+class EventStream(Document):
     """The events of a trace file. Iterating gives one list of events per piece of the file.
 
     Args:
         path: the file.
         event: ``Event`` or ``ExactEvent``.
-        piece_bytes: size of a piece, in bytes.
-        progress: called with the number of bytes read so far and the number of bytes of the file.
+        piece_bytes: size of a piece.
+        progress: called with the number of bytes read so far and of the file.
 
     Attributes:
-        head: the fields of the document around the events, as far as they were read.
-        problems: what is wrong with the file, in words; complete after iteration.
-        is_cut: whether the file ends before its events do.
         num_events: number of events so far.
     """
 
@@ -74,10 +70,7 @@ class EventStream:
         piece_bytes: int = PIECE_BYTES,
         progress: Progress | None = None,
     ) -> None:
-        self.path = Path(path)
-        self.head: dict[str, Any] = {}
-        self.problems: list[str] = []
-        self.is_cut = False
+        super().__init__(Path(path))
         self.num_events = 0
         self._decode_all, self._decode_one = (decoder.decode for decoder in _decoders(event))
         self._piece_bytes = piece_bytes
@@ -91,11 +84,7 @@ class EventStream:
         self._first_error = ""
 
     def __iter__(self) -> Iterator[list[Event]]:
-        """The events.
-
-        Raises:
-            TraceError: the file cannot be read, is empty, or holds no events.
-        """
+        """The events; raises a TraceError if the file cannot be read, is empty, or holds no events."""
         source = map(self._checked, pieces(self.path, self.problems, self._piece_bytes, self._progress))
         rest, ended = self._skip_head(source), False
         searched = 0  # bytes at the beginning of ``rest`` in which no event begins but the first
@@ -125,12 +114,12 @@ class EventStream:
     def args_of(
         self, events: Sequence[Event], kind: type[_Args], odd: type[msgspec.Struct] | None = None, /
     ) -> list[_Args | None]:
-        """The arguments of events, decoded; None of an event that has none, or none that can be read.
+        """The arguments of events; None for an event without, or with some that cannot be read.
 
         Args:
             events: the events.
-            kind: what to decode them to: a struct of which all fields have defaults.
-            odd: what to decode them to if some have fields of other types.
+            kind: struct to decode them to, with defaults for all fields.
+            odd: the one to use where some have fields of other types.
         """
         decode = _decoder_of(kind)
         try:
@@ -152,7 +141,7 @@ class EventStream:
             return None
 
     def _checked(self, piece: bytes) -> bytes:
-        """A piece; bytes that are no text are noticed, for the decoder of JSON skips unknown fields unread."""
+        """The piece. Notes bytes that are no UTF-8, which the decoder skips with unknown fields."""
         if self._is_utf8 and not (piece.isascii() and not self._utf8.getstate()[0]):  # nearly all pieces are ASCII
             try:
                 self._utf8.decode(piece)
@@ -163,7 +152,7 @@ class EventStream:
     # -- the document around the events
 
     def _skip_head(self, source: Iterator[bytes]) -> bytes:
-        """Read up to the beginning of the events. Returns the text after it that was already read."""
+        """Read up to the events. Returns the text of them that was already read."""
         buffer = bytearray()
         searched = 0
         for piece in source:
@@ -186,7 +175,7 @@ class EventStream:
         raise TraceError(f"{self.path} is no trace of torch.profiler: it has no traceEvents")
 
     def _read_head(self, head: bytes) -> bool:
-        """Read the fields before the events. Returns False if the text is not all that is before them."""
+        """Read the fields before the events. Returns False if more of them follows."""
         try:
             fields = msgspec.json.decode(head + b'"traceEvents":[]}')
         except _DECODE_ERRORS:
@@ -247,7 +236,7 @@ class EventStream:
         return (*last, True) if last is not None else self._one_by_one(bytes(buffer[1:]), cut_off=True)
 
     def _decode_to_end(self, buffer: bytearray) -> tuple[list[Event], bytes] | None:
-        """The events up to the end of the array, and the text after it; None if the array does not end here."""
+        """The events up to the end of the array, and the text after it; None if it does not end here."""
         if buffer[1:].lstrip()[:1] == b"]":
             return [], bytes(buffer[1:].lstrip()[1:])
         for number, end in enumerate(_END.finditer(buffer)):
@@ -260,7 +249,7 @@ class EventStream:
         return None
 
     def _decode_before(self, buffer: bytearray, place: int) -> list[Event]:
-        """The events of the buffer before ``place``, which is made the end of the array while it is decoded."""
+        """The events of the buffer before ``place``, where the array is made to end for the moment."""
         byte, buffer[place] = buffer[place], ord("]")
         try:
             events: list[Event] = self._decode_all(memoryview(buffer)[: place + 1])
@@ -269,12 +258,7 @@ class EventStream:
         return events
 
     def _one_by_one(self, body: bytes, cut_off: bool) -> tuple[list[Event], bytes, bool]:
-        """The events of a text that is not an array of whole, valid events. They are found by their braces.
-
-        Args:
-            body: the text.
-            cut_off: whether the file ends with it.
-        """
+        """The events of invalid text, found by their braces; ``cut_off`` if the file ends with it."""
         events: list[Event] = []
         place, all_invalid, lost = 0, False, False  # whether an event before ``place`` was lost
         while True:
@@ -303,7 +287,7 @@ class EventStream:
             place, lost = after, True
 
     def _next_valid(self, body: bytes, begin: int) -> int:
-        """Where the next valid event begins after the invalid one at ``begin``; -1 if there is none."""
+        """Where the next valid event after the invalid one at ``begin`` begins; -1 if there is none."""
         for gap in _BETWEEN.finditer(body, begin + 1):
             start, end, _ = _next_object(body, gap.end())
             try:
@@ -326,7 +310,7 @@ class EventStream:
         return event
 
     def _repaired(self, text: bytes) -> Event | None:
-        """An event from text that is not valid JSON, or has fields of wrong types; None if it cannot be repaired."""
+        """An event of invalid JSON or with fields of wrong types; None if it cannot be repaired."""
         try:
             fields = msgspec.json.decode(_repaired_json(text))
             if not isinstance(fields, dict):
@@ -358,7 +342,7 @@ _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]"]', re.DOTALL)
 
 
 def _next_object(body: bytes, place: int) -> tuple[int, int, bool]:
-    """Begin and end of the next event, -1 each if it is not in ``body``; or -1, the end of the array, and True."""
+    """Begin and end of the next event, -1 each if not in ``body``; or -1, the end of the array, and True."""
     depth, begin = 0, -1
     for matched in _STRUCTURE.finditer(body, place):
         token = matched.group()
@@ -380,12 +364,9 @@ def _next_object(body: bytes, place: int) -> tuple[int, int, bool]:
 
 
 def _is_stray(gap: bytes, place: int, is_before_event: bool) -> bool:
-    """Whether something else than one comma stands before an event, or behind the last one.
+    """Whether a gap before an event, or behind the last one, holds something else than one comma.
 
-    Args:
-        gap: what stands there.
-        place: where it begins in its text; at 0 the comma may have been in the text before.
-        is_before_event: whether an event begins behind it.
+    At ``place`` 0 of its text, the comma may have been in the text before.
     """
     found = gap.strip()
     return found != b"," and bool(found or (place and is_before_event))
@@ -400,10 +381,7 @@ _SEARCHED_BYTES = 2**11
 def _last_boundary(buffer: bytearray, since: int) -> int:
     """Where the last event of the buffer seems to begin: after ``},``; 0 if nowhere.
 
-    Args:
-        buffer: events, the last of which may be cut off.
-        since: bytes that were searched before. A file may have no boundary for megabytes: searching all of them again
-            with each piece would take minutes.
+    The first ``since`` bytes were searched before: searching megabytes again with each piece would take minutes.
     """
     end, first = len(buffer), max(0, since - _MAX_GAP_BYTES)
     size = _SEARCHED_BYTES
@@ -418,7 +396,7 @@ def _last_boundary(buffer: bytearray, since: int) -> int:
 
 
 def _depth_one(head: bytes) -> bool:
-    """Whether a text that is not valid JSON leaves exactly one brace open: that of the document."""
+    """Whether invalid JSON leaves exactly one brace open: that of the document."""
     braces = brackets = 0  # counted one by one: a damaged file may have millions, too many to keep
     for matched in _STRUCTURE.finditer(head):
         token = matched.group()
@@ -434,7 +412,7 @@ _DECIMAL_COMMA = r"(:\s*-?\d+),(\d+)(?=\s*[,}])"
 
 
 def _repaired_json(text: bytes) -> bytes:
-    """The text of an event without the faults that real traces have; it may still be invalid."""
+    """The text of an event without the faults of real traces; it may still be invalid."""
     printable = re.sub(r"[\x00-\x1f]", " ", text.decode(errors="replace"))
 
     def repaired(match: re.Match[str]) -> str:

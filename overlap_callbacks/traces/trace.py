@@ -1,4 +1,4 @@
-"""A trace file that was read: its kernels, steps and collectives, and what the file tells of the job."""
+"""A trace file that was read: its kernels, steps, collectives and job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from overlap_callbacks.traces.checks import likely_communication, problems_of
 from overlap_callbacks.traces.collect import Note
 from overlap_callbacks.traces.collectives import Collectives, with_groups
 from overlap_callbacks.traces.columns import Array
-from overlap_callbacks.traces.event_columns import MAX_TIME_NS
+from overlap_callbacks.traces.events import MAX_TIME_NS
+from overlap_callbacks.traces.files import Document
 
 # No job has more: a number beyond is damage.
 _MOST_RANKS = 2**31
@@ -35,8 +36,8 @@ class TraceStep(msgspec.Struct, frozen=True):
 
     Attributes:
         number: the number after the ``#``.
-        start_ns, end_ns: its bounds, in nanoseconds on the clock of the file.
-        cut: whether the file is cut off, and kernels of this step may be missing.
+        start_ns, end_ns: its bounds on the clock of the file.
+        cut: whether kernels may be missing, because the file is cut off.
     """
 
     number: int
@@ -54,13 +55,13 @@ class Launches(msgspec.Struct, frozen=True):
     """The host's side of the kernels of a trace.
 
     Attributes:
-        launched_ns: when the call began that launched each kernel, -1 if the file does not tell; shape (n,).
-        waits: when the host waited for the device, in ascending order of their ends.
-        streams: name of each lane of the kernels, by its number: the stream, as it is in the file.
-        records_waits: whether the file has any call in which the host waits for the device. The profiler makes one at
-            its end; files from which such calls were left out have none.
-        range_of: in which range of the host each kernel was launched, as an index into ``ranges``, -1 if in none; shape
-            (n,). None if the file has no ranges, or they are not asked for.
+        launched_ns: when the call that launched each kernel began, -1 if unknown; shape (n,).
+        waits: when the host waited for the device, in order of the ends.
+        streams: the stream in the file of each lane of the kernels.
+        records_waits: whether the file has any call that waits for the device. The profiler makes one at its end, so a
+            file without has lost them.
+        range_of: index into ``ranges`` of the host's range in which each kernel was launched, -1 for none; shape (n,).
+            None if the file has no ranges, or they were not asked for.
         ranges: names of ranges of the host.
     """
 
@@ -83,18 +84,17 @@ class Trace:
 
     Attributes:
         path: the file.
-        kernels: its kernels, device by device in order of their starts; their ``step`` is an index into ``steps``.
-        device: number of the device of each row of ``kernels``; shape (n,).
-        steps: its steps, ascending in time. Empty if the file has none; then the whole file counts as one step.
-        collectives: what is known about each communication kernel.
-        on_host: whether the file has no kernels of a device and was read as a CPU job.
-        rank: rank in the job; None if the file does not tell.
-        world_size: ranks of the job; None if the file does not tell.
-        device_names: names of the devices that the file lists, by their numbers.
-        problems: what is wrong or doubtful, in words.
-        warnings: those of ``problems`` that must be read before any figure.
+        kernels: its kernels by device and start; their ``step`` is an index into ``steps``.
+        device: number of the device of each kernel; shape (n,).
+        steps: its steps, ascending in time. Without any, the whole file counts as one step.
+        collectives: the collective of each kernel.
+        on_host: whether it is a CPU job, without kernels of a device.
+        rank, world_size: rank in the job and number of its ranks; None if unknown.
+        device_names: names of the devices that the file lists, by number.
+        problems: what is wrong or doubtful.
+        warnings: those of ``problems`` to read before any figure.
         launches: the host's side of the kernels; None of a CPU job.
-        is_cut: whether the file ends before its events do, so that it lacks kernels.
+        is_cut: whether the file ends before its events do, so that kernels are missing.
     """
 
     path: Path
@@ -117,7 +117,7 @@ class Trace:
         return tuple(distinct_values(self.device).tolist())
 
     def by_device(self) -> dict[int, Trace]:
-        """One trace per device, with the kernels of that device alone: devices do not share time."""
+        """One trace per device, each with its own time."""
         bounds = np.searchsorted(self.device, [*self.devices, 2**31]).tolist()
         return {
             device: self.part(first, last)
@@ -134,44 +134,34 @@ class Trace:
             self,
             kernels=kernels,
             device=self.device[rows],
-            collectives=self.collectives.part(first, last),
+            collectives=self.collectives[rows],
             launches=None if self.launches is None else self.launches[rows],
         )
 
 
-def trace_with_head(
-    path: Path,
-    head: dict[str, Any],
+def trace_of(
+    document: Document,
     kernels: KernelTable,
     device: Array,
     steps: tuple[TraceStep, ...],
     collectives: Collectives,
     problems: list[str],
     *,
-    is_cut: bool,
     launches: Launches | None = None,
     likely: Callable[[], Sequence[str]] | None = None,
 ) -> Trace:
-    """The parts of a trace, with what the fields around the events tell of the job.
+    """A trace with what the fields around its events say of the job, and what is doubtful.
 
-    Args:
-        path: the file.
-        head: the fields of the document around the events.
-        kernels: its kernels.
-        device: number of the device of each row.
-        steps: its steps, ascending in time.
-        collectives: what is known about each communication kernel.
-        problems: what is wrong or doubtful so far, in words.
-        is_cut: whether the file ends before its events do.
-        launches: the host's side of the kernels; None of a CPU job.
-        likely: gives what looks like communication where nothing communicates; None to look among the kernels.
+    ``problems`` are those of the events. ``likely`` finds what looks like communication where nothing communicates, by
+    default among the kernels.
     """
-    problems += problems_of(kernels, steps)
+    head, is_cut = document.head, document.is_cut
+    problems = [*document.problems, *problems, *problems_of(kernels, steps)]
     rank, world_size = _job(head, problems)
     warnings = []
     if is_cut:
-        steps, named = mark_cut(steps, frozenset(distinct_values(kernels.step).tolist()))
         lacks = "the file is cut off, so its totals lack kernels, and their time looks idle"
+        steps, named = mark_cut(steps, frozenset(distinct_values(kernels.step).tolist()))
         warnings.append(f"{lacks}: {named}" if named else lacks)
     if world_size is not None and world_size > 1 and not (kernels.kind == Kind.COMMUNICATION).any():
         names = ", ".join(likely() if likely is not None else likely_communication(kernels)) or "none sounds like it"
@@ -179,14 +169,13 @@ def trace_with_head(
             f"the job has {world_size} ranks, but nothing in this file communicates, by its name; what does can be "
             f"named with --communication REGEX. What looks most like it: {names}"
         )
+    infos = with_groups(collectives.infos, head.get("distributedInfo"))
     return Trace(
-        path=path,
+        path=document.path,
         kernels=kernels,
         device=device,
         steps=steps,
-        collectives=msgspec.structs.replace(
-            collectives, infos=with_groups(collectives.infos, head.get("distributedInfo"))
-        ),
+        collectives=msgspec.structs.replace(collectives, infos=infos),
         on_host=launches is None,
         rank=rank,
         world_size=world_size,
@@ -199,7 +188,7 @@ def trace_with_head(
 
 
 def _job(head: dict[str, Any], problems: list[str]) -> tuple[int | None, int | None]:
-    """Rank and world size; None for each that the file does not tell."""
+    """Rank and world size, each None if unknown."""
     info = head.get("distributedInfo")
     if info is None:
         return None, None
@@ -223,12 +212,12 @@ def _device_names(head: dict[str, Any]) -> dict[int, str]:
 
 
 def steps_of(notes: Sequence[Note], pattern: re.Pattern[str] | None = None) -> tuple[TraceStep, ...]:
-    """The steps, ascending in time; if several ranges have one number, the first counts.
+    """The steps, ascending in time; of several with one number, the first counts.
 
     Args:
         notes: ranges of the host.
-        pattern: finds the names of steps. Its first group, if it has one, is the step's number; else the steps are
-            numbered by their order. None for torch's ``ProfilerStep#``.
+        pattern: matches the names of steps. Its first group is the step's number; without a group they are numbered in
+            order. None for torch's ``ProfilerStep#``.
     """
     steps: dict[int, TraceStep] = {}
     if pattern is None or pattern.groups:
@@ -245,7 +234,7 @@ def steps_of(notes: Sequence[Note], pattern: re.Pattern[str] | None = None) -> t
 
 
 def bounds_of(steps: Sequence[TraceStep]) -> list[tuple[int, int]]:
-    """Start and end of each step in nanoseconds; a step that reaches into the next one is cut there."""
+    """Start and end of each step in nanoseconds, cut where the next one begins."""
     next_starts = [step.start_ns for step in steps[1:]]
     return [
         (step.start_ns, min(step.end_ns, next_start))
@@ -254,17 +243,14 @@ def bounds_of(steps: Sequence[TraceStep]) -> list[tuple[int, int]]:
 
 
 def mark_cut(steps: tuple[TraceStep, ...], held: frozenset[int]) -> tuple[tuple[TraceStep, ...], str]:
-    """Mark the steps of a file that is cut off: each may lack kernels.
+    """The steps of a file that is cut off, marked, and words for them; empty without steps.
 
-    Kineto writes what the host did thread by thread, and then the device's buffers one after another: neither is in the
-    order of time. So where a file ends does not tell which of its steps are whole.
+    Kineto writes the host's threads one by one, then the device's buffers, none in order of time. So any step may lack
+    kernels.
 
     Args:
-        steps: the steps, ascending in time.
-        held: indices of the steps that have kernels.
-
-    Returns:
-        The steps, and words for them; empty without steps.
+        steps: the steps.
+        held: indices of those that have kernels.
     """
     if not steps:
         return steps, ""

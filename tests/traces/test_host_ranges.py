@@ -12,8 +12,8 @@ import pytest
 
 from overlap_callbacks.traces import compare, read_trace
 from overlap_callbacks.traces.comparison import NO_RANGE
+from overlap_callbacks.traces.device_trace import launched_in
 from overlap_callbacks.traces.figures import Comparison
-from overlap_callbacks.traces.host_ranges import launched_in
 from tests import kineto
 from tests.traces import nsys_file
 from tests.traces.events import MS, gemm, overlap

@@ -26,6 +26,8 @@ from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
 # A row that starts so soon after the row before on its stream waited for that one.
 HAND_OVER_NS = 2_000
+# Gaps shorter than this are those between launches; in longer ones the host did something else.
+SHORT_GAP_NS = 1_000_000
 
 
 class TimeUse(msgspec.Struct, frozen=True):
@@ -39,28 +41,26 @@ class TimeUse(msgspec.Struct, frozen=True):
         host_ns: idle: what runs next had not been launched yet.
         launch_ns: idle: what runs next had been launched in this gap, and had not started yet.
         other_ns: idle: what runs next had been launched before the gap began, or its launch is unknown.
-        host_gaps_ns: length of each gap that the host made, i.e. of ``host_ns`` and ``launch_ns``, ascending.
+        num_host_gaps: number of gaps that the host made, whose time is ``host_ns`` and ``launch_ns``.
+        short_host_gaps_ns: time of those shorter than ``SHORT_GAP_NS``.
+        longest_host_gap_ns: the longest of them.
     """
 
-    span_ns: int
-    compute_ns: int
-    exposed_comm_ns: int
-    copy_ns: int
-    host_ns: int
-    launch_ns: int
-    other_ns: int
-    host_gaps_ns: Indices
-
-    @classmethod
-    def nothing(cls) -> TimeUse:
-        """Of no time."""
-        return cls(0, 0, 0, 0, 0, 0, 0, np.empty(0, dtype=np.int64))
+    span_ns: int = 0
+    compute_ns: int = 0
+    exposed_comm_ns: int = 0
+    copy_ns: int = 0
+    host_ns: int = 0
+    launch_ns: int = 0
+    other_ns: int = 0
+    num_host_gaps: int = 0
+    short_host_gaps_ns: int = 0
+    longest_host_gap_ns: int = 0
 
     def __add__(self, other: TimeUse) -> TimeUse:
-        """What the device did in two spans together. The gaps are left out: there may be millions."""
-        mine, theirs = (msgspec.structs.astuple(part)[:-1] for part in (self, other))
-        sums: list[Any] = [a + b for a, b in zip(mine, theirs, strict=True)]
-        return TimeUse(*[*sums, np.empty(0, dtype=np.int64)])
+        """What the device did in two spans together."""
+        (*mine, my_longest), (*theirs, their_longest) = (msgspec.structs.astuple(part) for part in (self, other))
+        return TimeUse(*[*[a + b for a, b in zip(mine, theirs, strict=True)], max(my_longest, their_longest)])
 
     @property
     def idle_ns(self) -> int:
@@ -103,7 +103,7 @@ class TimeUses:
         late = gaps[by_host]
         launched_ns = np.minimum(launched_ns[by_host], late.end_ns)
         length_ns = max(end_ns - start_ns, 0)
-        host_ns, late_ns = int((launched_ns - late.start_ns).sum()), late.sum_ns
+        host_ns, late_ns, gaps_ns = int((launched_ns - late.start_ns).sum()), late.sum_ns, late.durations_ns
         return TimeUse(
             span_ns=length_ns,
             compute_ns=compute_ns,
@@ -112,7 +112,9 @@ class TimeUses:
             host_ns=host_ns,
             launch_ns=late_ns - host_ns,
             other_ns=length_ns - busy_ns - late_ns,
-            host_gaps_ns=np.sort(late.durations_ns),
+            num_host_gaps=len(late),
+            short_host_gaps_ns=int(gaps_ns[gaps_ns < SHORT_GAP_NS].sum()),
+            longest_host_gap_ns=int(gaps_ns.max(initial=0)),
         )
 
     def _gaps(self, start_ns: int, end_ns: int) -> tuple[Intervals, Indices]:
