@@ -28,13 +28,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from overlap_callbacks.analysis.aggregate import MAX_KERNELS
 from overlap_callbacks.analysis.kernels.attribution import pair_times_of
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, profiled_block
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.instruments.profiler import Profile
+from overlap_callbacks.monitor.background.profile_figures import MAX_KERNELS
 
 MODES = (Mode.OVERLAPPED, Mode.SEQUENTIAL)
 

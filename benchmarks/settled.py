@@ -29,7 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 import overlap_callbacks
-from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.job.part import part_of
+from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.settled import Settled, StepSeries, Verdict
@@ -114,7 +115,7 @@ def run(rng: np.random.Generator, memory: str, correlation: float) -> dict[int, 
     fit, figures, told = SettledFit(), [], {}
     for number in range(max(WINDOWS)):
         own = window(rng, number, memory, correlation)
-        report = aggregate_windows([own], world_size=1, every_n_steps=500)
+        report = report_of(part_of(own), world_size=1, every_n_steps=500)
         settled = fit.after(report, own)
         assert report.speedup_vs_sequential is not None
         figures.append(report.speedup_vs_sequential)

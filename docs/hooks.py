@@ -83,7 +83,7 @@ def on_shutdown() -> None:
 
 def peaks() -> str:
     """The peaks of devices, as a table."""
-    from overlap_callbacks.analysis.peaks import DEVICES, PRECISIONS
+    from overlap_callbacks.analysis.throughput import DEVICES, PRECISIONS
 
     lines = [f"| device | {' | '.join(PRECISIONS)} | source |", f"|{' --- |' * (len(PRECISIONS) + 2)}"]
     for device in DEVICES:

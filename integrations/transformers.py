@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from overlap_callbacks import OverlapMonitor
 from overlap_callbacks.analysis.dimension_rules import dimension_of
-from overlap_callbacks.analysis.peaks import PRECISIONS
+from overlap_callbacks.analysis.throughput import PRECISIONS
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 
 from . import _configuration

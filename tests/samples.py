@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
+from overlap_callbacks.analysis.job.part import merge, part_of
+from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -69,6 +71,11 @@ def window(rank: int = 0, **changes: Any) -> RankWindow:
         "collectives": (CollectiveTime("allreduce_", "world", 2, "gloo", 13, 1000, 1000, 25.0),),
     }
     return RankWindow(**{**fields, **changes})
+
+
+def aggregate_windows(windows: Iterable[RankWindow], **options: Any) -> OverlapReport:
+    """The report of a window, from what each of its ranks measured; the options are those of ``report_of``."""
+    return report_of(merge([part_of(window) for window in windows]), **options)
 
 
 def window_report(**changes: Any) -> OverlapReport:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from benchmarks import intervals as bench
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.run_summary import RunSummary
+from tests.samples import aggregate_windows
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 

@@ -8,11 +8,11 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.bus_bandwidth import ring_steps
 from overlap_callbacks.analysis.communication.bandwidths import Link
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.step_time import Hardware, exact_step, per_stage_flop, step_flop
 from overlap_callbacks.analysis.communication.volumes import rank_rows
+from overlap_callbacks.analysis.equations import ring_steps
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SizeTransfer
 from overlap_callbacks.analysis.results.estimate import Estimate

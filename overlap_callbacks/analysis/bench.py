@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.bus_bandwidth import bus_factor
+from overlap_callbacks.analysis.equations import bus_factor
 from overlap_callbacks.analysis.formatting import PLAIN, Style, three_digits
 from overlap_callbacks.analysis.results.bench import (
     BOTH,

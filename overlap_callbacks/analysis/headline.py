@@ -18,7 +18,6 @@ from overlap_callbacks.analysis.formatting import (
     shortened,
     what_would_show,
 )
-from overlap_callbacks.analysis.independent import relative_change
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -26,7 +25,7 @@ from overlap_callbacks.analysis.results.kernel_times import SlowdownCause
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.settled import Settled, Verdict
 from overlap_callbacks.analysis.run_summary import CUT_SHORT, NOT_VALID, RunSummary
-from overlap_callbacks.analysis.statistics import inverted_change
+from overlap_callbacks.analysis.statistics import inverted_change, relative_change
 
 NOTHING_YET = "Nothing has been measured yet: no window is done."
 NO_SEQUENTIAL_ARM = "No window had sequential steps, so what overlap saves was not measured."

@@ -12,8 +12,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.exact_sums import sum_of
-
 Nanoseconds = npt.NDArray[np.int64]
 # Intervals that are worked on at a time.
 _AT_ONCE = 2**16
@@ -205,6 +203,28 @@ def _parents(depth: npt.NDArray[np.int64], by_start: npt.NDArray[np.intp]) -> np
     nested = (above >= 0) & (level[order[above]] == level - 1)
     parent[by_start[nested]] = by_start[order[above[nested]]]
     return parent
+
+
+# -- sums that are exact where 64 bits overflow: a damaged file may have times of any size
+
+
+def sum_of(values: Nanoseconds) -> int:
+    """The sum of up to 2**31 values."""
+    return (int((values >> 32).sum()) << 32) + int((values & 0xFFFF_FFFF).sum())
+
+
+def sums_by(group: Nanoseconds, values: Nanoseconds, num_groups: int) -> list[int]:
+    """The sum of the values of each group, below ``num_groups``; of up to 2**31 values. Shapes (n,)."""
+    if num_groups == 1:
+        return [sum_of(values)]
+    order = np.argsort(group, kind="stable")
+    ends = np.searchsorted(group[order], np.arange(num_groups), side="right")
+    values = values[order]
+    high, low = (
+        np.diff(np.concatenate(([0], np.cumsum(part)))[np.concatenate(([0], ends))])
+        for part in (values >> 32, values & 0xFFFF_FFFF)
+    )
+    return [(most << 32) + rest for most, rest in zip(high.tolist(), low.tolist(), strict=True)]
 
 
 def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from overlap_callbacks.analysis.formatting import count
-from overlap_callbacks.analysis.identities import digest
 from overlap_callbacks.analysis.rank_set import RankSet, union
-from overlap_callbacks.analysis.sums import grouped
+from overlap_callbacks.analysis.sums import digest, grouped
 
 # Sentences that a report keeps. The record has those of every rank whose measurements it keeps whole.
 MAX_PROBLEMS = 30

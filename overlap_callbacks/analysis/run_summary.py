@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
+from overlap_callbacks.analysis.design import MIN_BLOCKS_OF_TREND
 from overlap_callbacks.analysis.figures import ProfiledMeans, picked, scale_of, value_by
 from overlap_callbacks.analysis.outliers import stalls_of_a_run
-from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
+from overlap_callbacks.analysis.results.catalogue import FIGURES, SEQ, STEP, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.settled import Settled
 from overlap_callbacks.analysis.results.step_parts import StepParts, measured_parts
-from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.analysis.statistics import Floats, Pooling, gradient, pool, windows_differ
 
 COUNTS = "counts"
@@ -207,6 +209,36 @@ def _blocks_alone(sample: RankWindow) -> RankWindow:
         sample, kernels=(), pairs=(), dimensions=(), dimension_pairs=(), pictures=(), collectives=(), power=(),
         power_trace=None,
     )  # fmt: skip
+
+
+def drop_incomparable_figures(window: OverlapReport) -> OverlapReport:
+    """The report of a window that was cut short, without the figures that too few of its blocks support.
+
+    Where drift may make a difference between the modes, the figures that compare them are dropped; where it may between
+    profiled blocks, all figures of the profile are.
+    """
+    sample = window.samples[0]
+    dropped = []
+    if not are_comparable(sample.timed):
+        dropped += [figure.name for figure in FIGURES if figure.unit != "ms"]
+    if not are_comparable(sample.profiled):
+        dropped += [figure.name for figure in FIGURES if not {STEP, SEQ}.issuperset(figure.defined.samples)]
+    return msgspec.structs.replace(window, **dict.fromkeys(dropped))
+
+
+def are_comparable(blocks: Iterable[TimedBlock | ProfiledBlock]) -> bool:
+    """Whether drift does not make a difference between the modes of these blocks.
+
+    It does not where the blocks of both lie around the same place, as in ``OSSO``, or where they are enough to tell it.
+    """
+    places: dict[Mode, list[int]] = {mode: [] for mode in Mode}
+    for block in blocks:
+        places[block.mode].append(block.block)
+    overlapped, sequential = places.values()
+    if min(len(overlapped), len(sequential)) < 2:
+        return False
+    balanced = fmean(overlapped) == fmean(sequential)
+    return balanced or len(overlapped) + len(sequential) >= MIN_BLOCKS_OF_TREND
 
 
 def run_times(windows: Sequence[Mapping[str, Estimate]]) -> Floats:

@@ -183,7 +183,7 @@ def interval_of(
     min_blocks: int = MIN_BLOCKS,
     confidence: float = CONFIDENCE,
 ) -> Interval | None:
-    """Estimate a function of the means of independent samples.
+    """Estimate a function of the means of independent samples; None if one is empty, or it is not finite.
 
     The figure is that of the mean times, so that figures add up. Its interval has the width that the blocks' logarithms
     give, unless these lead to another figure: heavy tails. Then the times themselves give the width.
@@ -195,10 +195,6 @@ def interval_of(
         scale: increasing function from that scale to the figure's own, e.g. ``math.expm1``.
         min_blocks: minimum number of blocks that each sample needs for an interval.
         confidence: of the interval. More than the usual one where several intervals are to hold together.
-
-    Returns:
-        The estimate. None if a sample is empty or the figure is undefined (not finite): a figure that was not measured
-        is absent.
     """
     if any(not len(sample.blocks) for sample in samples):
         return None
@@ -211,9 +207,7 @@ def interval_of(
             return None
         if all(len(sample.blocks) >= min_blocks for sample in samples):
             width = _width(combine, samples, center, confidence)
-    if width is None:
-        return Interval(center, None, scale, num_steps, num_blocks)
-    error, degrees, half = width
+    error, degrees, half = (None, None, None) if width is None else width
     return Interval(center, half, scale, num_steps, num_blocks, standard_error=error, degrees=degrees)
 
 
@@ -243,11 +237,9 @@ def _width(
 
 
 class Pooling(NamedTuple):
-    """How windows are pooled.
+    """How windows are pooled: so that the interval holds at one look, or at ``all_looks`` while windows are added.
 
-    Attributes:
-        all_looks: whether the interval holds however often one looks at it while windows are added; else at one look.
-        confidence: of the interval. More than the usual one where several intervals are to hold together.
+    The confidence is more than the usual one where several intervals are to hold together.
     """
 
     all_looks: bool = False
@@ -269,15 +261,8 @@ def pool(
     """One figure for a run, from its windows' estimates.
 
     The error is estimated from the blocks of all windows, and the windows' differences beyond it are added (random
-    effects). Windows without an interval of their own are the units, from ``MIN_WINDOWS`` on.
-
-    Args:
-        windows: the figure's estimate in each window.
-        scale: on which their intervals are symmetric.
-        point: the figure, where it is not the mean on that scale.
-        deviations: what each window adds to that point, on that scale; None for its difference from the mean.
-        bounds: the least and the most that the figure can be.
-        pooling: how.
+    effects). Windows without an interval of their own are the units, from ``MIN_WINDOWS`` on. The figure is their mean
+    on the scale, unless ``point`` says another; ``deviations`` are what each window adds to that on the scale.
     """
     if not windows:
         return None
@@ -291,14 +276,11 @@ def pool(
     variances, freedom = _errors(windows, scale)
     error, degrees = pooled_error(spread, variances, freedom)
     alone = not np.isfinite(variances).any()
-    half = None
     with np.errstate(all="ignore"):
-        width = float(error * half_width_factor(degrees, len(windows), pooling, alone=alone))
-    if math.isfinite(width):
-        half = width
+        half = float(error * half_width_factor(degrees, len(windows), pooling, alone=alone))
     interval = Interval(
-        float(values.mean()) if center is None else center, half, scale.back, sum([each.num_steps for each in windows]),
-        len(windows), bounds, float(error), float(degrees),
+        float(values.mean()) if center is None else center, half if math.isfinite(half) else None, scale.back,
+        sum([each.num_steps for each in windows]), len(windows), bounds, float(error), float(degrees),
     )  # fmt: skip
     return interval.estimate()
 
@@ -391,10 +373,7 @@ def windows_differ(windows: Sequence[Estimate], scale: Scale) -> bool:
     from scipy.special import fdtrc
 
     ratio = values.var(ddof=1) / variances.mean()
-    return bool(fdtrc(len(windows) - 1, degrees.sum(), ratio) < _DIFFERENT)
-
-
-_DIFFERENT = 0.01
+    return bool(fdtrc(len(windows) - 1, degrees.sum(), ratio) < 0.01)
 
 
 def inverted_change(ratio: Estimate) -> Estimate:
@@ -463,3 +442,59 @@ def gradient(combine: Callable[..., float], means: Sequence[Floats], position: i
             return None
         slopes[i] = (sides[0] - sides[1]) / (2 * step)
     return slopes
+
+
+# -- estimates that were measured independently of each other, together
+#
+# Limits of sums and differences follow from the limits of their parts by "MOVER" (Zou and Donner, Statistics in
+# Medicine 27, 2008): of x - y, the lower one is x - y - sqrt((x - l_x)^2 + (u_y - y)^2).
+
+
+def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+    """The mean of one figure or more, which were measured independently of each other."""
+    number = len(estimates)
+    value = math.fsum([one.value for one in estimates]) / number
+    return _together(value, [_below(one) for one in estimates], [_above(one) for one in estimates], estimates, number)
+
+
+def difference(base: Estimate, other: Estimate) -> Estimate:
+    """Other less base, which were measured independently of each other."""
+    below, above = [_below(other), _above(base)], [_above(other), _below(base)]
+    return _together(other.value - base.value, below, above, (base, other))
+
+
+def relative_change(base: Estimate, other: Estimate) -> Estimate | None:
+    """Other over base, less one; None unless both are above zero. On the scale of logarithms it is a difference."""
+    if base.value <= 0 or other.value <= 0:
+        return None
+    logs = difference(_log(base), _log(other))
+    low, high = (None if bound is None else math.expm1(min(bound, 700)) for bound in (logs.ci_low, logs.ci_high))
+    return Estimate(math.expm1(min(logs.value, 700)), low, high, logs.num_steps, logs.num_blocks)
+
+
+def _log(one: Estimate) -> Estimate:
+    low, high = (None if bound is None or bound <= 0 else math.log(bound) for bound in (one.ci_low, one.ci_high))
+    return Estimate(math.log(one.value), low, high, one.num_steps, one.num_blocks)
+
+
+def _below(one: Estimate) -> float | None:
+    return None if one.ci_low is None else one.value - one.ci_low
+
+
+def _above(one: Estimate) -> float | None:
+    return None if one.ci_high is None else one.ci_high - one.value
+
+
+def _together(
+    value: float,
+    below: Sequence[float | None],
+    above: Sequence[float | None],
+    parts: Sequence[Estimate],
+    number: int = 1,
+) -> Estimate:
+    """A sum over ``number``: half its width is the root of the sum of squares. Half an interval says nothing."""
+    low, high = (None if None in each else math.hypot(*filter(None, each)) / number for each in (below, above))
+    steps, blocks = sum([one.num_steps for one in parts]), sum([one.num_blocks for one in parts])
+    if low is None or high is None:
+        return Estimate(value, None, None, steps, blocks)
+    return Estimate(value, value - low, value + high, steps, blocks)

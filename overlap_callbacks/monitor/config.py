@@ -14,9 +14,9 @@ from typing import Any
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.communication.model_shape import PRESETS
-from overlap_callbacks.analysis.peaks import PRECISIONS
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, TIME_ONLY, TimingPlan
 from overlap_callbacks.analysis.results.run import FILE_NAME, Setting, Workload
+from overlap_callbacks.analysis.throughput import PRECISIONS
 from overlap_callbacks.gate.arms import BaseArm, checked_arms
 from overlap_callbacks.instruments.power.meter import PowerOptions
 from overlap_callbacks.monitor.schedule import Schedule

@@ -11,15 +11,21 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows, are_comparable, drop_incomparable_figures
 from overlap_callbacks.analysis.bottleneck import Bottleneck, run_bottleneck
+from overlap_callbacks.analysis.job.part import part_of
+from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment, RankEnvironment, Severity
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
-from overlap_callbacks.analysis.run_summary import RunSummary, without_details
+from overlap_callbacks.analysis.run_summary import (
+    RunSummary,
+    are_comparable,
+    drop_incomparable_figures,
+    without_details,
+)
 from overlap_callbacks.report.record_lines import UNREADABLE, Details, Outlines, decode_window, line_at, lines_of
 
 # The options of a schedule that reports use, and their types.
@@ -396,8 +402,8 @@ def _unfinished(run: RunInfo, key: tuple[int, int], blocks: list[TimedBlock]) ->
         problems=(f"{len(blocks)} timed blocks so far{few}",),
     )
     # As if rank 0 were alone: the others have not been asked yet, so nobody is missing.
-    report = aggregate_windows(
-        [sample],
+    report = report_of(
+        part_of(sample),
         world_size=1,
         every_n_steps=run.schedule.get("every_n_steps", 1),
         control=run.schedule.get("control", False),

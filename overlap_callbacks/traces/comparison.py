@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.equations import ideal_step_ms, overlap_ratio, sequential_step_ms, slowdown
-from overlap_callbacks.analysis.exact_sums import sum_of
+from overlap_callbacks.analysis.intervals import sum_of
 from overlap_callbacks.analysis.kernels.attribution import PairSums
 from overlap_callbacks.analysis.kernels.calls import Calls, Labels, SameCalls
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from overlap_callbacks.analysis.bus_bandwidth import bus_factor
-from overlap_callbacks.analysis.exact_sums import sums_by
+from overlap_callbacks.analysis.equations import bus_factor
+from overlap_callbacks.analysis.intervals import sums_by
 from overlap_callbacks.analysis.kernels.table import Indices, Kind, copies_of
 from overlap_callbacks.traces.collect import Numbers
 from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives

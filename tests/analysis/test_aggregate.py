@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
+from tests.samples import aggregate_windows
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 

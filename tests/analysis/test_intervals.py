@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlap_callbacks.analysis.intervals import Intervals, self_segments
+from overlap_callbacks.analysis.intervals import Intervals, self_segments, sum_of, sums_by
 
 Pairs = list[tuple[int, int]]
 
@@ -293,3 +293,15 @@ def test_a_deep_stack_of_times_of_today():
     self_ns = np.bincount(owner, weights=pieces.durations_ns, minlength=depth)
     # One nanosecond before and one after the next call in; the innermost has all of its own.
     assert self_ns.tolist() == [2] * (depth - 1) + [1000 - 2 * (depth - 1)]
+
+
+# Sums of a few of these do not fit into 64 bits, nor are they whole in a floating-point number.
+values = st.integers(-(2**62), 2**62)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), values), max_size=20))
+def test_sums_are_those_of_whole_numbers_of_any_size(rows):
+    group, of_group = (np.array([row[i] for row in rows], dtype=np.int64) for i in (0, 1))
+    assert sum_of(of_group) == sum(value for _, value in rows)
+    expected = [sum(value for number, value in rows if number == wanted) for wanted in range(6)]
+    assert sums_by(group, of_group, 6) == expected

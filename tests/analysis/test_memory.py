@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.memory import AllocatorReading, SteppedMemory, peaks_by_mode
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import MemoryPeak
-from tests.samples import window
+from tests.samples import aggregate_windows, window
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
@@ -23,6 +22,7 @@ from overlap_callbacks.analysis.statistics import (
     windows_differ,
 )
 from overlap_callbacks.monitor.schedule import Part, Schedule
+from tests.samples import aggregate_windows
 
 
 def sample(*columns, num_steps=None) -> Sample:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.independent import difference, mean_of, relative_change
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.statistics import difference, mean_of, relative_change
 from overlap_callbacks.analysis.study import (
     BATCH,
     LONGER,

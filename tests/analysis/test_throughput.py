@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import Any
 
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import PRESETS, ModelShape, preset
 from overlap_callbacks.analysis.communication.step_time import step_flop as job_flop
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import Throughput
 from overlap_callbacks.analysis.results.run import Workload
-from overlap_callbacks.analysis.throughput import run_throughput, step_flop, throughput_of
+from overlap_callbacks.analysis.throughput import (
+    DEVICES,
+    PRECISIONS,
+    RunFigures,
+    in_order,
+    is_numeric,
+    peak_of,
+    run_throughput,
+    scaled,
+    scaling_efficiency,
+    scaling_factor,
+    step_flop,
+    throughput_of,
+)
 from tests.analysis.communication.paper_flop import iteration_flop
 from tests.environments import gpu_rank, samples
+from tests.samples import aggregate_windows
 
 
 def of(step_ms: float | None = 500.0, device: str = "NVIDIA H200", num_devices: int = 8, **work: Any) -> Any:
@@ -136,3 +151,99 @@ def test_a_run_s_rates_are_its_work_over_its_time() -> None:
     assert (found.tokens_per_s, found.mfu) == pytest.approx((5000, 60 / 200))
     assert found.samples_per_s is None
     assert run_throughput([]) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "tflop_per_s"),
+    [
+        # Half of what data sheets give with sparsity: 1,979 and 3,958 (H100 SXM), 1,513 (PCIe), 1,671 (NVL).
+        ("NVIDIA H100 80GB HBM3", "bf16", 989.4),
+        ("NVIDIA H100 80GB HBM3", "fp8", 1978.9),
+        ("NVIDIA H100 PCIe", "bf16", 756.0),
+        ("NVIDIA H100 NVL", "fp16", 835.5),
+        ("NVIDIA H200", "tf32", 494.7),
+        ("NVIDIA A100-SXM4-80GB", "bf16", 312.0),
+        ("NVIDIA A100 80GB PCIe", "fp32", 19.5),
+        ("Tesla V100-SXM2-16GB", "fp16", 125.0),
+        ("NVIDIA L4", "bf16", 121.0),
+        ("NVIDIA L40", "bf16", 181.05),
+        ("NVIDIA L40S", "bf16", 362.05),
+        ("NVIDIA B200", "fp8", 4500.0),
+        ("AMD Instinct MI300X", "bf16", 1307.4),
+        ("AMD Instinct MI250X", "bf16", 191.5),
+    ],
+)
+def test_a_device_has_its_own_dense_peak(device: str, precision: str, tflop_per_s: float) -> None:
+    found = peak_of(device, precision)
+    assert found is not None
+    assert found.flop_per_s == pytest.approx(tflop_per_s * 1e12)
+    assert found.source.startswith("https://")
+
+
+@pytest.mark.parametrize(
+    ("device", "precision"),
+    [
+        ("cpu", "bf16"),
+        ("", "bf16"),
+        ("NVIDIA H100", "bf16"),  # which of three?
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "bf16"),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "bf16"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "bf16"),
+        ("NVIDIA H300", "bf16"),
+        ("Tesla V100-SXM2-16GB", "bf16"),  # it has no such cores
+        ("NVIDIA A100-SXM4-80GB", "fp8"),
+    ],
+)
+def test_what_is_not_known_has_no_peak(device: str, precision: str) -> None:
+    assert peak_of(device, precision) is None
+
+
+def test_rates_rise_as_precision_falls_and_each_row_has_a_pattern_and_a_document() -> None:
+    for device in DEVICES:
+        re.compile(device.name)
+        assert device.source.startswith("https://")
+        assert device.tflop_per_s.keys() <= set(PRECISIONS)
+        # Ada has as many of tf32 as of fp32.
+        rates = [device.tflop_per_s[name] for name in ("fp32", "tf32", "fp16", "fp8") if name in device.tflop_per_s]
+        assert all(slower <= faster for slower, faster in itertools.pairwise(rates)), device.name
+
+
+def run(name: str, ranks: int, work_per_s: float | None = None, value: int | str | None = None) -> RunFigures:
+    work = None if work_per_s is None else Estimate(work_per_s, None, None, 8, 1)
+    return RunFigures(name, ranks if value is None else value, ranks, work_per_s=work)
+
+
+def test_factor_and_efficiency() -> None:
+    # 8 ranks do 3,000 tokens a second, 2 ranks 1,000: three times as many on four times the ranks, 75 %.
+    assert scaling_factor(3000, 1000) == 3
+    assert scaling_efficiency(3, ranks=8, base_ranks=2) == 0.75
+
+
+def test_runs_are_held_against_the_smallest_job() -> None:
+    found = scaled([run("a", 8, 3000), run("b", 2, 1000), run("c", 4, 2000), run("d", 16)])
+    assert found.keys() == {"a", "b", "c"}
+    assert found["a"] == (3, 0.75)
+    assert found["b"] == (1, 1)
+    assert found["c"] == (2, 1)
+
+
+def test_of_several_smallest_jobs_the_mean_is_the_base() -> None:
+    found = scaled([run("a", 2, 900), run("b", 2, 1100), run("c", 4, 1500)])
+    assert found["c"] == (1.5, 0.75)
+    assert (found["a"].factor, found["b"].factor) == (pytest.approx(0.9), pytest.approx(1.1))
+
+
+def test_runs_of_one_size_do_not_scale() -> None:
+    assert scaled([run("a", 2, 900), run("b", 2, 1100)]) == {}
+    assert scaled([run("a", 2), run("b", 4)]) == {}
+    assert scaled([run("a", 2, 1000), run("b", 4)]) == {}
+    assert scaled([run("a", 0, 1000), run("b", 4, 1000)]) == {}, "no job has no ranks"
+
+
+def test_places_stand_by_size_or_by_the_alphabet() -> None:
+    numbers = [run("a", 1, value=16), run("b", 1, value=4), run("c", 1, value=8)]
+    assert is_numeric(numbers)
+    assert [each.name for each in in_order(numbers)] == ["b", "c", "a"]
+    words = [run("a", 1, value="fp32"), run("b", 1, value="bf16"), run("c", 1, value=8)]
+    assert not is_numeric(words)
+    assert [each.name for each in in_order(words)] == ["c", "b", "a"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.arms import arm_report_of
 from overlap_callbacks.analysis.figures import figure_sums
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import MemoryPeak
 from tests.report.runs import rank_window, window
+from tests.samples import aggregate_windows
 
 
 def arm_window(

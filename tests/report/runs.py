@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.power.cause import slowdown_shares
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiting, Lateness
@@ -54,6 +53,7 @@ from overlap_callbacks.analysis.results.window import (
 )
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import JsonlSink, RunInfo
+from tests.samples import aggregate_windows
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 OSSO = (OV, SEQ, SEQ, OV)

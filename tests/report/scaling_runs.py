@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.window import CollectiveTime, TimedBlock
 from overlap_callbacks.sinks import JsonlSink
 from tests.environments import gpu_rank
 from tests.report.runs import OV, rank_window, run_info
+from tests.samples import aggregate_windows
 
 
 def write_sized(folder: Path, ranks: int, step_ms: float = 400.0, **work: Any) -> Path:

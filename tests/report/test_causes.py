@@ -4,13 +4,12 @@ import io
 
 from rich.console import Console
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.kernel_times import UNEXPLAINED
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import SmLoss
 from overlap_callbacks.report.terminal import drawn_table
 from overlap_callbacks.report.views.sections import cause_table
-from tests.samples import window
+from tests.samples import aggregate_windows, window
 
 
 def report(waves_ms: float = 1.2, **changes: object) -> OverlapReport:

@@ -6,14 +6,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.formatting import NBSP
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo
 from overlap_callbacks.report.terminal import drawn
 from overlap_callbacks.report.views.elements import Document, RunPage
 from overlap_callbacks.report.views.power import power_answer, power_blocks
-from tests.samples import window
+from tests.samples import aggregate_windows, window
 
 SOURCE = SourceInfo("nvml", "H200", "GPU-1", "instantaneous", 0.1, 0.1, 0.1, tdp_w=700.0)
 

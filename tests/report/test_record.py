@@ -9,7 +9,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
@@ -20,6 +19,7 @@ from overlap_callbacks.analysis.statistics import LOG, pool
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report.record import RecordError, read, runs_in
 from overlap_callbacks.sinks.jsonl import JsonlSink
+from tests.samples import aggregate_windows
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 

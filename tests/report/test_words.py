@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.kernel_times import ALONE, KernelTime, PairTime
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary
@@ -22,6 +21,7 @@ from overlap_callbacks.report.views.quality import left_out, windows_that_count
 from overlap_callbacks.report.views.runs import runs_document
 from tests.environments import gpu_rank
 from tests.report.runs import DIMENSION_PAIRS, KERNELS, PAIRS, rank_window, run_info, window, write
+from tests.samples import aggregate_windows
 
 
 def text_of(content: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_callbacks import Mode
-from overlap_callbacks.analysis.bus_bandwidth import bus_factor
+from overlap_callbacks.analysis.equations import bus_factor
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.kernel_times import ALONE, CLOCK, MEMORY, SMS, WAVES
 from overlap_callbacks.analysis.results.report import OverlapReport

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.sinks import FunctionSink, TensorBoardSink
 from tests.environments import gpu_rank
 from tests.report.arm_runs import arm_window
 from tests.report.runs import rank_window, run_info, window
+from tests.samples import aggregate_windows
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.analysis.bus_bandwidth import bus_factor
+from overlap_callbacks.analysis.equations import bus_factor
 from overlap_callbacks.traces.figures import CollectiveFigures
 from tests import kineto
 from tests.traces.events import collective, figures_of, gemm

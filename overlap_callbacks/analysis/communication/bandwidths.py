@@ -15,9 +15,9 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.bench import TransferFigures
-from overlap_callbacks.analysis.bus_bandwidth import ring_steps, wire_factor
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.predicted import sent_rows
+from overlap_callbacks.analysis.equations import ring_steps, wire_factor
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import SizeTransfer
 from overlap_callbacks.analysis.results.report import OverlapReport

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from overlap_callbacks.analysis.bus_bandwidth import wire_factor
 from overlap_callbacks.analysis.environment.job import UNKNOWN, WITHIN
+from overlap_callbacks.analysis.equations import wire_factor
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SEVERAL_HOSTS, SizeTransfer
 from overlap_callbacks.analysis.results.environment import JobEnvironment

@@ -16,12 +16,12 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from overlap_callbacks import _validation
-from overlap_callbacks.analysis.bus_bandwidth import ring_steps
 from overlap_callbacks.analysis.communication import equations
 from overlap_callbacks.analysis.communication.bandwidths import DATA, PIPELINE, TENSOR, Link, term_of
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import elements, huggingface_parameters
 from overlap_callbacks.analysis.communication.volumes import MessageRow, chunk_parameters, rank_rows
+from overlap_callbacks.analysis.equations import ring_steps
 from overlap_callbacks.analysis.name_rules import collective_of
 
 # A forward pass is 1, its backward pass 2; recomputation adds another forward pass of the layers.

@@ -21,7 +21,6 @@ from overlap_callbacks.analysis.communication.rank_grids import (
     ranks_in,
     union,
 )
-from overlap_callbacks.analysis.identities import digest
 from overlap_callbacks.analysis.results.messages import (
     SEVERAL_STAGES,
     HostShape,
@@ -30,7 +29,7 @@ from overlap_callbacks.analysis.results.messages import (
     RankMessages,
     Sizes,
 )
-from overlap_callbacks.analysis.sums import each_sum, first, grouped, named_sum, same_or, struct_sum
+from overlap_callbacks.analysis.sums import digest, each_sum, first, grouped, named_sum, same_or, struct_sum
 
 # Rows of a part, and of a line of the record. A stage of a pipeline has about ten.
 MAX_ROWS = 320

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks import _validation
-from overlap_callbacks.analysis.bus_bandwidth import wire_factor
 from overlap_callbacks.analysis.communication.placement import UNKNOWN, host_numbers
 from overlap_callbacks.analysis.communication.rank_grids import MAX_GRIDS, Grids, Ranks, number_in, ranks_in
 from overlap_callbacks.analysis.communication.sums import MAX_HEARD, MessageSums, job_messages
+from overlap_callbacks.analysis.equations import wire_factor
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.messages import DimensionTraffic, JobMessages, MessageGroup, Traffic
 

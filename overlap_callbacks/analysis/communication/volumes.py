@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from overlap_callbacks.analysis.bus_bandwidth import wire_factor
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import (
     Parameter,
@@ -23,6 +22,7 @@ from overlap_callbacks.analysis.communication.model_shape import (
     megatron_parameters,
     padded_vocabulary,
 )
+from overlap_callbacks.analysis.equations import wire_factor
 from overlap_callbacks.analysis.name_rules import collective_of
 
 

@@ -9,7 +9,6 @@ import msgspec
 from msgspec.structs import replace
 
 from overlap_callbacks.analysis.formatting import DASH
-from overlap_callbacks.analysis.identities import Identities, add_identities, digest
 from overlap_callbacks.analysis.rank_set import RankSet, union
 from overlap_callbacks.analysis.results.environment import (
     PCIE,
@@ -20,7 +19,16 @@ from overlap_callbacks.analysis.results.environment import (
     RanksValue,
     Transport,
 )
-from overlap_callbacks.analysis.sums import distinct, first, of_lowest, struct_sum, table_sum
+from overlap_callbacks.analysis.sums import (
+    Identities,
+    add_identities,
+    digest,
+    distinct,
+    first,
+    of_lowest,
+    struct_sum,
+    table_sum,
+)
 
 # What a record keeps of a large job. Counts are of all ranks.
 MAX_PLACES = 64

@@ -15,7 +15,6 @@ import msgspec
 
 from overlap_callbacks.analysis.communication.placement import UNKNOWN
 from overlap_callbacks.analysis.communication.rank_grids import Ranks
-from overlap_callbacks.analysis.identities import digest
 from overlap_callbacks.analysis.results.arrivals import (
     ONE_HOST,
     SEVERAL_HOSTS,
@@ -27,7 +26,7 @@ from overlap_callbacks.analysis.results.arrivals import (
     TimedCalls,
 )
 from overlap_callbacks.analysis.results.messages import NO_STAGE, SEVERAL_STAGES
-from overlap_callbacks.analysis.sums import grouped, same_or, struct_sum, table_sum
+from overlap_callbacks.analysis.sums import digest, grouped, same_or, struct_sum, table_sum
 
 # What is kept: groups of which ranks are missing, ranks that came last, kinds and sizes of collectives.
 MAX_OPEN, MAX_LAST, MAX_KINDS, MAX_SIZES = 48, 512, 64, 128

@@ -13,8 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.exact_sums import sums_by
-from overlap_callbacks.analysis.intervals import Intervals, distinct_values
+from overlap_callbacks.analysis.intervals import Intervals, distinct_values, sums_by
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.analysis.results.kernel_times import OTHER_KERNELS, KernelTime
 from overlap_callbacks.analysis.results.mode import Mode

@@ -14,7 +14,6 @@ import numpy as np
 from msgspec.structs import asdict, replace
 
 from overlap_callbacks.analysis.formatting import count
-from overlap_callbacks.analysis.identities import digest
 from overlap_callbacks.analysis.rank_problems import Sentences, add_sentences, sentences_of, too_many
 from overlap_callbacks.analysis.rank_set import RankSet, union
 from overlap_callbacks.analysis.results.mode import Mode
@@ -30,6 +29,7 @@ from overlap_callbacks.analysis.sums import (
     Aggregate,
     Floats,
     add_aggregates,
+    digest,
     in_a_row,
     of_lowest,
     struct_sum,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from overlap_callbacks.analysis.bus_bandwidth import bus_factor
+from overlap_callbacks.analysis.equations import bus_factor
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.kernel_times import MEMORY, SMS, UNEXPLAINED, WAVES, PairTime
 from overlap_callbacks.analysis.results.mode import Mode

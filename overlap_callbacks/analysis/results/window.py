@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.bus_bandwidth import size_of
+from overlap_callbacks.analysis.equations import size_of
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import CollectiveCalls, TimedCalls
 from overlap_callbacks.analysis.results.environment import RankEnvironment

@@ -9,7 +9,6 @@ from overlap_callbacks.analysis.formatting import PAGE, rounded
 from overlap_callbacks.analysis.results.catalogue import figure_with_key
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.study import StudyRow
 from overlap_callbacks.analysis.study import (
     GAP,
     LONGER,
@@ -17,6 +16,7 @@ from overlap_callbacks.analysis.study import (
     RATIO,
     SLOWDOWN,
     STEP,
+    StudyRow,
     families,
     pair_of,
     power_key,

@@ -8,7 +8,6 @@ from typing import Any
 
 from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, may_be_chance, page_sentence, rounded
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.study import StudyRow
 from overlap_callbacks.analysis.study import (
     BATCH,
     CLOCK_CAP,
@@ -20,6 +19,7 @@ from overlap_callbacks.analysis.study import (
     SLOWDOWN,
     STEP,
     Pair,
+    StudyRow,
     families,
     pairs,
     value_of,

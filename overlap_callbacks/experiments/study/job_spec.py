@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from overlap_callbacks.analysis.results.study import Configuration
+from overlap_callbacks.analysis.study import Configuration
 from overlap_callbacks.experiments.study.models import Model
 
 SPEC_NAME = "job.json"

@@ -18,16 +18,8 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME as RECORD
-from overlap_callbacks.analysis.results.study import (
-    FILE_NAME,
-    SCHEMA,
-    Configuration,
-    StudyFigures,
-    StudyRow,
-    StudyStart,
-)
 from overlap_callbacks.analysis.statistics import ONE_LOOK, pool
-from overlap_callbacks.analysis.study import STEP
+from overlap_callbacks.analysis.study import FILE_NAME, SCHEMA, STEP, Configuration, StudyFigures, StudyRow, StudyStart
 from overlap_callbacks.experiments.capping import Cap, NotPossibleError, capped_part, caps_of
 from overlap_callbacks.experiments.caps.capped import capped
 from overlap_callbacks.experiments.machine import Machine

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, count, may_be_chance
 from overlap_callbacks.analysis.results.bench import GLOO, LOOPBACK
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.study import Configuration, StudyRow, StudyStart
 from overlap_callbacks.analysis.safe_text import clean
 from overlap_callbacks.analysis.study import (
     BATCH,
@@ -18,7 +17,10 @@ from overlap_callbacks.analysis.study import (
     PRECISION,
     PUBLISHED,
     SLOWDOWN,
+    Configuration,
     Overall,
+    StudyRow,
+    StudyStart,
     overall,
     value_of,
 )

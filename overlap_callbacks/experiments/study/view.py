@@ -13,7 +13,6 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME
-from overlap_callbacks.analysis.results.study import StudyRow
 from overlap_callbacks.analysis.study import (
     BATCH,
     ENERGY,
@@ -29,6 +28,7 @@ from overlap_callbacks.analysis.study import (
     SLOWDOWN,
     STEP,
     Overall,
+    StudyRow,
     last_rows,
     overall,
     pairs,

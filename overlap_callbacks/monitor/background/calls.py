@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from overlap_callbacks.analysis.bus_bandwidth import size_of
+from overlap_callbacks.analysis.equations import size_of
 from overlap_callbacks.analysis.experts import AllToAll, rank_experts
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey
 from overlap_callbacks.analysis.name_rules import collective_of

@@ -12,7 +12,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.aggregate import MAX_KERNELS
 from overlap_callbacks.analysis.design import rank_weights
 from overlap_callbacks.analysis.formatting import one_digit
 from overlap_callbacks.analysis.kernels.alignment import Alignment, align
@@ -43,6 +42,9 @@ from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.device import chip_of
 from overlap_callbacks.monitor.background.kinds import counted_steps
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
+
+# Kernels that a rank keeps, those with the most time. Enough for the tables; messages and record stay bounded.
+MAX_KERNELS = 50
 
 
 @dataclass(frozen=True)

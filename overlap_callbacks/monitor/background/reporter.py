@@ -16,7 +16,6 @@ import msgspec
 
 from overlap_callbacks._log import logger
 from overlap_callbacks._threads import Worker
-from overlap_callbacks.analysis.aggregate import drop_incomparable_figures
 from overlap_callbacks.analysis.arms import arm_report_of
 from overlap_callbacks.analysis.environment.privacy import hidden_window
 from overlap_callbacks.analysis.formatting import name_ranks
@@ -29,6 +28,7 @@ from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import RankWindow
+from overlap_callbacks.analysis.run_summary import drop_incomparable_figures
 from overlap_callbacks.analysis.settled import SettledFit
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of

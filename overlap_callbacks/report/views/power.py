@@ -19,7 +19,6 @@ from overlap_callbacks.analysis.formatting import (
     range_in_words,
     ranges,
 )
-from overlap_callbacks.analysis.independent import relative_change
 from overlap_callbacks.analysis.power import cause
 from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, every_figure
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -29,7 +28,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower, PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.report_parts import energy_saving, peak_rise
-from overlap_callbacks.analysis.statistics import pool, pool_changes
+from overlap_callbacks.analysis.statistics import pool, pool_changes, relative_change
 from overlap_callbacks.report.views.elements import Block, Cell, Chart, Note, Table, heads
 
 # The figures by which several runs are compared.

@@ -11,8 +11,16 @@ from overlap_callbacks.analysis.formatting import PAGE, count, page_text
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.step_parts import exposed_share
-from overlap_callbacks.analysis.scaling import WORLD_SIZE, RunFigures, ScaledRun, Value, in_order, is_numeric, scaled
-from overlap_callbacks.analysis.throughput import run_throughput
+from overlap_callbacks.analysis.throughput import (
+    WORLD_SIZE,
+    RunFigures,
+    ScaledRun,
+    Value,
+    in_order,
+    is_numeric,
+    run_throughput,
+    scaled,
+)
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import (
     RUN_COLORS,

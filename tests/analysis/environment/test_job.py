@@ -3,7 +3,6 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.environment.job import (
     BETWEEN,
     MAX_PLACES,
@@ -16,7 +15,7 @@ from overlap_callbacks.analysis.environment.job import (
 )
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment
 from tests.environments import cpu_rank, gpu_rank, job_environment, samples
-from tests.samples import window
+from tests.samples import aggregate_windows, window
 
 
 def job(*environments: RankEnvironment) -> JobEnvironment:

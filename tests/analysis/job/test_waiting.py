@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.job.part import JobPart, decode, encode, merge, part_of
 from overlap_callbacks.analysis.job.report import report_of
 from overlap_callbacks.analysis.job.stages import ENOUGH
@@ -32,6 +31,7 @@ from tests.analysis.test_adds_up import assert_adds_up
 from tests.analysis.test_aggregate import rank_window
 from tests.columns import GEMM, P2P, REDUCE, columns
 from tests.issued import FakeGroup, issue
+from tests.samples import aggregate_windows
 
 OV, SEQ = Mode.OVERLAPPED, Mode.SEQUENTIAL
 TRANSFER = 21.0

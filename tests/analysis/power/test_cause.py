@@ -7,7 +7,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.power import cause as words
 from overlap_callbacks.analysis.power.cause import attribute, explain, shares_in_words, slowdown_shares
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -24,7 +23,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo, UnitUtilisation
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import SmLoss
-from tests.samples import window
+from tests.samples import aggregate_windows, window
 
 
 def parts(**use: float) -> UnitUtilisation:

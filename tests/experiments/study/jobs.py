@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks.analysis.results.env_overrides import SWITCH
-from overlap_callbacks.analysis.results.study import Configuration
+from overlap_callbacks.analysis.study import Configuration
 from overlap_callbacks.experiments.study.job.strategies import STRATEGIES
 from overlap_callbacks.experiments.study.job.training import rank_place
 from overlap_callbacks.experiments.study.job.worker import train

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.results.study import Configuration
+from overlap_callbacks.analysis.study import Configuration
 from overlap_callbacks.cli._options import caps
 from overlap_callbacks.experiments import sweep
 from overlap_callbacks.experiments.capping import capped_part, caps_of, check_may_cap

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.results.study import FILE_NAME, Configuration, StudyFigures, StudyRow
+from overlap_callbacks.analysis.study import FILE_NAME, Configuration, StudyFigures, StudyRow
 from overlap_callbacks.experiments import sweep
 from overlap_callbacks.experiments.machine import Machine
 from overlap_callbacks.experiments.study.models import scaled

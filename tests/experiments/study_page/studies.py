@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.study import Configuration, StudyFigures, StudyRow, StudyStart
+from overlap_callbacks.analysis.study import Configuration, StudyFigures, StudyRow, StudyStart
 
 STEPS, BLOCKS = 16, 8
 GPU = "NVIDIA H100 80GB HBM3"

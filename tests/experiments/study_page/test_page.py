@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.results.bench import FILE_NAME
-from overlap_callbacks.analysis.results.study import StudyRow, StudyStart
-from overlap_callbacks.analysis.study import PEAK
+from overlap_callbacks.analysis.study import PEAK, StudyRow, StudyStart
 from overlap_callbacks.experiments.study.sweep import Study
 from overlap_callbacks.experiments.study.verdict import Names
 from overlap_callbacks.experiments.study.view import study_data, study_document

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from overlap_callbacks.analysis.results.study import StudyRow
+from overlap_callbacks.analysis.study import StudyRow
 from overlap_callbacks.experiments.study.sweep import Study
 from overlap_callbacks.experiments.study.verdict import NOTHING, caveats, verdict
 from overlap_callbacks.experiments.study.view import study_data, study_document

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlap_callbacks import OverlapReport
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.monitor.background.budget import WindowBudget
+from tests.samples import aggregate_windows
 from tests.samples import window as rank_window
 
 EVERY_N_STEPS = 500

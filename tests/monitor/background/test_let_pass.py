@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
@@ -22,6 +21,7 @@ from overlap_callbacks.monitor.background.measurement import measure
 from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 from tests.columns import columns
+from tests.samples import aggregate_windows
 
 MS = 1_000_000
 

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 import torch
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.kernels.table import Kind
 from overlap_callbacks.analysis.results.mode import Mode
@@ -29,6 +28,7 @@ from overlap_callbacks.monitor.schedule import Part, Plan
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 from tests.analysis.kernels.test_table import event, gpu_kernel, launch, launch_metadata
 from tests.columns import EPOCH_NS, columns
+from tests.samples import aggregate_windows
 
 MS = 1_000_000
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

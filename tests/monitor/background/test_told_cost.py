@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from overlap_callbacks import Schedule
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
@@ -22,6 +21,7 @@ from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.schedule import Part, Placement
 from overlap_callbacks.monitor.window import MeasuredStep
 from overlap_callbacks.monitor.window_cost import UsualStep, WindowCost
+from tests.samples import aggregate_windows
 from tests.samples import window as rank_window
 
 USUAL = UsualStep(mean_ns=1e6, shortest_ns=1, longest_ns=10**12)  # any step is normal

@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.kernel_times import ALONE, KernelTime, PairTime
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.report import write_page
@@ -22,6 +21,7 @@ from tests.analysis.test_formatting import SHOWN
 from tests.browser import until
 from tests.environments import gpu_rank
 from tests.report.runs import many, rank_window, run_info, window, write
+from tests.samples import aggregate_windows
 
 Open = Callable[..., Any]
 

@@ -12,7 +12,6 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import MemoryPeak
 from overlap_callbacks.report import page, terminal
@@ -21,6 +20,7 @@ from overlap_callbacks.report.terminal import SanitizedRenderable
 from overlap_callbacks.report.views.runs import runs_document
 from tests.environments import gpu_rank
 from tests.report.runs import OV, SEQ, rank_window, run_info, window, write
+from tests.samples import aggregate_windows
 
 HOSTILE = "</script><script>alert(1)</script>\x1b[2J"
 

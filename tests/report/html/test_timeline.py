@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.kernel_times import CallTimes, StepDetail
 from overlap_callbacks.analysis.results.window import MemoryPeak
 from overlap_callbacks.report import page, write_page
@@ -20,6 +19,7 @@ from overlap_callbacks.report.record import read
 from tests.report import perfetto_form
 from tests.report.html.test_page import charts_of, made, text_of
 from tests.report.runs import OV, SEQ, picture, rank_window, run_info, window, write
+from tests.samples import aggregate_windows
 
 Open = Callable[..., Any]
 

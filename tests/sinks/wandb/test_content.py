@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 from overlap_callbacks import JsonlSink, WandbSink
-from overlap_callbacks.analysis.aggregate import aggregate_windows
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.figure import Figure, Value
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
@@ -27,6 +26,7 @@ from overlap_callbacks.sinks.wandb.alerts import Alert, Limits, finding_alerts
 from tests.environments import gpu_rank
 from tests.report.arm_runs import arm_window
 from tests.report.runs import full_report, rank_window, run_info, window
+from tests.samples import aggregate_windows
 from tests.wandb_reader import SETTINGS, OfflineRun, read_run
 
 wandb = pytest.importorskip("wandb")
