@@ -72,16 +72,15 @@ def _starts(pictures: Sequence[StepTimeline], power: PowerTrace | None) -> tuple
 def _step(picture: StepTimeline, start_ms: float, lane: str) -> Iterator[Event]:
     process = _PROCESS_OF[picture.mode]
     yield _named("process_name", process, 0, f"{picture.mode.value} step")
-    yield _sorted("process_sort_index", process, 0, process)
+    yield _sorted("process_sort_index", process, 0)
     yield _named("thread_name", process, 0, "step")
     yield _slice(process, 0, f"{picture.mode.value} step", "step", start_ms, picture.step_ms)
     tracks = _tracks_of_detail(picture.detail, lane) if picture.detail is not None else _tracks_of_unions(picture)
     for track, (name, slices) in enumerate(tracks, start=1):
         yield _named("thread_name", process, track, name)
-        yield _sorted("thread_sort_index", process, track, track)
+        yield _sorted("thread_sort_index", process, track)
         for text, category, begin_ms, length_ms, size_bytes in slices:
-            arguments = {"bytes": size_bytes} if size_bytes else {}
-            yield _slice(process, track, text, category, start_ms + begin_ms, length_ms, arguments)
+            yield _slice(process, track, text, category, start_ms + begin_ms, length_ms, size_bytes)
 
 
 _Slices = list[tuple[str, str, float, float, int]]
@@ -127,7 +126,7 @@ def _tracks_of_unions(picture: StepTimeline) -> Iterator[tuple[str, _Slices]]:
 
 def _power(trace: PowerTrace, start_ms: float) -> Iterator[Event]:
     yield _named("process_name", _POWER_PROCESS, 0, "power and clock")
-    yield _sorted("process_sort_index", _POWER_PROCESS, 0, _POWER_PROCESS)
+    yield _sorted("process_sort_index", _POWER_PROCESS, 0)
     for time_ms, power_w in zip(trace.time_ms, trace.power_w, strict=True):
         yield _counter("power", start_ms + time_ms, "W", power_w)
     for time_ms, clock_mhz in zip(trace.time_ms, trace.sm_clock_mhz, strict=False):
@@ -139,33 +138,27 @@ def _power(trace: PowerTrace, start_ms: float) -> Iterator[Event]:
 
 
 def _slice(
-    process: int,
-    track: int,
-    name: str,
-    category: str,
-    start_ms: float,
-    length_ms: float,
-    arguments: Event | None = None,
+    process: int, track: int, name: str, category: str, start_ms: float, length_ms: float, size_bytes: int = 0
 ) -> Event:
-    return {
-        "ph": "X", "pid": process, "tid": process + track, "name": name, "cat": category,
-        "ts": _microseconds(start_ms), "dur": _microseconds(length_ms), "args": arguments or {},
-    }  # fmt: skip
+    times = {"ts": _microseconds(start_ms), "dur": _microseconds(length_ms)}
+    arguments = {"bytes": size_bytes} if size_bytes else {}
+    return _event("X", process, track, name, cat=category, **times, args=arguments)
 
 
 def _counter(name: str, time_ms: float, unit: str, value: float) -> Event:
-    return {
-        "ph": "C", "pid": _POWER_PROCESS, "tid": _POWER_PROCESS, "name": name,
-        "ts": _microseconds(time_ms), "args": {unit: value},
-    }  # fmt: skip
+    return _event("C", _POWER_PROCESS, 0, name, ts=_microseconds(time_ms), args={unit: value})
 
 
 def _named(kind: str, process: int, track: int, name: str) -> Event:
-    return {"ph": "M", "pid": process, "tid": process + track, "name": kind, "ts": 0, "args": {"name": name}}
+    return _event("M", process, track, kind, ts=0, args={"name": name})
 
 
-def _sorted(kind: str, process: int, track: int, index: int) -> Event:
-    return {"ph": "M", "pid": process, "tid": process + track, "name": kind, "ts": 0, "args": {"sort_index": index}}
+def _sorted(kind: str, process: int, track: int) -> Event:
+    return _event("M", process, track, kind, ts=0, args={"sort_index": track or process})
+
+
+def _event(phase: str, process: int, track: int, name: str, **more: Any) -> Event:
+    return {"ph": phase, "pid": process, "tid": process + track, "name": name, **more}
 
 
 def _microseconds(time_ms: float) -> float:

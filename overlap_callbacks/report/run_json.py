@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
-from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks
+from overlap_callbacks.analysis.arms import arm_summaries
+from overlap_callbacks.analysis.communication.link_peaks import Peaks
 from overlap_callbacks.analysis.headline import run_verdict
-from overlap_callbacks.analysis.stragglers import Straggler
 from overlap_callbacks.analysis.throughput import run_throughput
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.communication import bandwidths_of, latest_pipeline, shares_window, waiting_of
@@ -55,32 +54,39 @@ def _bottleneck(record: Record) -> dict[str, Any] | None:
         "bound": found.bound.value,
         "runner_up": None if found.runner_up is None else found.runner_up.value,
         "sentence": found.sentence(),
-        "parts": found.parts._asdict(),
+        "parts": _fields(found.parts),
         "late_rank": None if found.late is None else found.late.rank,
-        "advice": [{**advice._asdict(), "link": advice.link} for advice in found.advice],
+        "advice": [_fields(advice, "link") for advice in found.advice],
     }
 
 
 def _arms(record: Record) -> list[dict[str, Any]]:
     """What each arm changes, and each window's metrics."""
     return [
-        {**_summary(row), "verdict": row.verdict(), "by_window": _windows(record, row.arm.name)}
+        {
+            "arm": row.arm.name,
+            "equal_results": row.arm.equal_results,
+            "num_windows": row.num_windows,
+            "figures": row.figures,
+            **row.device,
+            "problems": row.problems,
+            "verdict": row.verdict(),
+            "by_window": [
+                {"window": report.window, "counts": report.counts, "metrics": report.metrics()}
+                for report in record.arms
+                if report.arm.name == row.arm.name
+            ],
+        }
         for row in arm_summaries(record.summary, record.arms)
     ]
 
 
-def _summary(row: ArmSummary) -> dict[str, Any]:
-    """A summary as plain data; the arm by its name."""
-    fields = {"num_windows": row.num_windows, "figures": row.figures, **row.device, "problems": row.problems}
-    return {"arm": row.arm.name, "equal_results": row.arm.equal_results, **fields}
-
-
-def _windows(record: Record, name: str) -> list[dict[str, Any]]:
-    return [
-        {"window": report.window, "counts": report.counts, "metrics": report.metrics()}
-        for report in record.arms
-        if report.arm.name == name
-    ]
+def _fields(item: Any, *properties: str) -> dict[str, Any] | None:
+    """The fields of a tuple or struct and some of its properties; None of None."""
+    if item is None:
+        return None
+    fields = item._asdict() if isinstance(item, tuple) else msgspec.structs.asdict(item)
+    return {**fields, **{name: getattr(item, name) for name in properties}}
 
 
 def communication_as_json(record: Record, own: Peaks = Peaks()) -> dict[str, Any]:  # noqa: B008 - it is immutable
@@ -94,8 +100,8 @@ def communication_as_json(record: Record, own: Peaks = Peaks()) -> dict[str, Any
     shares, pipeline = shares_window(record), latest_pipeline(record)
     return {
         "waiting_fraction": None if waiting is None else waiting.fraction,
-        "late_ranks": [] if waiting is None else _stragglers(waiting.ranks),
-        "late_hosts": [] if waiting is None else _stragglers(waiting.hosts),
+        "late_ranks": [] if waiting is None else [_fields(row, "last_share", "sure") for row in waiting.ranks],
+        "late_hosts": [] if waiting is None else [_fields(row, "last_share", "sure") for row in waiting.hosts],
         "bandwidths": []
         if by_size is None
         else [
@@ -107,25 +113,11 @@ def communication_as_json(record: Record, own: Peaks = Peaks()) -> dict[str, Any
             }
             for row in by_size.rows
         ],
-        "link_peak": None if by_size is None else _link(by_size.peaks.within),
-        "network_peak": None if by_size is None else _link(by_size.peaks.between),
+        "link_peak": None if by_size is None else _fields(by_size.peaks.within),
+        "network_peak": None if by_size is None else _fields(by_size.peaks.between),
         "step_shares": [] if shares is None else [share._asdict() for share in shares.dimension_shares()],
-        "pipeline": None
-        if pipeline is None
-        else {
-            **msgspec.structs.asdict(pipeline[1]),
-            "expected_fraction": pipeline[1].expected_fraction,
-            "fraction": pipeline[1].fraction,
-        },
+        "pipeline": None if pipeline is None else _fields(pipeline[1], "expected_fraction", "fraction"),
     }
-
-
-def _stragglers(rows: Iterable[Straggler]) -> list[dict[str, Any]]:
-    return [{**row._asdict(), "last_share": row.last_share, "sure": row.sure} for row in rows]
-
-
-def _link(link: Link | None) -> dict[str, Any] | None:
-    return None if link is None else link._asdict()
 
 
 def traffic_as_json(found: RunTraffic) -> dict[str, Any]:

@@ -96,28 +96,13 @@ class PrometheusSink(Sink):
         self._reports.pop(arm, None)
         self._reports[arm] = report
         registry = CollectorRegistry()
-        registry.register(_Collector(self._labels, self._reports, self._run))
+        registry.register(self)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_to_textfile(str(self.path), registry)  # writes another file, then renames it
         self.path.chmod(0o644)  # the node exporter runs as another user
 
-
-class _Collector:
-    """What the registry asks for metrics.
-
-    Args:
-        labels: of every metric.
-        reports: the last one of each arm, by its name, the newest last; one at least.
-        run: what was measured; None if that is not known.
-    """
-
-    def __init__(
-        self, labels: Mapping[str, str], reports: Mapping[str, OverlapReport | ArmReport], run: RunInfo | None
-    ) -> None:
-        self._labels, self._reports, self._run = labels, reports, run
-
     def collect(self) -> Iterable[Any]:
-        """The metrics; each series once, or the collector would reject the whole file, and few of each metric."""
+        """The metrics; each series once, or the registry would reject the whole file, and few of each metric."""
         from prometheus_client.core import GaugeMetricFamily
 
         families: dict[str, Any] = {}
