@@ -85,7 +85,7 @@ def _fields(item: Any, *properties: str) -> dict[str, Any] | None:
     """The fields of a tuple or struct and some of its properties; None of None."""
     if item is None:
         return None
-    fields = item._asdict() if isinstance(item, tuple) else msgspec.structs.asdict(item)
+    fields = item._asdict() if hasattr(item, "_asdict") else msgspec.structs.asdict(item)
     return {**fields, **{name: getattr(item, name) for name in properties}}
 
 

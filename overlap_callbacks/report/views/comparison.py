@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from overlap_callbacks.analysis.formatting import DASH, PAGE, PLAIN, count, listed, page_text
 from overlap_callbacks.analysis.headline import Fastest, Headline, RunSpeed, fastest, step_change
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.report.record import Record
@@ -61,8 +62,7 @@ def comparison(names: Sequence[str], records: Sequence[Record]) -> Section:
     empty = [name for name, figures in runs if not figures]
     if empty:
         blocks.append(Note(f"Without any figure: {', '.join(empty)}.", warning=True))
-    power = _power(names, records)
-    blocks += [_figures(runs), *([power] if power is not None else []), difference_table(names, records)]
+    blocks += [_figures(runs), *_power(names, records), difference_table(names, records)]
     return Section("Side by side", "", blocks)
 
 
@@ -79,32 +79,34 @@ def _shares(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart | None:
 
 
 def _figures(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Table:
-    rows = []
-    for figure in SUMMARY:
-        cells = []
-        for _, figures in runs:
-            estimate = figures.get(figure.name)
-            if estimate is None:
-                cells.append(Cell("not measured"))
-                continue
-            value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
-            cells.append(Cell(f"{value} ({bounds})" if bounds else value))
-        if any(figure.name in figures for _, figures in runs):
-            rows.append((Cell(figure.label), *cells))
-    columns = (Head("Figure", words=True), *(Head(name) for name, _ in runs))
-    return Table("All figures", columns, tuple(rows), "With 95% intervals.", folded=True, sorts=False)
+    def shown(figure: Figure, figures: dict[str, Estimate]) -> str:
+        estimate = figures[figure.name]
+        value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
+        return f"{value} ({bounds})" if bounds else value
+
+    by_run = [{f.label: shown(f, figures) for f in SUMMARY if f.name in figures} for _, figures in runs]
+    labels = [figure.label for figure in SUMMARY]
+    return _side_by_side("All figures", [name for name, _ in runs], labels, by_run, "With 95% intervals.")
 
 
-def _power(names: Sequence[str], records: Sequence[Record]) -> Table | None:
+def _power(names: Sequence[str], records: Sequence[Record]) -> list[Table]:
     by_run = [power_figures(record.valid_windows) for record in records]
     labels = dict.fromkeys(label for figures in by_run for label in figures)
-    if not labels:
-        return None
-    rows = [(Cell(label), *(Cell(figures.get(label, "not measured")) for figures in by_run)) for label in labels]
-    columns = (Head("Figure", words=True), *(Head(name) for name in names))
-    return Table(
-        "Power and energy", columns, tuple(rows), "Means over windows, with 95% intervals.", folded=True, sorts=False
-    )
+    caption = "Means over windows, with 95% intervals."
+    return [_side_by_side("Power and energy", names, list(labels), by_run, caption)] if labels else []
+
+
+def _side_by_side(
+    title: str, names: Sequence[str], labels: Sequence[str], by_run: Sequence[Mapping[str, str]], caption: str
+) -> Table:
+    """The figures of each run by their labels; without those that no run has."""
+    rows = [
+        (Cell(label), *[Cell(figures.get(label, "not measured")) for figures in by_run])
+        for label in labels
+        if any(label in figures for figures in by_run)
+    ]
+    columns = (Head("Figure", words=True), *map(Head, names))
+    return Table(title, columns, tuple(rows), caption, folded=True, sorts=False)
 
 
 # -- the faster run

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from overlap_callbacks.analysis.communication.bandwidths import effective_bandwidths
@@ -43,10 +43,6 @@ _MAX_LABEL = 40
 TOKENS, SAMPLES = "tokens", "samples"
 _UNITS = {TOKENS: "tokens/s", SAMPLES: "samples/s"}
 _GB = 1e9
-# What a record tells of every run.
-_FACTS = ("world_size", "hosts", "backend", "device", "framework", "torch")
-_WORK = ("tokens_per_step", "samples_per_step", "precision", "model")
-
 Reader = Callable[[RunFigures], "Estimate | float | None"]
 
 
@@ -255,42 +251,53 @@ def compared(names: Sequence[str], records: Sequence[Record], axis: str | None) 
 
 def axis_value(record: Record, axis: str) -> Value | None:
     """Where a run stands on an axis; None if it does not tell."""
-    run = record.runs[-1]
-    work = run.workload or Workload()
-    if axis in work.settings:
-        value = work.settings[axis]
-        return str(value) if isinstance(value, bool) else value
-    if axis == "world_size":
-        return run.world_size
-    if axis == "hosts":
-        job = record.job_environment
-        return None if job is None else job.num_hosts
-    if axis in ("backend", "device", "framework"):
-        text: str = getattr(run, axis)
-        return text or None
-    if axis == "torch":
-        return run.torch_version or None
-    if axis == "model":
-        return work.model_preset or work.model_parameters
-    if axis in _WORK:
-        known: Value | None = getattr(work, axis)
-        return known if known is not None or axis != "tokens_per_step" else _tokens_of_windows(record)
+    settings, configuration, facts = _settings(record), record.info.configuration, _facts(record)
+    if axis in settings:
+        return _as_value(settings[axis])
+    if axis in facts:
+        return facts[axis]
     size = _group_sizes(record).get(axis)
     if size is not None:
         return size
-    if axis in run.configuration:
-        told = run.configuration[axis]
-        return str(told) if isinstance(told, bool) else told
+    if axis in configuration:
+        return _as_value(configuration[axis])
     own = record.environment
     return None if own is None else own.variables.get(axis)
 
 
+def _as_value(told: Any) -> Value:
+    value: Value = str(told) if isinstance(told, bool) else told
+    return value
+
+
+def _settings(record: Record) -> Mapping[str, Any]:
+    return (record.info.workload or Workload()).settings
+
+
+def _facts(record: Record) -> dict[str, Value | None]:
+    """What a record tells of every run, and of its work."""
+    run, work, job = record.info, record.info.workload or Workload(), record.job_environment
+    # An adapter may know the tokens of a step, and tells them with each window.
+    told = [w.tokens_per_step for w in reversed(record.valid_windows) if w.tokens_per_step is not None]
+    return {
+        WORLD_SIZE: run.world_size,
+        "hosts": None if job is None else job.num_hosts,
+        "backend": run.backend or None,
+        "device": run.device or None,
+        "framework": run.framework or None,
+        "torch": run.torch_version or None,
+        "tokens_per_step": next(iter(told), None) if work.tokens_per_step is None else work.tokens_per_step,
+        "samples_per_step": work.samples_per_step,
+        "precision": work.precision,
+        "model": work.model_preset or work.model_parameters,
+    }
+
+
 def known_axes(records: Sequence[Record]) -> list[str]:
     """The axes that there are for these runs, without environment variables."""
-    settings = {name for record in records for name in (record.runs[-1].workload or Workload()).settings}
-    settings |= {name for record in records for name in record.runs[-1].configuration}
+    settings = {name for record in records for name in (*_settings(record), *record.info.configuration)}
     dimensions = {name for record in records for name in _group_sizes(record)}
-    return [*dict.fromkeys([*_FACTS, *_WORK, *sorted(dimensions), *sorted(settings)])]
+    return [*dict.fromkeys([*_facts(records[0]), *sorted(dimensions), *sorted(settings)])]
 
 
 def as_plain(found: Comparison) -> dict[str, Any]:
@@ -301,10 +308,7 @@ def as_plain(found: Comparison) -> dict[str, Any]:
         row = run._asdict() | {"bandwidths_gb_s": dict(run.bandwidths), "run": run.name}
         del row["bandwidths"], row["name"]
         if run.name in relative:
-            row |= {
-                "scaling_factor": relative[run.name].factor,
-                "scaling_efficiency": relative[run.name].efficiency,
-            }
+            row |= {f"scaling_{name}": value for name, value in relative[run.name]._asdict().items()}
         rows.append(row)
     return {"axis": found.axis, "work": found.work or None, "runs": rows, "without": list(found.without)}
 
@@ -353,11 +357,6 @@ def common_work(records: Sequence[Record]) -> str:
         if known and all(getattr(throughput, f"{work}_per_s") is not None for throughput in known):
             return work
     return ""
-
-
-def _tokens_of_windows(record: Record) -> int | None:
-    """An adapter may know the tokens of a step, and tells them with each window."""
-    return next((w.tokens_per_step for w in reversed(record.valid_windows) if w.tokens_per_step is not None), None)
 
 
 def _group_sizes(record: Record) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from overlap_callbacks.analysis.bottleneck import Bottleneck
@@ -58,11 +59,8 @@ def tiles(record: Record) -> list[Block]:
     if energy is not None:
         found.append(energy)
     elif in_flight is not None:
-        found.append(
-            _figure_tile(
-                figures, "hidden_comm_fraction", f"of {_ms(in_flight.value)} in flight", "Hidden communication"
-            )
-        )
+        remark = f"of {_ms(in_flight.value)} in flight"
+        found.append(_figure_tile(figures, "hidden_comm_fraction", remark, "Hidden communication"))
     shown = tuple([tile for tile in found if tile is not None])
     return [Tiles(shown)] if shown else []
 
@@ -100,8 +98,8 @@ def _tile(label: str, fraction: Estimate, remark: str, *, signed: bool = True) -
     return Tile(label, PAGE.percent(fraction.value, signed=signed), bounds, remark)
 
 
-def _ms(value: float, *, signed: bool = False) -> str:
-    return PAGE.quantity(value, "ms", signed=signed)
+def _ms(value: float) -> str:
+    return PAGE.quantity(value, "ms")
 
 
 def overview(record: Record, *, compared: bool) -> list[Block]:
@@ -362,19 +360,16 @@ def in_prefixes(value: float, unit: str = "") -> str:
 
 def throughput_facts(throughput: Throughput) -> list[tuple[str, str, str]]:
     """What is known: label, value, and what it rests on."""
-    facts = []
-    if throughput.tokens_per_s is not None:
-        facts.append(("Tokens a second", PAGE.number(throughput.tokens_per_s, 0), "the whole job"))
-    if throughput.samples_per_s is not None:
-        facts.append(("Samples a second", PAGE.number(throughput.samples_per_s, 1), "the whole job"))
-    if throughput.flop_per_step is not None:
-        facts.append(("Model FLOP per step", in_prefixes(throughput.flop_per_step), throughput.flop_basis))
-    if throughput.flop_per_s_per_device is not None:
-        value = in_prefixes(throughput.flop_per_s_per_device)
-        facts.append(("Model FLOP/s per device", value, f"mean over {count(throughput.num_devices, 'device')}"))
-    if throughput.mfu is not None and throughput.peak_flop_per_s is not None:
-        facts.append(("Model FLOP utilisation (MFU)", PAGE.percent(throughput.mfu), _of_peak(throughput)))
-    return facts
+    known = (
+        ("Tokens a second", throughput.tokens_per_s, functools.partial(PAGE.number, decimals=0), "the whole job"),
+        ("Samples a second", throughput.samples_per_s, functools.partial(PAGE.number, decimals=1), "the whole job"),
+        ("Model FLOP per step", throughput.flop_per_step, in_prefixes, throughput.flop_basis),
+        ("Model FLOP/s per device", throughput.flop_per_s_per_device, in_prefixes,
+         f"mean over {count(throughput.num_devices, 'device')}"),
+        ("Model FLOP utilisation (MFU)", throughput.mfu if throughput.peak_flop_per_s is not None else None,
+         PAGE.percent, _of_peak(throughput)),
+    )  # fmt: skip
+    return [(label, shown(value), basis) for label, value, shown, basis in known if value is not None]
 
 
 def _of_peak(throughput: Throughput) -> str:
