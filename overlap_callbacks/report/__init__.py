@@ -1,16 +1,12 @@
 """The screens of a record: the report page, one HTML file that needs nothing else, and the terminal.
 
-Figures and words are made here, in Python. Jinja2 puts them into HTML and escapes everything that comes from a record.
-Observable Plot draws the charts in the browser; its two files (``html/vendor/``) are copied into the page.
+A ``Record`` becomes a ``Document`` of sections (``views``); ``html`` makes that one file, ``terminal`` text. Jinja2
+escapes everything that comes from a record. Observable Plot draws the charts in the browser; its two files
+(``html/vendor/``) are copied into the page.
 
-Why Observable Plot: it draws SVG. So charts are crisp in print, and take their colours from the page's style sheet, for
-light, dark and paper. It draws for the width of the window, which a phone needs. With d3 it has 0.5 MB, so a page of a
-thousand windows stays far below 5 MB. The alternatives: Plotly's only bundle in its Python package has 4.7 MB;
-matplotlib's SVG has one set of colours, and on a phone the text of a wide screen; canvas libraries (uPlot, Chart.js)
-blur in print.
-
-The way of the data: a ``Record`` becomes a ``Document`` of sections (``views``), and ``html`` makes that one
-file, ``terminal`` text. For a figure that was not measured, a ``Note`` says so.
+Why Observable Plot: it draws SVG, which is crisp in print, takes its colours from the page's style sheet and fits the
+width of a phone. With d3 it has 0.5 MB; Plotly's only bundle in its Python package has 4.7 MB. Matplotlib's SVG has
+one set of colours, and canvas libraries blur in print.
 """
 
 from __future__ import annotations

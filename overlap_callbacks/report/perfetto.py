@@ -25,12 +25,9 @@ _GAP_MS = 1.0
 
 
 def perfetto_trace(window: OverlapReport) -> dict[str, Any]:
-    """The document.
+    """The trace of a window with its details.
 
     Steps and power lie on one clock where the record has it; else the steps follow one another.
-
-    Args:
-        window: with its details.
 
     Raises:
         ValueError: the window has no profiled steps.
@@ -87,12 +84,7 @@ _Slices = list[tuple[str, str, float, float, int]]
 
 
 def _tracks_of_detail(detail: StepDetail, lane: str) -> Iterator[tuple[str, _Slices]]:
-    """Name and slices of each track. Slices of a track do not overlap: a stream whose kernels do gets several.
-
-    Args:
-        detail: the kernels.
-        lane: what they ran on: a stream of the device, or a thread of a CPU job.
-    """
+    """Name and slices of each track. Slices of a track do not overlap: a stream whose kernels do gets several."""
     lanes: dict[tuple[bool, int], _Slices] = {}
     for kernel in detail.named_slices:
         category = "communication" if kernel.communicates else "compute"

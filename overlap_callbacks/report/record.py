@@ -81,12 +81,12 @@ class Record:
 
     Attributes:
         path: the file.
-        runs: one entry for each start of the job.
-        windows: the reports, in the order of measurement; without their details if ``read`` was told so.
+        runs: one for each start of the job.
+        windows: the reports, in the order of measurement.
         arms: the reports of windows that compare with other arms than sequential steps.
         left_out: why windows have no report, in words.
-        unfinished: what rank 0 had measured of a window that was cut off before its report; None without one.
-        ended: whether the job told its end after the last of its starts.
+        unfinished: what rank 0 had measured of a window that was cut off before its report.
+        ended: whether the last start of the job has ended, as far as its record tells.
         broken_lines: lines that could not be read.
         long_lines: those of them that are longer than any line of a record.
     """
@@ -308,10 +308,7 @@ def _add_unfinished(record: Record, key: tuple[int, int], of_window: dict[int, T
 class _Blocks:
     """The blocks whose window has no report yet. There are many, and most need not be decoded: their report follows.
 
-    Attributes:
-        lines: of those not decoded yet.
-        by_window: those decoded, by window and first step, then by number. A block may be logged again with more of its
-            steps: its last entry is whole.
+    Decoded ones are kept by window and first step, then by number. A block may be logged again with more of its steps.
     """
 
     def __init__(self) -> None:

@@ -25,11 +25,7 @@ Line = tuple[int, "bytes | None"]
 
 
 def lines_of(file: Path, progress: Callable[[int, int], None]) -> Iterator[Line]:
-    """The lines that are not blank.
-
-    Args:
-        file: the record.
-        progress: called with the number of bytes read so far, and the size of the file in bytes.
+    """The lines that are not blank. ``progress`` gets the bytes read so far, and the size of the file in bytes.
 
     Raises:
         OSError: the file cannot be read.
@@ -101,12 +97,7 @@ _NOTHING = (msgspec.Raw(), msgspec.Raw(b"[]"), msgspec.Raw(b"null"))
 
 
 class Details(NamedTuple):
-    """What was left in the file of a window.
-
-    Attributes:
-        start: where its line begins, in bytes.
-        parts: names of those of its details that are not empty.
-    """
+    """Where the line of a window begins, in bytes, and names of those of its details that are not empty."""
 
     start: int
     parts: frozenset[str]
@@ -141,11 +132,7 @@ class Outlines:
         self._known: dict[Any, Any] = {}
 
     def __call__(self, start: int, line: bytes) -> tuple[OverlapReport, Details]:
-        """A window without its details, and what was left out.
-
-        Args:
-            start: where the line begins in its file, in bytes.
-            line: of kind ``window``.
+        """A window of a line that begins at ``start``, without its details, and what was left out.
 
         Raises:
             msgspec.MsgspecError, UnicodeDecodeError, RecursionError: what is no detail cannot be decoded.

@@ -92,9 +92,7 @@ def _fields(item: Any, *properties: str) -> dict[str, Any] | None:
 def communication_as_json(record: Record, own: Peaks = Peaks()) -> dict[str, Any]:  # noqa: B008 - it is immutable
     """Who comes last, bandwidth by size, shares of a step and the bubble; what was not measured is null.
 
-    Args:
-        record: of the run.
-        own: peaks of links that the user gave.
+    ``own`` are peaks of links that the user gave.
     """
     waiting, by_size = waiting_of(record), bandwidths_of(record, own)
     shares, pipeline = shares_window(record), latest_pipeline(record)

@@ -52,12 +52,7 @@ class SanitizedRenderable:
 
 
 def drawn(document: Document, everything: bool = False) -> RenderableType:
-    """The document, for people.
-
-    Args:
-        document: what to show.
-        everything: whether to show all of it; if not, only verdicts, figures, answers, and what says that it is first.
-    """
+    """The document: everything, or only verdicts, figures, answers, and what says that it is first."""
     return Group(*_Drawing(document, everything).parts())
 
 
@@ -171,10 +166,7 @@ def _facts(title: str, facts: Sequence[tuple[str, str]]) -> RichTable:
 def drawn_table(table: Table, max_rows: int | None = None, all_rows: str = "--json") -> Iterator[RenderableType]:
     """The table, and how to read it; nothing of one without rows.
 
-    Args:
-        table: to draw.
-        max_rows: that are drawn; None for all.
-        all_rows: the option that shows the others.
+    Of more than ``max_rows`` rows, the rest is left to the option ``all_rows``.
     """
     if not table.rows:
         return
@@ -275,12 +267,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 class _Bars:
-    """Shares over time as one line of bars, as many as fit.
-
-    Args:
-        label: what stands before them.
-        shares: from 0 to 1, of equal parts of the time.
-    """
+    """Shares of equal parts of the time, from 0 to 1, as one line of bars after a label: as many as fit."""
 
     def __init__(self, label: str, shares: Sequence[float]) -> None:
         self._label, self._shares = label, shares
@@ -311,12 +298,7 @@ def _resampled(shares: Sequence[float], width: int) -> Iterator[float]:
 
 
 class _DistinctCell:
-    """A name in a column: as much of it as fits, and the part in which it differs from the others.
-
-    Args:
-        name: the name.
-        column: all names of the column.
-    """
+    """A name in a column: as much of it as fits, and the part in which it differs from the column's other names."""
 
     def __init__(self, name: str, column: Sequence[str]) -> None:
         self._name, self._column = name, column

@@ -33,12 +33,7 @@ _MAX_TEXT, _MAX_ROWS = 32_767, 1_048_575
 
 @dataclass(frozen=True)
 class Rows:
-    """A table.
-
-    Attributes:
-        header: names of the columns.
-        rows: one value for each column; a column that a row lacks is None in it.
-    """
+    """A table: the names of its columns, and rows by them; a column that a row lacks is None in it."""
 
     header: tuple[str, ...]
     rows: tuple[Mapping[str, Any], ...]
@@ -91,10 +86,6 @@ def cell(value: Any) -> Any:
 def write_parquet(tables: Mapping[str, Rows], folder: Path) -> None:
     """Write each table into ``folder`` as ``NAME.parquet``; the folder is made. A figure that is undefined is null.
 
-    Args:
-        tables: by name.
-        folder: of the files; older ones of these names are replaced.
-
     Raises:
         OSError: a file cannot be written.
     """
@@ -118,10 +109,6 @@ def _column(pyarrow: Any, values: list[Any]) -> Any:
 
 def write_xlsx(tables: Mapping[str, Rows], path: Path) -> None:
     """Write a workbook with a sheet for each table. A figure that is undefined is an empty cell; no text is a formula.
-
-    Args:
-        tables: by name.
-        path: of the file; an older one is replaced.
 
     Raises:
         OSError: the file cannot be written.

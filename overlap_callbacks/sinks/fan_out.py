@@ -67,11 +67,7 @@ class FanOut:
     log = functools.partialmethod(_each, "log")
 
     def close(self, timeout_s: float) -> None:
-        """Close every sink.
-
-        Args:
-            timeout_s: longest time for those that stall, all together; a sink with a ``close_timeout_s`` has that.
-        """
+        """Close every sink. Those that stall have ``timeout_s`` together, one with a ``close_timeout_s`` that."""
         deadline = time.monotonic() + timeout_s
         for sink in self._sinks:
             try:

@@ -132,9 +132,8 @@ _STRETCH = 100
 class KeptDetails:
     """Leaves out, of most windows after the first two hundred, what only a close look at that window needs.
 
-    That is its pictures, its trace of power, its experts' loads by step, each rank's own tables and rank 0's series of
-    steps. All figures, the job's tables and each rank's blocks stay. Windows that do not count are thinned apart from
-    the others: the first of those stay whole too.
+    That is pictures, trace of power, experts' loads by step, each rank's own tables and rank 0's series of steps.
+    Windows that do not count are thinned apart from the others: the first of those stay whole too.
     """
 
     def __init__(self) -> None:
@@ -161,12 +160,7 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class EarlierStarts(NamedTuple):
-    """What was measured before this start of the job.
-
-    Attributes:
-        windows: without their details.
-        arms: windows of other arms.
-    """
+    """Windows before this start of the job, without their details, and those of other arms."""
 
     windows: list[OverlapReport]
     arms: list[ArmReport]

@@ -93,11 +93,7 @@ class TensorBoardSink(Sink):
 
 
 class _PlainWriter:
-    """Writes an event file whose name does not hold the host's, as every one of ``SummaryWriter`` does.
-
-    Args:
-        folder: of the file; made if it is missing.
-    """
+    """Writes an event file whose name does not hold the host's, as every one of ``SummaryWriter`` does."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

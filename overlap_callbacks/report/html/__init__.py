@@ -67,9 +67,7 @@ def as_html(document: Document) -> str:
 def write_document(document: Document, path: str | os.PathLike[str]) -> int:
     """Write the page, whole or not at all; into a pipe or a device, directly. Returns its size in bytes.
 
-    Args:
-        document: the page.
-        path: of the file. An older file is replaced; of a link, the file that it points to.
+    An older file is replaced; of a link, the file that it points to.
 
     Raises:
         OSError: the file cannot be written.

@@ -117,8 +117,7 @@ class Waiting:
     Attributes:
         fraction: of the time of collectives, in which ranks wait.
         ranks, hosts: for whom they wait longest.
-        names: of hosts, by number, as far as they are known.
-        several_hosts: whether there are several.
+        names: of hosts, by number, where they are known.
     """
 
     fraction: float
@@ -167,13 +166,7 @@ def waiting_sentence(found: Waiting) -> str:
 
 @dataclass(frozen=True)
 class Bandwidths:
-    """Effective bandwidth by size.
-
-    Attributes:
-        window: from which they are.
-        rows: by dimension, operator and size.
-        peaks: of the links.
-    """
+    """Effective bandwidth of a window by dimension, operator and size, and the peaks of the links."""
 
     window: int
     rows: Sequence[SizeBandwidth]
@@ -181,12 +174,7 @@ class Bandwidths:
 
 
 def bandwidths_of(record: Record, own: Peaks = Peaks()) -> Bandwidths | None:  # noqa: B008 - it is immutable
-    """The bandwidths of the last window that has them; None without one.
-
-    Args:
-        record: of the run.
-        own: peaks that the user gave.
-    """
+    """The bandwidths of the last window that has them; None without one. ``own`` are peaks that the user gave."""
     window = record.latest_valid("transfers")
     if window is None:
         return None

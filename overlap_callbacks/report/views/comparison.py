@@ -113,14 +113,10 @@ def _side_by_side(
 
 
 def fastest_of(names: Sequence[str], records: Sequence[Record]) -> Fastest:
-    """Which run is the fastest.
+    """Which of two or more runs is the fastest.
 
     Steps are compared, or where those of some runs do more, tokens or samples a second. Runs without a window that
     counts, and of different models, are not compared.
-
-    Args:
-        names: of the runs.
-        records: of the runs, two or more.
     """
     known = [(name, record) for name, record in zip(names, records, strict=True) if _step_ms(record) is not None]
     if len(known) < 2:

@@ -21,7 +21,6 @@ class Note:
     """A sentence, e.g. of what was not measured and why.
 
     Attributes:
-        text: the sentence.
         warning: whether it casts doubt on figures. A terminal always shows it.
         first: whether a terminal shows it without being asked for everything; a warning, before the verdict.
     """
@@ -34,14 +33,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Tile:
-    """One figure, large.
-
-    Attributes:
-        label: what it is.
-        value: the figure, in words.
-        interval: its interval; empty without one.
-        remark: a few words more.
-    """
+    """One figure, large: what it is, its value and interval in words, and a few words more."""
 
     label: str
     value: str
@@ -62,8 +54,6 @@ class Chart:
     """A chart, drawn by the function of ``page.js`` that ``draw`` names.
 
     Attributes:
-        draw: the function.
-        title: what it shows.
         data: what the function takes; nothing but JSON.
         caption: how to read it.
         legend: names and colours, the latter as variables of the style sheet without their dashes.
@@ -88,7 +78,6 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        text: what stands in it.
         sort: by what its column sorts; None (last, either way) for an empty cell.
         full: the whole of a text that is shortened.
     """
@@ -106,7 +95,6 @@ class Head:
     """The head of a column.
 
     Attributes:
-        text: what stands in it.
         words: whether the column is of words, on the left; numbers are on the right.
         names: whether these are names, which a terminal may cut.
         below: whether a terminal writes it below the column before it, e.g. an interval.
@@ -141,9 +129,6 @@ class Table:
     """A table that sorts by the column that is clicked.
 
     Attributes:
-        title: what it lists.
-        columns: their heads.
-        rows: one tuple of cells each.
         caption: how to read it.
         folded: whether it is closed at first.
         sorts: whether the order may be changed; not where rows build on each other.
@@ -188,15 +173,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Download:
-    """A file that the page holds, to be saved.
-
-    Attributes:
-        text: of the link.
-        file_name: under which it is saved.
-        media_type: of the content.
-        content: in base 64.
-        remark: what to do with it.
-    """
+    """A file that the page holds, to be saved: its content in base 64, and what to do with it."""
 
     kind: ClassVar[str] = "download"
     text: str
@@ -214,7 +191,6 @@ class Section:
     """A question and its answer.
 
     Attributes:
-        title: the question.
         answer: in a sentence or two.
         blocks: what the answer rests on.
         folded: whether the blocks are hidden at first.
@@ -234,12 +210,9 @@ class RunPage:
 
     Attributes:
         id: its anchor.
-        name: of its folder.
         head: what ran where, in a line.
-        verdict: in a sentence.
+        blocks: below the verdict.
         more: lines below it: its intervals; why it is missing or doubtful, and what to do.
-        blocks: what stands below the verdict.
-        sections: the rest.
         figures: the figures as a table, for where no chart can be drawn.
     """
 
@@ -258,8 +231,6 @@ class Document:
     """What a page or a terminal shows.
 
     Attributes:
-        title: of the browser's window.
-        runs: what it is about, one or more.
         method: how its figures were made.
         heading: what is compared.
         verdict: of the comparison, in a sentence; empty for the heading alone.
@@ -376,15 +347,7 @@ class _Look(TypedDict, total=False):
 def table_of(
     title: str, items: Iterable[_Item], *columns: Column[_Item], drop_empty: bool = False, **look: Unpack[_Look]
 ) -> Table:
-    """A table with a row for each item.
-
-    Args:
-        title: as in ``Table``.
-        items: one a row.
-        *columns: of the table.
-        drop_empty: whether to leave out columns without any text.
-        **look: further attributes of ``Table``.
-    """
+    """A table with a row for each item; ``drop_empty`` leaves out columns without any text."""
     rows = tuple([tuple([column.cell(item) for column in columns]) for item in items])
     made = Table(title, heads(*[column.head for column in columns]), rows, **look)
     return made.without_empty_columns() if drop_empty else made

@@ -67,15 +67,7 @@ def experts(record: Record) -> list[Section]:
 
 
 def _lines(title: str, unit: str, lines: Lines, rows: Sequence[tuple[int, int, Any]], *, narrow: bool = True) -> Chart:
-    """Figures of windows or steps.
-
-    Args:
-        title: of the chart.
-        unit: of the figures.
-        lines: name, colour and field of each.
-        rows: step, window, and what has the fields.
-        narrow: as in ``Chart``.
-    """
+    """Figures by name, colour and field. A row is a step, a window, and what has the fields."""
     series = [
         line(name, color, [(step, window, getattr(found, field)) for step, window, found in rows], of=len(rows))
         for name, color, field in lines

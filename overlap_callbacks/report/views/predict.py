@@ -35,17 +35,14 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         parameters: of the model, without padding.
-        world_size: ranks of the job.
         micro_batches: of a step on each data-parallel rank.
         dtype: of activations and parameters in messages.
-        gradient_dtype: of gradients in messages.
         memory_bytes: need of the rank with the highest, by a stated rule.
         expected_bubble_ratio: (p-1)/(p-1+m), of a step without its gradients' communication.
         messages: of a rank of each kind, or of all ranks.
         step: equation 1 with exact counts; None without bandwidths.
         paper_step: in the paper's own forms.
         what_if: the job in other layouts; empty if it was not asked for.
-        notes: what a reader must know, in words.
     """
 
     parameters: int
@@ -63,12 +60,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prediction_document(found: Prediction, traffic: Sequence[Block]) -> Document:
-    """What a job should send, and how long its step should take.
-
-    Args:
-        found: the prediction.
-        traffic: who sends what to whom: the matrix and its tables.
-    """
+    """What a job should send, and how long its step should take; ``traffic`` is the matrix with its tables."""
     batches = "micro-batch" if found.micro_batches == 1 else "micro-batches"
     verdict = (
         f"{found.parameters:,} parameters on {count(found.world_size, 'rank')}, {found.micro_batches:,} {batches} a "

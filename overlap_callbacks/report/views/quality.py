@@ -34,12 +34,7 @@ QUALITY = "How good is the measurement?"
 
 
 def quality(record: Record, lacking: Sequence[str] = ()) -> Section:
-    """What the figures rest on, and what makes them doubtful.
-
-    Args:
-        record: of the run.
-        lacking: what was not measured, as sentences.
-    """
+    """What the figures rest on, what makes them doubtful, and what was not measured."""
     blocks: list[Block] = []
     if record.summary.measured:
         blocks.append(Facts("The measurement", tuple(_facts(record))))

@@ -51,13 +51,11 @@ class AxisError(ValueError):
 
 
 class Comparison(NamedTuple):
-    """Runs against an axis.
+    """Runs against an axis, in its order.
 
     Attributes:
-        axis: name of what varies.
-        runs: those that tell it, in its order.
         work: what ``work_per_s`` counts, ``tokens`` or ``samples``; empty if it is not known of all runs.
-        without: names of the runs that do not tell.
+        without: names of the runs that do not tell where they are on the axis.
     """
 
     axis: str
@@ -149,14 +147,9 @@ _CAPTIONS = {
 def _chart(
     found: Comparison, title: str, unit: str, lines: Sequence[tuple[str, str, Reader]], *, ideal: int = 0
 ) -> Chart | None:
-    """One chart; None where no run has any of its figures.
+    """A chart of lines with a name, colour and figure each; None where no run has any of the figures.
 
-    Args:
-        found: the runs.
-        title: of the chart.
-        unit: of its figures.
-        lines: name, colour and figure of each.
-        ideal: ranks of the smallest job, where a line shows as many times as there are ranks; 0 for no line.
+    ``ideal`` are ranks of the smallest job, where a line shows as many times as there are ranks; 0 for no line.
     """
     series = []
     for name, color, read in lines:
@@ -217,12 +210,7 @@ def _label(axis: str) -> str:
 
 
 def compared(names: Sequence[str], records: Sequence[Record], axis: str | None) -> Comparison | None:
-    """The runs against an axis.
-
-    Args:
-        names: of the runs.
-        records: of the runs.
-        axis: what varies; None for the world size, if it does.
+    """The runs against an axis, by default the world size.
 
     Returns:
         None where no axis was asked for and all runs have as many ranks, or there is one alone.
@@ -314,14 +302,7 @@ def as_plain(found: Comparison) -> dict[str, Any]:
 
 
 def run_figures(name: str, record: Record, value: Value, work: str) -> RunFigures:
-    """What a run shows against others.
-
-    Args:
-        name: of the run.
-        record: of the run.
-        value: where it stands on the axis.
-        work: what ``work_per_s`` counts: see ``common_work``.
-    """
+    """What a run at ``value`` on the axis shows against others; ``work`` as in ``common_work``."""
     figures = record.pooled()
     throughput = run_throughput(record.valid_windows)
     step, exposed = figures.get("e2e_overlapped_ms"), exposed_share(figures)

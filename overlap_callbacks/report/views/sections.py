@@ -103,12 +103,7 @@ def _ms(value: float) -> str:
 
 
 def overview(record: Record, *, compared: bool) -> list[Block]:
-    """Step time in each mode, and where the time of a step goes.
-
-    Args:
-        record: of the run.
-        compared: whether step times of several runs stand side by side already.
-    """
+    """Step time in each mode, unless several runs stand side by side already; and where the time of a step goes."""
     blocks: list[Block] = []
     if not compared and any(name in record.figures for name in ("e2e_overlapped_ms", "e2e_sequential_ms")):
         blocks.append(mode_bars([("", record.figures)]))
@@ -275,11 +270,7 @@ def advice_table(found: Bottleneck) -> Table:
 
 
 def cause_table(windows: Sequence[OverlapReport]) -> Table | None:
-    """Each cause with its share and what that rests on; None where no window knows any cause.
-
-    Args:
-        windows: those that count.
-    """
+    """Each cause with its share and what that rests on, over windows that count; None where none knows any cause."""
     known = [(window, window.slowdown_shares) for window in windows if window.slowdown_shares is not None]
     if not known:
         return None

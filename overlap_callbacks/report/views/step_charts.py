@@ -44,11 +44,7 @@ Pairs = Sequence[tuple[float, float]]
 
 
 def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
-    """Overlapped and sequential step time, and that without contention, with intervals; several runs side by side.
-
-    Args:
-        runs: name (each its own) and figures of each.
-    """
+    """Overlapped and sequential step time, and that without contention, with intervals; named runs side by side."""
     rows = []
     for name, figures in runs:
         for figure in STEP_TIMES:
@@ -73,13 +69,7 @@ def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
 
 
 def step_parts(parts: StepParts, figures: dict[str, Estimate], *, narrow: bool = True) -> Chart:
-    """An overlapped step under the profiler, divided into parts that add up to it.
-
-    Args:
-        parts: of the step.
-        figures: of the same windows.
-        narrow: whether another chart stands beside it.
-    """
+    """An overlapped step under the profiler, divided into parts that add up to it."""
     shown = named_parts(parts)
     caption = of_profiled_steps(parts.total_ms, figures)
     if parts.contention_ms > 0:
@@ -109,16 +99,7 @@ def stack(
     *,
     in_table: bool = False,
 ) -> Chart:
-    """Bars that are divided into parts.
-
-    Args:
-        title: of the chart.
-        unit: of the values.
-        parts: name and colour of each.
-        rows: label of each bar, and the values of its parts. Nothing is below zero.
-        caption: of the chart.
-        in_table: as in ``Chart``.
-    """
+    """Bars that are divided into parts, each with a name and a colour. A row is a label and the values of its parts."""
     bars = []
     for label, values in rows:
         named = zip(parts, values, strict=True)
@@ -178,13 +159,7 @@ def _short(intervals: Pairs) -> list[list[float]]:
 
 
 class NamedPart(NamedTuple):
-    """A part of the step.
-
-    Attributes:
-        name: what it is.
-        color: of the page's style sheet.
-        ms: how long it is.
-    """
+    """A part of the step: its name, its colour in the page's style sheet, and its length."""
 
     name: str
     color: str
@@ -212,12 +187,7 @@ def part_in_words(part: NamedPart, total_ms: float) -> str:
 
 
 def of_profiled_steps(total_ms: float, figures: Mapping[str, Estimate]) -> str:
-    """Of which steps the parts are. Here, and nowhere else, it is said how much longer the profiler makes them.
-
-    Args:
-        total_ms: of the parts.
-        figures: of the same windows.
-    """
+    """Of which steps the parts are. Here, and nowhere else, it is said how much longer the profiler makes them."""
     step = figures.get("e2e_overlapped_ms")
     words = "Means over the ranks, of steps under the profiler"
     if step is None:

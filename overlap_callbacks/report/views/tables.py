@@ -55,17 +55,7 @@ def loss_table(
     folded: bool = False,
     first: bool = False,
 ) -> Table:
-    """What overlap costs kernels, or the ranges that launched them.
-
-    Args:
-        title: as in ``Table``, as those that are not here.
-        head: of the column of names.
-        rows: in their order.
-        decimals: of times.
-        caption: as in ``Table``.
-        folded: as there.
-        first: as there.
-    """
+    """What overlap costs kernels, or the ranges that launched them."""
     return table_of(
         title,
         rows,
@@ -84,10 +74,7 @@ def loss_table(
 def pair_tables(pairs: Sequence[PairTime], basis: str, first: bool = False) -> list[Table]:
     """Families of compute kernels beside collectives, and folded the other way round.
 
-    Args:
-        pairs: of a window, or of two traces.
-        basis: what their times are of, as a sentence.
-        first: as in ``Table``.
+    ``basis`` says what their times are of, as a sentence.
     """
     made = []
     for communication, title, note in (
@@ -190,12 +177,7 @@ def row_label(figure: Figure) -> str:
 
 
 def summary_table(figures: dict[str, Estimate], basis: str) -> Table:
-    """The figures of ``SUMMARY``, parts below their whole.
-
-    Args:
-        figures: of a run.
-        basis: what they are means over.
-    """
+    """The figures of ``SUMMARY``, parts below their whole; ``basis`` is what they are means over."""
 
     def has_row(figure: Figure) -> bool:
         found = figures.get(figure.name)
@@ -241,13 +223,7 @@ WITH_WAITING = "A collective's time includes waiting for other ranks."
 
 
 def together(kernels: Sequence[KernelTime], window: int, decimals: int) -> str:
-    """What the compute kernels of a window add up to, and why that is not the run's figure.
-
-    Args:
-        kernels: all that compute.
-        window: their window's number.
-        decimals: with which times are shown.
-    """
+    """What all compute kernels of a window add up to, and why that is not the run's figure."""
     lost, overlapped, sequential = (
         PLAIN.quantity(sum([getattr(kernel, name) for kernel in kernels]), "ms", decimals=decimals)
         for name in ("lost_ms", "overlapped_ms", "sequential_ms")
@@ -269,12 +245,7 @@ def ran_alone(pairs: Sequence[PairTime]) -> str:
 
 
 def with_losses(rows: Sequence[_Row], decimals: int) -> tuple[list[_Row], int]:
-    """The rows whose lost time is not shown as zero, and how many are left out.
-
-    Args:
-        rows: of a table.
-        decimals: with which times are shown.
-    """
+    """The rows whose lost time is not shown as zero with these decimals, and how many are left out."""
     shown = [row for row in rows if abs(row.lost_ms) >= 0.5 * 10**-decimals]
     return shown, len(rows) - len(shown)
 

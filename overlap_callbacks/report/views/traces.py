@@ -67,12 +67,7 @@ _MAX_NOTES, _MAX_WAITING = 4, 4
 
 
 def trace_document(analysis: Analysis, most: int | None = MAX_DEVICES) -> Document:
-    """What an analysis of traces found.
-
-    Args:
-        analysis: of one device or more.
-        most: devices that have a part of their own; None for all.
-    """
+    """What an analysis of traces found; at most ``most`` devices have a part of their own."""
     shown = analysis.traces[:most]
     runs = tuple([device_page(f"run-{i}", trace, analysis) for i, trace in enumerate(shown, 1)])
     names = ", ".join(dict.fromkeys(file_name(trace) for trace in shown[:4]))

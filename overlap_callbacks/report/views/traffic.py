@@ -67,13 +67,7 @@ def _answer(found: RunTraffic) -> str:
 
 
 def traffic_document(found: RunTraffic, drawn: Sequence[str], by_size: Sequence[Block]) -> Document:
-    """What ``overlap traffic`` shows.
-
-    Args:
-        found: of a run.
-        drawn: files into which the matrix was drawn.
-        by_size: how fast messages of each size were.
-    """
+    """What ``overlap traffic`` shows: the traffic, how fast messages of each size were, and files with the matrix."""
     where = "" if found.num_hosts is None else f", {count(found.num_hosts, 'host')}"
     blocks = [*traffic_blocks(found, by_size, drawn=bool(drawn)), *_drawn_in(drawn)]
     head = f"A step of all ranks{where}, window {found.window}"
@@ -82,12 +76,7 @@ def traffic_document(found: RunTraffic, drawn: Sequence[str], by_size: Sequence[
 
 
 def predicted_blocks(mappings: Sequence[Mapping], drawn: Sequence[str]) -> list[Block]:
-    """The traffic that a job should have: by dimension of parallelism, and the matrix.
-
-    Args:
-        mappings: the layouts, the job's own first.
-        drawn: files into which the matrix was drawn.
-    """
+    """The traffic that a job should have, by dimension of parallelism, and the matrix, or the files that have it."""
     caption = f"A step of all ranks, as predicted. {SENT}"
     return [dimension_table(mappings, caption, "as given"), *heat_maps(mappings, bool(drawn)), *_drawn_in(drawn)]
 
@@ -97,13 +86,7 @@ def _drawn_in(files: Sequence[str]) -> list[Block]:
 
 
 def traffic_blocks(found: RunTraffic, by_size: Sequence[Block] = (), *, drawn: bool = False) -> list[Block]:
-    """Who sends what to whom, in each layout of the job.
-
-    Args:
-        found: of a run.
-        by_size: how fast messages of each size were.
-        drawn: whether the matrix is in a file.
-    """
+    """Who sends what to whom, in each layout of the job; ``drawn``: whether the matrix is in a file."""
     caption = f"All ranks, the recorded step of window {found.window}. {SENT}"
     tables = [group_table(found), size_table(found), *by_size]
     return [*heat_maps(found.mappings, drawn), dimension_table(found.mappings, caption), *tables]
@@ -143,10 +126,7 @@ def heat_map(view: TrafficView, layout: str = "") -> Chart:
 def dimension_table(mappings: Sequence[Mapping], caption: str, own: str = "as run") -> Table:
     """What all ranks send, by dimension of parallelism, and in each layout what of it crosses hosts.
 
-    Args:
-        mappings: the layouts, the job's own first.
-        caption: how to read it.
-        own: what to call the job's own layout beside another.
+    ``own`` is what to call the job's own layout, the first, beside another.
     """
     totals = mappings[0].dimensions
 
@@ -316,14 +296,11 @@ class Mapping:
 
 @dataclass(frozen=True)
 class RunTraffic:
-    """The traffic of a run.
+    """The traffic of a run, in the layout as it ran and in the one that the user asks for.
 
     Attributes:
-        window: from which the messages are.
-        messages: of the job.
         num_steps, num_alike: counted steps of all windows, summed over ranks, and those that sent the same.
         num_hosts: hosts; None if not known.
-        mappings: the job as it ran, and as the user asks for.
     """
 
     window: int
@@ -339,11 +316,11 @@ class MatrixOptions:
     """What a matrix shows.
 
     Attributes:
-        by: what rows and columns stand for; see ``view_of``.
+        by: what rows and columns are; see ``view_of``.
         order: of ranks.
         algorithm: of all-reduces.
         mapping: another order of the dimensions to compare with, e.g. ``tp-dp-pp``.
-        ranks_per_host: hosts of so many consecutive ranks each, instead of those that are known.
+        ranks_per_host: hosts of this many consecutive ranks each, instead of those that are known.
     """
 
     by: str | None = None
@@ -357,12 +334,7 @@ _DEFAULTS = MatrixOptions()
 
 
 def traffic_of(record: Record, options: MatrixOptions = _DEFAULTS, *, names: bool = True) -> RunTraffic:
-    """The traffic of a run.
-
-    Args:
-        record: of the run.
-        options: what to show.
-        names: whether hosts are called by their names, as far as the record has them; else by numbers.
+    """The traffic of a run; hosts have their names, where the record has them, or numbers.
 
     Raises:
         NoTrafficError: the record has no messages.
@@ -394,12 +366,7 @@ def traffic_of(record: Record, options: MatrixOptions = _DEFAULTS, *, names: boo
 def predicted_traffic(
     messages: JobMessages, world_size: int, options: MatrixOptions = _DEFAULTS
 ) -> tuple[Mapping, ...]:
-    """The traffic that a job should have, by the same rules as that of a run.
-
-    Args:
-        messages: predicted.
-        world_size: ranks of the job.
-        options: what to show. Without ``ranks_per_host`` nothing is known of hosts.
+    """The traffic that a job should have. Without ``ranks_per_host`` nothing is known of hosts.
 
     Raises:
         MappingError: the job cannot be laid out like that.

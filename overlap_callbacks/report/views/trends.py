@@ -107,11 +107,8 @@ def charts_along(
 ) -> list[Chart]:
     """Charts along the run; none of what no window has.
 
-    Args:
-        windows: those that count, in the order of their steps.
-        excluded: first steps of those that do not.
-        *charts: title, unit and lines of each, and whether its axis reaches down to zero; not where lines lie close
-            together far from it.
+    Each has a title, a unit, lines, and whether its axis reaches down to zero; not where lines lie close together far
+    from it.
     """
     made = []
     for title, unit, lines, zero in charts:

@@ -21,13 +21,7 @@ _NAMES = frozenset(figure.name for figure in (*FIGURES, MEASUREMENT_OVERHEAD))
 
 
 class Alert(msgspec.Struct, frozen=True):
-    """A limit that was passed, or a finding.
-
-    Attributes:
-        name: of the figure, or of the finding's rule.
-        title: a line.
-        text: the figure with its interval, the limit and where it happened.
-    """
+    """A limit that was passed, or a finding: the name of the figure or of the finding's rule, a line, and a text."""
 
     name: str
     title: str
@@ -35,10 +29,7 @@ class Alert(msgspec.Struct, frozen=True):
 
 
 class Limits:
-    """Watches figures.
-
-    Args:
-        limits: by the figure's name, e.g. ``{"compute_slowdown": 0.2}``; fractions are fractions, times milliseconds.
+    """Watches figures against limits, by name, e.g. ``{"compute_slowdown": 0.2}``; times are in milliseconds.
 
     Raises:
         TypeError: ``limits`` is no mapping, or a limit is no number.
@@ -66,10 +57,6 @@ class Limits:
         A limit is passed where the whole 95% interval of the run so far lies beyond it; else it may be chance. The
         interval holds at all looks: there is one after each window. A limit is passed no more once the figure itself is
         back within. A figure that was not measured changes nothing.
-
-        Args:
-            report: of the window.
-            figures: of the run so far, by name.
         """
         if report.control:
             return []  # both arms ran overlapped: every difference is chance

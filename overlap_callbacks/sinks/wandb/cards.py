@@ -52,14 +52,7 @@ td{overflow-wrap:normal}th{color:var(--dim)}tr{border-bottom:1px solid var(--lin
 
 
 class SoFar(NamedTuple):
-    """What the windows of a run say together.
-
-    Attributes:
-        verdict: in a sentence.
-        num_windows: those that count.
-        first_step: of the first of them; None if there is none.
-        figures: means over them.
-    """
+    """What the windows of a run say together: means over those that count, and the first step of these."""
 
     verdict: str
     num_windows: int
@@ -74,12 +67,7 @@ class SoFar(NamedTuple):
 
 
 def step_card(report: OverlapReport, so_far: SoFar | None) -> str:
-    """The run so far in words; then the window: step times side by side, with intervals, and the headline figures.
-
-    Args:
-        report: of the window.
-        so_far: of the run; None to show the window alone.
-    """
+    """The run so far in words; then the window: step times side by side, with intervals, and the headline figures."""
     figures = {
         name: estimate
         for name, estimate in report.figures().items()
@@ -112,12 +100,7 @@ def _covered(so_far: SoFar) -> str:
 
 
 def traffic_card(messages: JobMessages, world_size: int) -> str:
-    """Who sends how much to whom in a step; hosts by number.
-
-    Args:
-        messages: of the window.
-        world_size: ranks of the job.
-    """
+    """Who sends how much to whom in a step; hosts by number."""
     view = view_of(messages, Placement(host_numbers(messages, world_size)), order=PHYSICAL)
     notes = ['<p class="dim">Lines part the hosts.</p>'] if view.bounds else []
     return _page("Traffic", [f"<style>{heat_map.STYLE}</style>", heat_map.svg(view), *notes])

@@ -47,13 +47,7 @@ _TABLES_GROWTH = 1.25
 
 
 class _Row(NamedTuple):
-    """What is logged of a window.
-
-    Attributes:
-        metrics: as they are logged.
-        pictured: the report, where its pictures and tables are due; else None.
-        so_far: what the run says so far; None where nothing is pictured.
-    """
+    """What is logged of a window; with its report and the run so far where pictures and tables are due."""
 
     metrics: dict[str, float]
     pictured: OverlapReport | None = None

@@ -11,10 +11,7 @@ from overlap_callbacks._log import logger
 def start_run(init: Mapping[str, Any], timeout_s: float, *, hide_host: bool) -> Any:
     """Start a run; one that W&B does not begin in time is logged offline.
 
-    Args:
-        init: arguments of ``wandb.init``.
-        timeout_s: longest time for W&B to begin the run, and to take the rest at its end.
-        hide_host: whether the host has a number in the place of its name.
+    The timeout also holds for what W&B takes at the end. A hidden host has a number in the place of its name.
 
     Raises:
         ImportError: wandb is not installed.

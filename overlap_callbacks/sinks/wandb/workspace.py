@@ -45,14 +45,7 @@ class Panel(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A row of panels, or several.
-
-    Attributes:
-        name: its heading.
-        panels: in order.
-        columns: panels side by side.
-        open: whether it is unfolded when the workspace is opened.
-    """
+    """Panels under a heading, so many side by side; unfolded if ``open``."""
 
     name: str
     panels: tuple[Panel, ...]
@@ -211,11 +204,6 @@ def check_names(entity: str, project: str, name: str) -> None:
 def build(entity: str, project: str, name: str = DEFAULT_NAME) -> Any:
     """The workspace, not yet saved; needs no network.
 
-    Args:
-        entity: a W&B user or team.
-        project: of the entity.
-        name: of the saved view.
-
     Raises:
         WorkspaceError: ``wandb-workspaces`` is not installed, or does not take the name.
     """
@@ -252,10 +240,7 @@ def spec(workspace: Any) -> dict[str, Any]:
 
 
 def save(workspace: Any) -> str:
-    """Save the workspace as a view of its project.
-
-    Returns:
-        Its address.
+    """Save the workspace as a view of its project. Returns its address.
 
     Raises:
         WorkspaceError: nobody is logged in to W&B, or it cannot be reached, or refuses.
