@@ -1,4 +1,4 @@
-"""Figures of the points of ``overlap bench``, with 95 % intervals. Pure.
+"""Figures of ``overlap bench`` with 95 % intervals, and the sizes of its messages as text. Pure.
 
 The unit of analysis is the block: each gives one mean of logarithms, and intervals are Welch's over the blocks
 (``overlap_callbacks.analysis.statistics``). A figure that was not measured is None.
@@ -32,7 +32,7 @@ _MS_PER_S, _TERA, _BYTES_PER_MS = 1e3, 1e12, 1e6
 
 
 class GemmFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a point of ``gemm-allreduce`` says.
+    """What a point of ``gemm-allreduce`` gives.
 
     Attributes:
         point: what was measured.
@@ -44,11 +44,10 @@ class GemmFigures(msgspec.Struct, frozen=True, kw_only=True):
         all_reduce_alone_ms, all_reduce_beside_ms: an all-reduce alone, and beside products.
         all_reduce_slowdown: of all-reduces beside products.
         alone_busbw_gb_s, beside_busbw_gb_s: bus bandwidth as nccl-tests define it, in 10^9 bytes a second.
-        speedup: how much more is done at once than one after the other in the same time. Beside each other, products
-            run at gemm_alone / gemm_beside of their rate, and all-reduces likewise; 1 less than the sum of the two.
-            1 if neither slows the other, 0 if nothing is gained, below 0 if it were better to do one after the other.
-        covered: share of the products counted, those that began in the first half of the time of communication, that
-            ended within it. Where it is less than 1, long products are missing, and the slowdown is too small.
+        speedup: work done at once over that done one after the other in the same time, less 1: the rates of products
+            and all-reduces beside each other, as shares of those alone, add up to 1 more. 0 if nothing is gained.
+        covered: share of the products that began in the first half of the communication and ended within it. Below 1,
+            long products are missing, and the slowdown is too small.
         compute_w, communication_w, both_w: mean power of a device.
         compute_mhz, communication_mhz, both_mhz: its clock.
     """
@@ -77,7 +76,7 @@ class GemmFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a point of ``collectives`` says.
+    """What a point of ``collectives`` gives.
 
     Attributes:
         point: what was measured.
@@ -97,12 +96,7 @@ class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gemm_figures(rounds: Iterable[GemmRound], ranks: int) -> tuple[GemmFigures, ...]:
-    """The figures of each point, in order.
-
-    Args:
-        rounds: of any points.
-        ranks: that take part in an all-reduce.
-    """
+    """The figures of each point, in order; ``ranks`` take part in an all-reduce."""
     found: dict[GemmPoint, list[GemmRound]] = {}
     for measured in rounds:
         found.setdefault(measured.point, []).append(measured)
@@ -232,15 +226,7 @@ _RATES = (("GB/s", 1.0), ("MB/s", 1e-3), ("kB/s", 1e-6), ("B/s", 1e-9))
 
 
 def bytes_of(text: str, option: str) -> int:
-    """A size in bytes.
-
-    Args:
-        text: e.g. ``8``, ``64KiB``, ``1GB``.
-        option: what to call it in an error.
-
-    Raises:
-        ValueError: it is no size.
-    """
+    """A size such as ``8``, ``64KiB`` or ``1GB`` in bytes; ValueError (naming ``option``) for anything else."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMG]?i?B)?\s*", text, re.IGNORECASE)
     unit = _UNITS.get((found[2] or "").upper()) if found else None
     size = float(found[1]) * unit if found and unit else 0.0
@@ -261,10 +247,7 @@ def size_in_words(size: float, space: str = " ") -> str:
 
 
 def rate_in_words(gb_s: float, style: Style = PLAIN) -> str:
-    """A bandwidth for people, with three digits that count: ``7.43 kB/s``, ``1.66 GB/s``.
-
-    A sweep from 8 B on spans six powers of ten: in one unit, zeros would be most of what is read.
-    """
+    """A bandwidth with three digits that count, each in its unit: ``7.43 kB/s``, ``1.66 GB/s``."""
     shown = float(f"{gb_s:.3g}")
     name, unit = next(((name, unit) for name, unit in _RATES if shown >= unit), _RATES[-1])
     return f"{three_digits(shown / unit, style)}{style.space}{name}"

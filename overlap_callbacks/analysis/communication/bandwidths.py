@@ -100,8 +100,7 @@ def effective_bandwidths(collectives: Iterable[CollectiveTime]) -> dict[str, flo
 def fitted_links(transfers: Iterable[SizeTransfer]) -> dict[str, Link]:
     """The links by dimension, by least squares of relative errors, none of them below zero.
 
-    Each size counts as often as it was timed. A dimension is missing if its messages have one size, or if no bandwidth
-    follows: then its effective bandwidth is all that is known.
+    Each size counts as often as it was timed. Dimensions without a second size, or without a bandwidth, are missing.
     """
     by_dimension: dict[str, list[SizeTransfer]] = {}
     for row in transfers:
@@ -132,8 +131,8 @@ def _fitted(rows: Sequence[SizeTransfer]) -> Link | None:
 def compute_flop_per_s(window: OverlapReport) -> float | None:
     """Model FLOP a second of one device, in the time of a sequential step without its transfers.
 
-    That is the time of kernels, the optimizer, and the host's work that no kernel hides. None where the record has no
-    FLOP of a step or no sequential step, and with a pipeline, whose bubble is in that time too.
+    That is kernels, the optimizer, and the host's work that no kernel hides. None without FLOP or a sequential step,
+    and with a pipeline, whose bubble is in that time too.
     """
     work = window.throughput
     if work is None or work.flop_per_step is None or work.num_devices < 1 or window.e2e_sequential_ms is None:
@@ -170,7 +169,7 @@ class Curve(NamedTuple):
     def time_ms(self, size: float) -> float:
         """The time of a message of ``size`` bytes, interpolated in logarithms.
 
-        A smaller message takes the time of the smallest, and a larger one has the bandwidth of the largest.
+        Beyond the sizes, it is the time of the smallest, or the bandwidth of the largest.
         """
         if size >= self.sizes[-1]:
             return self.times_ms[-1] * size / self.sizes[-1]
@@ -201,8 +200,8 @@ def curves_of(figures: Iterable[TransferFigures]) -> tuple[Curve, ...]:
 def measured_bandwidths(job: JobShape, curves: Sequence[Curve]) -> Measured:
     """The effective bandwidth of each dimension of a job's messages.
 
-    A group of a size that was not measured takes the curve of the nearest size, and a note says so. A dimension with a
-    kind of collective that was not measured has no bandwidth.
+    A group of a size that was not measured takes the curve of the nearest size, with a note. A dimension with a kind of
+    collective that was not measured has no bandwidth.
     """
     sums = _Sums()
     missing: dict[str, set[str]] = {}

@@ -1,7 +1,7 @@
-"""Equations of "Understanding Communication Characteristics of Distributed Training" (APNet '24).
+"""Equations 1 to 5 and 7 to 10 of "Understanding Communication Characteristics of Distributed Training" (APNet '24).
 
-They are the paper's own forms with its approximations: layers split evenly, N/(pt) parameters on a rank, no message of
-the embedding. ``p`` is pipeline stages, ``t`` tensor-parallel ranks, ``d`` replicas, ``m`` micro-batches of a step and
+In the paper's own forms with its approximations: layers split evenly, N/(pt) parameters on a rank, no message of the
+embedding. ``p`` is pipeline stages, ``t`` tensor-parallel ranks, ``d`` replicas, ``m`` micro-batches of a step and
 replica. Bandwidths are effective ones of a rank's link in bytes per second, times in milliseconds.
 """
 
@@ -28,9 +28,9 @@ def ring_bytes(size_bytes: float, ranks: int) -> float:
 def tensor_ms(
     *, m: int, layers: int, p: int, t: int, message_bytes: float, bytes_per_s: float, per_layer: int = 6
 ) -> float:
-    """Equation 2: time of the all-reduces of tensor parallelism in a step.
+    """Equation 2: time of the all-reduces of tensor parallelism in a step, of ``activation_bytes`` each.
 
-    Messages are of ``activation_bytes``; a layer and micro-batch have 4 all-reduces, and 6 with full recomputation.
+    A layer and micro-batch have 4 all-reduces, and 6 with full recomputation.
     """
     return m * layers / p * per_layer * ring_bytes(message_bytes, t) / bytes_per_s * MS_PER_S
 
@@ -48,8 +48,8 @@ def data_ms(*, parameters: float, p: int, t: int, d: int, bytes_per_s: float, by
 def bubble_ms(*, p: int, micro_batch_ms: float, chunks: int = 1) -> float:
     """Equation 5: the bubble, (p-1) micro-batches long (forward and backward, with their communication).
 
-    Interleaving divides it by the model chunks of a rank, of which the paper has one (Narayanan et al., "Efficient
-    Large-Scale Language Model Training", section 2.2.2).
+    Interleaving divides it by the model chunks of a rank (Narayanan et al., "Efficient Large-Scale Language Model
+    Training", section 2.2.2).
     """
     return (p - 1) * micro_batch_ms / chunks
 
@@ -60,10 +60,7 @@ def bubble_ratio(*, bubble_ms: float, iteration_ms: float) -> float:
 
 
 def expected_bubble_ratio(*, p: int, m: int, chunks: int = 1) -> float:
-    """Equation 7, approximated: (p-1)/(p-1+m), with v model chunks of a rank (p-1)/v in the place of p-1.
-
-    It is exact for a step without its gradients' communication.
-    """
+    """Equation 7, approximated: (p-1)/(p-1+m), with v chunks (p-1)/v for p-1; exact without communication of gradients."""
     bubble = (p - 1) / chunks
     return bubble / (bubble + m)
 

@@ -1,7 +1,6 @@
 """A traffic matrix as a picture: SVG, which needs no plotting library, or PNG, by matplotlib.
 
-Colours are of one hue, by the square root of the bytes, so that small traffic differs from none, and follow the
-reader's theme.
+Colours follow the reader's theme, and the square root of the bytes, so that small traffic differs from none.
 """
 
 from __future__ import annotations
@@ -93,14 +92,7 @@ def svg(view: TrafficView, *, standalone: bool = False) -> str:
 
 
 def png(view: TrafficView) -> bytes:
-    """The picture. Rows send, columns receive.
-
-    Args:
-        view: what to show.
-
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
+    """The picture, by matplotlib (ImportError if it is not installed). Rows send, columns receive."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import PowerNorm
     from matplotlib.figure import Figure

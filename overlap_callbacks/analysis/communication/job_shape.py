@@ -28,10 +28,10 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
         chunks: model chunks of a rank in the interleaved schedule.
         sequence_parallel, distributed_optimizer: as Megatron-core names them.
         recompute: activations computed again in the backward pass: ``none``, ``selective`` (attention) or ``full``.
-        dtype, gradient_dtype: of activations and parameters, and of gradients (empty for the same), in communication.
+        dtype, gradient_dtype: of activations and parameters, and of gradients (empty for the same).
         vocabulary_multiple: Megatron-LM pads the vocabulary to a multiple of this on each tensor-parallel rank.
-        bucket: size of a bucket of gradients: parameters in Megatron and ZeRO, bytes in DDP; 0 for the framework's own.
-        overlap_grad_reduce: whether Megatron reduces bucket by bucket; all at once otherwise.
+        bucket: size of a bucket of gradients: parameters in Megatron and ZeRO, bytes in DDP; 0 for the default.
+        overlap_grad_reduce: whether Megatron reduces bucket by bucket.
         replicas: of the sharded model, in ``hsdp``.
         persistence: elements up to which ZeRO-3 keeps a parameter whole.
     """

@@ -1,6 +1,6 @@
 """Peaks of the links between devices, which of them a job has, and what share of them its messages reach.
 
-A peak is of one device and one direction, in 10^9 bytes a second, without protocol, as the bus bandwidth of nccl-tests.
+A peak is of one device and direction, in 10^9 bytes a second, without protocol, as nccl-tests' bus bandwidth.
 """
 
 from __future__ import annotations
@@ -133,10 +133,7 @@ class SizeBandwidth(NamedTuple):
 
 
 def bandwidths(transfers: Iterable[SizeTransfer], peaks: Peaks) -> list[SizeBandwidth]:
-    """The bandwidth of each size; implausible rows are left out.
-
-    A group on several hosts is as slow as its slowest link, so it is compared with the link between hosts.
-    """
+    """The bandwidth of each plausible size; groups on several hosts are compared with the link between hosts."""
     found = []
     for row in transfers:
         factor = wire_factor(collective_of(row.operator), row.group_size) if row.is_valid else 0.0

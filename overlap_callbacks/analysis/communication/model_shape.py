@@ -155,10 +155,8 @@ class Parameter(msgspec.Struct, frozen=True):
     """One tensor of parameters, as one tensor-parallel rank has it.
 
     Attributes:
-        shape: its sizes.
         unit: number of its layer; -1 outside layers.
-        whole: whether every tensor-parallel rank has all of it although its input is split along the sequence in
-            sequence parallelism: norms, and biases that are added after the sum over ranks.
+        whole: whether sequence parallelism splits its input, but not itself: norms, and biases added after the sum.
         word_embedding: whether it is the word embeddings, or the output layer.
         expert: whether it is of an expert, which other ranks of the same replica do not have.
     """
@@ -211,7 +209,7 @@ def megatron_parameters(
         first: whether it has the embeddings.
         last: whether it has the last norm and the output layer.
         multiple: to which the vocabulary is padded on each rank.
-        alone: whether no other stage has the word embeddings too; a tied output layer then has no tensor of its own.
+        alone: whether no other stage has the word embeddings; a tied output layer then has no tensor.
         ep: ranks over which the experts are split.
     """
     hidden, words = shape.hidden, padded_vocabulary(shape.vocabulary, t, multiple) // t

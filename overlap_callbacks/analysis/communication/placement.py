@@ -97,7 +97,7 @@ def _without_context(data: Dimension, context: Dimension) -> Dimension:
 def parse_order(text: str, layout: Sequence[Dimension]) -> tuple[str, ...]:
     """An order of the dimensions of a layout, the innermost first, from text such as ``tp-dp-pp``.
 
-    Raises MappingError unless it names each dimension of the job once; it may also name dimensions of one rank.
+    MappingError unless it names each dimension of the job once; it may also name dimensions of one rank.
     """
     names = [_SHORT.get(part, part) for part in text.lower().split("-")]
     has = {dimension.name for dimension in layout}

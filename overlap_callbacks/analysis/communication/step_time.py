@@ -4,8 +4,7 @@ Equation 1 is taken with exact counts, and in the paper's own form. Feasible is 
 states: parameters and gradients in their widths, and 12 bytes a parameter of the optimizer (its 32-bit copy and Adam's
 two moments; 8 where parameters are in 32 bit), divided by the ranks over which the layout splits them. Activations:
 Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), equations 1 to 5, for the
-micro-batches that the first stage keeps. Leave 10 to 20 % for the allocator's fragments and the buffers of NCCL and
-kernels.
+micro-batches that the first stage keeps. Leave 10 to 20 % for fragments and the buffers of NCCL and kernels.
 """
 
 from __future__ import annotations
@@ -139,8 +138,7 @@ def _step(job: JobShape, compute: float, times: Mapping[str, float], bubble: flo
 def per_stage_flop(job: JobShape) -> list[float]:
     """FLOP of one micro-batch, forward and backward, on a rank of each stage.
 
-    Counted are matrix products and attention's, in whole although half is masked, as eq. 11 does. Selective
-    recomputation repeats attention's. Logits are not computed again.
+    Counted are matrix products and attention's, unmasked, as eq. 11 does. Selective recomputation repeats attention's.
     """
     model, tokens = job.model, job.micro_batch * job.model.sequence
     attention = model.attention_flop(tokens)
@@ -201,10 +199,9 @@ def _activations(job: JobShape, stage: int) -> float:
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """One way to spread a job.
+    """One way to spread a job over ``p``, ``t``, ``d`` ranks, see ``JobShape``.
 
     Attributes:
-        p, t, d: pipeline stages, tensor-parallel ranks, data-parallel ranks.
         infeasible: why it is impossible; empty if it is not.
         memory_bytes: need of the rank with the highest; None if it cannot be counted.
         step: predicted; None where it is impossible, or without hardware.
@@ -221,7 +218,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 def what_if(job: JobShape, hardware: Hardware | None, device_bytes: float | None = None) -> tuple[Choice, ...]:
     """Every (p, t, d) whose product is the job's ranks: the feasible ones first, by step time.
 
-    A split of layers by hand is left out, since it fits one p only. Without ``device_bytes`` memory has no limit.
+    Only the job's own p keeps a split of layers by hand. Without ``device_bytes`` memory has no limit.
     """
     choices = [
         _choice(job, (p, t, job.world_size // (p * t)), hardware, device_bytes)

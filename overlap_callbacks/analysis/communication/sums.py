@@ -1,7 +1,6 @@
-"""The messages of ranks, added up on their way to rank 0: what ranks send alike stands once, with the ranks.
+"""The messages of ranks, added up on their way to rank 0: equal ones are one row, with the ranks.
 
-Sums are of whole numbers, so they are equal for every tree of ranks. Which ranks send what is kept as long as the
-layout of the job is regular; of irregular jobs, sums stay and ranks are cut.
+Sums are of whole numbers, so they are equal for every tree of ranks. The ranks of irregular jobs are cut.
 """
 
 from __future__ import annotations
@@ -124,13 +123,7 @@ add_sums = struct_sum(MessageSums)
 
 
 def sums_of(rank: int, messages: RankMessages | None, host: str) -> MessageSums:
-    """What one rank sends.
-
-    Args:
-        rank: global rank.
-        messages: of its recorded step; None if it did not run.
-        host: what identifies its machine; empty if unknown.
-    """
+    """What one rank sends in its recorded step, if it ran; ``host`` identifies its machine, and is empty if unknown."""
     if messages is None:
         return MessageSums()
     own = grids_of([rank])

@@ -63,9 +63,9 @@ def traffic_matrix(
 
     Args:
         groups: of messages.
-        heard: the ranks that reported. What another rank sends is taken from the other ranks of its group.
+        heard: the ranks that reported; what others send is taken from the other ranks of their group.
         hosts: the number of each rank's host, ``UNKNOWN`` where it is not known.
-        labels: the label of each rank, from 0; by default its own number. Ranks with a label below 0 are left out.
+        labels: the label of each rank, from 0, by default its number; ranks with a label below 0 are left out.
         algorithm: of all-reduces; ValueError unless it is one of ``ALGORITHMS``.
     """
     _validation.one_of("algorithm", algorithm, ALGORITHMS)
@@ -199,7 +199,7 @@ class _Adder:
     def _rooted(self, group: MessageGroup, members: Ranks, kind: str) -> Iterator[tuple[Ranks, Ranks, Matrix]]:
         """What roots scatter or gather: only the root reads all parts, or writes them.
 
-        A rank that did not report may be a root. It is taken for one where none of those that reported is.
+        A rank that did not report counts as the root where none of those that reported is.
         """
         n, number = members.shape[1], group.num_members
         # The root's own part does not travel.
@@ -310,10 +310,7 @@ def _num_hosts(members: Ranks, hosts: Ranks) -> Ranks:
 
 @lru_cache(maxsize=256)
 def tree_edges(ranks_of_hosts: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """The edges of both trees, each from child to parent, between places in the order of the ring.
-
-    Each edge carries half of the bytes, and carries them back again.
-    """
+    """The edges of both trees, from child to parent, as places in the ring's order; each carries half, both ways."""
     heads = np.cumsum([0, *ranks_of_hosts[:-1]]).tolist()
     chains = [
         (head + place, head + place - 1)

@@ -34,7 +34,7 @@ class TrafficView:
         labels: of the rows and columns.
         sent: ``sent[i, j]`` bytes a step go from label i to label j.
         title: what is shown.
-        bounds: rows before which a host begins, where rows are ranks of several hosts in physical order.
+        bounds: rows before which a host begins, where ranks are in physical order.
         unplaced_bytes: bytes that are in no cell.
     """
 
@@ -92,12 +92,12 @@ def view_of(
     order: str = LOGICAL,
     algorithm: str = RING,
 ) -> TrafficView:
-    """The matrix of a job, or a ViewError if the traffic cannot be shown like that.
+    """The matrix of a job; ViewError if the traffic cannot be shown like that.
 
     Args:
         messages: of the job.
         placement: of its ranks.
-        by: what rows and columns are, one of ``LABELS``; by default ranks if they are few, else hosts, else stages.
+        by: one of ``LABELS``; by default ranks if they are few, else hosts, else stages.
         order: of ranks, one of ``ORDERS``: by number, or by host.
         algorithm: of all-reduces.
     """

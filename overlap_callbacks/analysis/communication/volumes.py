@@ -34,8 +34,7 @@ class MessageRow(msgspec.Struct, frozen=True):
         dimension: of parallelism that the group serves: ``data``, ``tensor``, ``pipeline``, ``embedding``, ...
         operator: as the gate names it: ``allreduce_``, ``send``, ...
         messages: calls in a step.
-        bytes_each: the larger of the bytes that one call reads and writes on this rank: a whole all-gather's output,
-            a whole reduce-scatter's input.
+        bytes_each: the larger of the bytes that one call reads and writes on this rank.
         bytes: ``messages`` times ``bytes_each``, as the APNet '24 study counts.
         wire_bytes: what passes the rank's link if the collective runs as a ring, as nccl-tests counts.
         group_size: ranks of the group; 0 if unknown.

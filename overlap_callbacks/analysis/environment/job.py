@@ -1,4 +1,7 @@
-"""The environment of the job, from those of its ranks: what differs, where they run, what carries their messages."""
+"""The environments of ranks, added up, and that of the job: what differs, where they run, what carries their messages.
+
+Hosts are kept one by one as long as they are few: their ranks may be heard through different leaders.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +55,7 @@ class Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Values(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The values of a name.
-
-    Attributes:
-        values: those of most ranks.
-        num_more: values that are not kept; of several parts that had to drop the same, each counts.
-    """
+    """The values of a name, those of most ranks, and how many are not kept; each part counts what it had to drop."""
 
     values: tuple[Value, ...]
     num_more: int = 0
@@ -133,8 +131,7 @@ class EnvironmentSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         ranks: that sent theirs.
         lowest: the environment of the lowest.
         places: where the lowest ranks run.
-        values: of ``COMPARED``, then of the environment variables that any rank has; of many, the first in the
-            alphabet.
+        values: of ``COMPARED``, then of the environment variables that any rank has, the first in the alphabet.
         on_cpu: whether all train on CPU.
         devices: distinct devices.
         devices_known: whether each rank's device has an identity.

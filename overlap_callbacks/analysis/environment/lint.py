@@ -124,7 +124,7 @@ class JobFacts:
     def setting(self, patterns: str) -> str:
         """The first setting of some, e.g. ``NCCL_DEBUG=INFO on rank 3``; empty without one.
 
-        ``NCCL_DEBUG=TRACE`` is a variable and a pattern of its values in capitals, ``NCCL_IB_DISABLE`` one that is on.
+        A pattern in capitals follows ``=``; a variable without one must be on, as ``NCCL_IB_DISABLE=1``.
         """
         for name, _, pattern in [setting.partition("=") for setting in patterns.split()]:
             for value, ranks in self.values(name):

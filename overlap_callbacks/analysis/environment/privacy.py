@@ -1,7 +1,6 @@
 """What a record must not say: secrets and users in environment variables, and, with ``hosts=False``, names of hosts.
 
-A rank knows the name of its host, but not its number. So it replaces the name by a mark. Rank 0 knows the order of the
-hosts, and replaces the marks by numbers.
+A rank replaces its host's name by a mark, and rank 0, which knows the order of the hosts, marks by numbers.
 """
 
 from __future__ import annotations
@@ -172,8 +171,8 @@ _USER_OF_ADDRESS = re.compile(r"://[^/@\s]+@")
 def environment_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The variables that a record keeps, by name in alphabetical order.
 
-    They are on an allow list of names and prefixes, and their name does not suggest a secret. In a value, the name of a
-    user in a path below ``/home`` or ``/Users``, or before the ``@`` of an address, is left out. Long values are cut.
+    They are on an allow list of names and prefixes, and their name does not suggest a secret. Names of users in a path
+    below ``/home`` or ``/Users``, or before the ``@`` of an address, are left out. Long values are cut.
     """
     names = sorted(name for name in environment if is_kept(name))[:MAX_VARIABLES]
     return {name: shown_value(environment[name]) for name in names}

@@ -1,8 +1,8 @@
-"""Who comes last to collectives: times of single collectives, held against each other between ranks in bounded space.
+"""Who comes last to collectives: times of single collectives, compared between ranks in bounded space.
 
 A collective takes from each rank's arrival until the last rank has come and the data has moved. So the rank that came
-last has the least time, which is that of the transfer; what the others took longer, they waited. No clocks of two ranks
-are compared. Once all ranks of a group have told, only sums stay.
+last has the least time, that of the transfer; the others waited for the rest. No clocks of two ranks are compared. Once
+all ranks of a group were heard, only sums stay.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         step, number, size_bytes: as in ``TimedCall``; of ranks that differ, the largest size.
         heard: ranks.
-        least: the least of their times in microseconds, and the rank that has it.
+        least: the least of their times in microseconds, and its rank.
         sum_us: of their times.
     """
 
@@ -56,7 +56,7 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def waited_us(self) -> int:
-        """For so long the others waited for the last, in all."""
+        """Time that the others waited for the last, in all."""
         return self.sum_us - self.heard * self.least[0]
 
 
@@ -69,9 +69,9 @@ class OpenCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         operator, group, first_rank, group_size, dimension: as in ``TimedCalls``.
-        heard: ranks of the group that told.
+        heard: ranks of the group that were heard.
         host: digest of the host on which they are; ``*`` if on several, empty if unknown.
-        stage: of the pipeline; ``SEVERAL_STAGES`` if they are on several.
+        stage: of the pipeline, or ``SEVERAL_STAGES``.
         calls: by step and number.
     """
 
@@ -87,16 +87,10 @@ class OpenCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class KindSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Sums over groups of one operator, dimension and size. Times are of all their ranks but for ``transfer_us``.
+    """Sums over the groups of one operator, dimension and size, and over their ranks.
 
-    Attributes:
-        operator, dimension, group_size: of the groups.
-        groups: how many.
-        calls: collectives.
-        steps: steps of these groups.
-        heard: ranks that told, summed over collectives.
-        transfer_us: sum of the least times.
-        sum_us, least_sum_us: sum of all ranks' times, and what it were if each took the least.
+    ``heard`` sums the ranks over the collectives, ``transfer_us`` the least times, ``sum_us`` all ranks' times, and
+    ``least_sum_us`` what that were if each rank took the least.
     """
 
     operator: str
@@ -115,9 +109,9 @@ class LastSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The collectives in which a rank came last.
 
     Attributes:
-        rank, dimension, group_size: whose.
+        rank, dimension, group_size: of which.
         last: how many.
-        worst: steps in which the others of a group waited for it longest.
+        worst: steps in which the others of a group waited longest for this rank.
         others: other ranks, summed over them.
         waited_us: the others' waiting.
     """
@@ -168,14 +162,7 @@ _add = struct_sum(ArrivalSums)
 
 
 def arrivals_of(rank: int, timed: Sequence[TimedCalls], host: str, stage: int = NO_STAGE) -> ArrivalSums:
-    """Those of one rank.
-
-    Args:
-        rank: global rank.
-        timed: its calls.
-        host: what identifies its machine; empty if unknown.
-        stage: of its pipeline.
-    """
+    """Those of one rank; ``host`` identifies its machine, and is empty if unknown."""
     own = digest(host) if host else _UNKNOWN
     rows = [
         OpenCalls(
@@ -200,10 +187,9 @@ def _settled(sums: ArrivalSums, is_over: Callable[[OpenCalls], bool]) -> Arrival
 
 
 def _closed(row: OpenCalls) -> ArrivalSums:
-    """The sums of one group. Calls that not all of the ranks that told have timed are left out, and single ranks.
+    """The sums of one group. Calls that a heard rank has not timed are left out, and single ranks.
 
-    The stages of a pipeline end their steps one after the other. Who comes last to a collective of several stages is a
-    matter of its place, so such groups tell transfers alone.
+    The stages of a pipeline end their steps one after the other, so groups of several stages give transfers alone.
     """
     calls = [call for call in row.calls if call.heard == row.heard and call.heard > 1]
     reach = {_UNKNOWN: UNKNOWN_HOSTS, _SEVERAL: SEVERAL_HOSTS}.get(row.host, ONE_HOST)
@@ -238,9 +224,7 @@ def _closed(row: OpenCalls) -> ArrivalSums:
 def reported_arrivals(sums: ArrivalSums, hosts: Ranks) -> tuple[Arrivals | None, tuple[SizeTransfer, ...]]:
     """Who came last, and how long transfers took; groups of which ranks were not heard count with the others.
 
-    Args:
-        sums: of all ranks heard.
-        hosts: the number of each rank's host; ``UNKNOWN`` where it is not known. Empty if none is.
+    ``hosts`` is the number of each rank's host, ``UNKNOWN`` where it is not known; empty if none is.
     """
     sums = _settled(sums, lambda row: True)
     kinds = grouped(sums.kinds, lambda kind: kind.dimension)

@@ -1,13 +1,13 @@
 """Means of a window's blocks over its ranks, also where some ranks lack some blocks, from sums over the ranks.
 
-A rank leaves out steps of its own (an odd number of kernels, a compilation), so ranks may lack blocks that others
-have. A plain mean of each block over the ranks that have it would then compare other ranks in one mode than in the
-other: with ranks of 100 and 200 ms, one missing block looks like a slowdown of 9 %. So each rank tells its own mean of
-each mode (``overlap_callbacks.analysis.design``), which stands for the blocks that it lacks. The mean of a mode over
-the ranks is the mean of these, and so are the rows of the tables of kernels, which add up to it.
+A rank leaves out steps of its own (an odd number of kernels, a compilation), so ranks may lack blocks. A plain mean of
+each block over the ranks that have it would compare other ranks in one mode than in the other: with ranks of 100 and
+200 ms, one missing block looks like a slowdown of 9 %. So each rank's own mean of the mode
+(``overlap_callbacks.analysis.design``) stands for the blocks that it lacks. The mean of a mode over the ranks is the
+mean of these, and the tables of kernels add up to it.
 
-A rank counts that has more than half of the blocks of each mode. Other ranks are left out of both modes: which these
-are is known only once all ranks are heard. So sums are kept apart by how many blocks of each mode the ranks have.
+A rank counts with more than half of the blocks of each mode, else it is left out of both. Which these are is known only
+at the end, so sums are kept by how many blocks of each mode the ranks have.
 """
 
 from __future__ import annotations
@@ -29,14 +29,7 @@ MAX_GROUPS = 4
 
 
 class Block(NamedTuple):
-    """One block of one rank.
-
-    Attributes:
-        mode, number: which.
-        num_steps: its counted steps.
-        quantities: its means.
-        covariates: what they depend on besides the mode, as ``design_of`` takes them.
-    """
+    """One block of one rank, with the means of its counted steps; ``covariates`` as ``design_of`` takes them."""
 
     mode: Mode
     number: int
@@ -54,8 +47,8 @@ class ModeSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         blocks: numbers of the blocks that any of the ranks has, ascending; B of them.
         num_steps: counted steps of each block, the most of any rank; B.
         num_ranks: ranks.
-        table: of each block the sum of its rows, the sum of the own means of the ranks that have it, and how many
-            these are; B times 2C + 1 numbers.
+        table: of each block the sum of its rows, the sum of the own means of the ranks that have it, and their number;
+            B times 2C + 1 numbers.
         own_means: sum over the ranks of their own means of the mode; shape (C,).
         most: the largest of these means; shape (C,).
     """
@@ -154,7 +147,7 @@ class BlockSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         seen: numbers of the blocks that any rank has, of each mode in the order of ``Mode``.
         groups: the ranks that may count.
-        left_out: ranks that have half of the blocks of a mode or fewer, of those that any rank has.
+        left_out: ranks that have at most half of the blocks of a mode.
     """
 
     seen: tuple[tuple[int, ...], ...]
@@ -167,13 +160,7 @@ class BlockSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def block_sums(rank: int, blocks: Iterable[Block], tables: ProfileTables | None = None) -> BlockSums:
-    """The blocks of one rank.
-
-    Args:
-        rank: the rank.
-        blocks: its blocks.
-        tables: what counts only if the rank does; None for nothing.
-    """
+    """The blocks of one rank; ``tables`` are what counts only if the rank does."""
     kept = {(block.mode, block.number): block for block in blocks}.values()
     numbers_of, numbers, num_steps, quantities, covariates = zip(*kept, strict=True) if kept else ((),) * 5
     modes = tuple([ModeSums() for _ in Mode])
@@ -210,14 +197,10 @@ def design_over_ranks(modes: Sequence[ModeSums], num_covariates: int) -> tuple[D
 
 
 def add_blocks(parts: Sequence[BlockSums]) -> BlockSums:
-    """The blocks of all parts.
+    """The blocks of all parts, which are of distinct ranks.
 
     A rank that has too few blocks now has too few however many more ranks are heard. Where there are too many groups,
-    the smallest become one. That changes no sum, unless blocks are seen later of which so many are missing in this
-    group that none of it counts any more.
-
-    Args:
-        parts: of distinct ranks.
+    the smallest become one. That changes no sum unless later ranks show so many more blocks that none of it counts.
     """
     seen = tuple([distinct(of_mode) for of_mode in zip(*[part.seen for part in parts], strict=True)])
     totals = [len(blocks) for blocks in seen]
@@ -235,5 +218,5 @@ def add_blocks(parts: Sequence[BlockSums]) -> BlockSums:
 
 
 def has_enough(counts: Sequence[int], totals: Sequence[int]) -> bool:
-    """Whether ranks with so many blocks of each mode count: more than half of those that any rank has."""
+    """Whether ranks have more than half of the blocks of each mode that any rank has."""
     return all(2 * count > total for count, total in zip(counts, totals, strict=True) if total)

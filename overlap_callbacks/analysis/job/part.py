@@ -1,7 +1,4 @@
-"""What any set of ranks measured in one window: made of what one rank measured, and added up.
-
-Its size does not grow with the ranks. ``overlap_callbacks.analysis.job.report`` makes the report of it.
-"""
+"""What any set of ranks measured in one window: made of what one rank measured, and added up, in bounded space."""
 
 from __future__ import annotations
 
@@ -49,30 +46,27 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         heard: the ranks, all of them.
-        measured: what all ranks must have alike, that of the lowest rank first.
+        measured: what all ranks must have in common, that of the lowest rank first.
         num_steps: steps of the window, the most of any rank.
         any_complete, all_complete: whether any rank, and each rank, ran the whole window.
         wall_ms: host time of the window, the longest.
         extra_ms: by number of steps, the longest host time of the window and CPU time after it together, of the ranks
-            that ran so many and do not know what they lost.
+            that do not know what they lost.
         report_cpu_ms: CPU time after the window, the longest of the same ranks.
-        lost: time that training lost to the window, of the rank that knows it and lost most; None if none does.
+        lost: time that training lost to the window, the most of the ranks that know it.
         checked: whether any rank has a profile of sequential steps.
         figures: sums over their blocks, and their tables.
         spread: the figures of ``SPREAD_OVER_RANKS``.
         doubts, let_pass, problems: as in ``RankWindow``.
         transfers: times of collectives.
-        power: of their devices.
-        memory: their peaks.
-        environment: what they run on; None where no rank tells.
-        traits: what the rules of the environment ask of their windows.
+        traits: what the rules of the environment need of their windows.
         samples: what single ranks measured, compressed, by rank: the lowest, and those with the extremes of the spread;
             of few ranks, all.
         messages: what they send.
         experts: how evenly they spread tokens.
         arrivals: who of them came last to collectives.
-        stages: what bubbles the stages of a pipeline had.
-        race: what their repeated steps showed; None without any.
+        stages: the bubbles of a pipeline's stages.
+        race: what their repeated steps showed.
         lower_bound: whether any rank may have more communication than its profile shows.
     """
 
@@ -142,11 +136,7 @@ _add = struct_sum(JobPart)
 
 
 def merge(parts: Sequence[JobPart]) -> JobPart:
-    """The parts as one: it speaks for the ranks of all.
-
-    Args:
-        parts: at least one; no rank is in two of them. Their order does not matter.
-    """
+    """At least one part as one, in any order; no rank is in two of them."""
     if len(parts) == 1:
         return parts[0]
     added = _add(sorted(parts, key=lambda part: part.heard))
@@ -222,11 +212,7 @@ def encode(part: JobPart) -> bytes:
 
 
 def decode(message: Any) -> JobPart:
-    """The part that a rank sent, from its bytes.
-
-    Raises:
-        msgspec.DecodeError: the message is no part.
-    """
+    """The part that a rank sent, from its bytes; msgspec.DecodeError if they are none."""
     return _DECODER.decode(message)
 
 
@@ -264,13 +250,7 @@ def without_tables(window: RankWindow) -> RankWindow:
 
 
 def chosen(samples: Mapping[int, bytes], num_ranks: int, wanted: Collection[int]) -> dict[int, bytes]:
-    """Those that a part keeps: of few ranks all, else those that are wanted.
-
-    Args:
-        samples: that the part may keep.
-        num_ranks: ranks of the part.
-        wanted: ranks with the extremes of its figures, and the lowest.
-    """
+    """The samples that a part of so many ranks keeps: of few all, of more those of the wanted ranks."""
     if num_ranks <= MAX_SAMPLES:
         return dict(sorted(samples.items()))
     return {rank: _small(rank, samples[rank]) for rank in sorted(wanted)}

@@ -1,8 +1,4 @@
-"""From the part of all ranks heard to the report: figures, validity, means over ranks.
-
-The figures are in ``overlap_callbacks.analysis.figures``, what makes a window invalid in
-``overlap_callbacks.analysis.validity``.
-"""
+"""From the part of all ranks heard to the report: figures, validity, means over ranks."""
 
 from __future__ import annotations
 
@@ -66,11 +62,11 @@ def report_of(
     Args:
         part: of all ranks that reported.
         world_size: number of ranks of the job.
-        every_n_steps: steps from one window to the next. The window's cost is spread over them.
+        every_n_steps: steps from one window to the next, over which its cost is spread.
         control: whether the schedule was an A/A control.
-        other_arm: whether another arm has the place of sequential steps, whose steps overlap.
+        other_arm: whether another arm, whose steps overlap, has the place of sequential steps.
         problems: problems met while the ranks' windows were gathered, in words.
-        tokens_per_step: tokens that one step of the job trains on; None if unknown.
+        tokens_per_step: of the job; None if unknown.
         work: what else is known of the job's work; None for no figures of throughput.
     """
     num_ranks = part.ranks.count
@@ -254,16 +250,9 @@ def _power(part: JobPart, world_size: int) -> JobPower | None:
 def _cost(part: JobPart, step: Estimate | None, every_n_steps: int) -> LostTime | None:
     """The time that training lost to a window; None if not known.
 
-    Each rank has estimated it. All ranks train at the pace of the slowest, so each has waited for the others: the most
-    of any rank is told.
-
-    A rank that does not know it is taken to have lost the window's time beyond what its steps would take overlapped,
-    and the CPU time of the reporting thread.
-
-    Args:
-        part: of the ranks.
-        step: time of an overlapped step.
-        every_n_steps: steps from one window to the next.
+    All ranks train at the pace of the slowest, so the most of any rank counts. A rank that does not know it is taken to
+    have lost the window's time beyond what its steps (of time ``step``) would take overlapped, and the CPU time of the
+    reporting thread.
     """
     if every_n_steps <= 0:  # in a record that somebody else has written
         return None

@@ -1,7 +1,7 @@
 """The bubble of each stage of a pipeline, summed over ranks in bounded space, and what its schedule should give.
 
 A rank alone tells a part of it. What its messages waited for their peers is known where their two kernels were compared
-(``waiting``). Of a large job some messages are, drawn by chance; those that are alike on a stage stand for each other.
+(``waiting``). Of a large job some messages are, drawn by chance, and stand for those like them on a stage.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _NS_PER_MS = 1e6
 
 
 class StageSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Ranks of one stage; times are whole nanoseconds, so that their sums are alike for every tree of ranks.
+    """Ranks of one stage; times are whole nanoseconds, so that their sums are the same for every tree of ranks.
 
     Attributes:
         stage: of the pipeline.
         num_ranks: ranks.
         step_ns, bubble_ns, most_ns: sums over them; the last is all time without compute, which a bubble cannot exceed.
-        chunks: model chunks of a rank, the most of any; 1 if none tells.
+        chunks: model chunks of a rank, the most of any.
     """
 
     stage: int
@@ -45,7 +45,7 @@ class StageSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def stages_of(window: RankWindow) -> tuple[StageSum, ...]:
-    """That of one rank; none where it is in no pipeline, or no profile tells its bubble."""
+    """That of one rank; none where it is in no pipeline, or no profile shows its bubble."""
     stage, chunks = (-1, 1) if window.messages is None else (window.messages.stage, window.messages.chunks)
     blocks = [b for b in window.profiled if b.mode is Mode.OVERLAPPED and b.bubble_ms is not None]
     steps = sum([block.num_steps for block in blocks])
@@ -63,13 +63,7 @@ add_stages = table_sum(StageSum, 1, limit=MAX_STAGES)
 
 
 class Side(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One rank's side of the messages of two ranks.
-
-    Attributes:
-        stage: of the pipeline.
-        alike, open_us: as in ``CollectiveCalls``.
-        time_us: of each step.
-    """
+    """One rank's side of the messages of two ranks, with the time of each step; fields as in ``CollectiveCalls``."""
 
     stage: int
     alike: str
@@ -78,11 +72,10 @@ class Side(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StageMessages(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Messages of a stage of a pipeline that are alike, per step, summed over ranks.
+    """Messages of a stage of a pipeline that are alike (as in ``CollectiveCalls``), per step, summed over ranks.
 
     Attributes:
         stage: its number.
-        alike: as in ``CollectiveCalls``.
         compared, dropped: ranks' rows that were compared, and that were not because there are many.
         waited_us, waited_isolated_us: of those compared, in overlapped and in sequential steps.
         bubble_us: the part of ``waited_us`` in which nothing else ran and which no rank could tell alone.
@@ -108,11 +101,7 @@ class StageMessages(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class MessageScale(NamedTuple):
-    """What all messages waited over what those did that were compared.
-
-    Attributes:
-        waited, bubble: factors.
-    """
+    """What all messages waited over what those compared did, and the same of their bubbles: factors."""
 
     waited: float
     bubble: float
@@ -145,7 +134,7 @@ def stage_messages(
     """One side of messages that were compared.
 
     Args:
-        side: it.
+        side: the side.
         bubble: of each step, in us.
         time: of the transfers, in us; shape (steps, bins).
         sequential: which steps are.
@@ -162,7 +151,7 @@ def stage_messages(
 def pipeline_bubble(
     sums: Sequence[StageSum], messages: JobMessages | None, waited: Sequence[StageMessages]
 ) -> PipelineBubble | None:
-    """The bubble of the job's pipeline; None where it has none, or no profile tells it.
+    """The bubble of the job's pipeline; None where it has none, or no profile shows it.
 
     Args:
         sums: of all ranks heard.
@@ -192,12 +181,8 @@ def _schedule(messages: JobMessages, told: int) -> tuple[int | None, int]:
 
     The first stage sends the activations of each micro-batch to the second, once for each of its v chunks: vm messages.
     Interleaved, it sends gradients of all but its first chunk to the last stage: (v-1)m. The rule needs one message for
-    each, so it takes those of the largest size. In a pipeline of two stages both go to the same one, (2v-1)m messages:
-    there v must be told.
-
-    Args:
-        messages: of the job.
-        told: v, as the adapter tells it; 1 without interleaving, or if none does.
+    each, so it takes those of the largest size. In a pipeline of two stages both go to the same one, (2v-1)m messages;
+    so it takes v as the adapter has ``told`` it, 1 if none did.
     """
     sent: dict[int, int] = {}  # by the distance to the receiver, messages of each rank
     for group in messages.groups:

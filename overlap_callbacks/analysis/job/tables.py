@@ -37,24 +37,16 @@ class PairSum(PairTime, frozen=True, array_like=True, gc=False):
 
 
 class DimensionSum(DimensionTime, frozen=True, array_like=True, gc=False):
-    """A dimension, summed over the ranks that have it.
-
-    Attributes:
-        num_ranks: how many these are.
-    """
+    """A dimension, summed over the ``num_ranks`` ranks that have it."""
 
     num_ranks: int = 1
 
 
 class LossSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The model's losses to SMs that communication holds, of the ranks that have a result.
+    """The model's losses to SMs that communication holds, summed over the ranks that have a result.
 
-    Attributes:
-        num_ranks: ranks that have one.
-        compute_ms: sum of their sequential compute.
-        from_sms_ms, from_waves_ms, concurrent_ms, modelled_ms: sums of these fields of ``SmLoss``.
-        held_ms: sum of ``sms_held`` times ``modelled_ms``.
-        num_sms: the most of any rank.
+    ``compute_ms`` is their sequential compute, ``held_ms`` sums ``sms_held`` times ``modelled_ms``; others as in
+    ``SmLoss``.
     """
 
     num_ranks: int = 0
@@ -68,12 +60,7 @@ class LossSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ProfileTables(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The tables of a group of ranks.
-
-    Attributes:
-        num_ranks: by the name of a table, ranks that have any row of it.
-        kernels, pairs, dimension_pairs, dimensions, losses: sums over the ranks.
-    """
+    """The tables of a group of ranks, summed; ``num_ranks`` is how many have any row of a table, by its name."""
 
     num_ranks: Annotated[dict[str, int], named_sum(sum)] = {}
     kernels: Annotated[tuple[KernelSum, ...], _kernels] = ()
@@ -87,10 +74,7 @@ _kernels = table_sum(KernelSum, 2, order=lambda row: -(row.overlapped_ms + row.s
 
 
 def bounded(tables: ProfileTables, num_groups: int) -> ProfileTables:
-    """The tables of one of so many groups of ranks, with one row for the kernels of less time.
-
-    The sum over all rows is always whole.
-    """
+    """The tables of one of so many groups of ranks, with one row for the kernels of less time; the sum stays whole."""
     kept: list[KernelSum] = []
     others: list[KernelSum] = []
     left_bytes = MAX_KERNEL_BYTES // num_groups
@@ -123,10 +107,7 @@ def tables_of(window: RankWindow) -> ProfileTables:
 
 
 def _loss(window: RankWindow) -> LossSum:
-    """A rank whose compute never runs beside communication has no result, and loses nothing.
-
-    Without it, the loss of the others would count as that of all.
-    """
+    """A rank whose compute never runs beside communication loses nothing, and so counts in the mean."""
     alone_ms = [block.compute_ms for block in window.profiled if block.mode is Mode.SEQUENTIAL]
     overlapped = [block for block in window.profiled if block.mode is Mode.OVERLAPPED]
     loses_nothing = bool(overlapped) and not any(block.covered_compute_ms for block in overlapped)
@@ -171,10 +152,7 @@ def mean_dimensions(rows: Sequence[DimensionSum]) -> tuple[DimensionTime, ...]:
 
 
 def mean_loss(losses: LossSum) -> tuple[list[SmLoss], float | None]:
-    """The mean loss of the ranks that have one, and their mean sequential compute in milliseconds; empty without one.
-
-    The mean stands for all: the shares of a slowdown are quotients of sums over the ranks.
-    """
+    """The mean loss of the ranks that have one, and their mean sequential compute in milliseconds; else none."""
     if not losses.modelled_ms:
         return [], None
     number = losses.num_ranks

@@ -1,8 +1,8 @@
 """The time of each collective's transfer: the least over the ranks of its group, kept in bounded space.
 
-A rank that comes early waits for the last one within the collective; the last one does not wait. Over the collectives
-of a step another rank may be the last each time, so the least of the ranks' sums is an upper bound. Where the kernels
-of single collectives were compared (``waiting``), their sum is the transfer.
+A rank that comes early waits for the last one within the collective. Over the collectives of a step the last rank may
+differ each time, so the least of the ranks' sums is an upper bound. Where the kernels of single collectives were
+compared (``waiting``), their sum is the transfer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Transfers(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         operator, group: as in ``CollectiveTime``.
-        first_rank: lowest rank of the group, which tells groups with the same label apart; -1 if unknown.
+        first_rank: lowest rank of the group; -1 if unknown.
         kernels: by size, the least time of its kernels.
         isolated: by size, the least time from issue to end.
     """
@@ -81,7 +81,7 @@ def with_transfers(
     Args:
         collectives: of that rank.
         transfers: of all ranks.
-        compared: what single collectives took, of those that were compared over all ranks.
+        compared: what single collectives took that were compared over all ranks.
     """
     by_key = {(row.operator, row.group, row.first_rank): row for row in transfers}
     kinds = Counter((collective_of(row.operator), row.group) for row in collectives)

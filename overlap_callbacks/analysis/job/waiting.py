@@ -1,11 +1,11 @@
 """How much of the collectives' time is waiting for the rank that comes last, from the kernels of single collectives.
 
-A collective's kernel waits on the device for the last rank of its group. The last one does not wait: of the ranks'
-kernels its own is the shortest, and is the transfer. What ran beside the transfer is taken from that rank too. Where
-the calls of a step were added up, or some ranks are missing, the waiting is a lower bound.
+A collective's kernel waits on the device for the last rank of its group. That rank's own kernel is the shortest, and is
+the transfer; what ran beside the transfer is taken from it too. Where the calls of a step were added up, or some ranks
+are missing, the waiting is a lower bound.
 
 The same holds for a message and its two kernels. What a rank waits for its peer while nothing else runs is a part of
-the pipeline's bubble. Of a large job, some messages are compared, drawn by chance. NCCL may buffer a message: then its
+the pipeline's bubble. Of a large job, some messages are compared, drawn by chance. Where NCCL buffers a message, its
 kernels end apart, and up to its transfer counts as waiting.
 """
 
@@ -57,13 +57,9 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Waiting in a profiled block, per step, summed over ranks.
+    """Waiting in a profiled block, per step, summed over ranks: kernels of collectives and messages beyond the transfer.
 
-    Attributes:
-        block: its number.
-        waited_us: the collectives' kernels beyond the transfer.
-        message_us: the same of messages, of those that were compared.
-        bubble_us: the part of it in which nothing else ran and which no rank could tell alone.
+    ``bubble_us`` is the part of the messages' in which nothing else ran and which no rank could tell alone.
     """
 
     block: int
@@ -72,18 +68,14 @@ class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
     bubble_us: float = 0.0
 
     def scaled_us(self, scale: MessageScale) -> tuple[float, float]:
-        """All waiting, and the part of it that is the bubble's, with that of messages that were not compared."""
+        """All waiting, and the bubble's part of it, including messages that were not compared."""
         return self.waited_us + scale.waited * self.message_us, scale.bubble * self.bubble_us
 
 
 class GroupTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The transfers of a kind of collective on a group, in a sequential step.
 
-    Attributes:
-        first_rank: lowest rank of the group.
-        group: its name.
-        kind: of collective.
-        transfer_us: of all calls of one rank; each is the least over the ranks.
+    ``transfer_us`` is of all calls of one rank, each the least over the ranks; ``first_rank`` the group's lowest rank.
     """
 
     first_rank: int
@@ -111,7 +103,7 @@ class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The waiting of a set of ranks.
 
     Attributes:
-        open: of groups some of whose ranks were not heard yet.
+        open: groups some of whose ranks were not heard yet.
         blocks, dimensions, transfers: of the other groups.
         pairs: their transfers beside the families of compute.
         kinds_us: time of their kernels in an overlapped step, waiting included, by kind of collective.
@@ -132,12 +124,7 @@ _add = struct_sum(WaitingSums)
 
 
 def waiting_of(calls: Sequence[CollectiveCalls], stage: int) -> WaitingSums:
-    """What one rank tells.
-
-    Args:
-        calls: its collectives and messages.
-        stage: of the pipeline; -1 if it is in none.
-    """
+    """That of one rank's collectives and messages; ``stage`` is -1 if it is in no pipeline."""
     rows = []
     for row in calls:
         if row.group_size > 1:
@@ -370,12 +357,7 @@ def transfers_of_dimensions(
 def without_waiting(pairs: Sequence[PairTime], sums: WaitingSums, num_ranks: int) -> tuple[PairTime, ...]:
     """The pairs with those of collectives by their transfers, where all of a kind's kernels are known.
 
-    Messages have none: single ones run beside compute in both modes.
-
-    Args:
-        pairs: means over the ranks.
-        sums: of all ranks heard.
-        num_ranks: over which ``pairs`` are means.
+    Messages have none: single ones run beside compute in both modes. ``pairs`` are means over ``num_ranks`` ranks.
     """
     known_ms = {kind: us / 1e3 / num_ranks for kind, us in sums.kinds_us.items()} if num_ranks else {}
     time_ms: dict[str, float] = defaultdict(float)

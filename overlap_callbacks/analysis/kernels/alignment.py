@@ -1,26 +1,25 @@
 """Pairs the communication kernels of a profile with the collectives that the gate saw, and keeps what is left over.
 
-Within a lane (a stream of the device, or a thread of Gloo) kernels run in the order of issue; across lanes they do not.
-So pairing needs to know which collectives run on which lane:
+Within a lane (a stream of the device, or a thread of Gloo) kernels run in the order of issue; across lanes they do not:
 
-- NCCL runs an asynchronous collective, a send or a receive on a stream of its communicator: the lane is its group's.
-- It runs a synchronous collective (``async_op=False``, since torch 2.8) on the stream that issued it. All groups share
-  those lanes. FSDP2 has one for its all-gathers and one for its reduce-scatters; others run between the compute.
+- NCCL runs an asynchronous collective, a send or a receive on a stream of its communicator.
+- It runs a synchronous one (``async_op=False``, since torch 2.8) on the issuing stream, which all groups share. FSDP2
+  has one stream for its all-gathers and one for its reduce-scatters.
 - Each of Gloo's threads serves one group; sends and receives of all groups share one.
 
-The lanes are learned from steps whose kernels start in the order of issue: sequential ones. Then each step is paired
-lane by lane. Where a lane has another number of kernels than of collectives, its order says nothing, and only the
-lane's usual dimension is known, if it has one.
+Lanes are learned from steps whose kernels start in the order of issue: sequential ones. Then each step is paired lane
+by lane. Where a lane has another number of kernels than of collectives, only its usual dimension is known, if it has
+one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -47,6 +46,7 @@ from overlap_callbacks.analysis.kernels.table import (
     copies_of,
     may_communicate,
 )
+from overlap_callbacks.analysis.sums import grouped
 
 PEER_COPY = "peer_copy"
 
@@ -56,8 +56,6 @@ _AGREEMENT = 0.9
 # ``ncclDevKernel_SendRecv``; RCCL has one name for all, ``ncclDevKernel_Generic``.
 _AMBIGUOUS = (SEND_RECV, PEER_COPY, name_rules.OTHER)
 
-_Value = TypeVar("_Value")
-
 
 class AlignedStep(NamedTuple):
     """One step.
@@ -66,7 +64,7 @@ class AlignedStep(NamedTuple):
         expected: what its collectives should launch, in the order of issue.
         copies: rows of the copies that communicate.
         lacking: collectives, blocks and batches without a kernel; barriers need none.
-        surplus: number of kernels of each kind (by their names) that belong to no collective.
+        surplus: kernels of each kind (by their names) that belong to no collective.
     """
 
     expected: Sequence[Expected]
@@ -96,12 +94,12 @@ class Alignment:
     """A profile and the gate's log, paired.
 
     Attributes:
-        kernels: the profile, with the kinds of collectives from the log, and with copies that are a collective's work
-            as communication.
+        kernels: the profile, with the log's kinds of collectives, and copies that are a collective's work as
+            communication.
         on_device: whether communication is kernels of a device; else it is ranges of a library on the host.
-        issued: the log: the collectives of each profiled step, by its index, in the order of issue.
-        steps: what should run in each of these steps, and what is left over.
-        of_row: what each communication kernel of these steps is, by row. Fields that the log leaves open are empty.
+        issued: the log.
+        steps: what should run in each of its steps, and what is left over.
+        of_row: what each communication kernel of these steps is, by row; fields that the log leaves open are empty.
     """
 
     kernels: KernelTable
@@ -133,10 +131,8 @@ def align(
     Args:
         kernels: the whole profile.
         issued: the collectives of each profiled step, by its index, in the order of issue.
-        serialised: indices of the steps in which the gate made collectives wait for each other. Without any, lanes are
-            learned from all steps.
-        whole: indices of the steps with a complete log, which may show that copies are a collective's work; None for
-            all.
+        serialised: steps in which the gate serialised; without any, lanes are learned from all.
+        whole: steps with a complete log, which may show that copies are a collective's work; None for all.
     """
     on_device = is_device_profile(kernels, issued)
     in_order = np.argsort(kernels.intervals.start_ns, kind="stable")
@@ -255,17 +251,10 @@ def _in_order(kinds: Sequence[str], expected: Sequence[Expected]) -> list[Expect
 def _in_order_of_kind(kinds: Sequence[str], expected: Sequence[Expected]) -> list[Expected] | None:
     """The same if only kernels of one kind ran in the order of issue."""
     for way in readings(expected):
-        following = _grouped(way, lambda part: part.runs_as)
+        following = grouped(way, lambda part: part.runs_as)
         if Counter(kinds) == {kind: len(parts) for kind, parts in following.items()}:
             return [following[kind].pop(0) for kind in kinds]
     return None
-
-
-def _grouped(values: Iterable[_Value], key: Callable[[_Value], str]) -> dict[str, list[_Value]]:
-    groups: dict[str, list[_Value]] = defaultdict(list)
-    for value in values:
-        groups[key(value)].append(value)
-    return groups
 
 
 def _in_common(parts: Sequence[Expected]) -> Expected:
@@ -278,11 +267,7 @@ def _in_common(parts: Sequence[Expected]) -> Expected:
 class _Lanes:
     """Which collectives run on which lane.
 
-    Args:
-        on_device: whether lanes are streams; else they are threads.
-
-    Attributes:
-        votes: how often a lane ran each kind of collective of each group, in steps that were matched in order.
+    ``votes`` is how often a lane ran each kind of collective of each group, in steps that were matched in order.
     """
 
     def __init__(self, on_device: bool) -> None:
@@ -308,7 +293,7 @@ class _Lanes:
         def place_of_expected(part: Expected) -> str:
             return of_class.get(self._class(part), "") if self._has_lane(part.kind) else SEND_RECV
 
-        own, theirs = _grouped(kernels, place_of_kernel), _grouped(expected, place_of_expected)
+        own, theirs = grouped(kernels, place_of_kernel), grouped(expected, place_of_expected)
         return [(own[place], theirs.get(place, [])) for place in own]
 
     def match(self, kernels: Sequence[_Kernel], expected: Sequence[Expected]) -> list[Expected]:

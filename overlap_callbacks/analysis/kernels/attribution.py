@@ -1,9 +1,9 @@
 """Attributes the time that each kernel loses to the kernels that ran concurrently.
 
-Each overlapped kernel is compared with the same kernel of a sequential step, which ran alone. Its loss is divided among
-the kinds of kernels that ran concurrently, in proportion to the time that each did. Losses of kernels that ran alone,
-and kernels that only one of the modes has, get rows of their own. So the losses of the compute kernels add up to
-T_comp,ov - T_comp,iso of equation 4, and the losses of the collectives to their own difference.
+Each overlapped kernel is compared with the same kernel of a sequential step. Its loss is divided among the kinds of
+kernels that ran concurrently, in proportion to their time. Losses of kernels that ran alone, and kernels that only one
+mode has, get rows of their own. So the losses of compute kernels add up to T_comp,ov - T_comp,iso of equation 4, and
+those of collectives to their own difference.
 """
 
 from __future__ import annotations
@@ -33,13 +33,7 @@ _MATCHED = "(matched)"
 
 
 class PairSums:
-    """Time and loss of each family during each kind of collective, and of each kind of collective during each family.
-
-    Added up over the parts of two profiles, which may be one.
-
-    Args:
-        kernels: the profile with the overlapped steps, or a part of it: its names are those of all.
-    """
+    """Time and loss of compute families by kind of collective, and the other way round, over parts of two profiles."""
 
     def __init__(self, kernels: KernelTable) -> None:
         _, labels = labels_of(kernels)
@@ -47,12 +41,12 @@ class PairSums:
         self._sums = [VictimSums(kernels, victims, partners, labels) for victims, partners in both]
 
     def add(self, calls: Calls, wanted: _Marks, alone_ns: _Floats, weight: _Amount = 1.0) -> None:
-        """Add calls of overlapped steps.
+        """Add calls of overlapped steps, from a part of a profile at whose bounds nothing runs.
 
         Args:
-            calls: the calls of a part at whose bounds nothing runs.
+            calls: the calls.
             wanted: which of them count; shape (calls,).
-            alone_ns: time of the same call in sequential steps, NaN if it has no match; shape (calls,).
+            alone_ns: time of the same call in sequential steps, NaN without a match; shape (calls,).
             weight: of each call's step in the mean of its mode, over that of a plain mean; shape (calls,), or one
                 number.
         """
@@ -73,11 +67,7 @@ class PairSums:
 class VictimSums:
     """Time and loss of the kernels of one kind by what ran concurrently, added up over the parts of a profile.
 
-    Args:
-        kernels: the profile, or a part of it.
-        victims: the kind of the kernels.
-        partners: the kind of what runs concurrently.
-        partner_names: what the labels of the partners stand for.
+    ``partner_names`` are what the labels of the partners stand for.
     """
 
     def __init__(self, kernels: KernelTable, victims: Kind, partners: Kind, partner_names: tuple[str, ...]) -> None:
@@ -171,12 +161,12 @@ def labels_of(kernels: KernelTable) -> tuple[Indices, tuple[str, ...]]:
 
 
 class Pairs(NamedTuple):
-    """What runs concurrently with what in one profile; per step, those that lose most time first.
+    """What runs concurrently in one profile, per step, those that lose most time first.
 
     Attributes:
         by_kind: see ``PairSums``.
-        by_dimension: families of compute kernels during the communication of each dimension of parallelism, without
-            kernels that ran alone or have no match; empty where dimensions are not known.
+        by_dimension: families of compute kernels during the communication of each dimension of parallelism; only
+            kernels that overlapped and have a match.
     """
 
     by_kind: tuple[PairTime, ...] = ()
@@ -195,9 +185,9 @@ def pair_times_of(
     Args:
         kernels: the whole profile.
         overlapped: indices of the overlapped profiled steps.
-        sequential: indices of the sequential profiled steps.
-        dimensions: of each row, see ``Alignment.dimensions``; None if they are not known.
-        weights: of the profiled steps, as in ``kernel_times``.
+        sequential: indices of the sequential ones.
+        dimensions: see ``Alignment.dimensions``; None if not known.
+        weights: as in ``kernel_times``.
     """
     if not len(overlapped) or not len(sequential):
         return Pairs()

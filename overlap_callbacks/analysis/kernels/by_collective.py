@@ -29,12 +29,12 @@ CollectiveKey = tuple[str, str]
 def dimension_times(
     aligned: Alignment, overlapped: Sequence[int], sequential: Sequence[int], recorded: Sequence[IssuedCollective]
 ) -> tuple[DimensionTime, ...]:
-    """The communication of each dimension of parallelism, per step, those with the most time first.
+    """The communication of each dimension of parallelism, per step, the most time first.
 
     Args:
         aligned: the whole profile and the log.
         overlapped: indices of the overlapped profiled steps.
-        sequential: indices of the sequential profiled steps.
+        sequential: indices of the sequential ones.
         recorded: the collectives of the recorded step.
     """
     kernels, (dimension, labels) = aligned.kernels, aligned.dimensions
@@ -58,12 +58,8 @@ def dimension_times(
 def kernel_times_by_collective(kernels: KernelTable, issued: Issued) -> dict[CollectiveKey, float]:
     """Time of the kernels of each collective, per step, in milliseconds.
 
-    A kernel shows the kind of its collective, but no group. So the result has only collectives whose kind one operator
-    on one group alone has, with one kernel for each, in every step.
-
-    Args:
-        kernels: the whole profile.
-        issued: what each sequential step issued, by its index.
+    Kernels show a kind, but no group. So only collectives count whose kind one operator on one group alone has, with a
+    kernel for each, in every step. ``issued`` is what each sequential step issued, by its index.
     """
     counts = {  # a group of one rank has no kernels
         step: Counter([(call.operator, call.group.name) for call in calls if call.group_size > 1])
@@ -86,15 +82,9 @@ def kernel_times_by_collective(kernels: KernelTable, issued: Issued) -> dict[Col
 
 
 class _Key(NamedTuple):
-    """What is compared with other ranks.
+    """What is compared with other ranks. ``group`` of messages names both ranks and what they send each other.
 
-    Attributes:
-        first_rank: lowest rank of the group; -1 if unknown.
-        group: its name; of messages, with both ranks and what they send each other.
-        kind: of collective.
-        group_size: its ranks.
-        dimension: of parallelism.
-        alike: as in ``CollectiveCalls``.
+    ``first_rank`` is the lowest of the group, -1 if unknown; ``alike`` as in ``CollectiveCalls``.
     """
 
     first_rank: int

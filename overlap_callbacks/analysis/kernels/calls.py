@@ -5,7 +5,7 @@ On a device each row of a profile is a call; on CPU several rows may be one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,7 +25,7 @@ class Calls(msgspec.Struct, frozen=True):
     Attributes:
         kernels: the table.
         row: first row of each call; shape (n,).
-        call: index of the call that each row of ``kernels`` belongs to; shape (len(kernels),).
+        call: index of the call of each row of ``kernels``; shape (len(kernels),).
         duration_ns: own time of each call; shape (n,).
     """
 
@@ -66,12 +66,7 @@ class Calls(msgspec.Struct, frozen=True):
 
 
 class _Level(NamedTuple):
-    """What counts as the same call: always the name and the turn in the step, and everything that is true here.
-
-    Attributes:
-        launch_shape: the same grid and block.
-        equally_many: both steps have the same number of calls of the kind.
-    """
+    """What the same call has in common besides name and turn: its launch shape, and the number of turns."""
 
     launch_shape: bool
     equally_many: bool
@@ -92,32 +87,35 @@ def alone_ns(calls: Calls, wanted: _Marks, partners: Calls, others: _Marks, weig
         others: which of the partners may match; shape (partners,).
         weights: of the partners in that mean; shape (partners,), or one number.
     """
-    labels, found, unmatched = (
-        Labels(calls.kernels, partners.kernels),
-        np.full(len(calls), np.nan),
-        np.flatnonzero(wanted),
-    )
+    labels = Labels(calls.kernels, partners.kernels)
     time_ns, weight = partners.duration_ns[others], np.broadcast_to(weights, len(partners))[others]
     # A design may take a step into account with less than nothing: a weighted mean needs a sum above that.
     values = (weight, weight * time_ns, np.ones(len(time_ns)), time_ns)
+
+    def sums(level: _Level, mine: tuple[Indices, ...]) -> CallSums:
+        theirs = mine if partners is calls else labels.of(1, partners, level)
+        return CallSums.nothing(4, 4).with_calls([column[others] for column in theirs], values)
+
+    return _matched_ns(labels, 0, calls, wanted, sums)
+
+
+def _matched_ns(
+    labels: Labels, side: int, calls: Calls, wanted: _Marks, sums: Callable[[_Level, tuple[Indices, ...]], CallSums]
+) -> _Floats:
+    """As ``alone_ns``; ``sums`` has those of the partners, by the level and what identifies the calls there."""
+    found = np.full(len(calls), np.nan)
+    unmatched = np.flatnonzero(wanted)
     for level in _LEVELS:
         if not len(unmatched):
             break
-        mine = labels.of(0, calls, level)
-        theirs = mine if partners is calls else labels.of(1, partners, level)
-        sums = CallSums.nothing(4, 4).with_calls([column[others] for column in theirs], values)
-        found[unmatched] = _means_ns(sums, [column[unmatched] for column in mine])
+        mine = labels.of(side, calls, level)
+        found[unmatched] = _means_ns(sums(level, mine), [column[unmatched] for column in mine])
         unmatched = unmatched[np.isnan(found[unmatched])]
     return found
 
 
 class Labels:
-    """Common numbers for the names and launch shapes of two profiles, which may be the same one.
-
-    Args:
-        first: one profile, or a part of it: its names and shapes are those of all.
-        second: the other one.
-    """
+    """Common numbers for the names and launch shapes of two profiles, which may be the same one, or parts of them."""
 
     def __init__(self, first: KernelTable, second: KernelTable) -> None:
         self._names = _common(first.names, second.names)
@@ -128,10 +126,7 @@ class Labels:
     def of(self, side: int, calls: Calls, level: _Level) -> tuple[Indices, ...]:
         """What identifies calls: name, launch shape, turn in the step, and how many turns there are; shape (n,) each.
 
-        Args:
-            side: 0 for calls of the first profile, 1 for the second.
-            calls: calls of a profile, or of a part of it that holds whole steps.
-            level: what counts as the same call.
+        ``side`` is 0 for calls of the first profile, 1 for the second; ``calls`` hold whole steps.
         """
         # One NCCL kernel may implement several kinds of collectives; those are not the same call.
         kinds = np.append(self._collectives[side], -1)[calls.kernels.collective[calls.row]]
@@ -144,47 +139,25 @@ class Labels:
 
 
 class SameCalls:
-    """Numbers and times of the calls of one profile that others may match, added up over parts of the profile.
+    """Times of the calls of one profile that others may match, added up over its parts in the memory of about one step.
 
-    As a rule, it takes as much memory as the calls of one step.
-
-    Args:
-        labels: of the two profiles.
-        side: which of them the calls are of, see ``Labels.of``.
+    ``side`` is that of the calls, see ``Labels.of``.
     """
 
     def __init__(self, labels: Labels, side: int) -> None:
         self._labels, self._side = labels, side
-        self._sums = [CallSums.nothing(4, 2) for _ in _LEVELS]
+        self._sums = {level: CallSums.nothing(4, 2) for level in _LEVELS}
 
     def add(self, calls: Calls, wanted: _Marks) -> None:
-        """Add calls of a part that holds whole steps.
-
-        Args:
-            calls: the calls.
-            wanted: which of them may match; shape (calls,).
-        """
+        """Add the wanted calls of a part that holds whole steps; shape (calls,)."""
         time_ns = calls.duration_ns[wanted]
-        for place, level in enumerate(_LEVELS):
+        for level, sums in self._sums.items():
             columns = [column[wanted] for column in self._labels.of(self._side, calls, level)]
-            self._sums[place] = self._sums[place].with_calls(columns, (np.ones(len(time_ns)), time_ns))
+            self._sums[level] = sums.with_calls(columns, (np.ones(len(time_ns)), time_ns))
 
     def alone_ns(self, calls: Calls, wanted: _Marks) -> _Floats:
-        """Mean time of the calls that match each call of the other profile, NaN without a match; shape (calls,).
-
-        Args:
-            calls: calls of a part of the other profile that holds whole steps.
-            wanted: which of them are matched; shape (calls,).
-        """
-        found = np.full(len(calls), np.nan)
-        unmatched = np.flatnonzero(wanted)
-        for sums, level in zip(self._sums, _LEVELS, strict=True):
-            if not len(unmatched):
-                break
-            columns = self._labels.of(1 - self._side, calls, level)
-            found[unmatched] = _means_ns(sums, [column[unmatched] for column in columns])
-            unmatched = unmatched[np.isnan(found[unmatched])]
-        return found
+        """Mean time of the calls that match each wanted call of the other profile, NaN if none does; shape (calls,)."""
+        return _matched_ns(self._labels, 1 - self._side, calls, wanted, lambda level, _: self._sums[level])
 
 
 class CallSums(NamedTuple):
@@ -216,10 +189,8 @@ class CallSums(NamedTuple):
 def _means_ns(alone: CallSums, columns: Sequence[Indices]) -> _Floats:
     """Mean time of the calls that equal each of some others, NaN where none does; shape (others,).
 
-    Args:
-        alone: the calls: sums of weights and of weighted times, and perhaps their number and their time, which count
-            where the weights add up to nothing.
-        columns: what identifies the others; shape (others,) each.
+    The sums of ``alone`` are weights and weighted times, and perhaps number and time, which count where the weights add
+    up to nothing.
     """
     number = numbered([np.concatenate(parts) for parts in zip(columns, alone.columns, strict=True)])
     others = len(columns[0])
@@ -235,10 +206,7 @@ def _means_ns(alone: CallSums, columns: Sequence[Indices]) -> _Floats:
 def turns_of(calls: Calls, label: Indices, shape: Indices) -> tuple[Indices, Indices]:
     """Each call's turn among the calls of its kind in its step, and how many of them there are; shape (n,) each.
 
-    Args:
-        calls: the calls.
-        label: what is of one kind, apart from the launch shape; shape (n,).
-        shape: the launch shape, or the same number for all; shape (n,).
+    ``label`` is what is of one kind apart from the launch shape; ``shape`` may be the same number for all.
     """
     group = numbered([calls.step, label, shape])
     order = np.lexsort((calls.kernels.intervals.start_ns[calls.row], group))

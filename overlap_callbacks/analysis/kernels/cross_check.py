@@ -1,12 +1,10 @@
 """Compares the gate's log with the profile of a device, and names compute that overlaps in sequential steps.
 
-A profile that does not know the job's communication gives a communication time that is too short, and takes overlapped
-steps for sequential ones. So collectives that have no kernel make the profile worthless. The other way round is a note:
-graph replays, other threads and other libraries communicate past the gate, and the residual overlap shows whether that
-matters.
+A collective without a kernel makes the profile worthless: communication is too short, and overlapped steps look
+sequential. A kernel without a collective is a note: graph replays, other threads and libraries communicate past the
+gate, and the residual overlap shows whether that matters.
 
-The gate orders a collective with the streams on which the step computes and communicates. Work on another stream is not
-ordered: a stream of the user's own, shared experts. A profile does not say which stream is the model's own, nor need
+The gate does not order work on a stream of the user's own. A profile does not say which stream is the model's, nor need
 it: what was ordered overlapped nothing. So each stream is judged by its own compute that overlapped.
 """
 
@@ -42,11 +40,11 @@ _MAX_NAMED, _MAX_NAME_LENGTH = 3, 80
 
 
 class CrossCheck(NamedTuple):
-    """What the comparison found.
+    """What the comparison found, in words.
 
     Attributes:
-        missing: why the profile must not be used, in words: collectives without a kernel. Empty if it may be.
-        notes: smaller differences, communication without a collective, and residual overlap, in words.
+        missing: why the profile must not be used: collectives without a kernel. Empty if it may be.
+        notes: smaller differences, communication without a collective, and residual overlap.
         lower_bound: whether there may be more communication than the profile shows.
     """
 
@@ -61,15 +59,13 @@ def cross_check(
     whole: Collection[int] | None = None,
     symmetric_groups: Collection[str] = (),
 ) -> CrossCheck:
-    """Compare the communication of a profile with the collectives that the gate saw.
-
-    The profile of a CPU job is not compared: Gloo splits and renames its ranges.
+    """Compare the communication of a device's profile with the collectives that the gate saw.
 
     Args:
         aligned: the whole profile and the log.
-        sequential: indices of the sequential steps that count.
-        whole: indices of the steps with a complete log, which are compared; None for all.
-        symmetric_groups: names of the groups for which torch's symmetric memory is enabled.
+        sequential: the sequential steps that count.
+        whole: the steps with a complete log, which are compared; None for all.
+        symmetric_groups: groups for which torch's symmetric memory is enabled.
     """
     if not aligned.on_device:
         return CrossCheck()
@@ -125,7 +121,7 @@ def _lacking(steps: Mapping[int, AlignedStep]) -> tuple[str, bool]:
 def _lacks_a_group(expected: Mapping[int, Sequence[Expected]], lacking: Mapping[int, Sequence[Expected]]) -> bool:
     """Whether all collectives of one kind on one group lack a kernel, in every step that has any.
 
-    Kernels do not tell their group, so a group counts if as many kernels of its kind are missing as it has collectives.
+    Kernels do not show their group, so a group counts if as many kernels of its kind are missing.
     """
     whole: dict[tuple[str, str], bool] = {}
     num_bytes: Counter[tuple[str, str]] = Counter()
@@ -181,8 +177,8 @@ def _names(kernels: KernelTable, rows: npt.NDArray[np.bool_]) -> Counter[str]:
 def _are_long(kernels: KernelTable, rows: npt.NDArray[np.bool_], count: int, all_rows: npt.NDArray[np.bool_]) -> bool:
     """Whether this number of kernels takes time that matters.
 
-    If some are of other libraries than NCCL, they may be the longest of those. If all are NCCL's own, it is
-    unknown which of them belong to no collective: they take as long as the shortest at least.
+    Those of other libraries than NCCL count as its longest, NCCL's own as the shortest: which belong to none is
+    unknown.
     """
     durations_ns = kernels.intervals.durations_ns
     longest_ns = np.sort(durations_ns[rows & ~kernels.named(_is_nccl)])[-count:]
@@ -197,10 +193,10 @@ def _is_nccl(name: str) -> bool:
 def _lower_bound(
     kernels: KernelTable, unseen: Collection[str], steps: Sequence[int], symmetric_groups: Collection[str]
 ) -> str:
-    """Why communication, and overlap in sequential steps, may be more than the profile shows; empty where it may not.
+    """Why communication and residual overlap may be more than the profile shows; empty where they may not.
 
-    Data that a rank reads from or writes to another one's mapped memory may show as a copy within the device. Such a
-    copy is known for communication only if a collective explains it.
+    Direct access to another rank's mapped memory may show as a copy within the device, known for communication only if
+    a collective explains it.
     """
     direct = [name for name in unseen if any(re.search(pattern, name) for pattern in name_rules.direct_communication)]
     used = ", ".join([name[:60] for name in sorted(direct)[:_MAX_NAMED]])
@@ -220,10 +216,7 @@ def _lower_bound(
 def residual_overlap(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[str, float]) -> str:
     """What overlapped with communication in sequential steps, in words; empty if it is too little to matter.
 
-    Args:
-        kernels: the whole profile. Communication of all steps counts.
-        sequential: indices of the sequential profiled steps.
-        unseen: communication without a collective: how many kernels or copies of each name a step has.
+    ``unseen`` is communication without a collective: the kernels or copies of each name a step.
     """
     communication = kernels.of(Kind.COMMUNICATION).union()
     rows = np.flatnonzero((kernels.kind == Kind.COMPUTE) & np.isin(kernels.step, sequential))
@@ -250,8 +243,7 @@ def residual_overlap(kernels: KernelTable, sequential: Sequence[int], unseen: Ma
 def _escaped(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[str, float]) -> str:
     """The overlapping communication that belongs to no collective, in words; empty if there is none.
 
-    A name may be that of collectives too. Then it is named only if what belongs to no collective can be all of it that
-    overlapped.
+    A name that collectives have too counts only if what belongs to none can be all of it that overlapped.
     """
     candidates = (kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.step, sequential)
     rows = np.flatnonzero(candidates & kernels.named(unseen.__contains__))

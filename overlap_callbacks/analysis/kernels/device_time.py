@@ -1,15 +1,14 @@
 """What a device does with its time: what each span of it consists of, and the critical path of a span.
 
-A gap is a time in which no kernel, collective or copy runs. It ends with the row that starts next. If the host launched
-that row within the gap, the host held the device up: until the launch, and then for as long as a launch takes. If it
-had been launched before, something else did: an event of another stream, or the hand-over from one kernel to the next.
+A gap is a time in which no kernel, collective or copy runs; it ends with the row that starts next. If the host launched
+that row within the gap, the host held the device up until the launch, and then for as long as a launch takes. Else
+something of the device did: an event of another stream, or the hand-over between kernels.
 
-The critical path of a span is the chain of work whose times add up to its length. It is walked backwards, from the row
-that ended last. What held a row up is what ended or happened last before it started: its launch, the row before it on
-its stream, or a row of another stream. Traces do not say which events a stream waited for, so a row of another stream
-counts as the cause if it ended later than the row before on the own stream, and that one ended more than
-``HAND_OVER_NS`` before. From a launch the path goes back along the host, to the last time that the host waited for the
-device.
+The critical path of a span is the chain of work whose times add up to its length, walked backwards from the row that
+ended last. What ended last before a row started held it up: its launch, the row before on its stream, or a row of
+another stream. Traces do not show events, so another stream's row counts if it ended later than the row before on the
+own stream, and that one ended more than ``HAND_OVER_NS`` before. From a launch the path goes back along the host, to
+its last wait for the device.
 """
 
 from __future__ import annotations
@@ -34,13 +33,12 @@ class TimeUse(msgspec.Struct, frozen=True):
     """What a device did in a span of time, in nanoseconds. The parts add up to the span.
 
     Attributes:
-        span_ns: length of the span.
         compute_ns: compute ran, with or without communication.
         exposed_comm_ns: communication was in flight and no compute ran.
         copy_ns: nothing but copies and fills ran.
         host_ns: idle: what runs next had not been launched yet.
-        launch_ns: idle: what runs next had been launched in this gap, and had not started yet.
-        other_ns: idle: what runs next had been launched before the gap began, or its launch is unknown.
+        launch_ns: idle: what runs next was launched in this gap, and had not started yet.
+        other_ns: idle: what runs next was launched before the gap, or its launch is unknown.
         num_host_gaps: number of gaps that the host made, whose time is ``host_ns`` and ``launch_ns``.
         short_host_gaps_ns: time of those shorter than ``SHORT_GAP_NS``.
         longest_host_gap_ns: the longest of them.
@@ -118,10 +116,7 @@ class TimeUses:
         )
 
     def _gaps(self, start_ns: int, end_ns: int) -> tuple[Intervals, Indices]:
-        """The gaps of a span that a row ends, and when that row was launched.
-
-        Where the span begins within a gap, so does its part of the gap. The gap after the last row is ended by none.
-        """
+        """The gaps of a span that a row ends, and when that row was launched. The edge of a span cuts a gap."""
         first = int(np.searchsorted(self._gap_ends, start_ns, side="right"))
         last = min(int(np.searchsorted(self._gap_starts, end_ns, side="left")), len(self._busy))
         starts, ends = self._gap_starts[first:last], self._gap_ends[first:last]
@@ -151,14 +146,14 @@ _LONG_AGO = np.iinfo(np.int64).min
 
 
 class Path(msgspec.Struct, frozen=True):
-    """A critical path. Its pieces follow one another without a gap, so that their lengths add up to the span.
+    """A critical path. Its pieces follow one another without a gap.
 
     Attributes:
-        length_ns: length of the span.
+        length_ns: of the span.
         parts_ns: time of each part on the path.
         rows: the rows on the path, latest first; shape (n,).
         rows_ns: time of each of them on the path; shape (n,).
-        at_most_ns: what would be won at most if all compute, all communication, or the host took no time.
+        at_most_ns: most that could be won if all compute, all communication, or the host took no time.
     """
 
     length_ns: int
@@ -169,12 +164,7 @@ class Path(msgspec.Struct, frozen=True):
 
 
 class LastRows(msgspec.Struct, frozen=True):
-    """Of each stream, the row that ended last before a piece of a profile began: what its first rows waited for.
-
-    Attributes:
-        intervals: when they ran.
-        lane: their streams; shape (n,).
-    """
+    """Of each stream, the row that ended last before a piece of a profile began; its first rows waited for it."""
 
     intervals: Intervals
     lane: Indices
@@ -195,7 +185,7 @@ class CriticalPaths:
         kernels: the whole profile, of one device, or a piece of it.
         launched_ns: when each row was launched, -1 if unknown; shape (n,).
         waits: when the host waited for the device, ascending by their ends.
-        before: of a piece, the last rows before it. They end before it begins, and so does no span.
+        before: of a piece, the last rows before it; no span begins before they end.
     """
 
     def __init__(self, kernels: KernelTable, launched_ns: Indices, waits: Intervals, before: LastRows) -> None:
@@ -251,22 +241,14 @@ class CriticalPaths:
         return not ((lane[1:] == lane[:-1]) & (start_ns[1:] < end_ns[:-1])).any()
 
     def _waited_for(self, waits: Intervals) -> Indices:
-        """What the host waited for last before it launched each row, as a place in the order of ends; -1 for nothing.
-
-        A wait counts if the device ended something in it.
-        """
+        """What the host last waited for before it launched each row, as a place in the order of ends; -1 if none."""
         last = np.searchsorted(self._end_ns, waits.end_ns, side="right") - 1
         real = (last >= 0) & (self._end_ns[np.maximum(last, 0)] > waits.start_ns) if len(self._end_ns) else last > 0
         wait = np.searchsorted(waits.end_ns[real], self._launched_ns, side="right") - 1
         return np.append(last[real], -1)[wait]
 
     def of(self, start_ns: int, end_ns: int) -> Path | None:
-        """The path of a span; None if no row ended in it.
-
-        Args:
-            start_ns: where the path ends.
-            end_ns: where it begins: the end of a row.
-        """
+        """The path from ``end_ns``, the end of a row, back to ``start_ns``; None if no row ended in between."""
         place = int(np.searchsorted(self._end_ns, end_ns, side="right")) - 1
         if place < 0 or int(self._end_ns[place]) <= start_ns:
             return None

@@ -1,7 +1,6 @@
 """The kernels of a CPU job: the training thread's operators compute, communication libraries' ranges communicate.
 
-An operator is whatever torch's profiler calls one (``cpu_op``), whatever its name: ``aten::mm``, an operator of the
-user's, an ``autograd.Function``, a region that torch.compile compiled. Ranges that were named by hand are no operators.
+An operator is whatever torch's profiler calls one (``cpu_op``), whatever its name. Ranges named by hand are none.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ def host_kernels(
         host: the operators of the training thread.
         ranges: asynchronous ranges, of communication or of anything else.
         bounds: start and end of each step, in nanoseconds.
-        quiet_ns: ascending times at which no collective was in flight. A range that reaches beyond such a time is cut
-            there.
+        quiet_ns: ascending times at which no collective was in flight; ranges that reach beyond one are cut there.
     """
     calls = host.intervals
     called, call_names = np.array(host.name, dtype=np.int64), host.names.texts
@@ -90,16 +88,10 @@ def host_kernels(
 def own_time(
     calls: Intervals, called: Indices, names: Sequence[str]
 ) -> tuple[Intervals, npt.NDArray[np.intp], Intervals]:
-    """The own time of calls of one thread: in which they compute, and in which they issue collectives or wait for them.
+    """The own time of calls of one thread.
 
-    Args:
-        calls: the calls; n rows.
-        called: index into ``names`` of each; shape (n,).
-        names: the distinct names.
-
-    Returns:
-        Pieces of time in which a call computes, in ascending order, and the row of the call of each; and pieces in
-        which a call issues a collective or waits.
+    ``called`` is the index into ``names`` of each call; shape (n,). Returns the pieces of time in which a call
+    computes, ascending, with the row of the call of each; and pieces in which a call issues a collective or waits.
     """
     pieces, owner = self_segments(calls)
     waits, computes = _kinds(calls, called, names)
@@ -108,11 +100,7 @@ def own_time(
 
 
 def uncounted_note(shares: Sequence[float]) -> str:
-    """What to say of steps much of which counts as nothing; empty where little does.
-
-    Args:
-        shares: ``KernelTable.uncounted`` of the steps.
-    """
+    """What to say of steps whose ``KernelTable.uncounted`` shares are large; empty where they are small."""
     share = float(np.mean(shares)) if len(shares) else 0.0
     if share <= MAX_UNCOUNTED:
         return ""
@@ -124,8 +112,7 @@ def _kinds(
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Which calls issue collectives or wait for them, and which compute; in their own time; shape (n,) each.
 
-    An operator that issues a collective may wait for it in its own time: the wait for a ``Work`` has no range. So that
-    time is neither.
+    The wait for a ``Work`` has no range: it is in the own time of the operator that issued it, which counts as neither.
     """
     functional, issues, idle = (
         rows_named(re.compile(pattern).search, names, called) for pattern in (_FUNCTIONAL, _ISSUES, _NO_COMPUTE)

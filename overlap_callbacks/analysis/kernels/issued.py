@@ -110,13 +110,12 @@ class Expected(msgspec.Struct, frozen=True):
         kind: of the collective, e.g. ``all_to_all``.
         runs_as: the kind in the kernel's name, e.g. ``send_recv``.
         group: name of the process group.
-        dimension: of parallelism that the group serves.
+        dimension: of parallelism.
         own_lane: whether it runs on a stream of its communicator; on the host, on a thread of its group.
         members: number of collectives, or messages.
-        bytes_in: bytes of the tensors that they read or send.
-        bytes_out: bytes of the tensors that they write or receive.
+        bytes_in, bytes_out: bytes of the tensors that they read or send, and write or receive.
         size_bytes: the larger of the two; 0 where a kernel does an unknown part of it.
-        peers: of messages, group ranks of their other sides, in the order of issue; none of a collective.
+        peers: of messages, group ranks of their other sides, in the order of issue.
     """
 
     kind: str
@@ -163,12 +162,7 @@ def is_device_profile(kernels: KernelTable, issued: Issued) -> bool:
 
 
 def expected_kernels(collectives: Sequence[IssuedCollective], *, on_device: bool) -> list[Expected]:
-    """What a step's collectives should launch, in the order of issue. Barriers have the kind ``barrier``.
-
-    Args:
-        collectives: of one step, in the order of issue.
-        on_device: whether kernels of a device are expected, or ranges of the host.
-    """
+    """What one step's collectives should launch, in the order of issue. Barriers have the kind ``barrier``."""
     found: list[Expected] = []
     place_of: dict[tuple[int, str], int] = {}
     known: dict[tuple[object, ...], Expected | None] = {}  # a step has thousands of collectives, of few different kinds

@@ -1,19 +1,17 @@
 """Tells the transfer of a receive from the time for which it waited for its sender.
 
-A kernel of NCCL that receives occupies its stream from its launch, and spins until the sender has come. A profile does
-not tell when that was, and the ranks' clocks do not agree well enough to compare. But messages of one peer bound each
-other's transfer: a smaller one takes no longer than a larger one, and a larger one no longer than in proportion to its
-bytes. (That holds for a latency and a bandwidth, and also where NCCL takes a faster protocol for larger messages. A
-line fitted through all sizes would not hold there.) Where the shortest receives of most sizes lie on one line, a size
-between them takes no longer than the line says (``fitted_bandwidth``). What a receive took beyond the least of these
-bounds it waited, at its beginning. The waiting is a lower bound: those that waited least may have waited too. Rank 0
-knows more where it has both kernels of a message (``overlap_callbacks.analysis.job.waiting``).
+NCCL's receive spins until the sender has come. A profile does not tell when, and the ranks' clocks do not agree. But
+messages of one peer bound each other's transfer: a smaller one takes no longer than a larger one, and a larger one no
+longer than in proportion to its bytes. (That holds for a latency and a bandwidth, and also where NCCL takes a faster
+protocol for larger messages.) Where the shortest receives of most sizes lie on one line, it bounds the sizes between
+them (``fitted_bandwidth``). What a receive took beyond the least bound it waited, at its beginning: a lower bound,
+since all may have waited. Rank 0 knows more where it has both kernels of a message
+(``overlap_callbacks.analysis.job.waiting``).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,6 +21,7 @@ import numpy.typing as npt
 from overlap_callbacks.analysis.kernels.alignment import Alignment
 from overlap_callbacks.analysis.kernels.issued import SEND_RECV, Expected
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable
+from overlap_callbacks.analysis.sums import grouped
 
 Floats = npt.NDArray[np.float64]
 
@@ -31,8 +30,8 @@ class Transfers(NamedTuple):
     """When the transfers of a profile began.
 
     Attributes:
-        start_ns: when each row began to do work: a receive, once it waited no longer; any other row, at its start;
-            shape (n,). None where the kernels of a step cannot be matched to its sends and receives.
+        start_ns: when each row began to do work: a receive once it stopped waiting, others at their start; shape (n,).
+            None where the kernels of a step cannot be matched to its sends and receives.
         messages: what each row sends and receives; empty where that is not known.
         notes: in words, which receives' waiting rests on a fitted bandwidth.
     """
@@ -43,11 +42,7 @@ class Transfers(NamedTuple):
 
 
 def transfer_starts(aligned: Alignment) -> Transfers:
-    """When each row began to do work.
-
-    Args:
-        aligned: the whole profile and the log.
-    """
+    """When each row of the profile began to do work."""
     kernels = aligned.kernels
     starts = kernels.intervals.start_ns.copy()
     durations = kernels.intervals.durations_ns
@@ -64,10 +59,7 @@ def transfer_starts(aligned: Alignment) -> Transfers:
             if len(named) != len(meant):
                 return Transfers(None, {})
             of_rows |= zip(named, meant, strict=True)
-    rows_of: dict[Expected, list[int]] = defaultdict(list)
-    for row, message in of_rows.items():
-        if message.bytes_out:
-            rows_of[message].append(row)
+    rows_of = grouped([row for row, message in of_rows.items() if message.bytes_out], of_rows.__getitem__)
     least_ns = {message: int(durations[rows].min()) for message, rows in rows_of.items()}
     longest_ns = _longest_transfers_ns(least_ns)
     fitted = _fitted_transfers(least_ns, longest_ns)
@@ -86,12 +78,10 @@ def _fitted_transfers(
 ) -> dict[Expected, Bandwidth]:
     """The messages whose transfer a fitted bandwidth bounds more tightly than other sizes do.
 
-    Messages are fitted together if they are of one peer, and either received alone or with as many bytes sent.
+    Messages of one peer are fitted together, those received alone apart from those with as many bytes sent.
     """
-    of_peer: dict[tuple[str, tuple[int, ...], bool], list[Expected]] = defaultdict(list)
-    for message in least_ns:
-        if message.bytes_in in (0, message.bytes_out):
-            of_peer[message.group, message.peers, bool(message.bytes_in)].append(message)
+    alike = [message for message in least_ns if message.bytes_in in (0, message.bytes_out)]
+    of_peer = grouped(alike, lambda message: (message.group, message.peers, bool(message.bytes_in)))
     found: dict[Expected, Bandwidth] = {}
     for messages in of_peer.values():
         fit = fitted_bandwidth([(_size(message), least_ns[message]) for message in messages])
@@ -118,16 +108,9 @@ def _notes(fitted: Mapping[Expected, Bandwidth], num_messages: int) -> tuple[str
 
 
 def _longest_transfers_ns(least_ns: Mapping[Expected, int]) -> dict[Expected, int]:
-    """The longest that the transfer of each message can take, by the shortest kernels of all messages of its peers.
-
-    Args:
-        least_ns: the shortest kernel of each message.
-    """
-    of_peers: dict[tuple[str, tuple[int, ...]], list[Expected]] = defaultdict(list)
-    for message in least_ns:
-        of_peers[message.group, message.peers].append(message)
+    """The longest that the transfer of each message can take, by the shortest kernels of all messages of its peers."""
     longest: dict[Expected, int] = {}
-    for messages in of_peers.values():
+    for messages in grouped(least_ns, lambda message: (message.group, message.peers)).values():
         times_ns = np.array([least_ns[message] for message in messages])
         sizes = np.array([(message.bytes_in, message.bytes_out) for message in messages], dtype=float).T
         with np.errstate(divide="ignore", invalid="ignore"):  # no bytes are no more than none, any are far more
@@ -145,7 +128,7 @@ def _direction(name: str) -> str:
 def _send_recv_rows(kernels: KernelTable, step: int) -> Indices:
     """The rows of a step that send or receive, in the order of their launches, else of their starts.
 
-    NCCL has a stream for each peer of messages that are not posted together: a later one may start earlier.
+    NCCL has a stream for each peer, so a later message may start earlier.
     """
     rows = np.flatnonzero(kernels.runs(SEND_RECV) & (kernels.step == step))
     times_ns = kernels.intervals.start_ns[rows]
@@ -171,13 +154,7 @@ _MAX_SIZES = 64
 
 
 class Bandwidth(NamedTuple):
-    """A line.
-
-    Attributes:
-        latency_ns: time of a message without bytes.
-        bytes_per_ns: bandwidth, in 10^9 bytes a second.
-        smallest, largest: sizes between which the line holds, in bytes.
-    """
+    """A line: time of a message without bytes, 10^9 bytes a second, and the sizes in bytes between which it holds."""
 
     latency_ns: float
     bytes_per_ns: float
@@ -197,12 +174,8 @@ class Bandwidth(NamedTuple):
 def fitted_bandwidth(least: Sequence[tuple[float, float]]) -> Bandwidth | None:
     """The line on which the shortest messages of most sizes lie; of several such lines, the one with most on it.
 
-    Args:
-        least: bytes of a size, and the time in nanoseconds of the shortest message of it.
-
-    Returns:
-        None without three sizes, or more than half of them, on one line; and where that line has no bandwidth, or a
-        latency below zero.
+    ``least`` is the bytes of each size, and the nanoseconds of its shortest message. None without three sizes, or more
+    than half of them, on one line; and where that line has no bandwidth, or a latency below zero.
     """
     if not _MIN_SIZES <= len(least) <= _MAX_SIZES:
         return None

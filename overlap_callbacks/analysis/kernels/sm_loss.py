@@ -1,13 +1,13 @@
 """What the compute kernels of a profile should lose to the SMs that communication holds, per step.
 
-A kernel runs its blocks in waves: as many at a time as the SMs hold. A collective's kernel holds SMs for as long as it
-runs, so a wave has fewer blocks. That costs a kernel of many waves the share of the SMs that are taken. It costs a
-kernel of few waves nothing, if its blocks still fit, or a whole wave more, if they do not (wave quantisation): one that
-fills all SMs once takes twice as long if one SM is missing.
+A kernel runs its blocks in waves: as many at a time as the SMs hold. A collective's kernel holds SMs while it runs.
+That costs a kernel of many waves the share of the SMs that are taken. It costs a kernel of few waves nothing, if its
+blocks still fit, or a whole wave, if they do not (wave quantisation): one that fills all SMs once takes twice as long
+if one SM is missing.
 
 The model assumes that each block of a collective's kernel has an SM of its own, as the blocks of NCCL do. It leaves out
-what only a measurement shows: blocks of unequal length, kernels that hand out their work while they run (stream-K), and
-that a kernel which waits for memory does not need all SMs.
+what only a measurement shows: blocks of unequal length, stream-K, and kernels that wait for memory and do not need all
+SMs.
 """
 
 from __future__ import annotations
@@ -37,18 +37,15 @@ def sm_loss(
 ) -> SmLoss | None:
     """The predicted loss of a profile, as means per step.
 
-    The price of one call is its time alone, times its predicted loss, times the share of its time that it ran while
-    communication did.
+    A call loses its time alone, times its predicted loss, times the share of its time that communication ran. None if
+    no compute kernel that overlapped has a known launch.
 
     Args:
         kernels: the whole profile.
         launches: what each number of ``kernels.shape`` is; shape (len(kernels.shapes),).
         chip: on which it ran; None on CPU, and on AMD.
         overlapped: indices of the overlapped profiled steps.
-        sequential: indices of the sequential profiled steps.
-
-    Returns:
-        None if no compute kernel that ran while communication did has a known launch.
+        sequential: indices of the sequential ones.
     """
     if chip is None or not len(overlapped) or not len(sequential) or len(launches) != len(kernels.shapes):
         return None
@@ -94,12 +91,7 @@ def sm_loss(
 
 
 class Loss(NamedTuple):
-    """How much longer a kernel should take while a collective's kernel holds SMs, as fractions of its time alone.
-
-    Attributes:
-        from_sms: since fewer blocks run at a time.
-        from_waves: since a wave is needed beyond that; adds to ``from_sms``.
-    """
+    """Extra time of a kernel, as fractions of its time alone: by fewer blocks at a time, and by a further wave."""
 
     from_sms: float
     from_waves: float
@@ -186,9 +178,8 @@ class Chip:
 def resident_blocks(launch: LaunchShape, limits: SmLimits | None) -> int | None:
     """The blocks of a kernel that one SM holds at a time; None if that is not known.
 
-    Without ``limits``, it is known for big blocks only: of blocks that take more than half of the registers, or more
-    than half of the most shared memory that an SM of any known compute capability has, an SM holds one. Registers of 0
-    count as unknown, and then do not limit.
+    Without ``limits``, it is 1 for blocks that take more than half of the registers, or of the shared memory of any
+    known SM, and unknown for others. Registers of 0 count as unknown, and then do not limit.
     """
     if limits is None:
         registers = _registers_per_warp(launch) * _warps(launch)

@@ -25,9 +25,8 @@ class StepCounts:
     Attributes:
         truncated: the profile ends before its last step does.
         odd: the steps that have another number of kernels than most of their mode.
-        varying: more than half of the steps of a mode have another number of kernels than the usual one. That is the
-            job's way, e.g. where the tokens decide which experts run; so no step is odd. Or a mode has two steps, and
-            they differ: then neither is odd.
+        varying: more than half of the steps of a mode differ from the usual number (e.g. where tokens choose experts),
+            or a mode has two steps that differ. Then none is odd.
     """
 
     truncated: bool = False
@@ -55,18 +54,14 @@ def tails_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, tupl
 def kinds_by_number(
     counts: Mapping[int, int], by_arm: Mapping[Mode, Sequence[int]], kinds: Mapping[int, int]
 ) -> dict[int, int]:
-    """Part the kinds of steps further: those that called another number of kernels did something else.
+    """Split the kinds of steps further, by the number of kernels: steps may differ only in their micro-batches.
 
-    Micro-batches that are not equally many, for example, may communicate alike. A number makes a kind if both modes
-    have it, and if there are few of them.
+    A number makes a kind if both modes have it, and if there are few. The commonest steps of each kind keep its number.
 
     Args:
         counts: number of kernels of each counted step, by its index.
         by_arm: the counted steps of each mode.
-        kinds: the kind of each of them by what it communicates.
-
-    Returns:
-        The kind of each step. The commonest steps of each of the given kinds keep its number.
+        kinds: the kind of each step by what it communicates.
     """
     found = dict(kinds)
     arm_of = {step: arm for arm, steps in by_arm.items() for step in steps}
@@ -91,14 +86,14 @@ def compare_counts(
 ) -> StepCounts:
     """Compare the steps of each mode, or of each mode and kind, with each other.
 
-    A profiler whose buffers are full records nothing more. So in a truncated profile the last steps have fewer kernels
-    than the others, or none, and the last one does not end with a kernel that ends the others of its mode. (A step that
-    is merely shorter ends as they do.) Odd steps anywhere else are of the job's making.
+    A profiler whose buffers are full records nothing more. So a truncated profile has fewer kernels in its last steps,
+    and the last one does not end with a kernel that ends the others of its mode. Other odd steps are of the job's
+    making.
 
     Args:
         counts: number of kernels of each counted step, by its index.
         by_arm: the counted steps of each mode, or of each mode and kind.
-        tails: names of the last kernel on each stream of each counted step; the latest last.
+        tails: see ``tails_of_steps``.
     """
     in_order = sorted(counts)
     if not any(counts.values()):

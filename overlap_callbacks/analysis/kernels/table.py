@@ -1,8 +1,7 @@
-"""The table of kernels that both a live profile and a trace file are turned into, one column per property.
+"""The table of kernels that both a live profile and a trace file become, one column per property.
 
-On an accelerator, the kernels are those of the device. On a machine without one, the compute kernels are the torch
-operators of the training thread, each with its self time, and communication is the time ranges of Gloo's own threads.
-That is a real measurement: the two contend for the CPU (``host.py``).
+On an accelerator, the kernels are those of the device. Without one, compute kernels are the torch operators of the
+training thread, each with its self time, and communication is the ranges of Gloo's threads (``host.py``).
 """
 
 from __future__ import annotations
@@ -31,14 +30,7 @@ _Triple = tuple[int, int, int]
 
 
 class LaunchShape(msgspec.Struct, frozen=True):
-    """How a kernel was launched, as Kineto writes it into the metadata of live events and of trace files.
-
-    Attributes:
-        grid: thread blocks in each direction.
-        block: threads of a block in each direction.
-        registers_per_thread, shared_memory_bytes: what a thread, and a block, holds; 0 if unknown.
-        num_sms: SMs of the device, by the metadata; 0 if unknown.
-    """
+    """How a kernel was launched: blocks of the grid, threads of a block, and resources, 0 if unknown."""
 
     grid: _Triple
     block: _Triple
@@ -94,28 +86,24 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True)
 class KernelTable:
-    """Kernels in columns, one row per kernel; on CPU, one row per piece of an operator's self time.
+    """Kernels in columns, one row per kernel; on CPU, one row per piece of an operator's self time. Shapes are (n,).
 
     Attributes:
-        intervals: when each row ran, in nanoseconds; n rows.
-        kind: ``Kind`` of each row; shape (n,).
-        name: index into ``names``; shape (n,).
-        step: index of the profiled step that launched the row, see ``placement``; -1 outside all steps; shape (n,).
-        call: number of the call; rows with the same number are pieces of one call; shape (n,).
-        names: the distinct names.
-        shape: index into ``shapes``, the grid and block that the kernel was launched with; shape (n,).
-        shapes: the distinct launch shapes, as text; empty if unknown. Launches that differ in registers or shared
-            memory alone have the same text.
-        collective: index into ``collectives``, -1 for rows that do not communicate; shape (n,).
-        collectives: the kinds of collectives, e.g. ``all_reduce``.
-        lane: device stream or host thread on which the row ran; shape (n,).
+        intervals: when each row ran, in nanoseconds.
+        kind: ``Kind`` of each row.
+        name: index into ``names``, the distinct names.
+        step: index of the profiled step that launched the row; -1 outside all steps.
+        call: number of the call; rows with the same number are pieces of one call.
+        shape: index into ``shapes``, the distinct launch shapes as text; empty if unknown. Launches that differ in
+            registers or shared memory alone have the same text.
+        collective: index into ``collectives``, kinds such as ``all_reduce``; -1 for rows that do not communicate.
+        lane: device stream or host thread.
         launches: the distinct launch shapes, parallel to ``shapes``; None if unknown.
-        without_launch: whether the profile has launches, but not that of the row; shape (n,).
-        from_graph: whether the launch of a CUDA or HIP graph launched the row; shape (n,).
-        uncounted: on CPU, the share of each profiled step in which the training thread neither ran an operator that
-            counts nor issued a collective or waited for one, and nothing was in flight; else empty.
-        launched_ns: of a device, when the host launched each row, -1 where that is not known; shape (n,). None where
-            nothing needs it.
+        without_launch: whether the profile has launches, but not the row's.
+        from_graph: whether a CUDA or HIP graph launched the row.
+        uncounted: on CPU, the share of each profiled step in which the training thread ran no counted operator, issued
+            no collective and waited for none, and nothing was in flight.
+        launched_ns: of a device, when the host launched each row, -1 where unknown. None where nothing needs it.
     """
 
     intervals: Intervals
@@ -201,15 +189,9 @@ _UINT64 = 2**64 - 1
 
 
 class KernelTableBuilder:
-    """Growing columns that a reader of events appends to.
+    """Growing columns that a reader of events appends to. Times are in nanoseconds.
 
-    Attributes:
-        start, end: bounds of each row, in nanoseconds.
-        kind: ``Kind`` of each row.
-        name: number of each row's name in ``names``.
-        correlation: number that a kernel shares with its launch.
-        shape: number of each row's launch shape in ``shapes``, None if unknown.
-        lane: stream or thread of each row.
+    ``correlation`` is the number that a kernel shares with its launch, ``lane`` its stream or thread.
     """
 
     def __init__(self) -> None:
@@ -250,17 +232,17 @@ def device_kernels(
     bounds: Sequence[tuple[int, int]],
     from_graph: npt.NDArray[np.bool_] | None = None,
 ) -> KernelTable:
-    """The table of an accelerator's kernels.
+    """The table of an accelerator's kernels, of which each belongs to the step that launched it.
 
-    A kernel belongs to the step that launched it, see ``placement``. The device lags behind the host by up to a step,
-    so kernels of the step before profiling began still run when it begins; their launches are not in the profile.
+    The device lags behind the host by up to a step: kernels of the step before profiling still run when it begins,
+    without launches in the profile.
 
     Args:
         rows: kernels, memory copies and fills.
-        launched_ns: when the host launched each row, -1 if unknown; shape (n,). None if the profile holds no launches
-            at all; then the kernels' own starts decide.
+        launched_ns: when the host launched each row, -1 if unknown; shape (n,). None without any launches in the
+            profile; then the kernels' own starts decide.
         bounds: host start and end of each step, in nanoseconds.
-        from_graph: whether the launch of a graph launched each row; shape (n,). None if that is not known.
+        from_graph: whether the launch of a graph launched each row; shape (n,). None if not known.
     """
     name, distinct = np.array(rows.name, dtype=np.int64), rows.names.texts
     kind = np.array(rows.kind, dtype=np.uint8)
@@ -295,11 +277,11 @@ def collectives_of(
     """The kind of collective of each row, -1 for rows that do not communicate, and the distinct kinds.
 
     Args:
-        name: index into ``distinct`` of each row; shape (n,).
+        name: index into ``distinct``, the distinct names, of each row; shape (n,).
         distinct: the distinct names.
         communicates: whether each row communicates; shape (n,).
         by_metadata: index into ``kinds`` of each row that communicates; shape (n,). None without metadata.
-        kinds: kinds of collectives. Where one is an empty text, the name decides.
+        kinds: kinds of collectives; an empty text lets the name decide.
     """
     codes = StringTable()
     collective = np.full(len(name), -1, dtype=np.int64)
@@ -315,15 +297,11 @@ def collectives_of(
 
 # -- the step of each kernel
 
-_Indices = npt.NDArray[np.int64]
 
+def step_of(times_ns: Indices, bounds: Sequence[tuple[int, int]]) -> Indices:
+    """Index of the step that each time lies in, -1 outside all steps; shape (n,).
 
-def step_of(times_ns: _Indices, bounds: Sequence[tuple[int, int]]) -> _Indices:
-    """Index of the step that each time lies in, -1 outside all steps.
-
-    Args:
-        times_ns: shape (n,).
-        bounds: start and end of each step, in nanoseconds, ascending and without overlap.
+    ``bounds`` are start and end of each step, in nanoseconds, ascending and without overlap.
     """
     if not bounds:
         return np.full(len(times_ns), -1, dtype=np.int64)
@@ -333,24 +311,20 @@ def step_of(times_ns: _Indices, bounds: Sequence[tuple[int, int]]) -> _Indices:
     return np.where(inside, index, -1)
 
 
-def step_of_kernels(
-    launched_ns: _Indices, ran: Intervals, lane: _Indices, bounds: Sequence[tuple[int, int]]
-) -> _Indices:
+def step_of_kernels(launched_ns: Indices, ran: Intervals, lane: Indices, bounds: Sequence[tuple[int, int]]) -> Indices:
     """Index of the step of each kernel, -1 outside all steps; shape (n,).
 
     A kernel belongs to the step that launched it. Kineto does not record all calls that launch kernels: of CUDA's
     driver it leaves out ``cuLaunchCooperativeKernel``, ``cuGraphLaunch`` and ``cuMemcpy*Async`` (Kineto's
     CuptiCbidRegistry.cpp). A kernel without a launch belongs to the step of the kernels before and after it on its
-    stream, if they are of one step: a stream runs its kernels in the order of their launches. Else it belongs to the
-    step whose kernels had begun on the device, and not all ended, when it started.
-
-    Kernels that start before the first kernel that a step launched are of an earlier step, and stay outside.
+    stream, if they are of one step. Else it belongs to the step that ran on the device when it started. Kernels that
+    start before a step's first kernel are of an earlier step, and stay outside.
 
     Args:
         launched_ns: host time of each kernel's launch, -1 if unknown; shape (n,).
         ran: when each kernel ran; n rows.
         lane: stream of each kernel; shape (n,).
-        bounds: host start and end of each step, in nanoseconds, ascending and without overlap.
+        bounds: as in ``step_of``.
     """
     step = step_of(launched_ns, bounds)
     if not (launched_ns < 0).any() or not (step >= 0).any():
@@ -370,18 +344,14 @@ def step_of_kernels(
 
 
 class StepsOnDevice:
-    """When the device ran the kernels of each step.
-
-    Args:
-        bounds: host start and end of each step, in nanoseconds, ascending and without overlap.
-    """
+    """When the device ran the kernels of each step; ``bounds`` as in ``step_of``."""
 
     def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
         self._first = np.full(len(bounds), np.iinfo(np.int64).max)
         self._last = np.array([end for _, end in bounds], dtype=np.int64)
         self._has_rows = np.zeros(len(bounds), dtype=bool)
 
-    def add(self, step: _Indices, ran: Intervals) -> None:
+    def add(self, step: Indices, ran: Intervals) -> None:
         """Add kernels by their steps, -1 for none; shape (n,), and when they ran."""
         inside = step >= 0
         np.minimum.at(self._first, step[inside], ran.start_ns[inside])
@@ -393,7 +363,7 @@ class StepsOnDevice:
         """Whether any step has kernels."""
         return bool(self._has_rows.any())
 
-    def at(self, times_ns: _Indices) -> _Indices:
+    def at(self, times_ns: Indices) -> Indices:
         """The step during which each time lies; -1 outside all steps; shape (n,)."""
         steps = np.flatnonzero(self._has_rows)
         # A step's first kernel may start before one of the step before has, on another stream.
@@ -433,12 +403,7 @@ def may_communicate(kernels: KernelTable) -> npt.NDArray[np.bool_]:
 
 
 def as_communication(kernels: KernelTable, kind_of: Mapping[int, str]) -> KernelTable:
-    """The same rows, with some copies as communication.
-
-    Args:
-        kernels: the whole profile.
-        kind_of: the kind of collective of each of these copies, by row.
-    """
+    """The same rows, with some copies as communication: of the kinds of collectives in ``kind_of``, by row."""
     if not kind_of:
         return kernels
     rows = np.fromiter(kind_of, dtype=np.int64, count=len(kind_of))

@@ -27,11 +27,13 @@ def step_timeline(
 ) -> StepTimeline | None:
     """The timeline of one step, from its first kernel to its last; None if it has no kernels.
 
+    Communication of other steps that is in flight during this one is shown too.
+
     Args:
-        kernels: the whole profile. Communication of other steps that is in flight during this one is shown too.
+        kernels: the whole profile.
         step: index of the step.
         arm: the side of the comparison on which the step counts.
-        max_intervals: maximum number of intervals of each kind.
+        max_intervals: of each kind.
     """
     own = kernels.intervals[kernels.busy & (kernels.step == step)]
     if not len(own):
@@ -105,10 +107,7 @@ def step_detail(
 
 
 def call_times(kernels: KernelTable, steps: Sequence[int]) -> tuple[CallTimes, ...]:
-    """How long single calls of each kernel took in these steps, those with the most time first.
-
-    A call that has several pieces, as operators on CPU have, takes as long as they do together.
-    """
+    """How long single calls of each kernel took in these steps, the most time first. Pieces of a call are added up."""
     rows = np.flatnonzero(kernels.busy & np.isin(kernels.step, np.asarray(steps, dtype=np.int64)))
     _, first, call = np.unique(kernels.call[rows], return_index=True, return_inverse=True)
     length_ns = np.bincount(call, weights=kernels.intervals.durations_ns[rows])

@@ -26,19 +26,15 @@ class KernelFigures(msgspec.Struct, frozen=True):
     """Times of a set of kernels, in nanoseconds.
 
     Attributes:
-        compute_ns: sum of the compute kernels' times (T_comp of the equations).
-        compute_busy_ns: length of the union of their intervals.
-        comm_ns: sum of the communication kernels' times.
-        comm_busy_ns: length of the union of their intervals.
+        compute_ns, comm_ns: sums of the kernels' times (T_comp of the equations, and communication).
+        compute_busy_ns, comm_busy_ns: length of the union of their intervals.
         hidden_comm_ns: the part of ``comm_busy_ns`` during which compute ran too.
-        covered_compute_ns: the part of ``compute_ns`` during which communication was in flight.
-        covered_compute_busy_ns: the part of ``compute_busy_ns`` during which communication was in flight.
+        covered_compute_ns, covered_compute_busy_ns: the parts of compute during which communication was in flight.
         copy_ns: sum of the device's memory copies and fills.
         p2p_busy_ns: the part of ``comm_busy_ns`` during which sends and receives were in flight.
-        idle_ns: time between the first kernel's start and the last one's end during which nothing ran and nothing was
-            in flight.
-        bubble_ns: the same, and the time during which nothing ran and nothing was in flight but receives that waited
-            for their sender: the bubble of a stage of a pipeline. None where that cannot be told.
+        idle_ns: time between the first start and the last end during which nothing ran and nothing was in flight.
+        bubble_ns: the same, and the time in which receives waited for their sender and nothing else was in flight: the
+            bubble of a stage of a pipeline. None where that cannot be told.
         num_kernels: compute and communication kernels; on CPU, calls.
     """
 
@@ -61,10 +57,7 @@ class KernelFigures(msgspec.Struct, frozen=True):
         return cls(*[0] * 11)
 
     def __add__(self, other: KernelFigures) -> KernelFigures:
-        """Times of two sets of kernels, of which none of one ran beside one of the other.
-
-        The time between the two counts as idle in neither, and so does no bubble.
-        """
+        """Times of two sets of kernels that never ran at once; the time between them is neither idle nor bubble."""
         mine, theirs = (msgspec.structs.astuple(part)[:-1] for part in (self, other))
         return KernelFigures(*[a + b for a, b in zip(mine, theirs, strict=True)])
 
@@ -72,13 +65,11 @@ class KernelFigures(msgspec.Struct, frozen=True):
 class KernelSums:
     """Computes the times of any steps or rows of a profile.
 
-    Overlap is computed against the whole profile: communication that begins in one step may run beside the compute of
-    the next.
+    Overlap is computed against the whole profile: communication may run during the compute of the next step.
 
     Args:
         kernels: the whole profile.
-        work_start_ns: when each row began to do work, see ``receives.Transfers``; shape (len(kernels),). None
-            where that is not known.
+        work_start_ns: when each row began to do work, see ``receives.Transfers``; None where not known.
     """
 
     def __init__(self, kernels: KernelTable, work_start_ns: Indices | None = None) -> None:
@@ -117,12 +108,9 @@ class KernelSums:
         return rows, np.repeat(np.arange(len(steps)), bounds[:, 1] - bounds[:, 0])
 
     def _of_groups(self, rows: Indices, group: Indices, num_groups: int) -> list[KernelFigures]:
-        """Times of each of some groups of rows. All are worked out at once: a trace may have hundreds of steps.
+        """Times of each of some groups of rows, all at once: a trace may have hundreds of steps.
 
-        Args:
-            rows: indices of the rows.
-            group: number of the group of each; shape (len(rows),).
-            num_groups: number of groups, some of which may have no rows.
+        ``group`` is the number of the group of each row; groups may have no rows.
         """
         table = self._kernels
         intervals, kind, is_p2p = table.intervals[rows], table.kind[rows], self._is_p2p[rows]
@@ -175,6 +163,9 @@ def _spans(compute: tuple[Intervals, Indices], comm: tuple[Intervals, Indices], 
     return Intervals(np.where(ran, start_ns, 0), np.where(ran, end_ns, 0))
 
 
+_BLOCK_TIMES = ("compute", "compute_busy", "comm", "comm_busy", "hidden_comm", "covered_compute", "copy")
+
+
 def profiled_block(
     arm: Mode, block: int, sums: KernelSums, steps: Sequence[int], step_ms: float | None = None
 ) -> ProfiledBlock:
@@ -201,13 +192,7 @@ def profiled_block(
         mode=arm,
         block=block,
         num_steps=num_steps,
-        compute_ms=per_step_ms(figures.compute_ns),
-        compute_busy_ms=per_step_ms(figures.compute_busy_ns),
-        comm_ms=per_step_ms(figures.comm_ns),
-        comm_busy_ms=per_step_ms(figures.comm_busy_ns),
-        hidden_comm_ms=per_step_ms(figures.hidden_comm_ns),
-        covered_compute_ms=per_step_ms(figures.covered_compute_ns),
-        copy_ms=per_step_ms(figures.copy_ns),
+        **{f"{name}_ms": per_step_ms(getattr(figures, f"{name}_ns")) for name in _BLOCK_TIMES},
         p2p_ms=per_step_ms(figures.p2p_busy_ns),
         idle_ms=per_step_ms(sum(step.idle_ns for step in each)),
         step_ms=step_ms,
@@ -224,12 +209,12 @@ def kernel_times(
 ) -> tuple[KernelTime, ...]:
     """Time and calls per step of each kernel in both modes, those with the most time first.
 
-    The rest of compute, and that of communication, are a row of their own, so that the rows add up to all.
+    What is left of compute, and of communication, is a row each, so that the rows add up to all.
 
     Args:
         kernels: the whole profile.
         overlapped: indices of the overlapped profiled steps.
-        sequential: indices of the sequential profiled steps.
+        sequential: indices of the sequential ones.
         max_kernels: number of kernels that are kept.
         weights: of each profiled step in the mean of its mode, by its index, over that of a plain mean; None for plain
             means.

@@ -2,16 +2,15 @@
 
 A kernel that only computes loses the ratio of the clocks, one that waits for memory loses less. So ``clock_seq /
 clock_ov - 1`` is the most that the clock explains, and what remains, multiplicatively, the least that contention does.
-The thresholds are judgements, not published figures, and cautious: if two causes are close, the verdict is "undecided".
+The thresholds are cautious judgements: if two causes are close, the verdict is "undecided".
 
 Shares: with the loss to the clock ``c`` and the losses to other causes ``e`` at an equal clock::
 
     1 + slowdown = (1 + c) * (1 + e_sms + e_waves + ...)
 
 The share of the clock is ``c``, that of each other cause is ``(1 + c) * e``, and the shares add up to the slowdown.
-Only the clock is measured. SMs taken and waves are modelled from the launches of kernels (``kernels.sm_loss``).
-Counters of the memory's use show whether its bandwidth is the limit, not how much time that takes: so memory bandwidth
-gets what remains, where the counters say that it was exhausted. Otherwise the remainder is unexplained.
+Only the clock is measured; SMs taken and waves are modelled (``kernels.sm_loss``). What remains is memory bandwidth's
+if the device's counters say that it was exhausted, else it is unexplained.
 """
 
 from __future__ import annotations
@@ -90,7 +89,7 @@ def explain(
         figures: of the window, by name.
         power: over its devices.
         losses: the model's results, or their mean; empty if no rank has one.
-        compute_ms: sequential time of the compute kernels per step, mean over the ranks of ``losses``.
+        compute_ms: sequential compute per step, mean over the ranks of ``losses``.
     """
     slowdown = figures.get("compute_slowdown")
     if slowdown is None:
@@ -109,10 +108,10 @@ def explain(
 def attribute(
     slowdown: float | None, overlapped: ModeFigures | None, sequential: ModeFigures | None
 ) -> SlowdownCause | None:
-    """The cause of a slowdown, a fraction above -1; None if it or the figures of a mode were not measured.
+    """The cause of a slowdown; None if it or the figures of a mode were not measured.
 
     Raises:
-        ValueError: ``slowdown`` is -1 or less, which would mean that kernels take no time.
+        ValueError: ``slowdown`` is -1 or less, as if kernels took no time.
     """
     if slowdown is None or overlapped is None or sequential is None:
         return None
@@ -240,10 +239,7 @@ def slowdown_shares(
     overlapped: ModeFigures | None,
     sequential: ModeFigures | None,
 ) -> SlowdownShares | None:
-    """The share of each cause; None without a slowdown to divide, or if nothing is known of any cause.
-
-    The arguments are as in ``explain`` and ``attribute``.
-    """
+    """The share of each cause; None without a slowdown to divide, or if nothing is known of any cause."""
     if slowdown is None or slowdown < MIN_SLOWDOWN:
         return None
     notes: list[str] = []

@@ -1,8 +1,8 @@
 """Power, energy and clocks per mode of one device in one window.
 
-The energy counter is the best source: it misses nothing. Watts and joules come from it where its reads span the blocks
-of every mode well enough, and else from readings of power, if these give the mean well enough. Both modes use one
-method, since two methods differ by more than the modes do. Where the methods disagree, neither is used.
+The energy counter misses nothing: watts and joules come from it where its reads span the blocks of every mode well
+enough, else from readings of power, if these give the mean well enough. Both modes use one method, since methods differ
+by more than modes do. Where the methods disagree, neither is used.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _by_position(readings: Readings, segments: Sequence[Segment]) -> tuple[Posit
 def _reason_fractions(readings: Readings, segments: Sequence[Segment]) -> tuple[dict[str, float] | None, float | None]:
     """Fraction of time for each reason that occurred, and in which the clock was held back; None without any reading.
 
-    Where a device says for how long each reason was in force, reasons may coincide: then the second is an upper bound.
+    Reasons whose times the device counts may coincide: then the second is an upper bound.
     """
     known = np.array([0.0 if reasons is not None else np.nan for reasons in readings.reasons])
     seconds: dict[str, float] = defaultdict(float)

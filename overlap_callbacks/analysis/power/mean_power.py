@@ -1,4 +1,8 @@
-"""Mean power of a mode over its blocks, how well it is known, what follows from it, and whether two methods agree."""
+"""Mean power of a mode over its blocks: how well it is known, by the energy counter, and whether two methods agree.
+
+Of the counter, only reads within a block count, from the first whose value cannot be from before it: interpolating over
+an edge would mix in the power of the other mode.
+"""
 
 from __future__ import annotations
 
@@ -95,8 +99,7 @@ def estimate_w(found: MeanPower) -> Estimate:
 def estimate_j(found: MeanPower, segments: Sequence[Segment]) -> Estimate:
     """Energy of a step with its interval: mean power times the mean time of all steps, measured or not.
 
-    The blocks that a sensor measures are the long ones, with slow steps. The interval is joint, as slow steps may draw
-    less.
+    A sensor measures the long blocks, with slow steps, which may draw less: so the interval is joint.
     """
     times_s = np.array([segment.duration_s for segment in segments])
     num_steps = np.array([float(segment.num_steps) for segment in segments])
@@ -136,10 +139,7 @@ def compare(
     source: SourceInfo,
     interval_s: float,
 ) -> Agreement:
-    """Compare the counter with the readings of power, in each mode, or else over the window.
-
-    ``by_mode`` has the mean power by readings and by the counter.
-    """
+    """Compare mean power by readings and by the counter, in each mode, or else over the window."""
     if source.energy_lag_s is None or source.averaging_s is None:  # without a counter, or power is made from it
         return Agreement()
     pairs = [

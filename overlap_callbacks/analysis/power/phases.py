@@ -1,7 +1,7 @@
 """When a profiled step computed and when communication was in flight, on the clock of the readings of power.
 
-While only communication runs, the load is lower, so the clock may rise, and sequential steps have more of such time. So
-the SM clock is taken from readings that fall into compute.
+While only communication runs the clock may rise, and sequential steps have more of such time. So the SM clock is taken
+from readings that fall into compute.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ProfilePhases:
     def of(self, step: int, mode: Mode, bounds_ns: tuple[int, int], counted: bool = True) -> StepPhases | None:
         """The phases of one step, from its first kernel to its last; None if it has no kernels.
 
-        ``bounds_ns`` are times, as of ``time.perf_counter_ns``, between which the device began the step.
+        The device began the step between ``bounds_ns``, as of ``time.perf_counter_ns``.
         """
         own = self._kernels.intervals[self._shown & (self._kernels.step == step)]
         if not len(own):
@@ -80,10 +80,7 @@ def _shifted_part(union: Intervals, start_ns: int, end_ns: int, shift_ns: int) -
 
 
 def clocks_while_computing(readings: Readings, phases: Sequence[StepPhases]) -> dict[Mode, tuple[float, int]]:
-    """The mean SM clock of the readings that fall into compute, and their number; by mode, where there are any.
-
-    Readings come at random times, so their plain mean is the mean over the time of compute.
-    """
+    """The mean SM clock of the readings that fall into compute, and their number; by mode, where there are any."""
     found: dict[Mode, list[float]] = defaultdict(list)
     known = ~np.isnan(readings.sm_clock_mhz)
     times_ns, clocks_mhz = readings.time_ns[known], readings.sm_clock_mhz[known]

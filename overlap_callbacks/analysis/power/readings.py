@@ -1,8 +1,7 @@
 """What a power source reads at one time (``Reading``), many readings in columns, and which belong to a stretch of time.
 
-A reading covers the time from its ``since_ns`` to its ``time_ns``: the sensor's averaging window is somewhere in it. It
-belongs to a segment, a stretch of time in one mode, only if all the time that it covers lies within the segment: an
-average over two modes is the value of neither.
+A reading covers the time from its ``since_ns`` to its ``time_ns``. It belongs to a segment, a stretch of time in one
+mode, only if all that time lies within it: an average over two modes is the value of neither.
 """
 
 from __future__ import annotations
@@ -67,15 +66,10 @@ class Readings:
 
 
 class Utilisation(msgspec.Struct, frozen=True):
-    """How busy the parts of a device were since ``since_ns``; None for what it does not measure.
+    """Busy parts of a device since ``since_ns``, as fractions of time or of the maximum; None where not measured.
 
-    Attributes:
-        since_ns: as of ``time.perf_counter_ns``.
-        sm: fraction of the SMs that were busy.
-        sm_occupancy: active warps as a fraction of the maximum number of warps.
-        tensor: fraction of time in which the tensor cores worked.
-        dram: used fraction of the memory's bandwidth.
-        nvlink_rx_gb_s, nvlink_tx_gb_s: traffic on all links, in GB/s.
+    ``sm_occupancy`` is active warps over the most there can be, ``dram`` the used share of the memory's bandwidth, and
+    the rates of ``nvlink`` are over all links, in GB/s.
     """
 
     since_ns: int
@@ -93,15 +87,14 @@ class Reading(msgspec.Struct, frozen=True):
     Attributes:
         time_ns: middle of the read, as of ``time.perf_counter_ns``.
         averaging_s: length of the time before ``time_ns`` that ``power_w`` covers: the sensor averages, and is late.
-        power_w: power.
-        energy_j: energy since the source was made, from the device's counter, with its wraps removed. None also if the
-            counter was reset since the last reading: the energy used meanwhile is unknown.
+        energy_j: since the source was made, without the counter's wraps. None also if the counter was reset since the
+            last reading.
         sm_clock_mhz, memory_clock_mhz: clocks.
-        temperature_c: temperature of the chip.
+        temperature_c: of the chip.
         limit_w: power limit in force.
-        reasons: why the clock is what it is, keys of ``REASONS``; empty if nothing limits the clock. Where the device
-            says for how long, a mapping from each to its share of the time that the reading covers.
-        utilisation: how busy the device's parts were, if it has such counters.
+        reasons: why the clock is what it is, keys of ``REASONS``; empty if nothing limits it. Where the device says for
+            how long, the share of the covered time of each.
+        utilisation: how busy the device's parts were.
         reasons_since_ns: when the time that ``reasons`` cover began; None if they are momentary.
     """
 
@@ -128,8 +121,7 @@ class Segment:
         num_steps: number of steps in it.
         step_starts_ns: when each of them began; empty for equally long ones.
         counted, profiled: whether the steps count (those of a warm-up do not), and ran under the profiler.
-        length_s: how long the steps took by the device's own clock; None for the time between the two bounds, which are
-            as close together as the bounds of host time allow.
+        length_s: length by the device's own clock; None for the time between the bounds.
         position: place of its first step among the counted steps of the block, from 0.
     """
 
@@ -164,10 +156,7 @@ class Segment:
 
 
 class HeldReadings(NamedTuple):
-    """Indices of the readings that belong to a segment, and the seconds for which each is held.
-
-    These add up to the segment's duration, unless there is no reading.
-    """
+    """Indices of the readings of a segment, and the seconds for which each is held; they add up to its duration."""
 
     rows: Rows
     seconds: Floats
@@ -176,8 +165,7 @@ class HeldReadings(NamedTuple):
 def rows_within(readings: Readings, start_ns: int, end_ns: int, values: Floats, since_ns: Times) -> Rows:
     """Indices of the readings that have a value and cover no time outside two times.
 
-    ``values`` is a column of the readings, with NaN where there is none, ``since_ns`` when the time began that each
-    covers.
+    ``values`` is a column of the readings, ``since_ns`` when the time that each covers began.
     """
     low = np.searchsorted(readings.time_ns, start_ns)
     rows = np.arange(low, np.searchsorted(readings.time_ns, end_ns, side="right"))  # one at the very end belongs to it
@@ -188,9 +176,8 @@ def rows_within(readings: Readings, start_ns: int, end_ns: int, values: Floats, 
 def hold(readings: Readings, segment: Segment, values: Floats, since_ns: Times) -> HeldReadings:
     """The readings of a segment that have a value, and for how long each of them is held.
 
-    A value is held from the start of the time that it covers until the time that the next reading covers. The first and
-    the last reading of a segment are extended to the segment's edges. ``values`` and ``since_ns`` as in
-    ``rows_within``.
+    A value is held from the start of the time that it covers until the time that the next reading covers; the first and
+    the last reach to the segment's edges. Arguments as in ``rows_within``.
     """
     rows = rows_within(readings, segment.start_ns, segment.end_ns, values, since_ns)
     if not len(rows):

@@ -1,16 +1,16 @@
 """Mean power of a mode by readings of power, where there is no energy counter that is known well enough.
 
 A reading is late, by an unknown part of the time that it covers. So a block's readings are taken from a time that is
-whole steps before its end: then every part of a step counts the same, however late the readings are.
+whole steps before its end: then every part of a step counts the same.
 
 Readings come at random times, one in each interval. Power that swings within steps is then known to ``s / sqrt(n)``. A
-sensor that looks at part of the time only may do so in step with training: then it sees the same part of each step, in
-any number of readings. Such aliasing cannot be detected from the readings, so the sampled places in steps must balance,
-and differences between blocks count as error.
+sensor that looks at part of the time only may do so in step with training, and see the same part of each step in any
+number of readings. Readings cannot show that, so the sampled places in steps must balance, and differences between
+blocks count as error.
 
-A driver may average over a longer time than tables say; then readings mix the modes. Since the modes alternate, that
-shows: a reading that covers the time from ``d + w`` to ``d`` before it follows the share of sequential time in there.
-Covered times that the table allows are compared with longer ones, by least squares.
+A driver may average over a longer time than tables say; then readings mix the modes. A reading that covers the time
+from ``d + w`` to ``d`` before it follows the share of sequential time in there: covered times that the table allows are
+compared with longer ones, by least squares.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ _SURELY, _ABOUT = 3.0, 2.0
 
 
 def covered_s(readings: Readings, stretches: Sequence[Segment], source: SourceInfo) -> float | None:
-    """The time before a reading that it may cover, where the readings show a longer one than the table has; else None.
+    """The time that a reading covers, where the readings show a longer one than the table has; else None.
 
     ``stretches`` are all of the window in one mode, including warm-up steps.
     """

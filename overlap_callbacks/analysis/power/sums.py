@@ -1,7 +1,6 @@
 """Power of the ranks' devices as sums; a device that several ranks share counts once.
 
-Devices are kept one by one as long as they are few: two ranks of a host may share a device and be heard through
-different leaders. Of many devices, sums and extremes are kept.
+Devices are kept one by one as long as they are few: ranks that share one may be heard through different leaders.
 """
 
 from __future__ import annotations
@@ -61,10 +60,8 @@ def _best_known(of_ranks: Sequence[tuple[bool, int, Floats]]) -> tuple[bool, int
 class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What the ranks that share a device know of it.
 
-    Attributes:
-        identity: digest.
-        known: whether it has no power figures, the rank whose figures these are, and the numbers of ``_COLUMNS`` in
-            each mode; of several ranks, those of the lowest that has power figures.
+    ``known`` is whether it has no power figures, the rank whose figures these are, and the numbers of ``_COLUMNS`` in
+    each mode: those of the lowest rank that has power figures.
     """
 
     identity: bytes
@@ -83,8 +80,7 @@ class PowerSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         without: that have none.
         unread: of these, the ranks whose device no other rank reads either.
         devices: those that are kept one by one.
-        num_others: the other devices.
-        others: sums over these.
+        num_others, others: the other devices, and sums over them.
         problems: of the devices.
         source: the lowest rank that has power, and where its figures come from.
     """
@@ -108,13 +104,7 @@ _add = struct_sum(PowerSums)
 
 
 def power_of(rank: int, power: Sequence[DevicePower], *, elsewhere: bool = False) -> PowerSums:
-    """Power of the devices that one rank reads.
-
-    Args:
-        rank: the rank.
-        power: of its devices; empty without a source.
-        elsewhere: whether another rank of the node reads this one's device.
-    """
+    """Power of the devices that one rank reads, if any; ``elsewhere``: another rank reads this one's device."""
     own = RankSet.of((rank, rank))
     if not power:
         return PowerSums(without=own, unread=RankSet() if elsewhere else own)
@@ -202,12 +192,7 @@ class _Column(NamedTuple):
 
 
 def pooled_power(sums: PowerSums, *, whole: bool) -> JobPower:
-    """Power over all ranks of a part.
-
-    Args:
-        sums: of the ranks.
-        whole: whether these are the devices of all ranks of the job. If not, there are no sums.
-    """
+    """Power over all ranks of a part. Without ``whole``, all ranks of the job, there are no sums over devices."""
     num_devices = _num_devices(sums)
     columns = [
         _Column(int(number), total, total / number, low, high) if number else _Column()

@@ -36,7 +36,7 @@ def power_trace(
         averaging_s: of the source.
         tdp_w: of the source.
         phases: when the device computed and communicated, in its profiled steps.
-        max_points: at least 4. The lowest and the highest point of each stretch of time are kept, so that peaks stay.
+        max_points: at least 4. The extremes of each stretch of time are kept, so that peaks stay.
     """
     _validation.count("max_points", max_points, minimum=4)
     rows = np.flatnonzero(~np.isnan(readings.power_w))
