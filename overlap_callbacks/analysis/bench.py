@@ -27,6 +27,7 @@ from overlap_callbacks.analysis.results.bench import (
 )
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.statistics import Sample, estimate
+from overlap_callbacks.analysis.sums import grouped
 
 _MS_PER_S, _TERA, _BYTES_PER_MS = 1e3, 1e12, 1e6
 
@@ -97,9 +98,7 @@ class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 def gemm_figures(rounds: Iterable[GemmRound], ranks: int) -> tuple[GemmFigures, ...]:
     """The figures of each point, in order; ``ranks`` take part in an all-reduce."""
-    found: dict[GemmPoint, list[GemmRound]] = {}
-    for measured in rounds:
-        found.setdefault(measured.point, []).append(measured)
+    found: dict[GemmPoint, list[GemmRound]] = grouped(rounds, lambda measured: measured.point)
     return tuple([_of_gemm(point, found[point], ranks) for point in sorted(found, key=_place)])
 
 
@@ -111,9 +110,7 @@ def _place(point: GemmPoint) -> tuple[object, ...]:
 
 def transfer_figures(rounds: Iterable[TransferRound]) -> tuple[TransferFigures, ...]:
     """The figures of each point: kinds and groups in the order of their first line, sizes ascending."""
-    found: dict[TransferPoint, list[TransferRound]] = {}
-    for measured in rounds:
-        found.setdefault(measured.point, []).append(measured)
+    found: dict[TransferPoint, list[TransferRound]] = grouped(rounds, lambda measured: measured.point)
     places: dict[tuple[str, str], int] = {}
     for point in found:
         places.setdefault((point.group, point.kind), len(places))

@@ -296,3 +296,18 @@ def page_sentence(text: str) -> str:
 def one_digit(value: float) -> str:
     """A number with one significant digit: for notes that all ranks of a job should give in the same words."""
     return f"{float(f'{value:.1g}'):,g}"
+
+
+def bytes_in_words(number: float) -> str:
+    """Bytes with a unit of powers of ten, e.g. ``1.5 MB``."""
+    unit, size = unit_of(number)
+    value = number / size
+    return f"{value:.0f} {unit}" if value >= 99.5 or size == 1 else f"{value:.3g} {unit}"
+
+
+def unit_of(number: float) -> tuple[str, float]:
+    """The unit in which to show so many bytes, and its bytes."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size * 0.9995:
+            return unit, size
+    return "B", 1.0

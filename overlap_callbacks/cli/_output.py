@@ -173,14 +173,14 @@ def draw_matrix(view: TrafficView, svg: Path | None, png: Path | None) -> list[s
     Raises:
         click.ClickException: a file cannot be written, or matplotlib is missing.
     """
-    from overlap_callbacks.analysis.communication import heat_map
+    from overlap_callbacks.analysis.communication import view as pictures
 
     if png is not None:
         require("matplotlib", "plots")
     if svg is not None:
-        write_file(svg, "--svg", heat_map.svg(view, standalone=True).encode())
+        write_file(svg, "--svg", pictures.svg(view, standalone=True).encode())
     if png is not None:
-        write_file(png, "--png", heat_map.png(view))
+        write_file(png, "--png", pictures.png(view))
     return [str(path) for path in (svg, png) if path is not None]
 
 

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
-from overlap_callbacks.analysis.formatting import PLAIN, count
+from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, count
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode

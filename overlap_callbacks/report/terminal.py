@@ -13,8 +13,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from overlap_callbacks.analysis.communication.heat_map import unit_of
-from overlap_callbacks.analysis.formatting import MINUS, NBSP, PAGE, shortened
+from overlap_callbacks.analysis.formatting import MINUS, NBSP, PAGE, shortened, unit_of
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.report.views.elements import (
     MAX_MATRIX,

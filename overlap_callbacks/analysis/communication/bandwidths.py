@@ -22,6 +22,7 @@ from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import SizeTransfer
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime
+from overlap_callbacks.analysis.sums import each_sum, grouped
 
 TENSOR, PIPELINE, DATA = "tensor", "pipeline", "data"
 _MS_PER_S = 1e3
@@ -43,20 +44,15 @@ class Link(msgspec.Struct, frozen=True):
     latency_s: float = 0.0
 
 
-class _Sums:
-    """Bytes on the wire of a rank, and their time, by dimension."""
+def _bytes_per_s(messages: Iterable[tuple[str, float, float]]) -> dict[str, float]:
+    """Bytes a second by dimension, from dimension, bytes on the wire and milliseconds of a rank's messages."""
+    by_dimension = grouped(messages, lambda message: message[0])
+    sums = {name: each_sum([amounts for _, *amounts in rows]) for name, rows in by_dimension.items()}
+    return {name: wire / ms * _MS_PER_S for name, (wire, ms) in sums.items() if wire > 0 and ms > 0}
 
-    def __init__(self) -> None:
-        self._wire: dict[str, float] = {}
-        self._time_ms: dict[str, float] = {}
 
-    def add(self, dimension: str, wire_bytes: float, time_ms: float) -> None:
-        self._wire[dimension] = self._wire.get(dimension, 0.0) + wire_bytes
-        self._time_ms[dimension] = self._time_ms.get(dimension, 0.0) + time_ms
-
-    def bytes_per_s(self) -> dict[str, float]:
-        rates = {name: (wire, self._time_ms[name]) for name, wire in self._wire.items()}
-        return {name: wire / ms * _MS_PER_S for name, (wire, ms) in rates.items() if wire > 0 and ms > 0}
+def _dimension(recorded: str) -> str:
+    return DATA if recorded == _WORLD else recorded
 
 
 # -- of a record
@@ -88,13 +84,13 @@ def recorded_rates(windows: Sequence[OverlapReport]) -> RecordedRates:
 
 def effective_bandwidths(collectives: Iterable[CollectiveTime]) -> dict[str, float]:
     """Bytes on the wire a second, by dimension: from transfers (the least time over the ranks), never from waiting."""
-    sums = _Sums()
-    for row in collectives:
-        if row.group_size >= 2 and row.transfer is not None:
-            size, ms = row.transfer
-            wire_bytes = size * wire_factor(collective_of(row.operator), row.group_size)
-            sums.add(DATA if row.dimension == _WORLD else row.dimension, wire_bytes, ms)
-    return sums.bytes_per_s()
+    timed = [(row, *row.transfer) for row in collectives if row.group_size >= 2 and row.transfer is not None]
+    return _bytes_per_s(
+        [
+            (_dimension(row.dimension), size * wire_factor(collective_of(row.operator), row.group_size), ms)
+            for row, size, ms in timed
+        ]
+    )
 
 
 def fitted_links(transfers: Iterable[SizeTransfer]) -> dict[str, Link]:
@@ -102,10 +98,8 @@ def fitted_links(transfers: Iterable[SizeTransfer]) -> dict[str, Link]:
 
     Each size counts as often as it was timed. Dimensions without a second size, or without a bandwidth, are missing.
     """
-    by_dimension: dict[str, list[SizeTransfer]] = {}
-    for row in transfers:
-        if row.is_valid and row.group_size != 1:
-            by_dimension.setdefault(DATA if row.dimension == _WORLD else row.dimension, []).append(row)
+    known = [row for row in transfers if row.is_valid and row.group_size != 1]
+    by_dimension = grouped(known, lambda row: _dimension(row.dimension))
     found = {dimension: _fitted(rows) for dimension, rows in by_dimension.items()}
     return {dimension: link for dimension, link in found.items() if link is not None}
 
@@ -187,9 +181,7 @@ class Measured(NamedTuple):
 
 def curves_of(figures: Iterable[TransferFigures]) -> tuple[Curve, ...]:
     """The curves of a benchmark: one for each kind and size of group, the first group of that size."""
-    found: dict[tuple[str, int, str], list[TransferFigures]] = {}
-    for row in figures:
-        found.setdefault((row.point.kind, row.group_size, row.point.group), []).append(row)
+    found = grouped(figures, lambda row: (row.point.kind, row.group_size, row.point.group))
     curves: dict[tuple[str, int], Curve] = {}
     for (kind, size, _), rows in found.items():
         times = sorted([(row.point.message_bytes, row.time_ms.value) for row in rows], key=lambda row: row[0])
@@ -203,7 +195,7 @@ def measured_bandwidths(job: JobShape, curves: Sequence[Curve]) -> Measured:
     A group of a size that was not measured takes the curve of the nearest size, with a note. A dimension with a kind of
     collective that was not measured has no bandwidth.
     """
-    sums = _Sums()
+    times: list[tuple[str, float, float]] = []
     missing: dict[str, set[str]] = {}
     stands_for: dict[tuple[str, int], int] = {}
     for row in sent_rows(job):
@@ -220,7 +212,7 @@ def measured_bandwidths(job: JobShape, curves: Sequence[Curve]) -> Measured:
         time_ms = chosen.time_ms(row.bytes_each)
         if chosen.group_size != size:  # at equal bus bandwidth
             time_ms *= factor / wire_factor(kind, chosen.group_size)
-        sums.add(dimension, row.bytes * factor, row.messages * time_ms)
+        times.append((dimension, row.bytes * factor, row.messages * time_ms))
     notes = [
         f"{kind} of {size} ranks takes the bus bandwidth that was measured with {measured}"
         for (kind, size), measured in sorted(stands_for.items())
@@ -229,5 +221,5 @@ def measured_bandwidths(job: JobShape, curves: Sequence[Curve]) -> Measured:
         f"no bandwidth of {name} messages: {' and '.join(sorted(kinds))} was not measured"
         for name, kinds in sorted(missing.items())
     ]
-    rates = {name: rate for name, rate in sums.bytes_per_s().items() if name not in missing}
+    rates = {name: rate for name, rate in _bytes_per_s(times).items() if name not in missing}
     return Measured(rates, tuple(notes))

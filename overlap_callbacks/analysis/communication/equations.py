@@ -60,7 +60,7 @@ def bubble_ratio(*, bubble_ms: float, iteration_ms: float) -> float:
 
 
 def expected_bubble_ratio(*, p: int, m: int, chunks: int = 1) -> float:
-    """Equation 7, approximated: (p-1)/(p-1+m), with v chunks (p-1)/v for p-1; exact without communication of gradients."""
+    """Equation 7, approximated: (p-1)/(p-1+m), with v chunks (p-1)/v for p-1; exact if gradients take no time."""
     bubble = (p - 1) / chunks
     return bubble / (bubble + m)
 

@@ -8,10 +8,12 @@ import msgspec
 
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.rank_grids import Grid
+from overlap_callbacks.analysis.communication.sums import add_sizes
 from overlap_callbacks.analysis.communication.volumes import MessageRow, rank_rows
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.messages import NO_STAGE, JobMessages, MessageGroup
 from overlap_callbacks.analysis.results.window import CollectiveTime
+from overlap_callbacks.analysis.sums import grouped, table_sum
 
 
 def sent_rows(job: JobShape, *, all_ranks: bool = False) -> tuple[MessageRow, ...]:
@@ -38,22 +40,16 @@ def predicted_messages(job: JobShape) -> JobMessages:
     """Who should send what in a step of a job, as a record has it, without hosts and without groups of one rank."""
     groups: list[MessageGroup] = []
     for stage in range(job.p):
-        by_key: dict[tuple[str, str, int, int], list[MessageRow]] = {}
-        for row in rank_rows(job, stage * job.ranks_per_stage):
-            if row.group_size != 1:
-                by_key.setdefault((row.operator, row.dimension, row.group_size, row.peer), []).append(row)
-        groups += [_group(job, stage, rows) for rows in by_key.values()]
+        rows = [row for row in rank_rows(job, stage * job.ranks_per_stage) if row.group_size != 1]
+        alike = grouped(rows, lambda row: (row.operator, row.dimension, row.group_size, row.peer))
+        groups += [_group(job, stage, rows) for rows in alike.values()]
     return JobMessages(tuple(groups), (_grid(0, (1, job.world_size)),))
 
 
 def _group(job: JobShape, stage: int, rows: Sequence[MessageRow]) -> MessageGroup:
     """The calls of one operator on groups of one form, of all ranks of a stage, from the rows of its first rank."""
     first, members = rows[0], job.ranks_per_stage
-    sizes: dict[int, tuple[int, int]] = {}
-    for row in rows:
-        exponent = row.bytes_each.bit_length() - 1
-        number, total = sizes.get(exponent, (0, 0))
-        sizes[exponent] = number + row.messages * members, total + row.bytes * members
+    sizes = [(row.bytes_each.bit_length() - 1, row.messages * members, row.bytes * members) for row in rows]
     firsts, offsets = _places(job, stage, first)
     size = sum([row.bytes for row in rows])
     read = size // first.group_size if collective_of(first.operator) == "all_gather" else size
@@ -66,7 +62,7 @@ def _group(job: JobShape, stage: int, rows: Sequence[MessageRow]) -> MessageGrou
         messages=sum([row.messages for row in rows]) * members,
         bytes=size * members,
         bytes_in=0 if first.operator.startswith("recv") else read * members,
-        sizes=tuple([(exponent, *amounts) for exponent, amounts in sorted(sizes.items())]),
+        sizes=add_sizes([sizes]),
         ranks=(_grid(stage * members, (1, members)),),
         firsts=(firsts,),
         offsets=(offsets,),
@@ -127,18 +123,19 @@ class CheckedRow(msgspec.Struct, frozen=True):
 
 def check_rank(job: JobShape, rank: int, collectives: Sequence[CollectiveTime]) -> tuple[CheckedRow, ...]:
     """Predicted messages of a rank, and those that a window recorded, without groups of one rank."""
-    found: dict[tuple[str, str], list[int]] = {}
-    for row in rank_rows(job, rank):
-        if row.group_size != 1:
-            sums = found.setdefault((row.dimension, row.operator), [0, 0, 0, 0])
-            sums[0] += row.messages
-            sums[1] += row.bytes
-    for measured in collectives:
-        if measured.group_size != 1:
-            # Jobs with data parallelism only use the default group.
-            is_data = job.layout != "megatron" and measured.dimension == "world"
-            key = ("data" if is_data else measured.dimension, measured.operator)
-            sums = found.setdefault(key, [0, 0, 0, 0])
-            sums[2] += measured.messages
-            sums[3] += measured.size_bytes
-    return tuple([CheckedRow(rank, *key, *sums) for key, sums in sorted(found.items())])
+    predicted = [
+        CheckedRow(rank, row.dimension, row.operator, row.messages, row.bytes, 0, 0)
+        for row in rank_rows(job, rank)
+        if row.group_size != 1
+    ]
+    # Jobs with data parallelism only use the default group.
+    name = {} if job.layout == "megatron" else {"world": "data"}
+    recorded = [
+        CheckedRow(rank, name.get(row.dimension, row.dimension), row.operator, 0, 0, row.messages, row.size_bytes)
+        for row in collectives
+        if row.group_size != 1
+    ]
+    return _add_rows([predicted, recorded])
+
+
+_add_rows = table_sum(CheckedRow, 3)

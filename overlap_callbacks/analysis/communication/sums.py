@@ -82,13 +82,14 @@ def _add_groups(parts: Iterable[Iterable[MessageGroup]]) -> tuple[MessageGroup, 
     return tuple(groups)
 
 
-def _sizes(parts: Iterable[Sizes]) -> Sizes:
+def add_sizes(parts: Iterable[Iterable[tuple[int, int, int]]]) -> Sizes:
+    """Messages and bytes by size, added up."""
     by_size = grouped(chain.from_iterable(parts), lambda row: row[0])
     return tuple([(size, *each_sum([row[1:] for row in by_size[size]])) for size in sorted(by_size)])
 
 
 _add = struct_sum(
-    MessageGroup, operator=first, dimension=first, stage=same_or(SEVERAL_STAGES), group_size=first, sizes=_sizes,
+    MessageGroup, operator=first, dimension=first, stage=same_or(SEVERAL_STAGES), group_size=first, sizes=add_sizes,
     ranks=union, firsts=union, offsets=first, alike=all, whole=all,
 )  # fmt: skip
 

@@ -22,6 +22,7 @@ from overlap_callbacks.analysis.communication.sums import MAX_HEARD, MessageSums
 from overlap_callbacks.analysis.equations import wire_factor
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.messages import DimensionTraffic, JobMessages, MessageGroup, Traffic
+from overlap_callbacks.analysis.sums import grouped
 
 Matrix = npt.NDArray[np.float64]
 # Pairs that are added at once, so that a large job takes no more memory than its matrix.
@@ -105,11 +106,8 @@ def dimension_totals(
     heard = ranks_in(messages.ranks)
     known = bool((hosts != UNKNOWN).all())
     labels = hosts if known else np.zeros(len(hosts), dtype=np.int64)
-    by_dimension: dict[str, list[MessageGroup]] = {}
-    for group in messages.groups:
-        by_dimension.setdefault(group.dimension, []).append(group)
     totals, unplaced = [], 0.0
-    for dimension, groups in by_dimension.items():
+    for dimension, groups in grouped(messages.groups, lambda group: group.dimension).items():
         matrix = traffic_matrix(groups, heard, hosts, labels, algorithm)
         unplaced += matrix.unplaced_bytes
         totals.append(

@@ -24,6 +24,7 @@ from overlap_callbacks.analysis.communication.model_shape import (
 )
 from overlap_callbacks.analysis.equations import wire_factor
 from overlap_callbacks.analysis.name_rules import collective_of
+from overlap_callbacks.analysis.sums import grouped
 
 
 class MessageRow(msgspec.Struct, frozen=True):
@@ -288,7 +289,7 @@ def _ddp(job: JobShape) -> Iterator[_Calls]:
 def _fsdp2(job: JobShape) -> Iterator[_Calls]:
     """Units are the layers, and the root with the rest; each is gathered whole, and its gradients are reduced whole."""
     shards, m = job.d // job.replicas, job.micro_batches
-    for unit, parameters in _units(huggingface_parameters(job.model)):
+    for unit, parameters in grouped(huggingface_parameters(job.model), lambda parameter: parameter.unit).items():
         elements = _padded_elements(parameters, shards)
         # A layer is let go after the forward pass and gathered again; the root is kept until the backward pass ends.
         gathers = m * (1 if unit < 0 else 2)
@@ -297,13 +298,6 @@ def _fsdp2(job: JobShape) -> Iterator[_Calls]:
         if job.replicas > 1:
             shard = elements * job.bytes_per_gradient // shards
             yield _Calls("data", "allreduce_", m, shard, job.replicas)
-
-
-def _units(parameters: Iterable[Parameter]) -> Iterator[tuple[int, list[Parameter]]]:
-    found: dict[int, list[Parameter]] = {}
-    for parameter in parameters:
-        found.setdefault(parameter.unit, []).append(parameter)
-    yield from found.items()
 
 
 def _padded_elements(parameters: Iterable[Parameter], shards: int) -> int:

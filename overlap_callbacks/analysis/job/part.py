@@ -17,10 +17,16 @@ from overlap_callbacks.analysis.environment.lint import Traits, add_traits, trai
 from overlap_callbacks.analysis.experts import ExpertSums, add_experts
 from overlap_callbacks.analysis.experts import sums_of as expert_sums
 from overlap_callbacks.analysis.figures import FigureSums, add_figure_sums, figure_sums, spread_figures
-from overlap_callbacks.analysis.job.arrivals import ArrivalSums, add_arrivals, arrivals_of
+from overlap_callbacks.analysis.job.arrivals import (
+    ArrivalSums,
+    Transfers,
+    add_arrivals,
+    add_transfers,
+    arrivals_of,
+    transfers_of,
+)
 from overlap_callbacks.analysis.job.stages import StageSum, add_stages, stages_of
 from overlap_callbacks.analysis.job.tables import bounded
-from overlap_callbacks.analysis.job.transfers import Transfers, add_transfers, transfers_of
 from overlap_callbacks.analysis.measuring_cost import LostTime
 from overlap_callbacks.analysis.memory import add_peaks, peaks_of
 from overlap_callbacks.analysis.power.sums import PowerSums, add_power, power_of

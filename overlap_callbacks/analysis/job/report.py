@@ -15,7 +15,7 @@ from overlap_callbacks.analysis.environment.lint import lint_job
 from overlap_callbacks.analysis.environment.privacy import has_marks, host_numbers_of, numbered
 from overlap_callbacks.analysis.experts import pooled_experts
 from overlap_callbacks.analysis.figures import figures_from
-from overlap_callbacks.analysis.job.arrivals import reported_arrivals
+from overlap_callbacks.analysis.job.arrivals import reported_arrivals, with_transfers
 from overlap_callbacks.analysis.job.part import MAX_SAMPLES, SPREAD_OVER_RANKS, JobPart, unpacked, without_tables
 from overlap_callbacks.analysis.job.stages import pipeline_bubble
 from overlap_callbacks.analysis.job.tables import (
@@ -26,7 +26,6 @@ from overlap_callbacks.analysis.job.tables import (
     mean_loss,
     mean_pairs,
 )
-from overlap_callbacks.analysis.job.transfers import with_transfers
 from overlap_callbacks.analysis.job.waiting import reported_waiting, transfers_of_dimensions, without_waiting
 from overlap_callbacks.analysis.measuring_cost import LostTime
 from overlap_callbacks.analysis.memory import job_peaks

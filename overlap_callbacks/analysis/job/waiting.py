@@ -57,7 +57,7 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Waiting in a profiled block, per step, summed over ranks: kernels of collectives and messages beyond the transfer.
+    """Waiting in a profiled block, per step, summed over ranks: kernels of collectives, and messages, beyond transfers.
 
     ``bubble_us`` is the part of the messages' in which nothing else ran and which no rank could tell alone.
     """

@@ -42,11 +42,24 @@ class IssuedGroup(Protocol):
 
 
 class IssuedCollective(Protocol):
-    """A collective, a send or a receive, as the gate saw it."""
+    """A collective, a send or a receive, as the gate saw it.
 
-    @property
-    def operator(self) -> str:
-        """The ``c10d`` operator."""
+    Attributes:
+        operator: the ``c10d`` operator.
+        bytes_in, bytes_out: bytes of the tensors that it reads or sends, and writes or receives.
+        peer: of a send or a receive, the group rank of the other side; -1 if unknown.
+        asynchronous: whether NCCL runs it on a stream of its communicator; else it runs on the stream that issued it.
+        on_device: whether its tensors are on an accelerator.
+        coalesced: number of the coalescing block that it is a member of, from 1; 0 for none.
+    """
+
+    operator: str
+    bytes_in: int
+    bytes_out: int
+    peer: int
+    asynchronous: bool
+    on_device: bool
+    coalesced: int
 
     @property
     def group(self) -> IssuedGroup:
@@ -57,36 +70,12 @@ class IssuedCollective(Protocol):
         """Ranks of its group."""
 
     @property
-    def bytes_in(self) -> int:
-        """Bytes of the tensors that it reads or sends."""
-
-    @property
-    def bytes_out(self) -> int:
-        """Bytes of the tensors that it writes or receives."""
-
-    @property
     def dimension(self) -> str:
         """Dimension of parallelism that its group serves."""
 
     @property
     def point_to_point(self) -> bool:
         """Whether it is a send or a receive."""
-
-    @property
-    def peer(self) -> int:
-        """Of a send or a receive, the group rank of the other side; -1 if unknown."""
-
-    @property
-    def asynchronous(self) -> bool:
-        """Whether NCCL runs it on a stream of its communicator; else it runs on the stream that issued it."""
-
-    @property
-    def on_device(self) -> bool:
-        """Whether its tensors are on an accelerator."""
-
-    @property
-    def coalesced(self) -> int:
-        """Number of the coalescing block that it is a member of, from 1; 0 for none."""
 
 
 # The collectives of each profiled step, by its index, in the order in which they were issued.

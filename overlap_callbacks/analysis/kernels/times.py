@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -188,11 +188,12 @@ def profiled_block(
 
     each = sums.of_each_step(steps)
     bubbles_ns = [step.bubble_ns for step in each if step.bubble_ns is not None]
+    times_ms: dict[str, Any] = {f"{name}_ms": per_step_ms(getattr(figures, f"{name}_ns")) for name in _BLOCK_TIMES}
     return ProfiledBlock(
         mode=arm,
         block=block,
         num_steps=num_steps,
-        **{f"{name}_ms": per_step_ms(getattr(figures, f"{name}_ns")) for name in _BLOCK_TIMES},
+        **times_ms,
         p2p_ms=per_step_ms(figures.p2p_busy_ns),
         idle_ms=per_step_ms(sum(step.idle_ns for step in each)),
         step_ms=step_ms,

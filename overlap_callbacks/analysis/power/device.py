@@ -217,30 +217,25 @@ def mean_now(readings: Readings, segments: Sequence[Segment], values: Floats) ->
 
 def _by_position(readings: Readings, segments: Sequence[Segment]) -> tuple[PositionPower, ...]:
     """Clock and power by place in the block, of the readings that are of one step alone."""
-    clocks: dict[int, list[float]] = defaultdict(list)
-    watts: dict[int, list[float]] = defaultdict(list)
+    columns = (readings.sm_clock_mhz, readings.time_ns), (readings.power_w, readings.since_ns)
+    found: dict[int, tuple[list[float], ...]] = defaultdict(lambda: ([], []))
     for segment in segments:
         bounds = [*segment.starts_ns[: _MAX_POSITIONS + 1].tolist(), segment.end_ns]
         for position, (start_ns, end_ns) in enumerate(itertools.pairwise(bounds), segment.position):
             if position < _MAX_POSITIONS:
-                for found, values, since_ns in (
-                    (clocks, readings.sm_clock_mhz, readings.time_ns),
-                    (watts, readings.power_w, readings.since_ns),
-                ):
-                    found[position] += values[rows_within(readings, start_ns, end_ns, values, since_ns)].tolist()
+                for of_position, (values, since_ns) in zip(found[position], columns, strict=True):
+                    of_position.extend(values[rows_within(readings, start_ns, end_ns, values, since_ns)].tolist())
     return tuple(
         [
-            PositionPower(
-                position,
-                len(clocks[position]),
-                float(np.mean(clocks[position])) if clocks[position] else None,
-                len(watts[position]),
-                float(np.mean(watts[position])) if watts[position] else None,
-            )
-            for position in sorted(clocks)
-            if clocks[position] or watts[position]
+            PositionPower(position, *_number_and_mean(clocks), *_number_and_mean(watts))
+            for position, (clocks, watts) in sorted(found.items())
+            if clocks or watts
         ]
     )
+
+
+def _number_and_mean(values: Sequence[float]) -> tuple[int, float | None]:
+    return len(values), float(np.mean(values)) if values else None
 
 
 def _reason_fractions(readings: Readings, segments: Sequence[Segment]) -> tuple[dict[str, float] | None, float | None]:

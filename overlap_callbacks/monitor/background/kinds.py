@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
 from overlap_callbacks.analysis.design import MAX_KINDS
-from overlap_callbacks.analysis.formatting import PLAIN, count, listed
+from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, count, listed
 from overlap_callbacks.analysis.kernels.step_counts import kernels_of_steps, kinds_by_number
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.results.mode import Mode

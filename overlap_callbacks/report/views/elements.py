@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, Unpack
 
-from overlap_callbacks.analysis.communication.heat_map import bytes_in_words
-from overlap_callbacks.analysis.formatting import PAGE, page_text, rounded
+from overlap_callbacks.analysis.formatting import PAGE, bytes_in_words, page_text, rounded
 from overlap_callbacks.analysis.results.estimate import Estimate
 
 # Ranks or hosts of a matrix that a terminal can show.

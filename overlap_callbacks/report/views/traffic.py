@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from overlap_callbacks.analysis.communication.heat_map import bytes_in_words, strength
 from overlap_callbacks.analysis.communication.placement import (
     UNKNOWN,
     MappingError,
@@ -21,8 +20,8 @@ from overlap_callbacks.analysis.communication.placement import (
 )
 from overlap_callbacks.analysis.communication.rank_grids import Ranks
 from overlap_callbacks.analysis.communication.traffic import RING, are_sound, dimension_totals
-from overlap_callbacks.analysis.communication.view import LOGICAL, PHYSICAL, Placement, TrafficView, view_of
-from overlap_callbacks.analysis.formatting import PLAIN, count, page_text, rounded
+from overlap_callbacks.analysis.communication.view import LOGICAL, PHYSICAL, Placement, TrafficView, strength, view_of
+from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, count, page_text, rounded
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.messages import (

@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.analysis.communication import heat_map
 from overlap_callbacks.analysis.communication.placement import host_numbers
-from overlap_callbacks.analysis.communication.view import PHYSICAL, Placement, view_of
+from overlap_callbacks.analysis.communication.view import PHYSICAL, STYLE, Placement, svg, view_of
 from overlap_callbacks.analysis.formatting import PLAIN, count
 from overlap_callbacks.analysis.headline import cause_in_words
 from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, compares
@@ -103,7 +102,7 @@ def traffic_card(messages: JobMessages, world_size: int) -> str:
     """Who sends how much to whom in a step; hosts by number."""
     view = view_of(messages, Placement(host_numbers(messages, world_size)), order=PHYSICAL)
     notes = ['<p class="dim">Lines part the hosts.</p>'] if view.bounds else []
-    return _page("Traffic", [f"<style>{heat_map.STYLE}</style>", heat_map.svg(view), *notes])
+    return _page("Traffic", [f"<style>{STYLE}</style>", svg(view), *notes])
 
 
 def power_card(report: OverlapReport, trace: PowerTrace) -> str:

@@ -7,10 +7,18 @@ import xml.etree.ElementTree as ElementTree
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.communication.heat_map import bytes_in_words, strength, svg
 from overlap_callbacks.analysis.communication.placement import equal_hosts
 from overlap_callbacks.analysis.communication.sums import job_messages
-from overlap_callbacks.analysis.communication.view import MAX_CELLS, Placement, TrafficView, ViewError, view_of
+from overlap_callbacks.analysis.communication.view import (
+    MAX_CELLS,
+    Placement,
+    TrafficView,
+    ViewError,
+    strength,
+    svg,
+    view_of,
+)
+from overlap_callbacks.analysis.formatting import bytes_in_words
 from overlap_callbacks.analysis.results.messages import JobMessages
 from tests.analysis.communication.layouts import Layout, by_hand
 
