@@ -98,12 +98,7 @@ def view_of(
 ) -> TrafficView:
     """The matrix of a job; ViewError if the traffic cannot be shown like that.
 
-    Args:
-        messages: of the job.
-        placement: of its ranks.
-        by: one of ``LABELS``; by default ranks if they are few, else hosts, else stages.
-        order: of ranks, one of ``ORDERS``: by number, or by host.
-        algorithm: of all-reduces.
+    Rows and columns are ranks by default if they are few, else hosts, else stages. ``algorithm`` is of all-reduces.
     """
     stages = stages_of(messages, len(placement.hosts))
     by = by or _default(placement, stages)

@@ -238,12 +238,8 @@ def _megatron_buckets(
 ) -> list[int]:
     """Elements of each bucket of a model chunk, including padding.
 
-    Args:
-        parameters: of the chunk.
-        d: data-parallel ranks.
-        bucket: parameters from which on a bucket is full; None for a single bucket.
-        distributed_optimizer: whether buckets are padded, so that they divide by ``d``.
-        shared: whether another stage has the word embeddings too; the distributed optimizer then gives them a bucket.
+    A bucket is full from ``bucket`` parameters on; None for a single one. The distributed optimizer pads buckets so
+    that they divide by ``d``, and gives word embeddings that another stage has too (``shared``) a bucket.
     """
     multiple = math.lcm(d, _BUCKET_ALIGNMENT) if distributed_optimizer else 1
     alignment = _PARAMETER_ALIGNMENT if distributed_optimizer else 1

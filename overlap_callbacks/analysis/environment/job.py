@@ -71,8 +71,7 @@ class HostsFound(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         shared: whether ranks share a host.
-        linked: whether two of these are on one GPU, or on two that NVLink connects.
-        not_linked: whether two are on GPUs that NVLink does not connect.
+        linked, not_linked: whether two of these are on GPUs that NVLink connects (or on one GPU), and that it does not.
         rank_unknown: whether one of them does not know its GPU, or what NVLink connects.
         no_pcie: whether the GPU of one is not known to be connected with its host by PCIe.
         crowded: lowest rank of the first host whose ranks have more threads than CPUs, and that in words; None without.

@@ -55,13 +55,7 @@ class Grid(NamedTuple):
 
 
 class Traits(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What rules ask of the windows of ranks.
-
-    Attributes:
-        dimensions: of parallelism, that groups of more than one rank serve.
-        uses_nccl: whether any rank's default group does.
-        grids: the largest launches of NCCL's kernels: in blocks, and as a share of the device.
-    """
+    """What rules ask of ranks' windows: dimensions that groups of several ranks serve, and NCCL's largest launches."""
 
     dimensions: Annotated[tuple[str, ...], _dimensions]
     uses_nccl: Annotated[bool, any]
@@ -141,15 +135,7 @@ class JobFacts:
 
 
 class Rule(NamedTuple):
-    """A trap.
-
-    Attributes:
-        name: of the rule.
-        severity: of its findings.
-        check: the finding in a sentence; None where the trap is not there.
-        action: what to do, in a sentence.
-        source: where it is documented.
-    """
+    """A trap: ``check`` gives the finding in a sentence, None where it is not there, and ``action`` says what to do."""
 
     name: str
     severity: Severity

@@ -311,6 +311,8 @@ def _lateness(row: LastSum, rank: int, host: int, *, calls: int, steps: int, tim
 
 
 # -- transfers of whole steps
+# Over the collectives of a step the last rank may differ each time, so the least of the ranks' sums is an upper bound
+# of the transfer. Where the kernels of single collectives were compared (``waiting``), their sum is the transfer.
 
 # Ranks that timed the same part of a collective differ by less.
 _SAME_BYTES = 0.01
@@ -369,13 +371,7 @@ def _key(row: CollectiveTime) -> tuple[str, str, int]:
 def with_transfers(
     collectives: Sequence[CollectiveTime], transfers: Sequence[Transfers], compared: Sequence[GroupTransfer]
 ) -> tuple[CollectiveTime, ...]:
-    """The collectives of one rank as the record has them, each with the time of its transfer.
-
-    Args:
-        collectives: of that rank.
-        transfers: of all ranks.
-        compared: what single collectives took that were compared over all ranks.
-    """
+    """The collectives of one rank as the record has them, with the times of their transfers over all ranks."""
     by_key = {(row.operator, row.group, row.first_rank): row for row in transfers}
     kinds = Counter((collective_of(row.operator), row.group) for row in collectives)
 

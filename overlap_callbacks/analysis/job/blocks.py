@@ -182,12 +182,7 @@ def block_sums(rank: int, blocks: Iterable[Block], tables: ProfileTables | None 
 
 
 def design_over_ranks(modes: Sequence[ModeSums], num_covariates: int) -> tuple[Design, Floats]:
-    """The design of the blocks over all ranks, and the blocks' rows.
-
-    Args:
-        modes: in the order of ``Mode``; at least one has blocks.
-        num_covariates: of each block.
-    """
+    """The design of the blocks over all ranks, and the blocks' rows; at least one mode has blocks."""
     having = [(mode, sums) for mode, sums in zip(Mode, modes, strict=True) if sums.blocks]
     rows = np.concatenate([sums.rows() for _, sums in having])
     of_blocks = [mode for mode, sums in having for _ in sums.blocks]

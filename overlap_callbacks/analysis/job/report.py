@@ -64,7 +64,7 @@ def report_of(
         every_n_steps: steps from one window to the next, over which its cost is spread.
         control: whether the schedule was an A/A control.
         other_arm: whether another arm, whose steps overlap, has the place of sequential steps.
-        problems: problems met while the ranks' windows were gathered, in words.
+        problems: met while the ranks' windows were gathered, in words.
         tokens_per_step: of the job; None if unknown.
         work: what else is known of the job's work; None for no figures of throughput.
     """

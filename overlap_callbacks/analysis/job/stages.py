@@ -131,14 +131,7 @@ def _factor(rows: Sequence[tuple[float, float]]) -> float:
 def stage_messages(
     side: Side, bubble: npt.NDArray[np.float64], time: npt.NDArray[np.float64], sequential: npt.NDArray[np.bool_]
 ) -> StageMessages:
-    """One side of messages that were compared.
-
-    Args:
-        side: the side.
-        bubble: of each step, in us.
-        time: of the transfers, in us; shape (steps, bins).
-        sequential: which steps are.
-    """
+    """One side of messages that were compared; times are in us, those of the transfers of shape (steps, bins)."""
     waited = np.maximum(np.array(side.time_us) - time.sum(axis=1), 0)
 
     def mean(times_us: npt.NDArray[np.float64], own: npt.NDArray[np.bool_]) -> float:
@@ -151,13 +144,7 @@ def stage_messages(
 def pipeline_bubble(
     sums: Sequence[StageSum], messages: JobMessages | None, waited: Sequence[StageMessages]
 ) -> PipelineBubble | None:
-    """The bubble of the job's pipeline; None where it has none, or no profile shows it.
-
-    Args:
-        sums: of all ranks heard.
-        messages: of the job.
-        waited: what the messages of the ranks heard did.
-    """
+    """The bubble of the job's pipeline; None where it has none, or no profile shows it."""
     if messages is None or not sums:
         return None
     sizes = [group.group_size for group in messages.groups if group.dimension == "pipeline"]

@@ -336,10 +336,7 @@ def transfers_of_dimensions(
 ) -> tuple[DimensionTime, ...]:
     """The dimensions with the transfers of their collectives in place of their kernels' times, where all are known.
 
-    Args:
-        dimensions: means over the ranks that have them.
-        ranks: how many these are.
-        sums: of all ranks heard.
+    They are means over the ranks that have them, whose numbers are ``ranks``.
     """
     known = {row.dimension: row for row in sums.dimensions}
 

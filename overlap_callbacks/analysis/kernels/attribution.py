@@ -182,12 +182,7 @@ def pair_times_of(
 ) -> Pairs:
     """Time and loss of the kernels of one profile by what ran concurrently.
 
-    Args:
-        kernels: the whole profile.
-        overlapped: indices of the overlapped profiled steps.
-        sequential: indices of the sequential ones.
-        dimensions: see ``Alignment.dimensions``; None if not known.
-        weights: as in ``kernel_times``.
+    ``dimensions`` as in ``Alignment.dimensions``, None if not known; ``weights`` as in ``kernel_times``.
     """
     if not len(overlapped) or not len(sequential):
         return Pairs()

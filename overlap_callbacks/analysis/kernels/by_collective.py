@@ -29,14 +29,7 @@ CollectiveKey = tuple[str, str]
 def dimension_times(
     aligned: Alignment, overlapped: Sequence[int], sequential: Sequence[int], recorded: Sequence[IssuedCollective]
 ) -> tuple[DimensionTime, ...]:
-    """The communication of each dimension of parallelism, per step, the most time first.
-
-    Args:
-        aligned: the whole profile and the log.
-        overlapped: indices of the overlapped profiled steps.
-        sequential: indices of the sequential ones.
-        recorded: the collectives of the recorded step.
-    """
+    """The communication of each dimension in a profile and the recorded step, per step, the most time first."""
     kernels, (dimension, labels) = aligned.kernels, aligned.dimensions
     compute = kernels.of(Kind.COMPUTE).union()
     messages, bytes_in = Counter[str](), Counter[str]()
@@ -103,13 +96,9 @@ _Times = npt.NDArray[np.float64]
 def collective_calls(
     aligned: Alignment, steps: Mapping[int, ProfiledStep], rank: int, transfers: Transfers
 ) -> tuple[CollectiveCalls, ...]:
-    """The kernels of each kind of collective on each group; all ranks of a group choose and divide them in one way.
+    """The kernels of each kind of collective on each group, in the steps that count, which ``steps`` has by index.
 
-    Args:
-        aligned: the whole profile and the log.
-        steps: the profiled steps that count, by their index.
-        rank: of this process.
-        transfers: what its kernels send and receive, and since when.
+    All ranks of a group choose and divide them in one way.
     """
     kernels = aligned.kernels
     rows: _Rows = defaultdict(lambda: defaultdict(list))

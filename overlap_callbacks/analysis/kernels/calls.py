@@ -161,12 +161,7 @@ class SameCalls:
 
 
 class CallSums(NamedTuple):
-    """Calls added up by what identifies them.
-
-    Attributes:
-        columns: that, e.g. as ``Labels.of`` gives it; shape (n,) each.
-        sums: sums over the calls, e.g. their number and their time; shape (n,) each.
-    """
+    """Calls added up by what identifies them, as ``Labels.of`` gives it, e.g. number and time; shape (n,) each."""
 
     columns: tuple[Indices, ...]
     sums: tuple[npt.NDArray[np.float64], ...]
@@ -189,8 +184,7 @@ class CallSums(NamedTuple):
 def _means_ns(alone: CallSums, columns: Sequence[Indices]) -> _Floats:
     """Mean time of the calls that equal each of some others, NaN where none does; shape (others,).
 
-    The sums of ``alone`` are weights and weighted times, and perhaps number and time, which count where the weights add
-    up to nothing.
+    The sums are weights and weighted times, and perhaps number and time, which count where weights add up to nothing.
     """
     number = numbered([np.concatenate(parts) for parts in zip(columns, alone.columns, strict=True)])
     others = len(columns[0])

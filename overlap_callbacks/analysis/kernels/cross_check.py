@@ -175,11 +175,7 @@ def _names(kernels: KernelTable, rows: npt.NDArray[np.bool_]) -> Counter[str]:
 
 
 def _are_long(kernels: KernelTable, rows: npt.NDArray[np.bool_], count: int, all_rows: npt.NDArray[np.bool_]) -> bool:
-    """Whether this number of kernels takes time that matters.
-
-    Those of other libraries than NCCL count as its longest, NCCL's own as the shortest: which belong to none is
-    unknown.
-    """
+    """Whether so many kernels take time that matters: the longest of other libraries, or the shortest of NCCL's."""
     durations_ns = kernels.intervals.durations_ns
     longest_ns = np.sort(durations_ns[rows & ~kernels.named(_is_nccl)])[-count:]
     shortest_ns = np.sort(durations_ns[rows])[:count]

@@ -36,8 +36,7 @@ class TimeUse(msgspec.Struct, frozen=True):
         compute_ns: compute ran, with or without communication.
         exposed_comm_ns: communication was in flight and no compute ran.
         copy_ns: nothing but copies and fills ran.
-        host_ns: idle: what runs next had not been launched yet.
-        launch_ns: idle: what runs next was launched in this gap, and had not started yet.
+        host_ns, launch_ns: idle: what runs next was not launched yet, or was launched in this gap and had not started.
         other_ns: idle: what runs next was launched before the gap, or its launch is unknown.
         num_host_gaps: number of gaps that the host made, whose time is ``host_ns`` and ``launch_ns``.
         short_host_gaps_ns: time of those shorter than ``SHORT_GAP_NS``.
@@ -67,12 +66,7 @@ class TimeUse(msgspec.Struct, frozen=True):
 
 
 class TimeUses:
-    """Finds what the device did in any span of a profile.
-
-    Args:
-        kernels: the whole profile, of one device.
-        launched_ns: when each row was launched, -1 if unknown; shape (n,).
-    """
+    """Finds what one device did in any span of a whole profile; ``launched_ns`` is -1 where a launch is unknown."""
 
     def __init__(self, kernels: KernelTable, launched_ns: Indices) -> None:
         compute, comm, copies = (kernels.of(kind) for kind in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY))
@@ -146,13 +140,11 @@ _LONG_AGO = np.iinfo(np.int64).min
 
 
 class Path(msgspec.Struct, frozen=True):
-    """A critical path. Its pieces follow one another without a gap.
+    """A critical path, whose pieces follow one another without a gap.
 
     Attributes:
-        length_ns: of the span.
         parts_ns: time of each part on the path.
-        rows: the rows on the path, latest first; shape (n,).
-        rows_ns: time of each of them on the path; shape (n,).
+        rows, rows_ns: the rows on the path, latest first, and the time of each on it; shape (n,).
         at_most_ns: most that could be won if all compute, all communication, or the host took no time.
     """
 

@@ -38,14 +38,7 @@ def sm_loss(
     """The predicted loss of a profile, as means per step.
 
     A call loses its time alone, times its predicted loss, times the share of its time that communication ran. None if
-    no compute kernel that overlapped has a known launch.
-
-    Args:
-        kernels: the whole profile.
-        launches: what each number of ``kernels.shape`` is; shape (len(kernels.shapes),).
-        chip: on which it ran; None on CPU, and on AMD.
-        overlapped: indices of the overlapped profiled steps.
-        sequential: indices of the sequential ones.
+    no compute kernel that overlapped has a known launch; ``launches`` has that of each number of ``kernels.shape``.
     """
     if chip is None or not len(overlapped) or not len(sequential) or len(launches) != len(kernels.shapes):
         return None

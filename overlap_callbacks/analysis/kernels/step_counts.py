@@ -57,11 +57,7 @@ def kinds_by_number(
     """Split the kinds of steps further, by the number of kernels: steps may differ only in their micro-batches.
 
     A number makes a kind if both modes have it, and if there are few. The commonest steps of each kind keep its number.
-
-    Args:
-        counts: number of kernels of each counted step, by its index.
-        by_arm: the counted steps of each mode.
-        kinds: the kind of each step by what it communicates.
+    ``by_arm`` has the counted steps of each mode.
     """
     found = dict(kinds)
     arm_of = {step: arm for arm, steps in by_arm.items() for step in steps}
@@ -87,13 +83,8 @@ def compare_counts(
     """Compare the steps of each mode, or of each mode and kind, with each other.
 
     A profiler whose buffers are full records nothing more. So a truncated profile has fewer kernels in its last steps,
-    and the last one does not end with a kernel that ends the others of its mode. Other odd steps are of the job's
-    making.
-
-    Args:
-        counts: number of kernels of each counted step, by its index.
-        by_arm: the counted steps of each mode, or of each mode and kind.
-        tails: see ``tails_of_steps``.
+    and the last one does not end with a kernel that ends the others of its mode (``tails_of_steps``). Other odd steps
+    are of the job's making.
     """
     in_order = sorted(counts)
     if not any(counts.values()):

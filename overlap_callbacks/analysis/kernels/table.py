@@ -316,15 +316,9 @@ def step_of_kernels(launched_ns: Indices, ran: Intervals, lane: Indices, bounds:
 
     A kernel belongs to the step that launched it. Kineto does not record all calls that launch kernels: of CUDA's
     driver it leaves out ``cuLaunchCooperativeKernel``, ``cuGraphLaunch`` and ``cuMemcpy*Async`` (Kineto's
-    CuptiCbidRegistry.cpp). A kernel without a launch belongs to the step of the kernels before and after it on its
+    CuptiCbidRegistry.cpp). A kernel without a launch (-1) belongs to the step of the kernels before and after it on its
     stream, if they are of one step. Else it belongs to the step that ran on the device when it started. Kernels that
     start before a step's first kernel are of an earlier step, and stay outside.
-
-    Args:
-        launched_ns: host time of each kernel's launch, -1 if unknown; shape (n,).
-        ran: when each kernel ran; n rows.
-        lane: stream of each kernel; shape (n,).
-        bounds: as in ``step_of``.
     """
     step = step_of(launched_ns, bounds)
     if not (launched_ns < 0).any() or not (step >= 0).any():
@@ -374,6 +368,9 @@ class StepsOnDevice:
 
 
 # -- copies by copy engines, and those that are the work of a collective
+# Copies from one device to another communicate by their name (``Memcpy PtoP``). A peer's mapped memory may show as a
+# copy within the device (``Memcpy DtoD``). It communicates if it ran on a stream that never computes, and does the work
+# of a collective that has no kernel, by the gate's log (``alignment.py``) or by torch's ranges (``traces``).
 
 # Copies from one place of a device's addresses to another, as CUPTI and roctracer name them.
 WITHIN_DEVICE = ("Memcpy DtoD", "CopyDeviceToDevice")

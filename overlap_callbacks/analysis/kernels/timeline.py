@@ -28,12 +28,6 @@ def step_timeline(
     """The timeline of one step, from its first kernel to its last; None if it has no kernels.
 
     Communication of other steps that is in flight during this one is shown too.
-
-    Args:
-        kernels: the whole profile.
-        step: index of the step.
-        arm: the side of the comparison on which the step counts.
-        max_intervals: of each kind.
     """
     own = kernels.intervals[kernels.busy & (kernels.step == step)]
     if not len(own):
@@ -61,14 +55,8 @@ def step_detail(
 ) -> StepDetail:
     """The longest compute and communication kernels of one step, one by one. On CPU, a row is a piece of an operator.
 
-    Communication comes first: up to three quarters of the kernels that are kept.
-
-    Args:
-        kernels: the whole profile.
-        step: index of the step.
-        sizes: size of the collective of each row that has one, by row.
-        max_slices: number of kernels that are kept.
-        start_ns: when the device began the step, on the clock of the rank; None where not known.
+    Communication comes first: up to three quarters of the kernels that are kept. ``sizes`` are those of rows'
+    collectives, and ``start_ns`` is when the device began the step, on the clock of the rank.
     """
     rows = np.flatnonzero(kernels.busy & (kernels.step == step))
     own, is_comm = kernels.intervals[rows], kernels.kind[rows] == Kind.COMMUNICATION

@@ -169,15 +169,7 @@ _BLOCK_TIMES = ("compute", "compute_busy", "comm", "comm_busy", "hidden_comm", "
 def profiled_block(
     arm: Mode, block: int, sums: KernelSums, steps: Sequence[int], step_ms: float | None = None
 ) -> ProfiledBlock:
-    """Kernel times of one profiled block, as means per step.
-
-    Args:
-        arm: the side of the comparison on which the block counts.
-        block: number of the block in its window.
-        sums: of the whole profile.
-        steps: indices of the block's profiled steps.
-        step_ms: mean time of these steps, from mark to mark; None if not known.
-    """
+    """Kernel times of one profiled block of a mode, as means over its steps; ``step_ms`` is from mark to mark."""
     from overlap_callbacks.analysis.results.window import ProfiledBlock
 
     num_steps = len(steps)
@@ -210,15 +202,8 @@ def kernel_times(
 ) -> tuple[KernelTime, ...]:
     """Time and calls per step of each kernel in both modes, those with the most time first.
 
-    What is left of compute, and of communication, is a row each, so that the rows add up to all.
-
-    Args:
-        kernels: the whole profile.
-        overlapped: indices of the overlapped profiled steps.
-        sequential: indices of the sequential ones.
-        max_kernels: number of kernels that are kept.
-        weights: of each profiled step in the mean of its mode, by its index, over that of a plain mean; None for plain
-            means.
+    What is left of compute, and of communication, is a row each, so that the rows add up to all. ``weights`` are those
+    of each profiled step in the mean of its mode, by its index, over that of a plain mean.
     """
     size = len(kernels.names)
     counts = np.zeros(len(kernels), dtype=np.int64)

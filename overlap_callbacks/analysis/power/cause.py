@@ -69,11 +69,9 @@ ModeFigures = Union[ModePower, JobModePower]
 
 
 class Explanation(NamedTuple):
-    """What the compute slowdown of a window is due to.
+    """What the compute slowdown of a window is due to: the shares of all causes, and the cause that stands out.
 
-    Attributes:
-        verdict: the cause that stands out, with its evidence; None without power, or if the slowdown is within noise.
-        shares: of all causes.
+    There is no verdict without power, or if the slowdown is within noise.
     """
 
     verdict: SlowdownCause | None = None
@@ -85,11 +83,7 @@ def explain(
 ) -> Explanation:
     """What the compute slowdown of a window is due to, by clocks, counters and launches.
 
-    Args:
-        figures: of the window, by name.
-        power: over its devices.
-        losses: the model's results, or their mean; empty if no rank has one.
-        compute_ms: sequential compute per step, mean over the ranks of ``losses``.
+    ``losses`` are the model's, or their mean, and ``compute_ms`` the sequential compute per step of the same ranks.
     """
     slowdown = figures.get("compute_slowdown")
     if slowdown is None:

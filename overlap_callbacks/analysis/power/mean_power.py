@@ -122,12 +122,7 @@ def estimate_j(found: MeanPower, segments: Sequence[Segment]) -> Estimate:
 
 
 class Agreement(NamedTuple):
-    """How the energy counter compares with the readings of power.
-
-    Attributes:
-        counter_problems: why the counter's energy cannot be true; empty if it can.
-        disagreement: why neither is used; empty where they agree, or cannot be compared.
-    """
+    """How the counter compares with readings of power: why its energy cannot be true, and why neither is used."""
 
     counter_problems: tuple[str, ...] = ()
     disagreement: str = ""

@@ -55,13 +55,9 @@ class Unmeasured(enum.Enum):
 
 @dataclass
 class SampledPower:
-    """What the readings of a mode give.
+    """What the readings of a mode give: the mean, the readings that belong to it and how long each is held; shape (n,).
 
-    Attributes:
-        mean: mean power; None if no block was measured.
-        power_w, seconds: the readings that belong to the mode, and how long each is held; shape (n,).
-        num_readings: in the mean.
-        unmeasured: why blocks gave nothing.
+    ``num_readings`` are in the mean, and ``unmeasured`` is why blocks gave nothing.
     """
 
     mean: MeanPower | None = None

@@ -28,15 +28,9 @@ def power_trace(
     phases: Sequence[StepPhases] = (),
     max_points: int = 600,
 ) -> PowerTrace | None:
-    """The trace of a window; None without readings of power.
+    """The trace of a window, bounded by its segments if there are any; None without readings of power.
 
-    Args:
-        readings: all readings, in order of time.
-        segments: stretches of time in one mode, which bound the trace; without any, the readings bound it.
-        averaging_s: of the source.
-        tdp_w: of the source.
-        phases: when the device computed and communicated, in its profiled steps.
-        max_points: at least 4. The extremes of each stretch of time are kept, so that peaks stay.
+    Peaks stay: of at most ``max_points``, at least 4, the extremes of each stretch of time are kept.
     """
     _validation.count("max_points", max_points, minimum=4)
     rows = np.flatnonzero(~np.isnan(readings.power_w))
