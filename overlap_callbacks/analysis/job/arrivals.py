@@ -261,29 +261,15 @@ def _waiting(dimension: str, kinds: Sequence[KindSum]) -> DimensionWaiting:
 
 def _late_rank(row: LastSum, kinds: Sequence[KindSum], hosts: Ranks) -> Lateness:
     """Of the collectives of the rank's own group: the mean over the groups of its size."""
-    own = [kind for kind in kinds if kind.group_size == row.group_size]
-    return _lateness(
-        row,
-        row.rank,
-        int(hosts[row.rank]) if 0 <= row.rank < len(hosts) else UNKNOWN,
-        calls=round(sum(kind.calls / kind.groups for kind in own)),
-        steps=round(sum(kind.steps / kind.groups for kind in own)),
-        time_us=sum(kind.sum_us / kind.groups for kind in own),
-        chance=1 / row.group_size,
-    )
+    own = [(kind, kind.groups) for kind in kinds if kind.group_size == row.group_size]
+    host = int(hosts[row.rank]) if 0 <= row.rank < len(hosts) else UNKNOWN
+    return _lateness(row, own, rank=row.rank, host=host, chance=1 / row.group_size)
 
 
 def _late_host(row: LastSum, kinds: Sequence[KindSum], hosts: Ranks) -> Lateness:
     """Of the collectives of all groups; the row is of ``_by_host``."""
-    return _lateness(
-        row,
-        -1,
-        row.rank,
-        calls=sum(kind.calls for kind in kinds),
-        steps=sum(kind.steps for kind in kinds),
-        time_us=sum(kind.sum_us for kind in kinds),
-        chance=float((hosts == row.rank).mean()),
-    )
+    chance = float((hosts == row.rank).mean())
+    return _lateness(row, [(kind, 1) for kind in kinds], rank=-1, host=row.rank, chance=chance)
 
 
 def _by_host(last: Sequence[LastSum], hosts: Ranks) -> tuple[LastSum, ...]:
@@ -294,15 +280,16 @@ def _by_host(last: Sequence[LastSum], hosts: Ranks) -> tuple[LastSum, ...]:
     return _last([[msgspec.structs.replace(row, rank=int(hosts[row.rank]), group_size=0) for row in known]])
 
 
-def _lateness(row: LastSum, rank: int, host: int, *, calls: int, steps: int, time_us: float, chance: float) -> Lateness:
-    """As the report has it; ``time_us`` is what ranks spend in these collectives."""
+def _lateness(row: LastSum, kinds: Sequence[tuple[KindSum, int]], *, rank: int, host: int, chance: float) -> Lateness:
+    """As the report has it, of collectives whose sums are divided by a number of groups."""
+    time_us = sum(kind.sum_us / groups for kind, groups in kinds)
     return Lateness(
         rank=rank,
         host=host,
         dimension=row.dimension,
-        calls=max(calls, row.last),
+        calls=max(round(sum(kind.calls / groups for kind, groups in kinds)), row.last),
         times_last=row.last,
-        steps=max(steps, row.worst),
+        steps=max(round(sum(kind.steps / groups for kind, groups in kinds)), row.worst),
         steps_blamed=row.worst,
         chance=chance,
         waiting_ms=row.waited_us / max(1, row.others) / _US_PER_MS,
