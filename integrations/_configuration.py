@@ -1,7 +1,7 @@
-"""What a job's configuration is, as far as its objects tell: model, buckets, switches; so that runs can be compared.
+"""What a job's configuration is: model, buckets, switches; so that runs can be compared.
 
-It is read once, on the host. Nothing here communicates, waits for a device or keeps an object. A version that names
-something otherwise tells less, and no error comes of it.
+It is read once, on the host, and without error: a version that names something otherwise tells less. Nothing here
+communicates, waits for a device or keeps an object.
 """
 
 from __future__ import annotations
@@ -52,14 +52,15 @@ def of_models(models: Sequence[nn.Module]) -> Facts:
     facts: Facts = {"model": ", ".join(dict.fromkeys(type(_inner(model)).__name__ for model in models))}
     facts |= of_parameters(parameter for model in models for parameter in model.parameters())
     modules = [module for model in models for module in model.modules()]
-    for read in (_of_ddp, _of_fsdp1, _of_fsdp2):
+    readers = {DistributedDataParallel: _of_ddp, FullyShardedDataParallel: _of_fsdp1, FSDPModule: _of_fsdp2}
+    for wrapper, read in readers.items():
+        wrapped = [module for module in modules if isinstance(module, wrapper)]
         with contextlib.suppress(Exception):
-            facts |= read(modules)
+            facts |= read(wrapped) if wrapped else {}
     return facts
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer) -> Facts:
-    """Its name and what it trains."""
     trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
     return {"optimizer": type(optimizer).__name__, **of_parameters(trained)}
 
@@ -84,8 +85,7 @@ def of_deepspeed(engine: Any) -> Facts:
     """The model, and what decides ZeRO's communication."""
     facts: Facts = {"model": type(engine.module).__name__, **of_parameters(engine.module.parameters())}
     with contextlib.suppress(Exception):
-        zero = engine._config.zero_config
-        facts |= {f"zero_{name}": value for name in _ZERO if (value := getattr(zero, name, None)) is not None}
+        facts |= _set_of(engine._config.zero_config, _ZERO, "zero_")
     for name in ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         with contextlib.suppress(Exception):
             facts[name] = getattr(engine, name)()
@@ -96,12 +96,13 @@ def of_megatron(chunks: Sequence[Any]) -> Facts:
     """The model, and what decides the communication of Megatron's DDP."""
     facts: Facts = {"model": type(_inner(chunks[0])).__name__, "model_chunks": len(chunks)}
     facts |= of_parameters(parameter for chunk in chunks for parameter in chunk.parameters())
-    for holder, names, prefix in (
-        (getattr(chunks[0], "config", None), _MEGATRON_MODEL, ""),
-        (getattr(chunks[0], "ddp_config", None), _MEGATRON_DDP, "ddp_"),
-    ):
-        facts |= {f"{prefix}{name}": value for name in names if (value := getattr(holder, name, None)) is not None}
-    return facts
+    facts |= _set_of(getattr(chunks[0], "config", None), _MEGATRON_MODEL)
+    return facts | _set_of(getattr(chunks[0], "ddp_config", None), _MEGATRON_DDP, "ddp_")
+
+
+def _set_of(holder: Any, names: Iterable[str], prefix: str = "") -> Facts:
+    """Those of these attributes that an object has, and that are not None."""
+    return {f"{prefix}{name}": value for name in names if (value := getattr(holder, name, None)) is not None}
 
 
 def _inner(model: Any) -> Any:
@@ -116,11 +117,8 @@ def _inner(model: Any) -> Any:
     return model
 
 
-def _of_ddp(modules: Sequence[nn.Module]) -> Facts:
-    ddp: list[Any] = [module for module in modules if isinstance(module, DistributedDataParallel)]
-    if not ddp:
-        return {}
-    first = ddp[0]
+def _of_ddp(modules: Sequence[Any]) -> Facts:
+    first = modules[0]
     facts: Facts = {"ddp_bucket_cap_bytes": first.bucket_bytes_cap}
     names = ("find_unused_parameters", "gradient_as_bucket_view", "static_graph", "broadcast_buffers")
     facts |= {f"ddp_{name}": bool(getattr(first, name)) for name in names if hasattr(first, name)}
@@ -128,10 +126,7 @@ def _of_ddp(modules: Sequence[nn.Module]) -> Facts:
     return {**facts, "ddp_comm_hook": ", ".join(hooks) or "none"}
 
 
-def _of_fsdp1(modules: Sequence[nn.Module]) -> Facts:
-    units: list[Any] = [module for module in modules if isinstance(module, FullyShardedDataParallel)]
-    if not units:
-        return {}
+def _of_fsdp1(units: Sequence[Any]) -> Facts:
     policy = units[0].mixed_precision
     return {
         "fsdp_units": len(units),
@@ -141,10 +136,7 @@ def _of_fsdp1(modules: Sequence[nn.Module]) -> Facts:
     }
 
 
-def _of_fsdp2(modules: Sequence[nn.Module]) -> Facts:
-    units: list[Any] = [module for module in modules if isinstance(module, FSDPModule)]
-    if not units:
-        return {}
+def _of_fsdp2(units: Sequence[Any]) -> Facts:
     facts: Facts = {"fsdp_units": len(units)}
     policy = getattr(fsdp2_state(units[0]), "_mp_policy", None)
     if policy is not None:

@@ -1,8 +1,8 @@
 """A step of DeepSpeed's ZeRO-1 that can be repeated, for the race check.
 
 After a backward pass ZeRO-1 has the gradients that its optimizer would read in ``averaged_gradients``: this rank's part
-of each parameter's. ``engine.step()`` takes them away, so that between two steps there are none. A repetition leaves
-them there, beside counters of micro-steps and buckets. All of that is put back.
+of each parameter's. ``engine.step()`` takes them away. A repetition leaves them there, with counters of micro-steps and
+buckets; all of that is put back.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ from .base import patch
 
 
 class EngineStep(RepeatableStep):
-    """Forward and backward of an engine on a batch that the user holds.
+    """Forward and backward of an engine with ZeRO-1 on a batch that the user holds.
 
-    Args:
-        run: the user's function: ``engine.backward(engine(batch))``, once. It reduces its gradients, whatever number of
-            micro-batches a step has.
-        engine: with ZeRO-1.
+    ``run`` is the user's function: ``engine.backward(engine(batch))``, once. It reduces its gradients, whatever number
+    of micro-batches a step has.
     """
 
     def __init__(self, run: Callable[[], Any], engine: DeepSpeedEngine) -> None:

@@ -22,9 +22,7 @@ _NAMED_BUCKET = "prefetch bucket size of ZeRO-3 under the known name"
 class Switches(OverlapSwitch):
     """DeepSpeed's attributes that have one value with overlap, as the job was built, and another without.
 
-    Args:
-        name: for the record.
-        *switches: for each, the object that holds it, the attribute, and its value without overlap.
+    Each of ``switches`` is the object that holds it, the attribute, and its value without overlap.
     """
 
     # During accumulation DeepSpeed sets gradients aside. At its end, only the way of reducing that did so finds them.
@@ -53,11 +51,7 @@ class Switches(OverlapSwitch):
 
 
 def native_switches(engine: DeepSpeedEngine) -> Switches:
-    """The switches of this job.
-
-    Raises:
-        ValueError: they must not be flipped, or would change nothing; with the reason.
-    """
+    """The switches of this job. A ValueError if they must not be flipped, or would change nothing, says why."""
     optimizer = engine.optimizer
     coordinator = getattr(getattr(optimizer, "parameter_offload", None), "param_coordinator", None)
     why = _why_no_switch(engine, coordinator)
@@ -74,12 +68,7 @@ def native_switches(engine: DeepSpeedEngine) -> Switches:
 
 
 class PrefetchBucketSwitch(Switches):
-    """Sets how many parameters ZeRO-3 prefetches. Steps are overlapped as before.
-
-    Args:
-        coordinator: of ZeRO-3's parameters.
-        elements: parameters to prefetch.
-    """
+    """Sets how many parameters ZeRO-3's coordinator prefetches. Steps are overlapped as before."""
 
     sequential = False
 
@@ -91,11 +80,7 @@ class PrefetchBucketSwitch(Switches):
 
 
 def prefetch_switch(engine: DeepSpeedEngine, arm: ZeroPrefetchBucket) -> PrefetchBucketSwitch:
-    """The switch of an arm.
-
-    Raises:
-        ValueError: the engine has no such bucket, or it has this size already.
-    """
+    """The switch of an arm. A ValueError if the engine has no such bucket, or it has this size already."""
     coordinator = getattr(getattr(engine.optimizer, "parameter_offload", None), "param_coordinator", None)
     if engine.zero_optimization_stage() != 3:
         raise ValueError(f"the engine has ZeRO stage {engine.zero_optimization_stage()}, and 3 is needed")

@@ -2,7 +2,7 @@
 
 When training has ended, and not before, both ends wait for each other, each for a bounded time: the last rank for the
 last report, rank 0 for its reports to be taken. What nobody takes, rank 0 takes back. So nothing is left in the store,
-unless both ranks die without a word.
+unless both ranks die.
 """
 
 from __future__ import annotations
@@ -76,13 +76,9 @@ class Outbox(Sink):
             self._closed.set()
 
     def leave(self, timeout_s: float) -> Exception | None:
-        """Leave nothing in the store. Waits for the last rank to take the reports, if it has not.
+        """Leave nothing in the store. Waits at most ``timeout_s`` for the last rank to take the reports, if it has not.
 
-        Args:
-            timeout_s: maximum time.
-
-        Returns:
-            Why reports were taken back, if they were.
+        Returns why reports were taken back, if they were.
         """
         job = Job.current()
         if job is None or job.rank != 0:
@@ -190,12 +186,7 @@ class Inbox:
     def _ask(self, question: Callable[[], T], wait_s: float = 0.0) -> T:
         """What ``question`` returns, on a thread of its own: a store that does not answer must not keep training.
 
-        Args:
-            question: uses the store.
-            wait_s: how long it may wait for other ranks.
-
-        Raises:
-            StoreFailedError: there is no answer.
+        It uses the store, and may wait ``wait_s`` for other ranks. A StoreFailedError if there is no answer.
         """
         if self._channel.call.is_stuck:
             raise StoreFailedError(_NO_ANSWER)
@@ -232,7 +223,6 @@ class Inbox:
         return message
 
     def _leave(self) -> None:
-        """Leave nothing in the store."""
         with contextlib.suppress(StoreFailedError):
             self._ask(self._take_away)
 

@@ -25,12 +25,7 @@ _PROVEN: dict[str, Any] = {
 
 
 class Switches(AttributeSwitch, OverlapSwitch):
-    """Those of Megatron's switches that the job was built with.
-
-    Args:
-        ddp: Megatron-core's ``DistributedDataParallel``.
-        chunks: the model's chunks.
-        by_hand: whether the user marks the steps.
+    """Those of Megatron's switches that the job was built with; ``by_hand`` if the user marks the steps.
 
     Raises:
         ValueError: the switches are not known to be safe for this job, or do not reach all of its communication.
@@ -81,7 +76,7 @@ class Switches(AttributeSwitch, OverlapSwitch):
     def gather_parameters(self) -> None:
         """Gather all parameters when a sequential step begins, so that the layers' hooks find them gathered.
 
-        The flag and the hooks stay as they are, because Megatron-LM itself removes the hooks and adds them again.
+        The flag and the hooks stay, because Megatron-LM itself removes the hooks and adds them again.
         """
         for chunk in self._gathering:
             if chunk.remove_forward_pre_hook_handles:  # empty in Megatron-LM's first step

@@ -1,12 +1,8 @@
 """DDP without overlap, by DDP's own parts: the backward pass waits for each bucket where DDP issues it.
 
-There are two cases, and in both everything can be put back:
-
-- Without a communication hook the reducer calls ``allreduce`` of its process group, and that group can be replaced
-  between steps. In sequential steps the reducer has a group that passes the call on and waits. Buckets, operands and
-  division stay the reducer's own.
-- With a communication hook the reducer holds the hook itself, and the hook cannot be replaced. So the user has to
-  register it through ``switchable``.
+Without a communication hook the reducer calls ``allreduce`` of its process group. That group can be replaced between
+steps, by one that passes the call on and waits. Buckets, operands and division stay the reducer's own. A communication
+hook is held by the reducer itself and cannot be replaced, so the user has to register it through ``switchable``.
 """
 
 from __future__ import annotations
@@ -85,10 +81,7 @@ class WaitingGroup(dist.ProcessGroup):
 
 
 class DdpWaits(OverlapSwitch):
-    """Waits for every bucket of these models where it is issued.
-
-    Args:
-        models: all DDP modules of the job.
+    """Waits for every bucket of these models, all DDP modules of the job, where it is issued.
 
     Raises:
         ValueError: a model's reduction cannot be made to wait, or cannot be put back; with the reason.
@@ -156,5 +149,4 @@ def _switch_of(model: DistributedDataParallel) -> _HookSwitch | None:
 
 
 def data_groups(models: Iterable[nn.Module]) -> list[dist.ProcessGroup]:
-    """The groups over which DDP reduces gradients."""
     return [model.process_group for model in models if isinstance(model, DistributedDataParallel)]

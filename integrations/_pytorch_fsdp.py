@@ -1,11 +1,9 @@
-"""FSDP without overlap, by its own parts: it communicates on the compute stream.
+"""What can be switched in FSDP between steps: its streams, so that nothing overlaps, and FSDP2's own options.
 
 Both FSDPs overlap because they issue their collectives and copies on separate streams. If each of these is the compute
-stream, the device runs everything in the order of issue. The streams are attributes of FSDP's state. FSDP reads them at
-every use, so they can be replaced between steps and put back.
-
-On a machine without an accelerator, streams are placeholders and Gloo's collectives block. There is nothing to change
-then, and this switch changes nothing.
+stream, the device runs everything in the order of issue. The streams are attributes of FSDP's state, which reads them
+at every use, so they can be replaced between steps and put back. Without an accelerator, streams are placeholders and
+Gloo's collectives block: the switch changes nothing.
 """
 
 from __future__ import annotations
@@ -19,20 +17,20 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from overlap_callbacks.gate.arms import OverlapSwitch
+from overlap_callbacks.gate.arms import AttributeSwitch, OverlapSwitch, Prefetch, Reshard
 
-from .base import missing_of, torch_lacks
+from .base import check_version, missing_of, torch_lacks
 
 # Attributes that hold communication streams.
 FSDP1_STREAMS = ("_unshard_stream", "_pre_unshard_stream", "_post_backward_stream", "_all_reduce_stream")
 FSDP2_STREAMS = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
+# Attributes of FSDP2's state with the modules whose parameters are gathered ahead.
+_PREFETCH = ("_states_to_forward_prefetch", "_states_to_backward_prefetch")
 
 
 class FsdpStreams(OverlapSwitch):
-    """Replaces FSDP's communication streams by the compute stream.
-
-    Args:
-        modules: all FSDP1 or FSDP2 modules of the job.
+    """Replaces the communication streams of these modules, all FSDP1 or FSDP2 modules of the job, by the compute
+    stream.
 
     Raises:
         ValueError: some of their communication does not run on these streams; with the reason.
@@ -84,9 +82,7 @@ def _holders(modules: Iterable[nn.Module]) -> Iterator[tuple[Any, Any, tuple[str
             holders[id(context)] = (context, "device_handle", FSDP2_STREAMS)
     for holder, handle, names in holders.values():
         if any(hasattr(holder, name) for name in names):  # FSDP creates them when the model first runs
-            missing = missing_of(holder, handle, *names)
-            if missing:
-                raise RuntimeError(torch_lacks(" and no ".join(missing)))
+            check_version("torch", str(torch.__version__), missing_of(holder, handle, *names))
             yield holder, getattr(holder, handle), names
 
 
@@ -114,7 +110,6 @@ def param_groups_of(modules: Iterable[nn.Module]) -> Iterator[Any]:
 
 
 def data_groups(modules: Iterable[nn.Module]) -> list[dist.ProcessGroup]:
-    """The groups over which FSDP shards and replicates."""
     modules = list(modules)
     candidates = []
     for module in modules:
@@ -126,3 +121,84 @@ def data_groups(modules: Iterable[nn.Module]) -> list[dist.ProcessGroup]:
             names = ("shard_process_group", "replicate_process_group")
             candidates += [getattr(mesh_info, name, None) for name in names]
     return [group for group in candidates if group is not None]
+
+
+# -- FSDP2's own options that can be turned between two steps: prefetching, and freeing after the forward pass
+
+
+class PrefetchSwitch(AttributeSwitch):
+    """Has each sharded module gather the parameters of the next ones ahead, in the order in which the model holds them.
+
+    Where the model runs its modules in another order, results are the same, and prefetching is of little use.
+
+    Raises:
+        ValueError: the models have no such module, or one only, or torch keeps them elsewhere.
+    """
+
+    name = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
+    only_between_steps = False  # what is read in mid-step only says what is gathered next
+
+    def __init__(self, models: Sequence[nn.Module], arm: Prefetch) -> None:
+        super().__init__()
+        self._arm = arm
+        self._modules = _sharded(models)
+        if len(self._modules) < 2:
+            raise ValueError("fully_shard has sharded one module only: there is no other to prefetch")
+        self._states = [fsdp2_state(module) for module in self._modules]
+        _expect(self._states[0], *_PREFETCH)
+
+    def apply(self) -> None:
+        for state in self._states:
+            for name in _PREFETCH:
+                self.keep(state, name)
+        for place, module in enumerate(self._modules):
+            if self._arm.forward:
+                module.set_modules_to_forward_prefetch(self._modules[place + 1 : place + 1 + self._arm.forward])
+            if self._arm.backward:
+                first = max(0, place - self._arm.backward)
+                module.set_modules_to_backward_prefetch(self._modules[first:place][::-1])
+
+
+class ReshardSwitch(AttributeSwitch):
+    """Frees gathered parameters after the forward pass, or keeps them until the backward pass has used them.
+
+    Raises:
+        ValueError: the models have no sharded module, all are so already, or torch keeps this elsewhere.
+    """
+
+    name = "set_reshard_after_forward"
+    only_between_steps = False  # parameters that are gathered are not gathered again
+
+    def __init__(self, models: Sequence[nn.Module], arm: Reshard) -> None:
+        super().__init__()
+        self._arm = arm
+        self._modules = _sharded(models)
+        self._states = [fsdp2_state(module) for module in self._modules]
+        _expect(self._states[0], "_auto_reshard_after_forward", "_fsdp_param_groups")
+        groups = [group for state in self._states for group in state._fsdp_param_groups]
+        if groups:
+            _expect(groups[0], "post_forward_mesh_info")
+        if all((group.post_forward_mesh_info is not None) == arm.after_forward for group in groups):
+            already = "freed" if arm.after_forward else "kept"
+            raise ValueError(f"parameters are {already} after the forward pass already: nothing would change")
+
+    def apply(self) -> None:
+        for state in self._states:
+            self.keep(state, "_auto_reshard_after_forward")
+            for group in state._fsdp_param_groups:
+                self.keep(group, "post_forward_mesh_info")
+        for module in self._modules:
+            module.set_reshard_after_forward(self._arm.after_forward, recurse=False)
+
+
+def _sharded(models: Sequence[nn.Module]) -> list[Any]:
+    modules = [module for model in models for module in model.modules() if isinstance(module, FSDPModule)]
+    if not modules:
+        raise ValueError("the model has no module that fully_shard has sharded")
+    return modules
+
+
+def _expect(holder: Any, *names: str) -> None:
+    missing = missing_of(holder, *names)
+    if missing:
+        raise ValueError(torch_lacks(" and no ".join(missing)))

@@ -4,11 +4,11 @@ Every schedule posts through ``schedules._batch_p2p``. In sequential steps the w
 for. The schedule, which waits later, gets works that are completed.
 
 This cannot hang if all batches finish when each is waited for before the next is posted: a batch finishes once the
-neighbour has posted the other half. For GPipe and 1F1B this holds for any number of stages and micro-batches. The
+neighbour has posted the other half. For GPipe and 1F1B this holds for any number of stages and micro-batches: the
 messages that they do not wait for themselves are forward sends while a stage warms up, and backward sends while it
-cools down. The neighbour posts the matching receive after earlier messages of the same direction only. Schedules with
-several stages per rank hold the order of all ranks, and that order is simulated. Those of torch 2.8 have no such
-order: they run in time steps, and wait for each batch themselves before they post the next.
+cools down, and the neighbour posts the matching receive after earlier messages of the same direction only. Schedules
+with several stages per rank hold the order of all ranks, which is simulated. Those of torch 2.8 have none: they run in
+time steps, and wait for each batch themselves before they post the next.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ _NEEDED = ("_PipelineSchedule", "_batch_p2p", "SEND_F", "SEND_B", "RECV_F", "REC
 
 
 def check_type(pipeline: Any) -> None:
-    """Refuse what is not a schedule.
-
-    Raises:
-        TypeError: with what was given.
-    """
+    """Refuse what is not a schedule, by a TypeError with what was given."""
     # If torch has no such class, check_order() says so.
     if not isinstance(pipeline, getattr(schedules, "_PipelineSchedule", object)):
         given = f"{pipeline!r} (a {type(pipeline).__name__})"
@@ -47,11 +43,9 @@ def check_type(pipeline: Any) -> None:
 
 
 def check_order(pipeline: Any) -> None:
-    """Refuse schedules that might hang if each batch is waited for.
+    """Refuse schedules that might hang if each batch is waited for: a ValueError has the reason, and what to do.
 
-    Raises:
-        RuntimeError: this torch lacks something that is needed.
-        ValueError: with the reason, and what to do.
+    A RuntimeError says what this torch lacks.
     """
     missing = missing_of(schedules, *_NEEDED)
     if not hasattr(pipeline, "_stages"):
@@ -64,27 +58,21 @@ def check_order(pipeline: Any) -> None:
     if type(pipeline) in (ScheduleGPipe, Schedule1F1B):
         return
     order = getattr(pipeline, "pipeline_order_with_comms", None)
-    if order is None and _waits_for_each_batch(pipeline):
-        return
     if order is None:
+        # torch's plain schedules of several stages wait for each batch at once.
+        plain = getattr(schedules.PipelineScheduleMulti, "_step_microbatches", None)
+        if plain is not None and getattr(type(pipeline), "_step_microbatches", None) is plain:
+            return
         raise ValueError(f"pipeline={name} is of a kind whose order is not known; {remedy}")
     if not all_finish([messages(actions) for actions in order.values()]):
         raise ValueError(f"pipeline={name} would hang if each send and receive were waited for; {remedy}")
 
 
-def _waits_for_each_batch(pipeline: Any) -> bool:
-    """Whether the schedule runs as torch's plain schedules of several stages do, which wait for each batch at once."""
-    plain = getattr(schedules.PipelineScheduleMulti, "_step_microbatches", None)
-    return plain is not None and getattr(type(pipeline), "_step_microbatches", None) is plain
-
-
 def stages_of(pipeline: Any) -> list[Any]:
-    """The stages that this rank runs."""
     return list(pipeline._stages) if hasattr(pipeline, "_stages") else [pipeline._stage]
 
 
 def groups_of(pipeline: Any) -> list[dist.ProcessGroup]:
-    """The process groups in which the stages send and receive."""
     return [stage.group if stage.group is not None else c10d._get_default_group() for stage in stages_of(pipeline)]
 
 
@@ -119,8 +107,7 @@ def all_finish(orders: Sequence[Sequence[Message]]) -> bool:
 class _Batches:
     """Replaces ``schedules._batch_p2p`` while a monitor needs it.
 
-    All monitors share one, because they may be closed in any order: of nested wrappers only the outermost can be
-    removed.
+    All monitors share one, because they may be closed in any order, and of nested wrappers only the outermost can go.
     """
 
     def __init__(self, original: Callable[..., list[Any]]) -> None:
@@ -140,10 +127,9 @@ def _post(monitor: OverlapMonitor, issue: Callable[[], list[Any]]) -> list[Any]:
 
 
 def wait_for_batches(monitor: OverlapMonitor) -> Callable[[], None]:
-    """Pass every batch of sends and receives through ``monitor.post``.
+    """Pass every batch of sends and receives through ``monitor.post``. Returns what ends that.
 
-    Returns:
-        Ends that. It puts torch's own function back once no monitor is left.
+    Once no monitor is left, that puts torch's own function back.
     """
     current: Any = schedules._batch_p2p
     batches = current if isinstance(current, _Batches) else _Batches(current)

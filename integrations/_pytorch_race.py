@@ -7,6 +7,7 @@ optimizer reads in ``.grad``, of which each rank compares its own part.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -26,13 +27,9 @@ _PLAIN = (type(None), bool, int, float, str, dist.ProcessGroup)
 
 
 class PlainStep(RepeatableStep):
-    """Forward and backward of a loop of the user's own.
+    """Forward and backward of a loop of the user's own, by the user's function ``run``.
 
-    Args:
-        run: the user's function.
-        models: all models that it trains.
-        optimizer: that the loop steps.
-        pipeline: the loop's pipeline schedule; None without one.
+    ``models`` are all that it trains, ``optimizer`` the one that it steps, ``pipeline`` its schedule, None without one.
     """
 
     def __init__(
@@ -102,10 +99,11 @@ class PlainStep(RepeatableStep):
         return next((p for p in (*_ddp_places(modules), *_fsdp_places(fsdp)) if p.holds(parameter)), None)
 
 
+@dataclass(frozen=True)
 class ReducedTogether:
     """Gradients that are reduced together: those of a bucket, or of a group of sharded parameters.
 
-    Args:
+    Attributes:
         bucket: what to call them.
         parameters: whose gradients they are.
         number: in the order in which the backward pass reduces them, from 0.
@@ -114,29 +112,26 @@ class ReducedTogether:
         nbytes: that it reads or writes on this rank.
     """
 
-    def __init__(
-        self, bucket: str, parameters: Sequence[Any], number: int, num_places: int, words: Sequence[str], nbytes: int
-    ) -> None:
-        self.bucket = bucket
-        self._parameters = {id(parameter) for parameter in parameters}
-        self._number, self._num_places = number, num_places
-        self._words = words
-        self._nbytes = nbytes
+    bucket: str
+    parameters: Sequence[Any]
+    number: int
+    num_places: int
+    words: Sequence[str]
+    nbytes: int
 
     def holds(self, parameter: Any) -> bool:
-        """Whether the gradient of a parameter is among them."""
-        return id(parameter) in self._parameters
+        return any(own is parameter for own in self.parameters)
 
     def collective_in(self, log: StepLog) -> str:
         """The collective that reduces them, in words: by its place if each has one, else by its size; empty if none."""
         of_kind = [
             (index, call)
             for index, call in enumerate(log.collectives)
-            if any(word in call.operator for word in self._words)
+            if any(word in call.operator for word in self.words)
         ]
-        if len(of_kind) == self._num_places:
-            return _said(*of_kind[self._number])
-        by_size = [(index, call) for index, call in of_kind if self._nbytes in (call.bytes_in, call.bytes_out)]
+        if len(of_kind) == self.num_places:
+            return _said(*of_kind[self.number])
+        by_size = [(index, call) for index, call in of_kind if self.nbytes in (call.bytes_in, call.bytes_out)]
         return _said(*by_size[0]) if by_size else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
@@ -17,7 +18,7 @@ import torch
 from overlap_callbacks._log import logger
 from overlap_callbacks.instruments import device
 from overlap_callbacks.monitor import OverlapMonitor
-from overlap_callbacks.monitor.config import default_run_folder
+from overlap_callbacks.monitor.config import checked_sinks, default_run_folder
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import FunctionSink, Sink
 
@@ -25,7 +26,7 @@ _SCHEDULE_OPTIONS = frozenset(f.name for f in dataclasses.fields(Schedule) if f.
 _MONITOR_OPTIONS = frozenset(inspect.signature(OverlapMonitor).parameters) - {"framework"}
 
 # From the user's sinks (None where none were given) and the run's folder to the sinks of the monitor.
-MakeSinks = Callable[[list[Any] | None, Path], list[Sink]]
+MakeSinks = Callable[[list[Sink] | None, Path], list[Sink]]
 
 
 # -- from the options of one line to a monitor
@@ -54,15 +55,15 @@ def build_monitor(
         precision: that of the framework's matrix products, or None; it counts where the user gave none.
 
     Raises:
-        TypeError: an option that does not exist; (strict only) a value of the wrong type, or ``schedule`` together with
-            options of ``Schedule``.
+        TypeError: an option that does not exist; (strict only) a wrong type, or ``schedule`` with its own options.
         ValueError: (strict only) a value that is not allowed.
     """
     check_names(options)
     try:
         check()
         if options.get("precision") is None:
-            options = {**options, "precision": _told(precision)}
+            with contextlib.suppress(Exception):  # a version that names it otherwise: only MFU needs it
+                options = {**options, "precision": precision()}
         return _build(framework, options, root, sinks)
     except Exception as error:
         return switched_off(framework, error, strict=options.get("strict"))
@@ -84,13 +85,6 @@ def switched_off(framework: str, error: Exception, *, strict: Any = False) -> Ov
     return monitor
 
 
-def _told(precision: Callable[[], str | None]) -> str | None:
-    try:
-        return precision()
-    except Exception:
-        return None  # a version that names it otherwise: only MFU needs it
-
-
 def full_precision() -> str | None:
     """That of matrix products of 32-bit tensors, by torch's setting; None where its old and new settings are mixed."""
     try:
@@ -106,11 +100,7 @@ def precision_of(dtype: Any) -> str | None:
 
 
 def check_callable(name: str, given: Any) -> None:
-    """Refuse what is neither None nor a function.
-
-    Raises:
-        TypeError: it is something else; the message has ``name``.
-    """
+    """Refuse what is neither None nor a function, by a TypeError with its ``name``."""
     if given is not None and not callable(given):
         raise TypeError(f"{name} must be callable, got {given!r} (a {type(given).__name__})")
 
@@ -149,7 +139,8 @@ def _build(
         monitor_options["schedule"] = Schedule(**schedule_options)
     monitor_options["run_dir"] = folder = _folder(monitor_options.get("run_dir"), root)
     if make_sinks is not None:
-        monitor_options["sinks"] = make_sinks(_as_list(monitor_options.get("sinks")), folder)
+        sinks = monitor_options.get("sinks")
+        monitor_options["sinks"] = make_sinks(None if sinks is None else checked_sinks(sinks), folder)
     return OverlapMonitor(**monitor_options, framework=framework)
 
 
@@ -159,15 +150,6 @@ def _folder(run_dir: Any, root: str | os.PathLike[str]) -> Path:
     if not isinstance(run_dir, (str, os.PathLike)):
         raise TypeError(f"run_dir must be the path of a folder, got {run_dir!r} (a {type(run_dir).__name__})")
     return Path(run_dir)
-
-
-def _as_list(sinks: Any) -> list[Any] | None:
-    """The user's sinks as a list; the monitor checks the items."""
-    if sinks is None or isinstance(sinks, (list, tuple)):
-        return None if sinks is None else list(sinks)
-    if not isinstance(sinks, Sink):
-        raise TypeError(f"sinks must be a list of Sink objects, got {sinks!r} (a {type(sinks).__name__})")
-    return [sinks]
 
 
 # -- versions. Adapters use names that other packages do not promise to keep, and look for them before they need them.
@@ -189,7 +171,6 @@ def lacks(package: str, version: str, what: str) -> str:
 
 
 def torch_lacks(what: str) -> str:
-    """The same for torch."""
     return lacks("torch", str(torch.__version__), what)
 
 
@@ -200,11 +181,7 @@ def missing_of(holder: Any, *names: str) -> list[str]:
 
 
 def check_version(package: str, version: str, missing: list[str]) -> None:
-    """Refuse a version in which something is missing.
-
-    Raises:
-        RuntimeError: with the installed version, and those known to work.
-    """
+    """Refuse a version in which something is missing: a RuntimeError has the installed one, and those known to work."""
     if missing:
         raise RuntimeError(lacks(package, version, " and no ".join(missing)))
 
@@ -245,22 +222,14 @@ def wrap(holder: Any, name: str, around: Callable[..., Any]) -> Callable[[], Non
 
 
 class Attachments:
-    """Which objects have a monitor: each takes one at a time.
-
-    Args:
-        kind: what they are, for the message.
-    """
+    """Which objects have a monitor: each takes one at a time. ``kind`` is what they are, for the message."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def check_free(self, target: Any) -> None:
-        """Refuse an object that has a monitor.
-
-        Raises:
-            ValueError: it has one.
-        """
+        """Refuse an object that has a monitor, by a ValueError."""
         if target in self._attached:
             raise ValueError(f"{self._kind} is attached to already: close() that monitor first, or use it")
 

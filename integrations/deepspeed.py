@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks import OverlapMonitor
+from overlap_callbacks import OverlapMonitor, Sink, WandbSink
+from overlap_callbacks.monitor.config import default_sinks
 from overlap_callbacks.sinks import FunctionSink
 
 from . import _configuration
@@ -34,7 +36,9 @@ try:
 except ImportError:
     raise ImportError("attach needs DeepSpeed: pip install 'overlap-callbacks[deepspeed]'") from None
 
-from ._deepspeed_events import EventsSink, sinks_of
+from deepspeed.monitor.monitor import Monitor
+from deepspeed.monitor.wandb import WandbMonitor
+
 from ._deepspeed_race import EngineStep
 from ._deepspeed_switches import native_switches, prefetch_switch
 
@@ -53,9 +57,9 @@ def attach(
     """Measure the job of ``engine``: any ZeRO stage, or a pipeline.
 
     A step begins at the first training forward after ``engine.global_steps`` has changed, and ends with the
-    ``engine.step()`` in which it has changed again. So gradient accumulation needs no setting. A step of a
-    ``PipelineEngine`` is one ``train_batch``. Steps have DeepSpeed's own numbers, which checkpoints keep. A step that
-    the loss scaler skipped is a step, but its time does not count. Evaluation is not part of any step.
+    ``engine.step()`` in which it has changed again, so gradient accumulation needs no setting. Of a ``PipelineEngine``
+    it is one ``train_batch``. Steps have DeepSpeed's own numbers, which checkpoints keep. The time of a step that the
+    loss scaler skipped does not count. Evaluation is not part of any step.
 
     Reports go to the record, to the active W&B run, and to the other backends of ``engine.monitor``.
 
@@ -175,6 +179,43 @@ class _Steps:
             self._monitor.skip_step("its gradients overflowed")
         self._monitor.step_end(self._number)
         flush_sinks(self._deferred, self._monitor)
+
+
+# -- reports
+
+
+class EventsSink(FunctionSink):
+    """Passes reports on to the backends of ``engine.monitor``, on the training thread, against the samples seen.
+
+    Its W&B backend is left out. The run that this backend starts is the active one, and ``WandbSink`` logs the same
+    there, with tables and against an axis of steps.
+    """
+
+    def __init__(self, engine: DeepSpeedEngine) -> None:
+        # ``close`` writes the last reports, which come while the training thread waits in the monitor's close().
+        super().__init__(self._write_events, deferred=True, exact_keys=True)
+        self._engine = engine
+        backends = vars(engine.monitor).values()  # None where one is not enabled, and on all ranks but the first
+        self.backends = [b for b in backends if isinstance(b, Monitor) and not isinstance(b, WandbMonitor)]
+
+    def _write_events(self, metrics: dict[str, float], step: int) -> None:
+        events = [(name, value, self._engine.global_samples) for name, value in metrics.items()]
+        for backend in self.backends:
+            backend.write_events(events)
+
+
+def sinks_of(given: list[Sink] | None, folder: Path, engine: DeepSpeedEngine, events: EventsSink) -> list[Sink]:
+    """The monitor's sinks: those given or the default ones, and the engine's backends. One W&B sink at most."""
+    sinks = default_sinks(folder) if given is None else given
+    if not engine.monitor.enabled:
+        return sinks
+    extra: list[Sink] = [events] if events.backends else []
+    if engine.monitor.wandb_monitor is not None and not any(isinstance(sink, WandbSink) for sink in sinks):
+        extra.append(WandbSink(start=False))
+    return [*sinks, *extra]
+
+
+# -- what the job is
 
 
 def _precision(engine: DeepSpeedEngine) -> str | None:

@@ -37,11 +37,10 @@ else:
 class OverlapCallback(pl.Callback):
     """Measures what overlap costs and saves, and logs it through the trainer's loggers.
 
-    A step is an optimizer step. It begins at the first ``on_train_batch_start`` after ``trainer.global_step`` has
-    changed, and ends at the ``on_train_batch_end`` where it has changed again. So gradient accumulation and manual
-    optimization need no setting. Validation within a step is not measured.
-
-    Reports go to the JSONL record and to every logger of the trainer. A ``WandbLogger`` gets tables too.
+    A step is an optimizer step: from the first ``on_train_batch_start`` after ``trainer.global_step`` has changed to
+    the ``on_train_batch_end`` where it has changed again. So gradient accumulation and manual optimization need no
+    setting. Validation within a step is not measured. Reports go to the JSONL record and to every logger of the
+    trainer; a ``WandbLogger`` gets tables too.
 
     Args:
         **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``. ``sinks``

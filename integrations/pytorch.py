@@ -19,7 +19,6 @@ from overlap_callbacks.instruments import device
 
 from . import _configuration, _pytorch_ddp, _pytorch_fsdp
 from ._pytorch_ddp import switchable
-from ._pytorch_fsdp_arms import PrefetchSwitch, ReshardSwitch
 from ._pytorch_race import PlainStep
 from .base import Attachments, build_monitor, check_callable, expect_dtensors, is_native, switched_off
 
@@ -42,14 +41,13 @@ def attach(
 
     Gradient accumulation needs no setting: its micro-batches lie between two optimizer steps. Put evaluations within
     the loop into ``with monitor.pause():``. Call ``monitor.close()`` after the loop, or use ``with attach(...):``.
-
-    A wrong value, or a call at the wrong time, does not stop the job: it gives one warning and a monitor that is
-    switched off. With ``strict=True`` it raises.
+    Unless ``strict=True``, a wrong value or a call at the wrong time gives one warning and a monitor that is switched
+    off.
 
     Args:
         optimizer: if there are several, the one that steps last.
-        model: the model, or a list of them. Needed for ``sequential="native"``. Otherwise it only helps to tell which
-            process groups serve data parallelism.
+        model: the model, or a list of them. ``sequential="native"`` needs it; else it helps to tell which groups serve
+            data parallelism.
         pipeline: the schedule of ``torch.distributed.pipelining``, if there is one. Sequential steps then also wait for
             each batch of its sends and receives. Without it these are recorded and not serialised.
         sequential: what makes a step sequential. ``"gate"`` serialises every collective, whoever issues it.
@@ -130,8 +128,8 @@ def arms_of(models: Sequence[nn.Module]) -> Offers:
         return {}  # each arm then says what it needs
     return {
         "native": lambda arm: _switch(models),
-        "fsdp2_prefetch": lambda arm: PrefetchSwitch(models, arm),
-        "fsdp2_reshard": lambda arm: ReshardSwitch(models, arm),
+        "fsdp2_prefetch": lambda arm: _pytorch_fsdp.PrefetchSwitch(models, arm),
+        "fsdp2_reshard": lambda arm: _pytorch_fsdp.ReshardSwitch(models, arm),
     }
 
 

@@ -53,10 +53,8 @@ class OverlapCallback(transformers.TrainerCallback):
 
     A step is an optimizer step, from ``on_step_begin`` to ``on_step_end``: all its micro-batches, clipping included.
     Loading its batches, logging, evaluating and saving lie between steps. Steps are numbered by ``state.global_step``,
-    so a resumed job continues where it was.
-
-    Each ``train()`` has its own monitor. Reports go to the JSONL record and to the W&B run, if there is one (the
-    Trainer's or your own).
+    so a resumed job continues where it was. Each ``train()`` has its own monitor. Reports go to the JSONL record and to
+    the W&B run, if there is one (the Trainer's or your own).
 
     The Trainer does not report exceptions to its callbacks. After one, measuring ends with the next ``train()`` or with
     the process. Call ``close()`` if the process does something else before that.
@@ -138,9 +136,8 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
     """Measure an Accelerate loop, given the optimizer that ``accelerator.prepare`` returned.
 
     A step lasts from one step of the torch optimizer to the next. Within ``accelerator.accumulate`` Accelerate passes
-    only every n-th ``optimizer.step()`` on to it. The rest is as in ``integrations.pytorch.attach``: put evaluations
-    into ``with monitor.pause():``, and call ``monitor.close()`` after the loop (or use ``with
-    attach_accelerate(...):``).
+    only every n-th ``optimizer.step()`` on to it. The rest is as in ``integrations.pytorch.attach``: ``with
+    monitor.pause():`` for evaluations, and ``monitor.close()`` after the loop (or ``with attach_accelerate(...):``).
 
     Args:
         optimizer: if there are several, the one that steps last.

@@ -82,7 +82,7 @@ class MonitorConfig:
         if not isinstance(self.schedule, Schedule):
             raise TypeError(f"schedule must be a Schedule, got {self.schedule!r} (a {type(self.schedule).__name__})")
         self._set("arms", checked_arms(self.arms))
-        self._set("sinks", _checked_sinks(self.sinks))
+        self._set("sinks", checked_sinks(self.sinks))
         self._set("run_dir", Path(self.run_dir))
         for name, check in _CHECKS.items():
             value = getattr(self, name)
@@ -167,7 +167,8 @@ def as_settings(facts: Mapping[str, object]) -> dict[str, Setting]:
     return kept
 
 
-def _checked_sinks(sinks: Any) -> list[Sink]:
+def checked_sinks(sinks: Any) -> list[Sink]:
+    """The user's sinks as a list. Raises TypeError if they are something else."""
     if isinstance(sinks, Sink):
         return [sinks]
     if not isinstance(sinks, (list, tuple)):

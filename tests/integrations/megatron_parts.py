@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 
 from overlap_callbacks import Mode, OverlapReport, Sink
-from overlap_callbacks.integrations import _megatron_lm as _megatron_lm_hook
-from overlap_callbacks.integrations import _megatron_reports
+from overlap_callbacks.integrations import _megatron_reports, megatron
 from overlap_callbacks.integrations.megatron import attach, hook_pretrain
 from overlap_callbacks.report import record
 from tests.distributed import captured_log
@@ -346,7 +345,7 @@ def _pretrain_apart(folder: str) -> dict[str, Any]:
             lm = _megatron_lm(training, SimpleNamespace(run=None, log=lambda *_: None) if rank == 1 else None)
             hook_pretrain(run_dir=str(Path(folder, name)), **{**TOGGLING, "strict": False})
             with (
-                mock.patch.object(_megatron_lm_hook, "LAST_REPORT_S", longest_s),
+                mock.patch.object(megatron, "LAST_REPORT_S", longest_s),
                 mock.patch.object(_megatron_reports, "WandbSink", return_value=sink),
                 mock.patch.object(_megatron_reports, "_LOOK_INTERVAL_S", 1000.0),  # at the end only
             ):

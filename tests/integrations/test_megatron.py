@@ -16,8 +16,7 @@ from torch import nn
 
 from overlap_callbacks import Mode
 from overlap_callbacks.gate.step_log import ExpectedSequence
-from overlap_callbacks.integrations._megatron_core import MegatronCore
-from overlap_callbacks.integrations._megatron_steps import shared_expert_streams
+from overlap_callbacks.integrations._megatron_steps import MegatronCore, shared_expert_streams
 from overlap_callbacks.integrations.megatron import attach
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks

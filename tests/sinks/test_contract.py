@@ -53,7 +53,7 @@ def deepspeed_sink(folder: Path) -> Sink:
     pytest.importorskip("deepspeed")
     from types import SimpleNamespace
 
-    from overlap_callbacks.integrations._deepspeed_events import EventsSink
+    from overlap_callbacks.integrations.deepspeed import EventsSink
 
     monitor = SimpleNamespace(csv_monitor=None, tb_monitor=None)
     return EventsSink(SimpleNamespace(monitor=monitor, global_samples=0))  # type: ignore[arg-type]
