@@ -11,11 +11,7 @@ from typing import Any
 
 
 class GuardedLogger:
-    """Like a logger, but nothing is raised.
-
-    Args:
-        logger: whose handlers and filters are the user's.
-    """
+    """Like a logger, whose handlers and filters are the user's, but nothing is raised."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
@@ -34,19 +30,16 @@ class GuardedLogger:
             to_stderr(message % args)
 
     def info(self, message: str, *args: object, **options: Any) -> None:
-        """Say something that needs no action."""
         with contextlib.suppress(Exception):
             message, args, options = self._hidden(message, args, options)
             self._logger.info(message, *args, stacklevel=2, **options)
 
     def debug(self, message: str, *args: object, **options: Any) -> None:
-        """Say something for those who look for it."""
         with contextlib.suppress(Exception):
             message, args, options = self._hidden(message, args, options)
             self._logger.debug(message, *args, stacklevel=2, **options)
 
     def hidden(self, text: str) -> str:
-        """A text as messages show it."""
         return text if self._hide is None else self._hide(text)
 
     def _hidden(
@@ -61,7 +54,6 @@ class GuardedLogger:
 
     @property
     def shows_info(self) -> bool:
-        """Whether messages that need no action are shown."""
         return self._logger.isEnabledFor(logging.INFO)
 
     @property

@@ -1,7 +1,7 @@
 """Threads of our own, for work that must not be done on the training thread.
 
-Each is a daemon with a bounded queue. The job waits for it at most for a time that the job gives. The interpreter does
-not wait for it at all (``concurrent.futures`` would join its threads at exit, without a timeout).
+Each is a daemon with a bounded queue. The job waits for it at most for a time that the job gives, the interpreter not
+at all (``concurrent.futures`` would join its threads at exit, without a timeout).
 """
 
 from __future__ import annotations
@@ -31,12 +31,9 @@ T = TypeVar("T")
 
 
 class Worker:
-    """Runs tasks one after the other, on one thread that starts with the first task.
+    """Runs tasks one after the other, on one thread that starts with the first task; at most ``capacity`` may wait.
 
-    Args:
-        name: of the thread.
-        on_error: called with what a task raised, on the worker's thread.
-        capacity: maximum number of tasks that wait.
+    ``on_error`` is called with what a task raised, on the worker's thread.
     """
 
     def __init__(self, name: str, on_error: Callable[[Exception], None], capacity: int = 1024) -> None:
@@ -48,21 +45,19 @@ class Worker:
 
     @property
     def started(self) -> bool:
-        """Whether any task was ever submitted."""
         return self._thread is not None
 
-    def submit(self, task: Callable[[], object]) -> bool:
-        """Run ``task`` later. Returns False, and drops it, if too many tasks wait already.
+    def submit(self, task: Callable[[], object], timeout_s: float = 0.0) -> bool:
+        """Run ``task`` later. Returns False, and drops it, if too many tasks wait already, and do so for ``timeout_s``.
 
-        Raises:
-            RuntimeError: the system has no more threads to give.
+        A RuntimeError if the system has no more threads to give.
         """
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
             thread.start()
             self._thread = thread  # only now: a thread that did not start cannot be joined
         try:
-            self._tasks.put_nowait(task)
+            self._tasks.put(task, timeout=timeout_s)
         except queue.Full:
             return False
         return True
@@ -95,20 +90,18 @@ class Worker:
     def close(self, timeout_s: float) -> bool:
         """Run the tasks that wait, then end the thread.
 
-        Returns:
-            False if that takes longer than ``timeout_s``. The thread goes on then, and ``close`` may be called again.
+        Returns False if that takes longer than ``timeout_s``. The thread goes on then, and ``close`` may be called
+        again.
         """
         if self._thread is None:
             return True
         deadline = time.monotonic() + timeout_s
-        while not self._closing:
+        if not self._closing:
             try:
-                self._tasks.put_nowait(_STOP)
-                self._closing = True
+                self._tasks.put(_STOP, timeout=max(0.0, timeout_s))
             except queue.Full:
-                if time.monotonic() > deadline:
-                    return False
-                time.sleep(0.01)
+                return False
+            self._closing = True
         self._thread.join(max(0.0, deadline - time.monotonic()))
         if self._thread.is_alive():
             return False
@@ -139,55 +132,46 @@ class DetachedWorker:
     Args:
         name: of the thread.
         patience_s: maximum time ``do`` blocks. While earlier work is still stalled it does not block at all.
-        capacity: maximum number of pieces of work that wait; more are dropped and counted.
-
-    Attributes:
-        dropped: pieces of work that were dropped.
+        capacity: maximum number of pieces of work that wait; more are dropped and counted in ``dropped``.
     """
 
     def __init__(self, name: str, *, patience_s: float, capacity: int = 1000) -> None:
         self._worker = Worker(name, self._keep_error, capacity)
         self._patience_s = patience_s
-        self._lock = threading.Lock()
-        self._waiting = 0
+        self._last = threading.Event()  # of the work that came last: whether it is done
+        self._last.set()
         self._error: Exception | None = None
         self.dropped = 0
 
     def do(self, work: Callable[[], None]) -> bool:
         """Run ``work``, and wait for it. Returns False if it is not done yet.
 
-        Raises:
-            Exception: what it raised, or what earlier work raised after its own call of ``do`` had returned.
+        Raises what it raised, or what earlier work raised after its own call of ``do`` had returned.
         """
         self._raise_error()
-        done = self._submit(work)
+        earlier, done = self._last, self._submit(work)
         if done is None:
             self.dropped += 1
-        with self._lock:
-            stalled = self._waiting > 1
-        finished = done is not None and done.wait(0.0 if stalled else self._patience_s)
+        finished = done is not None and done.wait(self._patience_s if earlier.is_set() else 0.0)
         self._raise_error()
         return finished
 
     def close(self, last: Callable[[], None], timeout_s: float) -> bool:
         """Run ``last``, then end the thread. Returns False, and leaves the thread behind, if that takes too long.
 
-        Raises:
-            Exception: what any work raised that no call has raised yet.
+        Raises what any work raised that no call has raised yet.
         """
         if not self._worker.started:
             last()  # and start no thread, which an interpreter that is ending would refuse
             return True
         deadline = time.monotonic() + timeout_s
-        while self._submit(last) is None:  # no place yet
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.01)
+        if self._submit(last, max(0.0, timeout_s)) is None:  # no place came free
+            return False
         ended = self._worker.close(max(0.0, deadline - time.monotonic()))
         self._raise_error()
         return ended
 
-    def _submit(self, work: Callable[[], None]) -> threading.Event | None:
+    def _submit(self, work: Callable[[], None], timeout_s: float = 0.0) -> threading.Event | None:
         done = threading.Event()
 
         def task() -> None:
@@ -196,16 +180,11 @@ class DetachedWorker:
             except BaseException as error:
                 self._keep_error(as_exception(error))
             finally:
-                with self._lock:
-                    self._waiting -= 1
                 done.set()
 
-        with self._lock:
-            self._waiting += 1
-        if not self._worker.submit(task):
-            with self._lock:
-                self._waiting -= 1
+        if not self._worker.submit(task, timeout_s):
             return None
+        self._last = done
         return done
 
     def _keep_error(self, error: Exception) -> None:

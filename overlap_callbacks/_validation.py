@@ -1,4 +1,7 @@
-"""Checks of what a user passes in. Every message names the parameter, what was given and what is allowed."""
+"""Checks of what a user passes in. Every message names the parameter, what was given and what is allowed.
+
+All raise TypeError for another type, ValueError for a value that is out of range or not among those allowed.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,12 @@ def count(name: str, value: Any, *, minimum: int, maximum: int | None = None) ->
 
     Booleans and floats are refused: ``repeats=True`` and ``repeats=2.0`` are mistakes, not counts. Integer types of
     other libraries (``numpy.int64``) pass.
-
-    Raises:
-        TypeError: not a whole number.
-        ValueError: smaller than ``minimum``, or larger than ``maximum``.
     """
     # NumPy before 2.3 and torch take their booleans for indices. Their dtype tells, without an import of either.
-    if isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool"):
-        kind = type(value).__name__
-        raise TypeError(f"{name} must be a whole number of at least {minimum}, got {value!r} (a {kind})")
+    is_boolean = isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
     try:
+        if is_boolean:
+            raise TypeError
         number = operator.index(value)
     except TypeError:
         raise TypeError(
@@ -35,23 +34,13 @@ def count(name: str, value: Any, *, minimum: int, maximum: int | None = None) ->
 
 
 def flag(name: str, value: Any) -> bool:
-    """Return ``value`` if it is True or False.
-
-    Raises:
-        TypeError: it is neither.
-    """
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r} (a {type(value).__name__})")
     return value
 
 
 def fraction(name: str, value: Any) -> float:
-    """Return ``value`` as a fraction above 0 and at most 1.
-
-    Raises:
-        TypeError: not a number.
-        ValueError: out of range.
-    """
+    """Return ``value`` as a fraction above 0 and at most 1."""
     number = _real(name, value, "a fraction above 0 and at most 1")
     if not 0 < number <= 1:
         raise ValueError(f"{name} must be a fraction above 0 and at most 1, got {value!r}")
@@ -59,44 +48,25 @@ def fraction(name: str, value: Any) -> float:
 
 
 def positive(name: str, value: Any) -> float:
-    """Return ``value`` as a positive, finite number.
-
-    Raises:
-        TypeError: not a number.
-        ValueError: not positive, or not finite.
-    """
-    number = _real(name, value, "a positive number")
-    if not 0 < number < float("inf"):
-        raise ValueError(f"{name} must be a positive, finite number, got {value!r}")
-    return number
+    """Return ``value`` as a positive, finite number."""
+    return _finite(name, value, "number")
 
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
-    """Return ``value`` if it is one of the texts that are allowed.
-
-    Raises:
-        ValueError: it is not.
-    """
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
     return value
 
 
 def seconds(name: str, value: Any, *, zero: bool = False) -> float:
-    """Return ``value`` as a positive, finite number of seconds.
+    """Return ``value`` as a positive, finite number of seconds; with ``zero``, 0 is allowed too."""
+    return _finite(name, value, "number of seconds", zero=zero)
 
-    Args:
-        name: of the parameter.
-        value: what was given.
-        zero: whether 0 is allowed too.
 
-    Raises:
-        TypeError: not a number.
-        ValueError: not positive, or not finite.
-    """
-    number = _real(name, value, "a number of seconds of at least 0" if zero else "a positive number of seconds")
+def _finite(name: str, value: Any, what: str, *, zero: bool = False) -> float:
+    number = _real(name, value, f"a {what} of at least 0" if zero else f"a positive {what}")
     if not (0 < number < float("inf") or (zero and number == 0)):
-        allowed = "finite number of seconds of at least 0" if zero else "positive, finite number of seconds"
+        allowed = f"finite {what} of at least 0" if zero else f"positive, finite {what}"
         raise ValueError(f"{name} must be a {allowed}, got {value!r}")
     return number
 

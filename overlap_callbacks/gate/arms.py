@@ -1,10 +1,9 @@
 """Arms: what the job as configured is compared with, one of them in each window.
 
-Sequential steps are the first arm. Any switch that can be turned between two steps can be another. An arm only declares
-what is compared; what it turns is a ``Switch``: its own, or one that the framework's adapter offers under ``needs``.
-
-A switch is risky where the gate is not: turned wrongly, it corrupts training without an error. So it only changes what
-the job was built for, only between steps, reads back the value in force, and restores it.
+An arm declares what is compared: sequential steps, or any switch that can be turned between two steps. What it turns is
+a ``Switch``: its own, or one that the framework's adapter offers under ``needs``. Turned wrongly, a switch corrupts
+training without an error. So it changes only what the job was built for, only between steps, reads back the value in
+force, and restores it.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ class Switch:
         name: for the record, e.g. ``overlap_comm``.
         sequential: whether steps are sequential while it is turned.
         only_between_steps: it cannot be restored within a step. ``close()`` then restores it when the step has ended.
-        begins_with_communication: a step that has issued no collective yet counts as not begun. (In loops that are
-            marked by ``optimizer.step()``, a step is open when the loop has ended.)
+        begins_with_communication: a step without a collective so far counts as not begun, as when a loop has ended.
     """
 
     name = "switch"
@@ -81,13 +79,10 @@ class AttributeSwitch(Switch):
 
 
 class SwitchState:
-    """The switch in use, and which way it is turned.
+    """The switch in use, ``form``, and whether it is turned; None if nothing is turned, and the gate serialises.
 
-    Attributes:
-        native: what makes steps sequential instead of the gate; None if the gate does.
-        form: the switch in use; None if nothing is turned, and the gate makes steps sequential.
-        is_turned: whether it is turned.
-        offers: makers of the switches of arms, which adapters add to.
+    ``native`` makes steps sequential instead of the gate, if any. ``offers`` makes the switches of arms; adapters add
+    to it.
     """
 
     def __init__(self) -> None:
@@ -161,10 +156,9 @@ class BaseArm:
     needs = ""
 
     def switch(self, offers: Offers) -> Switch | None:
-        """What is turned for this arm; None if the gate makes its steps sequential. Called before its first window.
+        """What is turned for this arm, before its first window; None if the gate makes its steps sequential.
 
-        Raises:
-            ValueError: this job cannot have the arm; the message says why.
+        Raises ValueError if this job cannot have the arm; the message says why.
         """
         offer = offers.get(self.needs)
         if offer is None:
@@ -226,7 +220,7 @@ class Arm(BaseArm):
 class SmCarveout(BaseArm):
     """Matrix products leave some SMs free, for collectives to run on (torch's experimental carve-out).
 
-    Another grid may add up in another order: results may differ in their last bits.
+    Another grid may add up in another order, so that results differ in their last bits.
 
     Args:
         num_sms: that matrix products do not use.
@@ -334,9 +328,7 @@ class ZeroPrefetchBucket(BaseArm):
 def checked_arms(arms: Sequence[BaseArm] | None) -> tuple[BaseArm, ...]:
     """The arms of a monitor; None for the default, ``Sequential()`` alone.
 
-    Raises:
-        TypeError: not a list of arms.
-        ValueError: there is none, or two have the same name.
+    Raises TypeError if it is not a list of arms, ValueError if there is none, or two have the same name.
     """
     if arms is None:
         return (Sequential(),)
@@ -373,8 +365,6 @@ class _Functions(Switch):
 
 
 class _TF32Switch(AttributeSwitch):
-    """Sets whether cuBLAS and cuDNN may use TF32."""
-
     name = "allow_tf32"
     only_between_steps = False  # collectives do not depend on it, and the process goes on after the last step
 

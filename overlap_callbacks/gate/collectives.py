@@ -39,12 +39,11 @@ class OperatorSpec:
     """How one ``c10d`` operator takes its arguments (always by position, trailing defaults left out).
 
     Attributes:
-        name: name within the ``c10d`` namespace, with its overload where it has one, e.g. ``allreduce_``.
+        name: within the ``c10d`` namespace, with its overload if any, e.g. ``allreduce_``.
         redispatch: ``redispatch(keyset, *args)``, to the kernels below ours.
         group: position of the process group.
         sizes: bytes in and out of a call with these arguments, and its first tensor.
         returns_work: whether the operator returns a ``Work`` (last).
-        point_to_point: whether it is a send or a receive.
         peer, tag: positions of the peer's group rank and of the tag; -1 without one.
         async_op: position of ``async_op``; without one, a position that no call has.
         asynchronous: its value where a call leaves it out; without one, whether the operator returns a ``Work``.
@@ -229,12 +228,10 @@ class Group:
 
     @property
     def num_ranks(self) -> int:
-        """How many ranks it has."""
         return len(self.ranks) or self.size
 
     @property
     def label(self) -> str:
-        """A name for people."""
         described = self.description and self.description != "undefined"
         return f"{self.description} ({self.name})" if described else self.name
 
@@ -251,13 +248,11 @@ class Collective(msgspec.Struct, gc=False):
     Made on the training thread, so it is a struct: made in a third of the time of a class with slots.
 
     Attributes:
-        operator: e.g. ``allreduce_``.
-        group: its process group.
         bytes_in, bytes_out: bytes of the tensors read and written on this rank.
         dtype: of its first tensor; None without tensors.
         coalesced: number of the coalescing block that it is a member of, from 1; 0 for none.
         peer: group rank of the other side of a send or receive; -1 for collectives and any-source receives.
-        tag: tag of a send or receive, else 0.
+        tag: of a send or receive, else 0.
         issued_ns: host time of issue, ``time.perf_counter_ns``.
         start, end: marks around the transfer in sequential mode; None where it was not serialised.
         posted: number of the batch in which an adapter posted it, from 1; 0 for none.
@@ -289,12 +284,10 @@ class Collective(msgspec.Struct, gc=False):
 
     @property
     def group_size(self) -> int:
-        """Number of ranks of its group."""
         return self.group.num_ranks
 
     @property
     def point_to_point(self) -> bool:
-        """Whether it is a send or a receive."""
         return self.operator in POINT_TO_POINT
 
     @property
@@ -304,7 +297,6 @@ class Collective(msgspec.Struct, gc=False):
 
     @property
     def dimension(self) -> str:
-        """The dimension of parallelism that its group serves."""
         return self.group.dimension
 
     def __str__(self) -> str:

@@ -4,12 +4,11 @@ Serialising makes every collective wait for those issued before it on the same r
 the collectives of two groups in different orders, a program that ran well would hang: rank 0 waits in A for rank 1,
 which waits in B for rank 0. So before anything is serialised, the union of the ranks' orders must have no cycle.
 
-A node of that union is one collective (the k-th of its group, the same on every member) or one message (the k-th send
-from one rank to another, and the receive that it matches). Everything waits for all that precedes it on its rank. That
-holds too for what is not serialised (members of coalescing blocks, single sends and receives, groups whose ranks are
-not known): the job may wait for these at once. Only members of a coalescing block, and those of a batch that sequential
-steps wait for (``Gate.post``), start together and do not wait for each other. (A small message may be buffered, and its
-send finish before its receive is posted. Nobody should rely on that, so the check does not.)
+A node of that union is one collective (the k-th of its group, on every member) or one message (the k-th send from one
+rank to another, with its receive). Everything waits for all that precedes it on its rank, also what is not serialised
+(single messages, members of coalescing blocks, groups of unknown ranks): the job may wait for these at once. Only
+members of one coalescing block, or of one batch that sequential steps wait for (``Gate.post``), start together. (A
+small message may be buffered, and its send finish before its receive is posted. The check does not rely on that.)
 
 A cycle counts if it goes through something that sequential steps wait for. The job has just run through all others.
 """
@@ -30,11 +29,9 @@ from overlap_callbacks.gate.collectives import POINT_TO_POINT, SENDS, Collective
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One collective of a sequence, as it travels between ranks.
+    """One collective of a sequence, as it travels between ranks; fields as in ``Collective``, the group by its name.
 
-    Attributes:
-        operator, group, coalesced, tag, posted: as in ``Collective``; the group by its name.
-        source, target: global ranks of a send or receive, -1 where unknown or not p2p.
+    ``source`` and ``target`` are the global ranks of a send or receive, -1 where unknown.
     """
 
     operator: str
@@ -76,7 +73,6 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
     def of(
         cls, collectives: Iterable[Collective], rank: int, incomplete: bool = False, compiled: bool = False
     ) -> CollectiveSequence:
-        """The sequence of the collectives that ``rank`` issued in a step."""
         items, groups, labels = [], {}, {}
         for collective in collectives:
             group = collective.group
@@ -180,7 +176,7 @@ def find_conflict(sequences: Mapping[int, CollectiveSequence]) -> Conflict | Non
 def _is_clear(sequences: Sequence[CollectiveSequence]) -> bool:
     """Whether the union has no cycle at all; False if anything starts together.
 
-    The same as ``PrecedenceGraph`` finds, in a hundredth of the time: it must not keep the interpreter from training.
+    As ``PrecedenceGraph`` finds, in a hundredth of the time: it must not keep the interpreter from training.
     """
     if any(item.operator in POINT_TO_POINT or item.batch != (0, 0) for of in sequences for item in of.items):
         return False
@@ -202,19 +198,25 @@ def _is_clear(sequences: Sequence[CollectiveSequence]) -> bool:
 
 def _has_cycle(orders: Sequence[np.ndarray[Any, Any]]) -> bool:
     """Whether the union of total orders, each an array of different nodes, has a cycle."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     before, after = (np.concatenate(part) for part in zip(*[(of[:-1], of[1:]) for of in orders], strict=True))
     names, places = np.unique(np.concatenate([before, after]), return_inverse=True)
     size = len(names)
     if not size:
         return False
     edges = np.unique(places[: len(before)] * size + places[len(before) :])
-    ends = ((edges // size).astype(np.int32), (edges % size).astype(np.int32))
-    graph = coo_array((np.ones(len(edges), dtype=bool), ends), shape=(size, size)).tocsr()
-    components, _ = connected_components(graph, directed=True, connection="strong")
-    return bool(components < size)
+    components, _ = _strong_components(edges // size, edges % size, size)
+    return components < size
+
+
+def _strong_components(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any], size: int) -> tuple[int, Any]:
+    """How many strong components a graph of ``size`` nodes has, and that of each node, given its edges' ends."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    ends = before.astype(np.int32), after.astype(np.int32)  # SciPy 1.11.1 and 1.11.2 raise on other indices
+    graph = coo_array((np.ones(len(before), dtype=bool), ends), shape=(size, size)).tocsr()
+    number, component = connected_components(graph, directed=True, connection="strong")
+    return int(number), component
 
 
 class PrecedenceGraph:
@@ -228,7 +230,6 @@ class PrecedenceGraph:
         self._numbers: dict[_Node, int] = {}
 
     def add(self, sequence: CollectiveSequence, rank: int) -> None:
-        """Add one rank's edges."""
         counts: dict[_Node, int] = defaultdict(int)
         before: list[int] = []  # what started together last: what starts next may have to wait for it
         together: list[int] = []  # what starts together now
@@ -247,22 +248,14 @@ class PrecedenceGraph:
 
     def cycle(self) -> list[int] | None:
         """The nodes of a shortest cycle through something that a sequential step waits for, or None."""
-        from scipy.sparse import coo_array
-        from scipy.sparse.csgraph import connected_components
-
-        size = len(self.names)
         edges = [(before, after) for before, afters in enumerate(self.after) for after in afters]
         if not edges:
             return None
-        # 32-bit indices: SciPy 1.11.1 and 1.11.2 raise on others.
-        before, after = np.array(edges, dtype=np.int32).T
-        graph = coo_array((np.ones(len(edges), dtype=bool), (before, after)), shape=(size, size)).tocsr()
-        _, component = connected_components(graph, directed=True, connection="strong")
-        members: dict[int, int] = defaultdict(int)
-        for label in component:
-            members[label] += 1
-        for node in range(size):
-            if self.waited[node] and members[component[node]] > 1:
+        before, after = np.array(edges).T
+        _, component = _strong_components(before, after, len(self.names))
+        members = np.bincount(component)
+        for node, is_waited in enumerate(self.waited):
+            if is_waited and members[component[node]] > 1:
                 return self._shortest_cycle(node)
         return None
 

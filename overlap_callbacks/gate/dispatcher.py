@@ -1,29 +1,27 @@
 """The gate's kernels in torch's dispatcher, and which threads they see.
 
 All of torch's collectives pass through the dispatcher operators ``c10d::*``, and the gate has a Python kernel for each.
-The kernels are registered once in a process and never removed: removing a kernel that another thread is about to enter
-can crash the process. (Kernels at the Autograd keys would miss functional collectives, DTensor and inference mode.)
+They are registered once in a process and never removed: removing a kernel that another thread is about to enter can
+crash the process. (Kernels at the Autograd keys would miss functional collectives, DTensor and inference mode.)
 
 **Which key.** A dispatch key that no tensor has (``TESTING_ONLY_GenericMode``). Dispatch looks at it only on a thread
-that has it in its own include set, and the measured thread does so only within the steps of a window. So between
-windows the gate costs nothing. With torch 2.13 on a CPU and the backend ``fake`` an all-reduce takes 5.12 us without
-the kernels, 5.10 us with the key off, and 21.2 us while the gate records it (``benchmarks/results/overhead-cpu.json``).
+that includes it, as the measured thread does within the steps of a window. So between windows the gate costs nothing:
+with torch 2.13 on a CPU and the backend ``fake`` an all-reduce takes 5.12 us without the kernels, 5.10 us with the key
+off, and 21.2 us while the gate records it (``benchmarks/results/overhead-cpu.json``).
 
 **Which threads.** The measured thread, and autograd's threads while they work for it: the engine hands them the state
-of the thread that called ``backward``. Python threads of the user's are not seen, and never serialised: the place of
-their collectives in the order differs from rank to rank, and serialising them could deadlock.
+of the thread that called ``backward``. Python threads of the user's are neither seen nor serialised: their place in the
+order differs from rank to rank, which could deadlock.
 
-**DTensors.** An operator on a DTensor issues collectives itself: the norm of gradients in FSDP2's clipping, say. It
-does so within ``__torch_dispatch__``, where torch excludes our key. Jobs with DTensors have the kernels at
-``BackendSelect``.
+**DTensors.** An operator on a DTensor issues collectives within ``__torch_dispatch__``, where torch excludes our key
+(FSDP2's clipping does). Jobs with DTensors have the kernels at ``BackendSelect``.
 
 **torch.compile.** Compiled code checks at each call that the dispatch keys are those under which it was compiled. Our
-key would fail that check, and each compiled frame would be compiled again when a window opens: minutes of a live job,
-perhaps other rounding, and one of the few recompilations that a frame is allowed. So once torch.compile has compiled
-anything in the process, the kernels are registered at ``BackendSelect`` as well, and our key stays off. There they see
-every thread's collectives at all times, record those of threads with a mark in another piece of thread-local state,
-which autograd hands on too, and pass the others on: 7 to 12 us a collective, in and between windows. The same form is
-used where a torch lacks what the first one needs.
+key would fail that check, and each frame would be compiled again when a window opens: minutes of a live job, perhaps
+other rounding. So once torch.compile has compiled anything in the process, or where a torch lacks what our key needs,
+the kernels are at ``BackendSelect``, and our key stays off. There they see every thread's collectives at all times,
+record those of threads with a mark in another thread-local state, which autograd hands on too, and pass the others on:
+7 to 12 us a collective, in and between windows.
 """
 
 from __future__ import annotations
@@ -217,7 +215,7 @@ class _AtBackendSelect(_Placement):
 class CompileWatch:
     """Counts compilations, from when torch.compile's own module is loaded; it does not load it.
 
-    ``on_start`` is called when one starts, on the thread that compiles, if this torch has a callback for that.
+    ``on_start`` is called on the thread that compiles when one starts, if this torch has a callback for that.
     """
 
     def __init__(self, on_start: Callable[[], None]) -> None:
@@ -243,10 +241,7 @@ class CompileWatch:
 
     @property
     def has_compiled(self) -> bool:
-        """Whether there may be compiled code in the process.
-
-        That something is wrapped to be compiled says little: DeepSpeed wraps functions that most jobs never call.
-        """
+        """Whether there may be compiled code. That a function is wrapped says little: DeepSpeed wraps many."""
         return self._started > 0 or _compilations_by_torch() > 0
 
     def _note(self, _: Any) -> None:
@@ -277,8 +272,7 @@ class Dispatcher:
 
     Attributes:
         observer: called for each collective of a measured thread; None makes the kernels a pass-through at once.
-        placement: the kernels in use; None before ``install``.
-        own_key, backend_select: the two possible placements.
+        placement: the kernels in use, one of ``own_key`` and ``backend_select``; None before ``install``.
         stale: threads whose step ended on another thread. Each becomes ordinary when it next enters the kernels.
         interrupts: what signal handlers raised within the kernels, to be raised again where the step ends.
     """
@@ -313,10 +307,6 @@ class Dispatcher:
             self.observer = None
 
     # -- registration
-
-    @property
-    def installed(self) -> bool:
-        return self.placement is not None
 
     def install(self, *, nested: bool = False) -> None:
         """Register the kernels where they cost least. Between steps, on the main thread; safe to call again.
@@ -370,7 +360,7 @@ class Dispatcher:
     def switch_off(self, observer: CollectiveObserver) -> None:
         """Let all collectives pass, at once, from any thread. Does nothing while somebody else observes.
 
-        Only a thread itself can change its local state. If another one calls this, the measured thread becomes ordinary
+        Only a thread itself can change its local state. So if another calls this, the measured thread becomes ordinary
         when it calls this too, or when it next enters the kernels.
         """
         if self.observer is None or self.observer is observer:
@@ -378,7 +368,6 @@ class Dispatcher:
             self._leave_thread()
 
     def is_on(self, observer: CollectiveObserver) -> bool:
-        """Whether ``observer`` is called for collectives now."""
         return self.observer is observer
 
     def is_stale(self) -> bool:
@@ -405,10 +394,9 @@ class Dispatcher:
     def _on_compile(self) -> None:
         """torch.compile is about to compile, on this thread.
 
-        The compiled code will compare the dispatch keys with those of now. So our key is switched off for the rest of
-        the step, which does not count anyway. Not within a backward pass: autograd puts the key back for the next node,
-        and what was compiled without it would be compiled again for each node. There the code is compiled with the key,
-        and once more without it in a later step.
+        The compiled code will compare the dispatch keys with those of now, so our key is off for the rest of the step,
+        which does not count anyway. Not within a backward pass: autograd puts the key back for the next node, and each
+        node would be compiled again. There the code is compiled with the key, and once more without it in a later step.
         """
         if self.placement is self.own_key and torch._C._current_graph_task_id() == -1:
             self.own_key.leave()
@@ -417,16 +405,12 @@ class Dispatcher:
 def _as_kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
     """Make a kernel of a function. See ``interruptions.py`` for the form that its code must have."""
     without_signal_check(kernel)
-    _leave_out_of_dynamo(kernel)
-    return kernel
-
-
-def _leave_out_of_dynamo(kernel: Callable[..., Any]) -> None:
-    """Have ``torch.compile`` run the kernel as it is. It would trace into it if a compiled forward communicates."""
+    # torch.compile runs it as it is. It would trace into it if a compiled forward communicates.
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):  # torch 2.8
         skip = frames._FrameAction.SKIP
         frames.set_code_exec_strategy(kernel.__code__, frames._FrameExecStrategy(skip, skip))
+    return kernel
 
 
 dispatcher = Dispatcher()

@@ -1,12 +1,10 @@
 """The collective gate: one place in which to see, and to serialise, every collective of the training thread.
 
-The kernels of ``dispatcher.py`` call the gate before and after each collective of a measured step. The rules that keep
-it safe:
+The kernels of ``dispatcher.py`` call it before and after each collective of a measured step. What keeps it safe:
 
 - it adds waits and nothing else: it never issues, drops, reorders or resizes a collective;
-- it never raises: an exception would break DDP's reducer for good. An error of the gate's own is kept, and its owner
-  switches the gate off at the next step boundary. What a signal handler of the user's raises is raised at the step's
-  end (``interruptions.py``);
+- it never raises: an exception would break DDP's reducer for good. An error of its own is kept, and its owner switches
+  the gate off at the next step boundary. What a user's signal handler raises is raised at the step's end;
 - sends and receives are never waited for where they are issued: that hangs real pipeline schedules, and Gloo's p2p
   works cannot be waited for twice. An adapter that knows where its framework posts a batch of them uses ``post``;
 - only collectives of the training thread and of autograd's threads are serialised (``dispatcher.py``);
@@ -64,9 +62,6 @@ class Gate:
         side_streams: streams that compute and never issue a collective, named by an adapter.
         micro_batches: of the open step so far; 0 if no adapter counts them.
         nested: whether operators of the job (on DTensors, say) issue collectives; the first window finds out.
-
-    Raises:
-        RuntimeError: (from ``register``) another gate of this process is in use.
     """
 
     def __init__(self, capacity: int = 20_000, patience_s: float = 10.0) -> None:
@@ -110,7 +105,6 @@ class Gate:
 
     @property
     def serialising(self) -> bool:
-        """Whether the open step is sequential."""
         return self._serialise
 
     def any_seen(self) -> bool:
@@ -190,7 +184,7 @@ class Gate:
             foreign = self._numbers.foreign_groups(collectives, self.dimensions)
             self.nested = self.nested or bool(foreign)  # from the next window on
             is_quiet = self._watching and self._numbers.complete and not foreign
-            quiet = is_quiet and _all_complete(self._works, len(collectives))
+            quiet = is_quiet and len(self._works) == len(collectives) and all(map(is_complete, self._works))
         passed = self._not_serialised, self._unsupported_device, self._not_serialised_bytes, self._captured
         # Another thread may be further on one rank than on another, at the same step.
         counts = {} if self._numbers is None else self._numbers.before(self.dimensions, without=foreign)
@@ -207,15 +201,9 @@ class Gate:
     def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
         """Issue a batch of sends and receives; in a sequential step wait for all of them once all are posted.
 
-        For an adapter, in schedules in which waiting there comes to an end. It passes on the works that it gets back:
-        those of Gloo cannot be waited for twice.
-
-        Args:
-            issue: posts the batch; what it raises passes through.
-            works_of: the works in what ``issue`` returns.
-
-        Returns:
-            What ``issue`` returned, and a work for each of its works: ``CompletedWork`` if it was waited for.
+        For an adapter, in schedules in which waiting there comes to an end. ``issue`` posts the batch, and what it
+        raises passes through; ``works_of`` gives the works in what it returns. Returns what ``issue`` returned, and the
+        works to pass on, ``CompletedWork`` for each that was waited for: those of Gloo cannot be waited for twice.
         """
         order_after = self._begin_batch()
         try:
@@ -325,7 +313,6 @@ class Gate:
         return NotSerialised.OTHER_DEVICE if serialiser is None else serialiser.obstacle(tensor) or serialiser
 
     def after_call(self, spec: OperatorSpec, call: Collective, result: Any) -> None:
-        """Order what comes after a call."""
         try:
             # NCCL gives no Work for async_op=False: the kernel is then on the issuing stream itself.
             work = None
@@ -335,23 +322,14 @@ class Gate:
             if serialiser is None:
                 self._works.append(work)  # of a watched step
             elif not serialiser.after(call, work):
-                self._give_up(call)
+                # It timed out: the ranks wait for each other in a way that no check foresaw.
+                self._serialise, self.stuck = False, call
             elif serialiser.completes and self._watching:
                 self._works.append(None)
         except Exception as error:
             self.last_error = dispatcher.interrupts.own(error) or self.last_error
 
-    def _give_up(self, call: Collective) -> None:
-        """Stop serialising: this collective timed out, so the ranks wait for each other in a way no check foresaw."""
-        self._serialise = False
-        self.stuck = call
-
 
 def _unsupported_device(tensor: torch.Tensor | None) -> str:
     """The type of the tensor's device, if it is none on which anything can be timed; else empty."""
     return "" if tensor is None or tensor.is_cpu or device.is_timed(tensor.device) else tensor.device.type
-
-
-def _all_complete(works: Sequence[dist.Work | None], issued: int) -> bool:
-    """Whether all ``issued`` collectives are complete."""
-    return issued == len(works) and all(map(is_complete, works))

@@ -1,7 +1,7 @@
 """Exceptions that a signal handler of the user's raises while Python code of ours runs within a collective.
 
-Python runs signal handlers on the main thread, between two bytecodes. Without the library there are no bytecodes within
-a collective: a handler raises once ``backward()`` has returned, and the user may catch that and go on. With Python
+Python runs signal handlers on the main thread, between two bytecodes. Without the library there are none within a
+collective: a handler raises once ``backward()`` has returned, and the user may catch that and go on. With Python
 kernels the exception would surface in DDP's reducer, and break it for good. Two things prevent that:
 
 - CPython checks for signals only where a function is entered, after a call, and where a loop jumps back. A kernel that
@@ -59,9 +59,8 @@ class _OfThread(threading.local):
 def issuer(redispatch: Callable[..., Any]) -> tuple[Any, Iterator[Any]]:
     """A way to call ``redispatch`` without the check for signals that follows a call in Python.
 
-    Returns:
-        A list and an iterator. ``arguments += (args,)`` and then a ``for`` loop that returns in its first round call
-        ``redispatch(*args)`` once. Other threads may do the same: the GIL is not released in between.
+    Returns a list and an iterator. ``arguments += (args,)`` and then a ``for`` loop that returns in its first round
+    call ``redispatch(*args)`` once. Other threads may do the same: the GIL is not released in between.
     """
     arguments: Any = [] if _HAS_GIL else _OfThread()
     return arguments, starmap(redispatch, iter(arguments.pop, None))

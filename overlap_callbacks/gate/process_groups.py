@@ -2,9 +2,8 @@
 
 **Coalescing blocks.** ``torch.distributed._coalescing_manager(group)`` collects collectives in ``pg_coalesce_state``,
 and issues them with one ``*_coalesced_`` operator at its end. With ``device=`` it also opens a group of NCCL, in which
-nothing starts before the group ends. torch removes the state before it issues that operator, and ends NCCL's group
-after it. So the state alone does not show that the group is open: whoever waited for the operator's work there would
-wait for nothing, and would free tensors that are still to be read.
+nothing starts before the group ends: after that operator, when the state is gone. Whoever waited for the operator's
+work there would wait for nothing, and would free tensors that are still to be read.
 
 **Collectives of others.** Each process group counts what it issues, on any thread. If the count went up by more than
 the gate saw, somebody else communicated: another thread, or code that the gate's kernels do not see.
@@ -38,14 +37,11 @@ _MANAGER = _code_of(getattr(c10d, "_coalescing_manager", None))
 
 
 class CoalescingBlocks:
-    """The coalescing blocks of one step.
-
-    Attributes:
-        open: torch's own table of those that are open, by group.
-    """
+    """The coalescing blocks of one step; ``open`` is torch's own table of those that are open, by group."""
 
     def __init__(self) -> None:
-        self.open: dict[dist.ProcessGroup, list[Any]] = _blocks_of_torch()
+        # An empty one where this torch has none.
+        self.open: dict[dist.ProcessGroup, list[Any]] = getattr(getattr(c10d, "_world", None), "pg_coalesce_state", {})
         # By group, the block seen last and its number. The block is held, so that no other takes its place in memory.
         self._last: dict[dist.ProcessGroup, tuple[list[Any], int]] = {}
         self._count = 0
@@ -66,11 +62,6 @@ class CoalescingBlocks:
         return bool(self.open) or (spec.ends_block and _within_manager_with_device())
 
 
-def _blocks_of_torch() -> dict[dist.ProcessGroup, list[Any]]:
-    """The table that torch has of open blocks; an empty one where this torch has none."""
-    return getattr(getattr(c10d, "_world", None), "pg_coalesce_state", {})
-
-
 def _within_manager_with_device() -> bool:
     """Whether a ``_coalescing_manager`` with a device issues the operator; where this torch does not tell, it may."""
     if _MANAGER is None:
@@ -85,11 +76,7 @@ def _within_manager_with_device() -> bool:
 
 
 class SequenceNumbers:
-    """The counts of all process groups of this rank at the moment of construction.
-
-    Attributes:
-        complete: whether every group has a count; not all backends do.
-    """
+    """The counts of this rank's groups when it is made; ``complete`` if every group has one: not all backends do."""
 
     def __init__(self) -> None:
         groups = groups_of_rank()
@@ -103,13 +90,10 @@ class SequenceNumbers:
                 self._before[group] = number
 
     def foreign_groups(self, seen: Iterable[Collective], dimensions: Mapping[str, str]) -> tuple[str, ...]:
-        """The labels of the groups that have issued more since then than ``seen``.
+        """The labels of the groups that have issued more since then than the gate saw (``seen``).
 
         Never names a group without cause: where it is not known by how much a call counts, others may pass unnoticed.
-
-        Args:
-            seen: all collectives that the gate saw since then.
-            dimensions: of groups whose dimension is known, by the group's name.
+        ``dimensions`` are those of groups whose dimension is known, by the group's name.
         """
         by_group: dict[str, list[Collective]] = defaultdict(list)
         for collective in seen:
@@ -138,12 +122,7 @@ class SequenceNumbers:
         return sum(known) if self.complete and len(known) == len(after) else None
 
     def before(self, dimensions: Mapping[str, str], *, without: Iterable[str] = ()) -> dict[str, int]:
-        """The counts at the moment of construction, by the group's name.
-
-        Args:
-            dimensions: as for ``foreign_groups``.
-            without: labels of groups to leave out.
-        """
+        """The counts when this was made, by the group's name; ``without`` are labels of groups to leave out."""
         alive, left_out = groups_of_rank() or (), set(without)
         return {
             group.group_name: count

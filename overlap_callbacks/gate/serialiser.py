@@ -38,20 +38,12 @@ IN_CHECKED_ORDER = (NotSerialised.COALESCING_BLOCK, NotSerialised.SINGLE_MESSAGE
 
 
 class Serialiser:
-    """Interface: puts one collective between two waits.
-
-    Attributes:
-        completes: whether a collective is complete once ``after`` has returned True.
-    """
+    """Interface: puts a collective between two waits; ``completes`` if it is complete once ``after`` returned True."""
 
     completes: bool
 
     def obstacle(self, tensor: torch.Tensor | None) -> NotSerialised | None:
-        """Why what is issued now cannot be serialised; None if it can.
-
-        Args:
-            tensor: the first of the collective; None for a batch whose tensors are not known yet.
-        """
+        """Why what is issued now, with this first tensor (None: unknown yet), cannot be serialised; None if it can."""
         return None
 
     def before(self, call: Collective) -> None:
@@ -63,25 +55,17 @@ class Serialiser:
         raise NotImplementedError
 
     def before_batch(self) -> Callable[[], None]:
-        """Order what came before a batch of sends and receives.
-
-        Returns:
-            What to call once all works of the batch were waited for.
-        """
+        """Order what came before a batch of sends and receives. Returns what to call once its works were waited for."""
         return lambda: None
 
 
 class StreamSerialiser(Serialiser):
     """Waits of streams for each other, in one step: the host never blocks.
 
-    Known streams are the compute stream and all streams on which the step has issued collectives so far: frameworks
-    compute there too (FSDP2 adds gradients up on its reduce-scatter stream). A collective comes after all that was
-    enqueued on any known stream before it, and before all that is enqueued there after it. Streams only wait for events
-    that are recorded already, so that no two can wait for each other.
-
-    Args:
-        compute: the stream on which the step computes.
-        others: further streams that compute, and issue no collective.
+    Known are the compute stream, ``others`` that compute, and all streams on which the step has issued collectives so
+    far: frameworks compute there too (FSDP2 adds gradients up on its reduce-scatter stream). A collective comes after
+    all that was enqueued on a known stream before it, and before all that is enqueued there after it. Streams only wait
+    for events that are recorded already, so that no two can wait for each other.
     """
 
     completes = False
@@ -117,9 +101,9 @@ class StreamSerialiser(Serialiser):
         return lambda: self._release(issuing)
 
     def skip(self, tensor: torch.Tensor | None) -> None:
-        """Leave what is issued now as it is. All else on its stream is ordered with the collectives to come.
+        """Leave what is issued now as it is, which must be ``IN_CHECKED_ORDER``: then this cannot deadlock.
 
-        Only for what is ``IN_CHECKED_ORDER``: then this cannot deadlock.
+        All else on its stream is ordered with the collectives to come.
         """
         if self.obstacle(tensor) is None:
             self._know_issuing()
@@ -149,11 +133,7 @@ class StreamSerialiser(Serialiser):
 
 
 class HostSerialiser(Serialiser):
-    """Waits of the host, for collectives on tensors of the CPU.
-
-    Args:
-        patience_s: longest time that one collective is waited for.
-    """
+    """Waits of the host, at most ``patience_s`` for each collective on tensors of the CPU."""
 
     completes = True
 
@@ -173,7 +153,8 @@ class HostSerialiser(Serialiser):
     def _wait(self, work: dist.Work) -> bool:
         start_ns = perf_counter_ns()
         try:
-            if refuses_timeouts():
+            # With torchcomms a wait with a timeout fails, and its work with it.
+            if getattr(dist.distributed_c10d, "_use_torchcomms_enabled", bool)():
                 return self._poll(work)
             work.wait(self._patience)
         except RuntimeError as error:
@@ -194,11 +175,6 @@ class HostSerialiser(Serialiser):
             time.sleep(_POLL_S)
         work.wait()
         return True
-
-
-def refuses_timeouts() -> bool:
-    """Whether torchcomms does the collectives: a wait with a timeout fails there, and its work with it."""
-    return bool(getattr(dist.distributed_c10d, "_use_torchcomms_enabled", bool)())
 
 
 class CompletedWork:

@@ -13,18 +13,13 @@ from overlap_callbacks.gate.serialiser import NotSerialised
 
 
 class StepRecorder:
-    """Keeps the calls of one step after another, in storage that is held ready. Threads may share it.
-
-    Args:
-        capacity: calls of one step for which there is room.
-    """
+    """Keeps at most ``capacity`` calls of one step, in storage that is held ready. Threads may share it."""
 
     def __init__(self, capacity: int) -> None:
         self._storage: list[Collective | None] = [None] * capacity
         self._slots = itertools.count()  # next() is atomic under the GIL, so threads never share a slot
 
     def append(self, call: Collective) -> None:
-        """Keep a call if there is room; count it in any case."""
         slot = next(self._slots)
         if slot < len(self._storage):
             self._storage[slot] = call
@@ -50,8 +45,7 @@ class Divergence:
 
     Attributes:
         index: of the collective in its step.
-        expected: operator and group name at this place of the checked kind that the step was like until then; None if
-            that has no further collective.
+        expected: operator and group there in the checked kind of step that it was like until then; None at its end.
         found: the collective.
         num_kinds: how many kinds of steps were checked.
     """
@@ -84,11 +78,9 @@ class StepLog:
         dropped: collectives that found the storage full, and are missing above.
         divergence: where the step left the checked sequence, and was no longer serialised; None if it did not.
         quiet: the step was watched, its collectives were all complete at its end, and nobody else had issued any.
-        foreign: names of the groups on which another thread, or code beside torch's dispatcher, is known to have
-            communicated during the step.
+        foreign: groups on which another thread, or code beside torch's dispatcher, is known to have communicated.
         compiled: torch.compile compiled in the step. Collectives may be missing above, and the step took longer.
-        not_serialised: collectives of a sequential step that were in the checked order and could not be serialised, by
-            the reason.
+        not_serialised: collectives of a sequential step in the checked order that were not serialised, by the reason.
         unsupported_device: type of a collective's device that cannot be timed; empty if there was none.
         not_serialised_bytes: of these collectives, the larger of the tensors read and written.
         captured: collectives were issued while a CUDA graph was captured: without kernels, in a longer step.
@@ -133,8 +125,8 @@ class ExpectedSequence:
 
     Attributes:
         keys: operator and group name of each collective, in the order of issue.
-        single_group: name of the only group of sequences without sends and receives. Its communicator enforces the
-            order, so departures from the sequence are harmless.
+        single_group: name of the only group, without sends and receives: its communicator enforces the order, so that
+            departures are harmless.
         batches: the batches of sends and receives that ``Gate.post`` posted.
         others: keys and batches of the other kinds of steps that passed.
     """
@@ -154,15 +146,10 @@ class ExpectedSequence:
 
 
 class SequenceTracker:
-    """Follows a sequential step along the sequences that were checked, one at a time.
+    """Follows a sequential step along the checked sequences, one at a time.
 
-    Where the step departs from one, it goes on with another that is the same up to there, if there is any.
-
-    Args:
-        expected: the checked sequences.
-
-    Attributes:
-        divergence: where the step left all sequences; from there on nothing is admitted.
+    Where the step departs from one, it goes on with another that is the same up to there, if there is any. From the
+    ``divergence`` on, where it left all of them, nothing is admitted.
     """
 
     def __init__(self, expected: ExpectedSequence) -> None:
@@ -196,9 +183,7 @@ class SequenceTracker:
     def admits_batch(self, number: int, calls: Sequence[Collective]) -> bool:
         """Whether the order check saw this batch: waiting for another might never end.
 
-        Args:
-            number: of the batch in its step, from 0.
-            calls: its sends and receives, all of them posted.
+        ``number`` is that of the batch in its step, from 0; ``calls`` are its sends and receives, all of them posted.
         """
         if self.divergence is not None:
             return False

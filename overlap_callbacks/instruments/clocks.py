@@ -1,7 +1,6 @@
 """Marks in time on the device or the host, left without blocking and read later. Nothing here waits for the device.
 
-A mark on a stream of an accelerator is an event, which is read once the device has passed it. A mark on the host is
-``time.perf_counter_ns``.
+A mark on a stream is an event, read once the device has passed it; a mark on the host is ``time.perf_counter_ns``.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ Mark = Union[int, device.Event]
 
 
 def now() -> int:
-    """A mark on the host, in nanoseconds."""
     return time.perf_counter_ns()
 
 
@@ -62,8 +60,8 @@ class HostTimes:
 
     An event has no host time, only a time since another event. But the device passes it after the host recorded it,
     after each poll that found it pending, and before the poll that finds it passed. All marks of a window share one
-    offset between the two clocks, so the narrowest bounds hold for all of them. Polls that are not in step with
-    training, such as those of the power sampler's thread, narrow the bounds to a few milliseconds.
+    offset between the two clocks, so the narrowest bounds hold for all. Polls that are not in step with training, such
+    as those of the power sampler's thread, narrow the bounds to a few milliseconds.
     """
 
     def __init__(self) -> None:
@@ -97,7 +95,7 @@ class HostTimes:
                 self._latest_ns = min(self._latest_ns, seen_ns - since_ns)
 
     def bounds(self, mark: device.Event) -> tuple[int, int]:
-        """Host times in nanoseconds, as of ``now()``, between which the device passed a mark that is ready.
+        """Host times in ns, as of ``now()``, between which the device passed a mark that is ready.
 
         A ValueError if no mark of the stream was seen to be passed yet.
         """
@@ -110,8 +108,7 @@ class HostTimes:
 class StepClock:
     """Marks where steps begin and end: on the compute stream of an accelerator, else on the host.
 
-    Attributes:
-        compute_stream: the current stream of the thread that made the clock; None on CPU.
+    ``compute_stream`` is the current stream of the thread that made the clock; None on CPU.
     """
 
     def __init__(self) -> None:
@@ -123,7 +120,6 @@ class StepClock:
 
     @property
     def device(self) -> str:
-        """Name of the device that is timed."""
         if self.compute_stream is None:
             return "cpu"
         return device.name(self.compute_stream.device)

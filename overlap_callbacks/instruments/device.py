@@ -1,10 +1,9 @@
 """The one file that knows the device: the accelerator of this process, whatever its vendor, or none.
 
 ``torch.accelerator`` has the type of device, and the type's own module in torch the rest: ``torch.cuda`` for NVIDIA and
-AMD, ``torch.xpu`` for Intel, ``torch.npu`` for Ascend. What a module does not know is missing.
-
-Streams and events are the module's own, too. ``torch.Event`` serves all vendors, but where a thread that never chose a
-device frees one of CUDA, torch sets device 0 afterwards, which since CUDA 12 creates a context there.
+AMD, ``torch.xpu`` for Intel, ``torch.npu`` for Ascend. What a module does not know is missing. Streams and events are
+the module's own, too: where a thread that never chose a device frees a ``torch.Event`` of CUDA, torch sets device 0
+afterwards, which since CUDA 12 creates a context there.
 
 A device counts only once the job has initialised it. Nothing here creates a context, which takes hundreds of MiB, or
 waits for the device.
@@ -113,11 +112,11 @@ def _no() -> bool:
 
 
 def prepare_thread(device: torch.device) -> None:
-    """Have a thread of the library's own query events of a device, and leave alone what other threads capture.
+    """Prepare a thread of the library's own for querying events of a device.
 
     A new thread has the device of index 0, which may belong to another rank, and calls from it could create a context
-    there. So the thread gets the events' device, as the watchdog of NCCL in torch does. By default, querying an event
-    from this thread would also invalidate a CUDA graph that another thread is capturing.
+    there. So it gets the events' device, as NCCL's watchdog in torch does. Nor does querying an event from it
+    invalidate a CUDA graph that another thread is capturing, as it would by default.
     """
     _module(device.type).set_device(device)
     if device.type == "cuda":
@@ -138,9 +137,9 @@ def _leave_captures_alone() -> None:
 
 
 def _loaded(*names: str) -> ctypes.CDLL:
-    """A library that torch has loaded already, by any of its names (of the wheels, or of a torch built from source).
+    """A library that torch has loaded already, by any of its names; an OSError where none is loaded.
 
-    Another copy (of the system's ROCm, say) must not be loaded too: OSError where none is loaded.
+    Another copy (of the system's ROCm, say) must not be loaded too.
     """
     for name in names[:-1]:
         with contextlib.suppress(OSError):
@@ -174,7 +173,6 @@ def chip_of(stream: Stream | None) -> Chip | None:
 
 
 def count() -> int:
-    """Devices that this process sees."""
     return torch.accelerator.device_count()
 
 
@@ -197,33 +195,23 @@ def ranges() -> Any:
 # -- memory and random numbers
 
 
-def allocator_counters(device: torch.device) -> dict[str, Any] | None:
-    """The counters of torch's allocator, by name; None where there are none. Never resets them: they are the user's."""
-    ask = getattr(_module(device.type), "memory_stats_as_nested_dict", None)
-    return None if ask is None else ask(device.index) or None
-
-
 # As the allocator gives it: numbers, and counters of numbers, by name.
 RawReading = dict[str, Any]
 
 
 class MemoryReader:
-    """Reads the counters of torch's allocator, in some tens of microseconds, without waiting for the device."""
+    """Reads the allocator's counters of a stream's device, in some tens of microseconds, without waiting for it."""
 
-    def __init__(self, of: torch.device | None) -> None:
-        self._device = of
-
-    @classmethod
-    def of(cls, stream: Stream | None) -> MemoryReader:
-        """Reads the allocator of a stream's device."""
-        return cls(None if stream is None else stream.device)
+    def __init__(self, stream: Stream | None) -> None:
+        self._device = None if stream is None else stream.device
 
     def read(self) -> RawReading | None:
         """The counters now; None where there are none. ``reading_of`` works out later what they mean."""
         if self._device is None:
             return None
         try:
-            return allocator_counters(self._device)
+            ask = getattr(_module(self._device.type), "memory_stats_as_nested_dict", None)
+            return None if ask is None else ask(self._device.index) or None  # never resets them: they are the user's
         except Exception:  # an allocator of the user's own has no counters
             self._device = None
             return None
@@ -266,7 +254,6 @@ def random_state(device: torch.device) -> torch.Tensor:
 
 
 def set_random_state(device: torch.device, state: torch.Tensor) -> None:
-    """Restore a state."""
     _module(device.type).set_rng_state(state, device)
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from overlap_callbacks._threads import NoAnswerError, QuestionFailedError, Worker
 from overlap_callbacks.analysis.environment.privacy import (
     HiddenNames,
     environment_variables,
@@ -39,11 +40,8 @@ _DRIVER_TIMEOUT_S = 5.0
 class EnvironmentReader:
     """Reads the environment of this process once, on the first thread that asks: parts of it ask the driver.
 
-    Make it on the training thread: other threads have a current device of their own.
-
-    Args:
-        framework: name and version of the adapter's framework.
-        hide: replaces names of hosts in texts; None to keep them.
+    Make it on the training thread: other threads have a current device of their own. ``framework`` is name and version
+    of the adapter's; ``hide`` replaces names of hosts in texts, None to keep them.
     """
 
     def __init__(self, framework: str = "", hide: Callable[[str], str] | None = None) -> None:
@@ -78,9 +76,9 @@ class EnvironmentReader:
 
 
 def hidden_names(own_host: str = "") -> HiddenNames:
-    """The names of this host and of that of rank 0, as the system and the launcher have them, replaced by ``own_host``.
+    """The names of this host and of rank 0's, as system and launcher have them, to be replaced by ``own_host``.
 
-    By default, the mark for which rank 0 puts the host's number.
+    By default, by the mark for which rank 0 puts the host's number.
     """
     own = [_or(str, platform.node), _or(str, socket.gethostname), *map(_variable, ("HOSTNAME", "SLURMD_NODENAME"))]
     instead = own_host or mark_of(_or(str, _host_id) or own[0])
@@ -133,17 +131,10 @@ def _device(used: torch.device) -> dict[str, Any]:
         "nccl": _or(str, device.nccl_version),
         "driver": _or(str, lambda: _driver_version(hip)),
         "nvlink_devices": links,
-        "host_link": _or(str, lambda: _host_link(hip)),
+        # Empty if unknown: hosts without x86 processors may have NVLink to the GPU (POWER, Grace), and AMD's GPUs
+        # Infinity Fabric.
+        "host_link": PCIE if not hip and platform.machine().lower() in ("x86_64", "amd64") else "",
     }
-
-
-def _host_link(hip: bool) -> str:
-    """What connects the device with its host; empty if unknown.
-
-    NVIDIA's GPUs are on the PCI bus of hosts with x86 processors. Other processors may have NVLink to the GPU (POWER,
-    Grace). AMD's GPUs may have Infinity Fabric.
-    """
-    return PCIE if not hip and platform.machine().lower() in ("x86_64", "amd64") else ""
 
 
 def _driver_version(hip: bool) -> str:
@@ -156,15 +147,10 @@ def _driver_version(hip: bool) -> str:
 
 def _within(timeout_s: float, read: Callable[[], T | None]) -> T | None:
     """What ``read`` returns; None if it raises, or takes longer."""
-    results: list[T | None] = []
-
-    def run() -> None:
-        results.append(_or(lambda: None, read))
-
-    thread = threading.Thread(target=run, name="overlap-callbacks-environment", daemon=True)
+    worker = Worker("overlap-callbacks-environment", lambda error: None)
     try:
-        thread.start()
-    except RuntimeError:  # the system has no more threads to give
+        return worker.ask(read, timeout_s)
+    except (NoAnswerError, QuestionFailedError, RuntimeError):  # of the last, the system has no more threads to give
         return None
-    thread.join(timeout_s)
-    return results[0] if results else None
+    finally:
+        worker.close(0.1)

@@ -1,8 +1,8 @@
 """Notices when somebody else's profiler is prepared or started, so that ours gives way to it.
 
 A process has one profiler. Where two meet, torch loses events, raises, or crashes: a profiler with a schedule is
-prepared some steps before it starts, and a session of ours in between undoes the preparation. torch knows neither whose
-session it is nor that one is prepared, so its two functions are wrapped while a monitor measures.
+prepared some steps before it starts, and a session of ours in between undoes that. torch knows neither whose session it
+is nor that one is prepared, so its two functions are wrapped while a monitor measures.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ class Yielding(Protocol):
 
 
 class OtherProfilers:
-    """What is known of profilers that are not ours. Any thread may start one.
+    """What is known of profilers that are not ours, which any thread may start.
 
-    Attributes:
-        prepared: whether one is prepared and has not started yet.
+    ``prepared`` is whether one is prepared and has not started yet.
     """
 
     def __init__(self) -> None:

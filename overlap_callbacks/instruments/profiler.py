@@ -88,7 +88,6 @@ class RecordBound:
 
     @property
     def steps(self) -> float:
-        """Steps of a session, at most."""
         if not self.applies:
             return math.inf
         if not self._records_a_step:
@@ -108,8 +107,8 @@ class Profile:
 
     Attributes:
         taken_over: whether the session ended because another profiler was prepared or started.
-        truncated: whether Kineto stopped recording before the session ended, because too many buffers were in flight
-            at a time (128 MiB by default). Then kernels are missing. torch before 2.13 has no such limit.
+        truncated: whether Kineto stopped recording before the session ended, with too many buffers in flight (128 MiB),
+            so that kernels are missing. torch before 2.13 has no such limit.
         session: torch's profiler; None once its events were read.
         bounds: host start and end of each recorded step, as of ``time.time_ns``.
     """
@@ -148,11 +147,9 @@ class Profile:
             raise
 
     def begin_step(self, record: bool = True) -> None:
-        """Mark the start of a step.
+        """Mark the start of a step. A profile of the CPU leaves its operators out unless ``record``.
 
-        Args:
-            record: whether its operators are wanted: each costs the training thread some four microseconds when the
-                session ends, and the reading thread some two. Only a profile of the CPU can leave a step out.
+        Each operator costs the training thread some 4 us when the session ends, and the reading thread some 2.
         """
         # Once another profiler runs, nothing is left out: the operators are its own now.
         if not (record or self._on_cuda or self.taken_over):
@@ -163,9 +160,8 @@ class Profile:
     def end_step(self, quiet: bool = False) -> int:
         """Mark the end of the step that began last. Returns its index among the recorded ones, -1 if it is none.
 
-        Args:
-            quiet: whether every collective issued so far is complete. Then ranges of the host that end later are cut:
-                Gloo wakes those who wait for a collective before it ends the range, and its thread may lose its core.
+        ``quiet``: every collective issued so far is complete. Then ranges of the host that end later are cut: Gloo
+        wakes those who wait for a collective before it ends the range, and its thread may lose its core.
         """
         end_ns = time.time_ns()
         if quiet:
@@ -251,7 +247,7 @@ def read_events(
     """Turn Kineto's events into a table of kernels, in short bursts: reading an event holds the interpreter.
 
     Args:
-        events: ``kineto_results.events()``. They are taken out of the list: freeing all at once would take long too.
+        events: are taken out of the list: freeing all at once would take long too.
         bounds: host start and end of each profiled step, as of ``time.time_ns``.
         thread: native identifier of the training thread, whose operators are the compute of a CPU job.
         quiet_ns: ascending host times at which no collective was in flight; ranges of a CPU job are cut there.
@@ -310,12 +306,9 @@ def _add_times(rows: KernelTableBuilder, event: Any) -> None:
 
 
 class _HostOperators:
-    """The operators of the training thread: many, so only their names and times are kept.
+    """The operators of the training thread: many, so ``rows`` has only their names and times.
 
     They are read by columns: the interpreter does nothing for each event but to call torch, four times.
-
-    Attributes:
-        rows: what was added; of each row the times and the name alone.
     """
 
     def __init__(self, thread: int) -> None:
@@ -361,7 +354,6 @@ class _DeviceRows:
         self._shapes: dict[tuple[tuple[str, str], ...], LaunchShape | None] = {}
 
     def add(self, event: Any, kind: Kind) -> None:
-        """Append a row."""
         _add_times(self.rows, event)
         shape = self._launch_shape(event) if kind is Kind.COMPUTE else None
         self.rows.label(kind, event.name(), event.correlation_id(), shape, lane=event.device_resource_id())
@@ -390,7 +382,6 @@ class _Launches:
         self._correlation, self._time_ns, self._is_graph = array("Q"), array("q"), array("b")
 
     def add(self, event: Any) -> None:
-        """Append a call."""
         self._correlation.append(event.correlation_id() & _UINT64)
         self._time_ns.append(event.start_ns())
         self._is_graph.append("GraphLaunch" in event.name())  # cudaGraphLaunch, hipGraphLaunch, with suffixes

@@ -168,7 +168,7 @@ class Window(MeasuredWindow):
         self._profile: Profile | None = None  # that is running
         self._all_quiet: bool | None = None  # profiled steps so far; None before the first
         self._unseen = False  # the step that ended last left collectives in flight which the profile has not
-        self._memory = MemoryReader.of(self.clock.compute_stream)
+        self._memory = MemoryReader(self.clock.compute_stream)
         self._memory_before: RawReading | None = None
         if meter is not None:
             meter.begin(self.clock.poll)

@@ -92,7 +92,8 @@ def test_what_a_module_lacks_is_torchs_own_or_missing(monkeypatch: pytest.Monkey
     assert not own.is_capturing()
     of: Any = TOY
     assert device.name(of) == "toy"
-    assert device.allocator_counters(of) is None
+    stream: Any = SimpleNamespace(device=of)
+    assert MemoryReader(stream).read() is None
     assert device.free_bytes(of, 0.9) is None
 
 
@@ -200,13 +201,13 @@ def test_the_device_of_the_compute_stream_is_read_and_never_reset(monkeypatch: p
     for name in ("reset_peak_memory_stats", "reset_max_memory_allocated", "reset_accumulated_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, refuse)
     stream: Any = SimpleNamespace(device=torch.device("cuda", 3))
-    assert MemoryReader.of(stream).read() == stats(1, 2)
+    assert MemoryReader(stream).read() == stats(1, 2)
     assert asked == [3]
 
 
 def test_on_cpu_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda device: pytest.fail("asked"))
-    assert MemoryReader.of(None).read() is None
+    assert MemoryReader(None).read() is None
 
 
 def test_an_allocator_without_counters_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +218,8 @@ def test_an_allocator_without_counters_is_asked_once(monkeypatch: pytest.MonkeyP
         raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
 
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", refuse)
-    reader = MemoryReader(torch.device("cuda", 0))
+    stream: Any = SimpleNamespace(device=torch.device("cuda", 0))
+    reader = MemoryReader(stream)
     assert [reader.read() for _ in range(3)] == [None] * 3
     assert asked == [0]
 

@@ -160,7 +160,7 @@ def dispatch_table() -> str:
 
 def kernels_are_registered() -> bool:
     """Whether the gate's kernels are in the dispatcher, in anybody's way or not."""
-    return dispatcher.installed
+    return dispatcher.placement is not None
 
 
 def c10d_operators() -> list[str]:

@@ -37,7 +37,7 @@ def train(rank: int, folder: str, told: dict[str, str], schedule: Schedule | Non
             modes.add(monitor.mode)
             optimizer.step()
             optimizer.zero_grad()
-    gate_was_installed = dispatcher.installed
+    gate_was_installed = dispatcher.placement is not None
     for name in told:
         del os.environ[name]
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])

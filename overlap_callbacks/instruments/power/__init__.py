@@ -22,11 +22,9 @@ To read the device of this process for ten seconds::
 This package exports what a source of your own needs: subclass ``PowerSource``, describe it in a ``SourceInfo``, and
 return a ``Reading`` from ``sample``. Importing the package loads neither torch nor a vendor's library.
 
-Errors that a source raises:
-
-- ``PowerUnavailableError``, in its constructor: the device has no power to read; the message says what would help.
-- ``PowerError``, in ``sample``: one read failed. The sampler tries again for twenty seconds.
-- ``DeviceLostError``, in ``sample``: the device is gone. The sampler gives the source up at once.
+A source raises ``PowerUnavailableError`` in its constructor: the device has no power to read; the message says what
+would help. In ``sample`` it raises ``PowerError`` for one read that failed (the sampler tries again for twenty
+seconds), or ``DeviceLostError`` for a device that is gone (the sampler gives it up at once).
 """
 
 from overlap_callbacks.analysis.power.readings import Reading, Utilisation

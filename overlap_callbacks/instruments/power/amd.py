@@ -20,7 +20,6 @@ from overlap_callbacks.instruments.power.source import (
     MAX_SANE_W,
     CachedRead,
     Clock,
-    Counted,
     DeviceLostError,
     EnergyCounter,
     GpuSource,
@@ -48,6 +47,9 @@ _THROTTLE_INTERVAL_S = 0.09
 # Releases of the package convert the library's units differently. Two reads in a row differ by less than these factors.
 _AGREE = (0.5, 2.0)
 
+# The keys of power, the best first.
+_POWER_KEYS = {"current_socket_power": AMD_CURRENT, "socket_power": AMD_CURRENT, "average_socket_power": AMD_AVERAGE}
+
 _NOT_SUPPORTED = (2, 3, 34, 39, 40)  # not supported, not implemented, driver not loaded, no (or more) data
 _NO_SUCH_DEVICE = (20, 31, 51, 52)  # its files in /sys are gone
 
@@ -63,11 +65,7 @@ _COLUMNS = ("accumulation_counter", "throttle_status", *(name for name, _ in _RE
 
 
 class AmdSmiLibrary:
-    """AMD SMI, initialised.
-
-    Attributes:
-        smi: the ``amdsmi`` module.
-        notes: what a reader of the figures must know.
+    """AMD SMI, initialised: its module ``smi``, and ``notes`` that a reader of the figures must know.
 
     Raises:
         PowerUnavailableError: the package, its library or the driver is missing, or their versions do not match.
@@ -101,8 +99,7 @@ class AmdSmiLibrary:
     def device(self, pci_bus_id: str) -> Any:
         """The handle of the device at a PCI address, e.g. ``0000:c1:00.0``. Handles are not in HIP's order.
 
-        Raises:
-            PowerUnavailableError: AMD SMI knows no such device.
+        Raises PowerUnavailableError if AMD SMI knows no such device.
         """
         try:
             return self.smi.amdsmi_get_processor_handle_from_bdf(pci_bus_id)
@@ -135,14 +132,10 @@ class AmdSmiLibrary:
 
 
 class AmdSource(GpuSource):
-    """Reads one AMD GPU.
+    """Reads one AMD GPU, at a PCI address.
 
     A tick reads power, energy and the clock. The counters of throttled time are read ten times a second; the reading
     says which time they cover. ``amdsmi_get_violation_status`` is not used: it sleeps for 100 ms.
-
-    Args:
-        pci_bus_id: address of the device.
-        clock_ns: the clock of the readings.
 
     Raises:
         PowerUnavailableError: as ``AmdSmiLibrary`` and ``AmdSmiLibrary.device``, or the device has no power of its own.
@@ -159,20 +152,20 @@ class AmdSource(GpuSource):
         with self._opening():
             self.device = library.device(pci_bus_id)
             self._name = self._read_name()
-            self._power_key, kind, sensor = self._find_power()
+            self._power_key, sensor = self._find_power()
             chiplet = f"power and energy are of both dies of the {self._name}: the other one has no sensor"
             self.info = SourceInfo(
                 name="amdsmi",
                 device_name=self._name,
                 device_id=self._identify(pci_bus_id),
-                power_kind=kind,
+                power_kind=sensor.kind,
                 averaging_s=sensor.clear_s,
                 energy_lag_s=_ENERGY_LAG_S if self._read_energy() is not None else None,
                 default_interval_s=0.02,
                 tdp_w=self._cap_w("default_power_cap"),
                 limit_w=self._cap_w("power_cap"),
                 notes=library.notes + ((chiplet,) if self._is_mi200() else ()),
-                window_s=sensor.window_s if kind == INSTANTANEOUS else None,
+                window_s=sensor.window_s if sensor.kind == INSTANTANEOUS else None,
                 renewed_s=sensor.renewed_s,
             )
             power_w = self._read_power_w() if self.info.has_energy else None
@@ -195,22 +188,19 @@ class AmdSource(GpuSource):
             raise PowerError(f"AMD SMI gave no power for {self._name}")
         return GpuValues(begin_ns, end_ns, power_w, energy_j, self._clock("GFX"))
 
-    def _read_counted(self, values: GpuValues) -> Counted:
-        return Counted(*(self._reasons.if_expired(values.begin_ns) or ()))
+    def _with_counts(self, values: GpuValues) -> GpuValues:
+        reasons, since_ns = self._reasons.if_expired(values.begin_ns) or (None, None)
+        return values._replace(reasons=reasons, reasons_since_ns=since_ns)
 
     # -- power and energy
 
-    def _find_power(self) -> tuple[str, str, Sensor]:
-        """How the device's power is read: its key, kind, sensor."""
+    def _find_power(self) -> tuple[str, Sensor]:
+        """How the device's power is read: its key, and its sensor."""
         power = self._optional(self.smi.amdsmi_get_power_info) or {}
-        for key, kind, sensor in (
-            ("current_socket_power", INSTANTANEOUS, AMD_CURRENT),
-            ("socket_power", INSTANTANEOUS, AMD_CURRENT),
-            ("average_socket_power", "average, over a time that AMD does not publish", AMD_AVERAGE),
-        ):
+        for key, sensor in _POWER_KEYS.items():
             # A field that the device lacks is "N/A", all ones, or zero, which no device draws.
             if sane_w(power.get(key)):
-                return key, kind, sensor
+                return key, sensor
         if self._is_mi200():
             raise PowerUnavailableError(
                 f"no power: this is the second die of an {self._name}, which has no power sensor of its own; the first "
@@ -219,8 +209,12 @@ class AmdSource(GpuSource):
         raise PowerUnavailableError(f"no power: {self._name} gives AMD SMI no power that can be true ({power})")
 
     def _read_power_w(self) -> float | None:
-        power = self._optional(self.smi.amdsmi_get_power_info)
-        return sane_w(power.get(self._power_key)) if power is not None else None
+        return sane_w(self._entry(self._power_key, self.smi.amdsmi_get_power_info))
+
+    def _entry(self, key: str, function: Any, *arguments: Any) -> Any:
+        """An entry of the dictionary that a call returns; None as for ``_optional``, and if it has none."""
+        found = self._optional(function, *arguments)
+        return None if found is None else found.get(key)
 
     def _read_energy(self) -> float | None:
         count = self._optional(self.smi.amdsmi_get_energy_count)
@@ -283,12 +277,10 @@ class AmdSource(GpuSource):
         return SlowValues(self._clock("MEM"), self._read_temperature_c(), self._cap_w("power_cap"))
 
     def _clock(self, kind: str) -> float | None:
-        clock = self._optional(self.smi.amdsmi_get_clock_info, self.smi.AmdSmiClkType[kind])
-        return _sane_mhz(clock.get("clk")) if clock is not None else None
+        return _sane_mhz(self._entry("clk", self.smi.amdsmi_get_clock_info, self.smi.AmdSmiClkType[kind]))
 
     def _cap_w(self, key: str) -> float | None:
-        cap = self._optional(self.smi.amdsmi_get_power_cap_info)
-        value = cap.get(key) if cap is not None else None
+        value = self._entry(key, self.smi.amdsmi_get_power_cap_info)
         return (sane_w(value * 1e-6) or None) if isinstance(value, int) else None
 
     def _read_temperature_c(self) -> float | None:
@@ -300,8 +292,7 @@ class AmdSource(GpuSource):
         return None
 
     def _read_name(self) -> str:
-        asic = self._optional(self.smi.amdsmi_get_gpu_asic_info)
-        name = asic.get("market_name") if asic is not None else None
+        name = self._entry("market_name", self.smi.amdsmi_get_gpu_asic_info)
         return str(name) if name and name != "N/A" else "AMD GPU"
 
     def _identify(self, pci_bus_id: str) -> str:
@@ -323,11 +314,8 @@ class AmdSource(GpuSource):
 class AmdTick:
     """Reads power, the energy counter, and the clock of the compute units, by as little Python code as possible.
 
-    The package checks its arguments and makes a dictionary of everything that a call returns, which costs more than the
-    call. Here its structures are reused, as in ``nvml_fast``.
-
-    Raises:
-        AttributeError: the package lacks what this needs, or its functions take other arguments.
+    The package checks its arguments and makes a dictionary of all that a call returns, which costs more than the call.
+    Here its structures are reused. An AttributeError: the package lacks them, or its functions take other arguments.
     """
 
     def __init__(self, smi: Any, device: Any, power_key: str) -> None:
@@ -356,11 +344,10 @@ class AmdTick:
         return tick if values is not None and _AGREE[0] * power_w <= values[2] <= _AGREE[1] * power_w else None
 
     def read(self, clock_ns: Clock) -> tuple[int, int, float, int, float, int] | None:
-        """Read the device now.
+        """Read the device now; None if any part failed.
 
-        Returns:
-            When the read of power and energy began and ended (ns), watts, the energy counter and microjoules per count,
-            and the clock of the compute units (MHz); None if any part failed.
+        Returns when the read of power and energy began and ended (ns), watts, the energy counter and microjoules per
+        count, and the clock of the compute units (MHz).
         """
         begin_ns = clock_ns()
         failed = self._get_power(self._device, self._power_at) or self._get_energy(self._device, *self._energy_at)

@@ -28,7 +28,6 @@ class PowerOptions:
     """The user's options of power measurement, checked: a TypeError or ValueError names the option.
 
     Attributes:
-        enabled: whether power is measured.
         interval_s: time between readings; None for the source's own default.
         idle_interval_s: time between readings outside windows; None for no readings there.
         per_node: whether one process of each node reads all of its devices, on one thread. Else each reads its own.
@@ -85,17 +84,12 @@ class PowerMeter:
         return not self._identities
 
     def begin(self, on_tick: Callable[[], None] = lambda: None) -> None:
-        """Start reading for a window.
-
-        Args:
-            on_tick: called on the sampler's thread at each tick.
-        """
+        """Start reading for a window; ``on_tick`` is called on the sampler's thread at each tick."""
         if not self._given_up:
             self._on_tick = on_tick
             self._worker.submit(self._begin)
 
     def end(self) -> None:
-        """End the reading for a window."""
         self._on_tick = lambda: None  # must not keep the window alive
         if not self._given_up:
             self._worker.submit(self._end)
@@ -122,7 +116,9 @@ class PowerMeter:
         sampler = self._sampler
         if sampler is None or not segments:
             return MeasuredPower()
-        late, failed = self._since_last_window(sampler)
+        # Ticks that were skipped and reads that failed since the last window.
+        before, self._told = self._told, (sampler.late, sampler.failed)
+        late, failed = self._told[0] - before[0], self._told[1] - before[1]
 
         def figures_of(number: int, blocks: Sequence[Segment]) -> DevicePower:
             return power_figures(
@@ -152,11 +148,6 @@ class PowerMeter:
             phases=phases,
         )
         return MeasuredPower(tuple(figures), trace)
-
-    def _since_last_window(self, sampler: Sampler) -> tuple[int, int]:
-        """Numbers of ticks that were skipped and of reads that failed since the last call."""
-        before, self._told = self._told, (sampler.late, sampler.failed)
-        return self._told[0] - before[0], self._told[1] - before[1]
 
     def close(self, timeout_s: float = 1.0) -> None:
         """Stop reading and release the devices; waits at most ``timeout_s``."""
@@ -205,5 +196,4 @@ class PowerMeter:
 
 
 def _tells_both(power: DevicePower) -> bool:
-    """Whether the mean power of both modes is known."""
     return len(power.modes) == len(Mode) and all(mode.avg_w is not None for mode in power.modes)

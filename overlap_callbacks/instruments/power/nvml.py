@@ -2,8 +2,7 @@
 
 Power is the field that NVML calls instantaneous if the driver has it, else the field for the 1 s average, else
 ``nvmlDeviceGetPowerUsage``, whose meaning depends on the chip. A value that the device does not support, that the user
-may not read or that the driver fails to read is absent in the readings. Only two things are errors: a read without
-power, and a device that is gone.
+may not read or that the driver fails to read is absent. Only a read without power and a lost device are errors.
 """
 
 from __future__ import annotations
@@ -17,10 +16,7 @@ from overlap_callbacks.analysis.results.power import SourceInfo
 from overlap_callbacks.instruments.power.nvml_fast import CLOCK_SM, FIELD_ENERGY, VALUE_NAMES, GpmMeter, NvmlTick
 from overlap_callbacks.instruments.power.sensors import AMPERE, ONE_SECOND, Sensor, nvidia_instant, nvidia_usage
 from overlap_callbacks.instruments.power.source import (
-    AVERAGE_1_S,
-    INSTANTANEOUS,
     Clock,
-    Counted,
     DeviceLostError,
     EnergyCounter,
     GpuSource,
@@ -73,8 +69,7 @@ def _reasons_of(bits: int) -> frozenset[str]:
 class NvmlLibrary:
     """NVML, initialised. Finds devices by UUID or PCI address, never by their number.
 
-    Raises:
-        PowerUnavailableError: the Python package, the driver's library or the driver is missing.
+    Raises PowerUnavailableError if the Python package, the driver's library or the driver is missing.
     """
 
     def __init__(self) -> None:
@@ -94,14 +89,10 @@ class NvmlLibrary:
         self._open = True
 
     def device(self, uuid: str, pci_bus_id: str) -> Any:
-        """The handle of a device.
+        """The handle of a device, by its UUID (with or without ``GPU-`` or ``MIG-``) or its PCI address; either may be
+        empty.
 
-        Args:
-            uuid: with or without its prefix ``GPU-`` or ``MIG-``; empty if unknown.
-            pci_bus_id: e.g. ``00000000:3B:00.0``; empty if unknown.
-
-        Raises:
-            PowerUnavailableError: the device is a MIG instance, or NVML knows no such device.
+        Raises PowerUnavailableError if the device is a MIG instance, or NVML knows no such device.
         """
         nvml = self.pynvml
         bare = uuid.removeprefix("GPU-").removeprefix("MIG-")
@@ -124,7 +115,6 @@ class NvmlLibrary:
         return handle
 
     def uuids(self) -> list[str]:
-        """UUIDs of all GPUs."""
         nvml = self.pynvml
         handles = [self._or_none(nvml.nvmlDeviceGetHandleByIndex, i) for i in range(nvml.nvmlDeviceGetCount())]
         return [str(self._or_none(nvml.nvmlDeviceGetUUID, handle)) for handle in handles if handle is not None]
@@ -143,16 +133,10 @@ class NvmlLibrary:
 
 
 class NvmlSource(GpuSource):
-    """Reads one NVIDIA GPU.
+    """Reads one NVIDIA GPU; with ``utilisation`` the GPM counters too, if the device has them (Hopper and newer).
 
     A tick makes three driver calls: one for power and energy together, one for the SM clock, one for the reasons for
     that clock. The processes on the device are never read: that call takes milliseconds.
-
-    Args:
-        uuid: of the device; see ``NvmlLibrary.device``.
-        pci_bus_id: of the device.
-        utilisation: whether to read the GPM counters too, if the device has them (Hopper and newer).
-        clock_ns: the clock of the readings.
 
     Raises:
         PowerUnavailableError: as ``NvmlLibrary`` and ``NvmlLibrary.device``, or the device has no power sensor.
@@ -167,9 +151,9 @@ class NvmlSource(GpuSource):
         self._gpm: GpmMeter | None = None
         with self._opening():
             self.device = library.device(uuid, pci_bus_id)
-            self._power_field, kind, sensor = self._find_power()
+            self._power_field, sensor = self._find_power()
             self._energy_is_field = FIELD_ENERGY in self._optional_fields([FIELD_ENERGY])
-            self.info = self._describe(kind, sensor)
+            self.info = self._describe(sensor)
             if utilisation:
                 self._gpm = GpmMeter.of(self._nvml, self.device)
         # NVML counts energy in millijoules on every device.
@@ -193,8 +177,8 @@ class NvmlSource(GpuSource):
         sm_clock_mhz = self._optional(self._nvml.nvmlDeviceGetClockInfo, CLOCK_SM)
         return GpuValues(begin_ns, end_ns, power_w, energy_j, sm_clock_mhz, self._read_reasons())
 
-    def _read_counted(self, values: GpuValues) -> Counted:
-        return Counted(utilisation=None if self._gpm is None else self._gpm.read(values.end_ns))
+    def _with_counts(self, values: GpuValues) -> GpuValues:
+        return values if self._gpm is None else values._replace(utilisation=self._gpm.read(values.end_ns))
 
     def close(self) -> None:
         if self._gpm is not None:
@@ -204,19 +188,15 @@ class NvmlSource(GpuSource):
 
     # -- power and energy
 
-    def _find_power(self) -> tuple[int | None, str, Sensor]:
-        """How power is read: its field (None for ``nvmlDeviceGetPowerUsage``), its kind, its sensor."""
+    def _find_power(self) -> tuple[int | None, Sensor]:
+        """How power is read: its field (None for ``nvmlDeviceGetPowerUsage``), and its sensor."""
         chip = self._chip()
-        for field, kind, sensor in (
-            (_FIELD_INSTANT, INSTANTANEOUS, nvidia_instant(*chip)),
-            (_FIELD_AVERAGE, AVERAGE_1_S, ONE_SECOND),
-        ):
+        for field, sensor in ((_FIELD_INSTANT, nvidia_instant(*chip)), (_FIELD_AVERAGE, ONE_SECOND)):
             if field in self._optional_fields([field]):
-                return field, kind, sensor
+                return field, sensor
         if self._optional(self._nvml.nvmlDeviceGetPowerUsage) is None:
             raise PowerUnavailableError(f"no power: {self._name()} has no power sensor that NVML can read")
-        sensor = nvidia_usage(*chip)
-        return None, AVERAGE_1_S if sensor is ONE_SECOND else INSTANTANEOUS, sensor
+        return None, nvidia_usage(*chip)
 
     def _chip(self) -> tuple[int | None, bool]:
         """NVML's number of the chip's architecture, and whether it is GA100 (A100, A800, A30)."""
@@ -271,20 +251,19 @@ class NvmlSource(GpuSource):
 
     # -- the rest
 
-    def _describe(self, kind: str, sensor: Sensor) -> SourceInfo:
+    def _describe(self, sensor: Sensor) -> SourceInfo:
         nvml = self._nvml
-        default_mw = self._optional(nvml.nvmlDeviceGetPowerManagementDefaultLimit)
         has_energy = self._energy_is_field or self._optional(nvml.nvmlDeviceGetTotalEnergyConsumption) is not None
         return SourceInfo(
             name="nvml",
             device_name=self._name(),
             device_id=str(self._optional(nvml.nvmlDeviceGetUUID)),
-            power_kind=kind,
+            power_kind=sensor.kind,
             averaging_s=sensor.clear_s,
             energy_lag_s=_ENERGY_LAG_S if has_energy else None,
             default_interval_s=0.1,
-            tdp_w=sane_w(default_mw / 1e3) if default_mw is not None else None,
-            limit_w=self._enforced_limit_w(),
+            tdp_w=self._optional_w(nvml.nvmlDeviceGetPowerManagementDefaultLimit),
+            limit_w=self._optional_w(nvml.nvmlDeviceGetEnforcedPowerLimit),
             window_s=sensor.window_s,
             renewed_s=sensor.renewed_s,
         )
@@ -292,13 +271,16 @@ class NvmlSource(GpuSource):
     def _name(self) -> str:
         return str(self._optional(self._nvml.nvmlDeviceGetName) or "the GPU")
 
-    def _enforced_limit_w(self) -> float | None:
-        limit_mw = self._optional(self._nvml.nvmlDeviceGetEnforcedPowerLimit)
-        return sane_w(limit_mw / 1e3) if limit_mw is not None else None
+    def _optional_w(self, function: Callable[..., Any]) -> float | None:
+        """The watts of a call that gives milliwatts; see ``_optional``."""
+        power_mw = self._optional(function)
+        return sane_w(power_mw / 1e3) if power_mw is not None else None
 
     def _read_slow_values(self) -> SlowValues:
-        memory_clock_mhz = self._optional(self._nvml.nvmlDeviceGetClockInfo, self._nvml.NVML_CLOCK_MEM)
-        return SlowValues(memory_clock_mhz, self._read_temperature_c(), self._enforced_limit_w())
+        nvml = self._nvml
+        memory_clock_mhz = self._optional(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_MEM)
+        enforced_limit = nvml.nvmlDeviceGetEnforcedPowerLimit
+        return SlowValues(memory_clock_mhz, self._read_temperature_c(), self._optional_w(enforced_limit))
 
     def _read_temperature_c(self) -> float | None:
         # The call without V is deprecated and will be removed with CUDA 14; drivers before CUDA 12.8 have no other.
@@ -341,8 +323,7 @@ def _mig(device: str) -> str:
 def nvlink_devices(uuid: str, pci_bus_id: str) -> tuple[str, ...] | None:
     """PCI addresses, e.g. ``0000:3b:00.0``, of the other GPUs of this host that a GPU reaches by NVLink.
 
-    None if NVML is missing, does not know the GPU (by UUID or PCI address), or says nothing about one of its
-    neighbours.
+    None if NVML is missing, does not know the GPU, or says nothing about one of its neighbours.
     """
     try:
         library = NvmlLibrary()

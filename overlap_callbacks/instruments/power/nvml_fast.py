@@ -1,8 +1,8 @@
 """The driver calls of one tick of an NVIDIA GPU, with arguments that are made once.
 
-Most of a tick's cost is Python code that is no longer in the CPU's caches, so a tick executes as little of it as
-possible: it calls NVML through the library that ``nvidia-ml-py`` loaded, and reuses that package's structures. If
-anything is unexpected, ``NvmlSource`` reads again through the package's own functions, which say what is wrong.
+Most of a tick's cost is Python code that is no longer in the CPU's caches. So a tick calls NVML through the library
+that ``nvidia-ml-py`` loaded, and reuses that package's structures. If anything is unexpected, ``NvmlSource`` reads
+again through the package's own functions, which say what is wrong.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ _METRICS = (
 class NvmlTick:
     """Reads power and energy in one call, then the SM clock, then the reasons for it.
 
-    Raises:
-        AttributeError: the package or the driver lacks what this needs.
+    An AttributeError: the package or the driver lacks what this needs.
     """
 
     def __init__(self, nvml: Any, device: Any, power_field: int) -> None:
@@ -67,11 +66,10 @@ class NvmlTick:
             return None
 
     def read(self, clock_ns: Clock) -> tuple[int, int, float, int, int, int] | None:
-        """Read the device now.
+        """Read the device now; None if any part failed.
 
-        Returns:
-            When the read of power and energy began and ended (ns), watts, the energy counter (mJ), the SM clock (MHz),
-            and the bits of the reasons for it; None if any part failed.
+        Returns when the read of power and energy began and ended (ns), watts, the energy counter (mJ), the SM clock
+        (MHz), and the bits of the reasons for it.
         """
         power, energy = self._power, self._energy
         begin_ns = clock_ns()
@@ -97,7 +95,7 @@ class NvmlTick:
 class GpmMeter:
     """Reads how busy the parts of a GPU are, by GPU performance monitoring (GPM) of Hopper and newer.
 
-    A figure is the difference between two samples of the device's counters. Samples are buffers of the driver and not
+    A figure is the difference between two samples of the device's counters. These are buffers of the driver and not
     thread-safe: the thread that reads the source makes, reads and frees them.
     """
 
@@ -149,7 +147,6 @@ class GpmMeter:
         return Utilisation(since_ns=since_ns, **values)
 
     def close(self) -> None:
-        """Free the samples."""
         samples, self._samples = self._samples, []
         for sample in samples:
             with contextlib.suppress(self._nvml.NVMLError):

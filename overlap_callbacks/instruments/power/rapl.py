@@ -37,19 +37,12 @@ class _Zone:
     energy: Path
     counter: EnergyCounter
 
-    def read_j(self) -> float | None:
-        return self.counter.read(int(self.energy.read_text()))
-
 
 class RaplSource(PowerSource):
-    """Reads all CPU packages of this machine as one device.
+    """Reads all CPU packages of this machine as one device; with ``dram`` the memory's own zones too, if there are any.
 
-    Power is the mean since the previous reading, from the counters; the first reading has none.
-
-    Args:
-        root: the folder of the zones.
-        dram: whether to count the memory's own zones too, if there are any.
-        clock_ns: the clock of the readings.
+    Power is the mean since the previous reading, from the counters; the first reading has none. ``root`` is the folder
+    of the zones.
 
     Raises:
         PowerUnavailableError: there are no packages, or their counters may not be read.
@@ -77,7 +70,7 @@ class RaplSource(PowerSource):
     def sample(self) -> Reading:
         begin_ns = self._clock_ns()
         try:
-            parts = [zone.read_j() for zone in self._zones]
+            parts = [zone.counter.read(int(zone.energy.read_text())) for zone in self._zones]
         except (OSError, ValueError) as error:
             raise PowerError(f"an energy counter of the CPU cannot be read: {error}") from error
         end_ns = self._clock_ns()

@@ -225,15 +225,9 @@ class _Stop:
 
 
 def check_intervals(interval_s: float | None, idle_interval_s: float | None, prefix: str = "") -> None:
-    """Refuse intervals between readings that are no numbers, too short, or shorter when idle.
+    """Refuse intervals between readings that are no numbers, too short, or shorter when idle; None for none given.
 
-    Args:
-        interval_s: None for a default.
-        idle_interval_s: None for no readings.
-        prefix: of the parameters' names.
-
-    Raises:
-        TypeError, ValueError: the message names the parameter.
+    ``prefix`` is that of the parameters' names in the message. Raises TypeError or ValueError.
     """
     for name, value in (("interval_s", interval_s), ("idle_interval_s", idle_interval_s)):
         if value is not None and _validation.seconds(f"{prefix}{name}", value) < MIN_INTERVAL_S:

@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from overlap_callbacks.instruments.power.source import AVERAGE_1_S, INSTANTANEOUS
+
 # The numbers of NVML's architectures; those that follow are taken to be like the last.
 TURING, AMPERE, HOPPER = 6, 7, 9
 
@@ -28,15 +30,14 @@ TURING, AMPERE, HOPPER = 6, 7, 9
 class Sensor(NamedTuple):
     """What a reading of power is.
 
-    Attributes:
-        window_s: time over which the sensor averages.
-        renewed_s: time between two values.
-        late_s: how much later than it was taken a value can be read.
+    The time over which the sensor averages, the time between two values, how much later than it was taken a value can
+    be read, and the kind, as in ``SourceInfo``.
     """
 
     window_s: float
     renewed_s: float
     late_s: float
+    kind: str = INSTANTANEOUS
 
     @property
     def clear_s(self) -> float:
@@ -46,9 +47,10 @@ class Sensor(NamedTuple):
 
 PART_TIME = Sensor(0.025, 0.1, 0.1)  # source 2: A100 and H100, 225 ms in all
 FULL_TIME = Sensor(0.1, 0.1, 0.1)  # source 2: chips that average over the time between two values
-ONE_SECOND = Sensor(1.0, 0.1, 0.1)  # source 1; how often it is renewed: source 2
+ONE_SECOND = Sensor(1.0, 0.1, 0.1, AVERAGE_1_S)  # source 1; how often it is renewed: source 2
 AMD_CURRENT = Sensor(0.02, 0.001, 0.1)  # source 3; the window is an assumption
-AMD_AVERAGE = Sensor(1.0, 0.001, 0.1)  # source 3; the window is an assumption, longer than any that was reported
+# Source 3; the window is an assumption, longer than any that was reported.
+AMD_AVERAGE = Sensor(1.0, 0.001, 0.1, "average, over a time that AMD does not publish")
 
 
 def nvidia_instant(architecture: int | None, is_ga100: bool) -> Sensor:

@@ -91,9 +91,7 @@ class CachedRead(Generic[_Value]):
 class EnergyCounter:
     """Joules since the first read, from a device's counter, which wraps and may be reset.
 
-    Args:
-        tick_j: joules per count.
-        counts: number of counts after which the counter wraps to zero; None if the device does not say.
+    ``tick_j`` is joules per count; ``counts`` after which the counter wraps to zero, None if the device does not say.
     """
 
     def __init__(self, tick_j: float, counts: int | None = None) -> None:
@@ -105,8 +103,7 @@ class EnergyCounter:
     def read(self, value: int) -> float | None:
         """Joules since the first read; None if the counter went back without having wrapped.
 
-        Then it was reset (e.g. the driver was reloaded) or is faulty, so the energy used since the last read is
-        unknown.
+        Then it was reset (the driver was reloaded, say) or is faulty, so the energy since the last read is unknown.
         """
         last, self._last = self._last, value
         if last is None:
@@ -147,12 +144,6 @@ class GpuValues(NamedTuple):
     energy_j: float | None
     sm_clock_mhz: float | None
     reasons: Reasons | None = None
-
-
-class Counted(NamedTuple):
-    """What a GPU counts since the last reading, as in ``Reading``."""
-
-    reasons: Reasons | None = None
     reasons_since_ns: int | None = None
     utilisation: Utilisation | None = None
 
@@ -165,15 +156,8 @@ class GpuSource(PowerSource):
     """Reads one GPU through its vendor's library: by a fast way if there is one, else by the library's own functions.
 
     A call that the device does not support is made once; its value is absent in the readings. Memory clock, limit and
-    temperature are read once a second.
-
-    Args:
-        library: of the vendor; closed with the source.
-        clock_ns: the clock of the readings.
-
-    Attributes:
-        device: the library's handle of the device.
-        tick: the fast way to read it; None if the driver or the package does not allow that.
+    temperature are read once a second. ``device`` is the library's handle of the device, ``tick`` the fast way to read
+    it; None if the driver or the package does not allow that. The library is closed with the source.
     """
 
     device: Any
@@ -204,7 +188,7 @@ class GpuSource(PowerSource):
             if len(self._unsupported) > num_unsupported:  # the fast way, which reads everything, would fail again
                 self.tick = None
         slow = self._slow.at(values.begin_ns)
-        counted = self._read_counted(values)  # last: where another read fails, no count is lost
+        values = self._with_counts(values)  # last: where another read fails, no count is lost
         return Reading(
             time_ns=(values.begin_ns + values.end_ns) // 2,
             averaging_s=self.info.averaging_s or 0.0,
@@ -214,9 +198,9 @@ class GpuSource(PowerSource):
             memory_clock_mhz=slow.memory_clock_mhz,
             temperature_c=slow.temperature_c,
             limit_w=slow.limit_w,
-            reasons=values.reasons if counted.reasons is None else counted.reasons,
-            utilisation=counted.utilisation,
-            reasons_since_ns=counted.reasons_since_ns,
+            reasons=values.reasons,
+            utilisation=values.utilisation,
+            reasons_since_ns=values.reasons_since_ns,
         )
 
     def close(self) -> None:
@@ -231,8 +215,8 @@ class GpuSource(PowerSource):
         """The values, by the library's own functions. Raises as ``sample``."""
 
     @abstractmethod
-    def _read_counted(self, values: GpuValues) -> Counted:
-        """What the device counted up to these values, where that is due."""
+    def _with_counts(self, values: GpuValues) -> GpuValues:
+        """The values, with what the device counted since the last reading, where that is due."""
 
     @abstractmethod
     def _read_slow_values(self) -> SlowValues:
@@ -256,9 +240,7 @@ class GpuSource(PowerSource):
     def _is_permanent(self, error: Exception, name: str) -> bool:
         """Whether a call that failed need not be made again.
 
-        Raises:
-            DeviceLostError: the device is gone.
-            PowerError: an error that is not to be passed over.
+        Raises DeviceLostError if the device is gone, PowerError for an error that is not to be passed over.
         """
 
 
