@@ -137,22 +137,23 @@ def _points(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return points
 
 
+# Figures of sequential steps as an arm, by those of overlap.
+_OF_OVERLAP = {
+    "speedup": "speedup_vs_sequential",
+    "compute_slowdown": "compute_slowdown",
+    "step_ms": "e2e_sequential_ms",
+    "configured_step_ms": "e2e_overlapped_ms",
+    "compute_ms": "compute_isolated_ms",
+    "configured_compute_ms": "compute_ms",
+    "comm_ms": "comm_isolated_ms",
+    "configured_comm_ms": "comm_ms",
+    "configured_exposed_comm_ms": "exposed_comm_ms",
+}
+
+
 def _sequential(summary: RunSummary, pooling: Pooling) -> ArmSummary:
     """Sequential steps as an arm: their figures are those of overlap with the sign turned."""
     pooled = summary.pooled(pooling)
-    figures: dict[str, Estimate] = {}
-    for name, of_overlap in (("speedup", "speedup_vs_sequential"), ("compute_slowdown", "compute_slowdown")):
-        if of_overlap in pooled:
-            figures[name] = inverted_change(pooled[of_overlap])
-    for name, of_overlap in (
-        ("step_ms", "e2e_sequential_ms"),
-        ("configured_step_ms", "e2e_overlapped_ms"),
-        ("compute_ms", "compute_isolated_ms"),
-        ("configured_compute_ms", "compute_ms"),
-        ("comm_ms", "comm_isolated_ms"),
-        ("configured_comm_ms", "comm_ms"),
-        ("configured_exposed_comm_ms", "exposed_comm_ms"),
-    ):
-        if of_overlap in pooled:
-            figures[name] = pooled[of_overlap]
-    return ArmSummary(SEQUENTIAL, len(summary.valid_windows), figures)
+    figures = {name: pooled[of_overlap] for name, of_overlap in _OF_OVERLAP.items() if of_overlap in pooled}
+    changes = {name: inverted_change(figures[name]) for name in ("speedup", "compute_slowdown") if name in figures}
+    return ArmSummary(SEQUENTIAL, len(summary.valid_windows), figures | changes)

@@ -13,7 +13,6 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import CLOCK, SlowdownShares
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.step_parts import Bound, LateRank, StepParts, bound_of, mean_parts, times_ms
-from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.analysis.stragglers import Straggler, stragglers
 
@@ -39,93 +38,67 @@ class Advice(NamedTuple):
         return f"{DOCS}#{self.topic}"
 
 
-class AdviceInputs(NamedTuple):
-    """What advice depends on.
-
-    Attributes:
-        late: the rank for which others wait; None if there is none.
-        stragglers: ranks, and then hosts, that come last to collectives of sequential steps, the worst of each first.
-        collectives: of the lowest rank.
-        overlap_costs: whether overlapped steps take longer than sequential ones for certain.
-        slowdown_shares: the compute slowdown divided among its causes; None where nothing is known of any.
-    """
-
-    parts: StepParts
-    late: LateRank | None
-    stragglers: Sequence[Straggler]
-    backend: str
-    dimensions: Sequence[DimensionTime]
-    collectives: Sequence[CollectiveTime]
-    overlap_costs: bool = False
-    slowdown_shares: SlowdownShares | None = None
-
-
-def advice_for(bound: Bound, inputs: AdviceInputs) -> tuple[Advice, ...]:
-    found = list(_against_overlap(inputs))
-    found += _AGAINST[bound](inputs)
-    if bound is not Bound.COMPUTE:
-        found += _against_contention(inputs)
-    return tuple(found)
+# What to try where nothing of the job decides it; ``lost`` is the time that bounds a step.
+_IDLE = "The device is idle for {lost} a step."
+_WAITING = "Stages are idle or wait for {lost} a step."
+_FASTER = "Make compute itself faster: lower precision, fused kernels, torch.compile."
+_UNUSED = "With DDP, leave find_unused_parameters off, and static_graph on where it holds."
+_AGAINST = {
+    Bound.COMPUTE: (
+        Advice("faster-compute", _FASTER, "Communication is hidden or short, so less of it would save little."),
+    ),
+    Bound.LAUNCH: (
+        Advice("cuda-graphs", "Launch less: torch.compile, CUDA graphs, fused optimizers.", _IDLE),
+        Advice("micro-batch", "Give each launch more to do: a larger micro-batch.", _IDLE),
+        Advice("find-unused-parameters", _UNUSED, "It walks the whole graph on the host in each step."),
+    ),
+    Bound.BUBBLE: (
+        Advice("micro-batches", "Use more micro-batches in a step.", f"{_WAITING} The share falls as (p-1)/(p-1+m)."),
+        Advice("interleaving", "Interleave: several model chunks on each stage.", _WAITING),
+    ),
+}
 
 
-def _against_overlap(inputs: AdviceInputs) -> Iterator[Advice]:
-    if inputs.overlap_costs:
-        yield Advice(
-            "overlap-off",
-            "Switch overlap off.",
-            "Sequential steps are shorter here, with their whole 95% interval.",
-        )
-
-
-def _against_compute(inputs: AdviceInputs) -> Iterator[Advice]:
-    contention = list(_against_contention(inputs))
+def _advice(found: Bottleneck, detailed: OverlapReport, shares: SlowdownShares | None) -> Iterator[Advice]:
+    """What to try, the most promising first."""
+    contention = list(_against_contention(found.parts, detailed.backend, shares))
+    if found.bound is Bound.COMMUNICATION:
+        yield from _against_communication(detailed)
+    elif found.bound is Bound.STRAGGLER:
+        yield from _against_straggler(found)
+    elif found.bound is not Bound.COMPUTE or not contention:
+        lost = PLAIN.quantity(times_ms(found.parts)[found.bound], "ms")
+        yield from [advice._replace(why=advice.why.format(lost=lost)) for advice in _AGAINST[found.bound]]
     yield from contention
-    if not contention:
-        yield Advice(
-            "faster-compute",
-            "Make compute itself faster: lower precision, fused kernels, torch.compile.",
-            "Communication is hidden or short, so less of it would save little.",
-        )
 
 
-def _against_contention(inputs: AdviceInputs) -> Iterator[Advice]:
-    parts = inputs.parts
+def _against_contention(parts: StepParts, backend: str, shares: SlowdownShares | None) -> Iterator[Advice]:
     if parts.contention_ms < _MUCH_CONTENTION * parts.total_ms:
         return
     lost = f"Compute loses {PLAIN.quantity(parts.contention_ms, 'ms')} a step beside communication."
-    shares = inputs.slowdown_shares
     if shares is not None and (shares.of(CLOCK) or 0.0) > shares.slowdown / 2 > 0:
-        yield Advice(
-            "power-cap",
-            "Raise the power cap, or cool better: the clock is lower with overlap.",
-            f"{lost} The lower clock explains most of it.",
-        )
-    if inputs.backend == "nccl":
-        yield Advice(
-            "ctas",
-            "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth.",
-            f"{lost} NCCL's kernels hold SMs meanwhile.",
-        )
-    elif inputs.backend == "gloo":
+        what = "Raise the power cap, or cool better: the clock is lower with overlap."
+        yield Advice("power-cap", what, f"{lost} The lower clock explains most of it.")
+    if backend == "nccl":
+        what = "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth."
+        yield Advice("ctas", what, f"{lost} NCCL's kernels hold SMs meanwhile.")
+    elif backend == "gloo":
         yield Advice("ctas", "Leave Gloo's threads cores of their own: fewer threads for torch's operators.", lost)
 
 
-def _against_communication(inputs: AdviceInputs) -> Iterator[Advice]:
-    exposed = max(inputs.dimensions, key=lambda row: row.exposed_ms, default=None)
+def _against_communication(detailed: OverlapReport) -> Iterator[Advice]:
+    exposed = max(detailed.dimensions, key=lambda row: row.exposed_ms, default=None)
     # Of the group of all ranks nobody knows what it serves.
     name = exposed.dimension if exposed is not None and exposed.dimension not in (WORLD, UNKNOWN) else ""
     most = f"Most of the exposed communication is {name}-parallel." if name else ""
     if "tensor" in name or "expert" in name or "context" in name:
         yield Advice("mapping", f"Keep each {name}-parallel group within a node, on its fastest links.", most)
         return
-    kinds = {collective_of(row.operator) for row in inputs.collectives}
+    kinds = {collective_of(row.operator) for row in detailed.collectives}
     if "all_gather" in kinds and "reduce_scatter" in kinds:
-        yield Advice(
-            "prefetch",
-            "Prefetch parameters earlier: one more layer ahead in FSDP, a larger prefetch bucket in ZeRO-3.",
-            most or "Parameters are gathered in the step, and compute waits for them.",
-        )
-    rows = [row for row in inputs.collectives if row.messages and collective_of(row.operator) in _REDUCTIONS]
+        what = "Prefetch parameters earlier: one more layer ahead in FSDP, a larger prefetch bucket in ZeRO-3."
+        yield Advice("prefetch", what, most or "Parameters are gathered in the step, and compute waits for them.")
+    rows = [row for row in detailed.collectives if row.messages and collective_of(row.operator) in _REDUCTIONS]
     messages = sum(row.messages for row in rows)
     if messages:
         mean_bytes = sum(row.size_bytes for row in rows) / messages
@@ -133,90 +106,47 @@ def _against_communication(inputs: AdviceInputs) -> Iterator[Advice]:
         if mean_bytes < _SHORT_MESSAGE_BYTES and messages > 1:
             yield Advice("buckets", "Raise the bucket size.", f"{size}: short messages do not fill a link.")
         elif mean_bytes > _LONG_MESSAGE_BYTES or messages == 1:
-            yield Advice(
-                "buckets", "Lower the bucket size.", f"{size}: a long message begins late in the backward pass."
-            )
-    yield Advice(
-        "fewer-bytes",
-        "Send less: accumulate gradients over more micro-batches, or reduce them in 16 bits.",
-        most or "What compute does not hide, a step waits for.",
-    )
+            why = f"{size}: a long message begins late in the backward pass."
+            yield Advice("buckets", "Lower the bucket size.", why)
+    what = "Send less: accumulate gradients over more micro-batches, or reduce them in 16 bits."
+    yield Advice("fewer-bytes", what, most or "What compute does not hide, a step waits for.")
 
 
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
-def _against_launch(inputs: AdviceInputs) -> Iterator[Advice]:
-    idle = f"The device is idle for {PLAIN.quantity(inputs.parts.idle_ms, 'ms')} a step."
-    yield Advice("cuda-graphs", "Launch less: torch.compile, CUDA graphs, fused optimizers.", idle)
-    yield Advice("micro-batch", "Give each launch more to do: a larger micro-batch.", idle)
-    yield Advice(
-        "find-unused-parameters",
-        "With DDP, leave find_unused_parameters off, and static_graph on where it holds.",
-        "It walks the whole graph on the host in each step.",
-    )
-
-
-def _against_bubble(inputs: AdviceInputs) -> Iterator[Advice]:
-    bubble = f"Stages are idle or wait for {PLAIN.quantity(inputs.parts.bubble_ms, 'ms')} a step."
-    yield Advice("micro-batches", "Use more micro-batches in a step.", f"{bubble} The share falls as (p-1)/(p-1+m).")
-    yield Advice("interleaving", "Interleave: several model chunks on each stage.", bubble)
-
-
-def _against_straggler(inputs: AdviceInputs) -> Iterator[Advice]:
-    late, sure = inputs.late, [row for row in inputs.stragglers if row.sure]
-    hosts = [row for row in sure if row.rank < 0]
+def _against_straggler(found: Bottleneck) -> Iterator[Advice]:
+    late, sure = found.late, [row for row in found.stragglers if row.sure]
+    hosts, ranks = ([row for row in sure if (row.rank < 0) is host] for host in (True, False))
     if hosts:
-        yield Advice(
-            "straggler",
-            f"Look at {_listed(hosts)} first: clocks, temperature, network, other programs.",
-            f"Of its ranks one comes last: {hosts[0].how_sure()}.",
-        )
-    if late is None:
-        ranks = [row for row in sure if row.rank >= 0]
-        if ranks:
-            yield Advice(
-                "straggler",
-                f"Look at {_listed(ranks)}: clock, temperature, share of the work, data loader.",
-                f"Of {ranks[0].name}: {ranks[0].how_sure()}.",
-            )
-        else:
-            yield Advice(
-                "straggler",
-                "Measure more windows, to find out which rank comes last.",
-                "It differs between windows, and no rank comes last more often than by chance for certain.",
-            )
-    elif late.busy:
-        yield Advice(
-            "straggler",
-            f"Look at rank {late.rank}: its clock, its temperature, its share of the work.",
-            "It computes for longer than the other ranks.",
-        )
+        what = f"Look at {_listed(hosts)} first: clocks, temperature, network, other programs."
+        yield Advice("straggler", what, f"Of its ranks one comes last: {hosts[0].how_sure()}.")
+    if late is not None and late.busy:
+        what = f"Look at rank {late.rank}: its clock, its temperature, its share of the work."
+        why = "It computes for longer than the other ranks."
+    elif late is not None:
+        what = f"Look at the host of rank {late.rank}: its data loader, its CPUs, other programs."
+        why = "It is idle for longer than the other ranks."
+    elif ranks:
+        what = f"Look at {_listed(ranks)}: clock, temperature, share of the work, data loader."
+        why = f"Of {ranks[0].name}: {ranks[0].how_sure()}."
     else:
-        yield Advice(
-            "straggler",
-            f"Look at the host of rank {late.rank}: its data loader, its CPUs, other programs.",
-            "It is idle for longer than the other ranks.",
-        )
+        what = "Measure more windows, to find out which rank comes last."
+        why = "It differs between windows, and no rank comes last more often than by chance for certain."
+    yield Advice("straggler", what, why)
 
 
 def _listed(rows: Sequence[Straggler]) -> str:
     return listed([row.name for row in rows[:_MOST_NAMED]])
 
 
-_AGAINST = {
-    Bound.COMPUTE: _against_compute,
-    Bound.COMMUNICATION: _against_communication,
-    Bound.LAUNCH: _against_launch,
-    Bound.BUBBLE: _against_bubble,
-    Bound.STRAGGLER: _against_straggler,
-}
-
-
 class Bottleneck(NamedTuple):
     """What bounds the steps of a run, and what takes nearly as much; None if nothing does.
 
-    ``late``, ``stragglers`` and ``advice`` are those of ``AdviceInputs`` and ``advice_for``.
+    Attributes:
+        late: the rank for which others wait; None if there is none.
+        stragglers: ranks, and then hosts, that come last to collectives of sequential steps, the worst of each first.
+        advice: what to try, the most promising first.
     """
 
     bound: Bound
@@ -224,7 +154,7 @@ class Bottleneck(NamedTuple):
     parts: StepParts
     late: LateRank | None
     stragglers: tuple[Straggler, ...]
-    advice: tuple[Advice, ...]
+    advice: tuple[Advice, ...] = ()
 
     def sentence(self, style: Style = PLAIN) -> str:
         """The verdict with its evidence, in one sentence or two."""
@@ -260,17 +190,12 @@ def bottleneck_of(
     if detailed is None:
         detailed = next((window for window, _ in reversed(measured) if window.collectives), measured[-1][0])
     divided = [window.slowdown_shares for window, _ in measured if window.slowdown_shares is not None]
-    inputs = AdviceInputs(
-        parts=parts,
-        late=late,
-        stragglers=late_ones,
-        backend=detailed.backend,
-        dimensions=detailed.dimensions,
-        collectives=detailed.collectives,
-        overlap_costs=speedup is not None and speedup.ci_high is not None and speedup.ci_high < 0,
-        slowdown_shares=divided[-1] if divided else None,
-    )
-    return Bottleneck(bound, runner_up, parts, late, late_ones, advice_for(bound, inputs))
+    bottleneck = Bottleneck(bound, runner_up, parts, late, late_ones)
+    advice = list(_advice(bottleneck, detailed, divided[-1] if divided else None))
+    if speedup is not None and speedup.ci_high is not None and speedup.ci_high < 0:
+        why = "Sequential steps are shorter here, with their whole 95% interval."
+        advice.insert(0, Advice("overlap-off", "Switch overlap off.", why))
+    return bottleneck._replace(advice=tuple(advice))
 
 
 def run_bottleneck(summary: RunSummary, detailed: OverlapReport | None = None) -> Bottleneck | None:
@@ -297,20 +222,21 @@ def _who_is_late(of_run: Sequence[Straggler], style: Style) -> str:
     return "".join([f" {row.name.capitalize()}: {row.how_sure(style)}." for row in worst if row is not None])
 
 
+_EVIDENCE = {
+    Bound.COMPUTE: "compute takes {share}",
+    Bound.COMMUNICATION: "communication that no compute hides takes {share}",
+    Bound.BUBBLE: "the bubble of the pipeline takes {share}",
+    Bound.LAUNCH: "neither compute nor communication runs for {share}",
+    Bound.STRAGGLER: "ranks wait for {last}, for {share}",
+}
+
+
 def _evidence(bound: Bound, parts: StepParts, late: LateRank | None, style: Style) -> str:
     total_ms, ms = parts.total_ms, times_ms(parts)[bound]
     times = f"({style.quantity(ms, 'ms')} of {style.quantity(total_ms, 'ms')})"
     share = f"{style.percent(ms / total_ms)} of a profiled step {times}"
-    if bound is Bound.COMPUTE:
-        words = f"compute takes {share}"
-        if parts.contention_ms > 0:
-            words += f", {style.quantity(parts.contention_ms, 'ms')} of it lost to contention"
-        return words
-    if bound is Bound.COMMUNICATION:
-        return f"communication that no compute hides takes {share}"
-    if bound is Bound.BUBBLE:
-        return f"the bubble of the pipeline takes {share}"
-    if bound is Bound.LAUNCH:
-        return f"neither compute nor communication runs for {share}"
     last = "the last rank" if late is None else f"rank {late.rank}, the last one"
-    return f"ranks wait for {last}, for {share}"
+    words = _EVIDENCE[bound].format(share=share, last=last)
+    if bound is Bound.COMPUTE and parts.contention_ms > 0:
+        words += f", {style.quantity(parts.contention_ms, 'ms')} of it lost to contention"
+    return words

@@ -35,7 +35,6 @@ _MIN_LEFT = 2
 _ROUNDING = 1e-12
 # Of a column's square, what the columns before must leave of it.
 _MIN_NEW = 1e-6
-_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)

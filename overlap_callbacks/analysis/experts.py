@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from statistics import fmean
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -67,26 +68,21 @@ def dispatches(calls: Iterable[AllToAll]) -> list[AllToAll]:
     return found
 
 
-def max_over_mean(values: Sequence[float]) -> float | None:
-    total = sum(values)
-    return max(values) * len(values) / total if total > 0 else None
+def max_over_mean(values: Sequence[float]) -> float:
+    return max(values) * len(values) / sum(values)
 
 
-def variation(values: Sequence[float]) -> float | None:
-    """The coefficient of variation: standard deviation over mean; None where nothing is sent."""
-    total = sum(values)
-    if total <= 0:
-        return None
-    mean = total / len(values)
+def variation(values: Sequence[float]) -> float:
+    """The coefficient of variation: standard deviation over mean."""
+    mean = sum(values) / len(values)
     return math.sqrt(sum([(value - mean) ** 2 for value in values]) / len(values)) / mean
 
 
 def step_experts(step: int, calls: Sequence[AllToAll], *, in_window: bool) -> StepExperts | None:
     """One rank's step, from its all-to-alls of one kind of group, in order of issue; None if none carries anything."""
     found = dispatches(calls)
-    peaks = [value for call in found if (value := max_over_mean(call.sent)) is not None]
-    spreads = [value for call in found if (value := variation(call.sent)) is not None]
-    if not peaks:
+    splits = [call.sent for call in found if sum(call.sent) > 0]
+    if not splits:
         return None
     return StepExperts(
         step=step,
@@ -94,8 +90,8 @@ def step_experts(step: int, calls: Sequence[AllToAll], *, in_window: bool) -> St
         all_to_alls=len(found),
         sent_bytes=sum([call.bytes_in for call in found]),
         received_bytes=sum([call.bytes_out for call in found]),
-        split_max_over_mean=sum(peaks) / len(peaks),
-        split_cv=sum(spreads) / len(spreads),
+        split_max_over_mean=sum([max_over_mean(sent) for sent in splits]) / len(splits),
+        split_cv=sum([variation(sent) for sent in splits]) / len(splits),
     )
 
 
@@ -204,18 +200,17 @@ def sums_of(rank: int, experts: RankExperts | None) -> ExpertSums:
         num_steps=number,
         all_to_alls=sum([one.all_to_alls for one in experts.steps]),
         sent_bytes=sum([one.sent_bytes for one in experts.steps]),
-        steps=tuple(
-            [
-                Loads(
-                    one.step, experts.stage, one.in_window, 1, float(one.received_bytes),
-                    float(one.received_bytes) ** 2, float(one.received_bytes), one.split_max_over_mean, one.split_cv,
-                )
-                for one in experts.steps
-            ]
-        ),
+        steps=tuple([_loads(one, experts.stage) for one in experts.steps]),
         positions={experts.position: (received, number)} if fits else {},
         highest=(received / number, -rank),
     )  # fmt: skip
+
+
+def _loads(one: StepExperts, stage: int) -> Loads:
+    received = float(one.received_bytes)
+    return Loads(
+        one.step, stage, one.in_window, 1, received, received**2, received, one.split_max_over_mean, one.split_cv
+    )
 
 
 def add_experts(parts: Sequence[ExpertSums]) -> ExpertSums:
@@ -241,19 +236,15 @@ def pooled_experts(sums: ExpertSums) -> tuple[ExpertLoads | None, ExpertDetails 
         num_sampled=sum([not one.in_window for one in steps]),
         all_to_alls=sums.all_to_alls / sums.num_steps,
         dispatched_bytes=sums.sent_bytes / sums.num_steps,
-        load_max_over_mean=_mean([one.load_max_over_mean for one in steps]),
-        load_cv=_mean([one.load_cv for one in steps]),
-        split_max_over_mean=_mean([one.split_max_over_mean for one in steps]),
-        split_cv=_mean([one.split_cv for one in steps]),
+        load_max_over_mean=fmean([one.load_max_over_mean for one in steps]),
+        load_cv=fmean([one.load_cv for one in steps]),
+        split_max_over_mean=fmean([one.split_max_over_mean for one in steps]),
+        split_cv=fmean([one.split_cv for one in steps]),
         highest_rank=-sums.highest[1],
         highest_bytes=sums.highest[0],
     )
     by_rank = tuple([received / number for _, (received, number) in sorted(sums.positions.items())]) if whole else ()
     return loads, ExpertDetails(tuple(steps), by_rank)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _expert_step(stages: Sequence[Loads]) -> ExpertStep | None:

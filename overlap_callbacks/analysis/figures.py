@@ -21,7 +21,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure, Formula
 from overlap_callbacks.analysis.results.messages import NO_STAGE
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow
+from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
 from overlap_callbacks.analysis.statistics import (
     CHANGE,
     LOG,
@@ -116,26 +116,19 @@ add_figure_sums = struct_sum(FigureSums)
 
 
 def figure_sums(window: RankWindow) -> FigureSums:
+    """The sums of one rank, from what it measured."""
+
     # The ranks of a job step together, so they are not independent evidence: each block is averaged over the ranks.
+    def summed(block: TimedBlock | ProfiledBlock, num_steps: int, means: tuple[float, ...]) -> Block:
+        return Block(block.mode, block.block, num_steps, means, covariates_of(block, window.rhythms))
+
     timed = [
-        Block(
-            block.mode,
-            block.block,
-            len(block.step_ms),
-            (float(np.mean(block.step_ms)), float(np.log(block.step_ms).mean())),
-            covariates_of(block, window.rhythms),
-        )
+        summed(block, len(block.step_ms), (float(np.mean(block.step_ms)), float(np.log(block.step_ms).mean())))
         for block in window.timed
         if block.step_ms and min(block.step_ms) > 0
     ]
     profiled = [
-        Block(
-            block.mode,
-            block.block,
-            block.num_steps,
-            (*(means := ProfiledMeans.of(block)), *map(_log, means[:_PROFILED_LOGS])),
-            covariates_of(block, window.rhythms),
-        )
+        summed(block, block.num_steps, (*(means := ProfiledMeans.of(block)), *map(_log, means[:_PROFILED_LOGS])))
         for block in window.profiled
     ]
     return FigureSums(

@@ -22,7 +22,7 @@ from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import SlowdownCause
-from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.report import OverlapReport, WindowReport
 from overlap_callbacks.analysis.results.settled import Settled, Verdict
 from overlap_callbacks.analysis.run_summary import CUT_SHORT, NOT_VALID, RunSummary
 from overlap_callbacks.analysis.statistics import inverted_change, relative_change
@@ -110,13 +110,11 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     if settled is not None:
         unsettled = "compute_slowdown" in figures and settled.verdict in (Verdict.SETTLED, Verdict.NOT_SETTLED)
         found = found._replace(settled=settled_in_words(settled) + (_KERNELS_UNSETTLED if unsettled else ""))
-    if summary.windows_differ:
-        found = found._replace(interval=f"{found.interval} {WINDOWS_DIFFER}".strip())
-    if stalls := summary.stalls:
-        found = found._replace(interval=f"{found.interval} {stalls}".strip())
-    if found.interval and len(summary.valid_windows) == 1:  # as sure as others by its words, and less so
-        found = found._replace(interval=f"{found.interval} All of this rests on one window.")
-    return found._replace(**_unverified(summary))
+    remarks = (found.interval, WINDOWS_DIFFER if summary.windows_differ else "", summary.stalls)
+    interval = " ".join([remark for remark in remarks if remark])
+    if interval and len(summary.valid_windows) == 1:  # as sure as others by its words, and less so
+        interval += " All of this rests on one window."
+    return found._replace(interval=interval, **_unverified(summary))
 
 
 def _all_left_out(reasons: Sequence[str]) -> Headline:
@@ -145,7 +143,7 @@ def answer(figures: Mapping[str, Estimate], looks: str = "") -> Headline:
             why="step times of both modes are needed, and one is missing.",
             what_to_do=_READ_NOTES,
         )
-    words = change_in_words(change.value, "longer", "shorter")
+    words = _in_words(change.value)
     if change.ci_low is None:
         sentence = f"Overlap seems to make steps {words} here, from too few blocks to be sure."
     elif is_no_difference(change):
@@ -155,11 +153,7 @@ def answer(figures: Mapping[str, Estimate], looks: str = "") -> Headline:
     else:
         sentence = f"Overlap makes steps {words} here."
     if slowdown is not None and is_no_difference(slowdown):
-        sentence += (
-            " It makes none to compute kernels."
-            if is_no_difference(change)
-            else " It makes no difference to compute kernels."
-        )
+        sentence += f" It makes {'none' if is_no_difference(change) else 'no difference'} to compute kernels."
     elif slowdown is not None:
         doubt = f", which is {certainty(slowdown)}" if may_be_chance(slowdown) else ""
         sentence += f" Compute kernels run {change_in_words(slowdown.value, 'slower', 'faster')} with it{doubt}."
@@ -283,13 +277,15 @@ def cause_in_words(cause: SlowdownCause | None) -> str | None:
     return f"{cause.verdict}: {'; '.join(cause.evidence)}" if cause.evidence else cause.verdict
 
 
+def _state(report: WindowReport, states: Mapping[str, bool], arm: str = "") -> str:
+    words = [word for word, holds in states.items() if holds]
+    return " ".join([f"overlap window {report.window} (step {report.first_step}){arm}", *words])
+
+
 def arm_summary(report: ArmReport) -> str:
     """A window of an arm in one line for the log."""
-    state = f"overlap window {report.window} (step {report.first_step}), arm {report.arm.name}"
-    for wrong, word in ((not report.valid, "INVALID"), (not report.complete, "INCOMPLETE"), (report.control, "A/A")):
-        if wrong:
-            state += f" {word}"
-    parts = [state]
+    states = {"INVALID": not report.valid, "INCOMPLETE": not report.complete, "A/A": report.control}
+    parts = [_state(report, states, f", arm {report.arm.name}")]
     for what, estimate, unit, signed in (
         ("step", report.step_ms, "ms", False),
         ("as configured", report.configured_step_ms, "ms", False),
@@ -303,23 +299,16 @@ def arm_summary(report: ArmReport) -> str:
 
 def summary(report: OverlapReport) -> str:
     """A window in one line for the log."""
-    state = f"overlap window {report.window} (step {report.first_step})"
-    if not report.valid:
-        state += " INVALID"
-    elif not report.verified and report.speedup_vs_sequential is not None:
-        state += " NOT VERIFIED"
-    if not report.complete:
-        state += " INCOMPLETE"
-    if report.control:
-        state += " A/A control"
-    parts = [state]
+    unverified = report.valid and not report.verified and report.speedup_vs_sequential is not None
+    states = {"INVALID": not report.valid, "NOT VERIFIED": unverified, "INCOMPLETE": not report.complete}
+    parts = [_state(report, {**states, "A/A control": report.control})]
     for figure in map(figure_named, _LOGGED):
         estimate: Estimate | None = getattr(report, figure.name)
         if estimate is not None:
             bounds = PLAIN.figure_interval(figure, estimate)
             shown = PLAIN.figure(figure, estimate.value) + (f" [{bounds}]" if bounds else "")
             parts.append(f"{figure.short} {shown}")
-    change = None if report.speedup_vs_sequential is None else inverted_change(report.speedup_vs_sequential)
+    change = step_change(report.figures())
     would_show = None if change is None else what_would_show(change)
     if would_show is not None:
         parts.append(f"a difference of {PLAIN.percent(would_show)} would show")
@@ -378,7 +367,7 @@ def _sure(change: Estimate | None) -> bool:
 
 
 def _sentence(first: str, second: str, change: Estimate, unsure: Sequence[str], num_runs: int, work: str) -> str:
-    words = f"{change_in_words(change.value, 'more', 'fewer')} {work} a second" if work else _longer(change)
+    words = f"{change_in_words(change.value, 'more', 'fewer')} {work} a second" if work else _in_words(change.value)
     than = second if work else f"those of {second}"
     seems = change.ci_low is None
     if num_runs == 2:
@@ -394,10 +383,6 @@ def _sentence(first: str, second: str, change: Estimate, unsure: Sequence[str], 
     if second in unsure:
         return f"{claim}, which may be chance."
     return f"{claim}." + (f" Its lead over {listed(unsure, _MOST_NAMED)} may be chance." if unsure else "")
-
-
-def _longer(change: Estimate) -> str:
-    return change_in_words(change.value, "longer", "shorter")
 
 
 def _speeds(first: RunSpeed, second: RunSpeed, change: Estimate, work: str) -> str:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -21,7 +22,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.results.settled import Settled
 from overlap_callbacks.analysis.results.step_parts import StepParts, measured_parts
-from overlap_callbacks.analysis.results.window import ProfiledBlock, RankWindow, TimedBlock
+from overlap_callbacks.analysis.results.window import ProfiledBlock, TimedBlock
 from overlap_callbacks.analysis.statistics import Floats, Pooling, gradient, pool, windows_differ
 
 COUNTS = "counts"
@@ -187,28 +188,14 @@ def without_details(report: OverlapReport) -> OverlapReport:
 
     Of a window that was cut short, rank 0's blocks stay too: they say what it can compare.
     """
-    blocks = () if report.complete else tuple([_blocks_alone(sample) for sample in report.samples[:1]])
-    return msgspec.structs.replace(
-        report,
-        kernels=(),
-        pairs=(),
-        dimensions=(),
-        dimension_pairs=(),
-        pictures=(),
-        collectives=(),
-        transfers=(),
-        samples=blocks,
-        power_trace=None,
-        messages=None,
-        expert_details=None,
+    tables: dict[str, Any] = dict.fromkeys(
+        ("kernels", "pairs", "dimensions", "dimension_pairs", "pictures", "collectives"), ()
     )
-
-
-def _blocks_alone(sample: RankWindow) -> RankWindow:
+    kept = () if report.complete else report.samples[:1]
+    blocks = [msgspec.structs.replace(sample, **tables, power=(), power_trace=None) for sample in kept]
     return msgspec.structs.replace(
-        sample, kernels=(), pairs=(), dimensions=(), dimension_pairs=(), pictures=(), collectives=(), power=(),
-        power_trace=None,
-    )  # fmt: skip
+        report, **tables, transfers=(), samples=tuple(blocks), power_trace=None, messages=None, expert_details=None
+    )
 
 
 def drop_incomparable_figures(window: OverlapReport) -> OverlapReport:
@@ -243,55 +230,48 @@ def are_comparable(blocks: Iterable[TimedBlock | ProfiledBlock]) -> bool:
 
 def run_times(windows: Sequence[Mapping[str, Estimate]]) -> Floats:
     """The mean times of each window, a row each, from the values of its figures by name; NaN for what is not known."""
+    times = np.array([_window_times(window) for window in windows], dtype=np.float64)
+    return times.reshape(len(windows), 2 + 2 * len(ProfiledMeans._fields))
 
-    def column(time: str, change: str = "", *, share_of: str = "", beside: str = "", earlier: str = "") -> list[float]:
-        """Of a time, of one that is longer than it by a change, or of a share of it; where another figure is known.
 
-        Windows of earlier versions have another time in its place.
-        """
-        if earlier:
-            return [then if math.isnan(now) else now for now, then in zip(column(time), column(earlier), strict=True)]
-        names = [name for name in (time, change, share_of, beside) if name]
-        return [
-            window[time].value * (1 + window[change].value if change else window[share_of].value if share_of else 1)
-            if all(name in window for name in names)
-            else math.nan
-            for window in windows
-        ]
+def _window_times(window: Mapping[str, Estimate]) -> list[float]:
+    value = {name: figure.value for name, figure in window.items()}
 
-    unknown = [math.nan] * len(windows)
-    overlapped = {
-        "compute_ms": column("compute_ms"),
+    def known(name: str) -> float:
+        return value.get(name, math.nan)
+
+    comm_ms = known("comm_isolated_ms") if "comm_slowdown" in value else math.nan
+    overlapped = ProfiledMeans(
+        compute_ms=known("compute_ms"),
         # Of the sums of these kernels' times the ratio alone is a figure: it weighs by the time in flight.
-        "comm_ms": column("comm_isolated_ms", "comm_slowdown"),
-        "step_ms": column("e2e_overlapped_ms", "profiler_slowdown"),
-        "compute_busy_ms": column("compute_busy_ms"),
-        "comm_busy_ms": column("comm_ms"),
-        "hidden_comm_ms": column("hidden_comm_ms"),
-        "covered_compute_ms": column("compute_ms", share_of="overlap_ratio"),
-        "p2p_ms": column("p2p_ms"),
-        "idle_ms": column("idle_ms"),
-        "bubble_ms": column("bubble_ms"),
-        "waiting_ms": column("waiting_ms"),
-        "slowest_compute_ms": unknown,
-    }
-    isolated = {
-        "compute_ms": column("compute_isolated_ms"),
-        "comm_ms": column("comm_isolated_ms", beside="comm_slowdown"),
-        "step_ms": column("e2e_sequential_ms", "profiler_slowdown_isolated"),
-        "compute_busy_ms": column("compute_busy_isolated_ms"),
-        "comm_busy_ms": column("comm_isolated_ms"),
-        "hidden_comm_ms": column("comm_isolated_ms", share_of="residual_comm_overlap"),
-        "covered_compute_ms": column("compute_isolated_ms", share_of="residual_overlap"),
-        "p2p_ms": unknown,
-        "idle_ms": column("idle_isolated_ms"),
-        "bubble_ms": unknown,
-        "waiting_ms": column("waiting_isolated_ms"),
-        "slowest_compute_ms": column("slowest_compute_ms", earlier="compute_busy_isolated_ms"),
-    }
-    profiled = [times[name] for times in (overlapped, isolated) for name in ProfiledMeans._fields]
-    columns = [column("e2e_overlapped_ms"), column("e2e_sequential_ms"), *profiled]
-    return np.array(columns, dtype=np.float64).T
+        comm_ms=comm_ms * (1 + known("comm_slowdown")),
+        step_ms=known("e2e_overlapped_ms") * (1 + known("profiler_slowdown")),
+        compute_busy_ms=known("compute_busy_ms"),
+        comm_busy_ms=known("comm_ms"),
+        hidden_comm_ms=known("hidden_comm_ms"),
+        covered_compute_ms=known("compute_ms") * known("overlap_ratio"),
+        p2p_ms=known("p2p_ms"),
+        idle_ms=known("idle_ms"),
+        bubble_ms=known("bubble_ms"),
+        waiting_ms=known("waiting_ms"),
+        slowest_compute_ms=math.nan,
+    )
+    isolated = ProfiledMeans(
+        compute_ms=known("compute_isolated_ms"),
+        comm_ms=comm_ms,
+        step_ms=known("e2e_sequential_ms") * (1 + known("profiler_slowdown_isolated")),
+        compute_busy_ms=known("compute_busy_isolated_ms"),
+        comm_busy_ms=known("comm_isolated_ms"),
+        hidden_comm_ms=known("comm_isolated_ms") * known("residual_comm_overlap"),
+        covered_compute_ms=known("compute_isolated_ms") * known("residual_overlap"),
+        p2p_ms=math.nan,
+        idle_ms=known("idle_isolated_ms"),
+        bubble_ms=math.nan,
+        waiting_ms=known("waiting_isolated_ms"),
+        # Windows of earlier versions have the mean over the ranks in its place.
+        slowest_compute_ms=value.get("slowest_compute_ms", known("compute_busy_isolated_ms")),
+    )
+    return [known("e2e_overlapped_ms"), known("e2e_sequential_ms"), *overlapped, *isolated]
 
 
 def run_means(times: Floats) -> Floats:

@@ -208,16 +208,6 @@ WORLD_SIZE = "world_size"
 Value = int | float | str
 
 
-def scaling_factor(throughput: float, base_throughput: float) -> float:
-    """How much more the job does in a second than the smallest one: throughput over throughput."""
-    return throughput / base_throughput
-
-
-def scaling_efficiency(factor: float, ranks: int, base_ranks: int) -> float:
-    """The scaling factor over the factor of the ranks; 1 where each rank does as much as in the smallest job."""
-    return factor / (ranks / base_ranks)
-
-
 class RunFigures(NamedTuple):
     """What one run shows against others.
 
@@ -259,11 +249,7 @@ def scaled(runs: Sequence[RunFigures]) -> dict[str, ScaledRun]:
     base_ranks = min(run.ranks for run, _ in known)
     of_base = [work for run, work in known if run.ranks == base_ranks]
     base = sum(of_base) / len(of_base)
-    found = {}
-    for run, work in known:
-        factor = scaling_factor(work, base)
-        found[run.name] = ScaledRun(factor, scaling_efficiency(factor, run.ranks, base_ranks))
-    return found
+    return {run.name: ScaledRun(work / base, work / base / (run.ranks / base_ranks)) for run, work in known}
 
 
 def is_numeric(runs: Sequence[RunFigures]) -> bool:

@@ -43,7 +43,14 @@ def test_non_uniformity_of_splits() -> None:
     assert max_over_mean((1, 2, 3, 6)) == 2
     assert variation((1, 2, 3, 6)) == pytest.approx(math.sqrt(3.5) / 3)
     assert (max_over_mean((5, 5)), variation((5, 5))) == (1, 0)
-    assert (max_over_mean((0, 0)), variation((0, 0))) == (None, None)
+
+
+def test_splits_that_send_nothing_say_nothing() -> None:
+    nothing = call((0, 0), (0, 0))
+    assert step_experts(3, [nothing], in_window=True) is None
+    step = step_experts(3, [nothing, call((6, 2), (5, 1))], in_window=True)
+    assert step is not None
+    assert (step.split_max_over_mean, step.split_cv) == (1.5, 0.5)
 
 
 def test_a_dispatch_is_told_from_what_returns() -> None:

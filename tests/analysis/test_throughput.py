@@ -24,8 +24,6 @@ from overlap_callbacks.analysis.throughput import (
     peak_of,
     run_throughput,
     scaled,
-    scaling_efficiency,
-    scaling_factor,
     step_flop,
     throughput_of,
 )
@@ -213,15 +211,10 @@ def run(name: str, ranks: int, work_per_s: float | None = None, value: int | str
     return RunFigures(name, ranks if value is None else value, ranks, work_per_s=work)
 
 
-def test_factor_and_efficiency() -> None:
-    # 8 ranks do 3,000 tokens a second, 2 ranks 1,000: three times as many on four times the ranks, 75 %.
-    assert scaling_factor(3000, 1000) == 3
-    assert scaling_efficiency(3, ranks=8, base_ranks=2) == 0.75
-
-
 def test_runs_are_held_against_the_smallest_job() -> None:
     found = scaled([run("a", 8, 3000), run("b", 2, 1000), run("c", 4, 2000), run("d", 16)])
     assert found.keys() == {"a", "b", "c"}
+    # 8 ranks do 3,000 tokens a second, 2 ranks 1,000: three times as many on four times the ranks, 75 %.
     assert found["a"] == (3, 0.75)
     assert found["b"] == (1, 1)
     assert found["c"] == (2, 1)

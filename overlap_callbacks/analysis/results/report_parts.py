@@ -81,14 +81,9 @@ def collectives(report: Any) -> Parts:
         links = [(bus_factor(collective_of(row.operator), row.group_size), row.transfer) for row in rows]
         known = [(factor * sent[0], sent[1]) for factor, sent in links if factor and sent is not None]
         time_ms = sum([time for _, time in known])
-        yield (
-            {"collective": name},
-            {
-                "bytes": sum([row.bytes_in for row in rows]),
-                "messages": sum([row.messages for row in rows]),
-                "busbw_gb_s": sum([size for size, _ in known]) / time_ms / 1e6 if time_ms else None,
-            },
-        )
+        values = {"bytes": sum([row.bytes_in for row in rows]), "messages": sum([row.messages for row in rows])}
+        bandwidth = sum([size for size, _ in known]) / time_ms / 1e6 if time_ms else None
+        yield {"collective": name}, {**values, "busbw_gb_s": bandwidth}
 
 
 def _named(dimension: str) -> Mapping[str, str]:
@@ -109,9 +104,7 @@ def dimensions(report: Any) -> Parts:
 
 
 def modes(report: Any) -> Parts:
-    for mode in () if report.power is None else report.power.modes:
-        if report.valid or mode.mode is not Mode.SEQUENTIAL:
-            yield {"mode": mode.mode.value}, mode
+    return _by_mode(report, () if report.power is None else report.power.modes)
 
 
 def energy_of_tokens(report: Any) -> Parts:
@@ -136,9 +129,13 @@ def slowdown(report: Any) -> Parts:
 
 
 def memory(report: Any) -> Parts:
-    for peak in report.memory:
-        if report.valid or peak.mode is not Mode.SEQUENTIAL:
-            yield {"mode": peak.mode.value}, peak
+    return _by_mode(report, report.memory)
+
+
+def _by_mode(report: Any, rows: Sequence[Any]) -> Parts:
+    for row in rows:
+        if report.valid or row.mode is not Mode.SEQUENTIAL:
+            yield {"mode": row.mode.value}, row
 
 
 def verdict(report: Any) -> Parts:
@@ -165,16 +162,11 @@ def arrivals(report: Any) -> Parts:
         yield _NONE, {"waiting_fraction": waiting_ms / total_ms}
     first = next(iter(report.arrivals.ranks), None)
     if first is not None and first.is_valid:
-        yield (
-            _NONE,
-            {
-                "rank": first.rank,
-                "worst_fraction": first.steps_blamed / first.steps,
-                "last_fraction": first.times_last / first.calls,
-                "chance_fraction": first.chance,
-                "lost_fraction": first.lost_fraction,
-            },
-        )
+        yield _NONE, {
+            "rank": first.rank, "worst_fraction": first.steps_blamed / first.steps,
+            "last_fraction": first.times_last / first.calls, "chance_fraction": first.chance,
+            "lost_fraction": first.lost_fraction,
+        }  # fmt: skip
 
 
 # Stages that have values of their own.
