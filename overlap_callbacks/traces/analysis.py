@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,7 @@ from overlap_callbacks.traces.estimate import EstimateSums
 from overlap_callbacks.traces.figures import Analysis, FamilyFigures, StepFigures, TraceFigures
 from overlap_callbacks.traces.files import Progress, TraceError, bytes_of
 from overlap_callbacks.traces.pieces import Device, Piece, devices_of
-from overlap_callbacks.traces.ranks import CollectiveSums, RankCollectives, collective_sizes, skew_over_ranks
+from overlap_callbacks.traces.ranks import CollectiveSums, Part, collective_sizes, skew_over_ranks
 from overlap_callbacks.traces.reading import read_trace
 from overlap_callbacks.traces.trace import Trace
 
@@ -36,20 +36,8 @@ MAX_PROCESSES = 8
 _MIN_BYTES = 8 * 2**20
 
 
-class Part(NamedTuple):
-    """What an analysis needs of one file: its figures, and what is compared with other ranks."""
-
-    figures: tuple[TraceFigures, ...]
-    collectives: RankCollectives
-
-
 def part_of(trace: Trace, *, with_turns: bool = True) -> Part:
-    """What an analysis needs of a trace, with or without kernels.
-
-    Args:
-        trace: the trace.
-        with_turns: whether other files are compared with it. Devices of one file always are.
-    """
+    """What an analysis needs of a trace. Devices of a file are compared, and with ``with_turns`` files too."""
     devices, problems = devices_of(trace), []
     if len(devices) > 1:
         problems.append(f"the file holds kernels of {len(devices)} devices: each has its own figures")
@@ -57,7 +45,16 @@ def part_of(trace: Trace, *, with_turns: bool = True) -> Part:
         device.number: CollectiveSums(device.trace, with_turns=with_turns or len(devices) > 1) for device in devices
     }
     figures = [device_figures(device, sums[device.number], problems=problems) for device in devices]
-    return Part(tuple(figures), RankCollectives.of(trace, sums if len(trace.kernels) else {}))
+    ran = sums if len(trace.kernels) else {}
+    return Part(
+        tuple(figures),
+        trace.rank,
+        trace.world_size,
+        trace.on_host,
+        frozenset(trace.device_names.get(device, "") for device in ran) - {""},
+        {device: of_device.turns for device, of_device in ran.items()},
+        [of_device.by_size for of_device in ran.values()],
+    )
 
 
 def analyze(traces: Sequence[Trace]) -> Analysis:
@@ -73,15 +70,14 @@ def analyze(traces: Sequence[Trace]) -> Analysis:
 
 def together(parts: Sequence[Part], warnings: Sequence[str] = ()) -> Analysis:
     """The analysis of several files; ``warnings`` must be read before any figure."""
-    of_ranks = [part.collectives for part in parts]
-    skew = skew_over_ranks(of_ranks)
+    skew = skew_over_ranks(parts)
     return Analysis(
         library_version=__version__,
         traces=tuple(figures for part in parts for figures in part.figures),
         skew=skew.rows,
         problems=(*warnings, *skew.problems),
         warnings=tuple(warnings),
-        sizes=collective_sizes(of_ranks, skew.matched) if skew.one_job else (),
+        sizes=collective_sizes(parts, skew.matched) if skew.one_job else (),
         one_job=skew.one_job,
     )
 
@@ -93,15 +89,7 @@ def device_figures(
     also: Callable[[Trace], object] = lambda _: None,
     problems: Sequence[str] = (),
 ) -> TraceFigures:
-    """The figures of a device, added up over the pieces of its time.
-
-    Args:
-        device: the device.
-        collectives: takes its collectives.
-        mode: in which the trace was taken.
-        also: takes each piece too.
-        problems: what is doubtful.
-    """
+    """The figures of a device, added up over the pieces of its time, each of which ``also`` takes too."""
     trace, number = device.trace, device.number
     steps, use, estimate, names = _StepSums(device, mode), TimeSums(device), EstimateSums(trace), NameSums(trace)
     for piece in device.pieces():
@@ -200,13 +188,8 @@ def step_figures(
 ) -> StepFigures:
     """The figures of a set of kernels.
 
-    Args:
-        figures: times of the kernels.
-        step: number of their step; None for the whole file.
-        wall_ms: length of the step on the host, or of the whole file.
-        communicates: whether the file has any communication; without, ratios are undefined.
-        cut: whether kernels of the step may be missing.
-        to_ms: milliseconds of the kernels' nanoseconds; less for a mean of several steps.
+    In a file that never communicates, ratios are undefined. ``to_ms`` converts nanoseconds, for a mean of several steps
+    to less.
     """
 
     def ratio(part: int, whole: int) -> float | None:
@@ -235,11 +218,7 @@ def step_figures(
 
 
 class NameSums:
-    """The kernels of one device by their names.
-
-    Args:
-        trace: the whole trace.
-    """
+    """The kernels of one device by their names."""
 
     def __init__(self, trace: Trace) -> None:
         self._names, self._kinds = trace.kernels.names, trace.kernels.collectives
@@ -355,9 +334,9 @@ def analyze_files(
     if not parts:
         more = f" (and {len(failed) - 1} more files cannot be read)" if len(failed) > 1 else ""
         raise TraceError(failed[0] + more)
-    ranks = [part.collectives.rank for part in parts]
+    ranks = [part.rank for part in parts]
     if None not in ranks and len(set(ranks)) == len(ranks):
-        parts.sort(key=lambda part: part.collectives.rank or 0)
+        parts.sort(key=lambda part: part.rank or 0)
     return together(parts, [f"left out: {reason}" for reason in failed])
 
 

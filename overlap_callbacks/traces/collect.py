@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
-
-import msgspec
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, TypeVar
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.table import StringTable
 from overlap_callbacks.traces.events import Event, EventColumns, nanoseconds
+from overlap_callbacks.traces.stream import EventStream
 
 # Kineto's categories, of today and of 2021. Then, ranges were operators too.
 ROW, LAUNCH, NOTE, OPERATOR, OLD_RANGE, PYTHON, FOREIGN, BESIDE, UNKNOWN_CATEGORY = range(9)
@@ -46,17 +45,8 @@ _LAUNCHES_KERNEL = re.compile(r"LaunchKernel|LaunchCooperativeKernel|KernelLaunc
 # Torch's ranges of the collectives of a device. Of these the host sees only that it enqueued them.
 ENQUEUED = ("nccl:", "rccl:", "xccl:", "hccl:", "oneccl:")
 
-_Args = TypeVar("_Args", bound=msgspec.Struct)
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
-
-
-class ArgsReader(Protocol):
-    """See ``stream.EventStream.args_of``."""
-
-    def __call__(
-        self, events: Sequence[Event], kind: type[_Args], odd: type[msgspec.Struct] | None = None, /
-    ) -> list[_Args | None]: ...
 
 
 class Note(NamedTuple):
@@ -76,31 +66,27 @@ class Numbers(dict[_Key, int]):
         return number
 
 
-class NumbersBy(dict[_Key, int]):
-    """Numbers of keys; ``new`` gives that of a new one.
+class Memo(dict[_Key, _Value]):
+    """Values of keys; ``new`` gives that of a new one.
 
     ``new`` must not refer to the object that holds this: such a cycle would keep all that was collected in memory.
     """
 
-    def __init__(self, new: Callable[[_Key], int]) -> None:
+    def __init__(self, new: Callable[[_Key], _Value]) -> None:
         self._new = new
 
-    def __missing__(self, key: _Key) -> int:
-        number = self[key] = self._new(key)
-        return number
+    def __missing__(self, key: _Key) -> _Value:
+        value = self[key] = self._new(key)
+        return value
 
 
 class EventCollector:
     """Collects the events of one kind of file, one piece of the file at a time.
 
-    Args:
-        steps: matches the names of ranges that are steps; None for ``ProfilerStep#``.
-        exact: whether times come as text.
-        **numbers: columns of the rows, see ``EventColumns``.
+    Arguments are those of ``EventColumns`` for ``rows``, and what matches the names of steps.
 
     Attributes:
-        rows: the kernels, or on a CPU the operators.
-        names: their distinct names.
+        rows, names: the kernels, or on a CPU the operators, and their distinct names.
         threads: numbers of the host's threads; those of a number and of the same as text are equal.
         notes: ranges of the host that are steps.
         foreign: number of events of unsupported devices, by category.
@@ -112,28 +98,28 @@ class EventCollector:
         self.rows = self._events(keep_untimed=False, **numbers)
         self.names = names = StringTable()
         threads = StringTable()
-        self.threads: NumbersBy[int | str] = NumbersBy(lambda thread: threads[str(thread)])
+        self.threads: Memo[int | str, int] = Memo(lambda thread: threads[str(thread)])
         self.notes: list[Note] = []
         self.foreign: Counter[str] = Counter()
         self._sorted: list[list[Event]] = [[] for _ in range(UNKNOWN_CATEGORY + 1)]
         self._sort = {
             category: self._sorted[group].append if group != BESIDE else None for category, group in _CATEGORIES.items()
         }
-        self._name_of: NumbersBy[str | None] = NumbersBy(lambda name: names[short_name(name)])
-        self._is_step: NumbersBy[str | None] = NumbersBy(lambda name: bool(name) and is_step(name or "", steps))
+        self._name_of: Memo[str | None, int] = Memo(lambda name: names[short_name(name)])
+        self._is_step: Memo[str | None, bool] = Memo(lambda name: bool(name) and is_step(name or "", steps))
 
-    def collect(self, events: list[Event], args_of: ArgsReader) -> None:
-        """Keep what is needed of the events of one piece; ``args_of`` decodes their arguments."""
+    def collect(self, events: list[Event], stream: EventStream) -> None:
+        """Keep what is needed of the events of one piece of a stream."""
         sort, unknown = self._sort.get, self._sorted[UNKNOWN_CATEGORY].append
         for event in events:
             add = sort(event.cat, unknown)
             if add is not None:
                 add(event)
-        self._collect(args_of)
+        self._collect(stream)
         for group in self._sorted:
             group.clear()
 
-    def _collect(self, args_of: ArgsReader) -> None:
+    def _collect(self, stream: EventStream) -> None:
         """Keep what is needed of the sorted events."""
         raise NotImplementedError
 

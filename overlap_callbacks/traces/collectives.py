@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.table import Indices
-from overlap_callbacks.traces.collect import Numbers
+from overlap_callbacks.traces.collect import Memo, Numbers
 from overlap_callbacks.traces.events import Args
 
 # Stands for a size or a number that is not known.
@@ -103,7 +103,8 @@ class KernelMetadata:
 
     def __init__(self) -> None:
         self.infos: Numbers[CollectiveInfo] = Numbers()
-        self._known: dict[tuple[Any, ...], _Known] = {}
+        infos = self.infos
+        self._known: Memo[tuple[Any, ...], _Known] = Memo(lambda key: _known(key, infos))
 
     def describe(self, all_args: Sequence[Args]) -> list[tuple[int, int, int]]:
         """Number of the ``CollectiveInfo``, bytes and sequence number of each kernel's collective, by its arguments."""
@@ -113,22 +114,18 @@ class KernelMetadata:
                 _size(args.out_elements if known.of_output else args.in_elements, known.width),
                 args.sequence if type(args.sequence) is int and UNKNOWN < args.sequence < 2**63 else UNKNOWN,
             )
-            for args, known in zip(all_args, self._known_of(all_args), strict=True)
+            for args, known in zip(all_args, map(self._known.__getitem__, _keys(all_args)), strict=True)
         ]
 
     def info(self, args: Args) -> CollectiveInfo:
         """What the arguments of one collective say, without its size and number."""
-        return self._known_of([args])[0].info
+        return self._known[_keys([args])[0]].info
 
-    def _known_of(self, all_args: Sequence[Args]) -> list[_Known]:
-        return [self._known.get(key) or self._read(key) for key in _keys(all_args)]
 
-    def _read(self, key: tuple[Any, ...]) -> _Known:
-        name, dtype, group, description, ranks = (safe_text.clean(text) for text in key[:-1])
-        info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, key[-1])
-        found = _Known(self.infos[info], info, _width(dtype), info.kind in ("all_gather", "gather"))
-        self._known[key] = found
-        return found
+def _known(key: tuple[Any, ...], infos: Numbers[CollectiveInfo]) -> _Known:
+    name, dtype, group, description, ranks = (safe_text.clean(text) for text in key[:-1])
+    info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, key[-1])
+    return _Known(infos[info], info, _width(dtype), info.kind in ("all_gather", "gather"))
 
 
 def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:

@@ -85,6 +85,22 @@ def parts(length: int) -> Iterator[slice]:
         yield slice(first, min(first + AT_ONCE, length))
 
 
+def cuts(length: int, at_least: int, last_cut: Callable[[int, int], int]) -> Iterator[slice]:
+    """Slices of at least some rows each, but for the last, which grow until they can end.
+
+    ``last_cut`` gives the last row between two others before which one may end, 0 for none.
+    """
+    first = 0
+    while first < length:
+        size, last = max(at_least, 1), 0
+        while not last and first + size < length:
+            last = last_cut(first, first + size)
+            size *= 2
+        last = last or length
+        yield slice(first, last)
+        first = last
+
+
 def derived(function: Callable[..., Array], *columns: Array, dtype: npt.DTypeLike = np.int64) -> Array:
     """A column of what a function gives for the rows of others, which it gets a part at a time; shape (n,) each."""
     column = Column(dtype)

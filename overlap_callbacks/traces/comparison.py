@@ -165,14 +165,7 @@ class _Side:
         return (self._calls(piece.trace) for piece in self._device.pieces())
 
     def match(self, calls: Calls, wanted: _Marks, alone_ns: npt.NDArray[np.float64], trace: Trace) -> None:
-        """Add the calls of a piece to those that match or do not.
-
-        Args:
-            calls: the calls.
-            wanted: which of them count; shape (calls,).
-            alone_ns: time of the same call of the other file, NaN without one; shape (calls,).
-            trace: the piece.
-        """
+        """Add those of a piece's calls that are wanted, with the time of the same call of the other file, else NaN."""
         is_matched, kind = np.isfinite(alone_ns), calls.kind
         name, time_ns = calls.kernels.name[calls.row], calls.duration_ns
         compute = wanted & (kind == Kind.COMPUTE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import re
 from array import array
-from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,10 +21,9 @@ from overlap_callbacks.traces.collect import (
     OPERATOR,
     PYTHON,
     ROW,
-    ArgsReader,
     EventCollector,
+    Memo,
     Numbers,
-    NumbersBy,
     all_hashable,
     launches_kernel,
     short_name,
@@ -40,6 +38,7 @@ from overlap_callbacks.traces.events import (
     OddKernelArgs,
     RangeArgs,
 )
+from overlap_callbacks.traces.stream import EventStream
 
 # Calls of these launch nothing, though they have numbers like launches. They are up to half of a file's calls.
 _LAUNCHES_NOTHING = re.compile(
@@ -70,11 +69,6 @@ _Value = TypeVar("_Value")
 class DeviceEvents(EventCollector):
     """The kernels of a device, the calls that launched them, steps, and torch's annotations of collectives.
 
-    Args:
-        steps: matches the names of steps.
-        exact: whether times come as text.
-        with_ranges: whether to keep the named ranges of the host.
-
     Attributes:
         metadata: of the communication kernels; the column ``info`` of a row is the number of its ``CollectiveInfo``, -1
             for none.
@@ -100,17 +94,17 @@ class DeviceEvents(EventCollector):
         self.operators = self._events(thread="i", detail="i", num_bytes="q")
         self.details: Numbers[RangeDetail] = Numbers()
         self.ranges = self._events(thread="i", name="i")
-        self._number_of_range: Numbers[str] = Numbers()
+        self.range_numbers: Numbers[str] = Numbers()
         self._with_ranges = with_ranges
         self.lanes: Numbers[tuple[int, int | str]] = Numbers()
-        self._launches_nothing: NumbersBy[str | None] = NumbersBy(
+        self._launches_nothing: Memo[str | None, bool] = Memo(
             lambda name: bool(_LAUNCHES_NOTHING.match(name or "")) and not launches_kernel(name)
         )
-        self._is_module: NumbersBy[str | None] = NumbersBy(lambda name: (name or "").startswith(_MODULE))
-        self._is_annotation: NumbersBy[str | None] = NumbersBy(lambda name: (name or "").startswith(ENQUEUED))
+        self._is_module: Memo[str | None, bool] = Memo(lambda name: (name or "").startswith(_MODULE))
+        self._is_annotation: Memo[str | None, bool] = Memo(lambda name: (name or "").startswith(ENQUEUED))
         self._num_bytes: dict[tuple[str, bytes, bytes], int] = {}
         shapes = self.shapes
-        self._shapes: NumbersBy[Any] = NumbersBy(lambda part: shapes[_launch_shape(part)])
+        self._shapes: Memo[Any, int] = Memo(lambda part: shapes[_launch_shape(part)])
 
     @property
     def streams(self) -> tuple[str, ...]:
@@ -120,61 +114,55 @@ class DeviceEvents(EventCollector):
     @property
     def range_names(self) -> tuple[str, ...]:
         """The names of ``ranges``, those of modules from their class on."""
-        return tuple([safe_text.clean(name.removeprefix(_MODULE)) for name in self._number_of_range])
+        return tuple([safe_text.clean(name.removeprefix(_MODULE)) for name in self.range_numbers])
 
     @property
     def training_thread(self) -> int:
         """The number of the thread that names the steps; -1 for none."""
         return self.threads[self.notes[0].thread] if self.notes else -1
 
-    def annotate(self, threads: Iterable[int], details: Iterable[RangeDetail], num_bytes: Iterable[int]) -> None:
-        """Complete the annotations that were added last."""
-        self.annotations.label(thread=threads, detail=map(self.details.__getitem__, details), num_bytes=num_bytes)
-
-    def name_ranges(self, threads: Iterable[int], names: Iterable[str]) -> None:
-        """Complete the ranges that were added last."""
-        self.ranges.label(thread=threads, name=map(self._number_of_range.__getitem__, names))
-
-    def _collect(self, args_of: ArgsReader) -> None:
+    def _collect(self, stream: EventStream) -> None:
         rows, launches, notes, olds = map(self._durations, (ROW, LAUNCH, NOTE, OLD_RANGE))
         is_module = self._is_module
         modules = [event for event in self._sorted[PYTHON] if is_module[event.name] and event.ph == "X"]
         if rows:
-            self._add_rows(rows, args_of)
+            self._add_rows(rows, stream)
         if launches:
-            self._add_launches(launches, args_of)
+            self._add_launches(launches, stream)
         is_step, is_annotation = self._is_step, self._is_annotation
         ranges = (*notes, *olds, *modules)
         self._note([event for event in ranges if is_step[event.name]])
         annotations = [event for event in ranges if is_annotation[event.name]]
         if annotations:
-            self._add_annotations(annotations, args_of)
+            self._add_annotations(annotations, stream)
         operators = [event for event in self._sorted[OPERATOR] if event.name == _COLLECTIVE_OPERATOR]
         if operators:
-            self._add_operators(operators, args_of)
+            self._add_operators(operators, stream)
         if self._with_ranges:
             named = [event for event in (*notes, *modules)
                      if event.name and not (is_annotation[event.name] or is_step[event.name])]  # fmt: skip
             named = self.ranges.keep(named)
-            self.name_ranges(self._threads_of(named), [short_name(event.name) for event in named])
+            names = [self.range_numbers[short_name(event.name)] for event in named]
+            self.ranges.label(thread=self._threads_of(named), name=names)
         for event in self._durations(FOREIGN):
             self.foreign[str(event.cat)] += 1
 
-    def _add_operators(self, events: list[Event], args_of: ArgsReader) -> None:
+    def _add_operators(self, events: list[Event], stream: EventStream) -> None:
         found = [
             (event, args)
-            for event, args in zip(events, args_of(events, Args), strict=True)
+            for event, args in zip(events, stream.args_of(events, Args), strict=True)
             if event.ph == "X" and args is not None and args.collective is not None
         ]
         events, about = _timed(self.operators, [event for event, _ in found], [args for _, args in found])
         details = [self.details[RangeDetail(_COLLECTIVE_OPERATOR, self.metadata.info(args))] for args in about]
         self.operators.label(thread=self._threads_of(events), detail=details, num_bytes=[UNKNOWN] * len(events))
 
-    def _add_annotations(self, events: list[Event], args_of: ArgsReader) -> None:
+    def _add_annotations(self, events: list[Event], stream: EventStream) -> None:
         events = self.annotations.keep(events)
         names = [short_name(event.name) for event in events]
-        num_bytes = map(self._num_bytes_of, names, args_of(events, RangeArgs))
-        self.annotate(self._threads_of(events), map(_detail, names), num_bytes)
+        num_bytes = map(self._num_bytes_of, names, stream.args_of(events, RangeArgs))
+        details = [self.details[_detail(name)] for name in names]
+        self.annotations.label(thread=self._threads_of(events), detail=details, num_bytes=num_bytes)
 
     def _num_bytes_of(self, name: str, args: RangeArgs | None) -> int:
         """The size of the collective of a range, ``UNKNOWN`` if not known."""
@@ -189,24 +177,25 @@ class DeviceEvents(EventCollector):
             found = self._num_bytes[key] = input_bytes(*key)
         return found
 
-    def _add_launches(self, events: list[Event], args_of: ArgsReader) -> None:
+    def _add_launches(self, events: list[Event], stream: EventStream) -> None:
         waits = [event for event in events if event.name in WAITING_CALLS]
         if waits:
             self.waits.keep(waits)
         launches_nothing = self._launches_nothing
         events = [event for event in events if not launches_nothing[event.name]]
-        numbers: list[Any] = [args.correlation if args is not None else None for args in args_of(events, LaunchArgs)]
+        all_args = stream.args_of(events, LaunchArgs)
+        numbers: list[Any] = [args.correlation if args is not None else None for args in all_args]
         if not (set(map(type, numbers)) == {int} and all(numbers)):
             events = [event for event, number in zip(events, numbers, strict=True) if type(number) is int and number]
             numbers = [number for number in numbers if type(number) is int and number]
         events, numbers = _timed(self.launches, events, numbers)
         self.launches.label(correlation=unsigned(numbers), thread=self._threads_of(events))
 
-    def _add_rows(self, events: list[Event], args_of: ArgsReader) -> None:
+    def _add_rows(self, events: list[Event], stream: EventStream) -> None:
         events = self.rows.keep(events)
         if not events:
             return
-        found = args_of(events, KernelArgs, OddKernelArgs)
+        found = stream.args_of(events, KernelArgs, OddKernelArgs)
         all_args: list[Any] = [args or _NO_ARGS for args in found]
         devices = [args.device for args in all_args]
         if set(map(type, devices)) != {int} or min(devices) < 0 or max(devices) >= 2**31:

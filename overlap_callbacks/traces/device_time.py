@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.intervals import Intervals, distinct_values
-from overlap_callbacks.analysis.kernels.device_time import CriticalPaths, Part, Path, TimeUse, TimeUses
+from overlap_callbacks.analysis.kernels.device_time import CriticalPaths, Path, TimeUse, TimeUses
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.traces.pieces import Device, Piece, Span
 from overlap_callbacks.traces.trace import Launches
@@ -298,9 +298,9 @@ class TimeSums:
 
 def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches: Launches) -> CriticalPath:
     # Without the host's waits, its time on the path may be that of what it waited for.
-    is_known = launches.records_waits or not path.parts_ns[Part.HOST]
-    ms = {part: ns / 1e6 for part, ns in path.parts_ns.items()}
-    at_most_ms = {part: ns / 1e6 if is_known else None for part, ns in path.at_most_ns.items()}
+    is_known = launches.records_waits or not path.parts.host_ns
+    compute_ms, comm_ms, copy_ms, launch_ms, host_ms, other_ms = (ns / 1e6 for ns in path.parts)
+    at_most_compute_ms, at_most_comm_ms, at_most_host_ms = (ns / 1e6 if is_known else None for ns in path.at_most_ns)
     kind = kernels.kind[path.rows]
     runs = kind != Kind.COPY
     # A name may stand for kernels of both kinds.
@@ -311,15 +311,15 @@ def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches:
     return CriticalPath(
         step=step,
         length_ms=path.length_ns / 1e6,
-        compute_ms=ms[Part.COMPUTE],
-        comm_ms=ms[Part.COMMUNICATION],
-        copy_ms=ms[Part.COPY],
-        launch_ms=ms[Part.LAUNCH],
-        host_ms=ms[Part.HOST],
-        other_ms=ms[Part.OTHER],
-        at_most_compute_ms=at_most_ms[Part.COMPUTE],
-        at_most_comm_ms=at_most_ms[Part.COMMUNICATION],
-        at_most_host_ms=at_most_ms[Part.HOST],
+        compute_ms=compute_ms,
+        comm_ms=comm_ms,
+        copy_ms=copy_ms,
+        launch_ms=launch_ms,
+        host_ms=host_ms,
+        other_ms=other_ms,
+        at_most_compute_ms=at_most_compute_ms,
+        at_most_comm_ms=at_most_comm_ms,
+        at_most_host_ms=at_most_host_ms,
         kernels=tuple(
             [
                 PathKernel(

@@ -44,13 +44,7 @@ _Columns = dict[str, Array]
 
 
 def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[str] | None = None) -> Trace:
-    """The trace of a file with kernels of a device.
-
-    Args:
-        document: the file.
-        events: its events.
-        steps: matches the names of steps; None for ``ProfilerStep#``.
-    """
+    """The trace of a file with kernels of a device; ``steps`` matches the names of steps."""
     found, infos = steps_of(events.notes, steps), events.metadata.infos
     rows = _in_order(events.rows.finished())
     _join_launches(rows, events.launches.finished())
@@ -141,13 +135,6 @@ def _ask_ranges(rows: _Columns, asking: Indices, ranges: _Columns, texts: Sequen
     """Set the collective of some rows by torch's ranges around their launches, else by their names.
 
     Copies have no size: several may be one collective.
-
-    Args:
-        rows: all rows.
-        asking: which of them to set; shape (m,).
-        ranges: torch's ranges of collectives.
-        texts: the names of kernels.
-        events: what numbers of ranges and collectives stand for.
     """
     details, infos, name = tuple(events.details), events.metadata.infos, rows["name"][asking]
     within = _last_begun(ranges, rows["launched"][asking], rows["thread"][asking])
@@ -235,12 +222,6 @@ def _copies_of_collectives(kernels: KernelTable, rows: _Columns, ranges: _Column
     The copies communicate if the collective launched no kernel, copy engines can do it, its group has more than one
     rank, and they ran on streams that never compute. On a group of one rank they communicate nothing. Where the launch
     of any communication kernel is missing, none is certain: the kernel may be that collective's.
-
-    Args:
-        kernels: the whole file.
-        rows: its columns ``launched`` and ``thread``.
-        ranges: torch's operators of collectives, else its ranges of collectives, which do not tell the group.
-        events: what numbers of ranges and collectives stand for.
     """
     details, infos = tuple(events.details), events.metadata.infos
     within, told, untold = within_device(kernels), Counter[str](), Counter[str]()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
@@ -20,6 +22,22 @@ _MIN_BESIDE, _MAX_ALONE = 0.9, 0.1
 _Method = tuple[tuple[tuple[int, ...], ...], str]
 _BY_TURN: _Method = ((0, 1, 2, 3), (0, 4, 5)), "calls of one kernel in the same turn of different steps"
 _BY_LAUNCH: _Method = ((0, 1),), "calls of one kernel with the same grid and block"
+
+_Marks = npt.NDArray[np.bool_]
+
+
+class _Matches(NamedTuple):
+    """The matches of each row of calls; shape (rows,) each.
+
+    Attributes:
+        matched: whether those during communication match any alone.
+        means_ns: mean time of these.
+        used: whether those alone are matched.
+    """
+
+    matched: _Marks
+    means_ns: npt.NDArray[np.float64]
+    used: _Marks
 
 
 class EstimateSums:
@@ -57,29 +75,22 @@ class EstimateSums:
     def figures(self) -> SlowdownEstimate | None:
         """The estimate; None if no call during communication matches one alone."""
         for levels, method in self._methods:
-            matched, alone_ns, used = self._match(levels)
-            if not matched.any():
+            found = self._match(levels)
+            if not found.matched.any():
                 continue
             families = StringTable()
             of_names = np.array([families[name_rules.family_of(name)] for name in self._names])
             family = of_names[self._calls.columns[0]]
-            found = {
-                families.texts[i]: self._figures(method, family == i, matched, alone_ns, used)
-                for i in distinct_values(family[matched]).tolist()
+            of_families = {
+                families.texts[i]: self._figures(method, found, family == i)
+                for i in distinct_values(family[found.matched]).tolist()
             }
-            by_time = dict(sorted(found.items(), key=lambda item: -item[1].time_beside_ms))
-            return self._figures(method, np.ones(len(family), dtype=bool), matched, alone_ns, used, by_time)
+            by_time = dict(sorted(of_families.items(), key=lambda item: -item[1].time_beside_ms))
+            return self._figures(method, found, np.ones(len(family), dtype=bool), by_time)
         return None
 
-    def _match(
-        self, levels: tuple[tuple[int, ...], ...]
-    ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-        """Match calls by columns that must be equal, in order of preference.
-
-        Returns:
-            Of each row of calls: whether those during communication match any alone, the mean time of these, and
-            whether those alone are matched; shape (rows,) each.
-        """
+    def _match(self, levels: tuple[tuple[int, ...], ...]) -> _Matches:
+        """Match calls by columns that must be equal, in order of preference."""
         columns, (beside, _, alone, alone_ns) = self._calls
         matched, used = np.zeros(len(beside), dtype=bool), np.zeros(len(beside), dtype=bool)
         means_ns = np.full(len(beside), np.nan)
@@ -90,28 +101,22 @@ class EstimateSums:
             means_ns[now] = total_ns[number[now]] / count[number[now]]
             matched |= now
             used |= (alone > 0) & np.isin(number, number[now])
-        return matched, means_ns, used
+        return _Matches(matched, means_ns, used)
 
     def _figures(
-        self,
-        method: str,
-        mine: npt.NDArray[np.bool_],
-        matched: npt.NDArray[np.bool_],
-        means_ns: npt.NDArray[np.float64],
-        used: npt.NDArray[np.bool_],
-        families: dict[str, SlowdownEstimate] | None = None,
+        self, method: str, found: _Matches, mine: _Marks, families: dict[str, SlowdownEstimate] | None = None
     ) -> SlowdownEstimate:
-        """The estimate of some rows of the calls; see ``_match``."""
+        """The estimate of some rows of the calls."""
         columns, (beside, beside_ns, alone, _) = self._calls
-        rows = mine & matched
+        rows = mine & found.matched
         time_ns = float(beside_ns[rows].sum())
         return SlowdownEstimate(
-            slowdown=time_ns / float((beside * means_ns)[rows].sum()) - 1,
+            slowdown=time_ns / float((beside * found.means_ns)[rows].sum()) - 1,
             method=method,
             kernels=len(distinct_values(columns[0][rows])),
             calls_beside=int(beside[rows].sum()),
-            calls_alone=int(alone[mine & used].sum()),
-            calls_left_out=int(beside[mine & ~matched].sum()),
+            calls_alone=int(alone[mine & found.used].sum()),
+            calls_left_out=int(beside[mine & ~found.matched].sum()),
             time_beside_ms=time_ns / 1e6,
             families=families or {},
         )

@@ -160,6 +160,11 @@ class EventColumns:
         self.untimed += timed.count(False)
         return timed
 
+    def add(self, start: Any, end: Any, **numbers: int) -> None:
+        """Add one event by exact start and end, if they are valid, and its other numbers."""
+        if all(self.keep_ns((start, end))):
+            self.label(**{name: (number,) for name, number in numbers.items()})
+
     def label(self, **numbers: Iterable[int]) -> None:
         """Add the other numbers of the events that were added last."""
         for name, values in numbers.items():

@@ -232,7 +232,6 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
 
     Attributes:
         schema_version: version of this layout.
-        library_version: of the library that wrote it.
         traces: figures of each device of each file.
         skew: of the collectives that several files share.
         problems: what is doubtful about the files together.
@@ -269,7 +268,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
 
     Attributes:
         schema_version: version of this layout.
-        library_version: of the library that wrote it.
         overlapped, sequential: the figures of each file.
         steps: number of steps that counted in each file.
         figures: per step, by the names of the live report.

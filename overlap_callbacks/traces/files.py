@@ -74,10 +74,12 @@ def pieces(
             _refuse(file, magic)
             raw.seek(0)
             packed = magic.startswith(_GZIP_MAGIC)
-            for piece in _gunzipped(raw, file, problems, size) if packed else _unpacked(raw, file, problems, size):
-                if progress is not None:
-                    progress(raw.tell(), total)
-                yield piece
+            errors = _GZIP_ERRORS if packed else ()
+            with _open_gzip(raw, "rb") if packed else contextlib.nullcontext(raw) as stream:
+                for piece in _unpacked(stream, file, problems, size, (*errors, *_archive_errors())):
+                    if progress is not None:
+                        progress(raw.tell(), total)
+                    yield piece
     except OSError as error:
         raise TraceError(f"{file} cannot be read: {error.strerror or error}") from None
     except _archive_errors() as error:
@@ -157,11 +159,6 @@ def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
             yield cast(BinaryIO, member), archive.getinfo(name).file_size
 
 
-def _gunzipped(raw: BinaryIO, file: Path, problems: list[str], size: int) -> Iterator[bytes]:
-    with _open_gzip(raw, "rb") as stream:
-        yield from _unpacked(stream, file, problems, size, _GZIP_ERRORS)
-
-
 def _archive_errors() -> tuple[Any, ...]:
     """What a member of an archive raises: damaged, encrypted, compressed in a way that is not known."""
     import zipfile
@@ -169,14 +166,12 @@ def _archive_errors() -> tuple[Any, ...]:
     return (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError)
 
 
-def _unpacked(
-    stream: BinaryIO, file: Path, problems: list[str], size: int, errors: tuple[Any, ...] = ()
-) -> Iterator[bytes]:
+def _unpacked(stream: BinaryIO, file: Path, problems: list[str], size: int, errors: tuple[Any, ...]) -> Iterator[bytes]:
     read = 0
     while True:
         try:
             piece = stream.read(size)
-        except (*errors, *_archive_errors()) as error:
+        except errors as error:
             if not read:
                 raise TraceError(f"{file} cannot be decompressed: {error}") from None
             problems.append(f"the compressed file is cut off or damaged after {read} bytes ({error})")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,20 +24,22 @@ from overlap_callbacks.traces.collect import (
     OLD_RANGE,
     OPERATOR,
     UNKNOWN_CATEGORY,
-    ArgsReader,
     EventCollector,
-    NumbersBy,
+    Memo,
     launches_kernel,
     short_name,
 )
 from overlap_callbacks.traces.collectives import Collectives
-from overlap_callbacks.traces.columns import Array, Column, derived, parts, release, taken
+from overlap_callbacks.traces.columns import Array, Column, cuts, derived, parts, release, taken
 from overlap_callbacks.traces.events import Args, Event, time_problems
 from overlap_callbacks.traces.files import TraceError
 from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.trace import Trace, bounds_of, steps_of, trace_of
 
 _MAX_OTHER_RANGES = 4096
+
+# Start and end of each step.
+_Bounds = Sequence[tuple[int, int]]
 
 
 class HostEvents(EventCollector):
@@ -56,9 +58,9 @@ class HostEvents(EventCollector):
         self.range_names = StringTable()
         self.enqueued = self.launched = 0
         self.other_ranges: set[str] = set()
-        self._of_kernel: NumbersBy[str | None] = NumbersBy(launches_kernel)
+        self._of_kernel: Memo[str | None, bool] = Memo(launches_kernel)
 
-    def _collect(self, args_of: ArgsReader) -> None:
+    def _collect(self, stream: EventStream) -> None:
         notes, operators = self._durations(NOTE), [*self._durations(OPERATOR), *self._durations(OLD_RANGE)]
         is_step = self._is_step
         steps = [event for event in (*notes, *operators) if is_step[event.name]]
@@ -74,7 +76,7 @@ class HostEvents(EventCollector):
         self.launched += sum([self._of_kernel[event.name] for event in self._durations(LAUNCH)])
         # An event of an unknown category that names a device is of one.
         unknown = self._durations(UNKNOWN_CATEGORY)
-        for event, args in zip(unknown, args_of(unknown, Args), strict=True):
+        for event, args in zip(unknown, stream.args_of(unknown, Args), strict=True):
             if args is not None and type(args.device) is int:
                 self.foreign[event.cat or ""] += 1
         for event in self._durations(FOREIGN):
@@ -93,11 +95,6 @@ class HostEvents(EventCollector):
 def trace_of_host(stream: EventStream, events: HostEvents, pattern: re.Pattern[str] | None) -> Trace:
     """The trace of a file without kernels of a device: the operators of the training thread are its compute.
 
-    Args:
-        stream: the file, all of which was read.
-        events: its events.
-        pattern: matches the names of steps; None for ``ProfilerStep#``.
-
     Raises:
         TraceError: the file is not one of a CPU job either.
     """
@@ -107,24 +104,19 @@ def trace_of_host(stream: EventStream, events: HostEvents, pattern: re.Pattern[s
     (called, of_called), (ranged, of_ranged) = (
         names.renamed(safe_text.clean) for names in (events.names, events.range_names)
     )
-    kernels = _Kernels(bounds_of(steps))
     mine = np.flatnonzero(operators["thread"] == _training_thread(events, operators["thread"]))
     order = mine[np.argsort(operators["start"][mine], kind="stable")]
     calls = Intervals(taken(operators["start"], order), taken(operators["end"], order))
-    kernels.add_operators(calls, derived(of_called.__getitem__, taken(operators["name"], order)), called.texts)
-    kernels.add_ranges(Intervals(ranges["start"], ranges["end"]), of_ranged[ranges["name"]], ranged.texts)
-    table = kernels.table((*called.texts, *ranged.texts))
+    table, doubtful = _kernels_of(
+        calls, derived(of_called.__getitem__, taken(operators["name"], order)),
+        Intervals(ranges["start"], ranges["end"]), of_ranged[ranges["name"]],
+        (called.texts, ranged.texts), bounds_of(steps),
+    )  # fmt: skip
     problems = [*time_problems(events.rows), *time_problems(events.ranges)]
     problems.append("no kernels of a device: operators of the training thread count as compute")
     if events.enqueued:
         problems.append("the file has NCCL's collectives but no kernels of their device: they are left out")
-    if kernels.num_crossing:
-        problems.append(
-            f"{kernels.num_crossing} operators of the training thread overlap without nesting: their self time is not "
-            "sure"
-        )
-    if note := uncounted_note(kernels.uncounted):
-        problems.append(note)
+    problems += doubtful
     device, collectives = np.zeros(len(table), dtype=np.int64), Collectives.none(len(table))
     return trace_of(stream, table, device, steps, collectives, problems, likely=lambda: _likely_ranges(events))
 
@@ -177,112 +169,90 @@ def _training_thread(events: HostEvents, thread: Array) -> int:
     return int(np.argmax(np.bincount(thread))) if len(thread) else -1
 
 
-class _Kernels:
-    """The kernels of a CPU job: the self time of each operator in pieces, and the ranges that communicate.
+def _kernels_of(
+    calls: Intervals, called: Array, ran: Intervals, ranged: Array, names: tuple[tuple[str, ...], ...], bounds: _Bounds
+) -> tuple[KernelTable, list[str]]:
+    """The kernels of a CPU job in order of their starts, and what is doubtful about them.
 
     Args:
+        calls: the operators of the training thread, in order of their starts.
+        called: index of the name of each.
+        ran: ranges of the host, of which those count that communicate by name.
+        ranged: index of the name of each.
+        names: of operators, and of ranges.
         bounds: start and end of each step.
-
-    Attributes:
-        num_crossing: number of operators that end after the one in which they began.
     """
+    rows, kinds = {name: Column() for name in ("start", "end", "name", "call", "step")}, Column(np.uint8)
 
-    def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
-        self._bounds = bounds
-        self._columns = {name: Column() for name in ("start", "end", "name", "call", "step")}
-        self._kind = Column(np.uint8)
-        # Times that count: in which something computes, communicates, or waits for communication.
-        self._counted_start, self._counted_end = Column(), Column()
-        self._span: tuple[int, int] | None = None
-        self.num_crossing = self._num_calls = self._num_names = 0
+    def add(ran: Intervals, kind: Kind, name: Indices, call: Indices, step: Indices) -> None:
+        for column, values in zip(rows.values(), (ran.start_ns, ran.end_ns, name, call, step), strict=True):
+            column.append(values)
+        kinds.append(np.full(len(ran), kind))
 
-    def add_operators(self, calls: Intervals, name: Array, texts: Sequence[str]) -> None:
-        """Add the operators of the training thread in order of their starts; ``name`` is an index into ``texts``."""
-        for part in _between_gaps(calls):
-            now = calls[part]
-            self.num_crossing += _crossing(now)
-            pieces, owner, waiting = own_time(now, name[part], texts)
-            step = step_of(now.start_ns, self._bounds)
-            self._append(pieces, Kind.COMPUTE, name[part][owner], part.start + owner, step[owner])
-            self._count(waiting)
-            release()
-        self._num_calls, self._num_names = len(calls), len(texts)
-        if len(calls):
-            self._span = int(calls.start_ns[0]), int(calls.end_ns.max())
+    def last_gap(first: int, last: int) -> int:
+        gaps = np.flatnonzero(np.maximum.accumulate(calls.end_ns[first:last]) <= calls.start_ns[first + 1 : last + 1])
+        return first + int(gaps[-1]) + 1 if len(gaps) else 0
 
-    def add_ranges(self, ran: Intervals, name: Array, texts: Sequence[str]) -> None:
-        """Add those of the ranges that communicate, by their cleaned names."""
-        communicates = np.array([name_rules.is_communication(text) for text in texts], dtype=bool)
-        mine = np.flatnonzero(communicates[name])
-        call, step = self._num_calls + np.arange(len(mine)), step_of(ran.start_ns[mine], self._bounds)
-        self._append(ran[mine], Kind.COMMUNICATION, self._num_names + name[mine], call, step)
-
-    def table(self, names: tuple[str, ...]) -> KernelTable:
-        """The table in order of the starts; ``names`` are those of operators, then of ranges."""
-        start_ns = self._columns.pop("start").finished()
-        order = np.argsort(start_ns, kind="stable")
-        rows = {name: taken(column.finished(), order) for name, column in self._columns.items()}
-        kind, nothing = taken(self._kind.finished(), order), np.zeros(len(order), dtype=np.int64)
-        collective, collectives = collectives_of(rows["name"], names, kind == Kind.COMMUNICATION)
-        return KernelTable(
-            intervals=Intervals(taken(start_ns, order), rows["end"]),
-            kind=kind,
-            name=rows["name"],
-            step=rows["step"],
-            call=rows["call"],
-            names=names,
-            shape=nothing,
-            shapes=("",),
-            collective=derived(np.asarray, collective),
-            collectives=collectives,
-            lane=nothing,
-            launches=(None,),
-            without_launch=np.zeros(len(order), dtype=bool),
-            from_graph=np.zeros(len(order), dtype=bool),
+    num_crossing = 0
+    for part in cuts(len(calls), columns.AT_ONCE, last_gap):
+        now, name = calls[part], called[part]
+        num_crossing += _crossing(now)
+        pieces, owner, waiting = own_time(now, name, names[0])
+        step, nothing = step_of(now.start_ns, bounds), np.zeros(len(waiting), dtype=np.int64)
+        add(pieces, Kind.COMPUTE, name[owner], part.start + owner, step[owner])
+        add(waiting, Kind.OTHER, nothing, nothing, nothing)  # time that counts, but is no row
+        release()
+    communicates = np.array([name_rules.is_communication(text) for text in names[1]], dtype=bool)
+    mine = np.flatnonzero(communicates[ranged])
+    call = len(calls) + np.arange(len(mine))
+    add(ran[mine], Kind.COMMUNICATION, len(names[0]) + ranged[mine], call, step_of(ran.start_ns[mine], bounds))
+    found, kind = {name: column.finished() for name, column in rows.items()}, kinds.finished()
+    order = np.argsort(found["start"], kind="stable")
+    problems = []
+    if num_crossing:
+        problems.append(
+            f"{num_crossing} operators of the training thread overlap without nesting: their self time is not sure"
         )
-
-    @property
-    def uncounted(self) -> tuple[float, ...]:
-        """The share of each step, or of a file without steps, that nothing covers."""
-        if self._span is None:
-            return ()
-        spans = np.array(self._bounds or [self._span], dtype=np.int64)
-        whole = Intervals(spans[:, 0], spans[:, 1])
-        start_ns, end_ns = self._counted_start.finished(), self._counted_end.finished()
-        order = np.argsort(start_ns, kind="stable")
-        covered_ns, until_ns = np.zeros(len(whole), dtype=np.int64), np.iinfo(np.int64).min
-        for part in parts(len(order)):
-            rows = order[part]
-            covered_ns += whole.covered_ns(Intervals(np.maximum(start_ns[rows], until_ns), end_ns[rows]))
-            until_ns = max(until_ns, int(end_ns[rows].max()))
-        return tuple((1 - covered_ns / np.maximum(whole.durations_ns, 1)).tolist())
-
-    def _append(self, ran: Intervals, kind: Kind, name: Indices, call: Indices, step: Indices) -> None:
-        rows = {"start": ran.start_ns, "end": ran.end_ns, "name": name, "call": call, "step": step}
-        for column, values in rows.items():
-            self._columns[column].append(values)
-        self._kind.append(np.full(len(ran), kind))
-        self._count(ran)
-
-    def _count(self, ran: Intervals) -> None:
-        self._counted_start.append(ran.start_ns)
-        self._counted_end.append(ran.end_ns)
+    if len(calls):
+        spans = bounds or [(int(calls.start_ns[0]), int(calls.end_ns.max()))]
+        note = uncounted_note(_uncounted(found["start"], found["end"], order, spans))
+        problems += [note] if note else []
+    order = order[kind[order] != Kind.OTHER]
+    in_order = {name: taken(column, order) for name, column in found.items()}
+    return _table(in_order, taken(kind, order), (*names[0], *names[1])), problems
 
 
-def _between_gaps(calls: Intervals) -> Iterator[slice]:
-    """Parts of one thread's calls, which are in order of their starts, with no call open in between."""
-    first, size = 0, columns.AT_ONCE
-    while first < len(calls):
-        last = min(first + size, len(calls))
-        if last < len(calls):
-            latest_ns = np.maximum.accumulate(calls.end_ns[first:last])
-            gaps = np.flatnonzero(latest_ns <= calls.start_ns[first + 1 : last + 1])
-            if not len(gaps):  # then a part grows until there is one
-                size *= 2
-                continue
-            last = first + int(gaps[-1]) + 1
-        yield slice(first, last)
-        first, size = last, columns.AT_ONCE
+def _table(rows: dict[str, Array], kind: Array, names: tuple[str, ...]) -> KernelTable:
+    collective, collectives = collectives_of(rows["name"], names, kind == Kind.COMMUNICATION)
+    nothing, nowhere = np.zeros(len(kind), dtype=np.int64), np.zeros(len(kind), dtype=bool)
+    return KernelTable(
+        intervals=Intervals(rows["start"], rows["end"]),
+        kind=kind,
+        name=rows["name"],
+        step=rows["step"],
+        call=rows["call"],
+        names=names,
+        shape=nothing,
+        shapes=("",),
+        collective=derived(np.asarray, collective),
+        collectives=collectives,
+        lane=nothing,
+        launches=(None,),
+        without_launch=nowhere,
+        from_graph=nowhere,
+    )
+
+
+def _uncounted(start_ns: Array, end_ns: Array, order: Indices, spans: _Bounds) -> list[float]:
+    """The share of each span in which nothing counts, given the times that count and their order by start."""
+    whole = Intervals(*np.array(spans, dtype=np.int64).T)
+    covered_ns, until_ns = np.zeros(len(whole), dtype=np.int64), np.iinfo(np.int64).min
+    for part in parts(len(order)):
+        rows = order[part]
+        covered_ns += whole.covered_ns(Intervals(np.maximum(start_ns[rows], until_ns), end_ns[rows]))
+        until_ns = max(until_ns, int(end_ns[rows].max()))
+    shares: list[float] = (1 - covered_ns / np.maximum(whole.durations_ns, 1)).tolist()
+    return shares
 
 
 def _crossing(calls: Intervals) -> int:

@@ -10,12 +10,13 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape
-from overlap_callbacks.traces.collect import ENQUEUED, Note, hashable, is_step, short_name
+from overlap_callbacks.traces.collect import ENQUEUED, Memo, Note, hashable, is_step, short_name
 from overlap_callbacks.traces.collectives import UNKNOWN, RangeDetail
 from overlap_callbacks.traces.device_events import WAITING_CALLS, DeviceEvents, device_number, unsigned
 from overlap_callbacks.traces.device_trace import trace_of_device
@@ -94,7 +95,7 @@ def read_nsys(
 
     try:
         with _open(file) as tables:
-            reader = _Reader(tables, process, progress, steps, with_ranges=with_ranges)
+            reader = _Reader(tables, process, progress, steps, with_ranges)
             reader.read()
             names = dict(_device_names(tables))
     except sqlite3.Error as error:
@@ -164,31 +165,30 @@ class _Row(NamedTuple):
     correlation: Any
 
 
+@dataclass
 class _Reader:
-    """Turns the rows of one process into the events of a Kineto file.
+    """Turns the rows of one process into the events of a Kineto file; arguments as of ``read_nsys``.
 
     Attributes:
         events: the kernels, copies, launches and ranges.
         problems: what is wrong or doubtful.
-        steps: matches the names of the steps.
     """
 
-    def __init__(
-        self,
-        tables: _Tables,
-        process: int | None,
-        progress: Progress | None,
-        steps: re.Pattern[str] | None,
-        *,
-        with_ranges: bool,
-    ) -> None:
-        self.events = DeviceEvents(steps, exact=True, with_ranges=with_ranges)
+    tables: _Tables
+    process: int | None
+    progress: Progress | None
+    steps: re.Pattern[str] | None
+    with_ranges: bool
+
+    def __post_init__(self) -> None:
+        self.events = DeviceEvents(self.steps, exact=True, with_ranges=self.with_ranges)
         self.problems: list[str] = []
-        self.steps = steps
-        self._tables, self._process, self._progress = tables, process, progress
-        self._texts: dict[Any, str] = {}
-        self._shapes: dict[tuple[Any, ...], LaunchShape | str] = {}
-        self._with_ranges = with_ranges
+        tables = self.tables
+        # By their numbers in the file.
+        self._texts: Memo[Any, str] = Memo(
+            lambda number: str(next(tables.select("StringIds", ("value",), "WHERE id = ?", number), ("",))[0])
+        )
+        self._shapes: Memo[tuple[Any, ...], LaunchShape | str] = Memo(_shape)
 
     def read(self) -> None:
         """Read everything."""
@@ -196,7 +196,7 @@ class _Reader:
         self._launches()
         self._waits()
         self._ranges()
-        graphs = sum(1 for _ in self._tables.select(_GRAPHS, ("start",)))
+        graphs = sum(1 for _ in self.tables.select(_GRAPHS, ("start",)))
         if graphs:
             self.problems.append(
                 f"{graphs} CUDA graphs ran whose kernels are not in the file: profile with "
@@ -209,7 +209,7 @@ class _Reader:
             "gridZ", "blockX", "blockY", "blockZ", "registersPerThread", "staticSharedMemory", "dynamicSharedMemory",
         )  # fmt: skip
         for start, end, device, stream, correlation, name, short, *launch in self._of_process(_KERNELS, columns):
-            text, shape = self._text(name if name is not None else short), self._shape(tuple(launch))
+            text, shape = self._texts[name if name is not None else short], self._shapes[tuple(launch)]
             yield _Row(Kind.COMPUTE, text, shape, start, end, device, stream, correlation)
 
     def _copies(self) -> Iterator[_Row]:
@@ -243,31 +243,30 @@ class _Reader:
         launched = " UNION ALL ".join(
             f"SELECT correlationId FROM {table}"
             for table in (_KERNELS, _COPIES, _FILLS)
-            if "correlationId" in self._tables.columns.get(table, ())
+            if "correlationId" in self.tables.columns.get(table, ())
         )
         where = f"WHERE correlationId IN ({launched})" if launched else ""
-        for start, end, thread, correlation in self._tables.select(
+        for start, end, thread, correlation in self.tables.select(
             _CALLS, ("start", "end", "globalTid", "correlationId"), where
         ):
             if not self._is_mine(thread) or type(correlation) is not int or not correlation:
                 continue
-            if all(self.events.launches.keep_ns((start, end))):
-                thread_number = self.events.threads[hashable(thread)]
-                self.events.launches.label(correlation=unsigned([correlation]), thread=(thread_number,))
+            (number,), of_thread = unsigned([correlation]), self.events.threads[hashable(thread)]
+            self.events.launches.add(start, end, correlation=number, thread=of_thread)
 
     def _waits(self) -> None:
         """The calls in which the host waits for the device."""
-        if "nameId" not in self._tables.columns.get(_CALLS, ()):
+        if "nameId" not in self.tables.columns.get(_CALLS, ()):
             return
         waiting = [
             str(number)
-            for number, name in self._tables.select("StringIds", ("id", "value"))
+            for number, name in self.tables.select("StringIds", ("id", "value"))
             if type(number) is int and isinstance(name, str) and _VERSION.sub("", name) in WAITING_CALLS
         ]
         where = f"WHERE nameId IN ({', '.join(waiting)})"
-        for start, end, thread in self._tables.select(_CALLS, ("start", "end", "globalTid"), where):
+        for start, end, thread in self.tables.select(_CALLS, ("start", "end", "globalTid"), where):
             if self._is_mine(thread):
-                self.events.waits.keep_ns((start, end))
+                self.events.waits.add(start, end)
 
     def _ranges(self) -> None:
         """The NVTX ranges that are steps, and those of collectives."""
@@ -283,8 +282,9 @@ class _Reader:
                 notes.append(Note(name, thread, start, end))
             elif self.steps is None and _LIKE_STEPS.match(name):
                 like.append(Note(name, thread, start, end))
-            elif kind == _PUSHED:  # others need not nest
-                self._keep_range(name, thread, start, end)
+            elif kind == _PUSHED and self.with_ranges:  # others need not nest
+                number, of_thread = self.events.range_numbers[name], self.events.threads[hashable(thread)]
+                self.events.ranges.add(start, end, thread=of_thread, name=number)
         if has_ours and not self.events.annotations:
             # NCCL's own ranges lie within torch's. So they count where there are none of torch.
             for name, thread, start, end, _ in self._named_ranges():
@@ -300,51 +300,37 @@ class _Reader:
         self.events.notes = notes
 
     def _annotate(self, name: str, thread: Any, start: int, end: int) -> None:
-        if all(self.events.annotations.keep_ns((start, end))):
-            self.events.annotate([self.events.threads[hashable(thread)]], [RangeDetail(name)], [UNKNOWN])
-
-    def _keep_range(self, name: str, thread: Any, start: int, end: int) -> None:
-        if self._with_ranges and all(self.events.ranges.keep_ns((start, end))):
-            self.events.name_ranges([self.events.threads[hashable(thread)]], [name])
+        detail, of_thread = self.events.details[RangeDetail(name)], self.events.threads[hashable(thread)]
+        self.events.annotations.add(start, end, thread=of_thread, detail=detail, num_bytes=UNKNOWN)
 
     def _named_ranges(self) -> Iterator[tuple[str, Any, int, int, int]]:
         """Name, thread, start, end and kind of each NVTX range of the process."""
         columns = ("start", "end", "text", "textId", "globalTid", "eventType")
-        for start, end, text, number, thread, kind in self._tables.select("NVTX_EVENTS", columns):
+        for start, end, text, number, thread, kind in self.tables.select("NVTX_EVENTS", columns):
             if kind in _RANGES and self._is_mine(thread) and type(start) is int and type(end) is int:
-                yield text if isinstance(text, str) else self._text(number), thread, start, max(start, end), kind
+                yield text if isinstance(text, str) else self._texts[number], thread, start, max(start, end), kind
 
     def _of_process(self, table: str, columns: tuple[str, ...]) -> Iterator[tuple[Any, ...]]:
-        known = table in self._tables.columns
-        total = next(self._tables.rows(f"SELECT MAX(rowid) FROM {table}"))[0] if known and self._progress else 0
-        for done, (process, *row) in enumerate(self._tables.select(table, ("globalPid", *columns))):
-            if self._progress and total and done % _ROWS_AT_ONCE == 0:
-                self._progress(done, total)
+        known = table in self.tables.columns
+        total = next(self.tables.rows(f"SELECT MAX(rowid) FROM {table}"))[0] if known and self.progress else 0
+        for done, (process, *row) in enumerate(self.tables.select(table, ("globalPid", *columns))):
+            if self.progress and total and done % _ROWS_AT_ONCE == 0:
+                self.progress(done, total)
             if process is None or self._is_mine(process):
                 yield tuple(row)
 
     def _is_mine(self, number: Any) -> bool:
-        return self._process is None or (type(number) is int and _process_of(number) == self._process)
+        return self.process is None or (type(number) is int and _process_of(number) == self.process)
 
-    def _text(self, number: Any) -> str:
-        """A text by its number in the file."""
-        found = self._texts.get(number)
-        if found is None:
-            values = self._tables.select("StringIds", ("value",), "WHERE id = ?", number)
-            found = self._texts[number] = str(next(values, ("",))[0])
-        return found
 
-    def _shape(self, launch: tuple[Any, ...]) -> LaunchShape | str:
-        shape = self._shapes.get(launch)
-        if shape is None:
-            *sizes, registers, static, dynamic = launch
-            known: dict[str, Any] = {"grid": sizes[:3], "block": sizes[3:]}
-            if type(registers) is int:
-                known["registers per thread"] = registers
-            if type(static) is int and type(dynamic) is int:
-                known["shared memory"] = static + dynamic
-            shape = self._shapes[launch] = LaunchShape.of(known) or ""
-        return shape
+def _shape(launch: tuple[Any, ...]) -> LaunchShape | str:
+    *sizes, registers, static, dynamic = launch
+    known: dict[str, Any] = {"grid": sizes[:3], "block": sizes[3:]}
+    if type(registers) is int:
+        known["registers per thread"] = registers
+    if type(static) is int and type(dynamic) is int:
+        known["shared memory"] = static + dynamic
+    return LaunchShape.of(known) or ""
 
 
 def _device_names(tables: _Tables) -> Iterator[tuple[int, str]]:

@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.device_time import LastRows
 from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.traces import columns
-from overlap_callbacks.traces.columns import derived, release
+from overlap_callbacks.traces.columns import cuts, derived, release
 from overlap_callbacks.traces.trace import Trace
 
 _NEVER = np.iinfo(np.int64).min
@@ -50,8 +50,6 @@ class Device:
     """The kernels of one device of a trace.
 
     Attributes:
-        trace: the rows of this device.
-        number: of the device.
         steps: indices of the steps that have kernels, ascending.
         communicates: whether any kernel communicates.
         span: from the first start to the last end; None without rows.
@@ -89,31 +87,20 @@ class Device:
 
     def pieces(self) -> Iterator[Piece]:
         """The pieces, in order of time."""
-        number, first = len(self.trace.kernels), 0
+        number = len(self.trace.kernels)
         begin_ns, before = self.ran.start_ns if self.ran is not None else 0, LastRows.none()
-        while first < number:
-            last = self._cut(first)
-            trace = self.trace.part(first, last)
+        for rows in cuts(number, self.at_least, self._last_cut):
+            trace = self.trace.part(rows.start, rows.stop)
             intervals = trace.kernels.intervals
             end_ns = int(intervals.end_ns.max())
             if trace.launches is not None:
                 waits = trace.launches.waits
                 mine = slice(*np.searchsorted(waits.end_ns, (begin_ns, end_ns), side="right").tolist())
                 trace = dataclasses.replace(trace, launches=msgspec.structs.replace(trace.launches, waits=waits[mine]))
-            yield Piece(trace, begin_ns, before, is_whole=last - first == number)
+            yield Piece(trace, begin_ns, before, is_whole=rows == slice(0, number))
             before = _last_rows(before, intervals, trace.kernels.lane)
-            begin_ns, first = end_ns, last
+            begin_ns = end_ns
             release()
-
-    def _cut(self, first: int) -> int:
-        """The end of the piece that begins with a row. It grows until there is somewhere to cut."""
-        number, size = len(self.trace.kernels), max(self.at_least, 1)
-        while first + size < number:
-            last = self._last_cut(first, first + size)
-            if last:
-                return last
-            size *= 2
-        return number
 
     def _last_cut(self, first: int, last: int) -> int:
         """The last row between two others before which a piece may end; 0 for none.

@@ -21,7 +21,7 @@ from overlap_callbacks.analysis.intervals import sums_by
 from overlap_callbacks.analysis.kernels.table import Indices, Kind, copies_of
 from overlap_callbacks.traces.collect import Numbers
 from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives
-from overlap_callbacks.traces.figures import CollectiveFigures, CollectiveSize, CollectiveSkew, RankTime
+from overlap_callbacks.traces.figures import CollectiveFigures, CollectiveSize, CollectiveSkew, RankTime, TraceFigures
 from overlap_callbacks.traces.trace import Trace
 
 # What collectives share that differ in their turn alone, the same on all ranks that take part: kind, group, the group's
@@ -64,12 +64,8 @@ SizeKey = tuple[str, int | None, int]
 class CollectiveSums:
     """The collectives of one device, added up over the pieces of its time.
 
-    Args:
-        trace: the whole trace.
-        with_turns: whether to keep each collective, for a comparison of ranks. There may be millions.
-
     Attributes:
-        turns: the collectives by place.
+        turns: each collective by place, for a comparison of ranks if ``with_turns``. There may be millions.
         by_size: those whose size is known.
     """
 
@@ -189,30 +185,16 @@ def _as_array(column: Indices) -> array[int]:
 # -- the ranks of a job
 
 
-class RankCollectives(NamedTuple):
-    """What the comparison of ranks needs of one file.
+class Part(NamedTuple):
+    """What an analysis needs of one file: the figures of its devices, and the collectives of those that ran kernels."""
 
-    Attributes:
-        rank, world_size, on_host: as in ``Trace``.
-        device_names: names of the devices that ran kernels.
-        of_device: for each device its collectives, by place.
-        by_size: for each device those whose size is known.
-    """
-
+    figures: tuple[TraceFigures, ...]
     rank: int | None
     world_size: int | None
     on_host: bool
     device_names: frozenset[str]
     of_device: dict[int, dict[Place, Turns]]
     by_size: list[dict[SizeKey, Timed]]
-
-    @classmethod
-    def of(cls, trace: Trace, sums: dict[int, CollectiveSums]) -> RankCollectives:
-        """Of a file, by the sums of its devices that ran kernels."""
-        names = frozenset(trace.device_names.get(device, "") for device in sums)
-        turns = {device: of_device.turns for device, of_device in sums.items()}
-        by_size = [of_device.by_size for of_device in sums.values()]
-        return cls(trace.rank, trace.world_size, trace.on_host, names - {""}, turns, by_size)
 
 
 # A participant: rank and device.
@@ -236,7 +218,7 @@ class Skew(NamedTuple):
     Attributes:
         rows: one for each kind of collective and group that at least two devices share, most waiting first.
         problems: what is doubtful about the match.
-        matched: the participants of each collective, by place. Empty where the files cannot be matched.
+        matched: the participants of each collective; empty where the files cannot be matched.
         one_job: whether the files look like ranks of one job. If not, nothing may be made of them together.
     """
 
@@ -246,7 +228,7 @@ class Skew(NamedTuple):
     one_job: bool
 
 
-def skew_over_ranks(traces: Sequence[RankCollectives]) -> Skew:
+def skew_over_ranks(traces: Sequence[Part]) -> Skew:
     """Match the collectives of several ranks by group and order, and separate waiting from transfer."""
     numbers = _numbers(traces)
     parts = [
@@ -285,7 +267,7 @@ def skew_over_ranks(traces: Sequence[RankCollectives]) -> Skew:
     return Skew(tuple(skew), tuple(problems), dict(places), one_job=not nothing_shared)
 
 
-def _limits(traces: Sequence[RankCollectives], places: Matched) -> Iterator[str]:
+def _limits(traces: Sequence[Part], places: Matched) -> Iterator[str]:
     """What limits the figures."""
     world_size = max((trace.world_size for trace in traces if trace.world_size is not None), default=0)
     if any(1 < len(members) < (place[4] or world_size) for place, members in places.items()):
@@ -297,7 +279,7 @@ def _limits(traces: Sequence[RankCollectives], places: Matched) -> Iterator[str]
         yield "the files do not tell process groups: collectives were matched by their kind and order alone"
 
 
-def _numbers(traces: Sequence[RankCollectives]) -> list[int]:
+def _numbers(traces: Sequence[Part]) -> list[int]:
     """The rank of each file, where unknown the first number that no other file has."""
     taken = {trace.rank for trace in traces}
     numbers = []
@@ -335,7 +317,7 @@ def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[
     )
 
 
-def _doubts(traces: Sequence[RankCollectives]) -> Iterator[str]:
+def _doubts(traces: Sequence[Part]) -> Iterator[str]:
     """Why the files may not be ranks of one job."""
     known = [trace for trace in traces if trace.rank is not None]
     sizes = {trace.world_size for trace in known if trace.world_size is not None}
@@ -357,7 +339,7 @@ def _doubts(traces: Sequence[RankCollectives]) -> Iterator[str]:
 # -- collectives by size
 
 
-def collective_sizes(traces: Sequence[RankCollectives], matched: Matched) -> tuple[CollectiveSize, ...]:
+def collective_sizes(traces: Sequence[Part], matched: Matched) -> tuple[CollectiveSize, ...]:
     """A row for each kind, group size and message size, those with the most time first.
 
     A collective of which a rank has several kernels counts for no transfer: how they share its bytes is not known.

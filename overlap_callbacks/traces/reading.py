@@ -81,10 +81,10 @@ def _collect(stream: EventStream, device: DeviceEvents, host: HostEvents, *, exa
     for number, events in enumerate(stream):
         if number == 0 and not exact and lose_nanoseconds(events):
             return None
-        device.collect(events, stream.args_of)
+        device.collect(events, stream)
         has_host = has_host and not device.rows and (of_host or _may_be_of_host(stream.head, host))
         if has_host:
-            host.collect(events, stream.args_of)
+            host.collect(events, stream)
         events.clear()  # their memory, which the core's cache still holds, is that of the next ones
     if not exact and (device.inexact or (has_host and host.inexact)):
         return None

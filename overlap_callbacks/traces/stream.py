@@ -9,6 +9,7 @@ decoded one by one. Invalid events are repaired if possible, else counted.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import functools
 import os
 import re
@@ -53,11 +54,7 @@ _MAX_INCOMPLETE_BYTES = 2**19
 class EventStream(Document):
     """The events of a trace file. Iterating gives one list of events per piece of the file.
 
-    Args:
-        path: the file.
-        event: ``Event`` or ``ExactEvent``.
-        piece_bytes: size of a piece.
-        progress: called with the number of bytes read so far and of the file.
+    ``progress`` is called with the number of bytes read so far and of the file.
 
     Attributes:
         num_events: number of events so far.
@@ -93,17 +90,14 @@ class EventStream(Document):
             buffer = bytearray(b"[")  # decoded in place: the files are large, and a copy costs as much as decoding
             buffer += rest
             buffer += piece
-            if not piece:
-                events, rest, ended = self._decode_rest(buffer)
-                self.num_events += len(events)
-                yield events
-                break
-            end = _last_boundary(buffer, searched)
+            end = _last_boundary(buffer, searched) if piece else 0
             searched = 0
-            if end:
+            if end or not piece:
                 events, rest, ended = self._decode(buffer, end)
                 self.num_events += len(events)
                 yield events
+                if not piece:
+                    break
             elif len(buffer) > _MAX_EVENT_BYTES:
                 raise TraceError(f"{self.path} is no trace: no event ends within {_MAX_EVENT_BYTES >> 20} MiB")
             else:
@@ -114,13 +108,7 @@ class EventStream(Document):
     def args_of(
         self, events: Sequence[Event], kind: type[_Args], odd: type[msgspec.Struct] | None = None, /
     ) -> list[_Args | None]:
-        """The arguments of events; None for an event without, or with some that cannot be read.
-
-        Args:
-            events: the events.
-            kind: struct to decode them to, with defaults for all fields.
-            odd: the one to use where some have fields of other types.
-        """
+        """The arguments of events as structs, ``odd`` if some have other types; None where they cannot be read."""
         decode = _decoder_of(kind)
         try:
             return [decode(event.args) for event in events]
@@ -222,18 +210,13 @@ class EventStream(Document):
     # -- events. Each method also returns the text after what it decoded, and whether the array of events ended there.
 
     def _decode(self, buffer: bytearray, end: int) -> tuple[list[Event], bytes, bool]:
-        """The events of the buffer before ``end``, where the next one begins."""
-        comma = buffer.rindex(b",", 0, end)
-        try:
-            return self._decode_before(buffer, comma), bytes(buffer[end:]), False
-        except _DECODE_ERRORS:
-            last = self._decode_to_end(buffer)
-            return (*last, True) if last is not None else self._one_by_one(bytes(buffer[1:]), cut_off=False)
-
-    def _decode_rest(self, buffer: bytearray) -> tuple[list[Event], bytes, bool]:
-        """The last events of the file."""
+        """The events of the buffer before ``end``, where the next one begins; 0 if these are the last of the file."""
+        if end:
+            comma = buffer.rindex(b",", 0, end)
+            with contextlib.suppress(*_DECODE_ERRORS):
+                return self._decode_before(buffer, comma), bytes(buffer[end:]), False
         last = self._decode_to_end(buffer)
-        return (*last, True) if last is not None else self._one_by_one(bytes(buffer[1:]), cut_off=True)
+        return (*last, True) if last is not None else self._one_by_one(bytes(buffer[1:]), cut_off=not end)
 
     def _decode_to_end(self, buffer: bytearray) -> tuple[list[Event], bytes] | None:
         """The events up to the end of the array, and the text after it; None if it does not end here."""

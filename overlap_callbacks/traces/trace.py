@@ -32,11 +32,9 @@ _MAX_NAMED = 8
 
 
 class TraceStep(msgspec.Struct, frozen=True):
-    """A range of the host that is one step, as a rule ``ProfilerStep#``.
+    """A range of the host that is one step, as a rule ``ProfilerStep#``, with the number after the ``#``.
 
     Attributes:
-        number: the number after the ``#``.
-        start_ns, end_ns: its bounds on the clock of the file.
         cut: whether kernels may be missing, because the file is cut off.
     """
 
@@ -243,14 +241,10 @@ def bounds_of(steps: Sequence[TraceStep]) -> list[tuple[int, int]]:
 
 
 def mark_cut(steps: tuple[TraceStep, ...], held: frozenset[int]) -> tuple[tuple[TraceStep, ...], str]:
-    """The steps of a file that is cut off, marked, and words for them; empty without steps.
+    """The steps of a file that is cut off, marked, and words for them; ``held`` are indices of those with kernels.
 
     Kineto writes the host's threads one by one, then the device's buffers, none in order of time. So any step may lack
     kernels.
-
-    Args:
-        steps: the steps.
-        held: indices of those that have kernels.
     """
     if not steps:
         return steps, ""

@@ -13,9 +13,8 @@ its last wait for the device.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -122,37 +121,35 @@ class TimeUses:
 # -- critical paths
 
 
-class Part(enum.Enum):
-    """What a piece of a critical path consists of."""
-
-    COMPUTE = "compute"
-    COMMUNICATION = "communication"
-    COPY = "copy"
-    LAUNCH = "launch"
-    HOST = "host"
-    OTHER = "other"
-
-
-# By the kind of a row. Parts are counted by their place here: a member of an enum is slow to hash.
-_PARTS = (Part.COMPUTE, Part.COMMUNICATION, Part.COPY, Part.LAUNCH, Part.HOST, Part.OTHER)
 _KINDS = np.array([[Kind.COMPUTE], [Kind.COMMUNICATION], [Kind.COPY]])
 _LONG_AGO = np.iinfo(np.int64).min
+
+
+class PathParts(NamedTuple):
+    """What a critical path consists of; the parts add up to its length."""
+
+    compute_ns: int
+    comm_ns: int
+    copy_ns: int
+    launch_ns: int
+    host_ns: int
+    other_ns: int
 
 
 class Path(msgspec.Struct, frozen=True):
     """A critical path, whose pieces follow one another without a gap.
 
     Attributes:
-        parts_ns: time of each part on the path.
+        parts: time of each part on the path.
         rows, rows_ns: the rows on the path, latest first, and the time of each on it; shape (n,).
-        at_most_ns: most that could be won if all compute, all communication, or the host took no time.
+        at_most_ns: most that could be gained if all compute, all communication, or the host took no time.
     """
 
     length_ns: int
-    parts_ns: dict[Part, int]
+    parts: PathParts
     rows: Indices
     rows_ns: Indices
-    at_most_ns: dict[Part, int]
+    at_most_ns: tuple[int, int, int]
 
 
 class LastRows(msgspec.Struct, frozen=True):
@@ -165,9 +162,6 @@ class LastRows(msgspec.Struct, frozen=True):
     def none(cls) -> LastRows:
         """Before a whole profile."""
         return cls(Intervals.empty(), np.empty(0, dtype=np.int64))
-
-    def __len__(self) -> int:
-        return len(self.lane)
 
 
 class CriticalPaths:
@@ -184,15 +178,10 @@ class CriticalPaths:
         rows = np.flatnonzero((kernels.intervals.durations_ns > 0) & (kernels.kind != Kind.OTHER))
         start, end = kernels.intervals.start_ns[rows], kernels.intervals.end_ns[rows]
         kind, lane, launched_ns = kernels.kind[rows], kernels.lane[rows], launched_ns[rows]
-        if len(before):
-            start, end = (
-                np.concatenate(parts) for parts in ((before.intervals.start_ns, start), (before.intervals.end_ns, end))
-            )
-            kind = np.concatenate((np.full(len(before), Kind.OTHER, dtype=kind.dtype), kind))
-            lane = np.concatenate((before.lane, lane))
-            rows, launched_ns = (
-                np.concatenate((np.full(len(before), -1, dtype=np.int64), part)) for part in (rows, launched_ns)
-            )
+        unknown = np.full(len(before.lane), -1, dtype=np.int64)
+        start, end = np.append(before.intervals.start_ns, start), np.append(before.intervals.end_ns, end)
+        kind, lane = np.append(np.full(len(unknown), Kind.OTHER, dtype=kind.dtype), kind), np.append(before.lane, lane)
+        rows, launched_ns = np.append(unknown, rows), np.append(unknown, launched_ns)
         # Of rows that end together, the one that started first is the last in this order, and so is found.
         order = np.lexsort((rows, -start, end))
         self._rows, self._start_ns, self._end_ns = rows[order], start[order], end[order]
@@ -246,13 +235,12 @@ class CriticalPaths:
             return None
         # Rows before this one end before the span begins.
         first = int(np.searchsorted(self._end_ns, start_ns, side="right"))
-        parts_ns, rows, rows_ns = self._walk(place, first, start_ns)
-        parts = dict(zip(_PARTS, parts_ns, strict=True))
+        parts, rows, rows_ns = self._walk(place, first, start_ns)
         end_ns = int(self._end_ns[place])
         return Path(end_ns - start_ns, parts, rows, rows_ns, self._at_most(first, start_ns, end_ns, parts))
 
-    def _walk(self, place: int, first: int, start_ns: int) -> tuple[list[int], Indices, Indices]:
-        """A path: the time of each part, by its place in ``_PARTS``; its rows, and the time of each on it."""
+    def _walk(self, place: int, first: int, start_ns: int) -> tuple[PathParts, Indices, Indices]:
+        """A path: the time of each part, its rows, and the time of each on it."""
         part = slice(first, place + 1)
         # The path goes on to what held a row up, if that is within the span.
         goes_on = (self._start_ns[part] > start_ns) & (self._cause_ended_ns[part] > start_ns)
@@ -275,11 +263,12 @@ class CriticalPaths:
         of_kinds = (self._kind[path] == _KINDS) @ rows_ns
         launch_ns, host_ns = launched @ (starts_ns - launched_ns), launched @ (launched_ns - ended_ns)
         other_ns = other @ (starts_ns - ended_ns)
-        parts_ns = [*of_kinds.tolist(), int(launch_ns), int(host_ns), int(other_ns)]
-        return parts_ns, self._rows[path], rows_ns
+        compute_ns, comm_ns, copy_ns = of_kinds.tolist()
+        parts = PathParts(compute_ns, comm_ns, copy_ns, int(launch_ns), int(host_ns), int(other_ns))
+        return parts, self._rows[path], rows_ns
 
-    def _at_most(self, first: int, start_ns: int, end_ns: int, parts: dict[Part, int]) -> dict[Part, int]:
-        """What would be won at most: no more than the path has of it, and what remains has to run on its streams."""
+    def _at_most(self, first: int, start_ns: int, end_ns: int, parts: PathParts) -> tuple[int, int, int]:
+        """The most that could be gained: no more than the path has of it, and the rest has to run on its streams."""
         last = int(np.searchsorted(self._earliest_ns, end_ns, side="left"))
         inside = Intervals(
             np.maximum(self._start_ns[first:last], start_ns),
@@ -295,12 +284,12 @@ class CriticalPaths:
             return max((inside[wanted & (lane == number)].busy_ns for number in distinct_values(lane)), default=0)
 
         length_ns = end_ns - start_ns
-        host_ns = parts[Part.LAUNCH] + parts[Part.HOST]
-        return {
-            Part.COMPUTE: min(parts[Part.COMPUTE], length_ns - longest_ns(Kind.COMMUNICATION, Kind.COPY)),
-            Part.COMMUNICATION: min(parts[Part.COMMUNICATION], length_ns - longest_ns(Kind.COMPUTE, Kind.COPY)),
-            Part.HOST: min(host_ns, length_ns - longest_ns(Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY)),
-        }
+        busiest_ns = longest_ns(Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY)
+        return (
+            min(parts.compute_ns, length_ns - longest_ns(Kind.COMMUNICATION, Kind.COPY)),
+            min(parts.comm_ns, length_ns - longest_ns(Kind.COMPUTE, Kind.COPY)),
+            min(parts.launch_ns + parts.host_ns, length_ns - busiest_ns),
+        )
 
     def _work_ns(self, first: int, last: int, inside: Intervals) -> list[list[Any]]:
         """How long each stream ran each kind of row in a span; rows of one stream do not overlap."""
