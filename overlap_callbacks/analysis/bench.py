@@ -77,15 +77,9 @@ class GemmFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a point of ``collectives`` gives.
+    """What a point of ``collectives`` gives: time of a call, and message size over it, in 10^9 bytes a second.
 
-    Attributes:
-        point: what was measured.
-        group_size: ranks of the group.
-        rounds: in which it was measured.
-        time_ms: of a call.
-        algbw_gb_s: message size over time, in 10^9 bytes a second.
-        busbw_gb_s: bus bandwidth as nccl-tests define it: what passes a rank's link.
+    ``busbw_gb_s`` is the bus bandwidth as nccl-tests define it: what passes a rank's link.
     """
 
     point: TransferPoint

@@ -39,13 +39,9 @@ MAX_HOSTS = 4096
 
 
 class MessageSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a set of ranks sends in a step.
+    """What a set of ranks sends in a step, and those that are known; hosts are by their digest.
 
-    Attributes:
-        groups: what they send.
-        ranks: those of them that tell.
-        hosts: ranks by the digest of their host.
-        num_steps, num_alike: as in ``RankMessages``, summed.
+    ``num_steps`` and ``num_alike`` are as in ``RankMessages``, summed.
     """
 
     groups: Annotated[tuple[MessageGroup, ...], _add_groups] = ()

@@ -110,14 +110,9 @@ class KindSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class LastSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The collectives in which a rank came last.
+    """The collectives in which a rank came last, and for which the other ranks, summed over them, waited.
 
-    Attributes:
-        rank, dimension, group_size: of which.
-        last: how many.
-        worst: steps in which the others of a group waited longest for this rank.
-        others: other ranks, summed over them.
-        waited_us: the others' waiting.
+    ``worst`` is the number of steps in which the others of a group waited longest for this rank.
     """
 
     rank: int
@@ -313,13 +308,9 @@ _Time = tuple[float, float]
 
 
 class Transfers(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One kind of collective on one group, over ranks.
+    """One kind of collective on one group, over ranks; ``first_rank`` is its lowest, -1 if unknown.
 
-    Attributes:
-        operator, group: as in ``CollectiveTime``.
-        first_rank: lowest rank of the group; -1 if unknown.
-        kernels: by size, the least time of its kernels.
-        isolated: by size, the least time from issue to end.
+    ``kernels`` is the least time of its kernels, by size, and ``isolated`` the least from issue to end.
     """
 
     operator: str

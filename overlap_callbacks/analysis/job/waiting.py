@@ -87,10 +87,7 @@ class GroupTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class DimensionTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Collectives of a dimension of parallelism, per step, summed over ranks.
 
-    Attributes:
-        dimension: its name.
-        time_us: of the kernels of an overlapped step, waiting included.
-        transfer_us, transfer_isolated_us: of the transfers alone, in an overlapped and in a sequential step.
+    ``time_us`` is of the kernels of an overlapped step, waiting included, the others are of the transfers alone.
     """
 
     dimension: str

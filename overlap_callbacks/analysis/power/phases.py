@@ -26,13 +26,9 @@ _READ_NS = 1_000_000
 
 @dataclass(frozen=True)
 class StepPhases:
-    """One profiled step, in nanoseconds of ``time.perf_counter_ns``.
+    """When a profiled step computed and communicated, in nanoseconds of ``time.perf_counter_ns``.
 
-    Attributes:
-        mode: of the step.
-        compute, communication: when each ran, as disjoint intervals in ascending order.
-        uncertainty_ns: by how much all of them may be earlier or later.
-        counted: whether the step counts.
+    The intervals are disjoint and ascending; all may be earlier or later by ``uncertainty_ns``.
     """
 
     mode: Mode

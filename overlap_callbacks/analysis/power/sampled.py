@@ -178,11 +178,8 @@ def _is_in_step(of_steps: Sequence[Places]) -> bool:
 def _chance(of_blocks: Sequence[Floats], of_steps: Sequence[Places], left_out: float, most: float) -> float:
     """How far the mean of readings may be from the mean of power, at 95 % confidence, as a fraction.
 
-    Args:
-        of_blocks: the readings of each block.
-        of_steps: ``_places_in_steps`` of each block.
-        left_out: the share of the blocks' time of which no readings count.
-        most: readings that one value of the sensor may give.
+    No readings count of ``left_out``, a share of the blocks' time. One value of the sensor gives up to ``most``
+    readings.
     """
     power_w = np.concatenate(of_blocks)
     mean_w = float(power_w.mean())
