@@ -131,7 +131,7 @@ class _StepSums:
 
     def __init__(self, device: Device, mode: Mode) -> None:
         self._device, self._trace, self._mode = device, device.trace, mode
-        self._all = self._outside = KernelFigures.nothing()
+        self._all = self._outside = KernelFigures()
         self.steps: list[StepFigures] = []
         self.picture: StepTimeline | None = None
 

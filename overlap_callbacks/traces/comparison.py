@@ -142,7 +142,7 @@ class _Side:
             device.at_least = len(trace.kernels)
         self.has_steps, self.num_steps = bool(self._steps), max(len(self._steps), 1)
         self.computes = False
-        self._total = KernelFigures.nothing()
+        self._total = KernelFigures()
         self._compute_ns = self._matched_ns = 0
         self._matched, self.unmatched = _Times(len(kernels.names)), _Times(len(kernels.names))
         self._kind = np.full(len(kernels.names), Kind.OTHER)

@@ -38,23 +38,18 @@ class KernelFigures(msgspec.Struct, frozen=True):
         num_kernels: compute and communication kernels; on CPU, calls.
     """
 
-    compute_ns: int
-    compute_busy_ns: int
-    comm_ns: int
-    comm_busy_ns: int
-    hidden_comm_ns: int
-    covered_compute_ns: int
-    covered_compute_busy_ns: int
-    copy_ns: int
-    p2p_busy_ns: int
-    idle_ns: int
-    num_kernels: int
+    compute_ns: int = 0
+    compute_busy_ns: int = 0
+    comm_ns: int = 0
+    comm_busy_ns: int = 0
+    hidden_comm_ns: int = 0
+    covered_compute_ns: int = 0
+    covered_compute_busy_ns: int = 0
+    copy_ns: int = 0
+    p2p_busy_ns: int = 0
+    idle_ns: int = 0
+    num_kernels: int = 0
     bubble_ns: int | None = None
-
-    @classmethod
-    def nothing(cls) -> KernelFigures:
-        """Of no kernels."""
-        return cls(*[0] * 11)
 
     def __add__(self, other: KernelFigures) -> KernelFigures:
         """Times of two sets of kernels that never ran at once; the time between them is neither idle nor bubble."""
