@@ -246,9 +246,4 @@ def rate_in_words(gb_s: float, style: Style = PLAIN) -> str:
 
 def powers_of_two(low: int, high: int) -> tuple[int, ...]:
     """The powers of two from ``low`` to ``high``; if that is none, ``low`` itself."""
-    exponent = max(0, (low - 1).bit_length())
-    found = []
-    while 2**exponent <= high:
-        found.append(2**exponent)
-        exponent += 1
-    return tuple(found) or (low,)
+    return tuple([2**exponent for exponent in range((low - 1).bit_length(), high.bit_length())]) or (low,)

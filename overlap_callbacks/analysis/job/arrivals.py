@@ -237,11 +237,10 @@ def reported_arrivals(sums: ArrivalSums, hosts: Ranks) -> tuple[Arrivals | None,
     found = Arrivals(
         sums.num_steps, tuple(waiting[:_MAX_DIMENSIONS]), tuple(ranks[:_MAX_RANKS]), tuple(late_hosts[:_MAX_HOSTS])
     )
-    transfers = []
-    for size in sums.sizes:
-        values = msgspec.structs.asdict(size)
-        transfer_us = values.pop("transfer_us")
-        transfers.append(SizeTransfer(**values, transfer_ms=transfer_us / _US_PER_MS))
+    transfers = [
+        SizeTransfer(*[*of_size, transfer_us / _US_PER_MS])
+        for *of_size, transfer_us in map(msgspec.structs.astuple, sums.sizes)
+    ]
     transfers.sort(key=lambda row: (row.dimension, row.operator, row.group_size, row.reach, row.size))
     return found if waiting else None, tuple(transfers)
 

@@ -268,9 +268,7 @@ def _closed(row: OpenGroup) -> WaitingSums:
         return WaitingSums()
     time, hidden = _table(calls, calls.time_us).astype(float), _table(calls, calls.hidden_us).astype(float)
     waited = np.array(row.time_us) - heard * time.sum(axis=1)
-    by_block: dict[int, list[int]] = defaultdict(list)
-    for place, step in enumerate(calls.steps):
-        by_block[step.block].append(place)
+    by_block = grouped(range(len(calls.steps)), lambda place: calls.steps[place].block)
     sequential = np.array([step.sequential for step in calls.steps])
     both = sequential.any() and not sequential.all()
     bubbles = [np.maximum(_table(calls, side.open_us) - time, 0).sum(axis=1) for side in row.sides]

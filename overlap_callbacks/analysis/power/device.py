@@ -36,6 +36,7 @@ from overlap_callbacks.analysis.results.power import (
     SourceInfo,
     UnitUtilisation,
 )
+from overlap_callbacks.analysis.sums import grouped
 
 COUNTER = "counter"
 SAMPLES = "samples"
@@ -82,9 +83,8 @@ def power_figures(
     as_known = source
     if covers_s is not None:  # the sensor that the readings show
         source = msgspec.structs.replace(source, averaging_s=covers_s, window_s=covers_s - source.renewed_s)
-    by_mode: dict[Mode, list[Segment]] = defaultdict(list)
-    for segment in sorted(segments, key=lambda segment: segment.start_ns):
-        by_mode[segment.mode].append(segment)
+    in_order = sorted(segments, key=lambda segment: segment.start_ns)
+    by_mode = grouped(in_order, lambda segment: segment.mode)
     found = [
         _OfMode(
             mode,
