@@ -36,15 +36,10 @@ class RecordError(ValueError):
     """A record that cannot be read, and why."""
 
 
-class _Line(msgspec.Struct):
-    """What every line says: its kind. Later versions may have further kinds."""
+class _Head(msgspec.Struct):
+    """What every line says, its kind, and what the first one of any version says. Later versions may have more."""
 
     record: Any = None
-
-
-class _Header(msgspec.Struct):
-    """What the first line of any version says."""
-
     schema_version: Any = None
     library_version: Any = "a newer version"
 
@@ -67,8 +62,7 @@ class _LeftOutLine(msgspec.Struct):
 _BLOCK, _WINDOW = b'{"record":"block",', b'{"record":"window",'
 
 # Each line is decoded into its struct at once: a detour over dictionaries would take ten times the memory.
-_decode_kind = msgspec.json.Decoder(_Line).decode
-_decode_header = msgspec.json.Decoder(_Header).decode
+_decode_head = msgspec.json.Decoder(_Head).decode
 _decode_run = msgspec.json.Decoder(RunInfo).decode
 _decode_arm = msgspec.json.Decoder(ArmReport).decode
 _decode_left_out = msgspec.json.Decoder(_LeftOutLine).decode
@@ -270,13 +264,13 @@ def read(
         elif kind == "end":
             record.ended = True
         elif kind == "run":
-            _check_schema(file, _decode_header(line))
+            _check_schema(file, _decode_head(line))
             record.runs.append(_with_known_schedule(_decode_run(line)))
             record.ended = False
             record.broken_lines += blocks.end_run()
 
     try:
-        for start, line in lines_of(file, progress or _no_progress):
+        for start, line in lines_of(file, progress or (lambda done_bytes, total_bytes: None)):
             if line is None:
                 record.long_lines += 1
                 record.broken_lines += 1
@@ -350,7 +344,7 @@ def _whole_window(start: int, line: bytes) -> tuple[OverlapReport, None]:
 def _kind_of(line: bytes) -> Any:
     if line.startswith(_WINDOW):
         return "window"
-    return _decode_kind(line).record
+    return _decode_head(line).record
 
 
 def runs_in(folder: str | os.PathLike[str]) -> list[Path]:
@@ -362,11 +356,7 @@ def runs_in(folder: str | os.PathLike[str]) -> list[Path]:
     return [run for _, run in sorted(runs)]
 
 
-def _no_progress(done_bytes: int, total_bytes: int) -> None:
-    """Default progress callback: does nothing."""
-
-
-def _check_schema(file: Path, header: _Header) -> None:
+def _check_schema(file: Path, header: _Head) -> None:
     version = header.schema_version
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         raise RecordError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks, SizeBandwidth, bandwidths, peaks_of
 from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, page_text
@@ -110,8 +110,7 @@ NO_STRAGGLER = (
 )
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(NamedTuple):
     """Who comes last.
 
     Attributes:
@@ -164,8 +163,7 @@ def waiting_sentence(found: Waiting) -> str:
     )
 
 
-@dataclass(frozen=True)
-class Bandwidths:
+class Bandwidths(NamedTuple):
     """Effective bandwidth of a window by dimension, operator and size, and the peaks of the links."""
 
     window: int

@@ -29,11 +29,11 @@ from overlap_callbacks.report.views.elements import (
 _RANK = {severity: number for number, severity in enumerate(Severity)}
 
 
-def environment(record: Record) -> Section | None:
-    """Findings, software, variables, hosts and devices; None for a record of an older version."""
+def environment(record: Record) -> list[Section]:
+    """Findings, software, variables, hosts and devices; nothing for a record of an older version."""
     own, job, findings = record.environment, record.job_environment, record.findings
     if own is None:
-        return None
+        return []
     blocks: list[Block] = []
     if findings:
         blocks.append(_finding_table(findings))
@@ -50,7 +50,7 @@ def environment(record: Record) -> Section | None:
         blocks.append(_pairs("Environment variables", "*Variable", "*Value", own.variables.items(), _variables_of(job)))
     if job is not None:
         blocks += _job_blocks(job)
-    return Section("What did it run on?", _answer(job, findings), blocks)
+    return [Section("What did it run on?", _answer(job, findings), blocks)]
 
 
 def environment_facts(record: Record) -> tuple[tuple[str, str], ...]:

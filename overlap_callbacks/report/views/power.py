@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -29,8 +28,10 @@ from overlap_callbacks.analysis.results.power import JobPower, PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.report_parts import energy_saving, peak_rise
 from overlap_callbacks.analysis.statistics import pool, pool_changes, relative_change
-from overlap_callbacks.report.views.elements import Block, Cell, Chart, Note, Table, heads
+from overlap_callbacks.report.views.elements import EMPTY, Block, Cell, Chart, Column, Note, Table, table_of
 
+# A figure in overlapped and sequential steps.
+_Row = tuple[Figure, Estimate | None, Estimate | None]
 # The figures by which several runs are compared.
 _HEADLINES = ("avg_w", "energy_per_step_j", "sm_clock_mhz")
 
@@ -174,25 +175,33 @@ def _mean_change(values: Sequence[float | None]) -> Estimate | None:
 
 def _table(windows: Sequence[OverlapReport]) -> Table | None:
     """Every figure of power and of the device, in both modes; None where there is none."""
-    rows = []
-    for metric in POWER_METRICS:
-        overlapped, sequential = (_mean(windows, mode, metric) for mode in Mode)
-        if overlapped is None and sequential is None:
-            continue
-        if not any(side is not None and PAGE.shows(side.value, metric.unit) for side in (overlapped, sequential)):
-            continue  # e.g. a limit that never held the clock back
-        change = ""
-        if overlapped is not None and sequential is not None and sequential.value and metric.unit != "fraction":
-            change = PAGE.percent(overlapped.value / sequential.value - 1, signed=True)
-        cells = (_value(side, metric.unit) for side in (overlapped, sequential))
-        rows.append((Cell(metric.meaning), *cells, Cell(change)))
+
+    def change(row: _Row) -> Cell:
+        metric, overlapped, sequential = row
+        if overlapped is None or sequential is None or not sequential.value or metric.unit == "fraction":
+            return EMPTY
+        return Cell(PAGE.percent(overlapped.value / sequential.value - 1, signed=True))
+
+    def is_shown(row: _Row) -> bool:  # not e.g. a limit that never held the clock back
+        return any(side is not None and PAGE.shows(side.value, row[0].unit) for side in row[1:])
+
+    every = [
+        (metric, _mean(windows, Mode.OVERLAPPED, metric), _mean(windows, Mode.SEQUENTIAL, metric))
+        for metric in POWER_METRICS
+    ]
+    rows = [row for row in every if is_shown(row)]
     if not rows:
         return None
-    columns = heads("*Figure", "Overlapped", "Sequential", "Change")
-    if not any(mode.mode is Mode.SEQUENTIAL for w in windows if w.power is not None for mode in w.power.modes):
-        rows, columns = [row[:2] for row in rows], columns[:2]
+    columns = [
+        Column[_Row]("*Figure", lambda row: Cell(row[0].meaning)),
+        Column[_Row]("Overlapped", lambda row: _value(row[1], row[0].unit)),
+        Column[_Row]("Sequential", lambda row: _value(row[2], row[0].unit)),
+        Column[_Row]("Change", change),
+    ]
     powers = [window.power for window in windows if window.power is not None]
-    return Table("Power", columns, tuple(rows), _source(powers), sorts=False)
+    if not any(mode.mode is Mode.SEQUENTIAL for power in powers for mode in power.modes):
+        columns = columns[:2]
+    return table_of("Power", rows, *columns, caption=_source(powers), sorts=False)
 
 
 def _value(figure: Estimate | None, unit: str) -> Cell:
@@ -234,34 +243,29 @@ def _evidence(windows: Sequence[OverlapReport]) -> Note | None:
 def _of_points(window: OverlapReport, trace: PowerTrace) -> str:
     """What a point of the trace is."""
     source = None if window.power is None else window.power.source
-    # Records of earlier versions have a time here for power that is momentary too.
-    if source is not None and source.power_kind == _INSTANTANEOUS:
-        return (
-            f" A point is of some time in the {1000 * source.averaging_s:.0f} ms before it."
-            if source.averaging_s
-            else ""
-        )
-    return (
-        f" Each point is an average over the {1000 * trace.averaging_s:.0f} ms before it." if trace.averaging_s else ""
-    )
+    # Records of earlier versions have a time in the trace for power that is momentary too.
+    momentary = source is not None and source.power_kind == _INSTANTANEOUS
+    averaging_s = source.averaging_s if source is not None and momentary else trace.averaging_s
+    if not averaging_s:
+        return ""
+    words = "A point is of some time in" if momentary else "Each point is an average over"
+    return f" {words} the {1000 * averaging_s:.0f} ms before it."
 
 
 def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
     """Power, and the clock below it, with the modes shaded."""
-    data: dict[str, Any] = {
+    limits = [("default limit", trace.tdp_w), ("limit in force", trace.limit_w)]
+    if trace.tdp_w == trace.limit_w:
+        limits = [("power limit", trace.tdp_w)]
+    data = {
         "time": list(trace.time_ms),
         "power": list(trace.power_w),
         "clock": list(trace.sm_clock_mhz),
         "segments": [[s.mode.value, s.start_ms, s.end_ms, s.counted, s.profiled] for s in trace.segments],
         "communication": [list(interval) for interval in trace.communication],
         "both": [list(interval) for interval in trace.both],
-        "limits": [],
+        "limits": [[name, value] for name, value in limits if value is not None],
     }
-    for name, value in (("default limit", trace.tdp_w), ("limit in force", trace.limit_w)):
-        if value is not None:
-            data["limits"].append([name, value])
-    if trace.tdp_w is not None and trace.tdp_w == trace.limit_w:
-        data["limits"] = [["power limit", trace.tdp_w]]
     warm_up = any(not segment.counted for segment in trace.segments)
     profiled = any(segment.profiled for segment in trace.segments)
     caption = f"Device of rank {window.first_rank}, window {window.window}; blocks of each mode are shaded."

@@ -131,18 +131,15 @@ def _sections(record: Record, charts: bool) -> list[Section]:
         found += [cost(record), *ideal(record), *power(record), *changed(record), *throughput(record)]
         lacking = not_measured(record)
     found += arms(record)
-    sent = traffic(record)
     further = [
         *([*kernels_in_time(record), *usage(record)] if charts and record.summary.measured else []),
-        *([sent] if sent is not None else []),
+        *traffic(record),
         *experts(record),
         *communication(record),
         quality(record, lacking),
+        *environment(record),
+        configuration(record),
     ]
-    ran_on = environment(record)
-    if ran_on is not None:
-        further.append(ran_on)
-    further.append(configuration(record))
     # A run without figures is asked why: that is in the part on the measurement.
     asked_why = not record.valid_windows
     if asked_why:

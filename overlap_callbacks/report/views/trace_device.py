@@ -33,7 +33,7 @@ from overlap_callbacks.report.views.elements import (
 )
 from overlap_callbacks.report.views.step_charts import lanes, stack
 from overlap_callbacks.report.views.trace_verdict import verdict
-from overlap_callbacks.traces.device_time import DeviceTime, TopKernel
+from overlap_callbacks.traces.device_time import DeviceTime
 from overlap_callbacks.traces.figures import Analysis, CollectiveSize, FamilyFigures, StepFigures, TraceFigures
 
 # Steps in a chart, and characters of a kernel's name.
@@ -83,11 +83,11 @@ def _tiles(trace: TraceFigures) -> tuple[Block, ...]:
         return ()
     whole, total = trace.time[0], trace.total
     host_ms, other_ms = idle(whole)
-    shares: list[tuple[str, float | None]] = [
+    shares = (
         ("Compute", whole.compute_ms),
         ("Exposed communication", whole.exposed_comm_ms),
-    ]
-    shares.append(("Idle", other_ms) if host_ms is None else ("Waiting for the host", host_ms))
+        ("Idle", other_ms) if host_ms is None else ("Waiting for the host", host_ms),
+    )
     tiles = [Tile(label, PAGE.percent((ms or 0.0) / whole.span_ms), remark="of the time") for label, ms in shares]
     if total.overlap_ratio is not None:
         ratio = PAGE.percent(total.overlap_ratio)
@@ -158,41 +158,37 @@ def _step_table(trace: TraceFigures, first: bool) -> Table:
 
 
 def _paths(trace: TraceFigures, first: bool) -> list[Section]:
-    blocks: list[Block] = []
-    if trace.paths:
-        path_table = table_of(
-            "Critical path, ms",
-            trace.paths,
-            Column("*Step", _step_cell),
-            Column("Length", lambda path: path.length_ms, "ms"),
-            Column("Compute", lambda path: path.compute_ms, "ms"),
-            Column("Comm.", lambda path: path.comm_ms, "ms"),
-            Column("Copies", lambda path: path.copy_ms, "ms"),
-            Column("Launch", lambda path: path.launch_ms, "ms"),
-            Column("Host", lambda path: path.host_ms, "ms"),
-            Column("Other", lambda path: path.other_ms, "ms"),
-            Column("Won: comm.", lambda path: path.at_most_comm_ms, "ms"),
-            Column("Won: host", lambda path: path.at_most_host_ms, "ms"),
-            Column("Won: compute", lambda path: path.at_most_compute_ms, "ms"),
-            caption="The chain of work that a step's length is the sum of. Won: by how much the step would be shorter "
-            "at most if communication, the host or compute took no time; empty where the file does not tell.",
-            first=first,
-            drop_empty=True,
-        )
-        blocks.append(path_table)
-    if trace.queues:
-        queue_table = table_of(
-            "Launches in flight",
-            trace.queues,
-            Column("*Stream", lambda queue: queue.stream),
-            Column("Launches", lambda queue: queue.launches, "whole"),
-            Column("Mean in queue", lambda queue: queue.mean),
-            Column("Longest queue", lambda queue: queue.longest, "whole"),
-            Column("Mean delay, ms", lambda queue: queue.delay_ms, "ms"),
-            caption="What was launched and had not started yet: how far the host runs ahead.",
-            first=first,
-        )
-        blocks.append(queue_table)
+    path_table = table_of(
+        "Critical path, ms",
+        trace.paths,
+        Column("*Step", _step_cell),
+        Column("Length", lambda path: path.length_ms, "ms"),
+        Column("Compute", lambda path: path.compute_ms, "ms"),
+        Column("Comm.", lambda path: path.comm_ms, "ms"),
+        Column("Copies", lambda path: path.copy_ms, "ms"),
+        Column("Launch", lambda path: path.launch_ms, "ms"),
+        Column("Host", lambda path: path.host_ms, "ms"),
+        Column("Other", lambda path: path.other_ms, "ms"),
+        Column("Won: comm.", lambda path: path.at_most_comm_ms, "ms"),
+        Column("Won: host", lambda path: path.at_most_host_ms, "ms"),
+        Column("Won: compute", lambda path: path.at_most_compute_ms, "ms"),
+        caption="The chain of work that a step's length is the sum of. Won: by how much the step would be shorter "
+        "at most if communication, the host or compute took no time; empty where the file does not tell.",
+        first=first,
+        drop_empty=True,
+    )
+    queue_table = table_of(
+        "Launches in flight",
+        trace.queues,
+        Column("*Stream", lambda queue: queue.stream),
+        Column("Launches", lambda queue: queue.launches, "whole"),
+        Column("Mean in queue", lambda queue: queue.mean),
+        Column("Longest queue", lambda queue: queue.longest, "whole"),
+        Column("Mean delay, ms", lambda queue: queue.delay_ms, "ms"),
+        caption="What was launched and had not started yet: how far the host runs ahead.",
+        first=first,
+    )
+    blocks = [table for table in (path_table, queue_table) if table.rows]
     return [Section("What holds the steps up?", "", blocks)] if blocks else []
 
 
@@ -235,16 +231,10 @@ def _estimated(estimates: dict[str, Any], family: str, figure: str) -> float | N
 
 
 def kernel_sections(trace: TraceFigures, first: bool, of: str = "", few: int = Table.few) -> list[Section]:
-    if not trace.kernels:
-        return []
-
-    def name(kernel: TopKernel) -> Cell:
-        return name_cell(kernel.name, shortened(short_kernel_name(kernel.name), _MAX_NAME))
-
     kernels = table_of(
         f"Top kernels{of}",
         trace.kernels,
-        Column("~Kernel", name),
+        Column("~Kernel", lambda kernel: name_cell(kernel.name, shortened(short_kernel_name(kernel.name), _MAX_NAME))),
         Column("*Family", lambda kernel: kernel.family),
         Column("Calls", lambda kernel: kernel.calls, "whole"),
         Column("Time, ms", lambda kernel: kernel.time_ms, "ms"),
@@ -255,12 +245,10 @@ def kernel_sections(trace: TraceFigures, first: bool, of: str = "", few: int = T
         first=first,
         few=few,
     )
-    return [Section("Which kernels take the time?", "", [kernels])]
+    return [Section("Which kernels take the time?", "", [kernels])] if trace.kernels else []
 
 
 def _communication(trace: TraceFigures, sizes: Sequence[CollectiveSize], first: bool) -> list[Section]:
-    if not trace.collectives:
-        return []
     collectives = table_of(
         "Collectives",
         trace.collectives,
@@ -277,7 +265,8 @@ def _communication(trace: TraceFigures, sizes: Sequence[CollectiveSize], first: 
         first=first,
         drop_empty=True,
     )
-    return [Section("What is communicated?", "", [collectives, *size_tables(sizes, first)])]
+    blocks = [collectives, *size_tables(sizes, first)]
+    return [Section("What is communicated?", "", blocks)] if trace.collectives else []
 
 
 def size_tables(sizes: Sequence[CollectiveSize], first: bool, few: int = Table.few) -> list[Block]:

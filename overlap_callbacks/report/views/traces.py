@@ -24,11 +24,9 @@ from overlap_callbacks.report.views.elements import (
     Column,
     Document,
     Note,
-    Row,
     RunPage,
     Section,
     Table,
-    heads,
     name_cell,
     table_of,
 )
@@ -221,19 +219,20 @@ def comparison_document(found: Comparison) -> Document:
                 "Can it be trusted?", "", [Note(page_text(problem, 2000), first=True) for problem in found.problems]
             ),
         ),
-        figures=Table("Per step", heads("*", "Value"), _figure_rows(found.figures), sorts=False),
+        figures=_figure_table(found.figures),
     )
     return Document("Comparison of two traces", (run,), _FOOT, rest="--json has all rows.", all_rows="--json")
 
 
-def _figure_rows(figures: dict[str, float]) -> tuple[Row, ...]:
-    def shown(figure: Figure) -> str:
+def _figure_table(figures: dict[str, float]) -> Table:
+    def shown(figure: Figure) -> Cell:
         value = figures.get(figure.name)
         if value is None:
-            return "undefined"
-        return PAGE.ms(value) if figure.unit == "ms" else PAGE.figure(figure, value)
+            return Cell("undefined")
+        return Cell(PAGE.ms(value) if figure.unit == "ms" else PAGE.figure(figure, value))
 
-    return tuple([(Cell(row_label(figure)), Cell(shown(figure))) for figure in SUMMARY])
+    label: Column[Figure] = Column("*", lambda figure: Cell(row_label(figure)))
+    return table_of("Per step", SUMMARY, label, Column("Value", shown), sorts=False)
 
 
 def _unmatched_table(found: Comparison) -> Table:

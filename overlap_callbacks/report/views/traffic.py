@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,12 +51,12 @@ from overlap_callbacks.report.views.elements import (
 )
 
 
-def traffic(record: Record) -> Section | None:
-    """What is sent in a step; None where the record does not tell."""
+def traffic(record: Record) -> list[Section]:
+    """What is sent in a step; nothing where the record does not tell."""
     if latest_messages(record) is None:
-        return None
+        return []
     found = traffic_of(record, MatrixOptions(order=PHYSICAL))
-    return Section("Who sends what to whom?", _answer(found), traffic_blocks(found))
+    return [Section("Who sends what to whom?", _answer(found), traffic_blocks(found))]
 
 
 def _answer(found: RunTraffic) -> str:
@@ -276,8 +277,7 @@ class NoTrafficError(ValueError):
     """The record has no messages."""
 
 
-@dataclass(frozen=True)
-class Mapping:
+class Mapping(NamedTuple):
     """The traffic of a layout of the job's dimensions on its hosts.
 
     Attributes:
@@ -293,8 +293,7 @@ class Mapping:
     view: TrafficView
 
 
-@dataclass(frozen=True)
-class RunTraffic:
+class RunTraffic(NamedTuple):
     """The traffic of a run, in the layout as it ran and in the one that the user asks for.
 
     Attributes:
