@@ -397,7 +397,15 @@ def are_few(lines: Iterable[dict[str, Any]]) -> bool:
 
 
 def line_chart(
-    title: str, unit: str, lines: Sequence[dict[str, Any]], caption: str, excluded: Sequence[int] = (), **how: Any
+    title: str,
+    unit: str,
+    lines: Sequence[dict[str, Any]],
+    caption: str,
+    excluded: Sequence[int] = (),
+    *,
+    zero: bool = True,
+    legend: bool = True,
+    narrow: bool = False,
 ) -> Chart:
     """Lines along a run.
 
@@ -407,8 +415,9 @@ def line_chart(
         lines: one or more, by ``line``.
         caption: of the chart.
         excluded: first steps of windows that do not count.
-        **how: ``zero``, whether the axis reaches down to zero, and further attributes of ``Chart``.
+        zero: whether the axis reaches down to zero.
+        legend: whether the lines are named.
+        narrow: as in ``Chart``.
     """
-    zero = how.pop("zero", True)
     data = {"unit": unit, "series": list(lines), "excluded": list(excluded), "few": are_few(lines), "zero": zero}
-    return Chart("lines", title, data, caption, **how)
+    return Chart("lines", title, data, caption, legend_of(lines) if legend else (), narrow)

@@ -14,17 +14,7 @@ from overlap_callbacks.analysis.results.environment import (
 )
 from overlap_callbacks.analysis.results.window import MemoryPeak
 from overlap_callbacks.report.record import Record
-from overlap_callbacks.report.views.elements import (
-    Block,
-    Cell,
-    Column,
-    Facts,
-    Note,
-    Section,
-    Table,
-    name_cell,
-    table_of,
-)
+from overlap_callbacks.report.views.elements import Block, Cell, Column, Facts, Note, Section, name_cell, table_of
 
 _RANK = {severity: number for number, severity in enumerate(Severity)}
 
@@ -89,11 +79,11 @@ def _facts(facts: Iterable[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
     return tuple((page_text(name, 80), page_text(value)) for name, value in facts)
 
 
-def _pairs(title: str, name: str, value: str, rows: Iterable[tuple[str, str]], caption: str = "") -> Table:
+def _pairs(title: str, name: str, value: str, rows: Iterable[tuple[str, str]], caption: str = "") -> Block:
     return table_of(title, rows, Column(name, lambda row: row[0]), Column(value, lambda row: row[1]), caption=caption)
 
 
-def _finding_table(findings: tuple[Finding, ...]) -> Table:
+def _finding_table(findings: tuple[Finding, ...]) -> Block:
     return table_of(
         "Findings in the environment",
         findings,

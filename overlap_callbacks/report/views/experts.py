@@ -8,18 +8,7 @@ from typing import Any
 from overlap_callbacks.analysis.formatting import PAGE, count, page_text, rounded
 from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads
 from overlap_callbacks.report.record import Record
-from overlap_callbacks.report.views.elements import (
-    Block,
-    Chart,
-    Column,
-    Section,
-    Table,
-    bar,
-    legend_of,
-    line,
-    line_chart,
-    table_of,
-)
+from overlap_callbacks.report.views.elements import Block, Chart, Column, Section, bar, line, line_chart, table_of
 from overlap_callbacks.report.views.trends import MAX_POINTS
 
 # Expert ranks that a chart shows one by one.
@@ -74,7 +63,7 @@ def _lines(title: str, unit: str, lines: Lines, rows: Sequence[tuple[int, int, A
     ]
     is_share = unit == "fraction"
     caption = "" if is_share else "1 is even. The axis does not start at zero."
-    return line_chart(title, unit, series, caption, zero=is_share, legend=legend_of(series), narrow=narrow)
+    return line_chart(title, unit, series, caption, zero=is_share, narrow=narrow)
 
 
 def _by_rank(details: ExpertDetails) -> Chart:
@@ -86,7 +75,7 @@ def _by_rank(details: ExpertDetails) -> Chart:
     return Chart("bars", "Bytes received by expert rank", {"unit": "MB", "rows": rows}, caption)
 
 
-def _table(loads: ExpertLoads, details: ExpertDetails) -> Table:
+def _table(loads: ExpertLoads, details: ExpertDetails) -> Block:
     mean = sum(details.by_expert_rank) / len(details.by_expert_rank)
     return table_of(
         f"Expert ranks ({page_text(loads.dimension, 40)} groups of {loads.group_size})",

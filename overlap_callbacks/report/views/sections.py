@@ -28,19 +28,7 @@ from overlap_callbacks.analysis.run_summary import run_means, run_times
 from overlap_callbacks.analysis.throughput import GIVEN, run_throughput
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views import tables
-from overlap_callbacks.report.views.elements import (
-    Block,
-    Cell,
-    Chart,
-    Column,
-    Note,
-    Section,
-    Table,
-    Tile,
-    Tiles,
-    heads,
-    table_of,
-)
+from overlap_callbacks.report.views.elements import Block, Chart, Column, Note, Section, Table, Tile, Tiles, table_of
 from overlap_callbacks.report.views.power import energy_change, energy_of_a_step, power_answer, power_blocks
 from overlap_callbacks.report.views.step_charts import mode_bars, stack, step_parts, timeline
 
@@ -285,24 +273,26 @@ def cause_table(windows: Sequence[OverlapReport]) -> Table | None:
     total = value_by(figure_named("compute_slowdown"), means)
     mean = sum([shares.slowdown for shares in alike]) / len(alike)
     scale = 1.0 if total is None or not mean else total / mean
-    rows = []
+    rows: list[tuple[str, float | None, str]] = []
     for share in last.shares:
         fractions = [fraction for shares in alike if (fraction := shares.of(share.cause)) is not None]
-        rows.append((Cell(share.cause), _share(fractions, scale), Cell(page_text(share.basis))))
-    shown = Cell(PAGE.percent(mean if total is None else total, signed=True))
-    rows.append((Cell("compute slowdown"), shown, Cell("measured (equation 1); the sum of the shares")))
+        rows.append((share.cause, scale * sum(fractions) / len(fractions) if fractions else None, share.basis))
+    slowdown = mean if total is None else total
+    rows.append(("compute slowdown", slowdown, "measured (equation 1); the sum of the shares"))
     caption = (
         f"Means over {count(len(alike), 'window')}, as fractions of the compute kernels' time in sequential steps."
     )
     if last.notes:
         caption += f" In the last of them, {page_text('; '.join(last.notes))}."
-    return Table(
-        "What the compute slowdown is due to", heads("*Cause", "Share", "*Rests on"), tuple(rows), caption, sorts=False
+    return table_of(
+        "What the compute slowdown is due to",
+        rows,
+        Column("*Cause", lambda row: row[0]),
+        Column("Share", lambda row: row[1], "change"),
+        Column("*Rests on", lambda row: row[2]),
+        caption=caption,
+        sorts=False,
     )
-
-
-def _share(fractions: Sequence[float], scale: float) -> Cell:
-    return Cell(PAGE.percent(scale * sum(fractions) / len(fractions), signed=True) if fractions else "")
 
 
 # -- how fast does it train?

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from overlap_callbacks.analysis.formatting import PAGE, PLAIN, column_decimals, count, page_text, short_kernel_name
+from overlap_callbacks.analysis.formatting import PAGE, PLAIN, column_decimals, count, short_kernel_name
 from overlap_callbacks.analysis.results.catalogue import FIGURES, SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
@@ -13,17 +13,7 @@ from overlap_callbacks.analysis.results.kernel_times import ALONE, RAN_ALONE, Ke
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.report_parts import compute_slowdowns
 from overlap_callbacks.analysis.results.window import CollectiveTime
-from overlap_callbacks.report.views.elements import (
-    EMPTY,
-    Cell,
-    Column,
-    Row,
-    Table,
-    heads,
-    name_cell,
-    number_cell,
-    table_of,
-)
+from overlap_callbacks.report.views.elements import Cell, Column, Table, name_cell, number_cell, table_of
 
 
 def kernel_tables(window: OverlapReport) -> list[Table]:
@@ -183,33 +173,38 @@ def summary_table(figures: dict[str, Estimate], basis: str) -> Table:
         found = figures.get(figure.name)
         return not figure.optional or (found is not None and PAGE.shows(found.value, figure.unit))
 
-    shown = [figure for figure in SUMMARY if has_row(figure)]
-    rows = [(Cell(row_label(figure)), *_value_cells(figure, figures.get(figure.name))) for figure in shown]
-    return Table(f"Means over {basis}", heads("*", "Value", "95% interval", "Steps"), tuple(rows), sorts=False)
+    label: Column[Figure] = Column("*", lambda figure: Cell(row_label(figure)))
+    return table_of(f"Means over {basis}", filter(has_row, SUMMARY), label, *_value_columns(figures), sorts=False)
 
 
 def figure_table(figures: dict[str, Estimate], meanings: dict[str, str]) -> Table:
     """Every figure, with its definition."""
-
-    def cells(figure: Figure) -> Row:
-        meaning = Cell(page_text(meanings.get(figure.name, figure.meaning)))
-        return (Cell(figure.label), *_value_cells(figure, figures.get(figure.name)), meaning)
-
-    return Table(
+    return table_of(
         "All figures",
-        heads("*Figure", "Value", "95% interval", "Steps", "*Definition"),
-        tuple([cells(figure) for figure in FIGURES if figure.name in figures or not figure.optional]),
+        [figure for figure in FIGURES if figure.name in figures or not figure.optional],
+        Column("*Figure", lambda figure: figure.label),
+        *_value_columns(figures),
+        Column("*Definition", lambda figure: meanings.get(figure.name, figure.meaning)),
         folded=True,
         sorts=False,
     )
 
 
-def _value_cells(figure: Figure, estimate: Estimate | None) -> Row:
+def _value_columns(figures: dict[str, Estimate]) -> tuple[Column[Figure], ...]:
     """Value, interval, and number of steps."""
-    if estimate is None:
-        return (Cell("not measured"), EMPTY, EMPTY)
-    value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
-    return (Cell(value), Cell(bounds), number_cell(estimate.num_steps, "whole"))
+
+    def value(figure: Figure) -> Cell:
+        found = figures.get(figure.name)
+        return Cell("not measured" if found is None else PAGE.figure(figure, found.value))
+
+    def bounds(figure: Figure) -> Cell:
+        found = figures.get(figure.name)
+        return Cell("" if found is None else PAGE.figure_interval(figure, found))
+
+    def steps(figure: Figure) -> int | None:
+        return figures[figure.name].num_steps if figure.name in figures else None
+
+    return Column("Value", value), Column("95% interval", bounds), Column("Steps", steps, "whole")
 
 
 # -- what is shown of slowdowns

@@ -26,13 +26,11 @@ from overlap_callbacks.report.views.elements import (
     Cell,
     Chart,
     Note,
-    Row,
     Section,
     Table,
     are_few,
     has_intervals,
     heads,
-    legend_of,
     line,
     line_chart,
 )
@@ -112,11 +110,11 @@ def charts_along(
     """
     made = []
     for title, unit, lines, zero in charts:
-        series = [drawn for named in lines if (drawn := _line(*named, windows)) is not None]
+        series = [drawn for each in lines if (drawn := _line(*each, windows)) is not None]
         if series:
             caption, crosses = _caption(series, windows, excluded, zero=zero)
-            legend = legend_of(series) if len(lines) > 1 else ()
-            made.append(line_chart(title, unit, series, caption, crosses, zero=zero, legend=legend, narrow=True))
+            named = len(lines) > 1
+            made.append(line_chart(title, unit, series, caption, crosses, zero=zero, legend=named, narrow=True))
     return made
 
 
@@ -168,7 +166,7 @@ def slowdowns(runs: Sequence[tuple[str, Record]]) -> Chart | None:
     caption = _INTERVALS[are_few(shown)]
     if len(runs) > len(RUN_COLORS):
         caption += f" The first {len(RUN_COLORS)} runs of {len(runs):,}."
-    return line_chart("Compute slowdown along the runs", "fraction", shown, caption, legend=legend_of(shown))
+    return line_chart("Compute slowdown along the runs", "fraction", shown, caption)
 
 
 # -- the halves
@@ -182,7 +180,7 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
             f"Too few windows to say: {len(windows)}, and it takes {2 * MIN_HALF} to tell a change from chance.",
             None,
         )
-    rows: list[Row] = []
+    rows: list[tuple[str, ...]] = []
     changes = []
     for figure in _COMPARED:
         early, late = _sample(windows[:half], figure), _sample(windows[-half:], figure)
@@ -193,7 +191,7 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
         shown, bounds = PAGE.percent(change.value, signed=True), PAGE.interval(change, "fraction", signed=True)
         if figure.signed:  # a difference of two percentages, in percentage points
             shown, bounds = (text.replace("%", f"{NBSP}pp") for text in (shown, bounds))
-        rows.append(tuple(map(Cell, (figure.label, *sides, shown, bounds))))
+        rows.append((figure.label, *sides, shown, bounds))
         if not may_be_chance(change):
             changes.append(f"{figure.label} {shown}")
     if not rows:
@@ -208,7 +206,8 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
         "alone puts one outside its interval in about one run of five."
     )
     columns = heads("*Figure", "First half", "Second half", "Change", "95% interval")
-    return answer, Table("First half against second half", columns, tuple(rows), caption, sorts=False)
+    cells = tuple([tuple(map(Cell, row)) for row in rows])
+    return answer, Table("First half against second half", columns, cells, caption, sorts=False)
 
 
 def _sample(windows: Sequence[OverlapReport], figure: Figure) -> Sample:
