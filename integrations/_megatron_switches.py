@@ -27,8 +27,7 @@ _PROVEN: dict[str, Any] = {
 class Switches(AttributeSwitch, OverlapSwitch):
     """Those of Megatron's switches that the job was built with; ``by_hand`` if the user marks the steps.
 
-    Raises:
-        ValueError: the switches are not known to be safe for this job, or do not reach all of its communication.
+    A ValueError if they are not known to be safe for this job, or do not reach all of its communication.
     """
 
     def __init__(self, ddp: type[Any], chunks: list[Any], by_hand: bool) -> None:

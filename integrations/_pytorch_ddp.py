@@ -83,8 +83,7 @@ class WaitingGroup(dist.ProcessGroup):
 class DdpWaits(OverlapSwitch):
     """Waits for every bucket of these models, all DDP modules of the job, where it is issued.
 
-    Raises:
-        ValueError: a model's reduction cannot be made to wait, or cannot be put back; with the reason.
+    A ValueError says why a model's reduction cannot be made to wait, or cannot be put back.
     """
 
     name = "ddp_bucket_wait"

@@ -32,8 +32,7 @@ class FsdpStreams(OverlapSwitch):
     """Replaces the communication streams of these modules, all FSDP1 or FSDP2 modules of the job, by the compute
     stream.
 
-    Raises:
-        ValueError: some of their communication does not run on these streams; with the reason.
+    A ValueError says which of their communication does not run on these streams.
     """
 
     name = "fsdp_streams"
@@ -129,10 +128,8 @@ def data_groups(modules: Iterable[nn.Module]) -> list[dist.ProcessGroup]:
 class PrefetchSwitch(AttributeSwitch):
     """Has each sharded module gather the parameters of the next ones ahead, in the order in which the model holds them.
 
-    Where the model runs its modules in another order, results are the same, and prefetching is of little use.
-
-    Raises:
-        ValueError: the models have no such module, or one only, or torch keeps them elsewhere.
+    Where the model runs its modules in another order, results are the same, and prefetching is of little use. A
+    ValueError if the models have no such module, or one only, or torch keeps them elsewhere.
     """
 
     name = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
@@ -162,8 +159,7 @@ class PrefetchSwitch(AttributeSwitch):
 class ReshardSwitch(AttributeSwitch):
     """Frees gathered parameters after the forward pass, or keeps them until the backward pass has used them.
 
-    Raises:
-        ValueError: the models have no sharded module, all are so already, or torch keeps this elsewhere.
+    A ValueError if the models have no sharded module, all are so already, or torch keeps this elsewhere.
     """
 
     name = "set_reshard_after_forward"

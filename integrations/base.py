@@ -70,12 +70,9 @@ def build_monitor(
 
 
 def switched_off(framework: str, error: Exception, *, strict: Any = False) -> OverlapMonitor:
-    """Warn that nothing is measured, and why; give a monitor that does nothing.
+    """Warn that nothing is measured, and why (``error``); give a monitor that does nothing.
 
-    Args:
-        framework: as in ``build_monitor``.
-        error: the reason.
-        strict: the user's option of that name, as given: raise ``error`` instead.
+    ``strict`` is the user's option of that name, as given: raise ``error`` instead.
     """
     if strict:
         raise error
@@ -106,11 +103,7 @@ def check_callable(name: str, given: Any) -> None:
 
 
 def check_names(options: dict[str, Any]) -> None:
-    """Refuse names that are not options.
-
-    Raises:
-        TypeError: with the names that are.
-    """
+    """Refuse names that are not options, by a TypeError with the names that are."""
     unknown = sorted(options.keys() - _SCHEDULE_OPTIONS - _MONITOR_OPTIONS)
     if unknown:
         allowed = ", ".join(sorted(_SCHEDULE_OPTIONS | _MONITOR_OPTIONS))
@@ -118,11 +111,7 @@ def check_names(options: dict[str, Any]) -> None:
 
 
 def is_native(sequential: str) -> bool:
-    """Whether the option ``sequential`` asks for the framework's own switches instead of the gate.
-
-    Raises:
-        ValueError: neither ``"gate"`` nor ``"native"``.
-    """
+    """Whether ``sequential`` asks for the framework's own switches; a ValueError if for neither these nor the gate."""
     if sequential not in ("gate", "native"):
         raise ValueError(f"sequential must be 'gate' or 'native', got {sequential!r} (a {type(sequential).__name__})")
     return sequential == "native"
@@ -190,11 +179,10 @@ def check_version(package: str, version: str, missing: list[str]) -> None:
 
 
 def patch(holder: Any, name: str, value: Any) -> Callable[[], None]:
-    """Set an attribute of an object, a class or a module.
+    """Set an attribute of an object, a class or a module. Returns what undoes it.
 
-    Returns:
-        Undoes it. It does nothing where somebody else has set the attribute since: what we set then stays inside what
-        they set, and does nothing any more.
+    That does nothing where somebody else has set the attribute since: what we set then stays inside what they set, and
+    does nothing any more.
     """
     before, was_there = vars(holder).get(name), name in vars(holder)
     setattr(holder, name, value)

@@ -65,10 +65,8 @@ class Worker:
     def ask(self, question: Callable[[], T], timeout_s: float) -> T:
         """What ``question`` returns, on the worker's thread. Without an answer in time, it may still be under way.
 
-        Raises:
-            NoAnswerError: there is none within ``timeout_s``.
-            QuestionFailedError: from what ``question`` raised.
-            RuntimeError: the system has no more threads to give.
+        Raises NoAnswerError if there is none within ``timeout_s``, QuestionFailedError from what ``question`` raised,
+        or RuntimeError if the system has no more threads to give.
         """
         answers: queue.SimpleQueue[tuple[T] | Exception] = queue.SimpleQueue()
 

@@ -137,8 +137,7 @@ class AmdSource(GpuSource):
     A tick reads power, energy and the clock. The counters of throttled time are read ten times a second; the reading
     says which time they cover. ``amdsmi_get_violation_status`` is not used: it sleeps for 100 ms.
 
-    Raises:
-        PowerUnavailableError: as ``AmdSmiLibrary`` and ``AmdSmiLibrary.device``, or the device has no power of its own.
+    Raises PowerUnavailableError as ``AmdSmiLibrary`` and its ``device`` do, or if the device has no power of its own.
     """
 
     def __init__(self, pci_bus_id: str, *, clock_ns: Clock = host_clock) -> None:

@@ -138,8 +138,7 @@ class NvmlSource(GpuSource):
     A tick makes three driver calls: one for power and energy together, one for the SM clock, one for the reasons for
     that clock. The processes on the device are never read: that call takes milliseconds.
 
-    Raises:
-        PowerUnavailableError: as ``NvmlLibrary`` and ``NvmlLibrary.device``, or the device has no power sensor.
+    Raises PowerUnavailableError as ``NvmlLibrary`` and its ``device`` do, or if the device has no power sensor.
     """
 
     def __init__(

@@ -42,10 +42,7 @@ class RaplSource(PowerSource):
     """Reads all CPU packages of this machine as one device; with ``dram`` the memory's own zones too, if there are any.
 
     Power is the mean since the previous reading, from the counters; the first reading has none. ``root`` is the folder
-    of the zones.
-
-    Raises:
-        PowerUnavailableError: there are no packages, or their counters may not be read.
+    of the zones. Raises PowerUnavailableError if there are no packages, or their counters may not be read.
     """
 
     def __init__(self, root: Path = POWERCAP, *, dram: bool = False, clock_ns: Clock = host_clock) -> None:
