@@ -64,7 +64,17 @@ def build_monitor(
         if options.get("precision") is None:
             with contextlib.suppress(Exception):  # a version that names it otherwise: only MFU needs it
                 options = {**options, "precision": precision()}
-        return _build(framework, options, root, sinks)
+        schedule_options = {name: value for name, value in options.items() if name in _SCHEDULE_OPTIONS}
+        monitor_options = {name: value for name, value in options.items() if name in _MONITOR_OPTIONS}
+        if schedule_options:
+            if monitor_options.get("schedule") is not None:
+                raise TypeError(f"give either schedule or {sorted(schedule_options)}, not both")
+            monitor_options["schedule"] = Schedule(**schedule_options)
+        monitor_options["run_dir"] = folder = _folder(monitor_options.get("run_dir"), root)
+        if sinks is not None:
+            given = monitor_options.get("sinks")
+            monitor_options["sinks"] = sinks(None if given is None else checked_sinks(given), folder)
+        return OverlapMonitor(**monitor_options, framework=framework)
     except Exception as error:
         return switched_off(framework, error, strict=options.get("strict"))
 
@@ -115,22 +125,6 @@ def is_native(sequential: str) -> bool:
     if sequential not in ("gate", "native"):
         raise ValueError(f"sequential must be 'gate' or 'native', got {sequential!r} (a {type(sequential).__name__})")
     return sequential == "native"
-
-
-def _build(
-    framework: str, options: dict[str, Any], root: str | os.PathLike[str], make_sinks: MakeSinks | None
-) -> OverlapMonitor:
-    schedule_options = {name: value for name, value in options.items() if name in _SCHEDULE_OPTIONS}
-    monitor_options = {name: value for name, value in options.items() if name in _MONITOR_OPTIONS}
-    if schedule_options:
-        if monitor_options.get("schedule") is not None:
-            raise TypeError(f"give either schedule or {sorted(schedule_options)}, not both")
-        monitor_options["schedule"] = Schedule(**schedule_options)
-    monitor_options["run_dir"] = folder = _folder(monitor_options.get("run_dir"), root)
-    if make_sinks is not None:
-        sinks = monitor_options.get("sinks")
-        monitor_options["sinks"] = make_sinks(None if sinks is None else checked_sinks(sinks), folder)
-    return OverlapMonitor(**monitor_options, framework=framework)
 
 
 def _folder(run_dir: Any, root: str | os.PathLike[str]) -> Path:

@@ -241,7 +241,8 @@ class PrecedenceGraph:
             message = item.operator in POINT_TO_POINT
             node = self._message(item, counts) if message else self._of_collective(item, sequence, counts)
             for earlier in before:
-                self._edge(earlier, node, rank)
+                self.after[earlier].add(node)
+                self.rank.setdefault((earlier, node), rank)
             if item.posted or not (message or item.coalesced or not sequence.groups[item.group]):
                 self.waited[node] = True
             together.append(node)
@@ -317,10 +318,6 @@ class PrecedenceGraph:
             self.waited.append(False)
             self.after.append(set())
         return number
-
-    def _edge(self, before: int, after: int, rank: int) -> None:
-        self.after[before].add(after)
-        self.rank.setdefault((before, after), rank)
 
 
 @dataclass(frozen=True)
