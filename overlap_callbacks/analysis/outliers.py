@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.formatting import count
+from overlap_callbacks.analysis.sums import grouped
 
 # A step is left out that exceeds the median of its like by more than both.
 _MIN_SHARE = 0.1
@@ -45,16 +46,12 @@ def far_longer(step_ms: Sequence[float], like: Sequence[Hashable], sequential: S
         sequential: whether the step is of the sequential side.
     """
     times = np.asarray(step_ms, dtype=np.float64)
-    labels = {label: number for number, label in enumerate(dict.fromkeys(like))}
-    group = np.array([labels[label] for label in like], dtype=np.intp)
     far = np.zeros(len(times), dtype=bool)
-    for number in labels.values():
-        rows = group == number
-        if np.count_nonzero(rows) < _MIN_ALIKE:
-            continue
-        median = float(np.median(times[rows]))
-        deviation = _MAD_TO_SD * float(np.median(np.abs(times[rows] - median)))
-        far |= rows & (times > median + max(_MIN_SHARE * median, _MIN_DEVIATIONS * deviation))
+    for rows in grouped(range(len(like)), lambda step: like[step]).values():
+        if len(rows) >= _MIN_ALIKE:
+            median = float(np.median(times[rows]))
+            deviation = _MAD_TO_SD * float(np.median(np.abs(times[rows] - median)))
+            far[rows] = times[rows] > median + max(_MIN_SHARE * median, _MIN_DEVIATIONS * deviation)
     of_sequential = int(np.count_nonzero(far & np.asarray(sequential, dtype=bool)))
     return LeftOut(far, are_of_one_mode(int(np.count_nonzero(far)) - of_sequential, of_sequential))
 

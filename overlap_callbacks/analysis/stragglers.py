@@ -86,15 +86,6 @@ def stragglers(windows: Iterable[Arrivals | None], *, hosts: bool = False) -> li
     return found[:_MAX_LISTED]
 
 
-def waiting_fraction(windows: Iterable[Arrivals | None]) -> float | None:
-    """The share of the time of collectives in which ranks waited for the last one; None where that was not timed."""
-    rows = [row for arrivals in windows if arrivals is not None for row in arrivals.dimensions]
-    rows = [row for row in rows if row.is_valid]
-    waiting = math.fsum([row.calls * row.waiting_ms for row in rows])
-    total = waiting + math.fsum([row.calls * row.transfer_ms for row in rows])
-    return waiting / total if 0 < total < math.inf else None
-
-
 def _straggler(rows: Sequence[Lateness], all_windows: int, num_steps: int) -> Straggler:
     # Windows that do not list it have timed about as much.
     calls = round(sum([row.calls for row in rows]) * all_windows / len(rows))

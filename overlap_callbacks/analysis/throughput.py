@@ -90,7 +90,7 @@ def _peak(work: Workload, device: str) -> tuple[float | None, str]:
     if work.peak_flop_per_s is not None:
         return work.peak_flop_per_s, GIVEN
     found = None if work.precision is None else peak_of(device, work.precision)
-    return (None, "") if found is None else (found.flop_per_s, found.source)
+    return found or (None, "")
 
 
 # -- peaks of devices by precision: dense matrix products, as their makers' data sheets give them
@@ -100,13 +100,6 @@ def _peak(work: Workload, device: str) -> tuple[float | None, str]:
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 _TERA = 1e12
-
-
-class Peak(NamedTuple):
-    """Dense FLOP a second of matrix products, at most, and the address of the document."""
-
-    flop_per_s: float
-    source: str
 
 
 class _Device(NamedTuple):
@@ -185,8 +178,8 @@ DEVICES = (
 _MAKER = re.compile(r"^(NVIDIA|Tesla|Quadro|AMD|Radeon)\s+", re.IGNORECASE)
 
 
-def peak_of(device: str, precision: str) -> Peak | None:
-    """The peak of a device, by the name that torch gives it; None where it is not known, as of a CPU, or of MIG."""
+def peak_of(device: str, precision: str) -> tuple[float, str] | None:
+    """FLOP a second of a device by torch's name, and the address of the document; None where that is not known."""
     name = device.strip()
     while (found := _MAKER.match(name)) is not None:
         name = name[found.end() :]
@@ -195,7 +188,7 @@ def peak_of(device: str, precision: str) -> Peak | None:
     for known in DEVICES:
         if re.fullmatch(known.name, name, re.IGNORECASE):
             rate = known.tflop_per_s.get(precision)
-            return None if rate is None else Peak(rate * _TERA, known.source)
+            return None if rate is None else (rate * _TERA, known.source)
     return None
 
 

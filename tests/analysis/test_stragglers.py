@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiting, Lateness
-from overlap_callbacks.analysis.stragglers import stragglers, waiting_fraction, wilson
+from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiting, Lateness, waiting_fraction
+from overlap_callbacks.analysis.stragglers import stragglers, wilson
 
 
 def window(*ranks: Lateness, steps: int = 8) -> Arrivals:

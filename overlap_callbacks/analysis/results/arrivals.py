@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
+
 import msgspec
 import numpy as np
 
@@ -113,6 +116,15 @@ class Arrivals(msgspec.Struct, frozen=True):
     dimensions: tuple[DimensionWaiting, ...]
     ranks: tuple[Lateness, ...] = ()
     hosts: tuple[Lateness, ...] = ()
+
+
+def waiting_fraction(windows: Iterable[Arrivals | None]) -> float | None:
+    """The share of the time of collectives in which ranks waited for the last one; None where that was not timed."""
+    rows = [row for arrivals in windows if arrivals is not None for row in arrivals.dimensions]
+    rows = [row for row in rows if row.is_valid]
+    waiting = math.fsum([row.calls * row.waiting_ms for row in rows])
+    total = waiting + math.fsum([row.calls * row.transfer_ms for row in rows])
+    return waiting / total if 0 < total < math.inf else None
 
 
 class SizeTransfer(msgspec.Struct, frozen=True, gc=False):

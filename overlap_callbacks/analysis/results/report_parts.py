@@ -11,6 +11,7 @@ from typing import Any
 
 from overlap_callbacks.analysis.equations import bus_factor
 from overlap_callbacks.analysis.name_rules import collective_of
+from overlap_callbacks.analysis.results.arrivals import waiting_fraction
 from overlap_callbacks.analysis.results.kernel_times import MEMORY, SMS, UNEXPLAINED, WAVES, PairTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower
@@ -155,11 +156,7 @@ def arrivals(report: Any) -> Parts:
     """How long ranks wait in collectives, and the rank for which they wait longest."""
     if report.arrivals is None:
         return
-    dimensions = [row for row in report.arrivals.dimensions if row.is_valid]
-    waiting_ms = sum([row.calls * row.waiting_ms for row in dimensions])
-    total_ms = sum([row.calls * (row.waiting_ms + row.transfer_ms) for row in dimensions])
-    if total_ms > 0:
-        yield _NONE, {"waiting_fraction": waiting_ms / total_ms}
+    yield _NONE, {"waiting_fraction": waiting_fraction([report.arrivals])}
     first = next(iter(report.arrivals.ranks), None)
     if first is not None and first.is_valid:
         yield _NONE, {

@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks, SizeBandwidth, bandwidths, peaks_of
 from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, page_text
-from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SEVERAL_HOSTS
+from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SEVERAL_HOSTS, waiting_fraction
 from overlap_callbacks.analysis.results.report import OverlapReport, PipelineBubble
 from overlap_callbacks.analysis.results.step_parts import StepShare
-from overlap_callbacks.analysis.stragglers import Straggler, stragglers, waiting_fraction
+from overlap_callbacks.analysis.stragglers import Straggler, stragglers
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import Block, Cell, Column, Section, Table, table_of
 from overlap_callbacks.report.views.traffic import host_names
