@@ -21,6 +21,7 @@ class TradeOffPoint:
         _validation.positive("energy_j", self.energy_j)
 
     def beats(self, other: TradeOffPoint) -> bool:
+        """Whether it is at least as good in both, and better in one."""
         as_good = self.step_ms <= other.step_ms and self.energy_j <= other.energy_j
         return as_good and (self.step_ms, self.energy_j) != (other.step_ms, other.energy_j)
 
@@ -43,29 +44,15 @@ class TradeOffRow:
     on_front: bool
 
 
-def pareto_front(points: Sequence[TradeOffPoint]) -> list[TradeOffPoint]:
-    """The points that no other one beats, the fastest first. Of equal ones all are on it."""
-    front: list[TradeOffPoint] = []
-    least_j = float("inf")
-    last: TradeOffPoint | None = None
-    for point in sorted(points, key=lambda point: (point.step_ms, point.energy_j)):
-        same = last is not None and (point.step_ms, point.energy_j) == (last.step_ms, last.energy_j)
-        if point.energy_j < least_j or same:
-            front.append(point)
-            least_j, last = point.energy_j, point
-    return front
-
-
 def trade_off(points: Sequence[TradeOffPoint], baseline: TradeOffPoint) -> list[TradeOffRow]:
     """Each configuration of a workload against one of them, mostly that without a cap, the fastest first."""
-    front = pareto_front(points)
     return [
         TradeOffRow(
             point=point,
             slowdown=point.step_ms / baseline.step_ms - 1,
             saving=1 - point.energy_j / baseline.energy_j,
             power_w=point.energy_j / point.step_ms * 1e3,
-            on_front=any(point is each for each in front),
+            on_front=not any(other.beats(point) for other in points),
         )
         for point in sorted(points, key=lambda point: (point.step_ms, point.energy_j))
     ]

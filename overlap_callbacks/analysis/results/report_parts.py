@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.results.kernel_times import MEMORY, SMS, UNEXPLA
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.race import RaceVerdict
-from overlap_callbacks.analysis.results.step_parts import BUBBLE, COMPUTE, IDLE, Bound, bound_of, measured_parts
+from overlap_callbacks.analysis.results.step_parts import BUBBLE, COMPUTE, IDLE, Bound, bound_of
 
 Parts = Iterator[tuple[Mapping[str, str], Any]]
 _NONE: Mapping[str, str] = {}
@@ -140,14 +140,13 @@ def _by_mode(report: Any, rows: Sequence[Any]) -> Parts:
 
 
 def verdict(report: Any) -> Parts:
-    compared = report.valid and not report.control
-    found = measured_parts(report.figures(), report.spread, compared=compared)
+    found = report.step_parts()
     if found is None:
         return
     parts, _ = found
     bound, _ = bound_of(parts)
     shares = {f"{name.removesuffix('_ms')}_fraction": ms / parts.total_ms for name, ms in parts._asdict().items()}
-    if not compared:
+    if report.control or not report.valid:
         del shares["contention_fraction"]
     yield _NONE, {**shares, **{f"{each.value}_bound": float(each is bound) for each in Bound}}
 
