@@ -14,7 +14,7 @@ its last wait for the device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -197,9 +197,6 @@ class CriticalPaths:
         self._cause_ended_ns = np.where(self._by_launch, launch_ended_ns, ended_ns)
         # The earliest start of each row and those that end later.
         self._earliest_ns = np.minimum.accumulate(self._start_ns[::-1])[::-1]
-        self._is_serial = self._runs_in_turn()
-        self._lane_and_kind = self._lane * len(Kind) + self._kind
-        self._num_lanes = int(self._lane.max(initial=0)) + 1
 
     def _predecessors(self, lane: Indices) -> Indices:
         """What each row waited for, as a place in the order of ends; -1 for none; shape (rows,)."""
@@ -214,12 +211,6 @@ class CriticalPaths:
             counts = (place >= 0) & ((gap_ns <= HAND_OVER_NS) | ended_last)
             before[own[counts]] = found[counts]
         return before
-
-    def _runs_in_turn(self) -> bool:
-        """Whether no two rows of one stream ran at the same time."""
-        order = np.lexsort((self._start_ns, self._lane))
-        lane, start_ns, end_ns = self._lane[order], self._start_ns[order], self._end_ns[order]
-        return not ((lane[1:] == lane[:-1]) & (start_ns[1:] < end_ns[:-1])).any()
 
     def _waited_for(self, waits: Intervals) -> Indices:
         """What the host last waited for before it launched each row, as a place in the order of ends; -1 if none."""
@@ -274,14 +265,12 @@ class CriticalPaths:
             np.maximum(self._start_ns[first:last], start_ns),
             np.maximum(np.minimum(self._end_ns[first:last], end_ns), start_ns),
         )
-        of_lanes = self._work_ns(first, last, inside) if self._is_serial else []
         kind, lane = self._kind[first:last], self._lane[first:last]
 
         def longest_ns(*kinds: Kind) -> int:
-            if self._is_serial:
-                return int(max([sum([work_ns[kind] for kind in kinds]) for work_ns in of_lanes]))
             wanted = np.isin(kind, kinds)
-            return max((inside[wanted & (lane == number)].busy_ns for number in distinct_values(lane)), default=0)
+            busy, of_lane = inside[wanted].union_by(lane[wanted])
+            return int(np.bincount(of_lane, busy.durations_ns).max(initial=0))
 
         length_ns = end_ns - start_ns
         busiest_ns = longest_ns(Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY)
@@ -290,11 +279,3 @@ class CriticalPaths:
             min(parts.comm_ns, length_ns - longest_ns(Kind.COMPUTE, Kind.COPY)),
             min(parts.launch_ns + parts.host_ns, length_ns - busiest_ns),
         )
-
-    def _work_ns(self, first: int, last: int, inside: Intervals) -> list[list[Any]]:
-        """How long each stream ran each kind of row in a span; rows of one stream do not overlap."""
-        lengths_ns = np.maximum(inside.durations_ns, 0)
-        size = len(Kind) * self._num_lanes
-        work_ns = np.bincount(self._lane_and_kind[first:last], lengths_ns, size)
-        found: list[list[Any]] = work_ns.reshape(-1, len(Kind)).tolist()
-        return found
