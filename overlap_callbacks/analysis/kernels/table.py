@@ -323,8 +323,6 @@ def step_of_kernels(launched_ns: Indices, ran: Intervals, lane: Indices, bounds:
     step = step_of(launched_ns, bounds)
     if not (launched_ns < 0).any() or not (step >= 0).any():
         return step
-    on_device = StepsOnDevice(bounds)
-    on_device.add(step, ran)
     order = np.lexsort((ran.start_ns, lane))
     is_known = launched_ns[order] >= 0
     known, rows = order[is_known], order[~is_known]
@@ -333,38 +331,21 @@ def step_of_kernels(launched_ns: Indices, ran: Intervals, lane: Indices, bounds:
     before, after = np.append(known, -1)[place - 1], np.append(known, -1)[place]
     agree = (before >= 0) & (after >= 0) & (step[before] == step[after])
     agree &= (lane[before] == lane[rows]) & (lane[after] == lane[rows])
-    step[rows] = np.where(agree, step[before], on_device.at(ran.start_ns[rows]))
+    step[rows] = np.where(agree, step[before], _running(step, ran, ran.start_ns[rows], bounds))
     return step
 
 
-class StepsOnDevice:
-    """When the device ran the kernels of each step; ``bounds`` as in ``step_of``."""
-
-    def __init__(self, bounds: Sequence[tuple[int, int]]) -> None:
-        self._first = np.full(len(bounds), np.iinfo(np.int64).max)
-        self._last = np.array([end for _, end in bounds], dtype=np.int64)
-        self._has_rows = np.zeros(len(bounds), dtype=bool)
-
-    def add(self, step: Indices, ran: Intervals) -> None:
-        """Add kernels by their steps, -1 for none; shape (n,), and when they ran."""
-        inside = step >= 0
-        np.minimum.at(self._first, step[inside], ran.start_ns[inside])
-        np.maximum.at(self._last, step[inside], ran.end_ns[inside])
-        self._has_rows[step[inside]] = True
-
-    @property
-    def any(self) -> bool:
-        """Whether any step has kernels."""
-        return bool(self._has_rows.any())
-
-    def at(self, times_ns: Indices) -> Indices:
-        """The step during which each time lies; -1 outside all steps; shape (n,)."""
-        steps = np.flatnonzero(self._has_rows)
-        # A step's first kernel may start before one of the step before has, on another stream.
-        begins = np.maximum.accumulate(self._first[steps])
-        index = np.searchsorted(begins, times_ns, side="right") - 1
-        found = steps[np.maximum(index, 0)]
-        return np.where((index >= 0) & (times_ns <= self._last[found]), found, -1)
+def _running(step: Indices, ran: Intervals, times_ns: Indices, bounds: Sequence[tuple[int, int]]) -> Indices:
+    """The step whose kernels had begun on the device, and not all ended, at each time; -1 for none; shape (n,)."""
+    inside, never = step >= 0, np.iinfo(np.int64).max
+    first, last = np.full(len(bounds), never), np.array([end for _, end in bounds], dtype=np.int64)
+    np.minimum.at(first, step[inside], ran.start_ns[inside])
+    np.maximum.at(last, step[inside], ran.end_ns[inside])
+    steps = np.flatnonzero(first < never)
+    # A step's first kernel may start before one of the step before has, on another stream.
+    index = np.searchsorted(np.maximum.accumulate(first[steps]), times_ns, side="right") - 1
+    found = steps[np.maximum(index, 0)]
+    return np.where((index >= 0) & (times_ns <= last[found]), found, -1)
 
 
 # -- copies by copy engines, and those that are the work of a collective
