@@ -183,9 +183,9 @@ def padded_vocabulary(vocabulary: int, t: int, multiple: int) -> int:
     return math.ceil(vocabulary / (multiple * t)) * multiple * t
 
 
-def count_parameters(shape: ModelShape, multiple: int = 1) -> int:
-    """Parameters of a model, exactly; eq. 10 leaves out the last norm, missing biases, and padding to ``multiple``."""
-    stage = megatron_parameters(shape, 1, range(shape.layers), first=True, last=True, multiple=multiple)
+def count_parameters(shape: ModelShape) -> int:
+    """Parameters of a model, exactly; eq. 10 leaves out the last norm and missing biases."""
+    stage = megatron_parameters(shape, 1, range(shape.layers), first=True, last=True, multiple=1)
     return elements(stage)
 
 

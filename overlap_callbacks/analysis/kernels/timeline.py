@@ -22,9 +22,7 @@ _COMMUNICATION_SHARE = 0.75
 _MAX_KERNELS, _MAX_CALL_NAME_LENGTH = 40, 200
 
 
-def step_timeline(
-    kernels: KernelTable, step: int, arm: Mode, max_intervals: int = MAX_INTERVALS
-) -> StepTimeline | None:
+def step_timeline(kernels: KernelTable, step: int, arm: Mode) -> StepTimeline | None:
     """The timeline of one step, from its first kernel to its last; None if it has no kernels.
 
     Communication of other steps that is in flight during this one is shown too.
@@ -37,7 +35,7 @@ def step_timeline(
     def within(kind: Kind) -> tuple[tuple[tuple[float, float], ...], float]:
         intervals = kernels.of(kind)
         union = Intervals(np.clip(intervals.start_ns, start, end), np.clip(intervals.end_ns, start, end)).union()
-        thin = union.thinned(max_intervals)
+        thin = union.thinned(MAX_INTERVALS)
         pairs = zip((thin.start_ns - start).tolist(), (thin.end_ns - start).tolist(), strict=True)
         return tuple([(a / 1e6, b / 1e6) for a, b in pairs]), (thin.sum_ns - union.sum_ns) / 1e6
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks import _validation
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.readings import Floats, Readings, Segment
@@ -17,6 +16,8 @@ from overlap_callbacks.analysis.results.power import PowerTrace, TraceSegment
 _DIGITS = 3
 # Intervals that are kept of each profiled step: power sensors resolve no more than some of them.
 _MAX_INTERVALS = 60
+# Points that are kept.
+MAX_POINTS = 600
 
 
 def power_trace(
@@ -26,13 +27,11 @@ def power_trace(
     averaging_s: float | None,
     tdp_w: float | None = None,
     phases: Sequence[StepPhases] = (),
-    max_points: int = 600,
 ) -> PowerTrace | None:
     """The trace of a window, bounded by its segments if there are any; None without readings of power.
 
-    Peaks stay: of at most ``max_points``, at least 4, the extremes of each stretch of time are kept.
+    Peaks stay: the extremes of each stretch of time are kept.
     """
-    _validation.count("max_points", max_points, minimum=4)
     rows = np.flatnonzero(~np.isnan(readings.power_w))
     if segments:
         start_ns, end_ns = min(s.start_ns for s in segments), max(s.end_ns for s in segments)
@@ -41,7 +40,7 @@ def power_trace(
         start_ns = int(readings.time_ns[rows[0]])
     if not len(rows):
         return None
-    points = thin(readings.power_w[rows], max_points)
+    points = thin(readings.power_w[rows], MAX_POINTS)
     kept = rows[points]
     clocks, limits = fill_forward(readings.sm_clock_mhz[rows])[points], readings.limit_w[rows]
     return PowerTrace(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import msgspec
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
@@ -10,7 +9,7 @@ from hypothesis.extra import numpy as st_numpy
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.readings import Reading, Readings, Segment
-from overlap_callbacks.analysis.power.trace import power_trace, thin
+from overlap_callbacks.analysis.power.trace import MAX_POINTS, power_trace, thin
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import PowerTrace
 
@@ -52,9 +51,9 @@ def test_a_short_trace_is_all_there_on_the_time_of_its_segments() -> None:
 def test_a_long_trace_keeps_its_peaks() -> None:
     powers = [200.0] * 5_000
     powers[1_234], powers[3_210] = 980.0, 17.0
-    trace = power_trace(readings_of(powers), [], averaging_s=0.0, max_points=100)
+    trace = power_trace(readings_of(powers), [], averaging_s=0.0)
     assert trace is not None
-    assert len(trace.time_ms) <= 100
+    assert len(trace.time_ms) <= MAX_POINTS
     assert trace.num_readings == 5_000
     assert trace.power_w[trace.time_ms.index(12_340.0)] == 980
     assert trace.power_w[trace.time_ms.index(32_100.0)] == 17
@@ -104,8 +103,3 @@ def test_a_trace_keeps_some_intervals_of_each_step() -> None:
     trace = power_trace(readings_of([100.0] * 11), [], averaging_s=None, phases=[step, step])
     assert trace is not None
     assert len(trace.communication) == len(trace.both) == 120
-
-
-def test_too_few_points_are_refused() -> None:
-    with pytest.raises(ValueError, match="max_points must be at least 4, got 3"):
-        power_trace(readings_of([1.0]), [], averaging_s=None, max_points=3)
