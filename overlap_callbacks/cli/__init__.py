@@ -16,10 +16,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Load modules in this context. None of what they make is garbage, and to look through it takes long.
+    """Load modules in this context without looking for garbage: none of what they make is, and looking takes long.
 
-    Three hundred modules make some thirty thousand objects that the collector follows. It would look at the new ones
-    some sixty times while they load, and at all of them when the process ends.
+    Three hundred modules make some thirty thousand objects. The collector would look at the new ones some sixty times
+    while they load, and at all of them when the process ends.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -11,10 +11,22 @@ import click
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
+
+def with_options(*options: Callable[[Any], Any]) -> Callable[[_Function], _Function]:
+    """A decorator that adds options to a command; its help lists them in this order."""
+
+    def add(function: _Function) -> _Function:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
-
-_MATRIX_OPTIONS = (
+# Of a command that shows a traffic matrix.
+matrix_options = with_options(
     click.option(
         "--by", type=click.Choice(["rank", "host", "stage"]), default=None,
         help="What rows and columns of the matrix stand for. [default: rank up to 64 ranks, else host, else stage]",
@@ -43,24 +55,13 @@ _MATRIX_OPTIONS = (
 MATRIX_PARAMETERS = ("by", "order", "algorithm", "mapping", "ranks_per_host", "svg", "png")
 
 
-def matrix_options(function: _Function) -> _Function:
-    """Options of a command that shows a traffic matrix."""
-    for option in reversed(_MATRIX_OPTIONS):
-        function = option(function)
-    return function
-
-
 def words(text: str | None) -> tuple[str, ...]:
     """The parts of an option's value between its commas."""
     return tuple([part.strip() for part in (text or "").split(",") if part.strip()])
 
 
 def whole_numbers(text: str | None, option: str) -> tuple[int, ...]:
-    """The numbers of an option's value between its commas.
-
-    Raises:
-        ValueError: one of them is none; the message names the option.
-    """
+    """The numbers of an option's value between its commas, or a ``ValueError`` that names the option."""
     try:
         return tuple([int(part) for part in words(text)])
     except ValueError:
@@ -71,7 +72,7 @@ def caps(text: str | None, option: str) -> tuple[float | None, ...]:
     """The caps of an option's value between its commas; None for ``none``.
 
     Raises:
-        ValueError: one of them is neither ``none`` nor a number above 0; the message names the option.
+        ValueError: one is neither ``none`` nor a number above 0; the message names the option.
     """
     found: list[float | None] = []
     for part in words(text):
@@ -95,21 +96,15 @@ clock_cap_option = click.option(
 )  # fmt: skip
 
 
-def refuse_beside_resume(allowed: Sequence[str]) -> None:
-    """Refuse options that the user gave beside ``--resume`` to the command under way.
+def is_given(name: str) -> bool:
+    """Whether the user wrote a parameter of the command under way on the command line."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
 
-    Args:
-        allowed: names of the parameters that may stand there.
 
-    Raises:
-        ValueError: there are others; the message names them.
-    """
-    context = click.get_current_context()
-    others = [
-        parameter.opts[-1]
-        for parameter in context.command.params
-        if parameter.name not in allowed
-        and context.get_parameter_source(parameter.name or "") is click.core.ParameterSource.COMMANDLINE
-    ]
+def refuse_with_resume(allowed: Sequence[str]) -> None:
+    """Raise a ``ValueError`` that names the options given with ``--resume``, other than the parameters allowed."""
+    parameters = click.get_current_context().command.params
+    others = [one.opts[-1] for one in parameters if one.name not in allowed and is_given(one.name or "")]
     if others:
         raise ValueError(f"--resume goes on as it was begun: leave out {' and '.join(others)}")

@@ -30,11 +30,7 @@ PATIENCE_S = 2.0
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """A console; where the user has set ``NO_COLOR`` (https://no-color.org), one that writes no colour and no style.
-
-    Args:
-        stderr: whether it writes to stderr, as progress and remarks do, and not to stdout.
-    """
+    """A console for stdout or stderr, without colour and style where ``NO_COLOR`` is set (https://no-color.org)."""
     from rich.console import Console
 
     # A name that has :fire: in it stays as it is.
@@ -52,10 +48,7 @@ def with_progress(what: str) -> AbstractContextManager[Callable[[int, int], None
 def progress_of(what: str, console: Console, patience_s: float = PATIENCE_S) -> Iterator[Callable[[int, int], None]]:
     """A function to call with the amount that is done and the total amount.
 
-    Args:
-        what: what is being done, for people.
-        console: where to show the bar. If it is not a terminal, nothing is shown.
-        patience_s: how long the work may take before the bar is shown.
+    It shows a bar for ``what`` on the console, if that is a terminal, once the work has taken ``patience_s``.
     """
     began = time.monotonic()
     shown: tuple[Progress, TaskID] | None = None
@@ -104,11 +97,7 @@ def newest_run(path: Path) -> Path:
 
 
 def read_record(run: Path) -> Record:
-    """Read the record of a run; details of windows stay in the file until they are asked for.
-
-    Raises:
-        click.ClickException: there is no record, or it cannot be read.
-    """
+    """Read the record of a run, or end the command; details of windows stay in the file until they are asked for."""
     from overlap_callbacks.report import record
 
     gc.disable()  # of a long run, hundreds of thousands of small objects are kept, and none is garbage
@@ -165,14 +154,7 @@ def print_tables(tables: RenderableType) -> None:
 
 
 def draw_matrix(view: TrafficView, svg: Path | None, png: Path | None) -> list[str]:
-    """Draw a traffic matrix into the files that the user named.
-
-    Returns:
-        The files.
-
-    Raises:
-        click.ClickException: a file cannot be written, or matplotlib is missing.
-    """
+    """Draw a traffic matrix into the files that the user named; returns them. Ends the command if that cannot be."""
     from overlap_callbacks.analysis.communication import view as pictures
 
     if png is not None:
@@ -185,26 +167,14 @@ def draw_matrix(view: TrafficView, svg: Path | None, png: Path | None) -> list[s
 
 
 def write_file(path: Path, option: str, content: bytes) -> None:
-    """Write a file that the user named by an option.
-
-    Raises:
-        click.ClickException: it cannot be written.
-    """
+    """Write a file that the user named by an option, or end the command with one line."""
     with writing(f"{option} {path}"):
         path.write_bytes(content)
 
 
 @contextlib.contextmanager
 def writing(what: str, advice: str = "") -> Iterator[None]:
-    """Where a file cannot be written, the command ends with one line.
-
-    Args:
-        what: the option and the file.
-        advice: what to do.
-
-    Raises:
-        click.ClickException: an ``OSError`` was raised.
-    """
+    """End the command with one line if ``what``, an option and its file, cannot be written, with advice."""
     try:
         yield
     except OSError as error:
@@ -213,11 +183,7 @@ def writing(what: str, advice: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusing(*errors: type[Exception]) -> Iterator[None]:
-    """Where one of these errors is raised, the command ends with its message on one line.
-
-    Raises:
-        click.ClickException: one of them was raised.
-    """
+    """End the command with the message of one of these errors, on one line."""
     try:
         yield
     except errors as error:
@@ -225,10 +191,6 @@ def refusing(*errors: type[Exception]) -> Iterator[None]:
 
 
 def require(module: str, extra: str) -> None:
-    """Check that an optional package is installed.
-
-    Raises:
-        click.ClickException: it is not; the message names the extra to install.
-    """
+    """End the command if an optional package is not installed; the message names the extra to install."""
     if importlib.util.find_spec(module) is None:
         raise click.ClickException(f"{module} is not installed: pip install 'overlap-callbacks[{extra}]'")

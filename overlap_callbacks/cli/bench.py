@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,8 +16,9 @@ from overlap_callbacks.cli._options import (
     clock_cap_option,
     json_option,
     power_cap_option,
-    refuse_beside_resume,
+    refuse_with_resume,
     whole_numbers,
+    with_options,
     words,
 )
 from overlap_callbacks.cli._output import one_line
@@ -39,13 +40,14 @@ if TYPE_CHECKING:
     from overlap_callbacks.analysis.results.bench import Plan
     from overlap_callbacks.experiments.sweep import Progress
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-# What may stand beside --resume.
-_BESIDE_RESUME = ("resume", "as_json", "page", "link_peak")
+# What goes with --resume.
+_WITH_RESUME = ("resume", "as_json", "page", "link_peak")
+# Options that are fields of the plan.
+_PLANNED = ("link", "device", "ranks", "threads", "rounds", "block_s", "link_gb_s")
 # After Ctrl-C: how long the point under way may take before the ranks are killed.
 _GRACE_S = 30.0
 
-_COMMON = (
+_common_options = with_options(
     click.option("--quick/--full", default=True, help="A few minutes, or a whole sweep.  [default: quick]"),
     click.option("--ranks", type=int, help="Ranks on this host.  [default: one a GPU; without GPUs 2]"),
     click.option("--link", type=click.Choice(["gloo", "nccl", "loopback"]),
@@ -64,12 +66,6 @@ _COMMON = (
 )  # fmt: skip
 
 
-def _common(function: _Function) -> _Function:
-    for option in reversed(_COMMON):
-        function = option(function)
-    return function
-
-
 @click.group("bench")
 def command() -> None:
     """Microbenchmarks: matrix products beside all-reduces, and collectives by size.
@@ -85,16 +81,8 @@ def command() -> None:
 @click.option("--ctas", metavar="N,...", help="Thread blocks of a GPU's all-reduces; 0 for its own number.")
 @power_cap_option
 @clock_cap_option
-@_common
-def gemm_allreduce(
-    sizes: str | None,
-    message: str | None,
-    dtypes: str | None,
-    ctas: str | None,
-    power_caps: str | None,
-    clock_caps: str | None,
-    **given: Any,
-) -> None:
+@_common_options
+def gemm_allreduce(**given: Any) -> None:
     """N x N matrix products beside an all-reduce, against both alone.
 
     Slowdown, TFLOP/s, bus bandwidth, gain of doing both at once, and power where there is a sensor; 95% intervals.
@@ -103,12 +91,12 @@ def gemm_allreduce(
 
     def swept() -> dict[str, Any]:
         return {
-            "sizes": whole_numbers(sizes, "--n"),
-            "message_bytes": _byte_sizes(message, "--message"),
-            "dtypes": words(dtypes),
-            "ctas": whole_numbers(ctas, "--ctas"),
-            "power_caps_w": caps(power_caps, "--power-cap"),
-            "clock_caps_mhz": caps(clock_caps, "--clock-cap"),
+            "sizes": whole_numbers(given["sizes"], "--n"),
+            "message_bytes": _byte_sizes(given["message"], "--message"),
+            "dtypes": words(given["dtypes"]),
+            "ctas": whole_numbers(given["ctas"], "--ctas"),
+            "power_caps_w": caps(given["power_caps"], "--power-cap"),
+            "clock_caps_mhz": caps(given["clock_caps"], "--clock-cap"),
         }
 
     _run(GEMM, swept, given)
@@ -125,18 +113,18 @@ def gemm_allreduce(
     "--groups", metavar="GROUP,...",
     help="world, N (groups of N neighbours) or N:S (N ranks that are S apart).  [default: world]",
 )  # fmt: skip
-@_common
-def collectives(kinds: str | None, sizes: str | None, max_size: str | None, groups: str | None, **given: Any) -> None:
+@_common_options
+def collectives(**given: Any) -> None:
     """Effective bandwidth of collectives by kind, size and group; for `overlap predict --bandwidths FOLDER`."""
     from overlap_callbacks.analysis.results.bench import COLLECTIVES
 
     def swept() -> dict[str, Any]:
-        most = _byte_sizes(max_size, "--max-size")
+        most = _byte_sizes(given["max_size"], "--max-size")
         return {
-            "kinds": words(kinds),
-            "message_bytes": _byte_sizes(sizes, "--size"),
+            "kinds": words(given["kinds"]),
+            "message_bytes": _byte_sizes(given["sizes"], "--size"),
             "max_bytes": most[0] if most else None,
-            "groups": words(groups),
+            "groups": words(given["groups"]),
         }
 
     _run(COLLECTIVES, swept, given)
@@ -146,13 +134,12 @@ def _run(bench: str, swept: Callable[[], dict[str, Any]], given: dict[str, Any])
     """Measure, print, and say how to go on."""
     command = f"overlap bench {bench}"
     with told_of_interrupts(command) as folder_is:
-        from overlap_callbacks.analysis.results.bench import FILE_NAME
-
-        world_size, resume = _launched_ranks(), given["resume"]
+        world_size = _launched_ranks()
         with sentences(click.ClickException):
             peak = _peak(given["link_peak"])
-            plan = _new_plan(bench, swept(), given, world_size) if resume is None else _begun(bench, resume)
-            folder = _folder(resume) or new_folder(given["output"], "overlap_bench", FILE_NAME, suffix=bench)
+            plan, folder = (
+                _begun(bench, swept, given, world_size) if given["resume"] is None else _continued(bench, given)
+            )
             _check_caps(plan)
         folder_is(folder)
         line = " ".join(["overlap", *sys.argv[1:]])
@@ -168,42 +155,40 @@ def _run(bench: str, swept: Callable[[], dict[str, Any]], given: dict[str, Any])
             raise SystemExit(INTERRUPTED_CODE)
 
 
+def _begun(
+    bench: str, swept: Callable[[], dict[str, Any]], given: dict[str, Any], world_size: int | None
+) -> tuple[Plan, Path]:
+    """The plan and the folder of a new benchmark."""
+    from overlap_callbacks.experiments.bench.plans import make_plan
+    from overlap_callbacks.experiments.bench.results import Bench
+
+    asked = {name: given[name] for name in _PLANNED}
+    plan = make_plan(bench, asked | swept(), quick=given["quick"], world_size=world_size)
+    return plan, new_folder(given["output"], "overlap_bench", Bench.FILE_NAME, suffix=bench)
+
+
+def _continued(bench: str, given: dict[str, Any]) -> tuple[Plan, Path]:
+    """The plan and the folder of a benchmark that goes on."""
+    from overlap_callbacks.experiments.bench.results import Bench
+
+    refuse_with_resume(_WITH_RESUME)
+    folder: Path = given["resume"]
+    plan = Bench.read(folder).start.plan
+    if plan.bench != bench:
+        raise ValueError(f"{folder} was begun by overlap bench {plan.bench}: resume it with that command")
+    return plan, folder if folder.is_dir() else folder.parent
+
+
 def _check_caps(plan: Plan) -> None:
     from overlap_callbacks.analysis.results.bench import GemmPoint
     from overlap_callbacks.experiments.bench.results import points_of
-    from overlap_callbacks.experiments.capping import check_may_cap
+    from overlap_callbacks.experiments.caps.capped import check_may_cap
 
     check_may_cap([point for point in points_of(plan) if isinstance(point, GemmPoint)])
 
 
-def _new_plan(bench: str, swept: dict[str, Any], given: dict[str, Any], world_size: int | None) -> Plan:
-    from overlap_callbacks.experiments.bench.plans import Asked, make_plan
-
-    names = ("quick", "link", "device", "ranks", "threads", "rounds", "block_s", "link_gb_s")
-    return make_plan(Asked(bench=bench, **{name: given[name] for name in names}, **swept), world_size)
-
-
-def _begun(bench: str, folder: Path) -> Plan:
-    """The plan that a benchmark goes on with."""
-    from overlap_callbacks.experiments.bench.results import Bench
-
-    refuse_beside_resume(_BESIDE_RESUME)
-    plan = Bench.read(folder).start.plan
-    if plan.bench != bench:
-        raise ValueError(f"{folder} was begun by overlap bench {plan.bench}: resume it with that command")
-    return plan
-
-
-def _folder(resume: Path | None) -> Path | None:
-    return None if resume is None else resume if resume.is_dir() else resume.parent
-
-
 def _launch(plan: Plan, folder: Path, line: str) -> bool:
-    """Run the ranks on this host; rank 0 shows the progress.
-
-    Raises:
-        click.ClickException: a rank failed; its traceback is on stderr.
-    """
+    """Run the ranks on this host. Ends the command if one fails: its traceback is on stderr."""
     import msgspec
 
     from overlap_callbacks.analysis.results.bench import LOOPBACK

@@ -124,15 +124,7 @@ def _check_command(target: Sequence[str], folder: Path, windows: int | None, tim
 
 
 def _finish(run: Path, limits: Sequence[Limit], sure: bool, as_json: bool, *, ended: bool) -> NoReturn:
-    """Judge a run.
-
-    Args:
-        run: its folder or record.
-        limits: one or more.
-        sure: as on the command line.
-        as_json: the same.
-        ended: whether the job is known to have ended; else its record says.
-    """
+    """Judge a run, and exit; ``ended`` says whether the job is known to have ended, else the record does."""
     from overlap_callbacks.analysis.statistics import Pooling
     from overlap_callbacks.experiments.check import State, judge
     from overlap_callbacks.report import record

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from overlap_callbacks.cli._output import one_line, print_document, print_json
 
 if TYPE_CHECKING:
-    from overlap_callbacks.experiments.sweep import Progress
+    from overlap_callbacks.experiments.supervisor import Limits
+    from overlap_callbacks.experiments.sweep import LinesFile, Point, Progress, Sweep
     from overlap_callbacks.report.views.elements import Document
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Of a command that Ctrl-C ended, as shells count.
 INTERRUPTED_CODE = 130
 KEPT = "Interrupted: what was measured is kept."
+_QUICK_MINUTES = 5.0
 _MAX_NAME, _MAX_OUTCOME = 80, 500
 
 
@@ -44,16 +48,9 @@ def resume_option(*, file_okay: bool = False) -> Callable[[_Function], _Function
 
 
 def new_folder(output: Path | None, parent: str, file_name: str, suffix: str = "") -> Path:
-    """The folder for new results.
+    """The folder for new results: ``output`` if the user named one, else a new one in ``parent``.
 
-    Args:
-        output: that the user named; None for one of its own.
-        parent: of those.
-        file_name: of the results.
-        suffix: of the folder's name.
-
-    Raises:
-        ValueError: it holds results already.
+    Raises a ``ValueError`` if it holds results already.
     """
     import datetime
     import secrets
@@ -69,8 +66,7 @@ def new_folder(output: Path | None, parent: str, file_name: str, suffix: str = "
 def sentences(refusal: type[click.ClickException] | None = None) -> Iterator[None]:
     """End the command in a sentence where an experiment cannot begin or go on, or nothing can be written.
 
-    Args:
-        refusal: what is raised where an option cannot be; None where options were checked before.
+    ``refusal`` is raised where an option has a wrong value; None where options were checked before.
     """
     from overlap_callbacks.experiments.sweep import BusyError, CannotGoOnError
 
@@ -86,15 +82,31 @@ def sentences(refusal: type[click.ClickException] | None = None) -> Iterator[Non
         raise click.ClickException(one_line(f"the results cannot be written: {error}")) from None
 
 
+def limit_s(given: dict[str, Any]) -> float:
+    """Seconds for all runs, by ``--minutes``, ``--quick`` and ``--full``."""
+    if given["minutes"] is not None:
+        return float(60 * given["minutes"])
+    return 60 * _QUICK_MINUTES if given["quick"] else math.inf
+
+
+def measure_all(
+    sweep: Sweep[Any, Any],
+    measure: Callable[[Point, Limits, ExitStack], Any],
+    file: LinesFile,
+    *,
+    timeout_s: float,
+    total_s: float,
+) -> Ending:
+    """Measure what is left of a sweep, show the progress, and close the file; arguments as of ``sweep.run``."""
+    from overlap_callbacks.experiments.sweep import run
+
+    with contextlib.closing(file), shown_progress() as on_progress:
+        limits = {"timeout_s": timeout_s, "total_s": total_s}
+        return run_to_end(lambda: run(sweep, measure, file, on_progress=on_progress, **limits))
+
+
 def run_to_end(run: Callable[[], bool]) -> Ending:
-    """Run what is left.
-
-    Args:
-        run: does it; returns False if the time was over first.
-
-    Raises:
-        click.ClickException: results cannot be written, or the experiment cannot go on.
-    """
+    """Run what is left; ``run`` returns False if the time was over. Ends the command if nothing can be written."""
     from overlap_callbacks.experiments.supervisor import interruptible
 
     try:
@@ -142,14 +154,7 @@ def _left(left_s: float) -> str:
 
 
 def show(document: Document, data: dict[str, Any], as_json: bool, page: Path | None) -> bool:
-    """Print the results, and write their page. Returns whether that could be written.
-
-    Args:
-        document: for people.
-        data: for programs.
-        as_json: whether these are printed.
-        page: where the page goes; None for no page.
-    """
+    """Print the document, or the data as JSON, and write the page unless it is None; whether it could be written."""
     if as_json:
         print_json(data)
     else:
@@ -168,14 +173,7 @@ def show(document: Document, data: dict[str, Any], as_json: bool, page: Path | N
 
 
 def finish(ending: Ending, folder: Path, command: str, *, measured: bool) -> None:
-    """Say how to go on, and exit as the experiment ended.
-
-    Args:
-        ending: of the experiment.
-        folder: of its results.
-        command: that goes on, e.g. ``overlap tune``.
-        measured: whether anything was.
-    """
+    """Say how to go on, and exit as the experiment ended: with an error if nothing was measured."""
     if ending is not Ending.COMPLETE:
         click.echo(one_line(f"{ending.value} {go_on(command, folder)}"), err=True)
     if ending is Ending.INTERRUPTED:
@@ -191,28 +189,16 @@ def go_on(command: str, folder: Path) -> str:
 
 @contextlib.contextmanager
 def told_of_interrupts(command: str) -> Iterator[Callable[[Path], None]]:
-    """Ctrl-C while nothing runs, e.g. while libraries load or the page is drawn: what was measured is on disk already.
+    """Say what is kept at a Ctrl-C while nothing runs, e.g. while libraries load or the page is drawn.
 
-    Args:
-        command: that goes on.
-
-    Yields:
-        A function to call with the folder of the results once it is known.
+    Yields a function to call with the folder of the results once it is known.
     """
     known: list[Path] = []
     try:
         yield known.append
     except KeyboardInterrupt:
-        _say_interrupted(command, known[0] if known and _has_results(known[0]) else None)
-
-
-def _has_results(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.glob("*.jsonl"))
-
-
-def _say_interrupted(command: str, folder: Path | None) -> NoReturn:
-    if folder is None:
-        click.echo("Interrupted before anything was measured.", err=True)
-    else:
-        click.echo(one_line(f"{KEPT} {go_on(command, folder)}"), err=True)
-    raise SystemExit(INTERRUPTED_CODE)
+        if known and known[0].is_dir() and any(known[0].glob("*.jsonl")):
+            click.echo(one_line(f"{KEPT} {go_on(command, known[0])}"), err=True)
+        else:
+            click.echo("Interrupted before anything was measured.", err=True)
+        raise SystemExit(INTERRUPTED_CODE) from None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from overlap_callbacks import _validation
-from overlap_callbacks.cli._options import MATRIX_PARAMETERS, json_option, matrix_options
+from overlap_callbacks.cli._options import MATRIX_PARAMETERS, is_given, json_option, matrix_options, with_options
 from overlap_callbacks.cli._output import (
     draw_matrix,
     newest_run,
@@ -40,7 +40,7 @@ _SIZES = {"pp": "p", "tp": "t", "dp": "d"}
 # Rates beyond these are slips of the pen, and times made of them are no numbers.
 _LEAST, _MOST = 1e-6, 1e6
 
-_MODEL_OPTIONS = (
+_model_options = with_options(
     click.option("--model", "model_name", metavar="NAME", help="A model that is known by name, e.g. gpt3-6.7b."),
     click.option("--layers", type=int, help="Layers; this and the next replace sizes of --model."),
     click.option("--hidden", type=int, help="Width of a token."),
@@ -53,7 +53,7 @@ _MODEL_OPTIONS = (
     click.option("--experts-per-token", type=int, help="Experts that a token passes."),
     click.option("--tied/--untied", default=None, help="Whether the output layer shares the word embeddings."),
 )
-_JOB_OPTIONS = (
+_job_options = with_options(
     click.option("--layout", default="megatron", show_default=True,
                  help="megatron (Megatron-core), megatron-lm, ddp, fsdp2, hsdp, zero1, zero2 or zero3."),
     click.option("--pp", type=int, default=1, help="Pipeline stages."),
@@ -81,7 +81,7 @@ _JOB_OPTIONS = (
     click.option("--persistence", type=int, default=100_000, show_default=True,
                  help="zero3 keeps parameters of at most so many elements whole."),
 )  # fmt: skip
-_HARDWARE_OPTIONS = (
+_hardware_options = with_options(
     click.option("--bandwidth", type=float, metavar="GB/S", help="Effective bandwidth of a rank's link."),
     click.option("--tensor-bandwidth", type=float, metavar="GB/S", help="Of tensor-parallel messages."),
     click.option("--pipeline-bandwidth", type=float, metavar="GB/S", help="Of pipeline messages."),
@@ -105,19 +105,10 @@ _NOT_CHECKED = (
 )  # fmt: skip
 
 
-def _with(options: tuple[Callable[[Any], Any], ...]) -> Callable[[Any], Any]:
-    def add(function: Any) -> Any:
-        for option in reversed(options):
-            function = option(function)
-        return function
-
-    return add
-
-
 @click.command("predict")
-@_with(_MODEL_OPTIONS)
-@_with(_JOB_OPTIONS)
-@_with(_HARDWARE_OPTIONS)
+@_model_options
+@_job_options
+@_hardware_options
 @click.option("--what-if", is_flag=True, help="All pp, tp and dp on as many ranks, by predicted step time.")
 @click.option("--all-ranks", is_flag=True, help="Messages of all ranks, not of one of each kind.")
 @matrix_options
@@ -164,11 +155,7 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
 def _refuse_beside_check(context: click.Context) -> None:
     """Refuse options that say nothing of the messages that a run is held against."""
     names = _options_of(context)
-    ignored = [
-        names[name]
-        for name in _NOT_CHECKED
-        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
-    ]
+    ignored = [names[name] for name in _NOT_CHECKED if is_given(name)]
     if ignored:
         raise click.ClickException(
             f"--check compares messages, and nothing else: leave out {' and '.join(ignored)}, or --check"

@@ -77,11 +77,7 @@ def report(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_jso
 
 
 def _written(output: Path, write: Callable[[Path], int]) -> int:
-    """Write a page and say where it is. Returns its size in bytes.
-
-    Raises:
-        click.ClickException: it cannot be written.
-    """
+    """Write a page, say where it is, and return its size in bytes; ends the command if it cannot be written."""
     console = open_console(stderr=True)
     with writing(str(output), "; name another file with --output"), console.status("making the page"):
         size = write(output)
@@ -92,11 +88,7 @@ def _written(output: Path, write: Callable[[Path], int]) -> int:
 
 
 def _are_traces(paths: Sequence[Path]) -> bool:
-    """Whether the paths are traces or folders of traces, and not runs.
-
-    Raises:
-        click.UsageError: some are traces and some are runs.
-    """
+    """Whether the paths are traces or folders of traces, and not runs; a ``UsageError`` if they are both."""
     others = [path for path in paths if not _is_of_traces(path)]
     if others and len(others) < len(paths):
         raise click.UsageError(one_line(f"a page is of traces or of runs: {others[0]} is no trace"))

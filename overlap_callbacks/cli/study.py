@@ -2,44 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from overlap_callbacks.cli._options import (
     caps,
     clock_cap_option,
+    is_given,
     json_option,
     power_cap_option,
-    refuse_beside_resume,
+    refuse_with_resume,
     whole_numbers,
     words,
 )
 from overlap_callbacks.cli._output import require
 from overlap_callbacks.cli.experiment import (
     finish,
+    limit_s,
+    measure_all,
     new_folder,
     output_option,
     resume_option,
-    run_to_end,
     sentences,
     show,
-    shown_progress,
     told_of_interrupts,
 )
 
 if TYPE_CHECKING:
     from overlap_callbacks.experiments.machine import Machine
-    from overlap_callbacks.experiments.study.plan import Asked
     from overlap_callbacks.experiments.study.sweep import Study
 
 _COMMAND = "overlap study"
-# What may stand beside --resume.
-_BESIDE_RESUME = ("resume", "retry", "quick", "minutes", "timeout", "as_json")
+# What goes with --resume.
+_WITH_RESUME = ("resume", "retry", "quick", "minutes", "timeout", "as_json")
 
 
 @click.command("study")
@@ -79,24 +76,7 @@ _BESIDE_RESUME = ("resume", "retry", "quick", "minutes", "timeout", "as_json")
 @resume_option()
 @click.option("--retry", is_flag=True, help="With --resume: try again what failed.")
 @json_option
-def command(
-    models: str | None,
-    batches: str | None,
-    strategies: str | None,
-    precisions: str | None,
-    power_caps: str | None,
-    clock_caps: str | None,
-    ranks: int | None,
-    scale: float | None,
-    steps: int | None,
-    quick: bool,
-    minutes: float | None,
-    timeout: float | None,
-    output: Path | None,
-    resume: Path | None,
-    retry: bool,
-    as_json: bool,
-) -> None:
+def command(**given: Any) -> None:
     """Train models under every combination, and measure what overlap costs and saves in each.
 
     The training experiments of "Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep
@@ -108,72 +88,60 @@ def command(
     require("jinja2", "report")
     began_s = time.monotonic()
     with told_of_interrupts(_COMMAND) as folder_is:
-        from overlap_callbacks.experiments import sweep
-        from overlap_callbacks.experiments.capping import check_may_cap
-        from overlap_callbacks.experiments.study.plan import FULL_TIMEOUT_S, QUICK_MINUTES, QUICK_TIMEOUT_S, Asked
+        from overlap_callbacks.experiments.caps.capped import check_may_cap
+        from overlap_callbacks.experiments.study.plan import FULL_TIMEOUT_S, QUICK_TIMEOUT_S
         from overlap_callbacks.experiments.study.view import study_data, study_document
 
-        if retry and resume is None:
+        if given["retry"] and given["resume"] is None:
             raise click.UsageError("--retry is for a study that goes on: give its folder by --resume")
         with sentences(click.UsageError):
-            if resume is not None:
-                study, machine = _continued(resume)
-            else:
-                asked = Asked(
-                    quick=quick, models=words(models), batches=whole_numbers(batches, "--batch"),
-                    strategies=words(strategies), precisions=words(precisions),
-                    power_caps_w=caps(power_caps, "--power-cap"), clock_caps_mhz=caps(clock_caps, "--clock-cap"),
-                    ranks=ranks, scale=scale, steps=steps,
-                )  # fmt: skip
-                study, machine = _begun(asked, output)
+            study, machine = _begun(given) if given["resume"] is None else _continued(given)
             check_may_cap(study.settings)
             file = study.open()
         folder_is(study.folder)
         if machine.num_gpus == 1:
             click.echo("This host has one GPU, and NCCL takes one for each rank: the ranks train on the CPU.", err=True)
-        study.retried = len(study.lines) if retry else 0
-        quick = _is_quick(study, quick)
-        limit_s = 60 * minutes if minutes is not None else 60 * QUICK_MINUTES if quick else math.inf
-        timeout_s = timeout or (QUICK_TIMEOUT_S if quick else FULL_TIMEOUT_S)
-        with contextlib.closing(file), shown_progress() as on_progress:
-            left_s = limit_s - (time.monotonic() - began_s)
-            train = study.trainer(machine)
-            ending = run_to_end(
-                lambda: sweep.run(study, train, file, timeout_s=timeout_s, total_s=left_s, on_progress=on_progress)
-            )
-        show(study_document(study), study_data(study), as_json, study.folder / "study.html")
+        study.retried = len(study.lines) if given["retry"] else 0
+        if not is_given("quick"):
+            given["quick"] = bool(study.start.options.get("quick", given["quick"]))
+        timeout_s = given["timeout"] or (QUICK_TIMEOUT_S if given["quick"] else FULL_TIMEOUT_S)
+        left_s = limit_s(given) - (time.monotonic() - began_s)
+        ending = measure_all(study, study.trainer(machine), file, timeout_s=timeout_s, total_s=left_s)
+        show(study_document(study), study_data(study), given["as_json"], study.folder / "study.html")
         finish(ending, study.folder, _COMMAND, measured=any([row.figures is not None for row in study.lines]))
 
 
-def _is_quick(study: Study, quick: bool) -> bool:
-    """What the user says now; else as the study was begun."""
-    if click.get_current_context().get_parameter_source("quick") is click.core.ParameterSource.COMMANDLINE:
-        return quick
-    return bool(study.start.options.get("quick", quick))
-
-
-def _begun(asked: Asked, output: Path | None) -> tuple[Study, Machine]:
-    """A study that begins. Raises a ``ValueError`` where what the user gave cannot be done."""
+def _begun(given: dict[str, Any]) -> tuple[Study, Machine]:
+    """A new study. Raises a ``ValueError`` where what the user gave cannot be done."""
     from overlap_callbacks.experiments.machine import find_machine
     from overlap_callbacks.experiments.study.plan import check, make_start
     from overlap_callbacks.experiments.study.sweep import Study
 
+    asked = {
+        "models": words(given["models"]),
+        "batches": whole_numbers(given["batches"], "--batch"),
+        "strategies": words(given["strategies"]),
+        "precisions": words(given["precisions"]),
+        "power_caps_w": caps(given["power_caps"], "--power-cap"),
+        "clock_caps_mhz": caps(given["clock_caps"], "--clock-cap"),
+        **{name: given[name] for name in ("ranks", "scale", "steps")},
+    }
     check(asked)
-    folder = new_folder(output, "overlap_study", Study.FILE_NAME)
+    folder = new_folder(given["output"], "overlap_study", Study.FILE_NAME)
     machine = find_machine()
-    return Study(folder, make_start(asked, machine)), machine
+    return Study(folder, make_start(asked, machine, quick=given["quick"])), machine
 
 
-def _continued(folder: Path) -> tuple[Study, Machine]:
+def _continued(given: dict[str, Any]) -> tuple[Study, Machine]:
     """A study that goes on. Raises a ``ValueError`` where it cannot."""
     from overlap_callbacks.experiments.machine import find_machine
     from overlap_callbacks.experiments.study.plan import difference
     from overlap_callbacks.experiments.study.sweep import Study
 
-    refuse_beside_resume(_BESIDE_RESUME)
-    study = Study.read(folder)
+    refuse_with_resume(_WITH_RESUME)
+    study = Study.read(given["resume"])
     machine = find_machine()
     other = difference(study.start, machine)
     if other:
-        raise ValueError(f"--resume {folder}: {other}")
+        raise ValueError(f"--resume {given['resume']}: {other}")
     return study, machine

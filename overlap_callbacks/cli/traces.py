@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from overlap_callbacks.cli import end_quickly, loading
-from overlap_callbacks.cli._options import json_option
+from overlap_callbacks.cli._options import json_option, with_options
 from overlap_callbacks.cli._output import (
     one_line,
     print_document,
@@ -35,7 +35,7 @@ ANALYSIS_TABLES = (
     "skew",
 )  # fmt: skip
 COMPARISON_TABLES = ("figures", "kernels", "ranges", "pairs", "unmatched")
-_SHARED = (
+_shared_options = with_options(
     click.option(
         "--output", type=click.Path(path_type=Path, dir_okay=False),
         help="Write everything to this file too, as JSON.",
@@ -66,14 +66,8 @@ _SHARED = (
 
 def _options(tables: Sequence[str]) -> Callable[[_Function], _Function]:
     """The options of a command for traces that has these tables."""
-
-    def add(function: _Function) -> _Function:
-        for option in reversed(_SHARED):
-            function = option(function)
-        csv = click.option("--csv", type=click.Choice(list(tables)), help="Print a table as CSV.")
-        return json_option(csv(function))
-
-    return add
+    csv = click.option("--csv", type=click.Choice(list(tables)), help="Print a table as CSV.")
+    return with_options(json_option, csv, _shared_options)
 
 
 @click.command("analyze")
@@ -132,13 +126,7 @@ def compare(overlapped: Path, sequential: Path, **given: Any) -> None:
 def _prepared(given: dict[str, Any]) -> re.Pattern[str] | None:
     """Check the options before anything is read, and put the user's rules for names before those that are built in.
 
-    Returns:
-        The pattern of the steps' names.
-
-    Raises:
-        click.BadParameter: a rule is not of the form FAMILY=REGEX, or something is no regular expression.
-        click.ClickException: a package is missing.
-        click.UsageError: both JSON and CSV were asked for.
+    Returns the pattern of the steps' names. Ends the command if an option is wrong or a package is missing.
     """
     from overlap_callbacks.analysis import name_rules
 
@@ -177,7 +165,7 @@ def _write(
     problems: Sequence[str],
     everything: bool = False,
 ) -> None:
-    """Write the files that the user asked for, and print the result in the form that he asked for.
+    """Write the files that the user asked for, and print the result in the form that he asked for, or end the command.
 
     Args:
         found: the result.
@@ -185,11 +173,8 @@ def _write(
         tables: their names.
         rows_of: makes a table, by its name.
         document: makes what people read.
-        problems: printed to stderr beside a CSV; the other forms hold them.
+        problems: printed to stderr next to a CSV; the other forms hold them.
         everything: whether to print all of the document.
-
-    Raises:
-        click.ClickException: a file cannot be written.
     """
     import msgspec
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlap_callbacks.cli._options import json_option, refuse_beside_resume
+from overlap_callbacks.cli._options import json_option, refuse_with_resume
 from overlap_callbacks.cli._output import require
 from overlap_callbacks.cli.experiment import (
     finish,
+    limit_s,
+    measure_all,
     new_folder,
     output_option,
     resume_option,
-    run_to_end,
     sentences,
     show,
-    shown_progress,
     told_of_interrupts,
 )
 
@@ -27,10 +25,9 @@ if TYPE_CHECKING:
     from overlap_callbacks.experiments.tune.combinations import Axis
     from overlap_callbacks.experiments.tune.sweep import Tune
 
-QUICK_MINUTES = 5.0
 _COMMAND = "overlap tune"
-# What may stand beside --resume. The command and its settings may, if they are those of the tuning.
-_BESIDE_RESUME = ("resume", "command", "variables", "arguments", "repeats", "quick", "minutes", "timeout", "as_json")
+# What goes with --resume. The command and its settings do, if they are those of the tuning.
+_WITH_RESUME = ("resume", "command", "variables", "arguments", "repeats", "quick", "minutes", "timeout", "as_json")
 
 
 @click.command("tune", context_settings={"allow_interspersed_args": False})
@@ -57,20 +54,7 @@ _BESIDE_RESUME = ("resume", "command", "variables", "arguments", "repeats", "qui
 @resume_option()
 @json_option
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
-def command(
-    variables: tuple[str, ...],
-    arguments: tuple[str, ...],
-    steps: int | None,
-    warmup: int | None,
-    repeats: int | None,
-    quick: bool,
-    minutes: float | None,
-    timeout: float,
-    output: Path | None,
-    resume: Path | None,
-    as_json: bool,
-    command: tuple[str, ...],
-) -> None:
+def command(**given: Any) -> None:
     """Run COMMAND under every combination of settings, and rank them by step time.
 
     COMMAND starts a job that has the library attached, e.g.
@@ -82,33 +66,23 @@ def command(
     """
     require("jinja2", "report")
     with told_of_interrupts(_COMMAND) as folder_is:
-        from overlap_callbacks.experiments import sweep
         from overlap_callbacks.experiments.tune.ranking import ranked
         from overlap_callbacks.experiments.tune.view import tuning_data, tuning_document
 
         with sentences(click.UsageError):
-            if resume:
-                tune = _continued(resume, command, _axes(variables, arguments))
-            else:
-                timed = 40 if steps is None else steps
-                tune = _begun(command, _axes(variables, arguments), timed, 10 if warmup is None else warmup, output)
+            axes = _axes(given)
+            tune = _begun(given, axes) if given["resume"] is None else _continued(given, axes)
             file = tune.open()
         folder_is(tune.folder)
-        tune.num_runs = repeats or (4 if quick else 8)
-        limit_s = 60 * minutes if minutes is not None else 60 * QUICK_MINUTES if quick else math.inf
-        with contextlib.closing(file), shown_progress() as on_progress:
-            ending = run_to_end(
-                lambda: sweep.run(
-                    tune, tune.run_once, file, timeout_s=timeout, total_s=limit_s, on_progress=on_progress
-                )
-            )
+        tune.num_runs = given["repeats"] or (4 if given["quick"] else 8)
+        ending = measure_all(tune, tune.run_once, file, timeout_s=given["timeout"], total_s=limit_s(given))
         ranking = ranked(tune)
-        show(tuning_document(tune, ranking), tuning_data(tune, ranking), as_json, tune.folder / "tune.html")
+        show(tuning_document(tune, ranking), tuning_data(tune, ranking), given["as_json"], tune.folder / "tune.html")
         finish(ending, tune.folder, _COMMAND, measured=any([not run.failure for run in tune.lines]))
 
 
-def _begun(command: tuple[str, ...], axes: tuple[Axis, ...], steps: int, warmup: int, output: Path | None) -> Tune:
-    """A tuning that begins. Raises a ``ValueError`` where what the user gave cannot be run."""
+def _begun(given: dict[str, Any], axes: tuple[Axis, ...]) -> Tune:
+    """A new tuning. Raises a ``ValueError`` where what the user gave cannot be run."""
     import datetime
 
     from overlap_callbacks._version import __version__
@@ -116,10 +90,13 @@ def _begun(command: tuple[str, ...], axes: tuple[Axis, ...], steps: int, warmup:
     from overlap_callbacks.experiments.tune.combinations import check_command, combinations
     from overlap_callbacks.experiments.tune.sweep import Tune, Tuning
 
+    command = given["command"]
     if not command:
         raise ValueError("give the command to run, after --")
     combinations(axes)
     check_command(command, axes)
+    steps = 40 if given["steps"] is None else given["steps"]
+    warmup = 10 if given["warmup"] is None else given["warmup"]
     # Four blocks: a hiccup in one of them is then a small part of the run.
     blocks = 4
     tuning = Tuning(
@@ -132,26 +109,25 @@ def _begun(command: tuple[str, ...], axes: tuple[Axis, ...], steps: int, warmup:
         ),
         blocks=blocks,
     )
-    return Tune(new_folder(output, "overlap_tune", Tune.FILE_NAME), tuning)
+    return Tune(new_folder(given["output"], "overlap_tune", Tune.FILE_NAME), tuning)
 
 
-def _continued(folder: Path, command: tuple[str, ...], axes: tuple[Axis, ...]) -> Tune:
+def _continued(given: dict[str, Any], axes: tuple[Axis, ...]) -> Tune:
     """An earlier tuning. Raises a ``ValueError`` where what the user gave is another one."""
     from overlap_callbacks.experiments.tune.sweep import Tune
 
-    refuse_beside_resume(_BESIDE_RESUME)
+    refuse_with_resume(_WITH_RESUME)
+    folder: Path = given["resume"]
     tune = Tune.read(folder)
-    if command and command != tune.start.command:
+    if given["command"] and given["command"] != tune.start.command:
         raise ValueError(f"{folder} has another command: leave it out to go on, or begin a new tuning without --resume")
     if axes and axes != tune.start.axes:
         raise ValueError(f"{folder} has other --env and --arg: leave them out to go on, or begin a new tuning")
     return tune
 
 
-def _axes(variables: tuple[str, ...], arguments: tuple[str, ...]) -> tuple[Axis, ...]:
+def _axes(given: dict[str, Any]) -> tuple[Axis, ...]:
     from overlap_callbacks.experiments.tune.combinations import Kind, parsed_axis
 
-    return (
-        *[parsed_axis(Kind.ENV, text) for text in variables],
-        *[parsed_axis(Kind.ARG, text) for text in arguments],
-    )
+    options = ((Kind.ENV, "variables"), (Kind.ARG, "arguments"))
+    return tuple([parsed_axis(kind, text) for kind, name in options for text in given[name]])

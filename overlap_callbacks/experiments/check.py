@@ -72,13 +72,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Finding:
-    """A limit, and what was measured.
-
-    Attributes:
-        limit: it.
-        state: whether it holds.
-        measured: the figure, over the windows that count; None if it was not measured.
-    """
+    """A limit, whether it holds, and the figure over the windows that count; None if it was not measured."""
 
     limit: Limit
     state: State
@@ -100,11 +94,7 @@ def limit_names() -> list[str]:
 
 
 def parsed_limit(option: str, text: str) -> Limit:
-    """A limit from ``NAME=VALUE``.
-
-    Args:
-        option: ``--max`` or ``--min``.
-        text: what the user gave.
+    """A limit from ``NAME=VALUE`` of ``--max`` or ``--min``.
 
     Raises:
         ValueError: it is not of that form, or there is no such figure.
@@ -124,16 +114,14 @@ def parsed_limit(option: str, text: str) -> Limit:
 def judge(
     summary: RunSummary, limits: Sequence[Limit], *, sure: bool = False, pooling: Pooling | None = None
 ) -> list[Finding]:
-    """Hold a run against limits.
-
-    A figure is its mean over the windows that count. One that was not measured is no pass.
+    """Judge a run by limits. A figure is its mean over the windows that count. One that was not measured is no pass.
 
     Args:
         summary: of the run.
         limits: one or more.
         sure: count a limit as broken only if the whole interval lies beyond it. Without an interval the figure alone
             decides.
-        pooling: whether intervals hold at one look or at all; by whether the job runs unless told.
+        pooling: whether intervals hold at one look or at all; None for all looks while the job runs.
     """
     pooled = summary.pooled(pooling)
     exposed = exposed_share(pooled)
@@ -157,7 +145,7 @@ _STDERR = 2
 
 
 def run_for_windows(command: Sequence[str], folder: Path, windows: int | None, timeout_s: float) -> str:
-    """Run a command until it ends, or its record has enough windows. Its output goes to our stderr.
+    """Run a command until it ends, or its record in ``folder`` has enough windows. Its output goes to our stderr.
 
     Args:
         command: program and arguments.
@@ -166,10 +154,7 @@ def run_for_windows(command: Sequence[str], folder: Path, windows: int | None, t
         timeout_s: maximum time.
 
     Returns:
-        Why it failed; empty if it did not.
-
-    Raises:
-        KeyboardInterrupt: Ctrl-C. The command has ended.
+        Why it failed; empty if it did not, or at a Ctrl-C, once the command has ended, a KeyboardInterrupt.
     """
     growing = GrowingRecord(folder, details=False)
 

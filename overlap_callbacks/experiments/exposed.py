@@ -1,10 +1,10 @@
-"""Whose communication is exposed, as far as a record tells. Pure.
+"""Whose communication is exposed, by what a record holds. Pure.
 
 A record has the exposed time of each dimension of parallelism, a mean over ranks and steps, and which collectives a
 dimension issues in a step. A collective is named as the cause of it where it is the only kind that its dimension has.
 
-It also has the collectives of one profiled step of the lowest rank, one by one. The place of a collective among its
-like tells the bucket or the layer.
+It also has the collectives of one profiled step of the lowest rank, one by one. The place of a collective among those
+of its name tells the bucket or the layer.
 """
 
 from __future__ import annotations

@@ -55,11 +55,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def find_machine() -> Machine:
-    """Ask in a process of its own.
-
-    Raises:
-        CannotGoOnError: it failed; the message says why.
-    """
+    """Look at the machine in a process of its own, or raise a ``CannotGoOnError`` that says why that failed."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__],

@@ -174,14 +174,10 @@ def unmarked_environment() -> dict[str, str]:
 
 
 def processes_with(variable: str, value: str) -> list[int]:
-    """Ids of the processes, other than this one, that were started with an environment variable.
+    """Ids of the processes, other than this one, that were started with an environment variable of this value.
 
     ``torchrun`` starts each worker in a session of its own, and once it is killed they have another parent. Their
     environment still says whose they are. Linux only: without ``/proc`` none are found.
-
-    Args:
-        variable: its name.
-        value: its value.
     """
     wanted = os.fsencode(f"{variable}={value}")
     found = []
@@ -267,15 +263,7 @@ class Limits:
 
 
 def fresh_folder(folder: Path, name: str) -> Path:
-    """The folder of a run, empty.
-
-    Args:
-        folder: of the results.
-        name: of the run.
-
-    Raises:
-        OSError: it cannot be made.
-    """
+    """The folder of a run, empty; an OSError if it cannot be made."""
     own = (folder / "runs" / name).resolve()
     if own.exists():
         shutil.rmtree(own)  # of a run that was cut short
@@ -298,7 +286,7 @@ def run_kept(
         command: program and arguments.
         own: its folder.
         limits: of time.
-        environment: added to ours, but what ours tells the library to do.
+        environment: added to ours, except for what ours tells the library to do.
         is_done: as of ``supervise``.
         ranks: as of ``supervise``.
 
@@ -324,15 +312,7 @@ def run_kept(
 
 
 class GrowingRecord:
-    """The record of a job under way, read whenever it has grown.
-
-    Args:
-        folder: of the run.
-        details: as of ``overlap_callbacks.report.record.read``.
-
-    Attributes:
-        record: as read last; None before there is one.
-    """
+    """The record of a job under way, read whenever it has grown; None before there is one."""
 
     def __init__(self, folder: Path, *, details: bool = True) -> None:
         self._path = folder / FILE_NAME

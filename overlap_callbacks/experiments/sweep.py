@@ -11,7 +11,7 @@ import math
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,12 +43,7 @@ class CannotGoOnError(Exception):
 
 
 class Point(NamedTuple):
-    """What is measured at once.
-
-    Attributes:
-        setting: under which; hashable, of a type of the sweep's own.
-        repeat: number of the measurement under this setting, from 0.
-    """
+    """What is measured at once: a setting, hashable and of the sweep's own type, for the n-th time, from 0."""
 
     setting: Any
     repeat: int = 0
@@ -151,11 +146,7 @@ class Sweep(ABC, Generic[_Start, _Line]):
 
     @classmethod
     def read(cls, path: Path, **options: Any) -> Self:
-        """Read results.
-
-        Args:
-            path: of the folder, or of the file in it.
-            **options: further arguments of the class.
+        """Read results from their folder, or from the file in it; ``options`` are further arguments of the class.
 
         Raises:
             ResultsError: the file cannot be read, holds no such results, or is of a later version.
@@ -188,16 +179,18 @@ class Sweep(ABC, Generic[_Start, _Line]):
         return cls(file.parent, start, lines, broken, **options)
 
     def open(self) -> LinesFile:
-        """The file, to append lines to; with the first line, if it is new.
-
-        Raises:
-            BusyError: another process writes there.
-            OSError: the folder or file cannot be written.
-        """
+        """The file, to append lines to; with the first line, if it is new. Raises as ``LinesFile``."""
         file = LinesFile(self.folder / self.FILE_NAME, self.COMMAND)
         if file.is_new:
             file.write(self.start)
         return file
+
+
+def said(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user asked for, without what is None or empty, each value of a list once."""
+    lists = (tuple, list, range)
+    found = {name: tuple(dict.fromkeys(one)) if isinstance(one, lists) else one for name, one in asked.items()}
+    return {name: one for name, one in found.items() if one is not None and one != ()}
 
 
 def failures_in_words(failed: Sequence[tuple[str, str]]) -> list[str]:
@@ -217,13 +210,9 @@ def failures_in_words(failed: Sequence[tuple[str, str]]) -> list[str]:
 
 
 class LinesFile:
-    """Appends lines to a file. One process writes at a time.
+    """Appends lines to a file of ``overlap COMMAND``. One process writes at a time.
 
     A line that a crash cut off stays as it is, on a line of its own: readers leave it out.
-
-    Args:
-        path: of the file; its folder is made if there is none.
-        command: of ``overlap`` that writes, e.g. ``tune``.
 
     Attributes:
         is_new: whether the file was empty.

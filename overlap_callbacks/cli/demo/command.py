@@ -63,11 +63,7 @@ def command(run_dir: Path | None, as_json: bool, **options: Any) -> None:
 
 
 def train(config: DemoConfig) -> None:
-    """Run the demo to its end; rank 0 shows the progress.
-
-    Raises:
-        click.ClickException: a rank failed; its traceback is on stderr.
-    """
+    """Run the demo to its end, with the progress of rank 0, or end the command; a rank's traceback is on stderr."""
     import os
     import sys
 

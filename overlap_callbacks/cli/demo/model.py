@@ -41,14 +41,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Next-token prediction over bytes.
-
-    Args:
-        layers: number of blocks.
-        hidden: width; a multiple of ``heads``.
-        heads: number of attention heads.
-        sequence: maximum length of a sequence, in tokens.
-    """
+    """Next-token prediction over bytes, in sequences of at most ``sequence`` tokens; ``heads`` divides ``hidden``."""
 
     def __init__(self, layers: int, hidden: int, heads: int, sequence: int) -> None:
         super().__init__()
@@ -82,13 +75,7 @@ _OBJECTS = ("the all-reduce", "a copy", "the optimizer", "its neighbour", "the b
 
 
 class GeneratedText(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Endless batches of tokens and next tokens, each of shape (batch, sequence).
-
-    Args:
-        seed: seed of the text; give each rank its own.
-        batch: sequences of a batch.
-        sequence: tokens of a sequence.
-    """
+    """Endless batches of tokens and next tokens, each of shape (batch, sequence); each rank has a seed of its own."""
 
     def __init__(self, seed: int, batch: int, sequence: int) -> None:
         self.seed = seed

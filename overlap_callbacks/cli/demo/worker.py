@@ -28,24 +28,15 @@ Progress = Callable[[int, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """Options of a demo run.
+    """Options of a demo run, most as of the command.
 
     Attributes:
-        framework: ``pytorch`` or ``lightning``.
-        steps: number of optimizer steps.
-        layers: number of the model's blocks.
-        hidden: width of the model.
-        heads: number of attention heads.
-        sequence: tokens of a sequence.
         batch: sequences of a rank's batch.
         bucket_mb: size of DDP's gradient buckets, in MiB.
         processes: number of ranks.
         backend: ``gloo`` (CPU) or ``nccl`` (one GPU per rank).
         run_dir: folder of the record.
-        every_n_steps: steps from one window to the next.
         profiled_steps: profiled steps of each mode in a window.
-        control: whether it is an A/A run: both arms overlapped.
-        wandb: whether to log to W&B too.
         measure: False trains without the library, for comparison.
         strict: whether an error of the library ends the demo.
         first_step: where the first window opens. Before it, DDP builds its buckets, and allocators and caches fill.
@@ -72,11 +63,7 @@ class DemoConfig:
 
 
 def main(content: str) -> None:
-    """Train as this rank.
-
-    Args:
-        content: a ``DemoConfig`` as JSON.
-    """
+    """Train as this rank; ``content`` is a ``DemoConfig`` as JSON."""
     config = msgspec.json.decode(content, type=DemoConfig)
     rank = int(os.environ["RANK"])
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # the profiler's own messages would break the progress bar

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from overlap_callbacks.analysis.results.bench import TransferPoint, TransferRound
 from overlap_callbacks.experiments.bench.results import ELEMENT_BYTES
-from overlap_callbacks.experiments.bench.site import Call, CudaTrials, HostTrials, Range, Ranks
+from overlap_callbacks.experiments.bench.site import Call, Site
 
 _WARM_UP, _LOOK, _MAX_CALLS = 2, 3, 2000
 # Of these one side is done before the other: the time is that of who receives.
@@ -24,11 +24,7 @@ _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_ten
 def transfer_of(point: TransferPoint, group: Any, members: Sequence[int], device: torch.device) -> Call | None:
     """A function that does a collective, or issues it and returns its work; None on a rank that has no part in it.
 
-    Args:
-        point: what is measured.
-        group: process group of this rank.
-        members: its ranks.
-        device: where the messages are.
+    ``group`` is this rank's process group of ``members``; messages are on ``device``.
     """
     ranks, place = len(members), list(members).index(dist.get_rank())
     count = point.message_bytes // ELEMENT_BYTES
@@ -66,8 +62,7 @@ def measure_transfer(
     number: int,
     groups: Sequence[Sequence[int]],
     transfer: Call | None,
-    trials: HostTrials | CudaTrials,
-    ranks: Ranks,
+    site: Site,
     block_s: float,
 ) -> TransferRound:
     """Measure a point in one round. All ranks call it together, and all get the same result.
@@ -77,15 +72,14 @@ def measure_transfer(
         number: of the round.
         groups: the ranks of each group; all groups communicate at the same time.
         transfer: of ``transfer_of``.
-        trials: of the device.
-        ranks: that measure.
+        site: where it is measured.
         block_s: least length of a block.
     """
-    _chain_ms(transfer, _WARM_UP, trials, ranks)
-    look_ms = _chain_ms(transfer, _LOOK, trials, ranks)
+    _chain_ms(transfer, _WARM_UP, site)
+    look_ms = _chain_ms(transfer, _LOOK, site)
     one_ms = max(1e-6, max(ms for ms in look_ms if ms is not None) / _LOOK)
-    calls = int(ranks.agree(max(_LOOK, min(_MAX_CALLS, math.ceil(1e3 * block_s / one_ms)))))
-    chains = _chain_ms(transfer, calls, trials, ranks)
+    calls = int(site.ranks.agree(max(_LOOK, min(_MAX_CALLS, math.ceil(1e3 * block_s / one_ms)))))
+    chains = _chain_ms(transfer, calls, site)
     # A rank that comes first waits for the others, and who comes last waits for nobody.
     counts = max if point.kind in _ONE_SIDED else min
     logs = [math.log(counts(_known(chains, group)) / calls) for group in groups]
@@ -98,11 +92,7 @@ def _known(chains: Sequence[float | None], group: Sequence[int]) -> list[float]:
     return [max(ms, 1e-6) for rank in group if rank < len(chains) and (ms := chains[rank]) is not None]
 
 
-def _chain_ms(transfer: Call | None, calls: int, trials: HostTrials | CudaTrials, ranks: Ranks) -> list[float | None]:
+def _chain_ms(transfer: Call | None, calls: int, site: Site) -> list[float | None]:
     """How long calls without a pause took on each rank; None on a rank that has no part in them."""
-    ranks.barrier()
-    own = None
-    if transfer is not None:
-        found = trials.transfer(transfer, calls)
-        own = Range(found[0].start_ns, found[-1].end_ns).ms
-    return ranks.gather(own)
+    site.ranks.barrier()
+    return site.ranks.gather(None if transfer is None else site.trials.run(None, 0, transfer, calls).transfers_ms)

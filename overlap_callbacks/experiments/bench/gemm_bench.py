@@ -22,10 +22,7 @@ from overlap_callbacks.analysis.results.bench import (
     GemmPoint,
     GemmRound,
 )
-from overlap_callbacks.experiments.bench.sensors import Sensors
-from overlap_callbacks.experiments.bench.site import Call, CudaTrials, HostTrials, Range, Ranks
-
-Trials = HostTrials | CudaTrials
+from overlap_callbacks.experiments.bench.site import Call, Site
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 _TORCH = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -62,13 +59,7 @@ def message_dtype(dtype: str) -> torch.dtype:
 
 
 def product(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
-    """A function that multiplies two N x N matrices into a third, or issues that on the current stream.
-
-    Args:
-        dtype: one of ``DTYPES``.
-        n: rows and columns.
-        device: where the matrices are.
-    """
+    """A function that multiplies two N x N matrices on a device, or issues that on the current stream."""
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     generator = torch.Generator(device).manual_seed(0)
@@ -102,13 +93,7 @@ _WARM_UP_CALLS, _LOOK = 2, 3
 
 
 class Work(NamedTuple):
-    """What is measured at a point.
-
-    Attributes:
-        product: does or issues one matrix product.
-        transfer: does or issues one all-reduce.
-        flop: of a product.
-    """
+    """What is measured at a point: functions that do or issue one product and one all-reduce, and a product's FLOP."""
 
     product: Call
     transfer: Call
@@ -150,23 +135,11 @@ class _Counted(NamedTuple):
     clock_mhz: float | None
 
 
-def measure_gemm(
-    point: GemmPoint, number: int, work: Work, trials: Trials, ranks: Ranks, sensors: Sensors, block_s: float
-) -> GemmRound:
-    """Measure a point in one round. All ranks call it together, and all get the same result.
-
-    Args:
-        point: what is measured.
-        number: of the round.
-        work: of the point.
-        trials: of the device.
-        ranks: that measure.
-        sensors: of the device.
-        block_s: least length of a block.
-    """
-    shape = shape_of(work, trials, ranks, block_s)
+def measure_gemm(point: GemmPoint, number: int, work: Work, site: Site, block_s: float) -> GemmRound:
+    """Measure a point in one round. All ranks call it together, and get the same result."""
+    shape = _shape(work, site, block_s)
     call = _calls_of(work.product, shape.gemms)
-    blocks = [_block(condition, call, work.transfer, shape, trials, ranks, sensors) for condition in CONDITIONS]
+    blocks = [_block(condition, call, work.transfer, shape, site) for condition in CONDITIONS]
     return GemmRound(
         point=point,
         round=number,
@@ -177,19 +150,20 @@ def measure_gemm(
     )
 
 
-def shape_of(work: Work, trials: Trials, ranks: Ranks, block_s: float) -> Shape:
+def _shape(work: Work, site: Site, block_s: float) -> Shape:
     """How much runs in a block, by a short look at both alone; rank 0 decides. It also warms both up."""
+    ranks, look = site.ranks, _WARM_UP_CALLS + _LOOK
     gemms = 1
     while True:
         call = _calls_of(work.product, gemms)
         ranks.barrier()
-        times = [found.ms for found in trials.compute(call, _WARM_UP_CALLS + _LOOK)][_WARM_UP_CALLS:]
+        times = [found.ms for found in site.trials.run(call, look, None, 0).calls[_WARM_UP_CALLS:]]
         call_ms = ranks.agree(max(statistics.median(times), 1e-6))
         if call_ms >= _MIN_CALL_MS or gemms >= _MAX_GEMMS:
             break
         gemms = min(_MAX_GEMMS, max(2 * gemms, math.ceil(gemms * _MIN_CALL_MS / call_ms)))
     ranks.barrier()
-    looks = [found.ms for found in trials.transfer(work.transfer, _WARM_UP_CALLS + _LOOK)][_WARM_UP_CALLS:]
+    looks = [found.ms for found in site.trials.run(None, 0, work.transfer, look).transfers[_WARM_UP_CALLS:]]
     transfer_ms = ranks.agree(max(min(looks), 1e-6))
     transfers = max(1, min(_MAX_TRANSFERS, math.ceil(_CALLS_BESIDE * call_ms / transfer_ms)))
     calls = max(1, min(_MAX_CALLS, math.ceil(transfers * transfer_ms / call_ms)))
@@ -210,43 +184,28 @@ def _calls_of(product: Call, gemms: int) -> Call:
     return call
 
 
-def _block(
-    condition: str, call: Call, transfer: Call, shape: Shape, trials: Trials, ranks: Ranks, sensors: Sensors
-) -> Block:
-    run = {COMPUTE: _compute, COMMUNICATION: _communicate, BOTH: _both}[condition]
-    ranks.barrier()
+def _block(condition: str, call: Call, transfer: Call, shape: Shape, site: Site) -> Block:
+    site.ranks.barrier()
     start_ns = time.perf_counter_ns()
     log_ms, calls, begun, chains = 0.0, 0, 0, []
     for _ in range(shape.trials[condition]):
-        ranks.barrier()
-        counted, begun_now, chain_ms = run(call, transfer, shape, trials)
+        site.ranks.barrier()
+        trial = site.trials.run(
+            None if condition == COMMUNICATION else call,
+            shape.calls,
+            None if condition == COMPUTE else transfer,
+            shape.transfers,
+        )
+        counted = trial.covered()
         log_ms += sum(math.log(max(found.ms, 1e-6) / shape.gemms) for found in counted)
         calls += len(counted)
-        begun += begun_now
-        if chain_ms is not None:
-            chains.append(chain_ms)
+        begun += len(trial.begun_beside())
+        if trial.transfers:
+            chains.append(trial.transfers_ms)
     end_ns = time.perf_counter_ns()
-    read = sensors.between(start_ns, end_ns)
+    read = site.sensors.between(start_ns, end_ns)
     own = _Counted(log_ms, calls, begun, chains, read.power_w, read.clock_mhz)
-    return _over_ranks(condition, ranks.gather(own), shape, (end_ns - start_ns) / 1e9)
-
-
-_Run = tuple[Sequence[Range], int, "float | None"]
-
-
-def _compute(call: Call, _transfer: Call, shape: Shape, trials: Trials) -> _Run:
-    found = trials.compute(call, shape.calls)
-    return found, len(found), None
-
-
-def _communicate(_call: Call, transfer: Call, shape: Shape, trials: Trials) -> _Run:
-    found = trials.transfer(transfer, shape.transfers)
-    return [], 0, Range(found[0].start_ns, found[-1].end_ns).ms
-
-
-def _both(call: Call, transfer: Call, shape: Shape, trials: Trials) -> _Run:
-    found = trials.both(call, transfer, shape.calls, shape.transfers)
-    return found.covered(), len(found.begun_beside()), found.transfers_ms
+    return _over_ranks(condition, site.ranks.gather(own), shape, (end_ns - start_ns) / 1e9)
 
 
 def _over_ranks(condition: str, ranks: Sequence[_Counted], shape: Shape, length_s: float) -> Block:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,8 +12,9 @@ from overlap_callbacks.analysis.bench import powers_of_two
 from overlap_callbacks.analysis.results.bench import COLLECTIVES, GEMM, GLOO, LOOPBACK, NCCL, Plan
 from overlap_callbacks.experiments.bench.gemm_bench import DTYPES, message_dtype, refusal, usable
 from overlap_callbacks.experiments.bench.results import KINDS, ranks_of
-from overlap_callbacks.experiments.capping import refuse_on_cpu
+from overlap_callbacks.experiments.caps.capped import refuse_on_cpu
 from overlap_callbacks.experiments.machine import cores, free_bytes
+from overlap_callbacks.experiments.sweep import said
 
 _MIB, _GIB = 2**20, 2**30
 _MAX_N, _MAX_RANKS, _MAX_CTAS = 131_072, 1024, 1024
@@ -26,94 +26,69 @@ _MEMORY_SHARE = 0.8
 _LOOPBACK_KINDS = tuple([kind for kind in KINDS if kind != "send_recv"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a user asked for; None, or empty, where nothing was said.
-
-    Attributes:
-        bench: ``GEMM`` or ``COLLECTIVES``.
-        quick: whether the defaults are those of a few minutes.
-        link, device, ranks, threads, rounds, block_s, link_gb_s: as in ``Plan``.
-        sizes, message_bytes, dtypes, ctas, kinds, groups: as in ``Plan``.
-        max_bytes: of collectives, the largest message, where ``message_bytes`` says nothing.
-        power_caps_w, clock_caps_mhz: as in ``Plan``.
-    """
-
-    bench: str
-    quick: bool = True
-    link: str | None = None
-    device: str | None = None
-    ranks: int | None = None
-    threads: int | None = None
-    rounds: int | None = None
-    block_s: float | None = None
-    link_gb_s: float | None = None
-    sizes: Sequence[int] = ()
-    message_bytes: Sequence[int] = ()
-    dtypes: Sequence[str] = ()
-    ctas: Sequence[int] = ()
-    kinds: Sequence[str] = ()
-    groups: Sequence[str] = ()
-    max_bytes: int | None = None
-    power_caps_w: Sequence[float | None] = ()
-    clock_caps_mhz: Sequence[float | None] = ()
-
-
-def make_plan(asked: Asked, world_size: int | None = None) -> Plan:
+def make_plan(bench: str, asked: Mapping[str, Any], *, quick: bool = True, world_size: int | None = None) -> Plan:
     """The plan of a benchmark.
 
     Args:
-        asked: what the user asked for.
+        bench: ``GEMM`` or ``COLLECTIVES``.
+        asked: what the user asked for: fields of ``Plan``; of collectives also ``max_bytes``, the largest message where
+            ``message_bytes`` says nothing.
+        quick: whether the defaults are those of a few minutes.
         world_size: ranks that a launcher has started; None without a launcher.
 
     Raises:
         ValueError: this machine cannot do what was asked for.
     """
-    device = _device(asked)
-    link = _link(asked, device, world_size)
-    _check_link(asked, link, device)
+    found = said(asked)
+    device = _device(found)
+    link = _link(found, device, world_size)
+    _check_link(found, link, device)
     if device == "cpu":
-        refuse_on_cpu(asked.power_caps_w, asked.clock_caps_mhz)
-    ranks = _ranks(asked, link, world_size)
-    threads = asked.threads
-    if threads is None:
-        threads = max(1, cores() // ranks) if device == "cpu" and link != LOOPBACK else 0
+        refuse_on_cpu(found)
+    ranks = _ranks(found, link, world_size)
+    largest = found.pop("max_bytes", None)
     plan = Plan(
-        bench=asked.bench, link=link, device=device, ranks=ranks, threads=threads,
-        link_gb_s=_link_gb_s(asked, link, device), **_sweep(asked, link, device, ranks),
-    )  # fmt: skip
+        **{
+            "threads": max(1, cores() // ranks) if device == "cpu" and link != LOOPBACK else 0,
+            "link_gb_s": _LOOPBACK_GB_S[device] if link == LOOPBACK else None,
+            **(_gemm_sweep(link, device, quick) if bench == GEMM else _collectives_sweep(link, device, quick, largest)),
+            **found,
+            **{"bench": bench, "link": link, "device": device, "ranks": ranks},
+        }
+    )
     _check(plan)
     return plan
 
 
-def _device(asked: Asked) -> str:
+def _device(asked: Mapping[str, Any]) -> str:
     found = "cuda" if torch.cuda.is_available() else "cpu"
-    device = asked.device or ("cpu" if asked.link == GLOO else found)
+    device: str = asked.get("device") or ("cpu" if asked.get("link") == GLOO else found)
     if device == "cuda" and found != "cuda":
         raise ValueError("--device cuda needs a GPU that torch can use, and there is none: leave it out, or say cpu")
     return device
 
 
-def _link(asked: Asked, device: str, world_size: int | None) -> str:
-    if asked.link is not None:
-        return asked.link
+def _link(asked: Mapping[str, Any], device: str, world_size: int | None) -> str:
+    if "link" in asked:
+        return str(asked["link"])
     if device == "cpu":
         return GLOO
     return NCCL if world_size is not None or torch.cuda.device_count() > 1 else LOOPBACK
 
 
-def _ranks(asked: Asked, link: str, world_size: int | None) -> int:
+def _ranks(asked: Mapping[str, Any], link: str, world_size: int | None) -> int:
+    wanted: int | None = asked.get("ranks")
     if link == LOOPBACK:
-        if asked.ranks not in (None, 2) or world_size not in (None, 1):
+        if wanted not in (None, 2) or world_size not in (None, 1):
             raise ValueError("--link loopback has 2 ranks in one process: leave out --ranks, and torchrun")
         return 2
     if world_size is not None:
-        if asked.ranks not in (None, world_size):
-            raise ValueError(f"--ranks must be the {world_size} ranks that the launcher has started, got {asked.ranks}")
+        if wanted not in (None, world_size):
+            raise ValueError(f"--ranks must be the {world_size} ranks that the launcher has started, got {wanted}")
         found = world_size
     else:
         gpus = torch.cuda.device_count() if link == NCCL else 0
-        found = asked.ranks or (gpus if link == NCCL else 2)
+        found = wanted or (gpus if link == NCCL else 2)
         if link == NCCL and found > gpus:
             raise ValueError(f"--ranks must be at most the {gpus} GPUs of this host, one a rank, got {found}")
     if not 2 <= found <= _MAX_RANKS:
@@ -121,19 +96,15 @@ def _ranks(asked: Asked, link: str, world_size: int | None) -> int:
     return found
 
 
-def _link_gb_s(asked: Asked, link: str, device: str) -> float | None:
-    return asked.link_gb_s if asked.link_gb_s is not None or link != LOOPBACK else _LOOPBACK_GB_S[device]
-
-
-def _check_link(asked: Asked, link: str, device: str) -> None:
+def _check_link(asked: Mapping[str, Any], link: str, device: str) -> None:
     if link == NCCL and device == "cpu":
         raise ValueError("--link nccl needs GPUs: on a CPU say gloo or loopback")
     if link == GLOO and device == "cuda":
         raise ValueError("--link gloo is for CPUs here: with GPUs say nccl or loopback")
-    if asked.link_gb_s is not None:
+    if "link_gb_s" in asked:
         if link != LOOPBACK:
             raise ValueError(f"--link-gb-s is the speed of a loopback link: leave it out with {link}")
-        _validation.positive("--link-gb-s", asked.link_gb_s)
+        _validation.positive("--link-gb-s", asked["link_gb_s"])
     # Kernels in Python cannot ask earlier versions which reduction a collective is to do.
     if link == LOOPBACK and torch.__version__ < "2.9":
         raise ValueError(f"--link loopback needs torch 2.9 or newer, got {torch.__version__}")
@@ -144,62 +115,41 @@ def _check_link(asked: Asked, link: str, device: str) -> None:
             raise ValueError(
                 "--link loopback needs nvcc, or its compiled kernels in LOOPBACK_LIBRARY: this host has neither"
             )
-    if any(asked.ctas) and device == "cpu":
+    if device == "cpu" and any(asked.get("ctas", ())):
         raise ValueError("--ctas are thread blocks of a GPU's collectives: leave it out on a CPU")
 
 
-def _sweep(asked: Asked, link: str, device: str, ranks: int) -> dict[str, Any]:
-    found = _gemm_sweep(asked, link, device) if asked.bench == GEMM else _collectives_sweep(asked, link, device, ranks)
-    if asked.rounds is not None:
-        found["rounds"] = asked.rounds
-    if asked.block_s is not None:
-        found["block_s"] = asked.block_s
-    return found
-
-
-def _gemm_sweep(asked: Asked, link: str, device: str) -> dict[str, Any]:
-    quick, cuda = asked.quick, device == "cuda"
-    sizes: tuple[int, ...]
-    messages: tuple[int, ...]
-    if cuda:
-        sizes = (1024, 2048, 4096, 8192) if quick else (512, 1024, 2048, 4096, 8192, 16384)
-        messages = (16 * _MIB, _GIB) if quick else (_MIB, 16 * _MIB, 256 * _MIB, _GIB)
-        dtypes = usable(device)
-        if quick:
-            dtypes = (next(name for name in ("bf16", "fp16", "fp32") if name in dtypes),)
-    else:
-        sizes = (256, 512, 1024) if quick else (128, 256, 512, 1024, 2048)
-        messages = (_MIB, 16 * _MIB) if quick else (64 * 2**10, _MIB, 16 * _MIB, 64 * _MIB)
-        dtypes = ("fp32",) if quick else ("fp32", "bf16")
-    own_ctas: tuple[int, ...] = (0,)
-    if link == LOOPBACK and cuda:
-        own_ctas = (24,) if quick else (8, 24, 66)
+def _gemm_sweep(link: str, device: str, quick: bool) -> dict[str, Any]:
+    """Defaults of a ``gemm-allreduce``."""
+    if device == "cuda":
+        types = usable(device)
+        return {
+            "sizes": (1024, 2048, 4096, 8192) if quick else (512, 1024, 2048, 4096, 8192, 16384),
+            "message_bytes": (16 * _MIB, _GIB) if quick else (_MIB, 16 * _MIB, 256 * _MIB, _GIB),
+            "dtypes": (next(name for name in ("bf16", "fp16", "fp32") if name in types),) if quick else types,
+            "ctas": (0,) if link != LOOPBACK else (24,) if quick else (8, 24, 66),
+            "rounds": 3 if quick else 6,
+            "block_s": 0.5 if quick else 1.0,
+        }
     return {
-        "sizes": _distinct(asked.sizes) or sizes,
-        "message_bytes": _distinct(asked.message_bytes) or messages,
-        "dtypes": _distinct(asked.dtypes) or dtypes,
-        "ctas": _distinct(asked.ctas) or own_ctas,
-        "power_caps_w": _distinct(asked.power_caps_w) or (None,),
-        "clock_caps_mhz": _distinct(asked.clock_caps_mhz) or (None,),
+        "sizes": (256, 512, 1024) if quick else (128, 256, 512, 1024, 2048),
+        "message_bytes": (_MIB, 16 * _MIB) if quick else (64 * 2**10, _MIB, 16 * _MIB, 64 * _MIB),
+        "dtypes": ("fp32",) if quick else ("fp32", "bf16"),
         "rounds": 3 if quick else 6,
-        "block_s": (0.5 if cuda else 0.2) if quick else 1.0,
+        "block_s": 0.2 if quick else 1.0,
     }
 
 
-def _collectives_sweep(asked: Asked, link: str, device: str, ranks: int) -> dict[str, Any]:
-    quick, cuda = asked.quick, device == "cuda"
-    most = asked.max_bytes or ((_GIB if cuda else 32 * _MIB) if quick else (4 * _GIB if cuda else 256 * _MIB))
+def _collectives_sweep(link: str, device: str, quick: bool, largest: int | None) -> dict[str, Any]:
+    """Defaults of a ``collectives``, with messages up to ``largest`` bytes."""
+    own = (_GIB if quick else 4 * _GIB) if device == "cuda" else (32 if quick else 256) * _MIB
     return {
-        "message_bytes": _distinct(asked.message_bytes) or powers_of_two(8, most),
-        "kinds": _distinct(asked.kinds) or (_LOOPBACK_KINDS if link == LOOPBACK else KINDS),
-        "groups": _distinct(asked.groups) or ("world",),
+        "message_bytes": powers_of_two(8, largest or own),
+        "kinds": _LOOPBACK_KINDS if link == LOOPBACK else KINDS,
+        "groups": ("world",),
         "rounds": 5 if quick else 10,
         "block_s": 0.03 if quick else 0.2,
     }
-
-
-def _distinct(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(values))
 
 
 def _check(plan: Plan) -> None:

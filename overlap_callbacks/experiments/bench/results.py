@@ -127,12 +127,10 @@ def whole_bytes(size: int, ranks: int) -> int:
 def ranks_of(group: str, ranks: int) -> tuple[tuple[int, ...], ...]:
     """The ranks of all groups that a text means; together they are all ranks.
 
-    Args:
-        group: ``world``, ``N`` for groups of N neighbours, or ``N:S`` for groups of N ranks that are S apart.
-        ranks: of the job.
+    The text is ``world``, ``N`` for groups of N neighbours, or ``N:S`` for groups of N ranks that are S apart.
 
     Raises:
-        ValueError: the text means no groups of so many ranks.
+        ValueError: the text means no groups of this many ranks.
     """
     if group == WORLD:
         return (tuple(range(ranks)),)

@@ -31,10 +31,8 @@ from overlap_callbacks.analysis.results.bench import (
 from overlap_callbacks.experiments.bench.collective_bench import measure_transfer, transfer_of
 from overlap_callbacks.experiments.bench.gemm_bench import Work, flop, measure_gemm, message_dtype, product
 from overlap_callbacks.experiments.bench.results import Bench
-from overlap_callbacks.experiments.bench.sensors import Sensors
 from overlap_callbacks.experiments.bench.site import Ranks, Site, open_site, reduction
-from overlap_callbacks.experiments.capping import Cap, NotPossibleError, capped_part, caps_of
-from overlap_callbacks.experiments.caps.capped import capped
+from overlap_callbacks.experiments.caps.capped import Cap, NotPossibleError, capped, capped_part, caps_of
 from overlap_callbacks.experiments.caps.settings import Caps
 from overlap_callbacks.experiments.machine import cpu_name
 from overlap_callbacks.experiments.supervisor import Limits
@@ -48,11 +46,7 @@ UNITS = {
 
 
 class Stop:
-    """Whether somebody asked for an end, by Ctrl-C or as a launcher does. The point under way is still measured.
-
-    Attributes:
-        requested: whether that is so.
-    """
+    """Whether somebody asked for an end, by Ctrl-C or as a launcher does. The point under way is still measured."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -74,16 +68,15 @@ def run_session(
         command: the command line, for the file.
         stop: ends the session after the point under way.
         on_progress: called on rank 0 whenever something has changed.
-        cap: what caps the GPUs of this host, where points ask for it.
+        cap: caps the GPUs of this host, where points ask for it.
     """
     local_rank = os.environ.get("LOCAL_RANK", "0")
     with contextlib.ExitStack() as stack:
         site = stack.enter_context(open_site(plan, int(local_rank)))
         caps = stack.enter_context(contextlib.closing(CapsInForce(site.ranks, sets=local_rank == "0", cap=cap)))
-        sensors = stack.enter_context(contextlib.closing(Sensors()))
         bench, file = None, None
         if site.ranks.rank == 0:
-            bench, file = _opened(plan, folder, command, site.device, sensors)
+            bench, file = _opened(plan, folder, command, site)
             stack.enter_context(contextlib.closing(file))
         everywhere: Bench = site.ranks.agree(bench)
 
@@ -92,36 +85,36 @@ def run_session(
                 return None
             one = point.setting
             refused = caps.change(caps_of(one)) if isinstance(one, GemmPoint) else ""
-            return _failed(one, refused) if refused else _measure(plan, point.repeat, one, site, sensors)
+            return _failed(one, refused) if refused else _measure(plan, point.repeat, one, site)
 
         run(everywhere, measure, file, on_progress=on_progress if file is not None else lambda _: None)
 
 
-def _opened(plan: Plan, folder: Path, command: str, device: torch.device, sensors: Sensors) -> tuple[Bench, LinesFile]:
+def _opened(plan: Plan, folder: Path, command: str, site: Site) -> tuple[Bench, LinesFile]:
     """The benchmark so far, and its file, to append lines to."""
     if (folder / FILE_NAME).exists():
         bench = Bench.read(folder)
         file = bench.open()
-        file.write(_resumed(device))
+        file.write(Resumed(at=_now(), **_with_what(site)))
         return bench, file
-    bench = Bench(folder, _start(plan, command, device, sensors))
+    bench = Bench(folder, _start(plan, command, site))
     return bench, bench.open()
 
 
 def _measure(
-    plan: Plan, number: int, point: GemmPoint | TransferPoint, site: Site, sensors: Sensors
+    plan: Plan, number: int, point: GemmPoint | TransferPoint, site: Site
 ) -> GemmRound | TransferRound | Failed:
     if isinstance(point, GemmPoint):
         work: Any = _tried(site, lambda: _gemm_work(point, site))
         if isinstance(work, str):
             return _failed(point, work)
-        return measure_gemm(point, number, work, site.trials, site.ranks, sensors, plan.block_s)
+        return measure_gemm(point, number, work, site, plan.block_s)
     group, members, every = site.group(point.group)
     transfer: Any = _tried(site, lambda: [transfer_of(point, group, members, site.device)])
     refused = transfer if isinstance(transfer, str) else _tried(site, lambda: _once(transfer[0]))
     if isinstance(refused, str):
         return _failed(point, refused)
-    return measure_transfer(point, number, every, transfer[0], site.trials, site.ranks, plan.block_s)
+    return measure_transfer(point, number, every, transfer[0], site, plan.block_s)
 
 
 def _failed(point: GemmPoint | TransferPoint, reason: str) -> Failed:
@@ -166,33 +159,27 @@ def _now() -> str:
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+def _with_what(site: Site) -> dict[str, str]:
+    on_gpu = site.device.type == "cuda"
+    return {
+        "library_version": __version__,
+        "torch_version": str(torch.__version__),
+        "device_name": torch.cuda.get_device_name(site.device) if on_gpu else cpu_name(),
+    }
 
 
-def _start(plan: Plan, command: str, device: torch.device, sensors: Sensors) -> Start:
+def _start(plan: Plan, command: str, site: Site) -> Start:
     return Start(
         schema=SCHEMA,
         plan=plan,
         command=command,
         started_at=_now(),
-        library_version=__version__,
-        torch_version=str(torch.__version__),
         python_version=platform.python_version(),
-        device_name=_device_name(device),
-        power_source=sensors.source,
-        power_missing=sensors.missing,
+        power_source=site.sensors.source,
+        power_missing=site.sensors.missing,
         environment=EnvironmentReader().read(),
         units=UNITS,
-    )
-
-
-def _resumed(device: torch.device) -> Resumed:
-    return Resumed(
-        at=_now(),
-        library_version=__version__,
-        torch_version=str(torch.__version__),
-        device_name=_device_name(device),
+        **_with_what(site),
     )
 
 
@@ -200,13 +187,7 @@ def _resumed(device: torch.device) -> Resumed:
 
 
 class CapsInForce:
-    """Caps that change from point to point, and are put back at the end.
-
-    Args:
-        ranks: of the benchmark.
-        sets: whether this rank sets the caps of its host.
-        cap: what sets caps and puts them back.
-    """
+    """Caps that change from point to point, and are put back at the end; a rank that ``sets`` them caps its host."""
 
     def __init__(self, ranks: Ranks, *, sets: bool, cap: Cap = capped) -> None:
         self._ranks = ranks
@@ -217,10 +198,7 @@ class CapsInForce:
         self._stack = contextlib.ExitStack()
 
     def change(self, wanted: Caps) -> str:
-        """Have other caps in force. All ranks call it alike.
-
-        Args:
-            wanted: for the next point.
+        """Have other caps in force. All ranks call it together.
 
         Returns:
             Why they cannot be, on the first host where that is so; empty if they are in force on all.
@@ -248,9 +226,5 @@ class CapsInForce:
         return self._reason
 
     def close(self) -> None:
-        """Put back what was before.
-
-        Raises:
-            CannotGoOnError: that fails on this host; with what to type.
-        """
+        """Put back what was before, or raise a ``CannotGoOnError`` with what to type."""
         self._stack.close()

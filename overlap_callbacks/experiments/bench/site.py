@@ -1,32 +1,37 @@
-"""Where a benchmark runs: its ranks, their process group or loopback link, their device, and its clock."""
+"""Where a benchmark runs: its ranks, their process group or loopback link, their device, its clock and its sensors."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
 import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from overlap_callbacks.analysis.power.device import mean_now
+from overlap_callbacks.analysis.power.mean_power import counted_power
+from overlap_callbacks.analysis.power.readings import Segment
+from overlap_callbacks.analysis.power.sampled import sampled_power
 from overlap_callbacks.analysis.results.bench import GLOO, LOOPBACK, Plan
+from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.experiments.bench.results import WORLD, ranks_of
+from overlap_callbacks.instruments.power.discovery import CPU, NoPower, find_source, identify
+from overlap_callbacks.instruments.power.sampler import Sampler
 
 # Longest time of one collective: no rank waits longer for one that is gone.
 TIMEOUT = datetime.timedelta(seconds=120)
 
 
 class Ranks:
-    """The processes that measure: here one, as on a loopback link.
-
-    Attributes:
-        rank: number of this one.
-    """
+    """The processes that measure: here one, as on a loopback link."""
 
     rank = 0
 
@@ -43,11 +48,7 @@ class Ranks:
 
 
 class GroupRanks(Ranks):
-    """Ranks of a process group. They talk over a Gloo group of their own, beside the one that is measured.
-
-    Args:
-        timeout: how long a rank waits for the others.
-    """
+    """Ranks of a process group. They talk over a Gloo group of their own, next to the one that is measured."""
 
     def __init__(self, timeout: datetime.timedelta) -> None:
         self.rank = dist.get_rank()
@@ -67,25 +68,75 @@ class GroupRanks(Ranks):
         dist.barrier(group=self._group)
 
 
-class Site:
-    """Where a benchmark runs, on one rank.
+# How far the power of one block may be from the truth, as a fraction. Over blocks this averages out, and the interval
+# over blocks shows it.
+_MAX_ERROR = 0.1
 
-    Args:
-        plan: what is measured.
-        device: of this rank.
-        ranks: that measure.
-        loop: the loopback job; None on another link.
+
+class Read(NamedTuple):
+    """What the device did in a block; None for what it does not tell, or not for a block this short."""
+
+    power_w: float | None = None
+    clock_mhz: float | None = None
+
+
+class Sensors:
+    """Power and clock of this rank's device until they are closed; of a CPU, the host's first rank reads the package.
 
     Attributes:
-        device: of this rank.
-        ranks: that measure.
-        trials: of the device.
+        source: what tells the power; empty if nothing does.
+        missing: why nothing does; empty if something does.
     """
 
-    def __init__(self, plan: Plan, device: torch.device, ranks: Ranks, loop: Any = None) -> None:
+    def __init__(self) -> None:
+        self.source, self.missing = "", ""
+        self._sampler: Sampler | None = None
+        identity = identify()
+        if identity.vendor == CPU and os.environ.get("LOCAL_RANK", "0") != "0":
+            return
+        found = find_source(identity, utilisation=False)
+        if isinstance(found, NoPower):
+            self.missing = found.reason
+            return
+        self.source = f"{found.info.name}, {found.info.power_kind}"
+        self._info = found.info
+        self._sampler = Sampler(found)
+        self._sampler.start()
+
+    def between(self, start_ns: int, end_ns: int) -> Read:
+        """Means over a block, as of ``time.perf_counter_ns``."""
+        if self._sampler is None or end_ns <= start_ns:
+            return Read()
+        # The mode says nothing here: what belongs to the stretch of time is asked for.
+        segment = Segment(start_ns, end_ns, Mode.OVERLAPPED, 1)
+        readings = self._sampler.readings(start_ns)
+        found = [
+            power
+            for power in (
+                counted_power(readings, [segment], self._info),
+                sampled_power(readings, [segment], self._info, self._sampler.interval_s).mean,
+            )
+            if power is not None and power.error <= _MAX_ERROR
+        ]
+        power_w = min(found, key=lambda power: power.error).power_w if found else None
+        return Read(power_w, mean_now(readings, [segment], readings.sm_clock_mhz))
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._sampler is not None:
+            self._sampler.close()
+
+
+class Site:
+    """Where a benchmark runs, on one rank: its device, the ranks, the device's sensors, and trials on the device.
+
+    ``loop`` is the loopback job; None on another link.
+    """
+
+    def __init__(self, device: torch.device, ranks: Ranks, sensors: Sensors, loop: Any = None) -> None:
         self.device = device
         self.ranks = ranks
-        self._plan = plan
+        self.sensors = sensors
         self._loop = loop
         self._groups: dict[str, tuple[Any, tuple[int, ...]]] = {}
         self._by_ctas: dict[int, Any] = {}
@@ -127,37 +178,31 @@ class Site:
 
 @contextlib.contextmanager
 def open_site(plan: Plan, local_rank: int) -> Iterator[Site]:
-    """Open a benchmark's process group, or its loopback link.
-
-    Args:
-        plan: what is measured.
-        local_rank: of this process on its host.
-    """
+    """Open a benchmark's process group or its loopback link, and the sensors of this rank's device."""
     if plan.threads:
         torch.set_num_threads(plan.threads)
     device = torch.device("cpu")
     if plan.device == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    if plan.link == LOOPBACK:
-        with _loopback(plan, device) as site:
-            yield site
-        return
-    dist.init_process_group("gloo" if plan.link == GLOO else "cpu:gloo,cuda:nccl", timeout=TIMEOUT)
-    try:
-        yield Site(plan, device, GroupRanks(TIMEOUT))
-    finally:
-        dist.destroy_process_group()
+    with contextlib.ExitStack() as stack:
+        ranks, loop = Ranks(), None
+        if plan.link == LOOPBACK:
+            loop = stack.enter_context(_loopback(plan))
+        else:
+            dist.init_process_group("gloo" if plan.link == GLOO else "cpu:gloo,cuda:nccl", timeout=TIMEOUT)
+            stack.callback(dist.destroy_process_group)
+            ranks = GroupRanks(TIMEOUT)
+        sensors = stack.enter_context(contextlib.closing(Sensors()))
+        yield Site(device, ranks, sensors, loop)
 
 
-@contextlib.contextmanager
-def _loopback(plan: Plan, device: torch.device) -> Iterator[Site]:
+def _loopback(plan: Plan) -> AbstractContextManager[Any]:
     from overlap_callbacks.experiments.loopback.collectives import LoopSettings
     from overlap_callbacks.experiments.loopback.job import open_job
 
     speed = plan.link_gb_s
-    with open_job(LoopSettings(plan.device) if speed is None else LoopSettings(plan.device, gb_s=speed)) as loop:
-        yield Site(plan, device, Ranks(), loop)
+    return open_job(LoopSettings(plan.device) if speed is None else LoopSettings(plan.device, gb_s=speed))
 
 
 def reduction(device: torch.device) -> tuple[Any, Callable[[int, torch.dtype], torch.Tensor]]:
@@ -189,33 +234,31 @@ class Range(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What ran once.
-
-    Attributes:
-        calls: of the products, one after another.
-        transfers: one after another, without a pause.
-    """
+    """What ran once: calls of the products, one after another, and transfers, without a pause between them."""
 
     calls: tuple[Range, ...]
     transfers: tuple[Range, ...]
 
     @property
     def transfers_ms(self) -> float:
-        """From the beginning of the first transfer to the end of the last one."""
+        """From the beginning of the first transfer to the end of the last one; there is at least one."""
         return Range(self.transfers[0].start_ns, self.transfers[-1].end_ns).ms
 
     def begun_beside(self) -> list[Range]:
-        """The calls that began in the first half of the transfers' time.
+        """The calls that began in the first half of the transfers' time; without transfers, all.
 
         Which calls count is told by their beginnings. Told by their ends, long ones would be left out more often than
         short ones, because it is a long one that is cut off by the end of the transfers.
         """
+        if not self.transfers:
+            return list(self.calls)
         first, last = self.transfers[0].start_ns, self.transfers[-1].end_ns
         return [call for call in self.calls if first <= call.start_ns < (first + last) / 2]
 
     def covered(self) -> list[Range]:
         """Those of them that ended while transfers were in flight: all, unless a call takes half of that time."""
-        return [call for call in self.begun_beside() if call.end_ns <= self.transfers[-1].end_ns]
+        begun = self.begun_beside()
+        return [call for call in begun if not self.transfers or call.end_ns <= self.transfers[-1].end_ns]
 
 
 # -- on a GPU
@@ -244,26 +287,17 @@ class CudaTrials:
         self._lead = lead
         self._side = torch.cuda.Stream()
 
-    def compute(self, call: Call, count: int) -> Sequence[Range]:
-        """Calls alone."""
-        return self._run(call, count, None, 0).calls
-
-    def transfer(self, transfer: Call, count: int) -> Sequence[Range]:
-        """Transfers alone."""
-        return self._run(None, 0, transfer, count).transfers
-
-    def both(self, call: Call, transfer: Call, calls: int, transfers: int) -> Trial:
-        """Transfers, and beside them twice the calls that would take as long.
+    def run(self, call: Call | None, calls: int, transfer: Call | None, transfers: int) -> Trial:
+        """Run calls, transfers, or both beside each other.
 
         Args:
-            call: issues the products that are timed together.
-            transfer: issues a transfer.
-            calls: how many calls take about as long as the transfers.
+            call: issues the products that are timed together; None to run transfers alone.
+            calls: how many; beside transfers, as many as take about as long as those: twice as many are issued.
+            transfer: issues a transfer; None to run calls alone.
             transfers: how many.
         """
-        return self._run(call, _MORE_CALLS * calls + 1, transfer, transfers)
-
-    def _run(self, call: Call | None, calls: int, transfer: Call | None, transfers: int) -> Trial:
+        calls = 0 if call is None else calls if transfer is None else _MORE_CALLS * calls + 1
+        transfers = 0 if transfer is None else transfers
         torch.cuda.synchronize()
         current = torch.cuda.current_stream()
         torch.cuda._sleep(_CYCLES_A_US * _ISSUE_US * (calls + transfers + 2))
@@ -313,22 +347,14 @@ class HostTrials:
     A transfer counts from its issue on this rank. So the ranks begin together, after a barrier.
     """
 
-    def compute(self, call: Call, count: int) -> Sequence[Range]:
-        """Calls alone."""
-        return [_timed(call) for _ in range(count)]
-
-    def transfer(self, transfer: Call, count: int) -> Sequence[Range]:
-        """Transfers alone; on a thread of their own, as beside calls."""
-        transfers = _Transfers(transfer, count)
-        transfers.begin()
-        return transfers.end()
-
-    def both(self, call: Call, transfer: Call, calls: int, transfers: int) -> Trial:
-        """Calls until the transfers are done. The last of them ends beside nothing, and does not count."""
+    def run(self, call: Call | None, calls: int, transfer: Call | None, transfers: int) -> Trial:
+        """As of ``CudaTrials``. Beside transfers, calls go on until those are done; the last ends beside nothing."""
+        if transfer is None:
+            return Trial(() if call is None else tuple([_timed(call) for _ in range(calls)]), ())
         beside = _Transfers(transfer, transfers)
         beside.begin()
         done: list[Range] = []
-        while beside.running:
+        while call is not None and beside.running:
             done.append(_timed(call))
         return Trial(tuple(done), tuple(beside.end()))
 

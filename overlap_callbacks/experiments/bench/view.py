@@ -30,6 +30,7 @@ from overlap_callbacks.report.views.elements import (
     Block,
     Cell,
     Chart,
+    Column,
     Document,
     Facts,
     Note,
@@ -41,8 +42,9 @@ from overlap_callbacks.report.views.elements import (
     estimate_cells,
     estimate_tile,
     heads,
-    name_cell,
+    interval_columns,
     number_cell,
+    table_of,
 )
 
 _FOOT = (
@@ -60,12 +62,7 @@ _Read = Callable[[GemmFigures], Estimate | None]
 
 
 def bench_document(bench: Bench, peak: Link | None = None) -> Document:
-    """What a benchmark found.
-
-    Args:
-        bench: its results.
-        peak: of the link; None where it is not known. That of a loopback link is.
-    """
+    """What a benchmark found, with the peak of its link if it is known; that of a loopback link always is."""
     plan, name = bench.start.plan, page_text(bench.folder.resolve().name, 80)
     sections = _gemm_sections(bench, peak) if plan.bench == GEMM else _transfer_sections(bench, peak)
     doubts = [(page_sentence(note), note.startswith(("Not ", "On a loop"))) for note in notes(bench)]
@@ -333,49 +330,49 @@ def _lines(points: Sequence[GemmFigures]) -> list[tuple[str, list[GemmFigures]]]
     return list(found.items())
 
 
-# Columns of the table on the points of a ``gemm-allreduce``, and the figures in them.
-_TIMES = (
-    ("-ms alone", "gemm_alone_ms"), ("-ms beside", "gemm_beside_ms"), ("TFLOP/s alone", "alone_tflop_s"),
-    ("_beside", "beside_tflop_s"), ("-All-reduce, ms alone", "all_reduce_alone_ms"),
-    ("-beside", "all_reduce_beside_ms"), ("GB/s alone", "alone_busbw_gb_s"), ("_beside", "beside_busbw_gb_s"),
-)  # fmt: skip
-_SENSORS = (
-    ("W products", "compute_w"), ("-W all-reduces", "communication_w"), ("_both", "both_w"),
-    ("-MHz products", "compute_mhz"), ("-MHz both", "both_mhz"),
-)  # fmt: skip
-
-
 def _gemm_table(points: Sequence[GemmFigures]) -> Table:
-    columns = heads(
-        "N", "*All-reduce", "*Type", "CTAs", "Cap, W", "Cap, MHz", "Slowdown", "_95% interval",
-        *[head for head, _ in _TIMES], "Gain", "_95% interval", "-Covered", *[head for head, _ in _SENSORS],
-    )  # fmt: skip
-    rows = [
-        (
-            Cell(f"{key.n:,}", key.n),
-            Cell(size_in_words(key.message_bytes, NBSP), key.message_bytes),
-            name_cell(key.dtype),
-            number_cell(key.ctas or None, 0),
-            *[EMPTY if cap is None else Cell(f"{cap:g}", cap) for cap in (key.power_cap_w, key.clock_cap_mhz)],
-            *estimate_cells(point.slowdown, "fraction", signed=True),
-            *[_number(getattr(point, name)) for _, name in _TIMES],
-            *estimate_cells(point.speedup, "fraction", signed=True),
-            EMPTY if point.covered is None else Cell(PAGE.percent(point.covered, decimals=0), point.covered),
-            *[_number(getattr(point, name)) for _, name in _SENSORS],
-        )
-        for point in points
-        for key in (point.point,)
-    ]
-    caption = (
-        "Times are geometric means over blocks and ranks. Covered is the share of the products counted that ended "
-        "beside all-reduces; the others are left out."
+    return table_of(
+        "Matrix products beside all-reduces",
+        points,
+        Column("N", lambda row: row.point.n, "whole"),
+        Column("*All-reduce", lambda row: _size(row.point.message_bytes)),
+        Column("*Type", lambda row: row.point.dtype),
+        Column("CTAs", lambda row: row.point.ctas or None, "whole"),
+        Column("Cap, W", lambda row: _cap(row.point.power_cap_w)),
+        Column("Cap, MHz", lambda row: _cap(row.point.clock_cap_mhz)),
+        *interval_columns("Slowdown", lambda row: estimate_cells(row.slowdown, "fraction", signed=True)),
+        Column("-ms alone", lambda row: _digits(row.gemm_alone_ms)),
+        Column("-ms beside", lambda row: _digits(row.gemm_beside_ms)),
+        Column("TFLOP/s alone", lambda row: _digits(row.alone_tflop_s)),
+        Column("_beside", lambda row: _digits(row.beside_tflop_s)),
+        Column("-All-reduce, ms alone", lambda row: _digits(row.all_reduce_alone_ms)),
+        Column("-beside", lambda row: _digits(row.all_reduce_beside_ms)),
+        Column("GB/s alone", lambda row: _digits(row.alone_busbw_gb_s)),
+        Column("_beside", lambda row: _digits(row.beside_busbw_gb_s)),
+        *interval_columns("Gain", lambda row: estimate_cells(row.speedup, "fraction", signed=True)),
+        Column("-Covered", lambda row: number_cell(row.covered, "whole percent")),
+        Column("W products", lambda row: _digits(row.compute_w)),
+        Column("-W all-reduces", lambda row: _digits(row.communication_w)),
+        Column("_both", lambda row: _digits(row.both_w)),
+        Column("-MHz products", lambda row: _digits(row.compute_mhz)),
+        Column("-MHz both", lambda row: _digits(row.both_mhz)),
+        caption="Times are geometric means over blocks and ranks. Covered is the share of the products counted that "
+        "ended beside all-reduces; the others are left out.",
+        first=True,
+        drop_empty=True,
     )
-    table = Table("Matrix products beside all-reduces", columns, tuple(rows), caption, first=True)
-    return table.without_empty_columns()
 
 
-def _number(estimate: Estimate | None) -> Cell:
-    return EMPTY if estimate is None else Cell(three_digits(estimate.value, PAGE), estimate.value)
+def _size(size: int) -> Cell:
+    return Cell(size_in_words(size, NBSP), size)
+
+
+def _cap(cap: float | None) -> Cell:
+    return EMPTY if cap is None else Cell(f"{cap:g}", cap)
+
+
+def _digits(found: Estimate | None) -> Cell:
+    return EMPTY if found is None else Cell(three_digits(found.value, PAGE), found.value)
 
 
 # -- collectives by size
@@ -438,23 +435,25 @@ def _size_table(title: str, points: Sequence[TransferFigures], read: Callable[[T
 
 
 def _transfer_table(points: Sequence[TransferFigures]) -> Table:
-    rows = []
-    for point in points:
-        key, bus = point.point, point.busbw_gb_s
-        rates = (point.algbw_gb_s.value, bus.value, bus.ci_low, bus.ci_high)
-        rows.append(
-            (
-                name_cell(key.kind),
-                name_cell(key.group),
-                Cell(size_in_words(key.message_bytes, NBSP), key.message_bytes),
-                _number(point.time_ms),
-                *[EMPTY if gb_s is None else Cell(rate_in_words(gb_s, PAGE), gb_s) for gb_s in rates],
-                number_cell(point.rounds, 0),
-            )
-        )
-    columns = heads("*Kind", "*Group", "Size", "ms", "Algorithm", "Bus", "Low", "High", "Rounds")
-    caption = "Bus bandwidth is algorithm bandwidth times the factor of nccl-tests, 2(n-1)/n of an all-reduce."
-    return Table("Collectives", columns, tuple(rows), caption).without_empty_columns()
+    return table_of(
+        "Collectives",
+        points,
+        Column("*Kind", lambda row: row.point.kind),
+        Column("*Group", lambda row: row.point.group),
+        Column("Size", lambda row: _size(row.point.message_bytes)),
+        Column("ms", lambda row: _digits(row.time_ms)),
+        Column("Algorithm", lambda row: _rate(row.algbw_gb_s.value)),
+        Column("Bus", lambda row: _rate(row.busbw_gb_s.value)),
+        Column("Low", lambda row: _rate(row.busbw_gb_s.ci_low)),
+        Column("High", lambda row: _rate(row.busbw_gb_s.ci_high)),
+        Column("Rounds", lambda row: row.rounds, "whole"),
+        caption="Bus bandwidth is algorithm bandwidth times the factor of nccl-tests, 2(n-1)/n of an all-reduce.",
+        drop_empty=True,
+    )
+
+
+def _rate(gb_s: float | None) -> Cell:
+    return EMPTY if gb_s is None else Cell(rate_in_words(gb_s, PAGE), gb_s)
 
 
 # -- what both share

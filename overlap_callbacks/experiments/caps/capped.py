@@ -1,4 +1,4 @@
-"""``with capped(Caps(power_w=300)):`` around one configuration of an experiment."""
+"""``with capped(Caps(power_w=300)):`` around a part of an experiment, and which caps may be asked for."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any, Protocol
 
 import msgspec
 
 from overlap_callbacks._log import logger
 from overlap_callbacks.experiments.caps.keeper import REFUSED, Answer, Journal, Keeper, Request, default_folder
-from overlap_callbacks.experiments.caps.settings import CapError, Caps
+from overlap_callbacks.experiments.caps.settings import CapError, Caps, Driver
 from overlap_callbacks.experiments.supervisor import unmarked_environment
+from overlap_callbacks.experiments.sweep import CannotGoOnError
 
+Cap = Callable[[Caps], AbstractContextManager[object]]
+_OPTIONS = "--power-cap and --clock-cap"
 # Maximum time for a keeper to start or to answer; it tries several times to put a value back.
 _ANSWER_S = 60.0
 
@@ -26,8 +31,8 @@ _ANSWER_S = 60.0
 def capped(caps: Caps, uuids: Sequence[str] = (), *, folder: Path | None = None) -> Iterator[list[str]]:
     """Cap devices for the length of a block, and put back what was before, whichever way the block ends.
 
-    A process of its own sets the caps and puts them back (``keeper.py``): also where this one is killed. If that one is
-    killed, this one does. Without a cap nothing is done, and no root is needed.
+    A process of its own sets the caps and puts them back (``keeper.py``), also if this one is killed. If that one is
+    killed, this one puts them back. Without a cap nothing is done, and no root is needed.
 
     Args:
         caps: to set, the same on all devices.
@@ -38,7 +43,7 @@ def capped(caps: Caps, uuids: Sequence[str] = (), *, folder: Path | None = None)
         The devices that are capped.
 
     Raises:
-        CapError: a cap cannot be set, verified or put back; where a value is not as before, with what to type.
+        CapError: a cap cannot be set, verified or put back; with what to type if a value is not as before.
     """
     if not caps:
         yield []
@@ -134,3 +139,69 @@ class _KeeperProcess:
         if answer.error:
             raise CapError(answer.error)
         return answer.uuids
+
+
+# -- caps of an experiment's parts
+
+
+class NotPossibleError(Exception):
+    """A part of an experiment cannot have its caps; every device is as it was."""
+
+
+class Capped(Protocol):
+    """A part of an experiment with caps of its own; None for the device's limit."""
+
+    @property
+    def power_cap_w(self) -> float | None: ...
+
+    @property
+    def clock_cap_mhz(self) -> float | None: ...
+
+
+def caps_of(part: Capped) -> Caps:
+    """What a part of an experiment asks for; false if it asks for nothing."""
+    clock_mhz = part.clock_cap_mhz
+    return Caps(part.power_cap_w, None if clock_mhz is None else round(clock_mhz))
+
+
+def refuse_on_cpu(asked: Mapping[str, Any]) -> None:
+    """Raise a ``ValueError`` if ``power_caps_w`` or ``clock_caps_mhz`` were asked for where ranks are on the CPU."""
+    for option, name in (("--power-cap", "power_caps_w"), ("--clock-cap", "clock_caps_mhz")):
+        if any([value is not None for value in asked.get(name, ())]):
+            raise ValueError(f"{option} caps GPUs, and the ranks are on the CPU here: leave it out")
+
+
+def check_may_cap(parts: Iterable[Capped], find_driver: Callable[[], Driver] | None = None) -> None:
+    """Raise a ``ValueError`` at once if parts have caps and this process is not root, or the GPUs have no driver."""
+    if not any([bool(caps_of(part)) for part in parts]):
+        return
+    if os.geteuid() != 0:
+        raise ValueError(f"{_OPTIONS} need root: run as root, or leave them out")
+    from overlap_callbacks.experiments.caps import drivers
+
+    try:
+        (find_driver or drivers.find_driver)().close()
+    except CapError as error:
+        raise ValueError(f"{_OPTIONS} need the driver's library: {error}") from None
+
+
+@contextlib.contextmanager
+def capped_part(wanted: Caps, cap: Cap = capped) -> Iterator[None]:
+    """All GPUs of the host have caps while a part of an experiment runs; ``cap`` sets them and puts them back.
+
+    Raises:
+        NotPossibleError: a cap cannot be set; every device is as it was.
+        CannotGoOnError: a device is not as it was before. The message has the command to type.
+    """
+    stack = contextlib.ExitStack()
+    try:
+        stack.enter_context(cap(wanted))
+    except CapError as error:
+        raise NotPossibleError(str(error)) from None
+    try:
+        yield
+    finally:
+        try:
+            stack.close()
+        except CapError as error:
+            raise CannotGoOnError(str(error)) from None

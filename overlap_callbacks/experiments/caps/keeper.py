@@ -129,11 +129,7 @@ class Keeper:
             raise CapError(why)
 
     def cap(self, uuids: Sequence[str], caps: Caps) -> list[str]:
-        """Set and verify caps, after putting back what is set already. Returns the devices.
-
-        Raises:
-            CapError: some cap cannot be set; then none is.
-        """
+        """Set and verify caps, after putting back what is set. Returns the devices; after a ``CapError`` none is."""
         why = self.restore()
         if why:
             raise CapError(why)

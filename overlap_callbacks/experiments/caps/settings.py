@@ -29,22 +29,11 @@ class Caps(msgspec.Struct, frozen=True):
     def __bool__(self) -> bool:
         return self.power_w is not None or self.clock_mhz is not None
 
-    @property
-    def label(self) -> str:
-        """E.g. ``300 W, 1,200 MHz``."""
-        parts = [] if self.power_w is None else [f"{self.power_w:g} W"]
-        parts += [] if self.clock_mhz is None else [f"{self.clock_mhz:,} MHz"]
-        return ", ".join(parts) or "no cap"
-
 
 class Before(msgspec.Struct, frozen=True):
-    """The state of one device before, of what is to be changed.
+    """The state of a device before: its power limit, None where that is not changed, and whether its clocks get locked.
 
-    Attributes:
-        uuid: of the device.
-        power_w: its power limit; None where that is not changed.
-        clocks_locked: whether its clocks are to be locked, and so unlocked afterwards. A driver does not say whether
-            somebody had locked them before.
+    A driver does not say whether somebody had locked clocks before: they are unlocked afterwards.
     """
 
     uuid: str
@@ -107,8 +96,7 @@ def read_before(driver: Driver, uuid: str, caps: Caps) -> Before:
 def set_and_verify(driver: Driver, uuid: str, caps: Caps) -> None:
     """Set the caps of a device, and read back what is in force.
 
-    Raises:
-        CapError: the driver refuses, or does something else than it says. The device may be half changed.
+    At a ``CapError`` the driver refused, or did something else than it says; the device may be half changed.
     """
     if caps.power_w is not None:
         driver.set_power_limit(uuid, caps.power_w)

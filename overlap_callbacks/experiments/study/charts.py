@@ -100,13 +100,7 @@ def power(rows: Sequence[StudyRow], names: Names) -> Chart | None:
 def by_factor(rows: Sequence[StudyRow], names: Names, factor: str, key: str, title: str, x_label: str) -> Chart | None:
     """A figure of configurations that differ in one factor only, those of a kind below one another.
 
-    Args:
-        rows: one of each configuration.
-        names: of them.
-        factor: the field of the factor.
-        key: of the figure. Of a time or an energy the chart has its change from the first of each kind.
-        title: of the chart.
-        x_label: what the points are, with its unit.
+    Of a time or an energy the chart has its change from the first of each kind.
     """
     is_change = figure_with_key(key).unit != "fraction"
     groups = []
@@ -255,15 +249,7 @@ def scatter(
     caption: str,
     limits: Sequence[list[Any]] = (),
 ) -> Chart:
-    """Points of several series, each a name and ``x, y, low, high``.
-
-    Args:
-        title: of the chart.
-        series: points by the name of the series.
-        labels: of both axes.
-        caption: how to read it.
-        limits: names and values of y to compare with.
-    """
+    """Points of several series, each a name and ``x, y, low, high``; limits are names and values of y."""
     legend = tuple([(name, RUN_COLORS[place % len(RUN_COLORS)]) for place, name in enumerate(series)])
     lines = [{"name": name, "color": color, "points": series[name]} for name, color in legend]
     data = {"series": lines, "x_label": labels[0], "y_label": labels[1], "limits": list(limits)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -31,13 +31,12 @@ from overlap_callbacks.report.views.elements import (
     EMPTY,
     Block,
     Cell,
+    Column,
     Section,
     Table,
-    change_cell,
     estimate_cells,
-    heads,
-    name_cell,
-    number_cell,
+    interval_columns,
+    table_of,
 )
 
 _FACTORS = {BATCH: "the batch", PRECISION: "the precision", POWER_CAP: "the power cap", CLOCK_CAP: "the clock's cap"}
@@ -130,28 +129,29 @@ def pair_answer(compared: Sequence[Pair], names: Names, factor: str) -> str:
 
 def pair_table(compared: Sequence[Pair], names: Names, factor: str) -> Table:
     """What changes from the first of each kind to the others."""
-    rows = []
-    for pair in compared:
+
+    def points(key: str) -> Callable[[Pair], tuple[Cell, Cell]]:
+        return lambda pair: _points(pair.changes.get(key))
+
+    def size(key: str) -> Callable[[Pair], tuple[Cell, Cell]]:
         # A larger batch has more to do: its step time and energy say nothing of what it costs.
-        sizes = [None if factor == BATCH else pair.changes.get(key) for key in (STEP, POWER, ENERGY)]
-        rows.append(
-            (
-                name_cell(names.whole(pair.base, without=factor)),
-                name_cell(factor_in_words(pair.base, factor)),
-                name_cell(factor_in_words(pair.other, factor)),
-                *[cell for key in (SLOWDOWN, LONGER) for cell in _points(pair.changes.get(key))],
-                *[cell for change in sizes for cell in estimate_cells(change, "fraction", signed=True)],
-            )
-        )
-    columns = heads(
-        "*Configuration", "*From", "*To", "Compute slowdown", "_95% interval", "Sequential longer by", "_95% interval",
-        "Step time", "_95% interval", "Mean power", "_95% interval", "Energy of a step", "_95% interval",
-    )  # fmt: skip
-    caption = (
-        "Changes: pp are percentage points. A change is beyond chance where its interval does not hold zero; of twenty "
-        "comparisons, chance alone puts about one there."
+        return lambda pair: estimate_cells(None if factor == BATCH else pair.changes.get(key), "fraction", signed=True)
+
+    return table_of(
+        f"Pairs that differ in {_FACTORS[factor]} only",
+        compared,
+        Column("*Configuration", lambda pair: names.whole(pair.base, without=factor)),
+        Column("*From", lambda pair: factor_in_words(pair.base, factor)),
+        Column("*To", lambda pair: factor_in_words(pair.other, factor)),
+        *interval_columns("Compute slowdown", points(SLOWDOWN)),
+        *interval_columns("Sequential longer by", points(LONGER)),
+        *interval_columns("Step time", size(STEP)),
+        *interval_columns("Mean power", size(POWER)),
+        *interval_columns("Energy of a step", size(ENERGY)),
+        caption="Changes: pp are percentage points. A change is beyond chance where its interval does not hold zero; "
+        "of twenty comparisons, chance alone puts about one there.",
+        drop_empty=True,
     )
-    return Table(f"Pairs that differ in {_FACTORS[factor]} only", columns, tuple(rows), caption).without_empty_columns()
 
 
 def _points(change: Estimate | None) -> tuple[Cell, Cell]:
@@ -208,25 +208,18 @@ def _trade_off_blocks(rows: Sequence[StudyRow], names: Names, factor: str) -> li
 
 def trade_off_table(jobs: Sequence[tuple[str, Sequence[TradeOffRow]]]) -> Table:
     """Step time and energy under each cap; those on the Pareto front are marked."""
-    columns = heads(
-        "*Configuration", "*Cap", "Step, ms", "Energy of a step, J", "Mean power, W", "Longer", "Saved", "*Front"
+    return table_of(
+        "Energy against time",
+        [(name, row) for name, caps in jobs for row in caps],
+        Column("*Configuration", lambda item: item[0]),
+        Column("*Cap", lambda item: item[1].point.name),
+        Column("Step, ms", lambda item: item[1].point.step_ms),
+        Column("Energy of a step, J", lambda item: item[1].point.energy_j),
+        Column("Mean power, W", lambda item: Cell(PAGE.by_size(item[1].power_w, "W"), item[1].power_w)),
+        Column("Longer", lambda item: item[1].slowdown, "change"),
+        Column("Saved", lambda item: item[1].saving, "change"),
+        Column("*Front", lambda item: Cell("yes", "yes") if item[1].on_front else EMPTY),
+        caption="Mean values of one run each, with overlap. Front (Pareto): no other cap is at least as good in both, "
+        "and better in one.",
+        first=True,
     )
-    rows = [
-        (
-            name_cell(name),
-            name_cell(row.point.name),
-            number_cell(row.point.step_ms),
-            number_cell(row.point.energy_j),
-            Cell(PAGE.by_size(row.power_w, "W"), row.power_w),
-            change_cell(row.slowdown),
-            change_cell(row.saving),
-            Cell("yes", "yes") if row.on_front else EMPTY,
-        )
-        for name, caps in jobs
-        for row in caps
-    ]
-    caption = (
-        "Mean values of one run each, with overlap. Front (Pareto): no other cap is at least as good in both, and "
-        "better in one."
-    )
-    return Table("Energy against time", columns, tuple(rows), caption, first=True)

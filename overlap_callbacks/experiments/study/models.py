@@ -1,4 +1,4 @@
-"""The models of the studies by name, and the rule by which they are shrunk. Pure."""
+"""The models of the studies by name, how they are shrunk, and what a job that trains one is told. Pure."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import msgspec
 
 from overlap_callbacks.analysis.communication.model_shape import PRESETS as KNOWN
 from overlap_callbacks.analysis.communication.model_shape import ModelShape
+from overlap_callbacks.analysis.study import Configuration
 
 # Least sizes of a shrunk model.
 _MIN_LAYERS, _MIN_HEADS, _MIN_SEQUENCE, _MIN_VOCABULARY = 2, 2, 32, 256
@@ -153,3 +154,55 @@ def scaled(name: str, factor: float) -> Model:
 def _multiple(value: float, step: int, least: int) -> int:
     """The multiple of ``step`` that is nearest to a value, and at least ``least``."""
     return max(least, step * math.floor(value / step + 0.5))
+
+
+# -- a training job, in files of its folder
+
+
+SPEC_NAME = "job.json"
+# The last rank writes it at the end: of a pipeline, it has the losses.
+TRAINED_NAME = "trained.json"
+# Steps of each mode that a window times, and as many under the profiler.
+WINDOW_STEPS = 5
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One training job.
+
+    Attributes:
+        configuration: to train.
+        model: as it is trained.
+        ranks: of the job.
+        link: ``gloo`` or ``nccl``.
+        threads: of each rank on a CPU.
+        windows: to measure, of ``WINDOW_STEPS`` timed and as many profiled steps of each mode.
+        scale: by which the model was shrunk; for the record.
+        timeout_s: after so long no rank waits for another any more.
+        folder: of the job.
+    """
+
+    configuration: Configuration
+    model: Model
+    ranks: int
+    link: str
+    threads: int
+    windows: int
+    scale: float
+    timeout_s: float
+    folder: str
+
+
+class Trained(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job says of itself at its end.
+
+    Attributes:
+        parameters: of the model, those that are shared counted once.
+        samples_per_step: sequences or images of a step of the whole job.
+        steps: that were trained.
+        losses: of this rank, step by step; of a pipeline, the last rank's.
+    """
+
+    parameters: int
+    samples_per_step: int
+    steps: int
+    losses: tuple[float, ...] = ()

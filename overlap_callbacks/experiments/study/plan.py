@@ -5,25 +5,22 @@ from __future__ import annotations
 import datetime
 import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.communication.model_shape import count_parameters
 from overlap_callbacks.analysis.study import Configuration, StudyStart
-from overlap_callbacks.experiments.capping import refuse_on_cpu
+from overlap_callbacks.experiments.caps.capped import refuse_on_cpu
 from overlap_callbacks.experiments.machine import Machine
-from overlap_callbacks.experiments.study.job_spec import WINDOW_STEPS
-from overlap_callbacks.experiments.study.models import MODELS, Model, Transformer
+from overlap_callbacks.experiments.study.models import MODELS, WINDOW_STEPS, Model, Transformer
+from overlap_callbacks.experiments.sweep import said
 
 GLOO, NCCL = "gloo", "nccl"
 STRATEGIES = ("ddp", "fsdp2", "zero3", "tp", "pp")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
 # Measured steps of each mode: the study's, and those of a quick look.
 FULL_STEPS, QUICK_STEPS = 25, 10
-# What a quick study takes at most.
-QUICK_MINUTES = 5.0
 # After so long a job has failed.
 QUICK_TIMEOUT_S, FULL_TIMEOUT_S = 600.0, 3600.0
 _MAX_CONFIGURATIONS, _MAX_RANKS, _MAX_BATCH, _MAX_STEPS = 500, 1024, 65_536, 1000
@@ -32,120 +29,91 @@ _MIN_SCALE = 0.01
 _CPU_SCALE = 0.0625
 
 
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What a user asked for; None, or empty, where nothing was said.
+def check(asked: Mapping[str, Any]) -> None:
+    """Refuse what no machine can do, before this one is looked at; ``asked`` as of ``make_start``.
 
-    Attributes:
-        quick: whether the defaults are those of a few minutes.
-        models, strategies, precisions, batches: to combine.
-        power_caps_w, clock_caps_mhz: to combine with all of them.
-        ranks, scale, steps: as in ``StudyStart``.
+    A TypeError or ValueError names the option, what was given and what is allowed.
     """
-
-    quick: bool = True
-    models: Sequence[str] = ()
-    strategies: Sequence[str] = ()
-    precisions: Sequence[str] = ()
-    batches: Sequence[int] = ()
-    power_caps_w: Sequence[float | None] = ()
-    clock_caps_mhz: Sequence[float | None] = ()
-    ranks: int | None = None
-    scale: float | None = None
-    steps: int | None = None
-
-
-def check(asked: Asked) -> None:
-    """Refuse what no machine can do, before this one is looked at.
-
-    Raises:
-        TypeError, ValueError: the message names the option, what was given and what is allowed.
-    """
-    for option, values, allowed in (
-        ("--model", asked.models, tuple(MODELS)),
-        ("--strategy", asked.strategies, STRATEGIES),
-        ("--precision", asked.precisions, PRECISIONS),
+    found = said(asked)
+    for option, name, allowed in (
+        ("--model", "models", tuple(MODELS)),
+        ("--strategy", "strategies", STRATEGIES),
+        ("--precision", "precisions", PRECISIONS),
     ):
-        for value in values:
+        for value in found.get(name, ()):
             _validation.one_of(option, value, allowed)
-    for batch in asked.batches:
+    for batch in found.get("batches", ()):
         _validation.count("--batch", batch, minimum=1, maximum=_MAX_BATCH)
-    if asked.ranks is not None:
-        _validation.count("--ranks", asked.ranks, minimum=2, maximum=_MAX_RANKS)
-    if asked.steps is not None:
-        _validation.count("--steps", asked.steps, minimum=1, maximum=_MAX_STEPS)
-    if asked.scale is not None and not _MIN_SCALE <= asked.scale <= 1:
-        raise ValueError(f"--scale must be from {_MIN_SCALE:g} to 1, got {asked.scale:g}")
+    if "ranks" in found:
+        _validation.count("--ranks", found["ranks"], minimum=2, maximum=_MAX_RANKS)
+    if "steps" in found:
+        _validation.count("--steps", found["steps"], minimum=1, maximum=_MAX_STEPS)
+    if "scale" in found and not _MIN_SCALE <= found["scale"] <= 1:
+        raise ValueError(f"--scale must be from {_MIN_SCALE:g} to 1, got {found['scale']:g}")
 
 
-def make_start(asked: Asked, machine: Machine) -> StudyStart:
+def make_start(asked: Mapping[str, Any], machine: Machine, *, quick: bool = True) -> StudyStart:
     """The first line of a study.
 
     Args:
-        asked: what the user asked for; checked.
+        asked: what the user asked for, checked: ``models``, ``strategies``, ``precisions``, ``batches``,
+            ``power_caps_w`` and ``clock_caps_mhz`` to combine; ``ranks``, ``scale`` and ``steps`` as in ``StudyStart``.
         machine: this one.
+        quick: whether the defaults are those of a few minutes.
 
     Raises:
         ValueError: there are too many configurations, or too few GPUs.
     """
     on_gpu = machine.has_link
+    found = said(asked)
     if not on_gpu:
-        refuse_on_cpu(asked.power_caps_w, asked.clock_caps_mhz)
-    ranks = asked.ranks or (machine.num_gpus if on_gpu else 2)
+        refuse_on_cpu(found)
+    found = {**_defaults(machine, quick=quick), **found}
+    ranks = found["ranks"]
     if on_gpu and ranks > machine.num_gpus:
         raise ValueError(f"--ranks must be at most the {machine.num_gpus} GPUs of this host, one a rank, got {ranks}")
-    steps = asked.steps or (QUICK_STEPS if asked.quick else FULL_STEPS)
     return StudyStart(
-        configurations=_configurations(asked, on_gpu),
+        configurations=_configurations(found),
         ranks=ranks,
-        scale=asked.scale or (1.0 if on_gpu else _CPU_SCALE),
+        scale=found["scale"],
         # Whole windows.
-        steps=WINDOW_STEPS * math.ceil(steps / WINDOW_STEPS),
+        steps=WINDOW_STEPS * math.ceil(found["steps"] / WINDOW_STEPS),
         device=machine.device,
         link=NCCL if on_gpu else GLOO,
         versions=machine.versions,
         started_at=datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
-        options={"threads": max(1, machine.cores // ranks), "quick": asked.quick},
+        options={"threads": max(1, machine.cores // ranks), "quick": quick},
     )
 
 
-def _configurations(asked: Asked, on_gpu: bool) -> tuple[Configuration, ...]:
+def _defaults(machine: Machine, *, quick: bool) -> dict[str, Any]:
+    on_gpu = machine.has_link
+    batches = (8, 16, 32, 64) if on_gpu else (1, 2, 4, 8)
+    return {
+        "models": ("gpt3-xl",) if quick else ("gpt3-xl", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b", "llama2-13b"),
+        "strategies": ("ddp", "fsdp2", "pp"),
+        "precisions": ("bf16",) if on_gpu else ("fp32",),
+        "batches": (1, 4) if quick else batches,
+        "power_caps_w": (None,),
+        "clock_caps_mhz": (None,),
+        "ranks": machine.num_gpus if on_gpu else 2,
+        "scale": 1.0 if on_gpu else _CPU_SCALE,
+        "steps": QUICK_STEPS if quick else FULL_STEPS,
+    }
+
+
+def _configurations(combined: Mapping[str, Any]) -> tuple[Configuration, ...]:
     """All combinations, so ordered that those that are compared stand together."""
-    defaults = _quick(on_gpu) if asked.quick else _full(on_gpu)
+    names = ("models", "precisions", "batches", "power_caps_w", "clock_caps_mhz", "strategies")
     found = [
         Configuration(
             model=model, strategy=strategy, batch=batch, precision=precision, power_cap_w=power, clock_cap_mhz=clock
         )
-        for model, precision, batch, power, clock, strategy in itertools.product(
-            _distinct(asked.models) or defaults["models"],
-            _distinct(asked.precisions) or defaults["precisions"],
-            _distinct(asked.batches) or defaults["batches"],
-            _distinct(asked.power_caps_w) or (None,),
-            _distinct(asked.clock_caps_mhz) or (None,),
-            _distinct(asked.strategies) or defaults["strategies"],
-        )
+        for model, precision, batch, power, clock, strategy in itertools.product(*[combined[name] for name in names])
     ]
     if len(found) > _MAX_CONFIGURATIONS:
         raise ValueError(f"that makes {len(found)} configurations, and at most {_MAX_CONFIGURATIONS} are allowed")
     return tuple(found)
-
-
-def _quick(on_gpu: bool) -> dict[str, Any]:
-    return {
-        "models": ("gpt3-xl",),
-        "strategies": ("ddp", "fsdp2", "pp"),
-        "precisions": ("bf16",) if on_gpu else ("fp32",),
-        "batches": (1, 4),
-    }
-
-
-def _full(on_gpu: bool) -> dict[str, Any]:
-    return {
-        "models": ("gpt3-xl", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b", "llama2-13b"),
-        "strategies": ("ddp", "fsdp2", "pp"),
-        "precisions": ("bf16",) if on_gpu else ("fp32",),
-        "batches": (8, 16, 32, 64) if on_gpu else (1, 2, 4, 8),
-    }
 
 
 def difference(start: StudyStart, machine: Machine) -> str:
@@ -159,10 +127,6 @@ def difference(start: StudyStart, machine: Machine) -> str:
     if start.link == NCCL and machine.num_gpus < start.ranks:
         return f"it was begun with {start.ranks} GPUs, and {machine.num_gpus} are here: begin a new study"
     return ""
-
-
-def _distinct(values: Sequence[Any]) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(values))
 
 
 # -- what a machine cannot train, as far as that can be told before it is tried
@@ -183,15 +147,7 @@ _GIB = 2**30
 
 
 def why_not(configuration: Configuration, model: Model, ranks: int, link: str, machine: Machine) -> str:
-    """The reason, in a line; empty where it may work.
-
-    Args:
-        configuration: to train.
-        model: as it would be trained.
-        ranks: of the job.
-        link: ``gloo`` or ``nccl``.
-        machine: this one.
-    """
+    """Why a machine cannot train a configuration of a model over a link, in a line; empty where it may work."""
     return (
         _precision(configuration, link, machine)
         or _strategy(configuration, model, ranks, machine)

@@ -20,11 +20,18 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME as RECORD
 from overlap_callbacks.analysis.statistics import ONE_LOOK, pool
 from overlap_callbacks.analysis.study import FILE_NAME, SCHEMA, STEP, Configuration, StudyFigures, StudyRow, StudyStart
-from overlap_callbacks.experiments.capping import Cap, NotPossibleError, capped_part, caps_of
-from overlap_callbacks.experiments.caps.capped import capped
+from overlap_callbacks.experiments.caps.capped import Cap, NotPossibleError, capped, capped_part, caps_of
 from overlap_callbacks.experiments.machine import Machine
-from overlap_callbacks.experiments.study.job_spec import SPEC_NAME, TRAINED_NAME, WINDOW_STEPS, JobSpec, Trained
-from overlap_callbacks.experiments.study.models import Model, Transformer, scaled
+from overlap_callbacks.experiments.study.models import (
+    SPEC_NAME,
+    TRAINED_NAME,
+    WINDOW_STEPS,
+    JobSpec,
+    Model,
+    Trained,
+    Transformer,
+    scaled,
+)
 from overlap_callbacks.experiments.study.plan import GLOO, why_not
 from overlap_callbacks.experiments.study.verdict import Names
 from overlap_callbacks.experiments.supervisor import (
@@ -85,12 +92,7 @@ class Study(Sweep[StudyStart, StudyRow]):
         return configuration.batch * _work(scaled(configuration.model, self.start.scale))
 
     def trainer(self, machine: Machine, cap: Cap = capped) -> Callable[[Point, Limits, ExitStack], StudyRow | None]:
-        """A function that trains a configuration, under its caps of power and clocks.
-
-        Args:
-            machine: this one.
-            cap: sets caps and puts them back.
-        """
+        """A function that trains a configuration on this machine, under caps of power and clocks that ``cap`` sets."""
 
         def train(point: Point, limits: Limits, stack: ExitStack) -> StudyRow | None:
             one: Configuration = point.setting
@@ -129,9 +131,7 @@ def _work(model: Model) -> float:
 def run_job(study: Study, configuration: Configuration, limits: Limits) -> StudyRow | None:
     """Train a configuration once; None where the time of the study was over first.
 
-    Raises:
-        OSError: a file of the job cannot be written.
-        KeyboardInterrupt: Ctrl-C. The job has ended.
+    Raises an OSError if a file of the job cannot be written, and a KeyboardInterrupt once the job has ended.
     """
     began_s = time.monotonic()
     start = study.start

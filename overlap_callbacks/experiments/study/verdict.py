@@ -39,13 +39,7 @@ def on_cpu(start: StudyStart) -> bool:
 
 
 def verdict(start: StudyStart, rows: Sequence[StudyRow], *, bounds: bool = True) -> str:
-    """What overlap saves and costs over all configurations, in a few sentences.
-
-    Args:
-        start: of the study.
-        rows: one of each configuration.
-        bounds: whether the intervals of the means stand in it; not where they stand beside it.
-    """
+    """What overlap saves and costs over all configurations, in a few sentences; with intervals if ``bounds``."""
     names = Names(start.configurations)
     longer, slowdown = overall(rows, LONGER), overall(rows, SLOWDOWN)
     if longer is None and slowdown is None:
@@ -117,12 +111,7 @@ def _in_brackets(figure: Overall, names: Names, bounds: bool, *, most: bool = Tr
 
 
 def caveats(start: StudyStart, rows: Sequence[StudyRow]) -> list[str]:
-    """What casts doubt on the figures or on comparing them with the study's, as sentences.
-
-    Args:
-        start: of the study.
-        rows: one of each configuration.
-    """
+    """What casts doubt on the figures or on comparing them with the study's, as sentences."""
     listed = []
     if on_cpu(start):
         listed.append(
@@ -158,12 +147,7 @@ def where(start: StudyStart, rows: Sequence[StudyRow]) -> str:
 def beyond_chance(rows: Sequence[StudyRow], key: str, subject: str, more: str, less: str) -> str:
     """In how many configurations a change is beyond chance; empty of one alone, or without intervals.
 
-    Args:
-        rows: one of each configuration.
-        key: of the figure.
-        subject: of the sentence, with its verb, e.g. ``Compute is``.
-        more: what the number of increases completes, e.g. ``slower in``.
-        less: the same of decreases.
+    ``subject`` has the verb, e.g. ``Compute is``; ``more`` and ``less`` go before the numbers, e.g. ``slower in``.
     """
     values = [value for row in rows if (value := value_of(row, key)) is not None]
     if len(values) < 2 or not any(value.ci_low is not None for value in values):
@@ -194,11 +178,7 @@ _MAX_NAME = 40
 
 
 class Names:
-    """Names of the configurations of one study.
-
-    Args:
-        configurations: all of them.
-    """
+    """Names of the configurations of one study."""
 
     def __init__(self, configurations: Sequence[Configuration]) -> None:
         self._tells_precision = len({one.precision for one in configurations}) > 1
@@ -208,12 +188,7 @@ class Names:
         return f"{_clean(one.model)} {strategy_in_words(one.strategy)}"
 
     def setting(self, one: Configuration, *, without: str = "") -> str:
-        """The rest, e.g. ``batch 4, FP16, 400 W``.
-
-        Args:
-            one: the configuration.
-            without: the field of a factor that is left out.
-        """
+        """The rest, e.g. ``batch 4, FP16, 400 W``, without the field of one factor."""
         parts = []
         if without != BATCH:
             parts.append(f"batch {one.batch}")

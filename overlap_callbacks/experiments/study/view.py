@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +63,7 @@ from overlap_callbacks.report.views.elements import (
     EMPTY,
     Cell,
     Chart,
+    Column,
     Document,
     Facts,
     Note,
@@ -71,11 +72,10 @@ from overlap_callbacks.report.views.elements import (
     Table,
     Tile,
     Tiles,
-    change_cell,
     estimate_cells,
-    heads,
+    interval_columns,
     name_cell,
-    number_cell,
+    table_of,
 )
 from overlap_callbacks.report.views.power import trace_chart
 
@@ -267,73 +267,76 @@ def _overall_table(study: Study, rows: Sequence[StudyRow], names: Names) -> list
     if max([figure.number for figure in known], default=0) < 2:
         return []
     compares = not on_cpu(study.start)
+    published: Mapping[str, tuple[float | None, float | None]] = PUBLISHED if compares else {}
     labels = {**TITLES, GAP: "Gap to ideal", RATIO: "Overlap ratio"}
-    lines = []
-    for figure in known:
-        published = PUBLISHED.get(figure.key) if compares else None
-        signed = figure.key != RATIO
-        lines.append(
-            (
-                name_cell(labels[figure.key]),
-                number_cell(figure.number, 0),
-                *estimate_cells(figure.mean, "fraction", signed=signed),
-                *estimate_cells(figure.most.estimate, "fraction", signed=signed),
-                name_cell(names.whole(figure.most.configuration)),
-                *estimate_cells(figure.least.estimate, "fraction", signed=signed),
-                name_cell(names.whole(figure.least.configuration)),
-                EMPTY if published is None else change_cell(published.mean),
-                EMPTY if published is None else change_cell(published.most),
-            )
-        )
-    columns = heads(
-        "*Figure", "-Configurations", "Mean", "_95% interval", "Largest", "_95% interval", "*Of", "-Smallest",
-        "-95% interval", "-*Of", "Study, mean", "_Study, largest",
-    )  # fmt: skip
-    caption = "The study's figures are of four A100, H100, MI210 or MI250 GPUs." if compares else ""
-    table = Table("Over all configurations", columns, tuple(lines), caption, first=True)
-    return [table.without_empty_columns()]
+
+    def cells(figure: Overall, one: Estimate) -> tuple[Cell, Cell]:
+        return estimate_cells(one, "fraction", signed=figure.key != RATIO)
+
+    table = table_of(
+        "Over all configurations",
+        known,
+        Column("*Figure", lambda figure: labels[figure.key]),
+        Column("-Configurations", lambda figure: figure.number, "whole"),
+        *interval_columns("Mean", lambda figure: cells(figure, figure.mean)),
+        *interval_columns("Largest", lambda figure: cells(figure, figure.most.estimate)),
+        Column("*Of", lambda figure: names.whole(figure.most.configuration)),
+        *interval_columns("-Smallest", lambda figure: cells(figure, figure.least.estimate), "-95% interval"),
+        Column("-*Of", lambda figure: names.whole(figure.least.configuration)),
+        Column("Study, mean", lambda figure: published.get(figure.key, (None, None))[0], "change"),
+        Column("_Study, largest", lambda figure: published.get(figure.key, (None, None))[1], "change"),
+        caption="The study's figures are of four A100, H100, MI210 or MI250 GPUs." if compares else "",
+        first=True,
+        drop_empty=True,
+    )
+    return [table]
 
 
 def _configuration_table(rows: Sequence[StudyRow], names: Names) -> Table:
     """Every configuration with its figures, or why it failed."""
-    lines = []
-    for row in rows:
-        one, figures = row.configuration, row.figures
-        lines.append(
-            (
-                name_cell(names.whole(one)),
-                name_cell(one.model),
-                name_cell(strategy_in_words(one.strategy)),
-                Cell(str(one.batch), one.batch),
-                name_cell(one.precision),
-                number_cell(one.power_cap_w, 0),
-                number_cell(one.clock_cap_mhz, 0),
-                *[_number(value_of(row, key)) for key in (IDEAL, STEP, SEQUENTIAL)],
-                *estimate_cells(value_of(row, LONGER), "fraction", signed=True),
-                *estimate_cells(value_of(row, SLOWDOWN), "fraction", signed=True),
-                estimate_cells(value_of(row, RATIO), "fraction")[0],
-                *[_number(value_of(row, key), 0) for key in (POWER, power_key(Mode.SEQUENTIAL, "avg_w"))],
-                *[_number(value_of(row, power_key(mode, "peak_w")), 0) for mode in (Mode.OVERLAPPED, Mode.SEQUENTIAL)],
-                _number(value_of(row, ENERGY), 1),
-                number_cell(None if figures is None else figures.num_windows, 0),
-                number_cell(None if figures is None else figures.num_steps, 0),
-                number_cell(row.seconds, 0),
-                name_cell(row.failure or "no figures") if figures is None else EMPTY,
-                EMPTY if row.record is None else name_cell(row.record, row.record.removesuffix(f"/{FILE_NAME}")),
-            )
-        )
-    columns = heads(
-        "+*Configuration", "-*Model", "-*Strategy", "-Batch", "-*Precision", "-Power cap, W", "-Clock cap, MHz",
-        "-Ideal, ms", "Step, ms", "-Sequential, ms", "Sequential longer by", "_95% interval", "Compute slowdown",
-        "_95% interval", "Overlap ratio", "-Mean W with overlap", "-sequential", "Highest W with overlap",
-        "-sequential", "-J a step", "-Windows", "-Steps of a mode", "-Seconds", "-*Failed", "-*Record",
-    )  # fmt: skip
-    caption = "Seconds are those of the whole job."
-    return Table("Every configuration", columns, tuple(lines), caption, first=True).without_empty_columns()
 
+    def figure(key: str) -> Callable[[StudyRow], Estimate | None]:
+        return lambda row: value_of(row, key)
 
-def _number(value: Estimate | None, decimals: int | None = None) -> Cell:
-    return number_cell(None if value is None else value.value, decimals)
+    def change(key: str) -> Callable[[StudyRow], tuple[Cell, Cell]]:
+        return lambda row: estimate_cells(value_of(row, key), "fraction", signed=True)
+
+    def failure(row: StudyRow) -> Cell:
+        return name_cell(row.failure or "no figures") if row.figures is None else EMPTY
+
+    def place(row: StudyRow) -> Cell:
+        return EMPTY if row.record is None else name_cell(row.record, row.record.removesuffix(f"/{FILE_NAME}"))
+
+    return table_of(
+        "Every configuration",
+        rows,
+        Column("+*Configuration", lambda row: names.whole(row.configuration)),
+        Column("-*Model", lambda row: row.configuration.model),
+        Column("-*Strategy", lambda row: strategy_in_words(row.configuration.strategy)),
+        Column("-Batch", lambda row: Cell(str(row.configuration.batch), row.configuration.batch)),
+        Column("-*Precision", lambda row: row.configuration.precision),
+        Column("-Power cap, W", lambda row: row.configuration.power_cap_w, "whole"),
+        Column("-Clock cap, MHz", lambda row: row.configuration.clock_cap_mhz, "whole"),
+        Column("-Ideal, ms", figure(IDEAL)),
+        Column("Step, ms", figure(STEP)),
+        Column("-Sequential, ms", figure(SEQUENTIAL)),
+        *interval_columns("Sequential longer by", change(LONGER)),
+        *interval_columns("Compute slowdown", change(SLOWDOWN)),
+        Column("Overlap ratio", lambda row: estimate_cells(value_of(row, RATIO), "fraction")[0]),
+        Column("-Mean W with overlap", figure(POWER), "whole"),
+        Column("-sequential", figure(power_key(Mode.SEQUENTIAL, "avg_w")), "whole"),
+        Column("Highest W with overlap", figure(power_key(Mode.OVERLAPPED, "peak_w")), "whole"),
+        Column("-sequential", figure(power_key(Mode.SEQUENTIAL, "peak_w")), "whole"),
+        Column("-J a step", figure(ENERGY), 1),
+        Column("-Windows", lambda row: None if row.figures is None else row.figures.num_windows, "whole"),
+        Column("-Steps of a mode", lambda row: None if row.figures is None else row.figures.num_steps, "whole"),
+        Column("-Seconds", lambda row: row.seconds, "whole"),
+        Column("-*Failed", failure),
+        Column("-*Record", place),
+        caption="Seconds are those of the whole job.",
+        first=True,
+        drop_empty=True,
+    )
 
 
 _KNOWN = {"python": "Python", "threads": "Threads of a rank", "quick": "A quick look", "device": "Ranks are on"}

@@ -57,11 +57,7 @@ Combination = tuple[Setting, ...]
 
 
 def parsed_axis(kind: Kind, text: str) -> Axis:
-    """An axis from what the user wrote, e.g. ``NCCL_MAX_CTAS=8,16``.
-
-    Raises:
-        ValueError: what was written is not of this form; the message says what is.
-    """
+    """An axis from what the user wrote, e.g. ``NCCL_MAX_CTAS=8,16``; a ``ValueError`` says what the form is."""
     name, equals, values = text.partition("=")
     option = f"--{kind.value} {text}"
     if not equals or not name or (kind is Kind.ENV and not _VARIABLE.fullmatch(name)):
@@ -80,8 +76,7 @@ _EXAMPLES = {Kind.ENV: "NCCL_MAX_CTAS=8,16", Kind.ARG: "bucket-mb=1,25"}
 def combinations(axes: Sequence[Axis]) -> list[Combination]:
     """All combinations of the axes' values, that of the first values first.
 
-    Raises:
-        ValueError: there is nothing to compare, too many combinations, or one name twice.
+    Raises a ``ValueError`` if there is nothing to compare, too many combinations, or one name twice.
     """
     names = [axis.name for axis in axes]
     doubled = sorted({name for name in names if names.count(name) > 1})
@@ -96,26 +91,17 @@ def combinations(axes: Sequence[Axis]) -> list[Combination]:
 
 
 def check_command(command: Sequence[str], axes: Sequence[Axis]) -> None:
-    """Refuse a command in which a setting cannot be left out.
-
-    Raises:
-        ValueError: an axis has the empty value, and the command has a placeholder for it.
-    """
+    """Raise a ``ValueError`` if an axis has the empty value, and the command a placeholder for it."""
     for axis in axes:
         if AS_IS in axis.values and any(f"{{{axis.name}}}" in part for part in command):
             raise ValueError(f"{axis.name} has an empty value, which {{{axis.name}}} in the command cannot stand for")
 
 
 def command_of(command: Sequence[str], combination: Combination, run_folder: str) -> list[str]:
-    """The user's command with the settings of a combination.
+    """The user's command with the settings of a combination, and the run's folder for ``{run_dir}``.
 
     ``{NAME}`` in the command is replaced by the setting's value. An argument without such a place is appended, as
     ``--NAME VALUE``; a name that begins with a dash is appended as it is.
-
-    Args:
-        command: the user's.
-        combination: the settings.
-        run_folder: what ``{run_dir}`` stands for.
     """
     values = {setting.axis.name: setting.value for setting in combination} | {RUN_FOLDER: run_folder}
     filled = [_filled(part, values) for part in command]

@@ -92,11 +92,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="ru
 
 @dataclass
 class Tune(Sweep[Tuning, Run]):
-    """A tuning. Its settings are the places of its combinations.
-
-    Attributes:
-        num_runs: of each combination.
-    """
+    """A tuning. Its settings are the places of its combinations, each run ``num_runs`` times."""
 
     COMMAND, FILE_NAME, SCHEMA, START, LINE = "tune", "tune.jsonl", 1, Tuning, Run
 
@@ -138,9 +134,7 @@ class Tune(Sweep[Tuning, Run]):
     def run_once(self, point: Point, limits: Limits, _: ExitStack) -> Run | None:
         """Run a combination once; None where the time for all runs was over first.
 
-        Raises:
-            OSError: a file of the run cannot be written.
-            KeyboardInterrupt: Ctrl-C. The command has ended.
+        Raises an OSError if a file of the run cannot be written, and a KeyboardInterrupt once the command has ended.
         """
         number, repeat = point
         settings, wanted = self.combinations[number], self.start.blocks

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
-from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, count, page_sentence, page_text, rounded
+from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, count, page_sentence, page_text
 from overlap_callbacks.experiments.sweep import failures_in_words
-from overlap_callbacks.experiments.tune.combinations import AS_IS_IN_WORDS, Combination, in_words, line_of
+from overlap_callbacks.experiments.tune.combinations import AS_IS_IN_WORDS, in_words, line_of
 from overlap_callbacks.experiments.tune.ranking import MIN_RUNS, Ranking, Row
 from overlap_callbacks.experiments.tune.sweep import Tune
 from overlap_callbacks.report.views.elements import (
@@ -18,10 +18,12 @@ from overlap_callbacks.report.views.elements import (
     Block,
     Cell,
     Chart,
+    Column,
     Document,
     Facts,
     Head,
     Note,
+    Point,
     RunPage,
     Section,
     Table,
@@ -29,8 +31,12 @@ from overlap_callbacks.report.views.elements import (
     Tiles,
     estimate_cells,
     estimate_tile,
-    heads,
+    has_intervals,
+    interval_columns,
+    legend_of,
+    line,
     name_cell,
+    table_of,
 )
 
 NOTHING = "No combination was measured."
@@ -193,42 +199,26 @@ def _chart(tune: Tune, ranking: Ranking, place: int, *, narrow: bool) -> Chart:
     label = page_text(axis.name, _MAX_LABEL)
     numeric = all(_number(value) is not None for value in axis.values)
     order = {_label(value): number for number, value in enumerate(axis.values)}
-    lines: dict[str, list[list[Any]]] = {}
+    lines: dict[str, list[Point]] = {}
     for row in ranking.measured:
         combination = tune.combinations[row.number]
-        value, step = combination[place].value, row.step_ms
-        assert step is not None
-        point = [
-            _number(value) if numeric else _label(value),
-            page_text(in_words(combination), 120),
-            *map(rounded, (step.value, step.ci_low, step.ci_high)),
-        ]
-        lines.setdefault(_others(combination, place), []).append(point)
+        value = combination[place].value
+        at = _number(value) if numeric else _label(value)
+        point = (at, page_text(in_words(combination), 120), row.step_ms)
+        others = in_words((*combination[:place], *combination[place + 1 :]))
+        lines.setdefault(page_text(others, 80), []).append(point)
     for points in lines.values():
         points.sort(key=lambda point: point[0] if numeric else order.get(point[0], 0))
-    series = [
-        {"name": name, "color": color, "points": points}
-        for color, (name, points) in zip(RUN_COLORS, lines.items(), strict=False)
-    ]
-    legend = tuple([(str(line["name"]), str(line["color"])) for line in series]) if len(lines) > 1 else EMPTY_LEGEND
+    series = [line(name, color, points) for color, (name, points) in zip(RUN_COLORS, lines.items(), strict=False)]
+    legend = legend_of(series) if len(lines) > 1 else EMPTY_LEGEND
     data = {"unit": "ms", "series": series, "x_label": label, "numeric": numeric, "ideal": 0}
-    caption = _caption(ranking, lines, len(series))
-    return Chart("against", f"Step time against {label}", data, caption, legend, narrow=narrow)
-
-
-def _caption(ranking: Ranking, lines: dict[str, list[list[Any]]], num_drawn: int) -> str:
-    parts = []
-    if any(point[3] is not None for points in list(lines.values())[:num_drawn] for point in points):
-        parts.append("Whiskers are 95% intervals over runs.")
-    if len(lines) > num_drawn:
-        parts.append(f"Lines of the {num_drawn} fastest settings of the other axes; the table has all {len(lines)}.")
+    parts = ["Whiskers are 95% intervals over runs."] if has_intervals(series) else []
+    if len(lines) > len(series):
+        parts.append(f"Lines of the {len(series)} fastest settings of the other axes; the table has all {len(lines)}.")
     if ranking.failed:
         parts.append("Combinations that failed have no point.")
-    return " ".join(parts)
-
-
-def _others(combination: Combination, place: int) -> str:
-    return page_text(in_words((*combination[:place], *combination[place + 1 :])), 80)
+    caption = " ".join(parts)
+    return Chart("against", f"Step time against {label}", data, caption, legend, narrow=narrow)
 
 
 def _label(value: str) -> str:
@@ -249,38 +239,39 @@ def _number(value: str) -> float | int | None:
 
 
 def _table(tune: Tune, ranking: Ranking) -> Table:
-    rows = [
-        (
-            Cell(str(place), place) if row.is_ranked else EMPTY,
-            *[_setting(value) for _, value in tune.combinations[row.number]],
-            *_step(row),
-            *(_FIRST if row.number == ranking.baseline else estimate_cells(row.change, "fraction", signed=True)),
-            Cell(str(row.num_runs), row.num_runs),
-            name_cell(row.failure) if row.failure else EMPTY,
-        )
-        for place, row in enumerate(ranking.rows, 1)
-    ]
-    columns = heads(
-        "Place", *[Head(page_text(axis.name, 60)) for axis in tune.start.axes], "Step time", "_95% interval",
-        "Against the first", "_95% interval", "Runs", "-*Failed",
-    )  # fmt: skip
-    caption = "A change is beyond chance where its interval does not hold zero."
-    table = Table("Combinations, the fastest first", columns, tuple(rows), caption, first=True)
-    return table.without_empty_columns()
+    places = {row.number: place for place, row in enumerate(ranking.rows, 1)}
 
+    def step(row: Row) -> tuple[Cell, Cell]:
+        if row.is_ranked:
+            return estimate_cells(row.step_ms, "ms")
+        return Cell("failed" if row.failure else "not run"), EMPTY
 
-_FIRST = (Cell("the first"), EMPTY)
+    def change(row: Row) -> tuple[Cell, Cell]:
+        if row.number == ranking.baseline:
+            return Cell("the first"), EMPTY
+        return estimate_cells(row.change, "fraction", signed=True)
+
+    def setting(axis: int) -> Callable[[Row], Cell]:
+        return lambda row: _setting(tune.combinations[row.number][axis].value)
+
+    return table_of(
+        "Combinations, the fastest first",
+        ranking.rows,
+        Column("Place", lambda row: Cell(str(places[row.number]), places[row.number]) if row.is_ranked else EMPTY),
+        *[Column(Head(page_text(axis.name, 60)), setting(place)) for place, axis in enumerate(tune.start.axes)],
+        *interval_columns("Step time", step),
+        *interval_columns("Against the first", change),
+        Column("Runs", lambda row: Cell(str(row.num_runs), row.num_runs)),
+        Column("-*Failed", lambda row: name_cell(row.failure) if row.failure else EMPTY),
+        caption="A change is beyond chance where its interval does not hold zero.",
+        first=True,
+        drop_empty=True,
+    )
 
 
 def _setting(value: str) -> Cell:
     number = _number(value)
     return Cell(page_text(value or AS_IS_IN_WORDS, 80), value if number is None else number)
-
-
-def _step(row: Row) -> Sequence[Cell]:
-    if row.is_ranked:
-        return estimate_cells(row.step_ms, "ms")
-    return Cell("failed" if row.failure else "not run"), EMPTY
 
 
 def _facts(tune: Tune) -> Facts:

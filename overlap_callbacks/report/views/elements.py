@@ -343,6 +343,13 @@ class _Look(TypedDict, total=False):
     few: int
 
 
+def interval_columns(
+    head: str, cells: Callable[[_Item], tuple[Cell, Cell]], interval: str = "_95% interval"
+) -> tuple[Column[_Item], Column[_Item]]:
+    """A column of a figure and one of its interval, from a function that makes both cells of an item."""
+    return Column(head, lambda item: cells(item)[0]), Column(interval, lambda item: cells(item)[1])
+
+
 def table_of(
     title: str, items: Iterable[_Item], *columns: Column[_Item], drop_empty: bool = False, **look: Unpack[_Look]
 ) -> Table:

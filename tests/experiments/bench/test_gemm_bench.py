@@ -6,8 +6,8 @@ import bisect
 import math
 import statistics
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -18,8 +18,7 @@ import torch.distributed as dist
 from overlap_callbacks.analysis.bench import gemm_figures
 from overlap_callbacks.analysis.results.bench import BOTH, COMMUNICATION, COMPUTE, GemmPoint, GemmRound
 from overlap_callbacks.experiments.bench.gemm_bench import Work, measure_gemm
-from overlap_callbacks.experiments.bench.sensors import Sensors
-from overlap_callbacks.experiments.bench.site import Call, HostTrials, Range, Ranks, Trial
+from overlap_callbacks.experiments.bench.site import Call, HostTrials, Range, Ranks, Sensors, Trial
 from overlap_callbacks.experiments.loopback.collectives import LoopSettings
 from overlap_callbacks.experiments.loopback.job import open_job
 from tests.distributed import run_alone
@@ -63,13 +62,8 @@ class _KeptTrials(HostTrials):
     def __init__(self) -> None:
         self.calls: list[Range] = []
 
-    def compute(self, call: Call, count: int) -> Sequence[Range]:
-        found = super().compute(call, count)
-        self.calls += found
-        return found
-
-    def both(self, call: Call, transfer: Call, calls: int, transfers: int) -> Trial:
-        found = super().both(call, transfer, calls, transfers)
+    def run(self, call: Call | None, calls: int, transfer: Call | None, transfers: int) -> Trial:
+        found = super().run(call, calls, transfer, transfers)
         self.calls += found.covered()
         return found
 
@@ -118,9 +112,8 @@ def _measure_known(factor: float) -> tuple[bytes, list[_Known | None]]:
 
     with open_job(LoopSettings("cpu", gb_s=4 * ELEMENTS / (1e6 * ALL_REDUCE_MS))):
         work = Work(product, transfer, 2 * 64**3)
-        rounds = []
-        for number in range(2):
-            rounds.append(measure_gemm(POINT, number, work, trials, ranks, Sensors(), 0.05))
+        site: Any = SimpleNamespace(trials=trials, ranks=ranks, sensors=Sensors())
+        rounds = [measure_gemm(POINT, number, work, site, 0.05) for number in range(2)]
     return msgspec.json.encode(rounds), [_known(product, calls) for calls in ranks.blocks]
 
 
@@ -193,4 +186,4 @@ def test_an_error_of_a_transfer_reaches_whoever_measures() -> None:
         raise RuntimeError("the link is gone")
 
     with pytest.raises(RuntimeError, match="the link is gone"):
-        HostTrials().both(lambda: time.sleep(0.001), transfer, 1, 3)
+        HostTrials().run(lambda: time.sleep(0.001), 1, transfer, 3)

@@ -10,7 +10,7 @@ from torch.torch_version import TorchVersion
 
 from overlap_callbacks.analysis.results.bench import COLLECTIVES, GEMM, LOOPBACK
 from overlap_callbacks.experiments.bench.gemm_bench import flop, message_dtype, product
-from overlap_callbacks.experiments.bench.plans import Asked, make_plan
+from overlap_callbacks.experiments.bench.plans import make_plan
 from overlap_callbacks.experiments.bench.results import points_of
 from tests.commands import invoke
 
@@ -18,18 +18,18 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="says what a m
 
 
 def test_the_defaults_of_a_machine_without_a_gpu() -> None:
-    plan = make_plan(Asked(bench=GEMM))
+    plan = make_plan(GEMM, {})
     assert (plan.link, plan.device, plan.ranks, plan.dtypes) == ("gloo", "cpu", 2, ("fp32",))
     assert plan.threads >= 1
-    every = make_plan(Asked(bench=COLLECTIVES))
+    every = make_plan(COLLECTIVES, {})
     assert every.message_bytes[0] == 8
     assert {point.kind for point in points_of(every)} == set(every.kinds)  # type: ignore[union-attr]
-    assert len(make_plan(Asked(bench=GEMM, quick=False)).sizes) > len(plan.sizes)
+    assert len(make_plan(GEMM, {}, quick=False).sizes) > len(plan.sizes)
 
 
 def test_a_launchers_ranks_count() -> None:
-    assert make_plan(Asked(bench=GEMM), world_size=4).ranks == 4
-    assert make_plan(Asked(bench=GEMM, link=LOOPBACK), world_size=1).ranks == 2
+    assert make_plan(GEMM, {}, world_size=4).ranks == 4
+    assert make_plan(GEMM, {"link": LOOPBACK}, world_size=1).ranks == 2
 
 
 @pytest.mark.parametrize(

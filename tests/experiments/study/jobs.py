@@ -11,10 +11,8 @@ import torch.distributed as dist
 from overlap_callbacks.analysis.results.env_overrides import SWITCH
 from overlap_callbacks.analysis.study import Configuration
 from overlap_callbacks.experiments.study.job.strategies import STRATEGIES
-from overlap_callbacks.experiments.study.job.training import rank_place
 from overlap_callbacks.experiments.study.job.worker import train
-from overlap_callbacks.experiments.study.job_spec import JobSpec
-from overlap_callbacks.experiments.study.models import scaled
+from overlap_callbacks.experiments.study.models import JobSpec, scaled
 from tests.margins import PATIENCE_S
 
 SCALE = 0.01
@@ -33,7 +31,7 @@ def losses(rank: int, strategy: str, model: str, precision: str, folder: str) ->
             folder=str(Path(folder, switch)),
         )  # fmt: skip
         torch.manual_seed(0)
-        training = STRATEGIES[strategy](spec, rank_place(torch.device("cpu")))
+        training = STRATEGIES[strategy](spec, torch.device("cpu"))
         train(training)
         found[switch] = [float(loss) for loss in training.losses]
         dist.barrier()

@@ -13,9 +13,9 @@ import pytest
 from overlap_callbacks.analysis.study import Configuration
 from overlap_callbacks.cli._options import caps
 from overlap_callbacks.experiments import sweep
-from overlap_callbacks.experiments.capping import capped_part, caps_of, check_may_cap
+from overlap_callbacks.experiments.caps.capped import capped_part, caps_of, check_may_cap
 from overlap_callbacks.experiments.caps.settings import CapError, Caps, Driver
-from overlap_callbacks.experiments.study.plan import Asked, make_start
+from overlap_callbacks.experiments.study.plan import make_start
 from overlap_callbacks.experiments.study.sweep import Study
 from overlap_callbacks.experiments.sweep import CannotGoOnError
 from tests.commands import invoke
@@ -30,7 +30,7 @@ def device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Device:
 
 def study(folder: Path, *power_caps_w: float) -> Study:
     """Small jobs on the CPU, which a user could not cap."""
-    start = make_start(Asked(strategies=["ddp"], batches=[1], scale=0.01, steps=5), CPU)
+    start = make_start({"strategies": ["ddp"], "batches": [1], "scale": 0.01, "steps": 5}, CPU)
     (one,) = start.configurations
     capped_ones = tuple([msgspec.structs.replace(one, power_cap_w=power_w) for power_w in power_caps_w])
     return Study(folder, msgspec.structs.replace(start, configurations=capped_ones))
@@ -74,9 +74,12 @@ def test_what_is_interrupted_is_put_back_and_that_failing_is_said() -> None:
 
 
 def test_caps_are_combined_with_everything_else() -> None:
-    asked = Asked(
-        strategies=["ddp"], batches=[4], power_caps_w=caps("none, 500,300.5", "--power-cap"), clock_caps_mhz=(1200.0,)
-    )
+    asked = {
+        "strategies": ["ddp"],
+        "batches": [4],
+        "power_caps_w": caps("none, 500,300.5", "--power-cap"),
+        "clock_caps_mhz": (1200.0,),
+    }
     found = make_start(asked, H100S).configurations
     assert [(one.power_cap_w, one.clock_cap_mhz) for one in found] == [(None, 1200.0), (500.0, 1200.0), (300.5, 1200.0)]
 

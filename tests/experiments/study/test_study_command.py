@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, SWITCH
-from overlap_callbacks.experiments.study.plan import Asked, make_start
+from overlap_callbacks.experiments.study.plan import make_start
 from overlap_callbacks.experiments.study.sweep import Study, run_job
 from overlap_callbacks.experiments.supervisor import Limits, processes_with
 from overlap_callbacks.report.record import read
@@ -102,7 +102,7 @@ def test_results_are_not_overwritten(tmp_path: Path) -> None:
 
 
 def test_a_job_that_fails_is_a_row_with_its_reason(tmp_path: Path) -> None:
-    start = make_start(Asked(strategies=["ddp"], batches=[1], scale=0.01, steps=5), CPU)
+    start = make_start({"strategies": ["ddp"], "batches": [1], "scale": 0.01, "steps": 5}, CPU)
     wrong = msgspec.structs.replace(start, options={**start.options, "threads": 0})
     (one,) = start.configurations
     row = run_job(Study(tmp_path, wrong), one, Limits(timeout_s=PATIENCE_S, left_s=1000))

@@ -25,12 +25,7 @@ _IGNORED = -100
 
 
 def build(model: Model, blocks: range | None = None) -> LanguageModel | ImageModel:
-    """The model on the device in use.
-
-    Args:
-        model: its sizes.
-        blocks: those of this stage of a pipeline; None for all.
-    """
+    """The model on the device in use, or the blocks of one stage of a pipeline."""
     own = range(model.num_blocks) if blocks is None else blocks
     if isinstance(model, Transformer):
         return LanguageModel(model.shape, model.causal, own)
@@ -72,14 +67,7 @@ def _local(parameter: Any) -> tuple[torch.Tensor, bool, tuple[int, ...]]:
 
 
 def batches(model: Model, samples: int, seed: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Inputs and targets of random numbers, without end.
-
-    Args:
-        model: that they are for.
-        samples: sequences or images of a batch.
-        seed: ranks that share a seed see the same data.
-        device: where they lie.
-    """
+    """Inputs and targets of random numbers, without end; ranks that share a seed see the same data."""
     generator = torch.Generator().manual_seed(seed)
     drawn = [_batch(model, samples, generator) for _ in range(_BATCHES)]
     return itertools.cycle([(inputs.to(device), targets.to(device)) for inputs, targets in drawn])

@@ -15,15 +15,7 @@ _MAX_DOUBLINGS = 3
 
 
 class ImageModel(nn.Module):
-    """All blocks of a network, or those of one stage of a pipeline.
-
-    Args:
-        net: sizes of the whole network.
-        blocks: that this stage has.
-
-    Attributes:
-        blocks: bottleneck blocks of a ResNet, convolutions of a VGG.
-    """
+    """All blocks of a network, bottlenecks of a ResNet or convolutions of a VGG, or those of a pipeline's stage."""
 
     def __init__(self, net: ConvNet, blocks: range) -> None:
         super().__init__()

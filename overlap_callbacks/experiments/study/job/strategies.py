@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -14,15 +14,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks.experiments.study.job.building import batches, build, count_weights, draw_weights, loss_of
-from overlap_callbacks.experiments.study.job.training import (
-    LoopTraining,
-    Place,
-    Training,
-    half_type,
-    loss_scale,
-    optimizer_of,
-)
-from overlap_callbacks.experiments.study.job_spec import JobSpec
+from overlap_callbacks.experiments.study.job.training import HALF, LoopTraining, Training, optimizer_of
+from overlap_callbacks.experiments.study.models import JobSpec
 
 # DDP's own bucket, and the number of buckets that a model has at least: a shrunk one would have a single bucket, which
 # nothing overlaps with.
@@ -31,37 +24,32 @@ _BUCKET_BYTES, _BUCKETS = 25 * 2**20, 8
 MICRO_BATCHES_PER_STAGE = 2
 
 
-def ddp(spec: JobSpec, place: Place) -> Training:
+def ddp(spec: JobSpec, device: torch.device) -> Training:
     """Distributed data parallel: gradients are all-reduced in buckets during the backward pass."""
-    module = _on_device(spec, place)
+    with device:
+        module = build(spec.model)
+    draw_weights(module, dist.get_rank())
     size = sum([parameter.numel() * parameter.element_size() for parameter in module.parameters()])
     wrapped = DistributedDataParallel(module, bucket_cap_mb=min(_BUCKET_BYTES, size / _BUCKETS) / 2**20)
-    return LoopTraining(spec, place, wrapped, _own_data(spec, place))
+    return LoopTraining(spec, device, wrapped, _own_data(spec, device))
 
 
-def fsdp2(spec: JobSpec, place: Place) -> Training:
+def fsdp2(spec: JobSpec, device: torch.device) -> Training:
     """Fully sharded: weights are gathered block by block, gradients reduced and scattered."""
-    mesh = init_device_mesh(place.device.type, (place.ranks,), mesh_dim_names=("dp",))
-    policy = MixedPrecisionPolicy(param_dtype=half_type(spec.configuration.precision))
+    mesh = init_device_mesh(device.type, (spec.ranks,), mesh_dim_names=("dp",))
+    policy = MixedPrecisionPolicy(param_dtype=HALF.get(spec.configuration.precision))
     with torch.device("meta"):  # no rank ever holds the whole model
         module = build(spec.model)
     for block in module.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy)
     fully_shard(module, mesh=mesh, mp_policy=policy)
-    _allocate(module, place)
-    return _Fsdp2(spec, place, module, _own_data(spec, place))
+    _allocate(module, device)
+    return LoopTraining(spec, device, module, _own_data(spec, device), casts=False)  # the policy casts
 
 
-class _Fsdp2(LoopTraining):
-    """Its policy casts: there is no autocast beside it."""
-
-    def casting(self) -> Any:
-        return nullcontext()
-
-
-def tensor_parallel(spec: JobSpec, place: Place) -> Training:
+def tensor_parallel(spec: JobSpec, device: torch.device) -> Training:
     """Tensor parallel: attention is split by heads, the MLP by its width; all ranks see the same batch."""
-    mesh = init_device_mesh(place.device.type, (place.ranks,), mesh_dim_names=("tp",))
+    mesh = init_device_mesh(device.type, (spec.ranks,), mesh_dim_names=("tp",))
     with torch.device("meta"):
         module = build(spec.model)
     columns, rows = ("attention.query", "attention.key", "attention.value", "mlp.up"), ("attention.out", "mlp.down")
@@ -69,41 +57,35 @@ def tensor_parallel(spec: JobSpec, place: Place) -> Training:
         gated = getattr(block.mlp, "gate", None) is not None
         plan: dict[str, Any] = {name: ColwiseParallel() for name in (*columns, *(["mlp.gate"] if gated else []))}
         parallelize_module(block, mesh, plan | {name: RowwiseParallel() for name in rows})
-    _allocate(module, place)
-    training = LoopTraining(spec, place, module, batches(spec.model, spec.configuration.batch, 0, place.device))
+    _allocate(module, device)
+    training = LoopTraining(spec, device, module, batches(spec.model, spec.configuration.batch, 0, device))
     training.samples_per_step = spec.configuration.batch
     return training
 
 
-def pipeline(spec: JobSpec, place: Place) -> Training:
+class Pipeline(LoopTraining):
     """Pipeline parallel: each rank has a stage of the blocks, and runs one forward and one backward pass in turn."""
-    return _Pipeline(spec, place)
 
-
-class _Pipeline(LoopTraining):
-    def __init__(self, spec: JobSpec, place: Place) -> None:
-        blocks, rank, ranks = spec.model.num_blocks, place.rank, place.ranks
+    def __init__(self, spec: JobSpec, device: torch.device) -> None:
+        blocks, rank, ranks = spec.model.num_blocks, dist.get_rank(), spec.ranks
         with torch.device("meta"):
             module = build(spec.model, range(rank * blocks // ranks, (rank + 1) * blocks // ranks))
-        _allocate(module, place)
+        _allocate(module, device)
         micro_batches = MICRO_BATCHES_PER_STAGE * ranks
         samples = spec.configuration.batch * micro_batches
-        super().__init__(spec, place, module, batches(spec.model, samples, 0, place.device))
+        super().__init__(spec, device, module, batches(spec.model, samples, 0, device))
         self.samples_per_step = samples
-        stage = PipelineStage(module, rank, ranks, place.device)
-        scale = loss_scale(spec.configuration.precision)
+        stage, scale = PipelineStage(module, rank, ranks, device), self._scale
         self._schedule = Schedule1F1B(stage, micro_batches, loss_fn=lambda out, target: loss_of(out, target) * scale)
-        self._scale = scale
 
     def step(self) -> None:
         inputs, targets = next(self.data)
-        first, last = self.place.rank == 0, self.place.rank == self.place.ranks - 1
+        first, last = self.rank == 0, self.rank == self.spec.ranks - 1
         losses: list[torch.Tensor] = []
         with self.casting():
-            if last:
-                self._schedule.step(*([inputs] if first else []), target=targets, losses=losses)
-            else:
-                self._schedule.step(*([inputs] if first else []))
+            self._schedule.step(
+                *([inputs] if first else []), target=targets if last else None, losses=losses if last else None
+            )
         self.optimizer.step()
         self.optimizer.zero_grad()
         if losses:
@@ -115,20 +97,13 @@ class _Pipeline(LoopTraining):
         return attach(self.optimizer, pipeline=self._schedule, start_step=steps_done, **options)
 
 
-def _on_device(spec: JobSpec, place: Place) -> nn.Module:
-    with place.device:
-        module = build(spec.model)
-    draw_weights(module, place.rank)
-    return module
+def _allocate(module: nn.Module, device: torch.device) -> None:
+    module.to_empty(device=device)
+    draw_weights(module, dist.get_rank())
 
 
-def _allocate(module: nn.Module, place: Place) -> None:
-    module.to_empty(device=place.device)
-    draw_weights(module, place.rank)
-
-
-def _own_data(spec: JobSpec, place: Place) -> Any:
-    return batches(spec.model, spec.configuration.batch, place.rank, place.device)
+def _own_data(spec: JobSpec, device: torch.device) -> Any:
+    return batches(spec.model, spec.configuration.batch, dist.get_rank(), device)
 
 
 # -- ZeRO-3
@@ -139,31 +114,26 @@ _SMALL_MODEL = 50_000_000
 
 
 class Zero3(Training):
-    """An engine.
+    """ZeRO-3: weights, gradients and moments are split over ranks; weights are gathered ahead of use."""
 
-    Args:
-        spec: the job.
-        place: of this rank.
-    """
-
-    def __init__(self, spec: JobSpec, place: Place) -> None:
-        super().__init__(spec, place)
+    def __init__(self, spec: JobSpec, device: torch.device) -> None:
+        super().__init__(spec, device)
+        torch.cuda.empty_cache()
         import deepspeed
 
-        on_host = place.device.type == "cpu"
-        if on_host:
+        if device.type == "cpu":
             # It would compile a shared-memory all-reduce for inference, for a minute.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(verbose=False)
         config = _config(spec)
         with deepspeed.zero.Init(config_dict_or_path=config):  # no rank ever holds the whole model
             module = build(spec.model)
-        draw_weights(module, place.rank)
+        draw_weights(module, self.rank)
         self._engine, *_ = deepspeed.initialize(
             model=module, optimizer=optimizer_of(spec, list(module.parameters())), config=config
         )
         self._type = next(module.parameters()).dtype
-        self._data = batches(spec.model, spec.configuration.batch, place.rank, place.device)
+        self._data = _own_data(spec, device)
 
     def step(self) -> None:
         inputs, targets = next(self._data)
@@ -209,10 +179,4 @@ def _config(spec: JobSpec) -> dict[str, Any]:
     return config
 
 
-def zero3(spec: JobSpec, place: Place) -> Training:
-    """ZeRO-3: weights, gradients and moments are split over ranks; weights are gathered ahead of use."""
-    torch.cuda.empty_cache()
-    return Zero3(spec, place)
-
-
-STRATEGIES = {"ddp": ddp, "fsdp2": fsdp2, "tp": tensor_parallel, "pp": pipeline, "zero3": zero3}
+STRATEGIES = {"ddp": ddp, "fsdp2": fsdp2, "tp": tensor_parallel, "pp": Pipeline, "zero3": Zero3}

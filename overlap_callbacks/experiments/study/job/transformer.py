@@ -13,16 +13,7 @@ from overlap_callbacks.analysis.communication.model_shape import ModelShape
 
 
 class LanguageModel(nn.Module):
-    """All layers of a model, or those of one stage of a pipeline.
-
-    Args:
-        shape: sizes of the whole model.
-        causal: whether a token sees earlier ones only.
-        layers: that this stage has.
-
-    Attributes:
-        blocks: the layers.
-    """
+    """All layers of a model, or those of one stage of a pipeline; ``shape`` has the sizes of the whole model."""
 
     def __init__(self, shape: ModelShape, causal: bool, layers: range) -> None:
         super().__init__()

@@ -20,9 +20,15 @@ import torch.distributed as dist
 
 from overlap_callbacks.experiments.study.job.building import count_weights
 from overlap_callbacks.experiments.study.job.strategies import STRATEGIES
-from overlap_callbacks.experiments.study.job.training import Training, rank_place, set_tf32
-from overlap_callbacks.experiments.study.job_spec import SPEC_NAME, TRAINED_NAME, WINDOW_STEPS, JobSpec, Trained
-from overlap_callbacks.experiments.study.models import Transformer
+from overlap_callbacks.experiments.study.job.training import Training, set_tf32
+from overlap_callbacks.experiments.study.models import (
+    SPEC_NAME,
+    TRAINED_NAME,
+    WINDOW_STEPS,
+    JobSpec,
+    Trained,
+    Transformer,
+)
 
 # Steps before the library is attached: allocators, autotuners and DDP's buckets settle.
 _WARM_UP_STEPS = 5
@@ -52,10 +58,9 @@ def main(folder: str) -> None:
     set_tf32(spec.configuration.precision)
     torch.manual_seed(0)  # of dropout
     dist.init_process_group(spec.link, timeout=datetime.timedelta(seconds=spec.timeout_s))
-    place = rank_place(device)
-    training = STRATEGIES[spec.configuration.strategy](spec, place)
+    training = STRATEGIES[spec.configuration.strategy](spec, device)
     steps = train(training)
-    if place.rank == place.ranks - 1:
+    if training.rank == spec.ranks - 1:
         _tell(training, steps)
     dist.barrier()
     dist.destroy_process_group()
@@ -66,7 +71,7 @@ def train(training: Training) -> int:
     step_s = _warm_up(training)
     options = _window_options(training, step_s)
     windows, every = training.spec.windows, options["every_n_steps"]
-    last: int = options["first_step"] + windows * every - _REST_STEPS[training.place.device.type]
+    last: int = options["first_step"] + windows * every - _REST_STEPS[training.device.type]
     with training.attach(_WARM_UP_STEPS, **options, **_told(training)):
         for _ in range(_WARM_UP_STEPS, last + 1):
             training.step()
@@ -77,7 +82,7 @@ def _warm_up(training: Training) -> float:
     """Train the first steps; the time of one in seconds, the longest of any rank."""
     for _ in range(_WARM_UP_STEPS - _TIMED_STEPS):
         training.step()
-    device = training.place.device
+    device = training.device
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # the library is not attached yet
     began_s = time.perf_counter()
@@ -92,7 +97,7 @@ def _warm_up(training: Training) -> float:
 
 def _window_options(training: Training, step_s: float) -> dict[str, Any]:
     """Windows of ``WINDOW_STEPS`` counted steps of each mode; of more where a GPU is so fast that power needs them."""
-    device = training.place.device.type
+    device = training.device.type
     long_enough = math.ceil(_GPU_BLOCK_S / step_s) if device == "cuda" else 1
     per_block = min(max(1, long_enough), _MAX_BLOCK_STEPS)
     # One recorded step, blocks with a step of warm-up each, and as many profiled blocks of one step.
