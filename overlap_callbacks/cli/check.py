@@ -146,8 +146,7 @@ def _finish(run: Path, limits: Sequence[Limit], sure: bool, as_json: bool, *, en
 
 
 def _say(record: Record, findings: Sequence[Finding], code: int, as_json: bool, *, all_looks: bool) -> None:
-    from overlap_callbacks.experiments.check import EXPOSED_SHARE, State
-    from overlap_callbacks.experiments.exposed import exposed_as_data, exposed_lines
+    from overlap_callbacks.experiments.check import EXPOSED_SHARE, State, exposed_as_data, exposed_lines
 
     if as_json:
         rows = [

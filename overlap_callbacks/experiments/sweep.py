@@ -186,8 +186,8 @@ class Sweep(ABC, Generic[_Start, _Line]):
         return file
 
 
-def said(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What a user asked for, without what is None or empty, each value of a list once."""
+def chosen(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """What a user chose: what is asked for, without what is None or empty, each value of a list once."""
     lists = (tuple, list, range)
     found = {name: tuple(dict.fromkeys(one)) if isinstance(one, lists) else one for name, one in asked.items()}
     return {name: one for name, one in found.items() if one is not None and one != ()}

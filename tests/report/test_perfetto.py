@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.kernels.table import KernelTableBuilder, Kind, d
 from overlap_callbacks.analysis.kernels.timeline import MAX_NAME_LENGTH, step_detail
 from overlap_callbacks.analysis.results.kernel_times import StepDetail
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.experiments.exposed import exposed_collectives
+from overlap_callbacks.experiments.check import exposed_collectives
 from overlap_callbacks.report import record
 from overlap_callbacks.report.perfetto import perfetto_trace
 from tests.commands import invoke

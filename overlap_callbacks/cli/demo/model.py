@@ -14,30 +14,10 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import IterableDataset
 
+from overlap_callbacks.analysis.communication.model_shape import ModelShape
+from overlap_callbacks.experiments.study.job.transformer import LanguageModel
+
 VOCABULARY = 256
-
-
-class Block(nn.Module):
-    """Attention and MLP, each on a residual branch."""
-
-    def __init__(self, hidden: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_attention = nn.LayerNorm(hidden)
-        self.qkv = nn.Linear(hidden, 3 * hidden)
-        self.project = nn.Linear(hidden, hidden)
-        self.norm_mlp = nn.LayerNorm(hidden)
-        self.mlp = nn.Sequential(nn.Linear(hidden, 4 * hidden), nn.GELU(), nn.Linear(4 * hidden, hidden))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Shapes: (batch, sequence, hidden) to the same."""
-        batch, sequence, hidden = x.shape
-        qkv = self.qkv(self.norm_attention(x)).view(batch, sequence, 3, self.heads, hidden // self.heads)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4)
-        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        x = x + self.project(attended.transpose(1, 2).reshape(batch, sequence, hidden))
-        x = x + self.mlp(self.norm_mlp(x))
-        return x
 
 
 class GPT(nn.Module):
@@ -45,24 +25,19 @@ class GPT(nn.Module):
 
     def __init__(self, layers: int, hidden: int, heads: int, sequence: int) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(VOCABULARY, hidden)
-        self.positions = nn.Embedding(sequence, hidden)
-        self.blocks = nn.Sequential(*(Block(hidden, heads) for _ in range(layers)))
-        self.norm = nn.LayerNorm(hidden)
+        shape = ModelShape(layers=layers, hidden=hidden, heads=heads, sequence=sequence, vocabulary=VOCABULARY)
+        self.logits = LanguageModel(shape, causal=True, layers=range(layers))
         self.apply(_initialise)
 
     def forward(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean cross entropy of ``targets``; both of shape (batch, sequence)."""
-        positions = torch.arange(tokens.shape[1], device=tokens.device)
-        x = self.blocks(self.tokens(tokens) + self.positions(positions))
-        logits = functional.linear(self.norm(x), self.tokens.weight)
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(self.logits(tokens).flatten(0, 1), targets.flatten())
 
 
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear):
+    if isinstance(module, nn.Linear) and module.bias is not None:  # the output layer has none
         nn.init.zeros_(module.bias)
 
 

@@ -14,7 +14,7 @@ from overlap_callbacks.experiments.bench.gemm_bench import DTYPES, message_dtype
 from overlap_callbacks.experiments.bench.results import KINDS, ranks_of
 from overlap_callbacks.experiments.caps.capped import refuse_on_cpu
 from overlap_callbacks.experiments.machine import cores, free_bytes
-from overlap_callbacks.experiments.sweep import said
+from overlap_callbacks.experiments.sweep import chosen
 
 _MIB, _GIB = 2**20, 2**30
 _MAX_N, _MAX_RANKS, _MAX_CTAS = 131_072, 1024, 1024
@@ -39,7 +39,7 @@ def make_plan(bench: str, asked: Mapping[str, Any], *, quick: bool = True, world
     Raises:
         ValueError: this machine cannot do what was asked for.
     """
-    found = said(asked)
+    found = chosen(asked)
     device = _device(found)
     link = _link(found, device, world_size)
     _check_link(found, link, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,14 +24,14 @@ from overlap_callbacks.analysis.study import (
     value_of,
 )
 from overlap_callbacks.experiments.study.verdict import Names, factor_in_words, strategy_in_words
-from overlap_callbacks.report.views.elements import EMPTY_LEGEND, RUN_COLORS, Chart
+from overlap_callbacks.report.views.elements import EMPTY_LEGEND, RUN_COLORS, Chart, Point, legend_of, line
 
 # More rows than these make no chart that can be read; the table has all.
 MAX_ROWS = 60
 
 Legend = tuple[tuple[str, str], ...]
 # Name of a point, its colour, whether it is hollow, and its figure.
-Point = tuple[str, str, bool, Estimate | None]
+Mark = tuple[str, str, bool, Estimate | None]
 
 _NO_CHANGE = Estimate(0.0, None, None, 0, 0)
 
@@ -38,7 +39,7 @@ _NO_CHANGE = Estimate(0.0, None, None, 0, 0)
 def of_figure(rows: Sequence[StudyRow], names: Names, key: str, title: str, x_label: str, caption: str) -> Chart | None:
     """One figure of each configuration, with the study's own values."""
 
-    def points(row: StudyRow) -> list[Point]:
+    def points(row: StudyRow) -> list[Mark]:
         return [(title.lower(), "overlapped", False, value_of(row, key))]
 
     return row_chart(title, _groups(rows, names, points, key), x_label, caption, limits=_published(key))
@@ -47,7 +48,7 @@ def of_figure(rows: Sequence[StudyRow], names: Names, key: str, title: str, x_la
 def savings(rows: Sequence[StudyRow], names: Names) -> Chart | None:
     """Ideal and sequential step time of each configuration against its overlapped step."""
 
-    def points(row: StudyRow) -> list[Point]:
+    def points(row: StudyRow) -> list[Mark]:
         return [
             ("ideal", "ideal", False, _ideal(value_of(row, GAP))),
             ("sequential", "sequential", False, value_of(row, LONGER)),
@@ -77,7 +78,7 @@ def power(rows: Sequence[StudyRow], names: Names) -> Chart | None:
     is_share = any(value_of(row, power_key(Mode.OVERLAPPED, shares[0])) is not None for row in rows)
     mean, peak = shares if is_share else ("avg_w", "peak_w")
 
-    def points(row: StudyRow) -> list[Point]:
+    def points(row: StudyRow) -> list[Mark]:
         return [
             (f"{mode.value}, {what}", mode.value, what == "highest", value_of(row, power_key(mode, name)))
             for what, name in (("mean", mean), ("highest", peak))
@@ -123,7 +124,7 @@ def by_factor(rows: Sequence[StudyRow], names: Names, factor: str, key: str, tit
 def _groups(
     rows: Sequence[StudyRow],
     names: Names,
-    points: Callable[[StudyRow], list[Point]],
+    points: Callable[[StudyRow], list[Mark]],
     noted: str,
     *,
     signed: bool = True,
@@ -145,7 +146,7 @@ def _groups(
 
 
 def _row(
-    label: str, points: Sequence[Point], noted: Estimate | None, unit: str, *, signed: bool = True
+    label: str, points: Sequence[Mark], noted: Estimate | None, unit: str, *, signed: bool = True
 ) -> dict[str, Any]:
     return {
         "label": label,
@@ -224,13 +225,13 @@ def row_chart(
 
 def against_ratio(rows: Sequence[StudyRow], names: Names) -> Chart | None:
     """Compute slowdown against the overlap ratio, a colour for each strategy."""
-    by_strategy: dict[str, list[list[Any]]] = {}
+    by_strategy: dict[str, list[Point]] = {}
     for row in rows:
         ratio, slowdown = value_of(row, RATIO), value_of(row, SLOWDOWN)
         if ratio is not None and slowdown is not None:
-            figures = map(rounded, (ratio.value, slowdown.value, slowdown.ci_low, slowdown.ci_high))
             strategy = strategy_in_words(row.configuration.strategy)
-            by_strategy.setdefault(strategy, []).append([names.whole(row.configuration), *figures])
+            point = (names.whole(row.configuration), rounded(ratio.value), slowdown)
+            by_strategy.setdefault(strategy, []).append(point)
     if sum(map(len, by_strategy.values())) < 2:
         return None
     caption = (
@@ -244,13 +245,12 @@ def against_ratio(rows: Sequence[StudyRow], names: Names) -> Chart | None:
 
 def scatter(
     title: str,
-    series: dict[str, list[list[Any]]],
+    series: dict[str, list[Point]],
     labels: tuple[str, str],
     caption: str,
     limits: Sequence[list[Any]] = (),
 ) -> Chart:
-    """Points of several series, each a name and ``x, y, low, high``; limits are names and values of y."""
-    legend = tuple([(name, RUN_COLORS[place % len(RUN_COLORS)]) for place, name in enumerate(series)])
-    lines = [{"name": name, "color": color, "points": series[name]} for name, color in legend]
+    """Points of several series, each a name, ``x`` and the figure; limits are names and values of y."""
+    lines = [line(name, color, series[name]) for name, color in zip(series, itertools.cycle(RUN_COLORS), strict=False)]
     data = {"series": lines, "x_label": labels[0], "y_label": labels[1], "limits": list(limits)}
-    return Chart("scatter", title, data, caption, legend)
+    return Chart("scatter", title, data, caption, legend_of(lines))

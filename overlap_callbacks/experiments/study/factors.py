@@ -32,6 +32,7 @@ from overlap_callbacks.report.views.elements import (
     Block,
     Cell,
     Column,
+    Point,
     Section,
     Table,
     estimate_cells,
@@ -197,9 +198,8 @@ def _trade_off_blocks(rows: Sequence[StudyRow], names: Names, factor: str) -> li
     jobs = trade_offs(rows, names, factor)
     if not jobs:
         return []
-    series: dict[str, list[list[Any]]] = {
-        name: [[f"{name}, {row.point.name}", rounded(row.slowdown), rounded(-row.saving), None, None] for row in caps]
-        for name, caps in jobs
+    series: dict[str, list[Point]] = {
+        name: [(f"{name}, {row.point.name}", rounded(row.slowdown), -row.saving) for row in caps] for name, caps in jobs
     }
     labels = ("change of the step time", "change of energy")
     caption = "Each point is a cap, against the first of its job at 0, 0. Lower and further left is better."

@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.study import Configuration, StudyStart
 from overlap_callbacks.experiments.caps.capped import refuse_on_cpu
 from overlap_callbacks.experiments.machine import Machine
 from overlap_callbacks.experiments.study.models import MODELS, WINDOW_STEPS, Model, Transformer
-from overlap_callbacks.experiments.sweep import said
+from overlap_callbacks.experiments.sweep import chosen
 
 GLOO, NCCL = "gloo", "nccl"
 STRATEGIES = ("ddp", "fsdp2", "zero3", "tp", "pp")
@@ -34,7 +34,7 @@ def check(asked: Mapping[str, Any]) -> None:
 
     A TypeError or ValueError names the option, what was given and what is allowed.
     """
-    found = said(asked)
+    found = chosen(asked)
     for option, name, allowed in (
         ("--model", "models", tuple(MODELS)),
         ("--strategy", "strategies", STRATEGIES),
@@ -65,7 +65,7 @@ def make_start(asked: Mapping[str, Any], machine: Machine, *, quick: bool = True
         ValueError: there are too many configurations, or too few GPUs.
     """
     on_gpu = machine.has_link
-    found = said(asked)
+    found = chosen(asked)
     if not on_gpu:
         refuse_on_cpu(found)
     found = {**_defaults(machine, quick=quick), **found}
