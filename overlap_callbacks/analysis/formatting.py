@@ -105,6 +105,11 @@ class Style(msgspec.Struct, frozen=True):
         bounds = self.interval(estimate, unit, signed=signed)
         return self.quantity(estimate.value, unit, signed=signed) + (f" (95% interval {bounds})" if bounds else "")
 
+    def in_brackets(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
+        """With its interval, if it has one, e.g. ``+6.2% (+5.1% to +7.3%)``."""
+        bounds = self.interval(estimate, unit, signed=signed)
+        return self.quantity(estimate.value, unit, signed=signed) + (f" ({bounds})" if bounds else "")
+
     def figure(self, figure: Figure, value: float) -> str:
         """A value of a headline figure, with the unit and sign of the catalogue."""
         if figure.name == "measurement_overhead":

@@ -8,7 +8,6 @@ from overlap_callbacks.analysis.formatting import DASH, PAGE, PLAIN, count, list
 from overlap_callbacks.analysis.headline import Fastest, Headline, RunSpeed, fastest, step_change
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.report.record import Record
@@ -79,12 +78,10 @@ def _shares(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart | None:
 
 
 def _figures(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Table:
-    def shown(figure: Figure, figures: dict[str, Estimate]) -> str:
-        estimate = figures[figure.name]
-        value, bounds = PAGE.figure(figure, estimate.value), PAGE.figure_interval(figure, estimate)
-        return f"{value} ({bounds})" if bounds else value
-
-    by_run = [{f.label: shown(f, figures) for f in SUMMARY if f.name in figures} for _, figures in runs]
+    by_run = [
+        {f.label: PAGE.in_brackets(figures[f.name], f.unit, signed=f.signed) for f in SUMMARY if f.name in figures}
+        for _, figures in runs
+    ]
     labels = [figure.label for figure in SUMMARY]
     return _side_by_side("All figures", [name for name, _ in runs], labels, by_run, "With 95% intervals.")
 

@@ -92,13 +92,8 @@ def power_figures(windows: Sequence[OverlapReport]) -> dict[str, str]:
             for mode in Mode:
                 value = _mean(windows, mode, metric)
                 if value is not None:
-                    figures[f"{metric.meaning}, {mode.value}"] = _shown(value, metric.unit)
+                    figures[f"{metric.meaning}, {mode.value}"] = PAGE.in_brackets(value, metric.unit)
     return figures
-
-
-def _shown(value: Estimate, unit: str) -> str:
-    bounds = PAGE.interval(value, unit)
-    return PAGE.quantity(value.value, unit) + (f" ({bounds})" if bounds else "")
 
 
 def power_answer(windows: Sequence[OverlapReport]) -> str:
@@ -205,7 +200,7 @@ def _table(windows: Sequence[OverlapReport]) -> Table | None:
 
 
 def _value(figure: Estimate | None, unit: str) -> Cell:
-    return Cell("not measured" if figure is None else _shown(figure, unit))
+    return Cell("not measured" if figure is None else PAGE.in_brackets(figure, unit))
 
 
 def _source(powers: Sequence[JobPower]) -> str:

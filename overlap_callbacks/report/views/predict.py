@@ -11,19 +11,7 @@ from overlap_callbacks.analysis.communication.predicted import CheckedRow
 from overlap_callbacks.analysis.communication.step_time import Choice, StepTime
 from overlap_callbacks.analysis.communication.volumes import MessageRow
 from overlap_callbacks.analysis.formatting import count
-from overlap_callbacks.report.views.elements import (
-    EMPTY,
-    Block,
-    Cell,
-    Column,
-    Document,
-    Note,
-    RunPage,
-    Section,
-    Table,
-    heads,
-    table_of,
-)
+from overlap_callbacks.report.views.elements import Block, Cell, Column, Document, Note, RunPage, Section, table_of
 
 # Longer tables are cut in a terminal; JSON holds everything.
 _MAX_ROWS = 200
@@ -110,7 +98,7 @@ def _document(verdict: str, *sections: Section) -> Document:
     return Document("Prediction", (run,), "", max_rows=_MAX_ROWS)
 
 
-def _message_table(rows: Sequence[MessageRow]) -> Table:
+def _message_table(rows: Sequence[MessageRow]) -> Block:
     return table_of(
         "Messages of a step",
         rows,
@@ -131,19 +119,24 @@ def _others(row: MessageRow) -> str:
     return f"to {row.peer}" if row.operator.startswith("send") else f"from {row.peer}"
 
 
-def _step_table(exact: StepTime, paper: StepTime) -> Table:
+def _step_table(exact: StepTime, paper: StepTime) -> Block:
     parts = (
         ("compute", "compute_ms"), ("tensor", "tensor_ms"), ("pipeline", "pipeline_ms"), ("data", "data_ms"),
         ("bubble", "bubble_ms"), ("step", "iteration_ms"),
     )  # fmt: skip
     rows = [(label, *[f"{getattr(step, name):,.2f} ms" for step in (exact, paper)]) for label, name in parts]
     rows.append(("bubble / step", *[f"{step.bubble_ratio:.1%}" for step in (exact, paper)]))
-    cells = tuple([tuple(map(Cell, row)) for row in rows])
-    columns = heads("*", "Counted", "As in the paper")
-    return Table("Step time, nothing overlapped (equation 1)", columns, cells, sorts=False)
+    return table_of(
+        "Step time, nothing overlapped (equation 1)",
+        rows,
+        Column("*", lambda row: row[0]),
+        Column("Counted", lambda row: Cell(row[1])),
+        Column("As in the paper", lambda row: Cell(row[2])),
+        sorts=False,
+    )
 
 
-def _choice_table(choices: Sequence[Choice]) -> Table:
+def _choice_table(choices: Sequence[Choice]) -> Block:
     return table_of(
         "Other layouts on as many ranks",
         choices,
@@ -152,5 +145,5 @@ def _choice_table(choices: Sequence[Choice]) -> Table:
         Column("dp", lambda choice: choice.d, "whole"),
         Column("GiB", lambda choice: choice.memory_bytes and choice.memory_bytes / _GIB, 1),
         Column("Step, ms", lambda choice: choice.step and choice.step.iteration_ms, 1),
-        Column("*", lambda choice: Cell(f"infeasible: {choice.infeasible}") if choice.infeasible else EMPTY),
+        Column("*", lambda choice: f"infeasible: {choice.infeasible}" if choice.infeasible else ""),
     )

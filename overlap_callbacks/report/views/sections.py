@@ -201,9 +201,9 @@ def _attained(figures: Figures) -> str:
     attained = figures.get("attained_fraction")
     if attained is None:
         return ""
-    bounds = PAGE.interval(attained, "fraction")
-    shown = f" (95% interval {bounds})" if bounds else ""
-    return f" Overlap has attained {PAGE.percent(attained.value)}{shown} of the time that perfect overlap would save."
+    return (
+        f" Overlap has attained {PAGE.with_interval(attained, 'fraction')} of the time that perfect overlap would save."
+    )
 
 
 def not_measured(record: Record) -> list[str]:

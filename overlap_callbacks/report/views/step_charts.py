@@ -110,11 +110,12 @@ def stack(
 
 def timeline(window: OverlapReport) -> Chart:
     """When compute ran and communication was in flight, one step of each mode."""
-    pictures = sorted(window.pictures, key=lambda picture: list(Mode).index(picture.mode))
     caption = f"One profiled step of each mode on rank {window.first_rank}, window {window.window}."
     if not window.valid:
         caption += " This window is not valid."
-    return lanes("Timeline of one step", [(picture.mode.value.capitalize(), picture) for picture in pictures], caption)
+    return lanes(
+        "Timeline of one step", [(picture.mode.value.capitalize(), picture) for picture in _by_mode(window)], caption
+    )
 
 
 def lanes(title: str, pictures: Sequence[tuple[str, StepTimeline]], caption: str) -> Chart:
@@ -204,23 +205,23 @@ _OfKernel = tuple[tuple[str, bool], dict[Mode, CallTimes]]
 
 
 def kernels_in_time(record: Record) -> list[Section]:
-    """When each kernel of a step ran, and how long its calls take; nothing where no record of them is kept."""
+    """What ran when, by name and stream, and how long calls take; nothing where no record of it is kept."""
     window = record.latest("pictures")
-    blocks = [] if window is None else kernel_blocks(window)
-    answer = "One step of each mode kernel by kernel, to look at closely, and how long calls take."
-    return [Section("Which kernels run when?", answer, blocks)] if blocks else []
-
-
-def kernel_blocks(window: OverlapReport) -> list[Block]:
-    """What ran when, by name and stream, and the times of calls; nothing of a record of an older version."""
-    pictures = sorted(window.pictures, key=lambda picture: list(Mode).index(picture.mode))
+    if window is None:
+        return []
+    pictures = _by_mode(window)
     blocks: list[Block] = []
     drawn = [(picture, picture.detail) for picture in pictures if picture.detail is not None and picture.detail.slices]
     if drawn:
         blocks += [_chart(drawn, window), _file(window)]
     if any(picture.call_times for picture in pictures):
         blocks.append(_table(pictures, window))
-    return blocks
+    answer = "One step of each mode kernel by kernel, to look at closely, and how long calls take."
+    return [Section("Which kernels run when?", answer, blocks)] if blocks else []
+
+
+def _by_mode(window: OverlapReport) -> list[StepTimeline]:
+    return sorted(window.pictures, key=lambda picture: list(Mode).index(picture.mode))
 
 
 def _chart(drawn: list[tuple[StepTimeline, StepDetail]], window: OverlapReport) -> Chart:
