@@ -42,29 +42,28 @@ class Rows:
 def analysis_rows(analysis: Analysis, table: str) -> Rows:
     """One table of an analysis, by its name: see ``ANALYSIS_TABLES``."""
     if table == "sizes":
-        return _rows(CollectiveSize.__struct_fields__, map(_fields, analysis.sizes))
+        return Rows(CollectiveSize.__struct_fields__, tuple(map(_fields, analysis.sizes)))
     if table == "skew":
         header = ("collective", "group", "count", "transfer_ms", *RankTime.__struct_fields__)
-        return _rows(header, ({**_fields(skew), **_fields(rank)} for skew in analysis.skew for rank in skew.ranks))
+        waiting = [{**_fields(skew), **_fields(rank)} for skew in analysis.skew for rank in skew.ranks]
+        return Rows(header, tuple(waiting))
     fields, rows_of = _OF_TRACES[table]
     where = ("file", "rank", "device")
-    rows = (
+    rows = [
         {**{name: getattr(trace, name) for name in where}, **row} for trace in analysis.traces for row in rows_of(trace)
-    )
-    return _rows((*where, *fields), rows)
+    ]
+    return Rows((*where, *fields), tuple(rows))
 
 
 def comparison_rows(comparison: Comparison, table: str) -> Rows:
     """One table of a comparison, by its name: see ``COMPARISON_TABLES``."""
     if table == "figures":
-        return _rows(
-            ("figure", "value"), ({"figure": name, "value": value} for name, value in comparison.figures.items())
-        )
+        figures = [{"figure": name, "value": value} for name, value in comparison.figures.items()]
+        return Rows(("figure", "value"), tuple(figures))
     struct = _OF_COMPARISON[table]
     extra = tuple([name for name in ("slowdown", "lost_ms") if hasattr(struct, name)])
-    items = getattr(comparison, table)
-    rows = ({**_fields(item), **{name: getattr(item, name) for name in extra}} for item in items)
-    return _rows((*struct.__struct_encode_fields__, *extra), rows)
+    rows = [_fields(item, *extra) for item in getattr(comparison, table)]
+    return Rows((*struct.__struct_encode_fields__, *extra), tuple(rows))
 
 
 def as_csv(table: Rows) -> str:
@@ -142,13 +141,11 @@ def _write(sheet: Any, row: int, column: int, value: Any) -> None:
         sheet.write_string(row, column, printable(str(value))[:_MAX_TEXT])
 
 
-def _rows(header: Iterable[str], rows: Iterable[Row]) -> Rows:
-    return Rows(tuple(header), tuple(rows))
-
-
-def _fields(item: Any) -> Row:
+def _fields(item: Any, *properties: str) -> Row:
+    """The fields of a struct under their names in JSON, and some of its properties."""
     names = zip(item.__struct_encode_fields__, item.__struct_fields__, strict=True)
-    return {column: getattr(item, name) for column, name in names}
+    fields = {column: getattr(item, name) for column, name in names}
+    return fields | {name: getattr(item, name) for name in properties}
 
 
 def _with_all(items: Iterable[Any]) -> Iterator[Row]:

@@ -414,17 +414,9 @@ def line_chart(
     legend: bool = True,
     narrow: bool = False,
 ) -> Chart:
-    """Lines along a run.
+    """Lines along a run, one or more, by ``line``; with their names, if ``legend``.
 
-    Args:
-        title: of the chart.
-        unit: of its values.
-        lines: one or more, by ``line``.
-        caption: of the chart.
-        excluded: first steps of windows that do not count.
-        zero: whether the axis reaches down to zero.
-        legend: whether the lines are named.
-        narrow: as in ``Chart``.
+    ``excluded`` are first steps of windows that do not count. ``zero``: whether the axis reaches down to zero.
     """
     data = {"unit": unit, "series": list(lines), "excluded": list(excluded), "few": are_few(lines), "zero": zero}
     return Chart("lines", title, data, caption, legend_of(lines) if legend else (), narrow)

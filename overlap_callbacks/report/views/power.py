@@ -46,10 +46,7 @@ def power_blocks(
 ) -> list[Block]:
     """Everything of power: a table of the modes, what the slowdown is due to, the trace; nothing without power.
 
-    Args:
-        counting: the windows that count.
-        every: all windows; looked at where none counts.
-        traced: the window whose trace is shown; None where no window has one.
+    Where no window counts, all are looked at. ``traced`` is the window whose trace is shown.
     """
     windows = counting or every
     if not any(window.power is not None for window in windows):
@@ -229,10 +226,11 @@ def _cause(windows: Sequence[OverlapReport]) -> str:
 
 def _evidence(windows: Sequence[OverlapReport]) -> Note | None:
     """What the cause rests on."""
-    judged = [window for window in windows if window.power_verdict is not None]
-    if not judged or judged[-1].power_verdict is None:
+    judged = [(window.window, window.power_verdict) for window in windows if window.power_verdict is not None]
+    if not judged:
         return None
-    return Note(page_text(evidence_sentence(judged[-1].power_verdict, of_window=judged[-1].window), 2000))
+    number, verdict = judged[-1]
+    return Note(page_text(evidence_sentence(verdict, of_window=number), 2000))
 
 
 def _of_points(window: OverlapReport, trace: PowerTrace) -> str:

@@ -171,7 +171,7 @@ def _listed(record: Record) -> list[OverlapReport]:
     kept = {0}
     states = list(map(record.summary.state_of, windows))
     for name in _COLUMNS:
-        values = {i: value for i, w in enumerate(windows) if (value := _value(getattr(w, name))) is not None}
+        values = {i: found.value for i, w in enumerate(windows) if (found := getattr(w, name)) is not None}
         of_counting = {i: value for i, value in values.items() if states[i] == COUNTS}
         for among in (values, of_counting):
             if among:
@@ -182,10 +182,6 @@ def _listed(record: Record) -> list[OverlapReport]:
             break
         kept.add(i)
     return [windows[i] for i in sorted(kept)]
-
-
-def _value(figure: Estimate | None) -> float | None:
-    return None if figure is None else figure.value
 
 
 # -- the configuration

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from overlap_callbacks.analysis.bench import size_in_words
 from overlap_callbacks.analysis.communication.placement import (
     UNKNOWN,
     MappingError,
@@ -196,7 +197,7 @@ def size_table(found: RunTraffic) -> Table:
         rows,
         Column("~Dimension", lambda row: row[0]),
         Column("~Collective", lambda row: row[1]),
-        Column("From", lambda row: Cell(size_in_words(row[2]), row[2])),
+        Column("From", lambda row: Cell(size_in_words(2 ** row[2] if row[2] >= 0 else 0), row[2])),
         Column("Messages", lambda row: row[3], "whole"),
         Column("Bytes", lambda row: row[4], "bytes"),
         caption="All ranks. A row holds messages of this size or more, and less than twice that.",
@@ -229,16 +230,6 @@ def regularity(num_steps: int, num_alike: int) -> str:
 def stage_in_words(stage: int) -> str:
     """A stage of a pipeline."""
     return {NO_STAGE: "", SEVERAL_STAGES: "several"}.get(stage, str(stage))
-
-
-def size_in_words(exponent: int) -> str:
-    """The sizes of an entry of a histogram, by their lower bound, e.g. ``64 kiB``."""
-    if exponent < 0:
-        return "0 B"
-    for unit, power in (("GiB", 30), ("MiB", 20), ("kiB", 10)):
-        if exponent >= power:
-            return f"{2 ** (exponent - power)} {unit}"
-    return f"{2**exponent} B"
 
 
 def kinds_of(groups: Sequence[MessageGroup]) -> list[tuple[str, str, Sizes]]:

@@ -281,11 +281,8 @@ def _step_parts(sample: RankWindow) -> tuple[float, float, float, float] | None:
     if not blocks:
         return None
 
-    def mean(read: Callable[[object], float]) -> float:
-        return max(0.0, statistics.fmean([read(block) for block in blocks]))
-
     busy, hidden, comm, idle = (
-        mean(lambda block, name=name: getattr(block, name) or 0.0)  # type: ignore[misc]
+        max(0.0, statistics.fmean([getattr(block, name) or 0.0 for block in blocks]))
         for name in ("compute_busy_ms", "hidden_comm_ms", "comm_busy_ms", "idle_ms")
     )
     return max(0.0, busy - hidden), hidden, max(0.0, comm - hidden), idle

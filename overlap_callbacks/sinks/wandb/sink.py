@@ -27,7 +27,6 @@ from overlap_callbacks.sinks.base import Sink, fit, fit_name
 from overlap_callbacks.sinks.jsonl import earlier_starts
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
-from overlap_callbacks.sinks.wandb.starting import start_run
 from overlap_callbacks.sinks.wandb.tables import Table, arm_table, tables
 
 # Our own x-axis. W&B's step may only rise, and belongs to the user's own logging: it is never passed.
@@ -321,7 +320,7 @@ class WandbSink(Sink):
         if run is None and self._start and not self._had_run:
             self._starting = self._owns_run = True
             hidden = self._info is not None and not self._info.hosts_named
-            run = start_run(self._init, self.close_timeout_s, hide_host=hidden)
+            run = _start_run(self._init, self.close_timeout_s, hide_host=hidden)
             self._starting = False
         if run is not self._run:
             self._take(run)
@@ -402,3 +401,68 @@ def run_metrics(summary: RunSummary) -> dict[str, float]:
     values = [value for figure in SUMMARY for value in values_of(figure, pooled.get(figure.name))]
     means = {value.key.replace("overlap/", "overlap_run/", 1): value.number for value in values}
     return {**means, "overlap_run/windows": float(len(summary.valid_windows))}
+
+
+# -- a run of our own
+
+
+def _start_run(init: Mapping[str, Any], timeout_s: float, *, hide_host: bool) -> Any:
+    """Start a run; one that W&B does not begin in time is logged offline.
+
+    The timeout also holds for what W&B takes at the end. A hidden host has a number in the place of its name.
+
+    Raises:
+        ImportError: wandb is not installed.
+        RuntimeError: nobody is logged in to W&B.
+    """
+    try:
+        import wandb
+    except ImportError:
+        raise ImportError(
+            "wandb is not installed: pip install 'overlap-callbacks[wandb]', or leave WandbSink out"
+        ) from None
+    given = init.get("settings")
+    of_settings = given.get("mode") if isinstance(given, Mapping) else _named(given).get("mode")
+    mode = init.get("mode") or of_settings or wandb.setup().settings.mode
+    # wandb.init would ask for a key on the terminal, and block.
+    if mode not in ("offline", "disabled", "dryrun") and not logged_in(wandb):
+        raise RuntimeError(
+            "nobody is logged in to W&B: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
+        )
+    settings = _bounded(wandb, given, timeout_s, hide_host=hide_host)
+    try:
+        return wandb.init(**{**init, "settings": settings})
+    except wandb.errors.CommError as error:
+        logger.warning("overlap-callbacks: W&B is not to be reached, so the run is logged offline: %s", error)
+        return wandb.init(**{**init, "settings": settings, "mode": "offline"})
+
+
+def logged_in(wandb: Any) -> bool:
+    """Whether there is a key for W&B's server; never asks the user for one."""
+    try:
+        return bool(wandb.login(prompt=False, verify=False))
+    except TypeError:  # an older version, without the parameter
+        return bool(wandb.setup().settings.api_key or wandb.api.api_key)
+
+
+def _bounded(wandb: Any, given: Any, timeout_s: float, *, hide_host: bool) -> Any:
+    """The given settings, with a timeout for W&B and a name for the host unless they set them themselves.
+
+    The timeout also bounds wandb's own hook at the interpreter's exit.
+    """
+    bounds: dict[str, Any] = {"host": "host 0"} if hide_host else {}
+    bounds |= {"init_timeout": timeout_s, "finish_timeout": timeout_s, "finish_timeout_raises": True}
+    known = getattr(wandb.Settings, "model_fields", {})
+    bounds = {name: value for name, value in bounds.items() if name in known}  # older versions lack some
+    if given is None:
+        return wandb.Settings(**bounds)
+    if isinstance(given, Mapping):
+        return {**bounds, **given}
+    if isinstance(given, wandb.Settings):
+        return given.model_copy(update={name: value for name, value in bounds.items() if name not in _named(given)})
+    return given
+
+
+def _named(settings: Any) -> dict[str, Any]:
+    """The settings that were set by hand, without the defaults."""
+    return {name: getattr(settings, name) for name in getattr(settings, "model_fields_set", ())}

@@ -19,7 +19,7 @@ from overlap_callbacks.analysis.results.catalogue import (
     keys_of,
 )
 from overlap_callbacks.analysis.results.figure import Figure
-from overlap_callbacks.sinks.wandb.starting import logged_in
+from overlap_callbacks.sinks.wandb.sink import logged_in
 
 DEFAULT_NAME = "Overlap cost"
 _STEP = "overlap/step"
