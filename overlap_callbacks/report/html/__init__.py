@@ -40,28 +40,21 @@ def as_html(document: Document) -> str:
         charts.append(chart)
         return len(charts) - 1
 
-    scripts = [_script(name) for name in _SCRIPTS]
     templates = _templates()
     body = templates.get_template("body.html.j2").render(
-        runs=document.runs,
-        heading=document.heading,
-        verdict=document.verdict,
-        more=document.more,
-        compared=document.compared,
+        **vars(document),
         place=place,
         version=__version__,
-        method=document.method,
-        licences=_licences(),
+        licences=[(name, _file(file)) for name, file in _LICENCES],
     )
     # The charts' data are known once the body has placed them.
-    html = templates.get_template("page.html.j2").render(
+    return templates.get_template("page.html.j2").render(
         title=document.title,
         body=Markup(body),
         style=Markup(_file("page.css")),
-        scripts=scripts,
+        scripts=[_script(name) for name in _SCRIPTS],
         data=script_json([{"draw": chart.draw, "title": chart.title, **chart.data} for chart in charts]),
     )
-    return html
 
 
 def write_document(document: Document, path: str | os.PathLike[str]) -> int:
@@ -131,10 +124,6 @@ def _script(name: str) -> Script:
     text = _file(name)
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return Script(Markup(text), f"sha256-{digest}")
-
-
-def _licences() -> list[tuple[str, str]]:
-    return [(name, _file(file)) for name, file in _LICENCES]
 
 
 def _file(name: str) -> str:
