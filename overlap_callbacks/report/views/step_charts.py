@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import gzip
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +21,6 @@ from overlap_callbacks.report.perfetto import perfetto_trace
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import (
     Block,
-    Cell,
     Chart,
     Column,
     Download,
@@ -30,7 +28,6 @@ from overlap_callbacks.report.views.elements import (
     Table,
     bar,
     name_cell,
-    number_cell,
     table_of,
 )
 
@@ -278,10 +275,11 @@ def _table(pictures: list[StepTimeline], window: OverlapReport) -> Table:
     for picture in pictures:
         for row in picture.call_times:
             by_kernel.setdefault((row.name, row.communication), {})[picture.mode] = row
-    columns = []
-    for mode in Mode:
-        for head, figure in ((f"{mode.value.capitalize()} calls", "calls"), *_CALL_TIMES):
-            columns.append(Column(head, functools.partial(_of_calls, mode=mode, figure=figure)))
+    columns = [
+        Column(head, _reader(mode, figure), "whole" if figure == "calls" else None)
+        for mode in Mode
+        for head, figure in ((f"{mode.value.capitalize()} calls", "calls"), *_CALL_TIMES)
+    ]
     return table_of(
         "How long calls of a kernel take",
         by_kernel.items(),
@@ -297,7 +295,5 @@ def _table(pictures: list[StepTimeline], window: OverlapReport) -> Table:
 _CALL_TIMES = (("min", "min_ms"), ("median", "median_ms"), ("max", "max_ms"))
 
 
-def _of_calls(row: _OfKernel, mode: Mode, figure: str) -> Cell:
-    calls = row[1].get(mode)
-    value = None if calls is None else getattr(calls, figure)
-    return number_cell(value, 0 if figure == "calls" else None)
+def _reader(mode: Mode, figure: str) -> Callable[[_OfKernel], float | None]:
+    return lambda row: getattr(row[1][mode], figure) if mode in row[1] else None

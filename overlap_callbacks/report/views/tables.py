@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from overlap_callbacks.analysis.formatting import PAGE, PLAIN, column_decimals, count, short_kernel_name
 from overlap_callbacks.analysis.results.catalogue import FIGURES, SUMMARY
@@ -49,7 +49,7 @@ def loss_table(
     return table_of(
         title,
         rows,
-        Column(head, lambda row: name_cell(row.name, short_kernel_name(row.name))),
+        kernel_column(head),
         Column("Slowdown", lambda row: row.slowdown, "change"),
         Column("Lost, ms", lambda row: row.lost_ms, decimals),
         Column("Overlapped, ms", lambda row: row.overlapped_ms, decimals),
@@ -59,6 +59,11 @@ def loss_table(
         folded=folded,
         first=first,
     )
+
+
+def kernel_column(head: str = "~Kernel") -> Column[Any]:
+    """The names of kernels without the parts that all of them share."""
+    return Column(head, lambda row: name_cell(row.name, short_kernel_name(row.name)))
 
 
 def pair_tables(pairs: Sequence[PairTime], basis: str, first: bool = False) -> list[Table]:

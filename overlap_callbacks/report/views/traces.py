@@ -7,18 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from overlap_callbacks.analysis.formatting import (
-    PAGE,
-    column_decimals,
-    count,
-    page_sentence,
-    page_text,
-    short_kernel_name,
-)
+from overlap_callbacks.analysis.formatting import PAGE, column_decimals, count, page_sentence, page_text
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.report.views.elements import (
-    EMPTY,
     Block,
     Cell,
     Column,
@@ -27,10 +19,9 @@ from overlap_callbacks.report.views.elements import (
     RunPage,
     Section,
     Table,
-    name_cell,
     table_of,
 )
-from overlap_callbacks.report.views.tables import loss_table, pair_tables, row_label
+from overlap_callbacks.report.views.tables import kernel_column, loss_table, pair_tables, row_label
 from overlap_callbacks.report.views.trace_device import (
     MAX_STEPS,
     device_page,
@@ -156,7 +147,7 @@ def _skew_tables(skews: Sequence[CollectiveSkew]) -> list[Block]:
     return [by_collective, by_rank]
 
 
-def _rank_table(named: Sequence[tuple[str, TraceFigures]], skews: Sequence[CollectiveSkew]) -> Table:
+def _rank_table(named: Sequence[tuple[str, TraceFigures]], skews: Sequence[CollectiveSkew]) -> Block:
     """The totals of the files, one row per device."""
     waiting = waiting_ms(skews)
     rows = [(name, trace, trace.time[0] if trace.time else None) for name, trace in named]
@@ -235,16 +226,16 @@ def _figure_table(figures: dict[str, float]) -> Table:
     return table_of("Per step", SUMMARY, label, Column("Value", shown), sorts=False)
 
 
-def _unmatched_table(found: Comparison) -> Table:
+def _unmatched_table(found: Comparison) -> Block:
     calls = sum(row.overlapped_calls + row.sequential_calls for row in found.unmatched)
 
     def side(calls: int, ms: float) -> Cell:
-        return Cell(f"{calls} ({PAGE.ms(ms)})", calls) if calls else EMPTY
+        return Cell(f"{calls} ({PAGE.ms(ms)})", calls) if calls else Cell("")
 
     return table_of(
         f"Kernels without a partner in the other file: {count(calls, 'call')}, over all steps",
         found.unmatched,
-        Column("~Kernel", lambda row: name_cell(row.name, short_kernel_name(row.name))),
+        kernel_column(),
         Column("Overlapped", lambda row: side(row.overlapped_calls, row.overlapped_ms)),
         Column("Sequential", lambda row: side(row.sequential_calls, row.sequential_ms)),
         first=True,
