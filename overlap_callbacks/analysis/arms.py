@@ -15,6 +15,7 @@ from overlap_callbacks.analysis.results.figure import HIGHEST, Figure
 from overlap_callbacks.analysis.results.report import OverlapReport, WindowReport
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.analysis.statistics import CONFIDENCE, Pooling, inverted_change, pool
+from overlap_callbacks.analysis.sums import grouped
 
 _DEVICE = {figure.name: figure for figure in ARM_DEVICE_FIGURES}
 SEQUENTIAL = ComparedArm("sequential", equal_results=True, sequential=True)
@@ -74,16 +75,13 @@ def arm_summaries(summary: RunSummary, reports: Sequence[ArmReport]) -> list[Arm
     """
     if not reports:
         return []
-    by_name: dict[str, list[ArmReport]] = {}
-    for report in reports:
-        by_name.setdefault(report.arm.name, []).append(report)
+    by_name = grouped(reports, lambda report: report.arm.name)
     # Each further arm is one more that may seem better by chance (Bonferroni).
     has_sequential = not summary.control and bool(summary.valid_windows)
     pooling = Pooling(all_looks=True, confidence=1 - (1 - CONFIDENCE) / (len(by_name) + has_sequential))
     found = [_of(windows, pooling) for windows in by_name.values()]
-    sequential = _sequential(summary, pooling) if has_sequential else None
-    if sequential is not None:
-        found.append(sequential)
+    if has_sequential:
+        found.append(_sequential(summary, pooling))
     return sorted(found, key=lambda row: -row.speedup.value if row.speedup is not None else float("inf"))
 
 

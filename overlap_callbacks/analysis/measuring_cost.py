@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.statistics import CONFIDENCE
+from overlap_callbacks.analysis.statistics import Floats, t_quantile
 
 if TYPE_CHECKING:
     from overlap_callbacks.analysis.results.report import WindowReport
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 _MIN_FREEDOM = 3
 # Noise that is tried: for how many steps a part of it lasts, and the share of that part.
 _NOISE = ((1.0, 0.0), *[(lasts, share) for lasts in (2.0, 5.0, 12.0, 30.0) for share in (0.3, 0.6, 1.0)])
-
-Floats = npt.NDArray[np.float64]
 
 
 class Kind(enum.Enum):
@@ -107,9 +104,7 @@ def lost_time(
     after_ms = after.total_ms - float(usual_after @ fit.means)
     total_ms = own_ms + float(wanted @ fit.means) + max(after_ms, least_after_ms)
     is_seen = after_ms >= least_after_ms
-    from scipy.special import stdtrit  # takes half a second to import
-
-    half_ms = float(stdtrit(fit.freedom, (1 + CONFIDENCE) / 2)) * fit.error(wanted - is_seen * usual_after, is_seen)
+    half_ms = float(t_quantile(fit.freedom)) * fit.error(wanted - is_seen * usual_after, is_seen)
     return LostTime(total_ms, total_ms - half_ms, total_ms + half_ms, float(fit.means[0]))
 
 

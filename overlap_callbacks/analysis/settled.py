@@ -28,6 +28,7 @@ import numpy.typing as npt
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.settled import Settled, StepSeries, Verdict
 from overlap_callbacks.analysis.results.window import RankWindow, Rhythm
+from overlap_callbacks.analysis.statistics import t_quantile
 
 Array = npt.NDArray[np.float64]
 
@@ -181,7 +182,7 @@ class SettledFit:
         inflation, degrees = self._inflation(at, constant, fit, noise)
         shows = fit.rss[0] - best > _MEMORY_SHOWS * noise
         noise *= inflation
-        criterion = _t_squared(degrees) * noise
+        criterion = float(t_quantile(degrees)) ** 2 * noise
         pairs, bent = _Fits.of(self._gram[at], _PAIRS), _Fits.of(self._gram[at], _BENT)
         sure = fit.rss[0] - best > _MEMORY_SURE * noise
         one_does_not_do = (
@@ -234,12 +235,6 @@ class SettledFit:
         inflation = max(1.0, between / (noise * float(v.sum())))
         share = 1 - 1 / inflation
         return inflation, max(_LEAST_FREEDOM, 1 / (share**2 / windows + (1 - share) ** 2 / steps))
-
-
-def _t_squared(degrees: float) -> float:
-    from scipy.special import stdtrit  # takes half a second to import, so only where a window was measured
-
-    return float(stdtrit(degrees, 0.975)) ** 2
 
 
 def _usual(columns: Array, log_times: Array) -> npt.NDArray[np.bool_]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from overlap_callbacks.analysis.formatting import PLAIN, Style
 from overlap_callbacks.analysis.results.arrivals import Arrivals, Lateness
+from overlap_callbacks.analysis.sums import grouped
 
 # For whom others wait for less of the time of their collectives is not worth a line.
 _LEAST_LOST = 0.01
@@ -74,11 +75,8 @@ def stragglers(windows: Iterable[Arrivals | None], *, hosts: bool = False) -> li
     A window keeps some ranks only. In those in which a rank is not among them, it counts as never last.
     """
     known = [arrivals for arrivals in windows if arrivals is not None and 0 < arrivals.num_steps < _MANY]
-    rows: dict[tuple[int, int, str], list[Lateness]] = {}
-    for arrivals in known:
-        for row in arrivals.hosts if hosts else arrivals.ranks:
-            if row.is_valid:
-                rows.setdefault((row.rank, row.host, row.dimension), []).append(row)
+    late = [row for arrivals in known for row in (arrivals.hosts if hosts else arrivals.ranks) if row.is_valid]
+    rows = grouped(late, lambda row: (row.rank, row.host, row.dimension))
     num_steps = sum([arrivals.num_steps for arrivals in known])
     found = [_straggler(of_windows, len(known), num_steps) for of_windows in rows.values()]
     found = [row for row in found if row.lost_fraction >= _LEAST_LOST and row.share > row.chance]

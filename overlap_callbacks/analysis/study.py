@@ -18,6 +18,7 @@ from overlap_callbacks.analysis.results.catalogue import PEAK_RISE, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.statistics import difference, mean_of, relative_change
+from overlap_callbacks.analysis.sums import grouped
 
 # -- the lines of its result file: a ``StudyStart``, then a configuration that was trained once in each, so that a crash
 # costs the one that was under way, and no more
@@ -210,11 +211,11 @@ def families(rows: Iterable[StudyRow], factor: str) -> list[list[StudyRow]]:
     Each begins with the one that the others are compared with: the smallest batch, the first precision of fp32, tf32,
     fp16 and bf16, a device without a cap and then with the largest.
     """
-    alike: dict[tuple[object, ...], list[StudyRow]] = {}
-    for row in rows:
-        if row.figures is not None:
-            rest = tuple([value for name, value in _fields(row.configuration).items() if name != factor])
-            alike.setdefault(rest, []).append(row)
+
+    def others(row: StudyRow) -> tuple[object, ...]:
+        return tuple([value for name, value in _fields(row.configuration).items() if name != factor])
+
+    alike = grouped([row for row in rows if row.figures is not None], others)
     found = [sorted(family, key=lambda row: _place(row.configuration, factor)) for family in alike.values()]
     return [family for family in found if len({_fields(row.configuration)[factor] for row in family}) > 1]
 

@@ -17,6 +17,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.analysis.results.step_parts import BUBBLE, COMPUTE, IDLE, Bound, bound_of
+from overlap_callbacks.analysis.sums import grouped
 
 Parts = Iterator[tuple[Mapping[str, str], Any]]
 _NONE: Mapping[str, str] = {}
@@ -74,9 +75,7 @@ def window(report: Any) -> Parts:
 
 
 def collectives(report: Any) -> Parts:
-    by_name: dict[str, list[Any]] = {}
-    for row in report.collectives:
-        by_name.setdefault(row.operator.strip("_").replace(".", "_"), []).append(row)
+    by_name = grouped(report.collectives, lambda row: row.operator.strip("_").replace(".", "_"))
     for name, rows in by_name.items():
         # Bytes over a link, and the time that they took.
         links = [(bus_factor(collective_of(row.operator), row.group_size), row.transfer) for row in rows]
