@@ -183,8 +183,10 @@ class DeviceEvents(EventCollector):
             self.waits.keep(waits)
         launches_nothing = self._launches_nothing
         events = [event for event in events if not launches_nothing[event.name]]
-        all_args = stream.args_of(events, LaunchArgs)
-        numbers: list[Any] = [args.correlation if args is not None else None for args in all_args]
+        # The arguments are not kept: the next events take their memory, which the core's cache still holds.
+        numbers: list[Any] = [
+            args.correlation if args is not None else None for args in stream.args_of(events, LaunchArgs)
+        ]
         if not (set(map(type, numbers)) == {int} and all(numbers)):
             events = [event for event, number in zip(events, numbers, strict=True) if type(number) is int and number]
             numbers = [number for number in numbers if type(number) is int and number]
