@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _GB, _TERA, _GIB, _US_PER_S = 1e9, 1e12, 2**30, 1e6
 _DIMENSIONS = ("tensor", "pipeline", "data")
+_BANDWIDTHS = ("bandwidth", *[f"{name}_bandwidth" for name in _DIMENSIONS])
 _MEGATRON_LM = "megatron-lm"
 # Of a record, rates are those of the newest windows: a machine may have changed.
 _WINDOWS_OF_RATES = 16
@@ -100,8 +101,8 @@ _hardware_options = with_options(
 
 # What says nothing of a job's messages.
 _NOT_CHECKED = (
-    "what_if", "all_ranks", "sources", "bandwidths", "latency", "bandwidth", "tensor_bandwidth", "pipeline_bandwidth",
-    "data_bandwidth", "peak", "utilisation", "memory", *MATRIX_PARAMETERS,
+    "what_if", "all_ranks", "sources", "bandwidths", "latency", *_BANDWIDTHS, "peak", "utilisation", "memory",
+    *MATRIX_PARAMETERS,
 )  # fmt: skip
 
 
@@ -274,14 +275,7 @@ def _layout_and_widths(layout: str, dtype: str | None, gradient_dtype: str | Non
 
 def _check_hardware(given: dict[str, Any]) -> None:
     """Refuse figures that no machine has, whether a step time needs them or not."""
-    for name, unit in (
-        ("bandwidth", "GB/s"),
-        ("tensor_bandwidth", "GB/s"),
-        ("pipeline_bandwidth", "GB/s"),
-        ("data_bandwidth", "GB/s"),
-        ("peak", "TFLOP/s"),
-        ("memory", "GiB"),
-    ):
+    for name, unit in {**dict.fromkeys(_BANDWIDTHS, "GB/s"), "peak": "TFLOP/s", "memory": "GiB"}.items():
         value = given[name]
         if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"{name.replace('_', ' ')} must be a positive, finite number of {unit}, got {value:g}")

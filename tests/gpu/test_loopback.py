@@ -13,10 +13,10 @@ import pytest
 
 from overlap_callbacks import Mode, OverlapReport
 from overlap_callbacks.experiments.loopback.device_link import available
-from overlap_callbacks.experiments.loopback.host_link import HostLink
 from tests.distributed import run_alone
 from tests.gpu import jobs
 from tests.gpu.loopback import Issued, LoopSettings, open_job
+from tests.gpu.loopback.job import TimedLink
 from tests.gpu.loopback.runs import ONE_WINDOW, Keep, Step, beside_communication, known_ms, raw_kernels, train
 from tests.gpu.machine import ON_CPU
 from tests.toggling import at_night
@@ -67,7 +67,7 @@ def _run(kind: str) -> Found:
             monitor.close()
             attached = job.digest()
         issued, link = list(loop.issued), loop.link
-        joined_ns = list(link.joined_ns) if isinstance(link, HostLink) else []
+        joined_ns = list(link.joined_ns) if isinstance(link, TimedLink) else []
         assert before < len(issued)
         with jobs.job(0, kind) as job:
             train(loop, job, num_steps)

@@ -20,11 +20,11 @@ import pytest
 from overlap_callbacks import Mode, OverlapReport
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.window import ProfiledBlock
-from overlap_callbacks.experiments.loopback.host_link import HostLink
 from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
 from tests.distributed import run_alone
 from tests.gpu.loopback import Issued, LoopSettings, open_job
+from tests.gpu.loopback.job import TimedLink
 from tests.gpu.loopback.runs import ONE_WINDOW, Keep, Step, train
 from tests.gpu.loopback.spinning import (
     BACKWARD_MS,
@@ -217,7 +217,7 @@ def _run(kind: str, ctas: int, options: dict[str, Any]) -> Found:
         mock.patch.object(Profile, "stop", read_and_stop),
     ):
         job = SpinningJob(kind)
-        assert isinstance(loop.link, HostLink)
+        assert isinstance(loop.link, TimedLink)
         with job.attach(sinks=[kept], **{**WINDOW, **options}) as monitor:
             num_steps = monitor.schedule.first_step + monitor.schedule.every_n_steps - 1
             steps = train(loop, job, num_steps, monitor)

@@ -29,9 +29,6 @@ class HostLink:
     """Runs collectives on tensors of the CPU, one after another, in the order of their issue.
 
     Attributes:
-        joined_ns: when the phantom joined each collective of more than one rank, ``time.perf_counter_ns``: it cannot
-            have been complete before.
-        ended_ns: when each of them was first seen to be complete, on the same clock; 0 before that.
         error: what ended the phantom; None while it is well.
     """
 
@@ -42,36 +39,21 @@ class HostLink:
         self._thread = threading.Thread(target=self._be_phantom, name="loopback-phantom", daemon=True)
         self._thread.start()
         self._lock = threading.Lock()  # of the order of issue, which must be the same on both sides
-        self.joined_ns: list[int] = []
-        self.ended_ns: list[int] = []
-        self._in_flight: list[tuple[int, dist.Work]] = []
         self.error: BaseException | None = None
 
     def issue(self, call: Call, group: dist.ProcessGroup, settings: LoopSettings) -> dist.Work | None:
         """Issue a collective. It begins when the one before it is done, and takes the link's time at least."""
         with self._lock:
             mine, *others = self._backends(group)
-            works = []
-            number = len(self.ended_ns)
-            self.ended_ns += [0] * bool(others)
-            parts = _single_calls(call)
-            for part in parts:
-                work = _call_gloo(mine, part)
-                works.append(work)
+            for part in single_calls(call):
+                work: dist.Work = _call_gloo(mine, part)
+                length_s = 1e-9 * settings.length_ns(part.num_bytes)
                 for theirs in others:
-                    length_s = 1e-9 * settings.length_ns(part.num_bytes)
-                    self._phantom.put(
-                        functools.partial(self._join, theirs, part, work, length_s, number if part is parts[-1] else -1)
-                    )
+                    self._phantom.put(functools.partial(self._join, theirs, part, work, length_s))
         # The phantom does not join the next before this one is done, so the last is done after all of them.
-        last: dist.Work = works[-1]
-        if others:
-            self._in_flight.append((number, last))
         if not call.asynchronous:
-            last.wait()
-            if others:
-                self._see_end(number)
-        return last
+            work.wait()
+        return work
 
     def _backends(self, group: dist.ProcessGroup) -> list[Any]:
         """Gloo's backend of each rank of a group."""
@@ -101,8 +83,8 @@ class HostLink:
                 self.error = error
                 raise
 
-    def _join(self, theirs: Any, call: Call, work: dist.Work, length_s: float, number: int) -> None:
-        """The phantom's part of a collective, ``length_s`` later; ``number`` is -1 if another part of it follows."""
+    def _join(self, theirs: Any, call: Call, work: dist.Work, length_s: float) -> None:
+        """The phantom's part of a collective, ``length_s`` later."""
         time.sleep(length_s)
         copies = {id(tensor): tensor.clone() for tensor in (*call.output_tensors, *call.inputs)}
         call = replace(
@@ -110,26 +92,11 @@ class HostLink:
             outputs=[[copies[id(t)] for t in o] if isinstance(o, list) else copies[id(o)] for o in call.outputs],
             inputs=[copies[id(tensor)] for tensor in call.inputs],
         )
-        if number >= 0:
-            self.joined_ns.append(time.perf_counter_ns())
+        self._meet(theirs, call, work)
+
+    def _meet(self, theirs: Any, call: Call, work: dist.Work) -> None:
         _call_gloo(theirs, call).wait()
         work.wait()
-        if number >= 0:
-            self._see_end(number)
-
-    def _see_end(self, number: int) -> None:
-        """Note that a collective is complete. Threads that wait for it wake one after another: the first counts."""
-        now = time.perf_counter_ns()
-        self.ended_ns[number] = self.ended_ns[number] or now
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a collective of more than one rank is in flight: issued, and not complete."""
-        # Not all of Gloo's works know that they are complete.
-        self._in_flight = [
-            (number, work) for number, work in self._in_flight if not (self.ended_ns[number] or work.is_completed())
-        ]
-        return bool(self._in_flight)
 
     def close(self) -> None:
         self._phantom.put(None)
@@ -137,7 +104,7 @@ class HostLink:
         self._groups.clear()
 
 
-def _single_calls(call: Call) -> list[Call]:
+def single_calls(call: Call) -> list[Call]:
     """The collectives of Gloo that a call is made of: it has no coalesced reduce-scatters and all-gathers in Python."""
     one = {
         "allgather_into_tensor_coalesced_": "_allgather_base_",

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import queue
+import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from overlap_callbacks.experiments.loopback import job
 from overlap_callbacks.experiments.loopback.collectives import Call, LoopSettings
+from overlap_callbacks.experiments.loopback.host_link import HostLink, single_calls
 from tests.gpu.loopback.phantom import phantom_rank
 
 
@@ -35,11 +38,70 @@ class Issued:
     issued_ns: int
 
 
+class TimedLink(HostLink):
+    """Notes when the phantom joins each collective of more than one rank, and when it is complete.
+
+    Attributes:
+        joined_ns: when the phantom joined each, ``time.perf_counter_ns``: it cannot have been complete before.
+        ended_ns: when each was first seen to be complete, on the same clock; 0 before that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.RLock()  # held while a collective gets its number and is issued
+        self.joined_ns: list[int] = []
+        self.ended_ns: list[int] = []
+        self._in_flight: list[tuple[int, Any]] = []
+        # Of each part of a collective that the phantom joins: the collective's number if it is the last, else None.
+        self._expected: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+
+    def issue(self, call: Call, group: Any, settings: LoopSettings) -> Any:
+        if group.size() == 1:
+            return super().issue(call, group, settings)
+        with self._lock:
+            number = len(self.ended_ns)
+            self.ended_ns.append(0)
+            for _ in single_calls(call)[1:]:
+                self._expected.put(None)
+            self._expected.put(number)
+            work = super().issue(replace(call, asynchronous=True), group, settings)
+            self._in_flight.append((number, work))
+        if not call.asynchronous:
+            work.wait()
+            self._see_end(number)
+        return work
+
+    def _meet(self, theirs: Any, call: Call, work: Any) -> None:
+        number = self._expected.get()
+        if number is not None:
+            self.joined_ns.append(time.perf_counter_ns())
+        super()._meet(theirs, call, work)
+        if number is not None:
+            self._see_end(number)
+
+    def _see_end(self, number: int) -> None:
+        """Threads that wait for a collective wake one after another: the first counts."""
+        now = time.perf_counter_ns()
+        self.ended_ns[number] = self.ended_ns[number] or now
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a collective of more than one rank is in flight: issued, and not complete."""
+        # Not all of Gloo's works know that they are complete.
+        self._in_flight = [
+            (number, work) for number, work in self._in_flight if not (self.ended_ns[number] or work.is_completed())
+        ]
+        return bool(self._in_flight)
+
+
 class LoopJob(job.LoopJob):
     """A job that keeps what it issues on groups with more than one rank, in ``issued``, which may be cleared."""
 
     def __init__(self, settings: LoopSettings) -> None:
         super().__init__(settings)
+        if isinstance(self.link, HostLink):
+            self.link.close()
+            self.link = TimedLink()
         self.issued: list[Issued] = []
 
     def issue(self, call: Call, group: Any) -> Any:

@@ -21,9 +21,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from overlap_callbacks.experiments.loopback.host_link import HostLink
-from overlap_callbacks.experiments.loopback.job import LoopJob
 from tests.gpu.jobs import Job
+from tests.gpu.loopback.job import LoopJob, TimedLink
 
 WIDTH, LAYERS = 128, 3
 FORWARD_MS, BACKWARD_MS, COLLECTIVE_MS = 10.0, 50.0, 60.0
@@ -67,7 +66,7 @@ class Spinner:
         slowed_ms: by how much communication made each spin longer.
     """
 
-    def __init__(self, link: HostLink, factor: float) -> None:
+    def __init__(self, link: TimedLink, factor: float) -> None:
         self._link, self._factor = link, factor
         self.spins: list[Range] = []
         self.calls = _calls
@@ -90,7 +89,7 @@ class Spinner:
 @contextlib.contextmanager
 def spinner(loop: LoopJob, factor: float) -> Iterator[Spinner]:
     """The operator ``loopback::spin``, as long as the context lasts."""
-    assert isinstance(loop.link, HostLink)
+    assert isinstance(loop.link, TimedLink)
     made = Spinner(loop.link, factor)
     _calls.clear()
     library = torch.library.Library("loopback", "DEF")
