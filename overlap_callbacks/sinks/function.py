@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from overlap_callbacks.analysis.results.arm import ArmReport
-from overlap_callbacks.analysis.results.figure import Value
-from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.report import WindowReport
 from overlap_callbacks.sinks.base import Sink, fit
 
 # Maximum number of windows that wait for a flush; older ones are dropped: the record has them.
@@ -49,19 +47,16 @@ class FunctionSink(Sink):
         # Safe between two threads: one appends, the other takes from the left.
         self._waiting: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_WAITING)
 
-    def log(self, report: OverlapReport) -> None:
-        self._take(report.values(), report.first_step)
-
-    def log_arm(self, report: ArmReport) -> None:
-        self._take(report.values(), report.first_step)
-
-    def _take(self, values: list[Value], step: int) -> None:
+    def log(self, report: WindowReport) -> None:
         if self._stopped:
             return
+        values = report.values()
         by_key = {value.key: value for value in values} if self._exact_keys else fit(values)
-        self._waiting.append(({key: value.number for key, value in by_key.items()}, step))
+        self._waiting.append(({key: value.number for key, value in by_key.items()}, report.first_step))
         if not self._deferred:
             self.flush()
+
+    log_arm = log
 
     def flush(self) -> None:
         """Write what waits."""
