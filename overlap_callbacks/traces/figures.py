@@ -173,7 +173,8 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
         rank: rank in the job; if unknown, a number that no other file has.
         time_ms: time of its kernels.
         waiting_ms: the part of ``time_ms`` beyond the shortest kernel of each collective: waiting for the last rank.
-        last: number of collectives at which it arrived last, i.e. its kernel was the shortest.
+        last: number of collectives at which it alone arrived last, i.e. its kernel was the shortest.
+        caused_ms: how long the others waited at these, in all.
     """
 
     rank: int
@@ -181,6 +182,7 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
     time_ms: float
     waiting_ms: float
     last: int
+    caused_ms: float = 0.0
 
 
 class CollectiveSkew(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,7 @@ import numpy as np
 from overlap_callbacks.analysis.equations import bus_factor
 from overlap_callbacks.analysis.intervals import sums_by
 from overlap_callbacks.analysis.kernels.table import Indices, Kind, copies_of
+from overlap_callbacks.analysis.results.arrivals import came_alone
 from overlap_callbacks.traces.collect import Numbers
 from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives
 from overlap_callbacks.traces.figures import CollectiveFigures, CollectiveSize, CollectiveSkew, RankTime, TraceFigures
@@ -297,7 +298,11 @@ def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[
     times_ns = np.array([[durations[member] for member in members] for durations in collectives], dtype=np.int64)
     shortest_ns = times_ns.min(axis=1, keepdims=True)
     waiting_ns = times_ns - shortest_ns
-    last = Counter(times_ns.argmin(axis=1).tolist())
+    least, next_least = np.partition(times_ns, 1, axis=1)[:, :2].T
+    # Before 2024 files had whole microseconds.
+    resolution_ns = 0 if (times_ns % 1000).any(axis=0).all() else 1000
+    alone = came_alone(least, next_least, resolution_ns)
+    last, caused_ns = times_ns.argmin(axis=1)[alone], waiting_ns.sum(axis=1)[alone]
     return CollectiveSkew(
         collective=kind,
         group=group,
@@ -310,7 +315,8 @@ def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[
                 device=device,
                 time_ms=int(times_ns[:, column].sum()) / 1e6,
                 waiting_ms=int(waiting_ns[:, column].sum()) / 1e6,
-                last=last[column],
+                last=int((last == column).sum()),
+                caused_ms=int(caused_ns[last == column].sum()) / 1e6,
             )
             for column, (rank, device) in enumerate(members)
         ),

@@ -27,6 +27,7 @@ from overlap_callbacks.analysis.results.arrivals import (
     Lateness,
     SizeTransfer,
     TimedCalls,
+    came_alone,
 )
 from overlap_callbacks.analysis.results.messages import NO_STAGE, SEVERAL_STAGES
 from overlap_callbacks.analysis.results.window import CollectiveTime
@@ -37,8 +38,16 @@ MAX_OPEN, MAX_LAST, MAX_KINDS, MAX_SIZES = 48, 512, 64, 128
 # What a report keeps of a window.
 _MAX_RANKS, _MAX_HOSTS, _MAX_DIMENSIONS = 8, 4, 16
 _US_PER_MS = 1e3
+# Times of calls are whole microseconds.
+_RESOLUTION_US = 1
 # In ``OpenCalls.host``, where it is not the digest of one.
 _SEVERAL, _UNKNOWN = b"*", b""
+
+
+def _two_least(times: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
+    first, *others = sorted(times)
+    nexts = [first[2], *[us for least_us, _, next_us in others for us in (least_us, next_us)]]
+    return (*first[:2], min([us for us in nexts if us >= 0], default=-1))
 
 
 class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -47,7 +56,7 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         step, number, size_bytes: as in ``TimedCall``; of ranks that differ, the largest size.
         heard: ranks.
-        least: the least of their times in microseconds, and its rank.
+        least: the least of their times in microseconds, its rank, and the next least; -1 of a single rank.
         sum_us: of their times.
     """
 
@@ -55,13 +64,19 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int
     size_bytes: Annotated[int, max]
     heard: int
-    least: Annotated[tuple[int, int], min]
+    least: Annotated[tuple[int, int, int], _two_least]
     sum_us: int
 
     @property
     def waited_us(self) -> int:
         """Time that the others waited for the last, in all."""
         return self.sum_us - self.heard * self.least[0]
+
+    @property
+    def last(self) -> int | None:
+        """The rank that came last; None where several came together."""
+        least_us, rank, next_us = self.least
+        return rank if came_alone(least_us, next_us, _RESOLUTION_US) else None
 
 
 def _host_of_all(hosts: Sequence[bytes]) -> bytes:
@@ -155,7 +170,7 @@ class ArrivalSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 _open = table_sum(OpenCalls, 5, order=lambda row: (row.first_rank, row.group, row.operator))
 _kinds = table_sum(KindSum, 3, order=lambda row: -row.calls, limit=MAX_KINDS)
-_last = table_sum(LastSum, 3, order=lambda row: (-row.last, -row.waited_us), limit=MAX_LAST)
+_last = table_sum(LastSum, 3, order=lambda row: (-row.waited_us, -row.last), limit=MAX_LAST)
 _sizes = table_sum(SizeSum, 5, order=lambda row: -row.bytes, limit=MAX_SIZES)
 _add = struct_sum(ArrivalSums)
 
@@ -166,7 +181,7 @@ def arrivals_of(rank: int, timed: Sequence[TimedCalls], host: str, stage: int = 
     rows = [
         OpenCalls(
             row.operator, row.group, row.first_rank, row.group_size, row.dimension, 1, own, stage,
-            tuple([OpenCall(c.step, c.number, c.size_bytes, 1, (c.time_us, rank), c.time_us) for c in row.calls]),
+            tuple([OpenCall(c.step, c.number, c.size_bytes, 1, (c.time_us, rank, -1), c.time_us) for c in row.calls]),
         )
         for row in timed
     ]  # fmt: skip
@@ -199,14 +214,18 @@ def _closed(row: OpenCalls) -> ArrivalSums:
     ]
     if not calls or row.stage == SEVERAL_STAGES:
         return ArrivalSums(sizes=tuple(sizes))
-    last = [LastSum(call.least[1], *group, 1, 0, call.heard - 1, call.waited_us) for call in calls]
+    last = [
+        LastSum(call.last, *group, 1, 0, call.heard - 1, call.waited_us) for call in calls if call.last is not None
+    ]
     by_step = grouped(calls, lambda call: call.step)
     for of_step in by_step.values():
         waited = Counter[int]()
         for call in of_step:
-            waited[call.least[1]] += call.waited_us
-        worst, waited_us = min(waited.items(), key=lambda item: (-item[1], item[0]))
-        last.append(LastSum(worst, *group, 0, int(waited_us > 0), 0, 0))
+            if call.last is not None:
+                waited[call.last] += call.waited_us
+        most = waited.most_common(2)
+        if len(most) == 1 or (most and most[0][1] > most[1][1]):
+            last.append(LastSum(most[0][0], *group, 0, 1, 0, 0))
     kind = KindSum(
         row.operator, *group, 1, len(calls), len(by_step),
         sum([call.heard for call in calls]),

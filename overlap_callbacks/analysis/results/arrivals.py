@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
 
 # In ``SizeTransfer.reach``: the ranks of a group are on one host, on several, or on hosts that are not known.
 ONE_HOST, SEVERAL_HOSTS, UNKNOWN_HOSTS = "one host", "several hosts", ""
+
+
+def came_alone(least: Any, next_least: Any, resolution: float) -> Any:
+    """Whether one rank came last to a collective: the others wait for it, and it is charged with that.
+
+    The rank that comes last has the least time, as it waits for nobody. Where others take as long, within the
+    resolution of the times, they came together, and nobody is charged. Numbers, or arrays of them.
+    """
+    return next_least - least > resolution
 
 
 # No count, time in milliseconds or number of bytes is as large: what is, a damaged or made-up record holds.

@@ -13,8 +13,10 @@ from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, RankTime,
 
 # Shares of the time from which on something is worth a sentence.
 _MATTERS = 0.05
-# Share of the collectives from which on one rank is said to be the last.
-_OFTEN = 0.5
+# Share of the waiting above which one rank is named as its cause.
+_MOSTLY = 0.5
+# Waiting from which on one decimal is enough.
+_LONG_MS = 10
 # Files of different jobs of which something is said.
 _MAX_APART = 4
 # Files that one note names.
@@ -49,20 +51,25 @@ def _skew(analysis: Analysis, style: Style) -> Sequence[str]:
     if not analysis.skew:
         return ()
     ranks = [rank for row in analysis.skew for rank in row.ranks]
-    last: Counter[str] = Counter()
+    caused_ms: dict[str, float] = defaultdict(float)
     for name, rank in zip(rank_names(ranks), ranks, strict=True):
-        last[name] += rank.last
-    count = sum([row.count for row in analysis.skew])
-    mean_ms = sum(waiting_ms(analysis.skew).values()) / max(len(last), 1)
+        caused_ms[name] += rank.caused_ms
+    total_ms = sum(waiting_ms(analysis.skew).values())
+    mean_ms = total_ms / len(caused_ms)
     span_ms = _mean([trace.time[0].span_ms for trace in analysis.traces if trace.time])
     share = mean_ms / span_ms if span_ms else 0.0
     words = f"Ranks wait {style.ms(mean_ms)} for one another on average, {style.percent(share)} of their time"
     if share < _MATTERS / 5:
         return (f"{words}: they arrive together.",)
-    slowest, times = last.most_common(1)[0]
-    if times >= _OFTEN * count:
-        return (f"{words}: rank {slowest} is the last at {times} of {count} collectives.",)
-    return (f"{words}: the last one is now this rank, now that, rank {slowest} most often ({times} of {count}).",)
+    slowest = max(caused_ms, key=lambda name: caused_ms[name])
+    most_ms = caused_ms[slowest]
+    if not most_ms:
+        return (f"{words}: several come last together, so no rank is named.",)
+    most, total = (style.number(ms, 1 if total_ms >= _LONG_MS else 3) for ms in (most_ms, total_ms))
+    parts = f"{most} of {total}{style.space}ms"
+    if most_ms > _MOSTLY * total_ms:
+        return (f"{words}: rank {slowest} makes the others wait {parts}.",)
+    return (f"{words}: the last one is now this rank, now that; rank {slowest} makes the others wait most, {parts}.",)
 
 
 def rank_names(ranks: Sequence[RankTime]) -> list[str]:

@@ -109,8 +109,8 @@ def _skew_tables(skews: Sequence[CollectiveSkew]) -> list[Block]:
         return zip(rank_names(skew.ranks), skew.ranks, strict=True)
 
     def last(skew: CollectiveSkew) -> Cell:
-        name, rank = max(named(skew), key=lambda item: item[1].last)
-        return Cell(f"{name} ({rank.last})", f"{name} ({rank.last})")
+        name, rank = max(named(skew), key=lambda item: item[1].caused_ms)
+        return Cell(f"{name}: {PAGE.milliseconds(rank.caused_ms)}", rank.caused_ms) if rank.caused_ms else EMPTY
 
     def waiting(skew: CollectiveSkew) -> str:
         longest = sorted(named(skew), key=lambda item: -item[1].waiting_ms)
@@ -123,7 +123,7 @@ def _skew_tables(skews: Sequence[CollectiveSkew]) -> list[Block]:
         Column("*Collective", lambda skew: f"{skew.collective}, {skew.group}" if skew.group else skew.collective),
         Column("Count", lambda skew: skew.count, "whole"),
         Column("Transfer, ms", lambda skew: skew.transfer_ms, "ms"),
-        Column("Most often last", last),
+        Column("Waited for most, ms", last),
         Column("*Longest waiting by rank, ms", waiting),
         caption=caption,
         first=True,
@@ -140,6 +140,7 @@ def _skew_tables(skews: Sequence[CollectiveSkew]) -> list[Block]:
         Column("Time, ms", lambda row: row[1].time_ms, "ms"),
         Column("Waiting, ms", lambda row: row[1].waiting_ms, "ms"),
         Column("Last to come", lambda row: row[1].last, "whole"),
+        Column("Others waited, ms", lambda row: row[1].caused_ms, "ms"),
         caption=caption,
         folded=True,
         drop_empty=True,

@@ -162,7 +162,33 @@ def test_what_a_part_keeps_is_bounded() -> None:
     parts = [alone(rank) for rank in range(0, 4000, 50)]
     assert len(add_arrivals(parts).open) == MAX_OPEN
     pairs = [
-        arrivals_of(rank, [calls_of([rank - rank % 2, rank - rank % 2 + 1], rank, {rank: rank % 2})], "")
+        arrivals_of(rank, [calls_of([rank - rank % 2, rank - rank % 2 + 1], rank, {rank: 2 * (rank % 2)})], "")
         for rank in range(4 * MAX_LAST)
     ]
     assert len(add_arrivals(pairs).last) == MAX_LAST
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_waiting_is_charged_to_the_rank_that_comes_last_alone(seed: int) -> None:
+    times_us = {0: [5000] * 4 + [25_000], 1: [5001] * 4 + [5000]}
+    parts = []
+    for rank in range(4):
+        own = times_us.get(rank, [9000, 9000, 9000, 9000, 25_000])
+        calls = tuple([TimedCall(step, 0, SIZE, time_us) for step, time_us in enumerate(own)])
+        parts.append(arrivals_of(rank, [TimedCalls("allreduce_", "", 0, 4, "data", calls)], "node"))
+    found, _ = reported_arrivals(in_any_tree(parts, seed), equal_hosts(4, 4))
+    assert found is not None
+    # Ranks 0 and 1 come together, within the resolution, to the first four.
+    assert [(row.rank, row.times_last, row.steps_blamed, row.waiting_ms) for row in found.ranks] == [(1, 1, 1, 20.0)]
+
+
+def test_of_too_many_late_ranks_those_are_kept_for_which_others_wait_longest() -> None:
+    pairs = []
+    for pair in range(MAX_LAST + 1):
+        # Each is late more often than the last one, for whom others wait longest.
+        calls, late_us = (1, 10**6) if pair == MAX_LAST else (4, 100)
+        ranks = [2 * pair, 2 * pair + 1]
+        pairs += [arrivals_of(rank, [calls_of(ranks, rank, {ranks[0]: late_us}, calls=calls)], "") for rank in ranks]
+    kept = add_arrivals([add_arrivals(pairs[at : at + 2]) for at in range(0, len(pairs), 2)]).last
+    assert len(kept) == MAX_LAST
+    assert kept[0].rank == 2 * MAX_LAST
