@@ -162,7 +162,7 @@ def test_what_a_part_keeps_is_bounded() -> None:
     parts = [alone(rank) for rank in range(0, 4000, 50)]
     assert len(add_arrivals(parts).open) == MAX_OPEN
     pairs = [
-        arrivals_of(rank, [calls_of([rank - rank % 2, rank - rank % 2 + 1], rank, {rank: 2 * (rank % 2)})], "")
+        arrivals_of(rank, [calls_of([rank - rank % 2, rank - rank % 2 + 1], rank, {rank | 1: 2})], "")
         for rank in range(4 * MAX_LAST)
     ]
     assert len(add_arrivals(pairs).last) == MAX_LAST
