@@ -214,9 +214,7 @@ def _closed(row: OpenCalls) -> ArrivalSums:
     ]
     if not calls or row.stage == SEVERAL_STAGES:
         return ArrivalSums(sizes=tuple(sizes))
-    last = [
-        LastSum(call.last, *group, 1, 0, call.heard - 1, call.waited_us) for call in calls if call.last is not None
-    ]
+    last = [LastSum(call.last, *group, 1, 0, call.heard - 1, call.waited_us) for call in calls if call.last is not None]
     by_step = grouped(calls, lambda call: call.step)
     for of_step in by_step.values():
         waited = Counter[int]()
