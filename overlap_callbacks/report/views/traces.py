@@ -110,7 +110,8 @@ def _skew_tables(skews: Sequence[CollectiveSkew]) -> list[Block]:
 
     def last(skew: CollectiveSkew) -> Cell:
         name, rank = max(named(skew), key=lambda item: item[1].caused_ms)
-        return Cell(f"{name}: {PAGE.milliseconds(rank.caused_ms)}", rank.caused_ms) if rank.caused_ms else EMPTY
+        words = f"{name}: {PAGE.milliseconds(rank.caused_ms)}" if rank.caused_ms else ""
+        return Cell(words, rank.caused_ms)
 
     def waiting(skew: CollectiveSkew) -> str:
         longest = sorted(named(skew), key=lambda item: -item[1].waiting_ms)
