@@ -92,10 +92,12 @@ class EventCollector:
         foreign: number of events of unsupported devices, by category.
     """
 
-    def __init__(self, steps: re.Pattern[str] | None, *, exact: bool, **numbers: str) -> None:
+    def __init__(
+        self, steps: re.Pattern[str] | None, *, exact: bool, keep_untimed: bool = False, **numbers: str
+    ) -> None:
         self._exact = exact
         self._all_events: list[EventColumns] = []
-        self.rows = self._events(keep_untimed=False, **numbers)
+        self.rows = self._events(keep_untimed=keep_untimed, **numbers)
         self.names = names = StringTable()
         threads = StringTable()
         self.threads: Memo[int | str, int] = Memo(lambda thread: threads[str(thread)])

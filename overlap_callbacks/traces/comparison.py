@@ -86,8 +86,18 @@ def _of_one_device(name: str, trace: Trace) -> _Side:
     return _Side(devices[0])
 
 
+def _keep_common(ov: _Side, seq: _Side) -> None:
+    """Leave a step that lacks kernels in one file out of both, where the files have the same steps."""
+    numbers, other = ({step.number for step in side.trace.steps} for side in (ov, seq))
+    mine, theirs = ({step.number for step in side.trace.steps if not step.cut} for side in (ov, seq))
+    if numbers == other and mine != theirs and mine & theirs:
+        ov.keep(mine & theirs)
+        seq.keep(mine & theirs)
+
+
 def _compared(ov: _Side, seq: _Side) -> Comparison:
     """The comparison of an overlapped and a sequential trace."""
+    _keep_common(ov, seq)
     labels = Labels(ov.kernels, seq.kernels)
     of_overlapped, of_sequential = SameCalls(labels, 0), SameCalls(labels, 1)
     figures_of = ov.add_up(Mode.OVERLAPPED, of_overlapped), seq.add_up(Mode.SEQUENTIAL, of_sequential)
@@ -136,11 +146,8 @@ class _Side:
     def __init__(self, device: Device) -> None:
         self.trace = trace = device.trace
         self.kernels = kernels = trace.kernels[:0]
-        self._device, self._steps = device, [step for step in device.steps if not trace.steps[step].cut]
-        if not self._steps:
-            # A file without whole steps is one step, whose turns are those of all its calls.
-            device.at_least = len(trace.kernels)
-        self.has_steps, self.num_steps = bool(self._steps), max(len(self._steps), 1)
+        self._device = device
+        self.keep({step.number for step in trace.steps})
         self.computes = False
         self._total = KernelFigures()
         self._compute_ns = self._matched_ns = 0
@@ -148,6 +155,15 @@ class _Side:
         self._kind = np.full(len(kernels.names), Kind.OTHER)
         self._ranges = (NO_RANGE, *(trace.launches.ranges if trace.launches is not None else ()))
         self._by_range = _Times(len(self._ranges))
+
+    def keep(self, numbers: set[int]) -> None:
+        """Count only the whole steps of these numbers; before anything is added up."""
+        steps = self.trace.steps
+        self._steps = [i for i in self._device.steps if not steps[i].cut and steps[i].number in numbers]
+        if not self._steps:
+            # A file without whole steps is one step, whose turns are those of all its calls.
+            self._device.at_least = len(self.trace.kernels)
+        self.has_steps, self.num_steps = bool(self._steps), max(len(self._steps), 1)
 
     def add_up(self, mode: Mode, same_calls: SameCalls) -> TraceFigures:
         """The figures of the file; ``same_calls`` takes the calls that the other file's may match."""
@@ -285,8 +301,13 @@ def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float)
             f"the sequential file is not sequential: {of_comm:.0%} of its communication runs beside compute, above "
             f"{RESIDUAL_COMM_LIMIT:.0%}"
         )
-    if ov.trace.is_cut or seq.trace.is_cut:
-        yield "a file is cut off, and no step of it is known to be whole"
+    if lacks := ov.trace.lacks or seq.trace.lacks:
+        yield f"a file {lacks}, and no step of it is known to be whole"
+    elif "e2e_ideal_ms" not in figures:
+        yield (
+            "the overlapped file computes longer than the sequential one by more than a step lasts: the two do not "
+            "look like traces of one job"
+        )
     elif ov.has_steps != seq.has_steps:
         yield "only one of the files has ProfilerStep ranges: a step cannot be compared with a whole file"
     elif matched < _MIN_MATCHED_FRACTION:
@@ -300,8 +321,10 @@ def _figures(overlapped: _Side, sequential: _Side) -> dict[str, float]:
     """The figures that are defined, per step, by the names of the live report."""
     ov, seq = overlapped.mean_step, sequential.mean_step
     ov_wall_ms, seq_wall_ms = overlapped.wall_ms, sequential.wall_ms
-    ideal_ms = ideal_step_ms(ov_wall_ms, ov.compute_ms, seq.compute_ms)
-    model_ms = sequential_step_ms(ideal_ms, ov.hidden_comm_ms)
+    ideal_ms: float | None = ideal_step_ms(ov_wall_ms, ov.compute_ms, seq.compute_ms)
+    if ideal_ms is not None and ideal_ms <= 0:  # no step is shorter than nothing
+        ideal_ms = None
+    model_ms = None if ideal_ms is None else sequential_step_ms(ideal_ms, ov.hidden_comm_ms)
     figures: dict[str, float | None] = {
         "compute_slowdown": _change(ov.compute_ms, seq.compute_ms),
         "overlap_ratio": _overlap_ratio(ov),
@@ -339,8 +362,8 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole > 0 else None
 
 
-def _change(value: float, base: float) -> float | None:
-    return slowdown(value, base) if base > 0 and value > 0 else None
+def _change(value: float | None, base: float | None) -> float | None:
+    return slowdown(value, base) if value is not None and base is not None and base > 0 and value > 0 else None
 
 
 def _problems(overlapped: Trace, sequential: Trace) -> Sequence[str]:

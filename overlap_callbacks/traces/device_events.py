@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.kernels.impossible import CAPTURE_BEGINS, CAPTURE_ENDS, call_of
 from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape
 from overlap_callbacks.traces.collect import (
     ENQUEUED,
@@ -51,6 +52,8 @@ WAITING_CALLS = frozenset({
     "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize",
     "hipDeviceSynchronize", "hipStreamSynchronize", "hipEventSynchronize", "hipMemcpy", "hipMemcpyWithStream",
 })  # fmt: skip
+# Those in which it waits for all that was launched before.
+SYNCHRONIZES = frozenset({"cudaDeviceSynchronize", "cuCtxSynchronize", "hipDeviceSynchronize"})
 _UINT64 = 2**64 - 1
 _NO_ARGS = KernelArgs()
 # Sizes of collectives that are remembered by the text that tells them.
@@ -74,8 +77,9 @@ class DeviceEvents(EventCollector):
             for none.
         shapes: numbers of the launch shapes: a ``LaunchShape``, or the text of one that cannot be read.
         launches: the calls that launch something. One with an impossible time has -1 for it, and still counts as the
-            first with its correlation number.
-        waits: when the host waited for the device.
+            first with its correlation number. Their column ``call`` is what ``call_of`` says of the name.
+        waits, syncs: when the host waited for the device, and for all of it.
+        captures: calls that begin or end the capture of a graph.
         annotations, operators: torch's ranges of collectives, and its operators that describe theirs.
         details: numbers of what many of these share.
         ranges: other ranges of the host: modules, and those that users and torch have named.
@@ -83,13 +87,15 @@ class DeviceEvents(EventCollector):
 
     def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False, with_ranges: bool = False) -> None:
         super().__init__(
-            steps, exact=exact, kind="b", name="i", correlation="Q", shape="i", lane="i", device="i", info="q",
-            num_bytes="q", sequence="q",
+            steps, exact=exact, keep_untimed=True, kind="b", name="i", correlation="Q", shape="i", lane="i", device="i",
+            info="q", num_bytes="q", sequence="q",
         )  # fmt: skip
         self.metadata = KernelMetadata()
         self.shapes: Numbers[LaunchShape | str] = Numbers()
-        self.launches = self._events(keep_untimed=True, correlation="Q", thread="i")
+        self.launches = self._events(keep_untimed=True, correlation="Q", thread="i", call="b")
         self.waits = self._events()
+        self.syncs = self._events()
+        self.captures = self._events(begins="b")
         self.annotations = self._events(thread="i", detail="i", num_bytes="q")
         self.operators = self._events(thread="i", detail="i", num_bytes="q")
         self.details: Numbers[RangeDetail] = Numbers()
@@ -100,6 +106,7 @@ class DeviceEvents(EventCollector):
         self._launches_nothing: Memo[str | None, bool] = Memo(
             lambda name: bool(_LAUNCHES_NOTHING.match(name or "")) and not launches_kernel(name)
         )
+        self.call_of: Memo[str | None, int] = Memo(call_of)
         self._is_module: Memo[str | None, bool] = Memo(lambda name: (name or "").startswith(_MODULE))
         self._is_annotation: Memo[str | None, bool] = Memo(lambda name: (name or "").startswith(ENQUEUED))
         self._num_bytes: dict[tuple[str, bytes, bytes], int] = {}
@@ -181,8 +188,12 @@ class DeviceEvents(EventCollector):
         waits = [event for event in events if event.name in WAITING_CALLS]
         if waits:
             self.waits.keep(waits)
+            self.syncs.keep([event for event in waits if event.name in SYNCHRONIZES])
         launches_nothing = self._launches_nothing
         events = [event for event in events if not launches_nothing[event.name]]
+        captures = [event for event in events if "Capture" in (event.name or "")]
+        if captures:
+            self._add_captures(captures)
         # The arguments are not kept: the next events take their memory, which the core's cache still holds.
         numbers: list[Any] = [
             args.correlation if args is not None else None for args in stream.args_of(events, LaunchArgs)
@@ -190,8 +201,14 @@ class DeviceEvents(EventCollector):
         if not (set(map(type, numbers)) == {int} and all(numbers)):
             events = [event for event, number in zip(events, numbers, strict=True) if type(number) is int and number]
             numbers = [number for number in numbers if type(number) is int and number]
-        events, numbers = _timed(self.launches, events, numbers)
-        self.launches.label(correlation=unsigned(numbers), thread=self._threads_of(events))
+        calls = array("b", map(self.call_of.__getitem__, [event.name for event in events]))
+        self.launches.keep(events)
+        self.launches.label(correlation=unsigned(numbers), thread=self._threads_of(events), call=calls)
+
+    def _add_captures(self, events: list[Event]) -> None:
+        calls = {CAPTURE_BEGINS: 1, CAPTURE_ENDS: 0}
+        events = self.captures.keep([event for event in events if self.call_of[event.name] in calls])
+        self.captures.label(begins=[calls[self.call_of[event.name]] for event in events])
 
     def _add_rows(self, events: list[Event], stream: EventStream) -> None:
         events = self.rows.keep(events)

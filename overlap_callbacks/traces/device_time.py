@@ -155,12 +155,15 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
 class TimeSums:
     """What one device of a trace does with its time, added up over the pieces of that time.
 
-    Of a file that is cut off, what needs all kernels is left out: steps, paths, and ``host_limit``.
+    Of a file that is cut off, what needs all kernels is left out: steps, paths, and ``host_limit``. Steps that lack
+    kernels are left out too: then the time of the file is that of its whole steps.
     """
 
     def __init__(self, device: Device) -> None:
         self._device, trace = device, device.trace
         self._steps, self._is_cut = trace.steps, trace.is_cut
+        self._some_lack = not trace.is_cut and any([step.cut for step in trace.steps])
+        self._captures = trace.launches.captures if trace.launches is not None else None
         self._whole = TimeUse()
         self._of_steps: list[DeviceTime] = []
         self._paths: list[CriticalPath] = []
@@ -180,8 +183,10 @@ class TimeSums:
         launched_ns = unknown if launches is None else launches.launched_ns
         span = (piece.begin_ns, int(ran_ns.max()))
         steps: list[tuple[int | None, tuple[int, int]]] = [] if self._is_cut else self._step_spans(kernels)
-        whole, *of_steps = TimeUses(kernels, launched_ns).of_each([span, *[of_step for _, of_step in steps]])
-        self._whole += whole
+        uses = TimeUses(kernels, launched_ns, self._captures)
+        whole, *of_steps = uses.of_each([span, *[of_step for _, of_step in steps]])
+        for use in of_steps if self._some_lack else [whole]:
+            self._whole += use
         self._of_steps += [self._device_time(step, use) for (step, _), use in zip(steps, of_steps, strict=True)]
         compute, comm = kernels.of(Kind.COMPUTE), kernels.of(Kind.COMMUNICATION)
         self._compute_ns += self._parts.covered_ns(compute)
@@ -274,8 +279,11 @@ class TimeSums:
         np.maximum.at(ended_ns, kernels.step[in_steps], kernels.intervals.end_ns[in_steps])
         for i in distinct_values(kernels.step[in_steps]).tolist():
             ended = int(ended_ns[i])
+            if i and self._steps[i - 1].cut:  # its last kernels may be missing
+                self._until_ns = max(self._until_ns, self._steps[i].start_ns)
             if ended > self._until_ns:
-                spans.append((self._steps[i].number, (self._until_ns, ended)))
+                if not self._steps[i].cut:
+                    spans.append((self._steps[i].number, (self._until_ns, ended)))
                 self._until_ns = ended
         return spans
 

@@ -35,6 +35,7 @@ from overlap_callbacks.traces.checks import ambiguous_collectives, copying_colle
 from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives
 from overlap_callbacks.traces.columns import Array, Column, derived, parts, release, taken
 from overlap_callbacks.traces.device_events import DeviceEvents
+from overlap_callbacks.traces.doubts import Doubts
 from overlap_callbacks.traces.events import MAX_TIME_NS, time_problems
 from overlap_callbacks.traces.files import Document
 from overlap_callbacks.traces.trace import Launches, Trace, bounds_of, steps_of, trace_of
@@ -46,11 +47,16 @@ _Columns = dict[str, Array]
 def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[str] | None = None) -> Trace:
     """The trace of a file with kernels of a device; ``steps`` matches the names of steps."""
     found, infos = steps_of(events.notes, steps), events.metadata.infos
-    rows = _in_order(events.rows.finished())
-    _join_launches(rows, events.launches.finished())
+    bounds = bounds_of(found)
+    rows, calls = _in_order(events.rows.finished()), events.launches.finished()
+    has_row = _join_launches(rows, calls)
+    doubts = Doubts(found, bounds)
+    captures = doubts.of_launches(calls, has_row, rows, events, document)
+    rows = doubts.with_time(rows, events)
     texts = _name_kinds(rows, events)
+    doubts.shorten(rows, texts, calls, events)
     annotations, operators = events.annotations.finished(), events.operators.finished()
-    problems = [*time_problems(events.rows)]
+    problems = [*time_problems(events.rows), *doubts.problems]
     if events.launches.untimed:
         problems.append(
             f"{events.launches.untimed} launches have no time that can be read: their kernels count in no step"
@@ -62,7 +68,7 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
         problems.append("the file holds no launches: kernels count in the step that the host was in when they started")
     if events.foreign:
         problems.append(f"{foreign_events(events.foreign)} are left out: what they do is not known")
-    kernels = _table(rows, texts, events, bounds_of(found))
+    kernels = _table(rows, texts, events, bounds)
     copies = _copies_of_collectives(kernels, rows, operators if events.operators else annotations, events)
     problems += copying_collectives(copies.untold)
     for column, value in (("info", copies.info), ("num_bytes", UNKNOWN), ("sequence", UNKNOWN)):
@@ -76,10 +82,13 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
         range_of = launched_in(events.ranges.finished(), rows["thread"], rows["launched"], events.training_thread)
     launches = Launches(
         rows["launched"], _waits(events.waits.finished(), rows, kernels), events.streams, len(events.waits) > 0,
-        range_of, events.range_names,
+        range_of, events.range_names, captures,
     )  # fmt: skip
     release()
-    return trace_of(document, kernels, rows["device"], found, collectives, problems, launches=launches)
+    return trace_of(
+        document, kernels, rows["device"], found, collectives, problems, launches=launches, warnings=doubts.warnings,
+        lacking=doubts.lacking,
+    )  # fmt: skip
 
 
 def _in_order(rows: _Columns) -> _Columns:
@@ -93,10 +102,11 @@ def _in_order(rows: _Columns) -> _Columns:
     return {name: taken(rows.pop(name), order, np.int64 if name in numbers else None) for name in [*rows]}
 
 
-def _join_launches(rows: _Columns, launches: _Columns) -> None:
+def _join_launches(rows: _Columns, launches: _Columns) -> Array:
     """Add columns for the call that launched each row: ``launched``, ``returned`` and ``thread``; -1 where unknown.
 
-    Of several launches with one number the first in the file counts, even if it has no time.
+    Of several launches with one number the first in the file counts, even if it has no time. Returns which launches
+    have a row; shape (launches,).
     """
     order = np.argsort(launches["correlation"], kind="stable")
     numbers = launches["correlation"][order]
@@ -106,9 +116,13 @@ def _join_launches(rows: _Columns, launches: _Columns) -> None:
         place = np.searchsorted(numbers, wanted)
         return np.where((padded[place] == wanted) & (wanted != 0), order[place], -1)
 
-    launch = derived(launch_of, rows.pop("correlation"))
+    launch = derived(launch_of, rows["correlation"])
+    has_row = np.zeros(len(padded), dtype=bool)
+    has_row[launch] = True
+    has_row[order[1:-1][numbers[1:] == numbers[:-1]]] = True  # another one with its number comes before
     for name, of_launch in (("launched", "start"), ("returned", "end"), ("thread", "thread")):
         rows[name] = derived(np.append(launches[of_launch], -1).__getitem__, launch)
+    return has_row[:-1]
 
 
 def _name_kinds(rows: _Columns, events: DeviceEvents) -> tuple[str, ...]:

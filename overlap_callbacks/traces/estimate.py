@@ -62,6 +62,7 @@ class EstimateSums:
         counts = (calls.kind == Kind.COMPUTE) & (calls.duration_ns > 0)
         if trace.steps:
             counts &= calls.step >= 0  # outside the steps, the turn of a call is unknown
+            counts &= trace.whole[calls.step] | trace.is_cut  # and so it is in steps that lack others
         covered = calls.covered_ns(kernels.of(Kind.COMMUNICATION)) / np.maximum(calls.duration_ns, 1)
         beside, alone = counts & (covered >= _MIN_BESIDE), counts & (covered <= _MAX_ALONE)
         name, shape = kernels.name[calls.row], self._shape[kernels.shape[calls.row]]

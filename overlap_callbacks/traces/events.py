@@ -108,8 +108,8 @@ _MAX_EXACT_US = 2**43
 class EventColumns:
     """Events of one kind: start and end in whole nanoseconds, and other whole numbers.
 
-    Events without valid times are left out. Floating-point microseconds are exact to the nanosecond only up to 2**43
-    us, so files with later times are read again with their times as text (``exact``).
+    Events without valid times are left out by default. Floating-point microseconds are exact to the nanosecond only up
+    to 2**43 us, so files with later times are read again with their times as text (``exact``).
 
     Args:
         exact: times come as text.
@@ -118,13 +118,14 @@ class EventColumns:
 
     Attributes:
         number: number of events.
+        keeps_untimed: whether those without a valid time are kept.
         untimed, negative: number of events without a valid time, and with negative durations, which count as zero.
             Both are complete once the columns are finished.
     """
 
     def __init__(self, exact: bool, *, keep_untimed: bool = False, **numbers: str) -> None:
         self.number = self.untimed = self.negative = 0
-        self._exact, self._keep_untimed = exact, keep_untimed
+        self._exact, self.keeps_untimed = exact, keep_untimed
         self._start: array[Any] = array("q" if exact else "d")
         self._duration: array[Any] = array("q" if exact else "d")
         self._numbers: dict[str, array[Any]] = {name: array(code) for name, code in numbers.items()}
@@ -135,7 +136,7 @@ class EventColumns:
         return self.number
 
     def keep(self, events: list[Event]) -> list[Event]:
-        """Add events by their times. Returns those with valid ones, whose other numbers ``label`` takes next."""
+        """Add events by their times. Returns those that are kept, whose other numbers ``label`` takes next."""
         self._make_room()
         if self._exact:
             return self._one_by_one(events)
@@ -150,13 +151,17 @@ class EventColumns:
         return events
 
     def keep_ns(self, *spans: tuple[Any, Any]) -> list[bool]:
-        """Add events by exact start and end. Returns which have valid ones; ``label`` takes their other numbers."""
+        """Add events by exact start and end. Returns which are kept; ``label`` takes their other numbers."""
         self._make_room()  # once: what is kept in one call is labelled before any of it is written
         timed = []
         for span in spans:
             timed.append(all([type(time) is int and MIN_TIME_NS < time < MAX_TIME_NS for time in span]))
             if timed[-1]:
                 self._add(span[0], span[1] - span[0])
+            elif self.keeps_untimed:
+                self._add(0, MAX_DURATION_NS)
+        if self.keeps_untimed:
+            return [True] * len(timed)
         self.untimed += timed.count(False)
         return timed
 
@@ -185,11 +190,14 @@ class EventColumns:
         kept = []
         for event in events:
             start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
-            if start is None or duration is None:
-                self.untimed += 1
-            else:
-                kept.append(event)
+            if start is not None and duration is not None:
                 self._add(start if self._exact else start / 1000, duration if self._exact else duration / 1000)
+            elif self.keeps_untimed:
+                self._add(0, MAX_DURATION_NS)
+            else:
+                self.untimed += 1
+                continue
+            kept.append(event)
         return kept
 
     def _add(self, start: float, duration: float) -> None:
@@ -206,7 +214,7 @@ class EventColumns:
         start, end, untimed = self._bounds()
         self.untimed += int(untimed.sum())
         values = {"start": start, "end": end}
-        if self._keep_untimed:
+        if self.keeps_untimed:
             start[untimed] = end[untimed] = -1
             untimed = np.zeros(len(start), dtype=bool)
         for name, held in self._numbers.items():
@@ -239,7 +247,7 @@ def time_problems(events: EventColumns) -> Iterator[str]:
     """What is wrong with the times of events whose columns are finished."""
     if events.negative:
         yield f"{events.negative} events have negative durations, and count as of no length"
-    if events.untimed:
+    if events.untimed and not events.keeps_untimed:
         yield f"{events.untimed} events have no time that can be read, and are left out"
 
 

@@ -45,6 +45,7 @@ class Document:
     Attributes:
         head: the fields around its events.
         problems: what is wrong with it.
+        warnings: what must be read before any figure.
         is_cut: whether it ends before its events do.
     """
 
@@ -52,6 +53,7 @@ class Document:
     head: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     is_cut: bool = False
+    warnings: list[str] = field(default_factory=list)
 
 
 def pieces(

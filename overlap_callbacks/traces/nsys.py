@@ -9,16 +9,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.kernels.impossible import CAPTURE_BEGINS, CAPTURE_ENDS, NO_LAUNCH, call_of
 from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape
 from overlap_callbacks.traces.collect import ENQUEUED, Memo, Note, hashable, is_step, short_name
 from overlap_callbacks.traces.collectives import UNKNOWN, RangeDetail
-from overlap_callbacks.traces.device_events import WAITING_CALLS, DeviceEvents, device_number, unsigned
+from overlap_callbacks.traces.device_events import (
+    SYNCHRONIZES,
+    WAITING_CALLS,
+    DeviceEvents,
+    device_number,
+    unsigned,
+)
 from overlap_callbacks.traces.device_trace import trace_of_device
 from overlap_callbacks.traces.files import SQLITE_MAGIC, Document, Progress, TraceError, starts_with
 from overlap_callbacks.traces.trace import Trace
@@ -28,6 +35,14 @@ if TYPE_CHECKING:
 
 _KERNELS, _COPIES, _FILLS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+_DIAGNOSTICS, _INFO = "DIAGNOSTIC_EVENT", 1
+# What it says of events that are not in the file, among other things that went wrong.
+_LOSS = re.compile(
+    r"(?i)not all .*(?:events|data|records).*collected"
+    r"|\b(?:lost|lose|dropped|discarded|overflow\w*|incomplete|truncated)\b"
+    r"|out of memory|(?:events|data|records|buffers?)\b.*\b(?:missing|exceeded|full)\b"
+)
+_MAX_TEXT = 200
 # NVTX ranges that are pushed and popped on a thread, or started and ended on any; CUPTI's kinds of copies and memories.
 _RANGES = (_PUSHED, _STARTED) = (59, 60)
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH",
@@ -42,14 +57,14 @@ _PID_SHIFT, _PID_MASK = 24, 0xFFFFFF
 
 
 def is_nsys(file: Path) -> bool:
-    """Whether a file is an export of Nsight Systems that holds CUDA kernels."""
+    """Whether a file is an export of Nsight Systems."""
     if not starts_with(file, SQLITE_MAGIC):
         return False
     import sqlite3
 
     try:
         with _open(file) as tables:
-            return _KERNELS in tables.columns
+            return not {_KERNELS, _CALLS, _DIAGNOSTICS, "META_DATA_EXPORT"}.isdisjoint(tables.columns)
     except sqlite3.Error:
         return False
 
@@ -60,7 +75,7 @@ def processes_in(file: Path) -> list[int]:
 
     try:
         with _open(file) as tables:
-            if "globalPid" not in tables.columns[_KERNELS]:
+            if "globalPid" not in tables.columns.get(_KERNELS, ()):
                 return []
             found = tables.rows(f"SELECT DISTINCT globalPid FROM {_KERNELS}")
             return sorted({_process_of(pid) for (pid,) in found if type(pid) is int})
@@ -98,12 +113,50 @@ def read_nsys(
             reader = _Reader(tables, process, progress, steps, with_ranges)
             reader.read()
             names = dict(_device_names(tables))
+            if not reader.events.rows:
+                raise TraceError(_no_kernels(file, process, tables))
+            warnings = _losses(tables, processes_in(file) if process is None else [process])
     except sqlite3.Error as error:
         raise TraceError(f"{file} cannot be read as an export of Nsight Systems: {error}") from None
-    if not reader.events.rows:
-        raise TraceError(f"{file} holds no CUDA kernels" + (f" of process {process}" if process is not None else ""))
     head = {"deviceProperties": [{"id": number, "name": name} for number, name in names.items()]}
-    return trace_of_device(Document(path or file, head, reader.problems), reader.events, reader.steps)
+    document = Document(path or file, head, reader.problems, warnings=warnings)
+    return trace_of_device(document, reader.events, reader.steps)
+
+
+def _diagnostics(tables: _Tables) -> Iterator[tuple[str, int | None]]:
+    """What Nsight Systems says itself that went wrong: each text, and its process."""
+    levels = {
+        number: f"{name or ''} {label or ''}".lower()
+        for number, name, label in tables.select("ENUM_DIAGNOSTIC_SEVERITY_LEVEL", ("id", "name", "label"))
+    }
+    for level, text, pid in tables.select(_DIAGNOSTICS, ("severity", "text", "globalPid")):
+        harmless = "info" in levels.get(level, "") or "verbose" in levels.get(level, "")
+        if isinstance(text, str) and not (harmless or (not levels and level == _INFO)):
+            process = _process_of(pid) if type(pid) is int and pid > 0 else 0
+            yield safe_text.clean(" ".join(text.split()))[:_MAX_TEXT], process or None
+
+
+def _losses(tables: _Tables, processes: list[int]) -> list[str]:
+    """What Nsight Systems says of events that it lost of any of these processes; of others it may say so too."""
+    texts: dict[str, None] = {}
+    for text, process in _diagnostics(tables):
+        if _LOSS.search(text) and (process is None or not processes or process in processes):
+            texts[text] = None
+    if not texts:
+        return []
+    return [f"Nsight Systems says that it lost events, so kernels or ranges may be missing: {' '.join([*texts][:4])}"]
+
+
+def _no_kernels(file: Path, process: int | None, tables: _Tables) -> str:
+    """Why an export cannot be read."""
+    where = f" of process {process}" if process is not None else ""
+    texts = dict.fromkeys(text for text, of in _diagnostics(tables) if process is None or of in (None, process))
+    says = f"; Nsight Systems says: {' '.join([*texts][:4])}" if texts else ""
+    called = " although CUDA was called" if _CALLS in tables.columns else ""
+    return (
+        f"{file} is an export of Nsight Systems, but holds no CUDA kernels{where}{called}: profile with nsys profile "
+        f"--trace=cuda,nvtx{says}"
+    )
 
 
 class _Tables:
@@ -239,34 +292,46 @@ class _Reader:
             )
 
     def _launches(self) -> None:
-        """The calls that launched what was read; there are many others."""
+        """The calls that launched what was read, or should have; there are many others."""
         launched = " UNION ALL ".join(
             f"SELECT correlationId FROM {table}"
             for table in (_KERNELS, _COPIES, _FILLS)
             if "correlationId" in self.tables.columns.get(table, ())
         )
+        events, calls = self.events, self._calls_of(call_of)
         where = f"WHERE correlationId IN ({launched})" if launched else ""
-        for start, end, thread, correlation in self.tables.select(
-            _CALLS, ("start", "end", "globalTid", "correlationId"), where
-        ):
-            if not self._is_mine(thread) or type(correlation) is not int or not correlation:
+        if where and calls:
+            where += f" OR nameId IN ({', '.join(map(str, calls))})"
+        columns = ("start", "end", "globalTid", "correlationId", "nameId", "returnValue")
+        for start, end, thread, correlation, name, failed in self.tables.select(_CALLS, columns, where):
+            call = calls.get(name, NO_LAUNCH)
+            if not self._is_mine(thread) or (failed and call):
                 continue
-            (number,), of_thread = unsigned([correlation]), self.events.threads[hashable(thread)]
-            self.events.launches.add(start, end, correlation=number, thread=of_thread)
+            if call in (CAPTURE_BEGINS, CAPTURE_ENDS):
+                events.captures.add(start, end, begins=call == CAPTURE_BEGINS)
+            elif type(correlation) is int and correlation:
+                (number,), of_thread = unsigned([correlation]), events.threads[hashable(thread)]
+                events.launches.add(start, end, correlation=number, thread=of_thread, call=call)
+
+    def _calls_of(self, kind: Callable[[str], Any]) -> dict[int, Any]:
+        """The kinds of the calls that are of any, by the numbers of their names."""
+        if "nameId" not in self.tables.columns.get(_CALLS, ()):
+            return {}
+        names = self.tables.select("StringIds", ("id", "value"))
+        found = {number: kind(_VERSION.sub("", name)) for number, name in names if isinstance(name, str)}
+        return {number: of for number, of in found.items() if of and type(number) is int}
 
     def _waits(self) -> None:
         """The calls in which the host waits for the device."""
-        if "nameId" not in self.tables.columns.get(_CALLS, ()):
+        waiting = self._calls_of(lambda name: (name in WAITING_CALLS) + (name in SYNCHRONIZES))
+        if not waiting:
             return
-        waiting = [
-            str(number)
-            for number, name in self.tables.select("StringIds", ("id", "value"))
-            if type(number) is int and isinstance(name, str) and _VERSION.sub("", name) in WAITING_CALLS
-        ]
-        where = f"WHERE nameId IN ({', '.join(waiting)})"
-        for start, end, thread in self.tables.select(_CALLS, ("start", "end", "globalTid"), where):
+        where = f"WHERE nameId IN ({', '.join(map(str, waiting))})"
+        for start, end, thread, name in self.tables.select(_CALLS, ("start", "end", "globalTid", "nameId"), where):
             if self._is_mine(thread):
                 self.events.waits.add(start, end)
+                if waiting.get(name) == 2:
+                    self.events.syncs.add(start, end)
 
     def _ranges(self) -> None:
         """The NVTX ranges that are steps, and those of collectives."""

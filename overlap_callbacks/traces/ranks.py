@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis.equations import bus_factor
 from overlap_callbacks.analysis.intervals import sums_by
@@ -112,7 +113,8 @@ class CollectiveSums:
         if self._with_turns:
             # Copies do not wait for other ranks.
             own = ~copies_of(kernels)[rows]
-            self._add_turns(number[own], known[own], kernels.step[rows[own]], times_ns[own], is_cut=trace.is_cut)
+            step = kernels.step[rows[own]]
+            self._add_turns(number[own], known[own], step, times_ns[own], trace.whole[step])
 
     @property
     def figures(self) -> tuple[CollectiveFigures, ...]:
@@ -149,18 +151,18 @@ class CollectiveSums:
             self.by_size[known.kind, known.size, int(sizes[key % len(sizes)])].add(calls, sum_ns)
 
     def _add_turns(
-        self, number: Indices, known: Collectives, step: Indices, durations_ns: Indices, *, is_cut: bool
+        self, number: Indices, known: Collectives, step: Indices, durations_ns: Indices, whole: npt.NDArray[np.bool_]
     ) -> None:
         """Keep collectives, which are in order of time.
 
-        Sends and receives are left out: the two are different kernels. So are those without numbers of a file that is
-        cut off: earlier ones may be missing.
+        Sends and receives are left out: the two are different kernels. So are those without numbers of what is not
+        whole: earlier ones may be missing.
         """
         is_numbered = known.sequence != UNKNOWN
         part = np.where(is_numbered, len(self._parts) - 1, step + 1)
         group = self._place_of[number] * len(self._parts) + part
         sizes = np.where(known.num_bytes == UNKNOWN, -1, known.num_bytes)
-        counts = np.flatnonzero(self._may_wait[number] & (is_numbered | (not is_cut)))
+        counts = np.flatnonzero(self._may_wait[number] & (is_numbered | whole))
         order = counts[np.argsort(group[counts], kind="stable")]
         begins = np.flatnonzero(np.diff(group[order], prepend=-1))
         ends = np.append(begins[1:], len(order))

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.intervals import Intervals, distinct_values
@@ -35,7 +36,7 @@ class TraceStep(msgspec.Struct, frozen=True):
     """A range of the host that is one step, as a rule ``ProfilerStep#``, with the number after the ``#``.
 
     Attributes:
-        cut: whether kernels may be missing, because the file is cut off.
+        cut: whether kernels are missing or may be.
     """
 
     number: int
@@ -61,6 +62,7 @@ class Launches(msgspec.Struct, frozen=True):
         range_of: index into ``ranges`` of the host's range in which each kernel was launched, -1 for none; shape (n,).
             None if the file has no ranges, or they were not asked for.
         ranges: names of ranges of the host.
+        captures: when launches went into a graph.
     """
 
     launched_ns: Indices
@@ -69,6 +71,7 @@ class Launches(msgspec.Struct, frozen=True):
     records_waits: bool
     range_of: Indices | None = None
     ranges: tuple[str, ...] = ()
+    captures: Intervals | None = None
 
     def __getitem__(self, rows: slice) -> Launches:
         """The launches of some kernels."""
@@ -92,7 +95,7 @@ class Trace:
         problems: what is wrong or doubtful.
         warnings: those of ``problems`` to read before any figure.
         launches: the host's side of the kernels; None of a CPU job.
-        is_cut: whether the file ends before its events do, so that kernels are missing.
+        lacks: why kernels are missing and no step is known to be whole, e.g. ``is cut off``; empty where they are not.
     """
 
     path: Path
@@ -107,7 +110,17 @@ class Trace:
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     launches: Launches | None = None
-    is_cut: bool = False
+    lacks: str = ""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether kernels are missing and no step is known to be whole."""
+        return bool(self.lacks)
+
+    @property
+    def whole(self) -> npt.NDArray[np.bool_]:
+        """Which steps are known to be whole; the last place is for what is in none; shape (steps + 1,)."""
+        return np.array([not step.cut for step in self.steps] + [not self.lacks], dtype=bool)
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -147,20 +160,28 @@ def trace_of(
     *,
     launches: Launches | None = None,
     likely: Callable[[], Sequence[str]] | None = None,
+    warnings: Sequence[str] = (),
+    lacking: frozenset[int] = frozenset(),
 ) -> Trace:
     """A trace with what the fields around its events say of the job, and what is doubtful.
 
-    ``problems`` are those of the events. ``likely`` finds what looks like communication where nothing communicates, by
-    default among the kernels.
+    ``problems`` are those of the events, and ``warnings`` those to read before any figure. ``likely`` finds what looks
+    like communication where nothing communicates, by default among the kernels. ``lacking`` are indices of the steps
+    that lack kernels; -1 where any may, or the file has none.
     """
     head, is_cut = document.head, document.is_cut
     problems = [*document.problems, *problems, *problems_of(kernels, steps)]
     rank, world_size = _job(head, problems)
-    warnings = []
+    warnings = [*document.warnings, *warnings]
+    steps = tuple([
+        msgspec.structs.replace(step, cut=True) if i in lacking or -1 in lacking else step
+        for i, step in enumerate(steps)
+    ])  # fmt: skip
+    lacks = "lacks kernels" if lacking and all([step.cut for step in steps]) else ""
     if is_cut:
-        lacks = "the file is cut off, so its totals lack kernels, and their time looks idle"
+        lacks, words = "is cut off", "the file is cut off, so its totals lack kernels, and their time looks idle"
         steps, named = mark_cut(steps, frozenset(distinct_values(kernels.step).tolist()))
-        warnings.append(f"{lacks}: {named}" if named else lacks)
+        warnings.append(f"{words}: {named}" if named else words)
     if world_size is not None and world_size > 1 and not (kernels.kind == Kind.COMMUNICATION).any():
         names = ", ".join(likely() if likely is not None else likely_communication(kernels)) or "none sounds like it"
         warnings.append(
@@ -181,7 +202,7 @@ def trace_of(
         problems=(*warnings, *problems),
         warnings=tuple(warnings),
         launches=launches,
-        is_cut=is_cut,
+        lacks=lacks,
     )
 
 
@@ -251,11 +272,11 @@ def mark_cut(steps: tuple[TraceStep, ...], held: frozenset[int]) -> tuple[tuple[
     missing = [step.number for i, step in enumerate(steps) if i not in held]
     named = "any step may lack some, and none is in a mean"
     if missing:
-        named += f"; {_named(missing)} {'has' if len(missing) == 1 else 'have'} none"
+        named += f"; {named_steps(missing)} {'has' if len(missing) == 1 else 'have'} none"
     return tuple([msgspec.structs.replace(step, cut=True) for step in steps]), named
 
 
-def _named(numbers: Sequence[int]) -> str:
+def named_steps(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:_MAX_NAMED]))
     more = f" and {len(numbers) - _MAX_NAMED} more" if len(numbers) > _MAX_NAMED else ""
     return f"step{'s' if len(numbers) > 1 else ''} {shown}{more}"

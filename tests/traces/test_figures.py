@@ -79,7 +79,7 @@ def copy(name: str, start: float, end: float, correlation: int = 0) -> kineto.Ev
 
 def test_copies_to_another_device_communicate_and_those_within_the_device_do_not(tmp_path: Path) -> None:
     peer, within = "Memcpy PtoP (Device -> Device)", "Memcpy DtoD (Device -> Device)"
-    found = figures_of(tmp_path, [gemm(0, 6), copy(peer, 4, 9), copy(within, 9, 10)])
+    found = figures_of(tmp_path, [gemm(0, 6, stream=8), copy(peer, 4, 9), copy(within, 9, 10)])
     assert (found.total.comm_ms, found.total.hidden_comm_ms, found.total.copy_ms) == (5, 2, 1)
     (row,) = found.collectives
     assert (row.collective, row.time_ms) == ("peer_copy", 5)
@@ -87,7 +87,7 @@ def test_copies_to_another_device_communicate_and_those_within_the_device_do_not
 
 def test_a_pattern_of_the_user_makes_copies_communicate_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_rules, "communication_patterns", [*name_rules.communication_patterns, "Memcpy DtoD"])
-    found = figures_of(tmp_path, [gemm(0, 6), copy("Memcpy DtoD (Device -> Device)", 4, 9)])
+    found = figures_of(tmp_path, [gemm(0, 6, stream=8), copy("Memcpy DtoD (Device -> Device)", 4, 9)])
     assert (found.total.comm_ms, found.total.copy_ms) == (5, 0)
 
 
@@ -105,8 +105,8 @@ def test_a_kernel_belongs_to_the_step_that_launched_it_wherever_it_ran(tmp_path:
     events += [kineto.launch(0, 1), gemm(5, 6, 1)]  # at the step's first nanosecond
     events += [kineto.launch(MS - 1, 2), gemm(6, 8, 2)]  # at its last
     events += [kineto.launch(MS, 3), gemm(8, 12, 3)]  # the next step's first
-    events += [kineto.launch(2 * MS, 4), gemm(0.5, 8.5, 4)]  # between two steps, although it runs within one
-    events += [{**kineto.launch(3 * MS + 7, 5), "cat": "cuda_driver"}, gemm(1, 17, 5)]
+    events += [kineto.launch(2 * MS, 4), gemm(0.5, 8.5, 4, stream=8)]  # between two steps, although it runs within one
+    events += [{**kineto.launch(3 * MS + 7, 5), "cat": "cuda_driver"}, gemm(1, 17, 5, stream=9)]
     found = figures_of(tmp_path, events)
     assert {step.step: step.compute_ms for step in found.steps} == {1: 3, 2: 4, 3: 16}
     assert found.total.compute_ms == 3 + 4 + 8 + 16
@@ -120,7 +120,13 @@ def test_kernels_launched_before_the_trace_belong_to_no_step_and_count_in_the_to
 
 
 def test_without_any_launch_in_the_file_a_kernel_belongs_to_the_step_in_which_it_starts(tmp_path: Path) -> None:
-    events = [kineto.step(1, 0, 2 * MS), kineto.step(2, 2 * MS, 4 * MS), gemm(1, 3, 1), gemm(3, 9, 2), gemm(5, 6, 3)]
+    events = [
+        kineto.step(1, 0, 2 * MS),
+        kineto.step(2, 2 * MS, 4 * MS),
+        gemm(1, 3, 1),
+        gemm(3, 9, 2, stream=8),
+        gemm(5, 6, 3),
+    ]
     found = figures_of(tmp_path, events)
     assert {step.step: step.compute_ms for step in found.steps} == {1: 2, 2: 6}
 
@@ -163,7 +169,8 @@ def test_compute_that_another_step_s_communication_covers_has_an_overlap_ratio(t
 def test_families_hold_all_compute_time_and_what_ran_beside_each(tmp_path: Path) -> None:
     events = [
         gemm(0, 4), gemm(10, 11), kineto.kernel(kineto.NORM, 4 * MS, 6 * MS, 0),
-        kineto.kernel("mine", 6 * MS, 7 * MS, 0), collective(2, 5), collective(3, 6, name=kineto.ALL_GATHER),
+        kineto.kernel("mine", 6 * MS, 7 * MS, 0), collective(2, 5),
+        kineto.kernel(kineto.ALL_GATHER, 3 * MS, 6 * MS, 0, stream=21),
     ]  # fmt: skip
     found = figures_of(tmp_path, events)
     assert [(row.family, row.calls, row.time_ms, row.beside) for row in found.families] == [
@@ -346,7 +353,7 @@ def test_kernels_launched_in_none_of_the_steps_are_counted_and_said(tmp_path: Pa
 
 
 def test_a_name_that_sounds_like_communication_and_is_not_known_is_said(tmp_path: Path) -> None:
-    found = figures_of(tmp_path, [kineto.kernel("acme_fast_allreduce_v2", 0, MS, 0), gemm(0, 2)])
+    found = figures_of(tmp_path, [kineto.kernel("acme_fast_allreduce_v2", 0, MS, 0), gemm(1, 3)])
     assert found.total.compute_ms == 3
     assert any("acme_fast_allreduce_v2" in problem for problem in found.problems)
 

@@ -65,9 +65,13 @@ class TimeUse(msgspec.Struct, frozen=True):
 
 
 class TimeUses:
-    """Finds what one device did in any span of a whole profile; ``launched_ns`` is -1 where a launch is unknown."""
+    """Finds what one device did in any span of a whole profile; ``launched_ns`` is -1 where a launch is unknown.
 
-    def __init__(self, kernels: KernelTable, launched_ns: Indices) -> None:
+    While the host launches into graphs (``captures``) it does not hold the device up: that is other idle time.
+    """
+
+    def __init__(self, kernels: KernelTable, launched_ns: Indices, captures: Intervals | None = None) -> None:
+        self._captures = Intervals.empty() if captures is None else captures.union()
         compute, comm, copies = (kernels.of(kind) for kind in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY))
         self._compute = compute.union()
         self._with_comm = compute.with_others(comm).union()
@@ -94,7 +98,10 @@ class TimeUses:
         late = gaps[by_host]
         launched_ns = np.minimum(launched_ns[by_host], late.end_ns)
         length_ns = max(end_ns - start_ns, 0)
-        host_ns, late_ns, gaps_ns = int((launched_ns - late.start_ns).sum()), late.sum_ns, late.durations_ns
+        by_launches = Intervals(late.start_ns, launched_ns)
+        captured_ns = by_launches.covered_ns(self._captures)
+        gaps_ns = late.durations_ns - captured_ns
+        host_ns, late_ns = int((by_launches.durations_ns - captured_ns).sum()), int(gaps_ns.sum())
         return TimeUse(
             span_ns=length_ns,
             compute_ns=compute_ns,

@@ -1,0 +1,221 @@
+"""What a profile says that cannot be, and what it lacks: a stream runs one kernel after another, each launch has one.
+
+Profilers write kernels that end long after the next one of their stream begins, kernels without a time, and lose
+kernels whose launches they have. Files and live profiles are checked by the same rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.intervals import Intervals, distinct_values
+from overlap_callbacks.analysis.kernels.table import Indices
+
+# A kernel may begin a little before the one before it on its stream ends (programmatic dependent launch): by 13 us at
+# most in 36 real files.
+OVERRUN_NS = 50_000
+# The clocks of host and device agree better than this.
+_CLOCKS_NS = 1_000_000
+# No kernel waits for so long after its launch, and none begins so long before it.
+_MAX_DELAY_NS, _MAX_EARLY_NS = 10 * 60 * 10**9, 10**9
+# Times of a kernel that are looked at to know what is usual.
+_SAMPLE = 4096
+# The last kernel of a stream is too long if it takes so many times as long as any of so many others of its name.
+_TOO_LONG, _MIN_ALIKE = 100, 8
+_LATEST, _EVER = np.iinfo(np.int64).max, 2**61
+
+_Marks = npt.NDArray[np.bool_]
+
+# What a call of the host does with a kernel, by its name: see ``call_of``.
+NO_LAUNCH, LAUNCH, DRIVER_LAUNCH, CAPTURE_BEGINS, CAPTURE_ENDS = range(5)
+_LAUNCH = re.compile(r"(?:cuda|cu|hip)(?:Ext|Hcc)?(?:Module)?Launch(?:Cooperative)?Kernel(?!.*MultiDevice)")
+_CAPTURE = re.compile(r"(?:cuda|cu|hip)Stream(?:(Begin)|End)(?:Re)?[cC]apture")
+
+
+def call_of(name: str | None) -> int:
+    """Whether a call of CUDA or HIP launches one kernel for sure, or begins or ends the capture of a graph."""
+    if _LAUNCH.match(name or ""):
+        return DRIVER_LAUNCH if (name or "").startswith("cuL") else LAUNCH
+    capture = _CAPTURE.match(name or "")
+    return NO_LAUNCH if capture is None else CAPTURE_BEGINS if capture.group(1) else CAPTURE_ENDS
+
+
+class Overruns(NamedTuple):
+    """Kernels that seem to run longer than they can.
+
+    Attributes:
+        rows: which; ascending.
+        until_ns: up to where each counts.
+    """
+
+    rows: Indices
+    until_ns: Indices
+
+
+def overruns(lane: Indices, ran: Intervals, correlation: npt.NDArray[np.uint64]) -> Overruns:
+    """The kernels and copies that end more than ``OVERRUN_NS`` after the next one of their stream begins.
+
+    Kernels of one launch of a graph have its number, and may run at the same time.
+
+    Args:
+        lane: stream of each row; shape (n,).
+        ran: when each ran, in order of the starts on each device; n rows.
+        correlation: number of each row's launch, 0 for none; shape (n,).
+    """
+    start_ns, end_ns = ran.start_ns, ran.end_ns
+    long = np.flatnonzero(end_ns[:-1] - start_ns[1:] > OVERRUN_NS)  # longer than whatever starts next allows
+    long = long[end_ns[long] > start_ns[long]]
+    found, until_ns = [long[:0]], [start_ns[:0]]
+    for number in distinct_values(lane[long]).tolist():
+        rows = long[lane[long] == number]
+        own = np.flatnonzero(lane == number)
+        own = own[end_ns[own] > start_ns[own]]
+        place, launch = np.searchsorted(own, rows), correlation[own]
+        # Where the kernels of the next launch begin.
+        changes = np.append(np.flatnonzero((launch[1:] != launch[:-1]) | (launch[1:] == 0)) + 1, len(own))
+        after = changes[np.searchsorted(changes, place, side="right")]
+        next_ns = np.append(start_ns[own], _LATEST)[after]
+        over = end_ns[rows] - OVERRUN_NS > next_ns
+        found.append(rows[over])
+        until_ns.append(next_ns[over])
+    rows = np.concatenate(found)
+    order = np.argsort(rows)
+    return Overruns(rows[order], np.concatenate(until_ns)[order])
+
+
+def past_the_end(
+    lane: Indices, ran: Intervals, name: Indices, may_wait: _Marks, launched_ns: Indices, syncs: Intervals, end_ns: int
+) -> Overruns:
+    """The last kernel of each stream where it seems to run on when all had ended.
+
+    The host waited for the device after it was launched, and that was over before. Or it is longer than all else in
+    the file, and many times as long as the others of its name.
+
+    Args:
+        lane: stream of each row; shape (n,).
+        ran: when each ran, in order of the starts on each device; n rows.
+        name: number of each row's name; shape (n,).
+        may_wait: which rows may wait for other ranks, however long; shape (n,).
+        launched_ns: when each row was launched, -1 if unknown; shape (n,).
+        syncs: when the host waited for all of the device, in order of the starts.
+        end_ns: the last time that the host has in the file.
+    """
+    rows = np.full(int(lane.max(initial=-1)) + 1, -1)
+    rows[lane] = np.arange(len(lane))  # of equal lanes the last counts
+    rows = np.sort(rows[rows >= 0])
+    if not len(rows):
+        return Overruns(rows, rows)
+    starts_ns, ends_ns = ran.start_ns[rows], ran.end_ns[rows]
+    wait = np.where(launched_ns[rows] < 0, len(syncs), np.searchsorted(syncs.start_ns, launched_ns[rows]))
+    waited_ns = np.append(syncs.end_ns, _LATEST)[wait]
+    until_ns = np.where(ends_ns - _CLOCKS_NS > waited_ns, np.maximum(waited_ns, starts_ns), ends_ns)
+    longest = int(np.argmax(until_ns))
+    row = int(rows[longest])
+    rest_ns = max([int(part.max(initial=end_ns)) for part in (ran.end_ns[:row], ran.end_ns[row + 1 :])])
+    length_ns, first_ns = int(until_ns[longest] - starts_ns[longest]), int(ran.start_ns.min())
+    if length_ns > max(rest_ns - first_ns, 0) and not may_wait[row]:
+        alike = np.flatnonzero(name == name[row])
+        alike_ns = int(ran.durations_ns[alike[alike != row]].max(initial=0))
+        if len(alike) > _MIN_ALIKE and length_ns > _TOO_LONG * alike_ns:
+            until_ns[longest] = max(rest_ns, int(starts_ns[longest]) + alike_ns)
+    over = until_ns < ends_ns
+    return Overruns(rows[over], until_ns[over])
+
+
+def without_time(ran: Intervals, launched_ns: Indices) -> tuple[_Marks, _Marks]:
+    """Which rows have no time that can be, and which have a launch that has none; shape (n,) each.
+
+    A profiler writes 0 for a time that it does not know. The other times are those of a clock that began long before.
+
+    Args:
+        ran: when each row ran, if its times are right; n rows.
+        launched_ns: when each was launched, -1 if unknown; shape (n,).
+    """
+    start_ns, known = ran.start_ns, launched_ns >= 0
+    wrong = (start_ns <= 0) & (ran.end_ns <= start_ns)
+    usual_ns = _median(start_ns[~wrong] if wrong.any() else start_ns)
+    if usual_ns > _MAX_DELAY_NS:
+        wrong |= start_ns <= 0
+        known &= launched_ns > 0
+    known &= ~wrong
+    delay_ns, usual_launch_ns = start_ns - launched_ns, _median(launched_ns[known])
+    usual_delay_ns = _median(delay_ns[known])
+    apart = known & ((delay_ns - usual_delay_ns > _MAX_DELAY_NS) | (delay_ns < min(0, usual_delay_ns) - _MAX_EARLY_NS))
+    # One of the two times is wrong: that which is further from the others of its kind.
+    of_kernel = np.abs(start_ns - usual_ns) >= np.abs(launched_ns - usual_launch_ns)
+    return wrong | (apart & of_kernel), (apart & ~of_kernel) | (~known & ~wrong & (launched_ns >= 0))
+
+
+def _median(times_ns: Indices) -> int:
+    """The median of a sample of times; 0 of none."""
+    sample = times_ns[:: max(1, len(times_ns) // _SAMPLE)]
+    return int(np.median(sample)) if len(sample) else 0
+
+
+# -- what was launched
+
+
+class Missing(NamedTuple):
+    """Launches that have no kernel.
+
+    Attributes:
+        launches: which; ascending.
+        captured: number of others that went into a graph, and so ran no kernel.
+        number: number of all launches of kernels, but for these.
+    """
+
+    launches: Indices
+    captured: int
+    number: int
+
+
+def missing_kernels(
+    launched: Intervals, call: npt.NDArray[np.uint8], thread: Indices, has_row: _Marks, captures: Intervals
+) -> Missing:
+    """The launches whose kernels a profile lacks.
+
+    Args:
+        launched: the calls of the host; n rows.
+        call: what each does, see ``call_of``; shape (n,).
+        thread: on which it was made; shape (n,).
+        has_row: whether the profile has what it launched; shape (n,).
+        captures: when launches went into a graph.
+    """
+    launches = (call == LAUNCH) | (call == DRIVER_LAUNCH)
+    lost = np.flatnonzero(launches & ~has_row)
+    if not len(lost):
+        return Missing(lost, 0, int(launches.sum()))
+    into_graph = _covers(captures, launched.start_ns[lost])
+    captured, lost = int(into_graph.sum()), lost[~into_graph]
+    # A call of the driver within one of the runtime launches the same kernel.
+    same = np.zeros(len(lost), dtype=bool)
+    for kind, number in itertools.product((LAUNCH, DRIVER_LAUNCH), distinct_values(thread[lost]).tolist()):
+        mine = np.flatnonzero((thread[lost] == number) & (call[lost] == kind))
+        other = launched[launches & has_row & (call != kind) & (thread == number)]
+        if kind == DRIVER_LAUNCH:
+            same[mine] = _covers(other, launched.start_ns[lost[mine]])
+        else:
+            same[mine] = launched[lost[mine]].covered_ns(Intervals(other.start_ns, other.start_ns + 1)) > 0
+    return Missing(lost[~same], captured, int(launches.sum()) - captured)
+
+
+def _covers(intervals: Intervals, times_ns: Indices) -> _Marks:
+    """Which times lie in any of the intervals; shape (n,)."""
+    return Intervals(times_ns, times_ns + 1).covered_ns(intervals) > 0
+
+
+def captures_of(time_ns: Indices, begins: _Marks) -> Intervals:
+    """When graphs were captured, by the calls that begin and end it; several threads may capture at a time.
+
+    What ends and did not begin began before the profile, and what does not end ends after it.
+    """
+    order = np.argsort(time_ns, kind="stable")
+    depth = np.cumsum(np.concatenate(([0], np.where(begins[order], 1, -1))))
+    bounds = np.concatenate(([-_EVER], time_ns[order], [_EVER]))
+    is_open = depth > depth.min()
+    return Intervals(bounds[:-1][is_open], bounds[1:][is_open])
