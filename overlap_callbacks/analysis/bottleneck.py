@@ -106,8 +106,8 @@ def _against_communication(detailed: OverlapReport) -> Iterator[Advice]:
         if mean_bytes < _SHORT_MESSAGE_BYTES and messages > 1:
             yield Advice("buckets", "Raise the bucket size.", f"{size}: short messages do not fill a link.")
         elif mean_bytes > _LONG_MESSAGE_BYTES or messages == 1:
-            why = f"{size}: a long message begins late in the backward pass."
-            yield Advice("buckets", "Lower the bucket size.", why)
+            because = f"{size}: a long message begins late in the backward pass."
+            yield Advice("buckets", "Lower the bucket size.", because)
     what = "Send less: accumulate gradients over more micro-batches, or reduce them in 16 bits."
     yield Advice("fewer-bytes", what, most or "What compute does not hide, a step waits for.")
 
@@ -123,17 +123,17 @@ def _against_straggler(found: Bottleneck) -> Iterator[Advice]:
         yield Advice("straggler", what, f"Of its ranks one comes last: {hosts[0].how_sure()}.")
     if late is not None and late.busy:
         what = f"Look at rank {late.rank}: its clock, its temperature, its share of the work."
-        why = "It computes for longer than the other ranks."
+        because = "It computes for longer than the other ranks."
     elif late is not None:
         what = f"Look at the host of rank {late.rank}: its data loader, its CPUs, other programs."
-        why = "It is idle for longer than the other ranks."
+        because = "It is idle for longer than the other ranks."
     elif ranks:
         what = f"Look at {_listed(ranks)}: clock, temperature, share of the work, data loader."
-        why = f"Of {ranks[0].name}: {ranks[0].how_sure()}."
+        because = f"Of {ranks[0].name}: {ranks[0].how_sure()}."
     else:
         what = "Measure more windows, to find out which rank comes last."
-        why = "It differs between windows, and no rank comes last more often than by chance for certain."
-    yield Advice("straggler", what, why)
+        because = "It differs between windows, and no rank comes last more often than by chance for certain."
+    yield Advice("straggler", what, because)
 
 
 def _listed(rows: Sequence[Straggler]) -> str:
@@ -193,8 +193,8 @@ def bottleneck_of(
     bottleneck = Bottleneck(bound, runner_up, parts, late, late_ones)
     advice = list(_advice(bottleneck, detailed, divided[-1] if divided else None))
     if speedup is not None and speedup.ci_high is not None and speedup.ci_high < 0:
-        why = "Sequential steps are shorter here, with their whole 95% interval."
-        advice.insert(0, Advice("overlap-off", "Switch overlap off.", why))
+        because = "Sequential steps are shorter here, with their whole 95% interval."
+        advice.insert(0, Advice("overlap-off", "Switch overlap off.", because))
     return bottleneck._replace(advice=tuple(advice))
 
 
