@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.settled import Verdict
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.schedule import Schedule
 
@@ -184,7 +185,9 @@ _WANTED_STEPS, _LEAST_STEPS = 40, 24
 # Where the timed blocks give no watts. ``benchmarks/power_truth.py``: NVML's counter, renewed every 100 ms, gives those
 # of a block this long to 2 %. In a shorter one than the least no sensor gives more than in the timed blocks.
 _WANTED_S, _LEAST_S = 6.0, 2.0
-# Every n-th window of an arm, from the second one on: the first shows what a block would cost.
+# Every n-th window of an arm, from the second one on: the first shows what a block would cost. Where the second one's
+# shows no memory and watts are known, the next ones would only cost: the steps around the timed blocks show what begins
+# later.
 _EVERY = 4
 # Where sequential steps take longer than this, of overlapped ones, a long block would be too dear: 20 % longer, and
 # what one window is off by (``benchmarks/power_hours.py``).
@@ -204,18 +207,24 @@ class LongBlocks:
         self._lacks_watts = False
         self._too_dear = True
         self._in_vain = 0
+        self._memory_is_open = True
         self._long: set[int] = set()
         self._windows: Counter[str] = Counter()
 
     def record(self, report: OverlapReport) -> None:
-        """Take note of a report: what its steps took, and whether its blocks gave the watts of both modes."""
+        """Take note of a report: what its steps took, whether the difference keeps changing along a block, and whether
+        its blocks gave the watts of both modes.
+        """
         overlapped, sequential, power = report.e2e_overlapped_ms, report.e2e_sequential_ms, report.power
         if overlapped is None or sequential is None:
             return
         self._step_s = overlapped.value / 1e3
         self._too_dear = sequential.value > _MOST_LONGER * overlapped.value
+        was_long = report.window in self._long
+        if report.settled is not None and (was_long or not self._memory_is_open):
+            self._memory_is_open = report.settled.verdict is not Verdict.SHORT
         lacks = power is not None and (len(power.modes) < 2 or any(mode.mean_avg_w is None for mode in power.modes))
-        if report.window in self._long:
+        if was_long:
             self._long.discard(report.window)
             self._in_vain = self._in_vain + 1 if lacks else 0
         else:
@@ -224,9 +233,11 @@ class LongBlocks:
     def steps(self, window: int, arm: str, schedule: Schedule, steps_per_block: int) -> int:
         """Counted steps of the long block of each mode in a window of an arm that will be measured; 0 for none."""
         self._windows[arm] += 1
+        for_power = self._lacks_watts and self._in_vain < _MOST_IN_VAIN
+        if not (self._memory_is_open or for_power or self._windows[arm] == 2):
+            return 0
         if self._windows[arm] % _EVERY != 2 or self._too_dear or self._step_s <= 0:
             return 0
-        for_power = self._lacks_watts and self._in_vain < _MOST_IN_VAIN
         wanted = max(_WANTED_STEPS, math.ceil(_WANTED_S / self._step_s) if for_power else 0)
         steps = min(wanted, schedule.most_long_steps(steps_per_block))
         tells_power = for_power and steps > steps_per_block and steps * self._step_s >= _LEAST_S

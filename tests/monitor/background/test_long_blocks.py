@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.settled import Settled, Verdict
 from overlap_callbacks.monitor.background.budget import LongBlocks
 from overlap_callbacks.monitor.schedule import Schedule
 from tests.report.runs import window
 
 
-def report(number: int, *, step_ms: float = 50.0, longer: float = 1.1, watts: bool = False) -> OverlapReport:
-    """A window that told watts of both modes, or not."""
+def report(
+    number: int, *, step_ms: float = 50.0, longer: float = 1.1, watts: bool = False, verdict: Verdict | None = None
+) -> OverlapReport:
+    """A window that gave the watts of both modes or not, and after which the settled difference has a verdict or none."""
     found = window(number, power=True)
     power = found.power
     assert power is not None
@@ -25,10 +30,11 @@ def report(number: int, *, step_ms: float = 50.0, longer: float = 1.1, watts: bo
         name: msgspec.structs.replace(getattr(found, name), value=value)
         for name, value in (("e2e_overlapped_ms", step_ms), ("e2e_sequential_ms", longer * step_ms))
     }
-    return msgspec.structs.replace(found, power=power, **times)
+    settled = verdict and Settled(0.1, 0.09, 0.11, 0.1, 3, 0.0, verdict, None, 40, 400, number + 1)
+    return msgspec.structs.replace(found, power=power, settled=settled, **times)
 
 
-def lengths(blocks: LongBlocks, windows: int, schedule: Schedule | None = None, **reports: float) -> list[int]:
+def lengths(blocks: LongBlocks, windows: int, schedule: Schedule | None = None, **reports: Any) -> list[int]:
     """The counted steps of the long blocks of some windows, after each of which its report comes."""
     found = []
     for number in range(windows):
@@ -39,6 +45,29 @@ def lengths(blocks: LongBlocks, windows: int, schedule: Schedule | None = None, 
 
 def test_every_fourth_window_has_them_from_the_second_on() -> None:
     assert lengths(LongBlocks(), 12, watts=True) == [0, 40, 0, 0] * 3
+
+
+def test_one_is_enough_where_no_memory_shows_and_watts_are_known() -> None:
+    assert lengths(LongBlocks(), 12, watts=True, verdict=Verdict.SHORT) == [0, 40] + [0] * 10
+    assert lengths(LongBlocks(), 12, watts=False, verdict=Verdict.SHORT) == [0, 120, 0, 0] * 3
+
+
+@pytest.mark.parametrize("verdict", [Verdict.SETTLED, Verdict.NOT_SETTLED])
+def test_they_go_on_where_memory_shows_and_begin_again_where_it_shows_later(verdict: Verdict) -> None:
+    assert lengths(LongBlocks(), 12, watts=True, verdict=verdict) == [0, 40, 0, 0] * 3
+    blocks = LongBlocks()
+    assert lengths(blocks, 8, watts=True, verdict=Verdict.SHORT) == [0, 40] + [0] * 6
+    blocks.record(report(8, watts=True, verdict=verdict))
+    assert lengths(blocks, 4, watts=True, verdict=verdict) == [0, 40, 0, 0]
+
+
+def test_the_verdict_before_a_long_block_does_not_end_them() -> None:
+    blocks = LongBlocks()
+    found = []
+    for number in range(8):  # the report of the long block itself does not count
+        found.append(blocks.steps(number, "sequential", Schedule(), 2))
+        blocks.record(report(number, watts=True, verdict=None if number == 1 else Verdict.SHORT))
+    assert found == [0, 40, 0, 0, 0, 40, 0, 0]
 
 
 def test_they_are_as_long_as_power_needs_until_six_in_a_row_were_in_vain() -> None:
@@ -61,7 +90,7 @@ def test_they_last_six_seconds_for_power_and_forty_steps_at_least(step_ms: float
 
 
 def test_where_there_is_little_room_they_are_shorter_or_for_power_alone_or_none() -> None:
-    def length(every_n_steps: int, **reports: float) -> int:
+    def length(every_n_steps: int, **reports: Any) -> int:
         return lengths(LongBlocks(), 2, Schedule(every_n_steps=every_n_steps), **reports)[1]
 
     assert [length(every, watts=True) for every in (1000, 260, 240, 200, 100)] == [40, 40, 31, 0, 0]
