@@ -5,8 +5,8 @@
 Steps take 10 % longer without overlap once that mode has lasted. They get there at once, with one time constant, by
 halves with two, or in a straight line. A window has 24 overlapped steps, the recorded step, 16 blocks of three steps
 (`OSOSOSOSSOSOSOSO`, turned round at random) and 24 overlapped steps. The second window has a block of 41 steps of each
-mode before the last ones; the sixth and tenth have it where memory shows. The library's own functions make the report of each window and the settled
-difference of the run.
+mode before the last ones; the sixth and tenth have it where memory shows. The library's own functions make the report
+of each window and the settled difference of the run.
 
 A run is right if a value is headlined as settled, and its interval holds the truth: the settled one, or the run's own
 where no memory shows. Goals: right in 94 % without memory and with one constant up to 3 steps. With constants of 10

@@ -18,7 +18,7 @@ from tests.report.runs import window
 def report(
     number: int, *, step_ms: float = 50.0, longer: float = 1.1, watts: bool = False, verdict: Verdict | None = None
 ) -> OverlapReport:
-    """A window that gave the watts of both modes or not, and after which the settled difference has a verdict or none."""
+    """A window with the watts of both modes or without; after it, the settled difference has this verdict."""
     found = window(number, power=True)
     power = found.power
     assert power is not None
