@@ -25,7 +25,8 @@ class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
     the host.
 
     Attributes:
-        step: number of the ``ProfilerStep#``; None for the whole file, from its first kernel to its last.
+        step: number of the ``ProfilerStep#``; None for the whole file, from its first kernel to its last, or for its
+            whole steps together if others lack kernels.
         compute_ms: compute ran, with or without communication.
         exposed_comm_ms: communication was in flight and no compute ran.
         copy_ms: nothing but copies and fills ran.

@@ -117,7 +117,7 @@ class EventColumns:
         numbers: the other columns: the type code of each by its name.
 
     Attributes:
-        number: number of events.
+        number: number of events whose times can be read.
         keeps_untimed: whether those without a valid time are kept.
         untimed, negative: number of events without a valid time, and with negative durations, which count as zero.
             Both are complete once the columns are finished.
@@ -159,7 +159,7 @@ class EventColumns:
             if timed[-1]:
                 self._add(span[0], span[1] - span[0])
             elif self.keeps_untimed:
-                self._add(0, MAX_DURATION_NS)
+                self._add_untimed()
         if self.keeps_untimed:
             return [True] * len(timed)
         self.untimed += timed.count(False)
@@ -193,7 +193,7 @@ class EventColumns:
             if start is not None and duration is not None:
                 self._add(start if self._exact else start / 1000, duration if self._exact else duration / 1000)
             elif self.keeps_untimed:
-                self._add(0, MAX_DURATION_NS)
+                self._add_untimed()
             else:
                 self.untimed += 1
                 continue
@@ -204,6 +204,11 @@ class EventColumns:
         self._start.append(start)
         self._duration.append(duration)
         self.number += 1
+
+    def _add_untimed(self) -> None:
+        """Add an event that has a place in the columns and is no reason to read a file: a file may have no other."""
+        self._start.append(0)
+        self._duration.append(MAX_DURATION_NS)
 
     def _make_room(self) -> None:
         if len(self._start) >= columns.AT_ONCE:

@@ -36,7 +36,7 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
         hidden_comm_fraction: hidden_comm / comm; None without communication.
         copy_ms: sum of the device's memory copies and fills.
         kernels: number of compute and communication kernels.
-        cut: whether kernels may be missing, because the file is cut off. Such a step is in no mean.
+        cut: whether kernels are missing or may be. Such a step is in no mean.
     """
 
     step: int | None

@@ -184,6 +184,14 @@ def test_a_file_with_launches_and_no_kernels_is_not_read_as_of_a_cpu_job(tmp_pat
     assert read_trace(of_copy).on_host
 
 
+@pytest.mark.parametrize("value", [None, "soon", ""])
+def test_a_kernel_without_a_time_that_can_be_read_makes_no_file_of_a_device(tmp_path: Path, value: Any) -> None:
+    events = [*operators(), {**kineto.kernel(kineto.GEMM, 0, MS, 1), "ts": value}]
+    assert read_trace(kineto.write(tmp_path / "a.json", events, deviceProperties=[])).on_host
+    launched = kineto.write(tmp_path / "b.json", [*events, kineto.launch(1_000, 1)])
+    assert "holds the launches of 1 kernel of a device, but not the kernels" in error_of("analyze", str(launched))
+
+
 def test_a_file_of_a_cpu_job_that_is_cut_off_is_read(tmp_path: Path) -> None:
     events = [kineto.step(0, 0, MS), kineto.host_range("aten::mm", 0, MS // 2, cat="cpu_op")]
     content = kineto.text([*events, kineto.host_range("aten::mm", MS // 2, MS, cat="cpu_op")], deviceProperties=[])
