@@ -177,10 +177,11 @@ def trace_of(
         msgspec.structs.replace(step, cut=True) if i in lacking or -1 in lacking else step
         for i, step in enumerate(steps)
     ])  # fmt: skip
-    lacks = "lacks kernels" if lacking and all([step.cut for step in steps]) else ""
+    held = frozenset(distinct_values(kernels.step).tolist())
+    lacks = "lacks kernels" if lacking and all([step.cut for i, step in enumerate(steps) if i in held]) else ""
     if is_cut:
         lacks, words = "is cut off", "the file is cut off, so its totals lack kernels, and their time looks idle"
-        steps, named = mark_cut(steps, frozenset(distinct_values(kernels.step).tolist()))
+        steps, named = mark_cut(steps, held)
         warnings.append(f"{words}: {named}" if named else words)
     if world_size is not None and world_size > 1 and not (kernels.kind == Kind.COMMUNICATION).any():
         names = ", ".join(likely() if likely is not None else likely_communication(kernels)) or "none sounds like it"

@@ -231,6 +231,14 @@ def test_a_step_whose_launches_have_no_kernel_is_in_no_mean(tmp_path: Path) -> N
     assert found.time[0].compute_ms == pytest.approx(2 * 12)
 
 
+def test_where_only_steps_that_lack_kernels_have_any_the_time_is_that_of_the_file(tmp_path: Path) -> None:
+    end = STEPS * STEP_NS
+    found = figures_of(tmp_path, [*_all_lossy(), kineto.step(STEPS, end, end + MS)])
+    assert [step.cut for step in found.steps] == [True] * STEPS
+    assert [(time.step, time.compute_ms) for time in found.time] == [(None, pytest.approx(found.total.compute_busy_ms))]
+    assert (found.paths, found.host_limit) == ((), None)
+
+
 def test_launches_of_several_steps_and_at_the_end(tmp_path: Path) -> None:
     found = figures_of(tmp_path, lossy(20, 100))
     assert said(found.warnings, "20 of 312 launches have no kernel, in steps 0, 1: those steps are in no mean")
