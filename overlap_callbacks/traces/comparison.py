@@ -303,13 +303,13 @@ def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float)
         )
     if lacks := ov.trace.lacks or seq.trace.lacks:
         yield f"a file {lacks}, and no step of it is known to be whole"
+    elif ov.has_steps != seq.has_steps:
+        yield "only one of the files has ProfilerStep ranges: a step cannot be compared with a whole file"
     elif "e2e_ideal_ms" not in figures:
         yield (
             "the overlapped file computes longer than the sequential one by more than a step lasts: the two do not "
             "look like traces of one job"
         )
-    elif ov.has_steps != seq.has_steps:
-        yield "only one of the files has ProfilerStep ranges: a step cannot be compared with a whole file"
     elif matched < _MIN_MATCHED_FRACTION:
         yield (
             f"only {matched:.0%} of the compute time of one file has a partner in the other: the two do not look like "

@@ -262,6 +262,14 @@ def test_without_steps_or_whole_ones_a_comparison_says_why_it_is_not_valid(tmp_p
         assert said(found.problems, "launches have no kernel")
 
 
+def test_steps_in_one_of_two_files_are_the_reason_where_no_ideal_step_is_left(tmp_path: Path) -> None:
+    events = job(steps=False)
+    others = [{**event, "args": {**event["args"], "stream": 8}} for event in kernels_of(events, kineto.GEMM)]
+    found = compared(tmp_path, [*events, *others], job())
+    assert "e2e_ideal_ms" not in found.figures
+    assert said(found.problems, "only one of the files has ProfilerStep ranges")
+
+
 def _all_lossy() -> list[kineto.Event]:
     events = job()
     return without(events, kernels_of(events)[::50])
