@@ -35,6 +35,7 @@ class TimedCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A collective of a sequential step, on one rank.
 
     Attributes:
+        step: index of the step in its window.
         number: of the call among those of its operator on its group in the step.
         size_bytes: the larger of what it reads and writes.
         time_us: from issue to end.
