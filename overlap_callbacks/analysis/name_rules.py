@@ -27,8 +27,10 @@ communication_patterns: list[str] = [
     r"mscclpp|msccl[A-Z_]|^(void )?msccl",
     r"nvshmem|rocshmem|barrier_on_stream",
     r"multimem_(all_reduce|one_shot|all_gather|reduce)",
-    r"(?i:(one|two)_?shot_?all_?reduce)",
-    r"symmetric_memory::|intra_node_comm::|(?i:symm_mem).*(all_gather|all_reduce|reduce_scatter|all_to_all)",
+    # All-reduces in one or two shots, by any library (oneshot_mc_allreduce, allreduce_2shot_mc).
+    r"(?i:(one|two|[12])_?shot_?(\w*_)?(all_?reduce|reduce_?scatter|all_?gather))",
+    r"(?i:(all_?reduce|reduce_?scatter|all_?gather)_(\w*_)?(one|two|[12])_?shot)",
+    r"symmetric_memory(::|\d)|intra_node_comm::|(?i:symm_mem).*(all_gather|all_reduce|reduce_scatter|all_to_all)",
     # DeepEP, by its own name and by the one in DeepSeek's traces. (cdpsk::ep::CUB_* are scans of CUB.)
     r"(?<![a-z])(deep_ep|dpsk::ep)::|hybrid_ep::",
     # Dispatch and combine of MORI, TensorRT-LLM and FlashInfer, and pplx. MORI's names may be mangled.
@@ -36,23 +38,30 @@ communication_patterns: list[str] = [
     r"userbuffers_|cross_device_reduce_|allreduce_fusion_kernel",
     # All-reduces of AMD's quickreduce and aiter. Their names may be mangled.
     r"quickreduce(::|\d)|allreduce_prototype_|reduce_scatter_cross_device|aiter(::|\d+)\w*(?i:all_?(reduce|gather))",
-    # Operators of torch and NCCL on NCCL's device API.
-    r"nccl_extension::|^(void )?ubx_kernel_|_lsa_kernel|lsa_simple_alltoall|reshardKernelUserWindow",
-    r"(?i:(one|two)_?shot_mc_allreduce)",
+    # On NCCL's device API: operators of torch, kernels of UBX, kernels on memory that others load and store (LSA) or
+    # over the network (GIN), and any that takes NCCL's communicator or window. Their names may be mangled.
+    r"nccl_extension(::|\d)|(?<![a-zA-Z])ubx_kernel_|reshardKernelUserWindow|ncclDevComm|ncclWindow_",
+    r"_lsa_kernel|(?<![a-zA-Z])lsa_(\w*_)?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|a2a|comm|put|get)",
+    r"(?<![a-zA-Z])gin_(\w*_)?(all_?to_?all|put|get)|(PureGin|Gin|Hybrid)AlltoAllKernel",
     r"^Memcpy PtoP",
-    r"^(gloo|ucc|mpi):",
 ]
+_OF_KERNELS = frozenset(communication_patterns)
+communication_patterns.append(
+    r"^(gloo|ucc|mpi):\w"
+)  # ranges of the host, for which the patterns of kernels are not meant
 
 # Of these, kernels that work on memory of other ranks directly: what goes with them may be copies within the device.
 direct_communication: list[str] = [
     r"symmetric_memory::|(?i:symm_?mem)|userbuffers|barrier_on_stream|nvshmem|rocshmem|multimem_",
-    r"nccl_extension::|ubx_kernel_|_lsa_kernel|lsa_simple_alltoall|reshardKernelUserWindow|shot_mc_allreduce",
+    r"nccl_extension|ubx_kernel_|_lsa_kernel|(?<![a-zA-Z])lsa_|reshardKernelUserWindow|shot_mc_|ncclWindow_",
 ]
 
 # Kernels that only prepare or finish communication, on the memory of their own device. They are compute, although a
 # pattern above may match. The rule: a kernel communicates if it reads, writes or awaits memory of another rank. So the
 # exchange of counts (DeepEP's notify_dispatch) and barriers communicate, but layouts, packing and local sums do not.
 not_communication: list[str] = [
+    # Inductor names a kernel after the operators whose results it computes with: all of its kernels are local.
+    r"^triton_[a-z_]+_fused_",
     r"get_dispatch_layout|deep_ep::layout::",
     r"deep_ep::elastic::\w*(prologue|epilogue)",
     r"hybrid_ep::scan",
@@ -66,7 +75,8 @@ collectives: list[Rule] = [
     Rule("all_reduce", r"(?i)all_?reduce|cross_device_reduce_|userbuffers_fp16_sum|quickreduce"),
     Rule("all_gather", r"(?i)all_?gather"),
     Rule(
-        "all_to_all", r"(?i)all_?to_?all|deep_ep::|dpsk::ep::|hybrid_ep::|Ep(Dispatch|Combine)|a2a_?(dispatch|combine)"
+        "all_to_all",
+        r"(?i)all_?to_?all|deep_ep::|dpsk::ep::|hybrid_ep::|Ep(Dispatch|Combine)|a2a_?(dispatch|combine)|\ba2av?_|_a2av?_",
     ),
     Rule("broadcast", r"(?i)broadcast"),
     Rule("send_recv", r"(?i)send|recv"),
@@ -79,6 +89,7 @@ collectives: list[Rule] = [
 
 # For kernels of the device and for torch operators on the host. Convolutions count as GEMM: they are computed as such.
 families: list[Rule] = [
+    Rule("elementwise", r"^triton_poi_fused_\w*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"),
     Rule("attention", r"(?i)flash|fmha|attention|attn|sdpa|paged_kv"),
     Rule("optimizer", r"(?i)multi_tensor_apply|fused_?(adam|sgd|lamb)|_?adamw?_|adagrad|_foreach_|lamb_"),
     Rule("normalisation", r"(?i)(layer|rms|batch|group|instance)_?norm|native_norm|ln_(fwd|bwd)|(\b|_)bn_"),
@@ -105,7 +116,17 @@ _REMEMBERED = 2048
 
 def is_communication(name: str) -> bool:
     """Whether a kernel or a copy (on CPU, an asynchronous range) with this name communicates."""
-    return not _any(tuple(not_communication), name) and _any(tuple(communication_patterns), name)
+    return not is_local(name) and _any(tuple(communication_patterns), name)
+
+
+def is_communication_range(name: str) -> bool:
+    """Whether an asynchronous range of the host communicates: torch's own, or by a pattern of the user's."""
+    return _any(tuple([pattern for pattern in communication_patterns if pattern not in _OF_KERNELS]), name)
+
+
+def is_local(name: str) -> bool:
+    """Whether a kernel with this name only sounds as if it communicated."""
+    return _any(tuple(not_communication), name)
 
 
 def collective_of(name: str) -> str:

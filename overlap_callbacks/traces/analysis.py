@@ -19,10 +19,11 @@ from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.traces.archives import bytes_of
 from overlap_callbacks.traces.device_time import TimeSums, TopKernel
 from overlap_callbacks.traces.estimate import EstimateSums
 from overlap_callbacks.traces.figures import Analysis, FamilyFigures, StepFigures, TraceFigures
-from overlap_callbacks.traces.files import Progress, TraceError, bytes_of
+from overlap_callbacks.traces.files import Progress, TraceError
 from overlap_callbacks.traces.pieces import Device, Piece, devices_of
 from overlap_callbacks.traces.ranks import CollectiveSums, Part, collective_sizes, skew_over_ranks
 from overlap_callbacks.traces.reading import read_trace

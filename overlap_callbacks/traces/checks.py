@@ -45,7 +45,8 @@ def problems_of(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[
     if placed:
         yield f"{placed} kernels have no launch in the file; they are placed by their start"
     computing = np.bincount(kernels.name[kernels.kind == Kind.COMPUTE], minlength=len(kernels.names))
-    doubtful = [kernels.names[i] for i in np.flatnonzero(computing) if _LIKE_COMMUNICATION.search(kernels.names[i])]
+    computes = [kernels.names[i] for i in np.flatnonzero(computing)]
+    doubtful = [name for name in computes if _LIKE_COMMUNICATION.search(name) and not name_rules.is_local(name)]
     if doubtful:
         yield (
             f"{len(doubtful)} kernels count as compute though their names sound like communication: {doubtful[0][:80]}"

@@ -21,8 +21,9 @@ from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.validity import RESIDUAL_COMM_LIMIT, residual_limit
 from overlap_callbacks.traces.analysis import device_figures, step_figures
+from overlap_callbacks.traces.archives import container_of, starts_with
 from overlap_callbacks.traces.figures import Comparison, StepFigures, TraceFigures, UnmatchedKernel
-from overlap_callbacks.traces.files import Progress, container_of, pieces, starts_with
+from overlap_callbacks.traces.files import Progress, pieces, with_tables
 from overlap_callbacks.traces.pieces import Device, devices_of
 from overlap_callbacks.traces.ranks import CollectiveSums
 from overlap_callbacks.traces.reading import read_trace
@@ -66,7 +67,7 @@ def compare_files(
         ValueError: a file holds no compute kernels, or kernels of several devices.
     """
     for path in (overlapped, sequential):
-        _check_opens(Path(path))
+        _check_opens(with_tables(Path(path)))
     ov = _of_one_device("overlapped", read_trace(overlapped, progress, steps))
     return _compared(ov, _of_one_device("sequential", read_trace(sequential, progress, steps)))
 

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-import gzip
-import os
-import zlib
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
-try:
-    from isal import igzip, isal_zlib
-
-    # igzip decompresses about three times faster than zlib, but has no wheels for some machines.
-    _open_gzip: Any = igzip.open
-    _GZIP_ERRORS: tuple[Any, ...] = (EOFError, OSError, zlib.error, isal_zlib.error)
-except ImportError:  # pragma: no cover
-    _open_gzip = gzip.open
-    _GZIP_ERRORS = (EOFError, OSError, zlib.error)
+from overlap_callbacks.traces.archives import UnpackError, opened, unpack_errors
 
 # A piece and the events decoded from it fit into a core's cache. Larger pieces cost memory and time.
 PIECE_BYTES = 2**18
 
-_GZIP_MAGIC = b"\x1f\x8b"
-_ZIP_MAGIC = b"PK\x03\x04"
 SQLITE_MAGIC = b"SQLite format 3\x00"
-_LONGEST_MAGIC = SQLITE_MAGIC
-
+PARQUET_MAGIC = b"PAR1"
+# In exports of Nsight Systems in Parquet, a folder of tables, the one that stands for all; the others without kernels.
+KERNELS_FILE = "CUPTI_ACTIVITY_KIND_KERNEL.parquet"
+TABLE_FILES = (KERNELS_FILE, "CUPTI_ACTIVITY_KIND_RUNTIME.parquet", "DIAGNOSTIC_EVENT.parquet")
+# So many first bytes tell a kind of file.
+_MAGIC_BYTES = 256
 
 # Called with the number of bytes read so far and the number of bytes of the file.
 Progress = Callable[[int, int], None]
@@ -59,122 +50,43 @@ class Document:
 def pieces(
     file: Path, problems: list[str], size: int = PIECE_BYTES, progress: Progress | None = None
 ) -> Iterator[bytes]:
-    """Read a file in pieces of at most ``size`` bytes, decompressed if it is gzipped, whatever its name.
+    """Read a file in pieces of at most ``size`` bytes, unpacked if it is packed, whatever its name.
 
-    Where a compressed file is cut off or damaged, reading ends, and ``problems`` gets why.
+    Where packed content is cut off or damaged, reading ends, and ``problems`` gets why.
 
     Raises:
-        TraceError: there is no such file, it cannot be opened, or it is empty.
+        TraceError: there is no such file, it cannot be opened, is empty, or is of another profiler.
     """
     if file.is_dir():
         raise TraceError(f"{file} is a folder: give the trace files in it")
     try:
-        with _opened(file) as (raw, total):
-            magic = raw.read(len(_LONGEST_MAGIC))
-            if not magic:
-                raise TraceError(f"{file} is empty")
-            _refuse(file, magic)
-            raw.seek(0)
-            packed = magic.startswith(_GZIP_MAGIC)
-            errors = _GZIP_ERRORS if packed else ()
-            with _open_gzip(raw, "rb") if packed else contextlib.nullcontext(raw) as stream:
-                for piece in _unpacked(stream, file, problems, size, (*errors, *_archive_errors())):
-                    if progress is not None:
-                        progress(raw.tell(), total)
-                    yield piece
+        with opened(file) as content:
+            errors = unpack_errors() if content.is_packed else ()
+            for number, piece in enumerate(_pieces(content.stream, file, problems, size, errors)):
+                if number == 0:
+                    _refuse(file, piece[:_MAGIC_BYTES], is_packed=content.is_packed)
+                if progress is not None:
+                    progress(content.read(), content.total)
+                yield piece
+    except TraceError:
+        raise
+    except UnpackError as error:
+        raise TraceError(f"{file} {error}") from None
     except OSError as error:
         raise TraceError(f"{file} cannot be read: {error.strerror or error}") from None
-    except _archive_errors() as error:
+    except unpack_errors() as error:
         raise TraceError(f"{file} cannot be read from its archive: {error}") from None
 
 
-def _refuse(file: Path, magic: bytes) -> None:
-    """Raise a TraceError for files of other profilers, by their names and first bytes."""
-    suffix = file.suffix.lower()
-    if suffix in (".nsys-rep", ".qdrep", ".qdstrm"):
-        raise TraceError(
-            f"{file} is a report of Nsight Systems: export it with nsys export --type sqlite {file.name}, and give the "
-            ".sqlite file"
-        )
-    if magic.startswith(SQLITE_MAGIC):
-        raise TraceError(
-            f"{file} is a database without kernels of Nsight Systems: give what nsys export --type sqlite writes. "
-            "Databases of rocprof are not read: take the trace with torch.profiler, which reads AMD devices too"
-        )
-    if suffix in (".csv", ".pftrace", ".rpd", ".ncu-rep"):
-        raise TraceError(
-            f"{file} is of a profiler that is not read (rocprof, Perfetto, Nsight Compute): take the trace with "
-            "torch.profiler, or with Nsight Systems and nsys export --type sqlite"
-        )
-
-
-def is_zip(file: Path) -> bool:
-    """Whether a file is an archive; False if it cannot be read."""
-    return starts_with(file, _ZIP_MAGIC)
-
-
-def starts_with(file: Path, magic: bytes) -> bool:
-    """Whether a file's first bytes are these; False if it cannot be read."""
-    try:
-        with file.open("rb") as raw:
-            return raw.read(len(magic)) == magic
-    except OSError:
-        return False
-
-
-def container_of(path: Path) -> tuple[Path, str] | None:
-    """The file above a path such as ``traces.zip/rank0.json``, and the name in it; None for an ordinary path."""
-    for parent in path.parents:
-        if parent.is_file():
-            return parent, path.relative_to(parent).as_posix()
-        if parent.exists():
-            break
-    return None
-
-
-def bytes_of(path: Path) -> int:
-    """Size of a file, or of the archive that it is in; 0 if there is none."""
-    inside = container_of(path)
-    try:
-        return (inside[0] if inside else path).stat().st_size
-    except OSError:
-        return 0
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[tuple[BinaryIO, int]]:
-    """A file, or a member of an archive, and its size in bytes."""
-    inside = container_of(path) if not path.exists() else (path, "") if is_zip(path) else None
-    if inside is None or not is_zip(inside[0]):
-        with path.open("rb") as raw:
-            yield raw, os.fstat(raw.fileno()).st_size
-        return
-    import zipfile  # few files are archives, and the import takes some milliseconds
-
-    with zipfile.ZipFile(inside[0]) as archive:
-        names = [info.filename for info in archive.infolist() if not info.is_dir()]
-        name = inside[1] or (names[0] if len(names) == 1 else "")
-        if name not in names:
-            raise TraceError(f"{path} is an archive of {len(names)} files: name one of them, as in {path}/{names[0]}"
-                             if not inside[1] and names else f"{path} is not in its archive")  # fmt: skip
-        with archive.open(name) as member:
-            yield cast(BinaryIO, member), archive.getinfo(name).file_size
-
-
-def _archive_errors() -> tuple[Any, ...]:
-    """What a member of an archive raises: damaged, encrypted, compressed in a way that is not known."""
-    import zipfile
-
-    return (zipfile.BadZipFile, zlib.error, RuntimeError, NotImplementedError, EOFError)
-
-
-def _unpacked(stream: BinaryIO, file: Path, problems: list[str], size: int, errors: tuple[Any, ...]) -> Iterator[bytes]:
+def _pieces(stream: BinaryIO, file: Path, problems: list[str], size: int, errors: tuple[Any, ...]) -> Iterator[bytes]:
     read = 0
     while True:
         try:
             piece = stream.read(size)
         except errors as error:
             if not read:
+                if isinstance(error, UnpackError):
+                    raise
                 raise TraceError(f"{file} cannot be decompressed: {error}") from None
             problems.append(f"the compressed file is cut off or damaged after {read} bytes ({error})")
             return
@@ -182,3 +94,80 @@ def _unpacked(stream: BinaryIO, file: Path, problems: list[str], size: int, erro
             return
         read += len(piece)
         yield piece
+
+
+def with_tables(path: Path) -> Path:
+    """The table that stands for a folder to which Nsight Systems exported; any other path as it is."""
+    return next((path / name for name in TABLE_FILES if (path / name).is_file()), path)
+
+
+# -- files of other profilers
+
+_TORCH = "take the trace with torch.profiler, or with Nsight Systems and nsys export --type sqlite"
+_NSYS = "export it with nsys export --type sqlite {name}, and give the .sqlite file"
+_CHAKRA = f"an execution trace (Chakra): it holds what runs in which order, but no times of kernels; {_TORCH}"
+_ROCPROF = f"of a profiler that is not read (rocprof): {_TORCH}. torch.profiler reads AMD devices too"
+_XLA = (
+    "a profile of JAX or TensorFlow (XLA), which is not read: profile the job with Nsight Systems, and give what "
+    "nsys export --type sqlite writes"
+)
+_PERFETTO = (
+    "a Perfetto trace (protobuf), which is not read. torch writes one where the name that export_chrome_trace gets "
+    "ends in .pftrace: let the name end in .json.gz. For one of rocprofv3, take the trace with torch.profiler, which reads AMD "
+    "devices too"
+)
+# By the end of the name, packed or not.
+_BY_NAME = {
+    r"nsys-rep|qdrep|qdstrm": f"a report of Nsight Systems: {_NSYS}",
+    r"pftrace|perfetto-trace": _PERFETTO,
+    r"xplane\.pb": _XLA,
+    r"et": _CHAKRA,
+    r"csv|rpd|otf2": _ROCPROF,
+    r"ncu-rep": f"of a profiler that is not read (Nsight Compute): {_TORCH}",
+}
+# By what stands in a file of JSON.
+_BY_CONTENT = {
+    rb'"schema"\s*:\s*"[^"]*chakra|"(ctrl|data)_?[dD]eps"\s*:|"nodes"\s*:\s*\[': _CHAKRA,
+    rb'"rocprofiler-sdk-\w+"\s*:|"BeginNs"\s*:|"(CPU )?(HIP|HSA) API"': _ROCPROF,
+    rb'"/(device|host):(GPU|TPU|CPU|CUSTOM)|"hlo_(module|op)"\s*:': _XLA,
+    rb'"(CudaEvent|NvtxEvent|TraceProcessEvent)"\s*:': "an export of Nsight Systems as JSON: export with --type sqlite",
+}
+# A message of Perfetto's protobuf begins with a line feed. Text has no such control characters.
+_BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
+_SEARCHED_BYTES = 2**20
+
+
+def foreign_kind(text: bytes | bytearray) -> str:
+    """What a file of JSON that is no trace of torch's is, and what to do; empty if that is not known."""
+    return next((kind for pattern, kind in _BY_CONTENT.items() if re.search(pattern, text[:_SEARCHED_BYTES])), "")
+
+
+def is_foreign(name: str) -> bool:
+    """Whether a file is of another profiler by its name."""
+    return bool(_kind_by_name(name))
+
+
+def _kind_by_name(name: str) -> str:
+    found = (kind for ends, kind in _BY_NAME.items() if re.search(rf"(?i)\.({ends})(\.(gz|bz2|xz|zst))?$", name))
+    return next(found, "")
+
+
+def _refuse(file: Path, head: bytes, *, is_packed: bool) -> None:
+    """Raise a TraceError for files of other profilers, by their names and first bytes."""
+    kind = _kind_by_name(file.name)
+    if head.startswith(SQLITE_MAGIC):
+        kind = (
+            "a database without kernels of Nsight Systems: give what nsys export --type sqlite writes. "
+            "Databases of rocprof are not read: take the trace with torch.profiler, which reads AMD devices too"
+        )
+        if is_packed:
+            kind = "a packed database: unpack it, and give the .sqlite file"
+    elif head.startswith(PARQUET_MAGIC):
+        kind = (
+            f"a table of Parquet, without {KERNELS_FILE}: of Parquet, exports of Nsight Systems with CUDA kernels are "
+            "read"
+        )
+    elif not kind and head[:1] == b"\n" and _BINARY.search(head):
+        kind = _PERFETTO
+    if kind:
+        raise TraceError(f"{file} is {kind.replace('{name}', file.name)}")

@@ -32,7 +32,7 @@ from overlap_callbacks.traces.collect import (
 from overlap_callbacks.traces.collectives import Collectives
 from overlap_callbacks.traces.columns import Array, Column, cuts, derived, parts, release, taken
 from overlap_callbacks.traces.events import Args, Event, time_problems
-from overlap_callbacks.traces.files import TraceError
+from overlap_callbacks.traces.files import TraceError, foreign_kind, pieces
 from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.trace import Trace, bounds_of, steps_of, trace_of
 
@@ -85,7 +85,7 @@ class HostEvents(EventCollector):
     def _add_range(self, event: Event, name: str) -> None:
         if name.startswith(ENQUEUED):
             self.enqueued += 1
-        elif name_rules.is_communication(name):
+        elif name_rules.is_communication_range(name):
             if self.ranges.keep([event]):
                 self.ranges.label(name=[self.range_names[short_name(name)]])
         elif len(self.other_ranges) < _MAX_OTHER_RANGES:
@@ -143,6 +143,9 @@ def _refuse(events: HostEvents, stream: EventStream) -> None:
         raise TraceError(f"{path} is cut off before its first kernel or operator")
     if not stream.num_events:
         raise TraceError(f"{path} holds no events")
+    kind = foreign_kind(next(pieces(path, []), b""))
+    if kind:
+        raise TraceError(f"{path} is {kind}")
     raise TraceError(
         f"{path} holds {count(stream.num_events, 'event')}, but no kernel and no operator of torch: give a trace that "
         "torch.profiler wrote, or the SQLite export of Nsight Systems"
@@ -202,7 +205,7 @@ def _kernels_of(
         add(pieces, Kind.COMPUTE, name[owner], part.start + owner, step[owner])
         add(waiting, Kind.OTHER, nothing, nothing, nothing)  # time that counts, but is no row
         release()
-    communicates = np.array([name_rules.is_communication(text) for text in names[1]], dtype=bool)
+    communicates = np.array([name_rules.is_communication_range(text) for text in names[1]], dtype=bool)
     mine = np.flatnonzero(communicates[ranged])
     call = len(calls) + np.arange(len(mine))
     add(ran[mine], Kind.COMMUNICATION, len(names[0]) + ranged[mine], call, step_of(ran.start_ns[mine], bounds))

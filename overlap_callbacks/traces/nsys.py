@@ -1,4 +1,4 @@
-"""Reads the SQLite export of Nsight Systems into a ``Trace``, by the rules of Kineto files.
+"""Reads an export of Nsight Systems (SQLite, or a folder of Parquet) into a ``Trace``, by the rules of Kineto files.
 
 It has a table for each kind of record: kernels, copies, fills, calls of the CUDA API, NVTX ranges. Times are whole
 nanoseconds. A call and what it launched share a correlation number within a process.
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.impossible import CAPTURE_BEGINS, CAPTURE_ENDS, NO_LAUNCH, call_of
 from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape
+from overlap_callbacks.traces.archives import starts_with
 from overlap_callbacks.traces.collect import ENQUEUED, Memo, Note, hashable, is_step, short_name
 from overlap_callbacks.traces.collectives import UNKNOWN, RangeDetail
 from overlap_callbacks.traces.device_events import (
@@ -27,7 +28,7 @@ from overlap_callbacks.traces.device_events import (
     unsigned,
 )
 from overlap_callbacks.traces.device_trace import trace_of_device
-from overlap_callbacks.traces.files import SQLITE_MAGIC, Document, Progress, TraceError, starts_with
+from overlap_callbacks.traces.files import KERNELS_FILE, SQLITE_MAGIC, Document, Progress, TraceError
 from overlap_callbacks.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -43,12 +44,18 @@ _LOSS = re.compile(
     r"|out of memory|(?:events|data|records|buffers?)\b.*\b(?:missing|exceeded|full)\b"
 )
 _MAX_TEXT = 200
+_TABLES = (
+    _KERNELS, _COPIES, _FILLS, _CALLS, _GRAPHS, _DIAGNOSTICS, "NVTX_EVENTS", "StringIds", "TARGET_INFO_GPU",
+)  # fmt: skip
+# NCCL's own ranges are named after its functions.
+_OF_NCCL = re.compile("nccl[A-Z]")
 # NVTX ranges that are pushed and popped on a thread, or started and ended on any; CUPTI's kinds of copies and memories.
 _RANGES = (_PUSHED, _STARTED) = (59, 60)
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH",
                10: "PtoP"}  # fmt: skip
 _MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static"}
 _ROWS_AT_ONCE = 4096
+_ROWS_OF_PARQUET = 2**16
 # Ranges that count as steps if there is no ProfilerStep#.
 _LIKE_STEPS = re.compile(r"(?i)^(?:train(?:ing)?[\s_-]*)?(?:step|iter|iteration|batch)[\s_#:=-]*(\d{1,18})$")
 # Calls have the version of their interface in their names, as cudaDeviceSynchronize_v3020.
@@ -59,7 +66,7 @@ _PID_SHIFT, _PID_MASK = 24, 0xFFFFFF
 def is_nsys(file: Path) -> bool:
     """Whether a file is an export of Nsight Systems."""
     if not starts_with(file, SQLITE_MAGIC):
-        return False
+        return file.name == KERNELS_FILE
     import sqlite3
 
     try:
@@ -74,12 +81,12 @@ def processes_in(file: Path) -> list[int]:
     import sqlite3
 
     try:
-        with _open(file) as tables:
+        with _open(file, (_KERNELS,)) as tables:
             if "globalPid" not in tables.columns.get(_KERNELS, ()):
                 return []
             found = tables.rows(f"SELECT DISTINCT globalPid FROM {_KERNELS}")
             return sorted({_process_of(pid) for (pid,) in found if type(pid) is int})
-    except sqlite3.Error:
+    except (sqlite3.Error, TraceError):
         return []  # reading it tells why
 
 
@@ -88,19 +95,17 @@ def read_nsys(
     process: int | None = None,
     progress: Progress | None = None,
     steps: re.Pattern[str] | None = None,
-    path: Path | None = None,
     *,
     with_ranges: bool = False,
 ) -> Trace:
     """Read an export of Nsight Systems.
 
     Args:
-        file: the SQLite file.
+        file: the SQLite file, or the table of kernels in a folder of Parquet.
         process: the process to read; None for all.
         progress: called with the number of rows read so far and of all rows.
         steps: matches the names of NVTX ranges that are steps. None for torch's ``ProfilerStep#``, or if there is none,
             names like ``iteration 3``.
-        path: path of the trace, if it is not the file.
         with_ranges: as for ``read_trace``.
 
     Raises:
@@ -119,44 +124,9 @@ def read_nsys(
     except sqlite3.Error as error:
         raise TraceError(f"{file} cannot be read as an export of Nsight Systems: {error}") from None
     head = {"deviceProperties": [{"id": number, "name": name} for number, name in names.items()]}
-    document = Document(path or file, head, reader.problems, warnings=warnings)
-    return trace_of_device(document, reader.events, reader.steps)
-
-
-def _diagnostics(tables: _Tables) -> Iterator[tuple[str, int | None]]:
-    """What Nsight Systems says itself that went wrong: each text, and its process."""
-    levels = {
-        number: f"{name or ''} {label or ''}".lower()
-        for number, name, label in tables.select("ENUM_DIAGNOSTIC_SEVERITY_LEVEL", ("id", "name", "label"))
-    }
-    for level, text, pid in tables.select(_DIAGNOSTICS, ("severity", "text", "globalPid")):
-        harmless = "info" in levels.get(level, "") or "verbose" in levels.get(level, "")
-        if isinstance(text, str) and not (harmless or (not levels and level == _INFO)):
-            process = _process_of(pid) if type(pid) is int and pid > 0 else 0
-            yield safe_text.clean(" ".join(text.split()))[:_MAX_TEXT], process or None
-
-
-def _losses(tables: _Tables, processes: list[int]) -> list[str]:
-    """What Nsight Systems says of events that it lost of any of these processes; of others it may say so too."""
-    texts: dict[str, None] = {}
-    for text, process in _diagnostics(tables):
-        if _LOSS.search(text) and (process is None or not processes or process in processes):
-            texts[text] = None
-    if not texts:
-        return []
-    return [f"Nsight Systems says that it lost events, so kernels or ranges may be missing: {' '.join([*texts][:4])}"]
-
-
-def _no_kernels(file: Path, process: int | None, tables: _Tables) -> str:
-    """Why an export cannot be read."""
-    where = f" of process {process}" if process is not None else ""
-    texts = dict.fromkeys(text for text, of in _diagnostics(tables) if process is None or of in (None, process))
-    says = f"; Nsight Systems says: {' '.join([*texts][:4])}" if texts else ""
-    called = " although CUDA was called" if _CALLS in tables.columns else ""
-    return (
-        f"{file} is an export of Nsight Systems, but holds no CUDA kernels{where}{called}: profile with nsys profile "
-        f"--trace=cuda,nvtx{says}"
-    )
+    path = file.parent if file.name == KERNELS_FILE else file
+    path = path if process is None else path / str(process)
+    return trace_of_device(Document(path, head, reader.problems, warnings), reader.events, reader.steps)
 
 
 class _Tables:
@@ -184,16 +154,53 @@ class _Tables:
 
 
 @contextlib.contextmanager
-def _open(file: Path) -> Iterator[_Tables]:
+def _open(file: Path, wanted: tuple[str, ...] = _TABLES) -> Iterator[_Tables]:
     import sqlite3
     from urllib.parse import quote
 
-    connection = sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro&immutable=1", uri=True)
+    if file.name == KERNELS_FILE:
+        connection = sqlite3.connect("")  # in a temporary file, which goes with the connection
+        _load(file.parent, wanted, connection)
+    else:
+        connection = sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro&immutable=1", uri=True)
     connection.text_factory = lambda text: text.decode(errors="replace")
     try:
         yield _Tables(connection)
     finally:
         connection.close()
+
+
+def _load(folder: Path, wanted: tuple[str, ...], connection: sqlite3.Connection) -> None:
+    """Copy the tables that are read from a folder of Parquet to a database."""
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise TraceError(
+            f"{folder} is an export of Nsight Systems in Parquet, for which pyarrow is missing: "
+            "pip install 'overlap-callbacks[tables]', or export it with nsys export --type sqlite"
+        ) from None
+    for name in wanted:
+        file = folder / f"{name}.parquet"
+        if not file.is_file():
+            continue
+        try:
+            with pq.ParquetFile(file) as table:
+                columns = [field.name for field in table.schema_arrow if not pa.types.is_nested(field.type)]
+                connection.execute(f"CREATE TABLE {name} ({', '.join(map(_quoted, columns))})")
+                marks = ", ".join("?" * len(columns))
+                for batch in table.iter_batches(_ROWS_OF_PARQUET, columns=columns):
+                    rows = zip(*[_signed(column).to_pylist() for column in batch.columns], strict=True)
+                    connection.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
+            raise TraceError(f"{file} cannot be read as Parquet: {error}") from None
+
+
+def _signed(column: Any) -> Any:
+    """A column with the numbers that SQLite has: of 64 bits with a sign."""
+    import pyarrow as pa
+
+    return column.cast(pa.int64(), safe=False) if pa.types.is_uint64(column.type) else column
 
 
 def _quoted(name: str) -> str:
@@ -341,7 +348,7 @@ class _Reader:
         for name, thread, start, end, kind in self._named_ranges():
             if name.startswith(ENQUEUED):
                 self._annotate(name, thread, start, end)
-            elif name.startswith("nccl"):
+            elif _OF_NCCL.match(name):
                 has_ours = True
             elif is_step(name, self.steps):
                 notes.append(Note(name, thread, start, end))
@@ -353,7 +360,7 @@ class _Reader:
         if has_ours and not self.events.annotations:
             # NCCL's own ranges lie within torch's. So they count where there are none of torch.
             for name, thread, start, end, _ in self._named_ranges():
-                if name.startswith("nccl"):
+                if _OF_NCCL.match(name):
                     self._annotate(name, thread, start, end)
         if not notes and like:
             notes, self.steps = like, _LIKE_STEPS

@@ -9,10 +9,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from overlap_callbacks.traces.archives import container_of, starts_with
 from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.device_trace import trace_of_device
 from overlap_callbacks.traces.events import Event, ExactEvent, lose_nanoseconds
-from overlap_callbacks.traces.files import SQLITE_MAGIC, Progress, container_of, starts_with
+from overlap_callbacks.traces.files import KERNELS_FILE, SQLITE_MAGIC, Progress, with_tables
 from overlap_callbacks.traces.host import HostEvents, trace_of_host
 from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.trace import Trace
@@ -28,7 +29,7 @@ def read_trace(
     *,
     with_ranges: bool = True,
 ) -> Trace:
-    """Read a trace file of ``torch.profiler`` (.json, gzipped or not, or in an archive) or Nsight Systems (.sqlite).
+    """Read a trace of ``torch.profiler`` (.json, compressed or in an archive) or Nsight Systems (.sqlite, Parquet).
 
     The kernels of a long file are kept in temporary files, which go with the trace. A file is read twice if it seems to
     be of a device but has no kernels, or if times that are too late for floating-point numbers come late in it.
@@ -44,16 +45,16 @@ def read_trace(
     Raises:
         TraceError: the file cannot be read, is empty, or is not a trace; or there is no room for temporary files.
     """
-    file = Path(path)
+    file = with_tables(Path(path))
     inside = container_of(file)
-    if starts_with(file if inside is None else inside[0], SQLITE_MAGIC):
+    database, process = (
+        (file, None) if inside is None else (inside[0], int(inside[1]) if inside[1].isdecimal() else None)
+    )
+    if starts_with(database, SQLITE_MAGIC) or database.name == KERNELS_FILE:
         from overlap_callbacks.traces.nsys import is_nsys, read_nsys  # few files are databases
 
-        database, process = file, None
-        if inside is not None and inside[1].isdecimal() and is_nsys(inside[0]):
-            database, process = inside[0], int(inside[1])
         if is_nsys(database):
-            return read_nsys(database, process, progress, steps, file, with_ranges=with_ranges)
+            return read_nsys(database, process, progress, steps, with_ranges=with_ranges)
     exact = of_host = False
     while True:
         device, host = DeviceEvents(steps, exact=exact, with_ranges=with_ranges), HostEvents(steps, exact=exact)

@@ -7,19 +7,26 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from overlap_callbacks.traces.files import SQLITE_MAGIC, TraceError, is_zip, starts_with
+from overlap_callbacks.traces.archives import names_in, starts_with
+from overlap_callbacks.traces.files import KERNELS_FILE, SQLITE_MAGIC, TraceError, is_foreign
 
 # What a folder or an archive holds beside these is no trace.
-_SUFFIXES = (".json", ".json.gz", ".zip", ".sqlite")
-_SUFFIXES_IN_ARCHIVES = (".json", ".json.gz")
+_PACKED = ("", ".gz", ".bz2", ".xz", ".zst")
+_SUFFIXES_IN_ARCHIVES = tuple([f".json{packed}" for packed in _PACKED])
+_SUFFIXES = (
+    *_SUFFIXES_IN_ARCHIVES, ".zip", ".sqlite", KERNELS_FILE.lower(),
+    *[f".tar{packed}" for packed in _PACKED], ".tgz", ".tbz2", ".txz", ".tzst",
+)  # fmt: skip
+_IN_WORDS = ".json, .sqlite or Nsight's tables of .parquet; .gz, .bz2, .xz, .zst, .zip or .tar of them"
 
 
 def find_traces(paths: Iterable[str | Path]) -> list[Path]:
     """The trace files that files, folders and patterns stand for.
 
     A folder stands for the traces in it and its folders, a pattern such as ``run/rank*.json`` for the files that it
-    matches, an archive (``.zip``) for the traces in it, and an export of Nsight Systems for each of its processes. What
-    is in an archive or an export has a path below it: ``traces.zip/rank0.json``.
+    matches, an archive (``.zip``, ``.tar``, ``.tar.gz`` and the like) for the traces in it, and an export of Nsight
+    Systems for each of its processes. What is in an archive or an export has a path below it:
+    ``traces.zip/rank0.json``.
 
     Raises:
         TraceError: a folder or an archive holds no trace, or a pattern matches no file.
@@ -38,8 +45,11 @@ def _expanded(path: Path) -> Iterator[Path]:
     if path.is_dir():
         inside = [file for file in _sorted(path.rglob("*")) if _looks_like_a_trace(file.relative_to(path))]
         files = [file for file in inside if file.is_file()]
+        files = (
+            files or [file for file in _sorted(path.rglob("*")) if is_foreign(file.name)][:1]
+        )  # reading it tells why
         if not files:
-            raise TraceError(f"{path} is a folder without traces ({', '.join(_SUFFIXES)})")
+            raise TraceError(f"{path} is a folder without traces ({_IN_WORDS})")
         for file in files:
             yield from _members(file)
     elif not path.exists() and glob.has_magic(str(path)):
@@ -54,20 +64,16 @@ def _expanded(path: Path) -> Iterator[Path]:
 
 def _members(file: Path) -> Iterator[Path]:
     """The traces of an archive or of several processes, else the file itself."""
-    if is_zip(file):
-        import zipfile
-
-        try:
-            with zipfile.ZipFile(file) as archive:
-                names = [Path(info.filename) for info in archive.infolist() if not info.is_dir()]
-        except (zipfile.BadZipFile, OSError):
-            yield file  # reading it tells why, and does not lose other files
-            return
-        names = [name for name in _sorted(names) if _looks_like_a_trace(name, _SUFFIXES_IN_ARCHIVES)]
-        if not names:
+    found = names_in(file)
+    if found is not None:
+        names, error = found
+        traces = [name for name in _sorted(map(Path, names)) if _looks_like_a_trace(name, _SUFFIXES_IN_ARCHIVES)]
+        if not traces and error is None:
             raise TraceError(f"{file} is an archive without traces ({', '.join(_SUFFIXES_IN_ARCHIVES)})")
-        yield from (file / name for name in names)
-    elif starts_with(file, SQLITE_MAGIC):
+        yield from (file / name for name in traces)
+        if error is not None:
+            yield file  # reading it tells why, and does not lose other files
+    elif starts_with(file, SQLITE_MAGIC) or file.name == KERNELS_FILE:
         from overlap_callbacks.traces.nsys import is_nsys, processes_in  # few files are databases
 
         processes = processes_in(file) if is_nsys(file) else []

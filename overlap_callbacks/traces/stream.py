@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from overlap_callbacks.traces.events import Event
-from overlap_callbacks.traces.files import PIECE_BYTES, Document, Progress, TraceError, pieces
+from overlap_callbacks.traces.files import PIECE_BYTES, Document, Progress, TraceError, foreign_kind, pieces
 
 _Args = TypeVar("_Args", bound=msgspec.Struct)
 
@@ -160,7 +160,8 @@ class EventStream(Document):
                 break
         if not buffer.strip():
             raise TraceError(f"{self.path} is empty")
-        raise TraceError(f"{self.path} is no trace of torch.profiler: it has no traceEvents")
+        kind = foreign_kind(buffer) or "no trace of torch.profiler: it has no traceEvents"
+        raise TraceError(f"{self.path} is {kind}")
 
     def _read_head(self, head: bytes) -> bool:
         """Read the fields before the events. Returns False if more of them follows."""

@@ -5,7 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.name_rules import OTHER, Rule, collective_of, family_of, is_communication
+from overlap_callbacks.analysis.name_rules import (
+    OTHER,
+    Rule,
+    collective_of,
+    family_of,
+    is_communication,
+    is_communication_range,
+)
 from overlap_callbacks.analysis.safe_text import clean
 
 FAMILIES = {
@@ -306,6 +313,16 @@ def test_compute_is_not_taken_for_communication(name):
         "lsa_simple_alltoall_kernel(ncclDevComm)",
         "oneshot_mc_allreduce_kernel(float*, unsigned long)",
         "reshardKernelUserWindow(ncclWindow_vidmem*)",
+        "_ZN4c10d14nccl_extension24reduce_scatter_col_kernelIfEEvP16ncclWindow_vidmem",
+        "void ubx_kernel_allreduce_2shot_mc<8>(int, int, int, int*, int*, uint4*)",
+        "_Z40ubx_kernel_a2av_token_bf16_mxfp8_persisti",
+        "void unidir_lsa_kernel<float>(ncclDevComm, ncclWindow_vidmem*, unsigned long, int)",
+        "void a2a_lsa_comm_kernel<opus_gemm_traits<512, 256> >(opus_a2a_gemm_kargs)",
+        "twoshot_mc_simple_allreduce_kernel(float*, unsigned long)",
+        "twoshot_mc_poison_allreduce_kernel(float*, unsigned long)",
+        "void one_shot_reduce_scatter_kernel<float>(float**)",
+        "void PureGinAlltoAllKernel<float>(float*, unsigned long)",
+        "my_fused_kernel(ncclDevComm, float*)",
     ],
 )
 def test_less_known_communication_is_known_too(name):
@@ -362,6 +379,13 @@ def test_communication_of_other_libraries_and_of_copy_engines_is_known(name: str
         "Memcpy DtoD (Device -> Device)",
         "Memcpy HtoD (Pinned -> Device)",
         "Memset (Device)",
+        "triton_poi_fused_all_reduce_0",
+        "triton_poi_fused__to_copy_one_shot_all_reduce_1",
+        "triton_red_fused_multimem_all_reduce_native_layer_norm_2",
+        "triton_per_fused_reduce_scatter_tensor_sum_wait_tensor_3",
+        "void qubx_kernel_step(float*)",
+        "my_dlsa_kernel(float*)",
+        "void screenshot_allocator(float*)",
     ],
 )
 def test_local_work_around_communication_is_not_communication(name: str) -> None:
@@ -374,3 +398,26 @@ def test_a_user_adds_a_pattern_for_what_is_not_known(monkeypatch):
     name_rules.communication_patterns.append(r"^my_ring")
     assert is_communication("my_ring_kernel<4>")
     assert not is_communication("their_my_ring")
+
+
+def test_pointwise_compute_is_elementwise_whatever_collective_its_name_has() -> None:
+    for collective in (
+        "all_reduce",
+        "all_gather_into_tensor_wait_tensor",
+        "reduce_scatter_tensor",
+        "all_to_all_single",
+    ):
+        assert family_of(f"triton_poi_fused_{collective}_0") == "elementwise"
+
+
+@pytest.mark.parametrize(
+    "name", ["one_shot_all_reduce of layer 3", "mscclpp_setup", "gloo: warm-up", "userbuffers_init"]
+)
+def test_a_range_of_the_host_that_only_sounds_like_communication_is_none(name: str) -> None:
+    assert not is_communication_range(name)
+    assert is_communication_range("gloo:all_reduce")
+
+
+def test_a_pattern_of_the_user_is_for_ranges_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(name_rules, "communication_patterns", [*name_rules.communication_patterns, "^my_sync"])
+    assert is_communication_range("my_sync of layer 3")

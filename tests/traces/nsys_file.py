@@ -135,3 +135,23 @@ def of_kineto(trace: Path, path: Path) -> Path:
         report.row("TARGET_INFO_GPU", vmId=0, id=device["id"], name=device["name"])
     report.add(document["traceEvents"])
     return report.close()
+
+
+def in_parquet(database: Path, folder: Path) -> Path:
+    """The same as ``nsys export --type parquetdir`` would write it: a folder with a file for each table."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    folder.mkdir()
+    tables = sqlite3.connect(database)
+    for (name,) in tables.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+        found = tables.execute(f"SELECT * FROM {name}")
+        columns = [column for column, *_ in found.description]
+        values = list(zip(*found.fetchall(), strict=True)) or [()] * len(columns)
+        arrays = {
+            column: pa.array([n & 2**64 - 1 for n in of], pa.uint64()) if "global" in column else pa.array(of)
+            for column, of in zip(columns, values, strict=True)
+        }
+        pq.write_table(pa.table(arrays), folder / f"{name}.parquet")
+    tables.close()
+    return folder

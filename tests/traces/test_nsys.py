@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from pathlib import Path
 
 import msgspec
@@ -164,3 +165,51 @@ def test_a_database_of_something_else_and_a_damaged_one_give_one_line(tmp_path: 
     damaged.write_bytes(content)
     with pytest.raises(TraceError, match=r"b\.sqlite"):
         read_trace(damaged)
+
+
+# -- Parquet
+
+
+def test_an_export_in_parquet_gives_what_that_in_sqlite_gives(tmp_path: Path) -> None:
+    database = nsys_file.of_kineto(reference.shared_trace("ddp_a100_x2.json.gz"), tmp_path / "report.sqlite")
+    folder = nsys_file.in_parquet(database, tmp_path / "report_pqtdir")
+    (of_sqlite,), (of_parquet,), (of_folder,) = (
+        analyze([read_trace(path) for path in paths]).traces for paths in ([database], find_traces([folder]), [folder])
+    )
+    assert comparable(of_parquet) == comparable(of_folder) == comparable(of_sqlite)
+    assert (of_parquet.file, of_parquet.problems) == (str(folder), of_sqlite.problems)
+
+
+def test_each_process_of_an_export_in_parquet_is_a_trace(tmp_path: Path) -> None:
+    report = exported(tmp_path / "a.sqlite", *two_steps("iteration 1", "iteration 2"))
+    report.add([{**event, **{key: event[key] / 1000 for key in ("ts", "dur")}} for event in (gemm(2, 5),)], process=5)
+    nsys_file.in_parquet(report.close(), tmp_path / "pqtdir")
+    files = find_traces([tmp_path / "pqtdir"])
+    found = analyze([read_trace(path) for path in files]).traces
+    assert [(Path(trace.file).name, trace.total.compute_ms) for trace in found] == [("5", 3), ("77", 0.5)]
+
+
+def test_without_pyarrow_an_export_in_parquet_is_refused_with_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database = exported(tmp_path / "a.sqlite", *two_steps("iteration 1", "iteration 2")).close()
+    folder = nsys_file.in_parquet(database, tmp_path / "report_pqtdir")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    line = error_of("analyze", str(folder))
+    assert "pip install 'overlap-callbacks[tables]'" in line
+    assert "nsys export --type sqlite" in line
+
+
+def test_damaged_and_foreign_tables_of_parquet_are_refused(tmp_path: Path) -> None:
+    database = exported(tmp_path / "a.sqlite", *two_steps("iteration 1", "iteration 2")).close()
+    folder = nsys_file.in_parquet(database, tmp_path / "report_pqtdir")
+    table = folder / "CUPTI_ACTIVITY_KIND_KERNEL.parquet"
+    content = bytearray(table.read_bytes())
+    content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
+    table.write_bytes(content)
+    assert "cannot be read as Parquet" in error_of("analyze", str(folder))
+    assert "a table of Parquet, without CUPTI_ACTIVITY_KIND_KERNEL" in error_of(
+        "analyze", str(folder / "StringIds.parquet")
+    )
+    table.unlink()
+    assert "a folder without traces" in error_of("analyze", str(folder))

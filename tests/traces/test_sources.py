@@ -179,8 +179,24 @@ def test_a_real_trace_in_an_archive_gives_its_figures(tmp_path: Path) -> None:
 OTHERS = {
     "report.nsys-rep": "nsys export --type sqlite report.nsys-rep",
     "report.qdrep": "nsys export --type sqlite",
-    "results.csv": "of a profiler that is not read (rocprof, Perfetto, Nsight Compute)",
-    "results.pftrace": "take the trace with torch.profiler",
+    "results.csv": "of a profiler that is not read (rocprof): take the trace with torch.profiler",
+    "results.rpd.gz": "rocprof",
+    "kernels.ncu-rep": "Nsight Compute",
+    "rank0.pftrace": "the name that export_chrome_trace gets ends in .pftrace: let the name end in .json.gz",
+    "rank0.pftrace.gz": "a Perfetto trace",
+    "host.xplane.pb": "a profile of JAX",
+    "rank0.et": "an execution trace (Chakra)",
+}
+TRACE_EVENTS = {
+    "rocprof": {"ph": "X", "name": "gemm", "ts": 1, "dur": 2, "pid": 6, "tid": 1, "args": {"BeginNs": "1"}},
+    "JAX": {"ph": "M", "pid": 1, "name": "process_name", "args": {"name": "/device:GPU:0 NVIDIA H100"}},
+    "of JAX": {"ph": "X", "pid": 1, "tid": 15, "ts": 1, "dur": 2, "name": "fusion.1", "args": {"hlo_module": "jit_f"}},
+}
+DOCUMENTS = {
+    "execution trace (Chakra)": {"schema": "1.1.1-chakra.0.0.4", "pid": 7, "nodes": [{"id": 1, "name": "[pytorch]"}]},
+    "Chakra": {"id": "1", "name": "all_reduce", "ctrlDeps": ["2"], "durationMicros": "3"},
+    "rocprof": {"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": []}}]},
+    "Nsight Systems as JSON": {"CudaEvent": {"startNs": "1", "endNs": "2"}},
 }
 
 
@@ -189,16 +205,35 @@ def test_a_file_of_another_profiler_is_refused_with_what_to_do(tmp_path: Path, n
     path = tmp_path / name
     path.write_bytes(b"something")
     assert OTHERS[name] in error_of("analyze", str(path))
+    assert OTHERS[name] in error_of("analyze", str(tmp_path))  # and so is a folder that holds nothing else
 
 
-def test_a_trace_of_rocprof_is_refused_with_what_can_be_read(tmp_path: Path) -> None:
-    event = {"ph": "X", "name": "gemm", "ts": 1, "dur": 2, "pid": 6, "tid": 1, "args": {"BeginNs": "1"}}
-    path = tmp_path / "results.json"
-    path.write_text(json.dumps({"traceEvents": [event] * 3}))
+@pytest.mark.parametrize("kind", [*DOCUMENTS, *TRACE_EVENTS])
+def test_a_file_of_json_of_another_profiler_is_refused_as_what_it_is(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "results.json.gz"
+    of_events = {"displayTimeUnit": "ns", "traceEvents": [TRACE_EVENTS[kind]] * 3} if kind in TRACE_EVENTS else None
+    path.write_bytes(gzip.compress(json.dumps(of_events or DOCUMENTS[kind]).encode()))
+    assert kind in error_of("analyze", str(path))
+
+
+def test_what_no_rule_knows_is_refused_with_what_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "browser.json"
+    event = {"ph": "X", "name": "paint", "ts": 1, "dur": 2, "pid": 6, "tid": 1}
+    path.write_text("\n" + json.dumps({"traceEvents": [event] * 3}))
     line = error_of("analyze", str(path))
     assert "3 events, but no kernel and no operator of torch" in line
     assert "torch.profiler" in line
     assert "Nsight Systems" in line
+
+
+def test_a_perfetto_trace_is_known_whatever_its_name_and_a_trace_that_begins_with_a_line_is_none(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "rank0.json"
+    path.write_bytes(b"\n\x0b\x50\x01\x4a\x07\x08\x01\x10\x02\x18\x03\x20" * 20)
+    assert "a Perfetto trace (protobuf), which is not read" in error_of("analyze", str(path))
+    path.write_bytes(b"\n" + kineto.text([gemm(0, 5), all_reduce(1, 2)]))
+    assert analyze([read_trace(path)]).traces[0].total.compute_ms == 5
 
 
 def test_an_archive_that_inflates_a_thousandfold_is_read_in_bounded_memory(tmp_path: Path) -> None:

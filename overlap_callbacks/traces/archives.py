@@ -1,0 +1,303 @@
+"""Opens files that hold a trace packed: compressed with gzip, bzip2, xz or zstd, or in an archive (zip, tar).
+
+Nothing is written to the disk: content is read from the beginning, in memory that does not grow with it. A file that
+expands beyond measure, or asks for much memory, is left at that point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import lzma
+import tarfile
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple, cast
+
+try:
+    from isal import igzip, isal_zlib
+
+    # igzip decompresses about three times faster than zlib, but has no wheels for some machines.
+    _open_gzip: Any = igzip.open
+    _GZIP_ERRORS: tuple[Any, ...] = (zlib.error, isal_zlib.error)
+except ImportError:  # pragma: no cover
+    _open_gzip = gzip.open
+    _GZIP_ERRORS = (zlib.error,)
+
+_ZIP_MAGIC = b"PK\x03\x04"
+_TAR_BLOCK = 512
+_BUFFER_BYTES = 2**18
+# What a trace expands to at most. (No file of gzip can expand further.)
+_MAX_RATIO = 1_100
+_ALWAYS_ALLOWED_BYTES = 2**30
+_MAX_XZ_MEMORY_BYTES = 2**29
+# The names and attributes of a member of a tar that do not fit into its header.
+_LONG_HEADERS = (
+    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+)  # fmt: skip
+_MAX_LONG_HEADER_BYTES = 2**20
+_MAX_MEMBERS = 2**16
+
+
+class UnpackError(Exception):
+    """A file cannot be unpacked; the message says why, and follows the file's name."""
+
+
+class Unpacked(NamedTuple):
+    """The content of a file: a stream of it, and how many bytes of ``total`` were read so far."""
+
+    stream: BinaryIO
+    read: Callable[[], int]
+    total: int
+    is_packed: bool
+
+
+def unpack_errors() -> tuple[Any, ...]:
+    """What reading packed content raises: it is damaged, cut off, encrypted, or packed in a way that is not known."""
+    import zipfile
+
+    found = [*_GZIP_ERRORS, UnpackError, EOFError, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile]
+    with contextlib.suppress(ImportError, AttributeError):
+        found.append(_zstd_error())
+    return (*found, RuntimeError, NotImplementedError, ValueError, OverflowError)
+
+
+def container_of(path: Path) -> tuple[Path, str] | None:
+    """The file above a path such as ``traces.zip/rank0.json``, and the name in it; None for an ordinary path."""
+    for parent in path.parents:
+        if parent.is_file():
+            return parent, path.relative_to(parent).as_posix()
+        if parent.exists():
+            break
+    return None
+
+
+def starts_with(file: Path, magic: bytes) -> bool:
+    """Whether a file's first bytes are these; False if it cannot be read."""
+    try:
+        with file.open("rb") as raw:
+            return raw.read(len(magic)) == magic
+    except OSError:
+        return False
+
+
+def bytes_of(path: Path) -> int:
+    """Size of a file, or of the archive that it is in; 0 if there is none."""
+    inside = container_of(path)
+    try:
+        return (inside[0] if inside else path).stat().st_size
+    except OSError:
+        return 0
+
+
+def names_in(file: Path) -> tuple[list[PurePosixPath], Exception | None] | None:
+    """The names of the files in an archive as far as it can be read, and why not further; None for another file.
+
+    Names that lead out of the archive are left out, and so is what is no ordinary file.
+    """
+    names: list[PurePosixPath] = []
+    is_archive = starts_with(file, _ZIP_MAGIC)
+    try:
+        with file.open("rb") as raw:
+            found = _names_in(raw, file.stat().st_size)
+            if found is None:
+                return None
+            is_archive = True
+            for name in found:
+                if not name.is_absolute() and ".." not in name.parts:
+                    names.append(name)
+                if len(names) > _MAX_MEMBERS:
+                    raise UnpackError(f"holds more than {_MAX_MEMBERS} files")
+    except (OSError, *unpack_errors()) as error:
+        return (names, error) if is_archive else None
+    return names, None
+
+
+def _names_in(raw: BinaryIO, size: int) -> Iterator[PurePosixPath] | None:
+    if _peek(raw, len(_ZIP_MAGIC)) == _ZIP_MAGIC:
+        import zipfile  # few files are archives, and the import takes some milliseconds
+
+        infos = zipfile.ZipFile(raw).infolist()
+        return (PurePosixPath(info.filename) for info in infos if not info.is_dir())
+    stream, is_packed = _decompressed(raw, size)
+    return (name for name, _ in _in_tar(stream, is_packed=is_packed)) if _is_tar(stream) else None
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Unpacked]:
+    """The content of a file, or of a member of an archive, in which it must be named if there are several."""
+    inside = container_of(path) if not path.exists() else None
+    file, name = inside or (path, "")
+    with file.open("rb") as raw:
+        size = file.stat().st_size
+        if _peek(raw, len(_ZIP_MAGIC)) == _ZIP_MAGIC:
+            import zipfile
+
+            with zipfile.ZipFile(raw) as archive:
+                infos = [info for info in archive.infolist() if not info.is_dir()]
+                wanted = _named(name, [PurePosixPath(info.filename) for info in infos])
+                info = next(info for info in infos if PurePosixPath(info.filename) == wanted)
+                with archive.open(info) as member:
+                    content = cast(BinaryIO, member)
+                    yield Unpacked(_decompressed(content, info.compress_size)[0], member.tell, info.file_size, True)
+            return
+        stream, is_packed = _decompressed(raw, size)
+        if _is_tar(stream):
+            names, error = names_in(file) or ([], None)
+            if error and PurePosixPath(name) not in names:
+                raise error
+            wanted = _named(name, names)
+            for member_name, content in _in_tar(stream, is_packed=is_packed):
+                if member_name == wanted:
+                    yield Unpacked(_decompressed(content, size)[0], raw.tell, size, True)
+                    return
+        elif name:
+            raise NotADirectoryError(20, "Not a directory")
+        yield Unpacked(stream, raw.tell, size, is_packed)
+
+
+def _named(name: str, names: list[PurePosixPath]) -> PurePosixPath:
+    """The member with a name, or without one the only member."""
+    if name:
+        if PurePosixPath(name) not in names:
+            raise UnpackError("is not in its archive")
+        return PurePosixPath(name)
+    if len(names) != 1:
+        example = f": name one of them, as in …/{names[0]}" if names else ""
+        raise UnpackError(f"is an archive of {len(names)} files{example}")
+    return names[0]
+
+
+# -- one member after the other, of a tar
+
+
+def _is_tar(stream: BinaryIO) -> bool:
+    try:
+        block = _peek(stream, _TAR_BLOCK)
+    except unpack_errors() as error:
+        raise UnpackError(f"cannot be decompressed: {error}") from None
+    if len(block) < _TAR_BLOCK or block[:1] in b"{[ \n\r\t":
+        return False
+    try:
+        tarfile.TarInfo.frombuf(block, "utf-8", "replace")  # checks a sum over the block
+    except tarfile.HeaderError:
+        return False
+    return True
+
+
+class _Member(tarfile.TarInfo):
+    """A header, which may not ask for much memory."""
+
+    @classmethod
+    def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> Any:
+        found = super().frombuf(buf, encoding, errors)
+        if found.type in _LONG_HEADERS and found.size > _MAX_LONG_HEADER_BYTES:
+            raise UnpackError("has a header of many megabytes in its archive")
+        return found
+
+
+def _in_tar(stream: BinaryIO, *, is_packed: bool) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
+    """Name and content of each ordinary file, which is to be read before the next one."""
+    mode: Any = "r|" if is_packed else "r:"
+    with tarfile.open(fileobj=stream, mode=mode, bufsize=_BUFFER_BYTES, tarinfo=_Member) as archive:
+        while (info := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # else it keeps all
+            if info.isreg():
+                yield PurePosixPath(info.name), cast(BinaryIO, archive.extractfile(info))
+
+
+# -- compressed content
+
+
+def _decompressed(raw: BinaryIO, size: int) -> tuple[BinaryIO, bool]:
+    """The content of what may be compressed, and whether it was; ``size`` is that of the file."""
+    magic = _peek(raw, 6)
+    stream: Any
+    if magic.startswith(b"\x1f\x8b"):
+        stream = _open_gzip(raw, "rb")
+    elif magic.startswith(b"\xfd7zXZ\x00"):
+        stream = io.BufferedReader(_Blocks(raw, lambda: lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY_BYTES)))
+    elif magic.startswith(b"BZh"):
+        import bz2
+
+        stream = io.BufferedReader(_Blocks(raw, bz2.BZ2Decompressor))
+    elif magic.startswith(b"\x28\xb5\x2f\xfd"):
+        stream = _open_zstd(raw)
+    else:
+        return raw, False
+    return cast(BinaryIO, _Limited(stream, max(_ALWAYS_ALLOWED_BYTES, _MAX_RATIO * size))), True
+
+
+def _open_zstd(raw: BinaryIO) -> Any:
+    with contextlib.suppress(ImportError):
+        from compression import zstd  # type: ignore[import-not-found]  # of Python 3.14
+
+        return zstd.open(raw)
+    try:
+        import zstandard
+    except ImportError:
+        raise UnpackError(
+            "is compressed with zstd: pip install 'overlap-callbacks[zstd]', or unpack it with zstd -d"
+        ) from None
+    return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
+
+
+def _zstd_error() -> Any:
+    with contextlib.suppress(ImportError):
+        from compression import zstd
+
+        return zstd.ZstdError
+    import zstandard
+
+    return zstandard.ZstdError
+
+
+class _Blocks(io.RawIOBase):
+    """What decompressors of the standard library make of a file, one after the other; xz and bzip2 allow several."""
+
+    def __init__(self, raw: BinaryIO, make: Callable[[], Any]) -> None:
+        self._raw, self._make = raw, make
+        self._decompressor: Any = make()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            decompressor, compressed = self._decompressor, b""
+            if decompressor.eof:
+                compressed = (decompressor.unused_data or self._raw.read(_BUFFER_BYTES)).lstrip(b"\0")
+                if not compressed:
+                    return 0
+                self._decompressor = decompressor = self._make()
+            elif decompressor.needs_input:
+                compressed = self._raw.read(_BUFFER_BYTES)
+                if not compressed:
+                    raise EOFError("it ended before its end was marked")
+            piece = decompressor.decompress(compressed, len(buffer))
+            if piece:
+                buffer[: len(piece)] = piece
+                return len(piece)
+
+
+class _Limited:
+    """A stream that may not become longer than ``limit``."""
+
+    def __init__(self, stream: Any, limit: int) -> None:
+        self._stream, self._left = stream, limit
+        self.peek, self.close = stream.peek, stream.close
+
+    def read(self, size: int = -1) -> bytes:
+        piece: bytes = self._stream.read(size)
+        self._left -= len(piece)
+        if self._left < 0:
+            raise UnpackError(f"expands to more than {_MAX_RATIO} times its size")
+        return piece
+
+
+def _peek(stream: Any, size: int) -> bytes:
+    """The next bytes of a stream, which stay there."""
+    peeked: bytes = stream.peek(size)[:size]
+    return peeked
