@@ -42,7 +42,7 @@ _MAX_MEMBERS = 2**16
 
 
 class UnpackError(Exception):
-    """A file cannot be unpacked; the message says why, and follows the file's name."""
+    """A file cannot be unpacked; the message says why, to follow the file's name."""
 
 
 class Unpacked(NamedTuple):
@@ -109,7 +109,7 @@ def names_in(file: Path) -> tuple[list[PurePosixPath], Exception | None] | None:
                 if not name.is_absolute() and ".." not in name.parts:
                     names.append(name)
                 if len(names) > _MAX_MEMBERS:
-                    raise UnpackError(f"holds more than {_MAX_MEMBERS} files")
+                    raise UnpackError(f" holds more than {_MAX_MEMBERS} files")
     except (OSError, *unpack_errors()) as error:
         return (names, error) if is_archive else None
     return names, None
@@ -162,11 +162,12 @@ def _named(name: str, names: list[PurePosixPath]) -> PurePosixPath:
     """The member with a name, or without one the only member."""
     if name:
         if PurePosixPath(name) not in names:
-            raise UnpackError("is not in its archive")
+            raise UnpackError(" is not in its archive")
         return PurePosixPath(name)
     if len(names) != 1:
-        example = f": name one of them, as in …/{names[0]}" if names else ""
-        raise UnpackError(f"is an archive of {len(names)} files{example}")
+        raise UnpackError(
+            f" is an archive of {len(names)} files: name one of them, as in …/{names[0] if names else ''}"
+        )
     return names[0]
 
 
@@ -177,7 +178,7 @@ def _is_tar(stream: BinaryIO) -> bool:
     try:
         block = _peek(stream, _TAR_BLOCK)
     except unpack_errors() as error:
-        raise UnpackError(f"cannot be decompressed: {error}") from None
+        raise UnpackError(f" cannot be decompressed: {error}") from None
     if len(block) < _TAR_BLOCK or block[:1] in b"{[ \n\r\t":
         return False
     try:
@@ -194,7 +195,7 @@ class _Member(tarfile.TarInfo):
     def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> Any:
         found = super().frombuf(buf, encoding, errors)
         if found.type in _LONG_HEADERS and found.size > _MAX_LONG_HEADER_BYTES:
-            raise UnpackError("has a header of many megabytes in its archive")
+            raise UnpackError(" has a header of many megabytes in its archive")
         return found
 
 
@@ -239,7 +240,7 @@ def _open_zstd(raw: BinaryIO) -> Any:
         import zstandard
     except ImportError:
         raise UnpackError(
-            "is compressed with zstd: pip install 'overlap-callbacks[zstd]', or unpack it with zstd -d"
+            " is compressed with zstd: pip install 'overlap-callbacks[zstd]', or unpack it with zstd -d"
         ) from None
     return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
 
@@ -293,7 +294,7 @@ class _Limited:
         piece: bytes = self._stream.read(size)
         self._left -= len(piece)
         if self._left < 0:
-            raise UnpackError(f"expands to more than {_MAX_RATIO} times its size")
+            raise UnpackError(f" expands to more than {_MAX_RATIO} times its size")
         return piece
 
 

@@ -71,7 +71,7 @@ def pieces(
     except TraceError:
         raise
     except UnpackError as error:
-        raise TraceError(f"{file} {error}") from None
+        raise TraceError(f"{file}{error}") from None
     except OSError as error:
         raise TraceError(f"{file} cannot be read: {error.strerror or error}") from None
     except unpack_errors() as error:
@@ -105,32 +105,32 @@ def with_tables(path: Path) -> Path:
 
 _TORCH = "take the trace with torch.profiler, or with Nsight Systems and nsys export --type sqlite"
 _NSYS = "export it with nsys export --type sqlite {name}, and give the .sqlite file"
-_CHAKRA = f"an execution trace (Chakra): it holds what runs in which order, but no times of kernels; {_TORCH}"
-_ROCPROF = f"of a profiler that is not read (rocprof): {_TORCH}. torch.profiler reads AMD devices too"
+_CHAKRA = f" is an execution trace (Chakra): it holds what runs in which order, but no times of kernels; {_TORCH}"
+_ROCPROF = f" is of a profiler that is not read (rocprof): {_TORCH}. torch.profiler reads AMD devices too"
 _XLA = (
-    "a profile of JAX or TensorFlow (XLA), which is not read: profile the job with Nsight Systems, and give what "
+    " is a profile of JAX or TensorFlow (XLA), which is not read: profile the job with Nsight Systems, and give what "
     "nsys export --type sqlite writes"
 )
 _PERFETTO = (
-    "a Perfetto trace (protobuf), which is not read. torch writes one where the name that export_chrome_trace gets "
-    "ends in .pftrace: let the name end in .json.gz. For one of rocprofv3, take the trace with torch.profiler, which reads AMD "
-    "devices too"
+    " is a Perfetto trace (protobuf), which is not read. torch writes one where the name that export_chrome_trace gets "
+    "ends in .pftrace: let the name end in .json.gz. For one of rocprofv3, take the trace with torch.profiler, which "
+    "reads AMD devices too"
 )
 # By the end of the name, packed or not.
 _BY_NAME = {
-    r"nsys-rep|qdrep|qdstrm": f"a report of Nsight Systems: {_NSYS}",
+    r"nsys-rep|qdrep|qdstrm": f" is a report of Nsight Systems: {_NSYS}",
     r"pftrace|perfetto-trace": _PERFETTO,
     r"xplane\.pb": _XLA,
     r"et": _CHAKRA,
     r"csv|rpd|otf2": _ROCPROF,
-    r"ncu-rep": f"of a profiler that is not read (Nsight Compute): {_TORCH}",
+    r"ncu-rep": f" is of a profiler that is not read (Nsight Compute): {_TORCH}",
 }
 # By what stands in a file of JSON.
 _BY_CONTENT = {
     rb'"schema"\s*:\s*"[^"]*chakra|"(ctrl|data)_?[dD]eps"\s*:|"nodes"\s*:\s*\[': _CHAKRA,
     rb'"rocprofiler-sdk-\w+"\s*:|"BeginNs"\s*:|"(CPU )?(HIP|HSA) API"': _ROCPROF,
     rb'"/(device|host):(GPU|TPU|CPU|CUSTOM)|"hlo_(module|op)"\s*:': _XLA,
-    rb'"(CudaEvent|NvtxEvent|TraceProcessEvent)"\s*:': "an export of Nsight Systems as JSON: export with --type sqlite",
+    rb'"(CudaEvent|NvtxEvent|TraceProcessEvent)"\s*:': " is an export of Nsight Systems as JSON: export with --type sqlite",
 }
 # A message of Perfetto's protobuf begins with a line feed. Text has no such control characters.
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
@@ -138,7 +138,7 @@ _SEARCHED_BYTES = 2**20
 
 
 def foreign_kind(text: bytes | bytearray) -> str:
-    """What a file of JSON that is no trace of torch's is, and what to do; empty if that is not known."""
+    """What a file of JSON that is no trace of torch's is, and what to do, as it follows its name; empty if unknown."""
     return next((kind for pattern, kind in _BY_CONTENT.items() if re.search(pattern, text[:_SEARCHED_BYTES])), "")
 
 
@@ -157,17 +157,17 @@ def _refuse(file: Path, head: bytes, *, is_packed: bool) -> None:
     kind = _kind_by_name(file.name)
     if head.startswith(SQLITE_MAGIC):
         kind = (
-            "a database without kernels of Nsight Systems: give what nsys export --type sqlite writes. "
+            " is a database without kernels of Nsight Systems: give what nsys export --type sqlite writes. "
             "Databases of rocprof are not read: take the trace with torch.profiler, which reads AMD devices too"
         )
         if is_packed:
-            kind = "a packed database: unpack it, and give the .sqlite file"
+            kind = " is a packed database: unpack it, and give the .sqlite file"
     elif head.startswith(PARQUET_MAGIC):
         kind = (
-            f"a table of Parquet, without {KERNELS_FILE}: of Parquet, exports of Nsight Systems with CUDA kernels are "
+            f" is a table of Parquet, without {KERNELS_FILE}: of Parquet, exports of Nsight Systems with CUDA kernels are "
             "read"
         )
     elif not kind and head[:1] == b"\n" and _BINARY.search(head):
         kind = _PERFETTO
     if kind:
-        raise TraceError(f"{file} is {kind.replace('{name}', file.name)}")
+        raise TraceError(f"{file}{kind.replace('{name}', file.name)}")

@@ -145,7 +145,7 @@ def _refuse(events: HostEvents, stream: EventStream) -> None:
         raise TraceError(f"{path} holds no events")
     kind = foreign_kind(next(pieces(path, []), b""))
     if kind:
-        raise TraceError(f"{path} is {kind}")
+        raise TraceError(f"{path}{kind}")
     raise TraceError(
         f"{path} holds {count(stream.num_events, 'event')}, but no kernel and no operator of torch: give a trace that "
         "torch.profiler wrote, or the SQLite export of Nsight Systems"

@@ -28,7 +28,7 @@ from overlap_callbacks.traces.device_events import (
     unsigned,
 )
 from overlap_callbacks.traces.device_trace import trace_of_device
-from overlap_callbacks.traces.files import KERNELS_FILE, SQLITE_MAGIC, Document, Progress, TraceError
+from overlap_callbacks.traces.files import SQLITE_MAGIC, TABLE_FILES, Document, Progress, TraceError
 from overlap_callbacks.traces.trace import Trace
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ _LOSS = re.compile(
 )
 _MAX_TEXT = 200
 _TABLES = (
-    _KERNELS, _COPIES, _FILLS, _CALLS, _GRAPHS, _DIAGNOSTICS, "NVTX_EVENTS", "StringIds", "TARGET_INFO_GPU",
+    _KERNELS, _COPIES, _FILLS, _CALLS, _GRAPHS, _DIAGNOSTICS, "ENUM_DIAGNOSTIC_SEVERITY_LEVEL", "NVTX_EVENTS",
+    "StringIds", "TARGET_INFO_GPU",
 )  # fmt: skip
 # NCCL's own ranges are named after its functions.
 _OF_NCCL = re.compile("nccl[A-Z]")
@@ -66,7 +67,7 @@ _PID_SHIFT, _PID_MASK = 24, 0xFFFFFF
 def is_nsys(file: Path) -> bool:
     """Whether a file is an export of Nsight Systems."""
     if not starts_with(file, SQLITE_MAGIC):
-        return file.name == KERNELS_FILE
+        return file.name in TABLE_FILES
     import sqlite3
 
     try:
@@ -101,7 +102,7 @@ def read_nsys(
     """Read an export of Nsight Systems.
 
     Args:
-        file: the SQLite file, or the table of kernels in a folder of Parquet.
+        file: the SQLite file, or in a folder of Parquet one of ``TABLE_FILES``.
         process: the process to read; None for all.
         progress: called with the number of rows read so far and of all rows.
         steps: matches the names of NVTX ranges that are steps. None for torch's ``ProfilerStep#``, or if there is none,
@@ -124,9 +125,46 @@ def read_nsys(
     except sqlite3.Error as error:
         raise TraceError(f"{file} cannot be read as an export of Nsight Systems: {error}") from None
     head = {"deviceProperties": [{"id": number, "name": name} for number, name in names.items()]}
-    path = file.parent if file.name == KERNELS_FILE else file
+    path = file.parent if file.name in TABLE_FILES else file
     path = path if process is None else path / str(process)
-    return trace_of_device(Document(path, head, reader.problems, warnings), reader.events, reader.steps)
+    document = Document(path, head, reader.problems, warnings=warnings)
+    return trace_of_device(document, reader.events, reader.steps)
+
+
+def _diagnostics(tables: _Tables) -> Iterator[tuple[str, int | None]]:
+    """What Nsight Systems says itself that went wrong: each text, and its process."""
+    levels = {
+        number: f"{name or ''} {label or ''}".lower()
+        for number, name, label in tables.select("ENUM_DIAGNOSTIC_SEVERITY_LEVEL", ("id", "name", "label"))
+    }
+    for level, text, pid in tables.select(_DIAGNOSTICS, ("severity", "text", "globalPid")):
+        harmless = "info" in levels.get(level, "") or "verbose" in levels.get(level, "")
+        if isinstance(text, str) and not (harmless or (not levels and level == _INFO)):
+            process = _process_of(pid) if type(pid) is int and pid > 0 else 0
+            yield safe_text.clean(" ".join(text.split()))[:_MAX_TEXT], process or None
+
+
+def _losses(tables: _Tables, processes: list[int]) -> list[str]:
+    """What Nsight Systems says of events that it lost of any of these processes; of others it may say so too."""
+    texts: dict[str, None] = {}
+    for text, process in _diagnostics(tables):
+        if _LOSS.search(text) and (process is None or not processes or process in processes):
+            texts[text] = None
+    if not texts:
+        return []
+    return [f"Nsight Systems says that it lost events, so kernels or ranges may be missing: {' '.join([*texts][:4])}"]
+
+
+def _no_kernels(file: Path, process: int | None, tables: _Tables) -> str:
+    """Why an export cannot be read."""
+    where = f" of process {process}" if process is not None else ""
+    texts = dict.fromkeys(text for text, of in _diagnostics(tables) if process is None or of in (None, process))
+    says = f"; Nsight Systems says: {' '.join([*texts][:4])}" if texts else ""
+    called = " although CUDA was called" if _CALLS in tables.columns else ""
+    return (
+        f"{file} is an export of Nsight Systems, but holds no CUDA kernels{where}{called}: profile with nsys profile "
+        f"--trace=cuda,nvtx{says}"
+    )
 
 
 class _Tables:
@@ -158,7 +196,7 @@ def _open(file: Path, wanted: tuple[str, ...] = _TABLES) -> Iterator[_Tables]:
     import sqlite3
     from urllib.parse import quote
 
-    if file.name == KERNELS_FILE:
+    if file.name in TABLE_FILES:
         connection = sqlite3.connect("")  # in a temporary file, which goes with the connection
         _load(file.parent, wanted, connection)
     else:

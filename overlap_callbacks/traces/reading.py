@@ -13,7 +13,7 @@ from overlap_callbacks.traces.archives import container_of, starts_with
 from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.device_trace import trace_of_device
 from overlap_callbacks.traces.events import Event, ExactEvent, lose_nanoseconds
-from overlap_callbacks.traces.files import KERNELS_FILE, SQLITE_MAGIC, Progress, with_tables
+from overlap_callbacks.traces.files import SQLITE_MAGIC, TABLE_FILES, Progress, with_tables
 from overlap_callbacks.traces.host import HostEvents, trace_of_host
 from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.trace import Trace
@@ -50,7 +50,7 @@ def read_trace(
     database, process = (
         (file, None) if inside is None else (inside[0], int(inside[1]) if inside[1].isdecimal() else None)
     )
-    if starts_with(database, SQLITE_MAGIC) or database.name == KERNELS_FILE:
+    if starts_with(database, SQLITE_MAGIC) or database.name in TABLE_FILES:
         from overlap_callbacks.traces.nsys import is_nsys, read_nsys  # few files are databases
 
         if is_nsys(database):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from overlap_callbacks.traces.archives import names_in, starts_with
-from overlap_callbacks.traces.files import KERNELS_FILE, SQLITE_MAGIC, TraceError, is_foreign
+from overlap_callbacks.traces.files import KERNELS_FILE, SQLITE_MAGIC, TABLE_FILES, TraceError, is_foreign
 
 # What a folder or an archive holds beside these is no trace.
 _PACKED = ("", ".gz", ".bz2", ".xz", ".zst")
@@ -45,9 +46,8 @@ def _expanded(path: Path) -> Iterator[Path]:
     if path.is_dir():
         inside = [file for file in _sorted(path.rglob("*")) if _looks_like_a_trace(file.relative_to(path))]
         files = [file for file in inside if file.is_file()]
-        files = (
-            files or [file for file in _sorted(path.rglob("*")) if is_foreign(file.name)][:1]
-        )  # reading it tells why
+        foreign = (file for file in _sorted(path.rglob("*")) if file.name in TABLE_FILES or is_foreign(file.name))
+        files = files or [*itertools.islice(foreign, 1)]  # reading it tells why it is no trace
         if not files:
             raise TraceError(f"{path} is a folder without traces ({_IN_WORDS})")
         for file in files:
@@ -73,7 +73,7 @@ def _members(file: Path) -> Iterator[Path]:
         yield from (file / name for name in traces)
         if error is not None:
             yield file  # reading it tells why, and does not lose other files
-    elif starts_with(file, SQLITE_MAGIC) or file.name == KERNELS_FILE:
+    elif starts_with(file, SQLITE_MAGIC) or file.name in TABLE_FILES:
         from overlap_callbacks.traces.nsys import is_nsys, processes_in  # few files are databases
 
         processes = processes_in(file) if is_nsys(file) else []

@@ -160,8 +160,8 @@ class EventStream(Document):
                 break
         if not buffer.strip():
             raise TraceError(f"{self.path} is empty")
-        kind = foreign_kind(buffer) or "no trace of torch.profiler: it has no traceEvents"
-        raise TraceError(f"{self.path} is {kind}")
+        kind = foreign_kind(buffer) or " is no trace of torch.profiler: it has no traceEvents"
+        raise TraceError(f"{self.path}{kind}")
 
     def _read_head(self, head: bytes) -> bool:
         """Read the fields before the events. Returns False if more of them follows."""

@@ -212,4 +212,4 @@ def test_damaged_and_foreign_tables_of_parquet_are_refused(tmp_path: Path) -> No
         "analyze", str(folder / "StringIds.parquet")
     )
     table.unlink()
-    assert "a folder without traces" in error_of("analyze", str(folder))
+    assert "is an export of Nsight Systems, but holds no CUDA kernels" in error_of("analyze", str(folder))
