@@ -39,6 +39,7 @@ _LONG_HEADERS = (
 )  # fmt: skip
 _MAX_LONG_HEADER_BYTES = 2**20
 _MAX_MEMBERS = 2**16
+_ENDED = "it ends before its end is marked"
 
 
 class UnpackError(Exception):
@@ -165,9 +166,8 @@ def _named(name: str, names: list[PurePosixPath]) -> PurePosixPath:
             raise UnpackError(" is not in its archive")
         return PurePosixPath(name)
     if len(names) != 1:
-        raise UnpackError(
-            f" is an archive of {len(names)} files: name one of them, as in …/{names[0] if names else ''}"
-        )
+        first = names[0] if names else ""
+        raise UnpackError(f" is an archive of {len(names)} files: name one of them, as in …/{first}")
     return names[0]
 
 
@@ -276,7 +276,7 @@ class _Blocks(io.RawIOBase):
             elif decompressor.needs_input:
                 compressed = self._raw.read(_BUFFER_BYTES)
                 if not compressed:
-                    raise EOFError("it ended before its end was marked")
+                    raise EOFError(_ENDED)
             piece = decompressor.decompress(compressed, len(buffer))
             if piece:
                 buffer[: len(piece)] = piece

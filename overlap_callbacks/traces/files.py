@@ -130,7 +130,7 @@ _BY_CONTENT = {
     rb'"schema"\s*:\s*"[^"]*chakra|"(ctrl|data)_?[dD]eps"\s*:|"nodes"\s*:\s*\[': _CHAKRA,
     rb'"rocprofiler-sdk-\w+"\s*:|"BeginNs"\s*:|"(CPU )?(HIP|HSA) API"': _ROCPROF,
     rb'"/(device|host):(GPU|TPU|CPU|CUSTOM)|"hlo_(module|op)"\s*:': _XLA,
-    rb'"(CudaEvent|NvtxEvent|TraceProcessEvent)"\s*:': " is an export of Nsight Systems as JSON: export with --type sqlite",
+    rb'"(CudaEvent|NvtxEvent|TraceProcessEvent)"\s*:': " is an export of Nsight Systems as JSON: use --type sqlite",
 }
 # A message of Perfetto's protobuf begins with a line feed. Text has no such control characters.
 _BINARY = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f]")
@@ -164,8 +164,8 @@ def _refuse(file: Path, head: bytes, *, is_packed: bool) -> None:
             kind = " is a packed database: unpack it, and give the .sqlite file"
     elif head.startswith(PARQUET_MAGIC):
         kind = (
-            f" is a table of Parquet, without {KERNELS_FILE}: of Parquet, exports of Nsight Systems with CUDA kernels are "
-            "read"
+            f" is a table of Parquet, without {KERNELS_FILE}: of Parquet, exports of Nsight Systems with CUDA kernels "
+            "are read"
         )
     elif not kind and head[:1] == b"\n" and _BINARY.search(head):
         kind = _PERFETTO

@@ -24,12 +24,15 @@ TORCH_DISTRIBUTED_DOCS = "https://docs.pytorch.org/docs/stable/distributed.html"
 HIP_DOCS = "https://rocm.docs.amd.com/projects/HIP/en/latest/reference/env_variables.html"
 MEGATRON_ARGUMENTS = "https://github.com/NVIDIA/Megatron-LM/blob/main/megatron/training/arguments.py"
 MEGATRON_FSDP_DOCS = "https://github.com/NVIDIA/Megatron-LM/blob/main/docs/user-guide/features/megatron_fsdp.md"
+TORCH_ISSUE_TIMING = "https://github.com/pytorch/pytorch/issues/143890"
 TORCH_RUN = "https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py"
 
 # Share of the device's SMs from which on we point at the blocks of a communication kernel. The limit is ours.
 MIN_SM_SHARE = 0.25
 
 _BLACKWELL = 10  # major compute capability
+
+_QUEUES, _DEFAULT_QUEUES = "GPU_MAX_HW_QUEUES", 4
 
 # What is kept of many ranks: rules ask for the first alone.
 _MAX_GRIDS = 8
@@ -55,11 +58,15 @@ class Grid(NamedTuple):
 
 
 class Traits(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What rules ask of ranks' windows: dimensions that groups of several ranks serve, and NCCL's largest launches."""
+    """What rules ask of ranks' windows.
+
+    Dimensions that groups of several ranks serve, NCCL's largest launches, and the streams that run kernels in a step.
+    """
 
     dimensions: Annotated[tuple[str, ...], _dimensions]
     uses_nccl: Annotated[bool, any]
     grids: Annotated[tuple[Grid, ...], _largest]
+    num_streams: Annotated[int, max] = 0
 
 
 def _largest(parts: Sequence[Sequence[Grid]]) -> tuple[Grid, ...]:
@@ -84,7 +91,7 @@ def traits_of(window: RankWindow) -> Traits:
         if kernel.communication and kernel.num_blocks and "nccl" in kernel.name
     ]
     dimensions = [row.dimension for row in window.collectives if row.dimension and row.group_size > 1]
-    return Traits(_dimensions([dimensions]), "nccl" in window.backend, _largest([grids]))
+    return Traits(_dimensions([dimensions]), "nccl" in window.backend, _largest([grids]), window.num_streams)
 
 
 _Limited = tuple[Union[Grid, None], str, int]
@@ -100,6 +107,7 @@ class JobFacts:
         self.on_amd = bool(self.own.hip)
         self.dimensions = set(traits.dimensions)
         self.uses_nccl = traits.uses_nccl
+        self.num_streams = traits.num_streams
         self.grids = sorted(traits.grids, key=lambda grid: (-grid.num_blocks, grid.kernel))
         # The largest launch for which NCCL's limits hold.
         self.largest = next((grid for grid in self.grids if grid.limited), None)
@@ -203,6 +211,26 @@ def _needs_one_connection(facts: JobFacts) -> bool:
     return major.isdigit() and int(major) < _BLACKWELL and bool(facts.dimensions & {"tensor", "context"})
 
 
+def _timing_on_one_connection(facts: JobFacts) -> str | None:
+    timing = facts.setting("TORCH_NCCL_ENABLE_TIMING NCCL_ENABLE_TIMING TORCH_NCCL_DESYNC_DEBUG NCCL_DESYNC_DEBUG")
+    connections = facts.setting("CUDA_DEVICE_MAX_CONNECTIONS=1")
+    if not (timing and connections and _on_cuda(facts) and facts.uses_nccl):
+        return None
+    return (
+        f"{timing} with {connections}: events with timing around each collective keep the next kernel back on the one "
+        "connection, so collectives of tensor parallelism do not overlap with matrix products."
+    )
+
+
+def _too_few_queues(facts: JobFacts) -> str | None:
+    values = [(value, ranks) for value, ranks in facts.values(_QUEUES) if value.strip().isdigit() and int(value) > 0]
+    queues, ranks = min(((int(value), ranks) for value, ranks in values), default=(_DEFAULT_QUEUES, ""))
+    if not facts.on_amd or facts.num_streams <= queues or queues == 1:  # of 1, another rule tells
+        return None
+    setting = f"{_QUEUES}={queues}{ranks}" if values else f"{_QUEUES} is not set, and HIP's default is {queues}"
+    return f"{setting}: a step ran kernels on {facts.num_streams} streams, and those that share a queue take turns."
+
+
 def _too_many_blocks(facts: JobFacts) -> str | None:
     grid, limit, number = _largest_and_limit(facts, min, "NCCL_MAX_CTAS", "NCCL_MAX_NCHANNELS")
     if grid is None or grid.num_blocks <= number:
@@ -289,6 +317,16 @@ RULES = (
         "hip-one-queue", Severity.SERIOUS,
         _setting("all streams of a device share one hardware queue.", "GPU_MAX_HW_QUEUES=1", _on_amd),
         "Unset it (the default is 4), or set it to 2 or more.", HIP_DOCS,
+    ),
+    Rule(
+        "hip-few-queues", Severity.WARNING, _too_few_queues,
+        "Set it to the number of streams or more on all ranks, and measure again: up to all that ran on a shared queue "
+        "may then overlap.",
+        HIP_DOCS,
+    ),
+    Rule(
+        "nccl-timing-one-connection", Severity.WARNING, _timing_on_one_connection,
+        "Unset the timing (and TORCH_NCCL_DESYNC_DEBUG, which turns it on), but to find an error.", TORCH_ISSUE_TIMING,
     ),
     Rule(
         "nccl-blocking-wait", Severity.SERIOUS,

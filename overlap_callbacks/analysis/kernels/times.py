@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.intervals import Intervals, distinct_values, sums_by
-from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, copies_of
 from overlap_callbacks.analysis.results.kernel_times import OTHER_KERNELS, KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 
@@ -243,6 +243,14 @@ def _most_blocks(kernels: KernelTable, steps: Indices) -> Indices:
     rows = np.isin(kernels.step, steps)
     np.maximum.at(most, kernels.name[rows], of_shape[kernels.shape[rows]])
     return most
+
+
+def num_streams(kernels: KernelTable) -> int:
+    """Streams of the device on which a step ran kernels, most of all steps; copies have engines of their own."""
+    rows = (kernels.step >= 0) & (kernels.kind != Kind.OTHER) & ~copies_of(kernels)
+    size = int(kernels.lane.max(initial=0)) + 1
+    used = distinct_values(kernels.step[rows] * size + kernels.lane[rows]) // size
+    return int(np.bincount(used).max(initial=0))
 
 
 def num_sms(kernels: KernelTable) -> int:

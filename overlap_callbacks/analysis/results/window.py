@@ -235,6 +235,7 @@ class RankWindow(msgspec.Struct, frozen=True):
         lower_bound: whether there may be more communication than its profile shows.
         rhythms: those that rank 0 knew when it planned the window; the same on every rank.
         left_out: counted steps left out as far longer than others of their mode: overlapped, sequential.
+        num_streams: streams of the device on which a profiled step ran kernels; 0 if unknown, and on CPU.
     """
 
     rank: int
@@ -276,5 +277,6 @@ class RankWindow(msgspec.Struct, frozen=True):
     series: StepSeries | None = None
     lost_low_ms: float | None = None
     lost_high_ms: float | None = None
+    num_streams: int = 0
     calls: tuple[CollectiveCalls, ...] = ()
     lower_bound: bool = False

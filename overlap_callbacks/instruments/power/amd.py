@@ -150,9 +150,21 @@ class AmdSource(GpuSource):
         self._residencies_ns = 0
         with self._opening():
             self.device = library.device(pci_bus_id)
+            partition = self._partition()
+            if partition:
+                # Each partition may report the power of the whole socket: the first one speaks for all.
+                pci_bus_id = f"{pci_bus_id[:-1]}0"
+                self.device = library.device(pci_bus_id)
             self._name = self._read_name()
             self._power_key, sensor = self._find_power()
-            chiplet = f"power and energy are of both dies of the {self._name}: the other one has no sensor"
+            notes = []
+            if self._is_mi200():
+                notes.append(f"power and energy are of both dies of the {self._name}: the other one has no sensor")
+            if partition:
+                notes.append(
+                    f"power and energy are of the whole {self._name}, of which the device is a partition ({partition}): "
+                    "they count once for all of its partitions, and the clock is that of the first"
+                )
             self.info = SourceInfo(
                 name="amdsmi",
                 device_name=self._name,
@@ -163,7 +175,7 @@ class AmdSource(GpuSource):
                 default_interval_s=0.02,
                 tdp_w=self._cap_w("default_power_cap"),
                 limit_w=self._cap_w("power_cap"),
-                notes=library.notes + ((chiplet,) if self._is_mi200() else ()),
+                notes=(*library.notes, *notes),
                 window_s=sensor.window_s if sensor.kind == INSTANTANEOUS else None,
                 renewed_s=sensor.renewed_s,
             )
@@ -229,6 +241,13 @@ class AmdSource(GpuSource):
         if self._counter is None:
             self._counter = EnergyCounter(tick_j=float(resolution_uj) * 1e-6, counts=None)
         return self._counter.read(value)
+
+    def _partition(self) -> str:
+        """How the socket is partitioned, such as CPX; empty if it is one device, and if that is not known."""
+        found = None
+        with contextlib.suppress(AttributeError, PowerError):
+            found = self._optional(self.smi.amdsmi_get_gpu_compute_partition)
+        return found if isinstance(found, str) and found.isalpha() and found != "SPX" else ""
 
     def _is_mi200(self) -> bool:
         return "MI250" in self._name.upper()

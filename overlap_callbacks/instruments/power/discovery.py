@@ -92,7 +92,10 @@ def devices_to_read(per_node: bool) -> list[DeviceIdentity]:
 
     if device.count() < int(size):
         return [own]
-    return [identify(index) for index in range(int(size))] if rank == "0" else []
+    devices = [identify(index) for index in range(int(size))] if rank == "0" else []
+    # Partitions of one AMD socket have one PCI address: its sensor is read once.
+    by_place = {(of.vendor == AMD and of.pci_bus_id) or index: of for index, of in reversed([*enumerate(devices)])}
+    return [*by_place.values()][::-1]
 
 
 def find_source(

@@ -29,7 +29,7 @@ from overlap_callbacks.analysis.kernels.sm_loss import sm_loss
 from overlap_callbacks.analysis.kernels.step_counts import compare_counts, kernels_of_steps, tails_of_steps
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.kernels.timeline import MAX_SLICES, call_times, step_detail, step_timeline
-from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, profiled_block
+from overlap_callbacks.analysis.kernels.times import KernelSums, kernel_times, num_sms, num_streams, profiled_block
 from overlap_callbacks.analysis.power.phases import ProfilePhases, StepPhases
 from overlap_callbacks.analysis.results.arrivals import ProfiledStep
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
@@ -115,6 +115,7 @@ def profile_figures(
         pictures=_pictures(aligned, by_arm, steps, window.clock) if own.rank == 0 else (),
         sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),
+        num_streams=num_streams(kernels) if on_device else 0,
         lower_bound=checked_log.lower_bound,
         calls=collective_calls(aligned, numbered, own.rank, transfers),
     )

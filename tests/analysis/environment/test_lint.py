@@ -100,6 +100,59 @@ def test_amd_has_traps_of_its_own() -> None:
     assert with_variables(hardware=AMD, CUDA_DEVICE_MAX_CONNECTIONS="1") == {}
 
 
+TIMING = ["TORCH_NCCL_ENABLE_TIMING", "TORCH_NCCL_DESYNC_DEBUG", "NCCL_ENABLE_TIMING", "NCCL_DESYNC_DEBUG"]
+
+
+@pytest.mark.parametrize("name", TIMING)
+def test_timing_of_collectives_on_one_connection_is_found(name: str) -> None:
+    megatron = {
+        "framework": "megatron 0.16.1", "variables": {name: "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"},
+    }  # fmt: skip
+    found = findings(gpu_rank(**megatron), collectives=collectives("tensor"))
+    assert set(found) == {"nccl-timing-one-connection"}
+    assert f"{name}=1 with CUDA_DEVICE_MAX_CONNECTIONS=1" in found["nccl-timing-one-connection"].message
+
+
+@pytest.mark.parametrize("name", TIMING)
+def test_either_alone_is_no_trap_and_neither_is_on_amd(name: str) -> None:
+    assert with_variables(**{name: "1"}) == {}
+    assert with_variables(**{name: "1", "CUDA_DEVICE_MAX_CONNECTIONS": "8"}) == {}
+    off = with_variables(**{name: "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"})
+    assert set(off) == {"max-connections-one"}
+    assert with_variables(hardware=AMD, **{name: "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}) == {}
+
+
+def queues(value: str | None, num_streams: int, **changes: Any) -> dict[str, Finding]:
+    variables = {} if value is None else {"GPU_MAX_HW_QUEUES": value}
+    return findings(*(gpu_rank(r, variables=variables, **AMD) for r in range(2)), num_streams=num_streams, **changes)
+
+
+@pytest.mark.parametrize(("value", "num_streams"), [(None, 5), (None, 12), ("2", 3), ("4", 6)])
+def test_more_streams_than_hardware_queues_are_found_on_amd(value: str | None, num_streams: int) -> None:
+    found = queues(value, num_streams)
+    assert set(found) == {"hip-few-queues"}
+    message = found["hip-few-queues"].message
+    assert f"a step ran kernels on {num_streams} streams" in message
+    said = "GPU_MAX_HW_QUEUES is not set, and HIP's default is 4" if value is None else f"GPU_MAX_HW_QUEUES={value}"
+    assert message.startswith(said)
+
+
+@pytest.mark.parametrize(("value", "num_streams"), [(None, 4), (None, 0), ("2", 2), ("8", 8), ("2", 0), ("many", 3)])
+def test_as_many_queues_as_streams_are_no_trap(value: str | None, num_streams: int) -> None:
+    assert queues(value, num_streams) == {}
+
+
+def test_one_queue_is_said_once_and_streams_of_other_devices_do_not_count() -> None:
+    assert set(queues("1", 3)) == {"hip-one-queue"}
+    assert findings(gpu_rank(), num_streams=9) == {}
+    assert findings(cpu_rank(), num_streams=9) == {}
+
+
+def test_the_rank_with_the_fewest_queues_is_named() -> None:
+    ranks = [gpu_rank(r, variables={"GPU_MAX_HW_QUEUES": value}, **AMD) for r, value in enumerate(("8", "2"))]
+    assert "GPU_MAX_HW_QUEUES=2 on rank 1" in findings(*ranks, num_streams=5)["hip-few-queues"].message
+
+
 @pytest.mark.parametrize("dimension", ["tensor", "context"])
 def test_megatron_needs_one_connection_before_blackwell(dimension: str) -> None:
     megatron = gpu_rank(framework="megatron 0.16.1")

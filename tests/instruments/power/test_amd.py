@@ -87,6 +87,30 @@ def test_the_die_of_an_mi250_without_a_sensor_is_refused_and_the_other_is_marked
         source_of(amdsmi, 1)
 
 
+def test_partitions_of_a_socket_are_read_as_the_socket_and_count_once(amdsmi: Driver) -> None:
+    amdsmi.set(partitions=1)
+    for device in range(2):
+        amdsmi.power((0, 600), device=device)  # each reports the power of the socket
+    sources = [AmdSource(f"0000:20:00.{function}", clock_ns=amdsmi.clock_ns) for function in range(2)]
+    assert len({source.info.device_id for source in sources}) == 1
+    assert [source.sample().power_w for source in sources] == [600, 600]
+    for source in sources:
+        assert "of the whole AMD Instinct Fake, of which the device is a partition (CPX)" in source.info.notes[0]
+
+
+def test_a_partition_without_a_sensor_has_the_power_of_the_first(amdsmi: Driver) -> None:
+    amdsmi.set(partitions=1)
+    amdsmi.power((0, 600))
+    amdsmi.power((0, 0), device=1)
+    assert AmdSource("0000:20:00.1", clock_ns=amdsmi.clock_ns).sample().power_w == 600
+
+
+def test_a_socket_that_is_one_device_is_not_called_a_partition(amdsmi: Driver) -> None:
+    sources = [source_of(amdsmi, device) for device in range(2)]
+    assert len({source.info.device_id for source in sources}) == 2
+    assert [source.info.notes for source in sources] == [(), ()]
+
+
 def test_a_counter_that_stands_at_zero_is_none(amdsmi: Driver) -> None:
     amdsmi.set(counter_offset=-1)
     source = source_of(amdsmi)

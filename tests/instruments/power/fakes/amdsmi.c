@@ -5,7 +5,7 @@
     {"init_rc", 0}, {"power_rc", 0}, {"energy_rc", 0}, {"clock_rc", 0}, {"metrics_rc", 0}, {"cap_rc", 0}, \
     {"uuid_rc", 0}, {"current_w", -1}, {"average_w", -1}, {"socket_w", -1}, {"counter_offset", 0}, {"frozen", 0}, \
     {"gfx_mhz", 2100}, {"memory_mhz", 1300}, {"temperature", 61}, {"cap_uw", 750e6}, {"library_major", 26}, \
-    {"version_rc", 0}, {"mi250", 0}, {"residencies", 1}, {"throttle_status", 0}, {"counter", 0}, {"ppt", 0}, \
+    {"version_rc", 0}, {"mi250", 0}, {"partitions", 0}, {"residencies", 1}, {"throttle_status", 0}, {"counter", 0}, {"ppt", 0}, \
     {"socket_thermal", 0}, {"hbm", 0}, {"vr", 0}, {"prochot", 0}, {"level", 0},
 #include "script.h"
 #include "settable.h"
@@ -49,6 +49,7 @@ API int amdsmi_get_processor_handles(void *socket, uint32_t *count, void **h) {
 }
 API int amdsmi_get_processor_handle_from_bdf(uint64_t bdf, void **h) {
     int g = (int)(bdf >> 8 & 0xff) - 0x20;
+    if (number("partitions") && !g) { g = (int)(bdf & 7); bdf -= (uint64_t)g; } /* as many functions of one address */
     if (bdf >> 16 || bdf & 0xff || g < 0 || g >= (int)number("gpus")) return NOT_FOUND;
     *h = &devices[g];
     return SUCCESS;
@@ -63,6 +64,11 @@ API int amdsmi_get_gpu_asic_info(void *h, asic_t *a) {
     memset(a, 0, sizeof *a);
     snprintf(a->market_name, 256, "%s", number("mi250") ? "AMD Instinct MI250X" : "AMD Instinct Fake");
     snprintf(a->asic_serial, 256, "0xABC%d", g);
+    return SUCCESS;
+}
+API int amdsmi_get_gpu_compute_partition(void *h, char *text, uint32_t length) {
+    ENTER(h);
+    snprintf(text, length, "%s", number("partitions") ? "CPX" : "SPX");
     return SUCCESS;
 }
 API int amdsmi_get_gpu_device_uuid(void *h, unsigned *length, char *text) {
