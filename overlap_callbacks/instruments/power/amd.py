@@ -162,8 +162,8 @@ class AmdSource(GpuSource):
                 notes.append(f"power and energy are of both dies of the {self._name}: the other one has no sensor")
             if partition:
                 notes.append(
-                    f"power and energy are of the whole {self._name}, of which the device is a partition ({partition}): "
-                    "they count once for all of its partitions, and the clock is that of the first"
+                    f"power and energy are of the whole {self._name}, of which the device is a partition "
+                    f"({partition}): they count once for all of its partitions, and the clock is that of the first"
                 )
             self.info = SourceInfo(
                 name="amdsmi",
