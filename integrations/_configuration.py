@@ -70,15 +70,17 @@ def of_parameters(parameters: Iterable[Any]) -> Facts:
 
     Of a parameter that is spread over ranks, the whole where it tells it.
     """
-    total, types, shapes = 0, set(), hashlib.sha256()
+    total, trained, types, shapes = 0, 0, set(), hashlib.sha256()
     for parameter in parameters:
         shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # DeepSpeed keeps ZeRO-3's own shape there
         total += torch.Size(shape).numel()
+        trained += torch.Size(shape).numel() if parameter.requires_grad else 0
         types.add(str(parameter.dtype).removeprefix("torch."))
         shapes.update(f"{shape} {parameter.dtype};".encode())
     if not types:
         return {}
-    return {"parameters": total, "parameter_types": ", ".join(sorted(types)), "shapes": shapes.hexdigest()[:12]}
+    facts = {"parameters": total, "parameter_types": ", ".join(sorted(types)), "shapes": shapes.hexdigest()[:12]}
+    return facts if trained == total else {**facts, "trained_parameters": trained}
 
 
 def of_deepspeed(engine: Any) -> Facts:

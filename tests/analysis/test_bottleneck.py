@@ -6,17 +6,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from overlap_callbacks.analysis.bottleneck import DOCS, bottleneck_of, run_bottleneck
+from overlap_callbacks.analysis.bottleneck import bottleneck_of, run_bottleneck
 from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiting, Lateness
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
-from overlap_callbacks.analysis.results.kernel_times import CLOCK, SMS, SlowdownShare, SlowdownShares
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.step_parts import Bound, StepParts, bound_of, late_rank, mean_parts, step_parts
-from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
+from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report.record import read
-from tests.docs.conftest import DOCS as PAGES
 from tests.report.runs import run_info, window, write
 
 
@@ -180,53 +178,10 @@ def test_a_rank_that_is_late_in_few_windows_is_not_named() -> None:
     )
 
 
-def collective(operator: str, messages: int, size_bytes: int) -> CollectiveTime:
-    return CollectiveTime(operator, "g", 8, "nccl", messages, size_bytes, size_bytes, 10.0, "data")
-
-
-def dimension(name: str) -> DimensionTime:
-    return DimensionTime(name, 4, 10**6, 40.0, 30.0, 40.0, 40.0)
-
-
 def topics(report: OverlapReport, speedup: Estimate | None = None) -> list[str]:
     found = bottleneck_of([report], speedup)
     assert found is not None
     return [advice.topic for advice in found.advice]
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({"collectives": (collective("allreduce_", 8, 8 * 10**6),)}, ["buckets", "fewer-bytes", "ctas"]),
-        ({"collectives": (collective("allreduce_", 8, 8 * 25 * 10**6),)}, ["fewer-bytes", "ctas"]),
-        (
-            {
-                "collectives": (
-                    collective("_allgather_base_", 8, 10**9),
-                    collective("_reduce_scatter_base_", 8, 4 * 10**8),
-                )
-            },
-            ["prefetch", "fewer-bytes", "ctas"],
-        ),
-        ({"dimensions": (dimension("tensor"),)}, ["mapping", "ctas"]),
-    ],
-)
-def test_advice_fits_what_communicates(changes: dict[str, Any], expected: list[str]) -> None:
-    assert topics(msgspec.structs.replace(measured(**STEP), backend="nccl", **changes)) == expected
-
-
-def divided(clock: float) -> SlowdownShares:
-    """A slowdown of 20 %, of which the clock has a part."""
-    return SlowdownShares(0.2, (SlowdownShare(CLOCK, clock, "measured"), SlowdownShare(SMS, 0.2 - clock, "modelled")))
-
-
-@pytest.mark.parametrize(("clock", "expected"), [(0.12, ["power-cap", "ctas"]), (0.08, ["ctas"]), (0.0, ["ctas"])])
-def test_where_most_of_a_slowdown_goes_with_the_clock_the_power_cap_comes_first(
-    clock: float, expected: list[str]
-) -> None:
-    report = measured(**{**STEP, "exposed_comm_ms": 5.0, "idle_ms": 5.0})
-    report = msgspec.structs.replace(report, backend="nccl", slowdown_shares=divided(clock))
-    assert topics(report) == expected
 
 
 def test_overlap_that_costs_more_than_it_saves_comes_first() -> None:
@@ -234,32 +189,15 @@ def test_overlap_that_costs_more_than_it_saves_comes_first() -> None:
     assert "overlap-off" not in topics(measured(**STEP), Estimate(-0.1, -0.3, 0.1, 4, 4))
 
 
+COLLECTIVE = CollectiveTime("allreduce_", "g", 8, "nccl", 8, 8 * 10**6, 8 * 10**6, 10.0, "data")
+
+
 def test_advice_is_the_same_where_the_details_of_windows_stay_in_the_file(tmp_path: Path) -> None:
-    report = msgspec.structs.replace(measured(**STEP), collectives=(collective("allreduce_", 8, 8 * 10**6),))
+    report = msgspec.structs.replace(measured(**STEP), collectives=(COLLECTIVE,))
     whole, bare = (read(write(tmp_path / "run", report), details=details).bottleneck() for details in (True, False))
     assert whole is not None
     assert whole.advice[0].topic == "buckets"
     assert bare == whole
-
-
-def test_every_advice_has_its_section_in_the_docs() -> None:
-    steps = [
-        STEP,
-        {**STEP, "exposed_comm_ms": 5.0, "idle_ms": 5.0},
-        {**STEP, "exposed_comm_ms": 5.0, "idle_ms": 5.0, "compute_busy_isolated_ms": 60.0},
-        {**STEP, "idle_ms": 80.0},
-        {**STEP, "bubble_ms": 39.0},
-    ]
-    late = {"exposed_comm_ms": of_ranks(5.0, 3, 40.0, 0), "idle_ms": of_ranks(1.0, 0, 90.0, 3)}
-    reports = [measured(**step) for step in steps] + [measured(late, **STEP)]
-    reports += [msgspec.structs.replace(reports[0], dimensions=(dimension("tensor"),))]
-    gathers = (collective("_allgather_base_", 1, 10**9), collective("_reduce_scatter_base_", 1, 4 * 10**8))
-    reports += [msgspec.structs.replace(reports[0], collectives=gathers)]
-    reports += [msgspec.structs.replace(reports[1], slowdown_shares=divided(0.2))]
-    found = {topic for report in reports for topic in topics(report, Estimate(-0.1, -0.12, -0.08, 4, 4))}
-    page = (PAGES / DOCS.removeprefix("docs/")).read_text()
-    sections = {line.removeprefix("### ") for line in page.splitlines() if line.startswith("### ")}
-    assert found == sections
 
 
 def test_a_control_run_and_a_run_without_windows_have_no_bottleneck() -> None:

@@ -1,0 +1,397 @@
+"""What to try against what bounds the steps of a run.
+
+Each advice names the condition that was measured and what it could win. It is not given where it holds already, or
+where it cannot hold: the adapter and the environment tell what a job has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD
+from overlap_callbacks.analysis.formatting import PLAIN, listed
+from overlap_callbacks.analysis.name_rules import collective_of
+from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment, Severity
+from overlap_callbacks.analysis.results.kernel_times import CLOCK, SMS, SlowdownShares
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.run import Setting
+from overlap_callbacks.analysis.results.step_parts import Bound, LateRank, StepParts
+from overlap_callbacks.analysis.results.window import CollectiveTime
+from overlap_callbacks.analysis.stragglers import Straggler
+
+DOCS = "docs/bottlenecks.md"
+# Share of a step from which on a loss is worth advice.
+_WORTH = 0.03
+# Messages of data parallelism below this size are short of bandwidth on most links, and above the other one they begin
+# late: DDP's own bucket has 25 MB.
+_SHORT_MESSAGE_BYTES = 4e6
+_LONG_MESSAGE_BYTES = 100e6
+# So few blocks of a communication kernel leave compute nearly all SMs.
+_FEW_BLOCKS = 4
+# Padding, and small reductions of other things, let a step's bytes differ so much from a multiple of the gradients'.
+_TOLERANCE, _NEAR = 0.05, 0.2
+_MOST_NAMED = 3
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
+_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Advice(NamedTuple):
+    """What to try and why, as sentences; ``topic`` is the section of the docs."""
+
+    topic: str
+    what: str
+    why: str
+
+    @property
+    def link(self) -> str:
+        return f"{DOCS}#{self.topic}"
+
+
+class JobFacts(NamedTuple):
+    """What advice asks for.
+
+    Attributes:
+        detailed: a window with its collectives.
+        shares: the compute slowdown divided among its causes, if known.
+        configuration: what the adapter read of the job; empty if unknown.
+        environment, own: of the job, and of one rank; None if unknown.
+        precision: of the matrix products; empty if unknown.
+    """
+
+    parts: StepParts
+    detailed: OverlapReport
+    shares: SlowdownShares | None = None
+    configuration: Mapping[str, Setting] = {}
+    environment: JobEnvironment | None = None
+    own: RankEnvironment | None = None
+    precision: str = ""
+
+    def at_most(self, ms: float) -> str:
+        """What an advice could win, in words."""
+        return f"at most {_ms(ms)} of a step of {_ms(self.parts.total_ms)}"
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.detailed.device == "cpu"
+
+    def variable(self, name: str) -> str:
+        return "" if self.own is None else self.own.variables.get(name, "")
+
+
+def advice_for(
+    bound: Bound, job: JobFacts, late: LateRank | None = None, stragglers: Sequence[Straggler] = ()
+) -> Iterator[Advice]:
+    """What to try, the most promising first."""
+    for finding in job.detailed.findings:
+        if finding.severity is Severity.SERIOUS:
+            yield Advice("settings", finding.action, finding.message)
+    yield from _deferring(job)
+    contention = list(_against_contention(job))
+    if bound is Bound.COMMUNICATION:
+        yield from _against_communication(job)
+    elif bound is Bound.STRAGGLER:
+        yield from _against_straggler(job, late, stragglers)
+    elif bound is Bound.LAUNCH:
+        yield from _against_launching(job)
+    elif bound is Bound.BUBBLE:
+        yield from _against_bubble(job)
+    elif not contention:
+        yield _against_compute(job)
+    yield from contention
+
+
+def _ms(ms: float) -> str:
+    return PLAIN.quantity(ms, "ms")
+
+
+# -- gradients that are reduced at each micro-batch
+
+
+class Reductions(NamedTuple):
+    """How often a step reduces each gradient, and how many bytes each reduction of all of them has."""
+
+    times: int
+    gradient_bytes: float
+    step_bytes: float
+
+
+def reductions_of(job: JobFacts) -> Reductions | None:
+    """How often a step reduces each gradient: the bytes of its reductions over those of the model's gradients.
+
+    None where that is not known: without a wrapper that reduces gradients, with a hook that changes their size, with
+    gradients of several types, or where the bytes are no whole multiple.
+    """
+    configuration, rows = job.configuration, _of_gradients(job)
+    size = _bytes_of_a_gradient(configuration)
+    number = configuration.get("trained_parameters", configuration.get("parameters"))
+    if not rows or size is None or isinstance(number, str) or not number:
+        return None
+    scattered = [row for row in rows if collective_of(row.operator) == "reduce_scatter"]
+    step_bytes = sum(row.size_bytes for row in scattered or rows)
+    gradient_bytes = float(number) * size
+    times, messages = round(step_bytes / gradient_bytes), sum(row.messages for row in scattered or rows)
+    if not 1 <= times <= messages or abs(step_bytes / (times * gradient_bytes) - 1) > _TOLERANCE:
+        return None
+    # Nearly any number is near some large multiple: then the calls must be as many each time.
+    if abs(step_bytes / gradient_bytes - times) > _NEAR and messages % times:
+        return None
+    return Reductions(times, gradient_bytes, step_bytes)
+
+
+def _of_gradients(job: JobFacts) -> list[CollectiveTime]:
+    """The reductions of data parallelism, if a wrapper is known that reduces gradients."""
+    if not any(name.startswith(("ddp_", "fsdp_", "zero_")) for name in job.configuration):
+        return []
+    return [
+        row
+        for row in job.detailed.collectives
+        if row.messages
+        and collective_of(row.operator) in _REDUCTIONS
+        and (row.dimension == WORLD or "data" in row.dimension)
+    ]
+
+
+def _bytes_of_a_gradient(configuration: Mapping[str, Setting]) -> int | None:
+    """Bytes of one element as it is reduced; None if that is not known."""
+    hook = str(configuration.get("ddp_comm_hook", "none"))
+    if hook not in ("none", "allreduce_hook"):
+        return 2 if "fp16_compress" in hook or "bf16_compress" in hook else None
+    if configuration.get("ddp_grad_reduce_in_fp32") is True:
+        return 4
+    types = [
+        str(configuration.get(name, "None")).removeprefix("torch.")
+        for name in ("fsdp_reduce_dtype", "fsdp_param_dtype", "parameter_types")
+    ]
+    return _BYTES.get(next((known for known in types if known != "None"), ""))
+
+
+def _deferring(job: JobFacts) -> Iterator[Advice]:
+    found = reductions_of(job)
+    if found is None or found.times < 2:
+        return
+    share = (found.times - 1) / found.times * _share_of_reductions(job)
+    exposed_ms = job.parts.transfer_ms + job.parts.waiting_ms
+    saved_ms = share * (exposed_ms + max(0.0, job.parts.contention_ms))
+    if saved_ms < _WORTH * job.parts.total_ms:
+        return
+    how = _how_to_defer(job.configuration)
+    yield Advice(
+        "defer-reductions",
+        f"Each gradient is reduced {found.times} times a step: defer it{how}.",
+        f"A step reduces {found.step_bytes / 1e6:.1f} MB for {found.gradient_bytes / 1e6:.2f} MB of gradients. "
+        f"Reducing them once would save {job.at_most(saved_ms)}.",
+    )
+
+
+def _how_to_defer(configuration: Mapping[str, Setting]) -> str:
+    stage = configuration.get("zero_stage")
+    if isinstance(stage, int) and stage >= 2:
+        return f", which ZeRO does up to stage 1 (this is stage {stage}), or use fewer, larger micro-batches"
+    if "fsdp_sharding" in configuration:
+        return " to the last micro-batch (FSDP's no_sync), where memory holds whole gradients"
+    if "fsdp_units" in configuration:
+        before = "set_requires_gradient_sync(False) before the others"
+        return f" to the last micro-batch ({before}), where memory holds whole gradients"
+    if "ddp_bucket_cap_bytes" in configuration:
+        return " to the last micro-batch (DDP's no_sync around the others)"
+    return " to the last micro-batch"
+
+
+def _share_of_reductions(job: JobFacts) -> float:
+    """The part of the time of all collectives that the gradients' reductions take; by bytes where times are missing."""
+    mine, rows = _of_gradients(job), job.detailed.collectives
+    by_time = [(row, row.isolated_ms) for row in rows]
+    if any(ms is None for _, ms in by_time):
+        by_time = [(row, float(row.size_bytes)) for row in rows]
+    total = sum(time or 0.0 for _, time in by_time)
+    return sum(time or 0.0 for row, time in by_time if row in mine) / total if total else 0.0
+
+
+# -- by what bounds the step
+
+
+def _against_compute(job: JobFacts) -> Advice:
+    parts = job.parts
+    types = [job.precision, *[str(job.configuration.get(name)) for name in ("fsdp_param_dtype", "parameter_types")]]
+    is_short = any(bits in of for of in types for bits in ("16", "8"))
+    ways = [*([] if is_short else ["lower precision"]), "fused kernels", "torch.compile"]
+    return Advice(
+        "faster-compute",
+        f"Make compute itself faster: {', '.join(ways)}.",
+        f"Compute takes {_ms(parts.compute_ms)} of a step of {_ms(parts.total_ms)}: without any communication "
+        f"{_ms(parts.transfer_ms + parts.waiting_ms)} would be won at most.",
+    )
+
+
+def _against_launching(job: JobFacts) -> Iterator[Advice]:
+    idle = f"The device is idle for {_ms(job.parts.idle_ms)} a step."
+    won = f"{idle} That could win {job.at_most(job.parts.idle_ms)}."
+    graphs = "" if job.on_cpu else "CUDA graphs, "
+    yield Advice("cuda-graphs", f"Launch less: torch.compile, {graphs}fused optimizers.", won)
+    yield Advice("micro-batch", "Give each launch more to do: a larger micro-batch.", won)
+    configuration = job.configuration
+    if configuration.get("ddp_find_unused_parameters") is True and configuration.get("ddp_static_graph") is not True:
+        yield Advice(
+            "find-unused-parameters",
+            "Leave DDP's find_unused_parameters off, or static_graph on, where that holds.",
+            f"It is on, and walks the whole graph on the host in each step. {won}",
+        )
+
+
+def _against_bubble(job: JobFacts) -> Iterator[Advice]:
+    bubble_ms, pipeline = job.parts.bubble_ms, job.detailed.pipeline
+    waiting = f"Stages are idle or wait for {_ms(bubble_ms)} a step."
+    if pipeline is None or pipeline.micro_batches is None:
+        why = f"{waiting} The share falls as (p-1)/(p-1+m). That could win {job.at_most(bubble_ms)}."
+        yield Advice("micro-batches", "Use more micro-batches in a step.", why)
+    else:
+        stages, number = pipeline.num_stages - 1, pipeline.chunks * pipeline.micro_batches
+        won_ms = bubble_ms * (1 - (stages + number) / (stages + 2 * number))
+        why = (
+            f"{waiting} By (p-1)/(p-1+m), {pipeline.num_stages} stages with {pipeline.micro_batches} micro-batches "
+            f"wait for {PLAIN.percent(stages / (stages + number))} of it, with twice as many for "
+            f"{PLAIN.percent(stages / (stages + 2 * number))}: that could win {job.at_most(won_ms)}."
+        )
+        yield Advice("micro-batches", "Use more micro-batches in a step.", why)
+    if pipeline is None or pipeline.chunks == 1:
+        why = f"{waiting} With two chunks it is about half: that could win {job.at_most(bubble_ms / 2)}."
+        yield Advice("interleaving", "Interleave: several model chunks on each stage.", why)
+
+
+def _against_contention(job: JobFacts) -> Iterator[Advice]:
+    parts, shares, backend = job.parts, job.shares, job.detailed.backend
+    if parts.contention_ms < _WORTH * parts.total_ms:
+        return
+    lost = f"Compute loses {_ms(parts.contention_ms)} a step beside communication."
+    by_clock = (shares.of(CLOCK) or 0.0) / shares.slowdown if shares is not None and shares.slowdown > 0 else 0.0
+    if by_clock > 0.5 and not job.on_cpu:
+        won = f"The lower clock explains most of it: {job.at_most(min(1.0, by_clock) * parts.contention_ms)}."
+        yield Advice("power-cap", f"{_power_cap(job)}: the clock is lower with overlap.", f"{lost} {won}")
+    if backend == "nccl":
+        by_sms = None if shares is None else shares.of(SMS)
+        blocks = max((row.num_blocks for row in job.detailed.kernels if row.communication), default=0)
+        if (by_sms is not None and by_sms <= 0) or 0 < blocks <= _FEW_BLOCKS:
+            return
+        limit = job.variable("NCCL_MAX_CTAS")
+        held = f"NCCL's kernels hold {f'up to {blocks} ' if blocks else ''}SMs meanwhile"
+        held += f" (NCCL_MAX_CTAS={limit})" if limit else ""
+        yield Advice(
+            "ctas",
+            "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth.",
+            f"{lost} {held}: {job.at_most(parts.contention_ms * (1 - min(1.0, by_clock)))}.",
+        )
+    elif backend == "gloo" and (job.own is None or job.own.num_threads != 1):
+        yield Advice(
+            "ctas",
+            "Leave Gloo's threads cores of their own: fewer threads for torch's operators.",
+            f"{lost} That could win {job.at_most(parts.contention_ms)}.",
+        )
+
+
+def _power_cap(job: JobFacts) -> str:
+    source = None if job.detailed.power is None else job.detailed.power.source
+    limit_w, most_w = (None, None) if source is None else (source.limit_w, source.tdp_w)
+    if limit_w and most_w:
+        if limit_w >= most_w:
+            return f"Cool better (the power cap of {limit_w:.0f} W is the device's own)"
+        return f"Raise the power cap from {limit_w:.0f} W (the device's own is {most_w:.0f} W), or cool better"
+    return "Raise the power cap, or cool better"
+
+
+def _against_communication(job: JobFacts) -> Iterator[Advice]:
+    detailed, configuration = job.detailed, job.configuration
+    exposed = max(detailed.dimensions, key=lambda row: row.exposed_ms, default=None)
+    # Of the group of all ranks nobody knows what it serves.
+    name = exposed.dimension if exposed is not None and exposed.dimension not in (WORLD, UNKNOWN) else ""
+    exposed_ms = job.parts.transfer_ms + job.parts.waiting_ms
+    won = f"That could win {job.at_most(exposed_ms)}."
+    if "tensor" in name or "expert" in name or "context" in name:
+        yield _mapping(job, name, won)
+        return
+    most = f"Most of the exposed communication is {name}-parallel."
+    most = most if name else "What compute does not hide, a step waits for."
+    kinds = {collective_of(row.operator) for row in detailed.collectives}
+    stage = configuration.get("zero_stage")
+    gathers = stage == 3 or "fsdp_units" in configuration or not configuration
+    if gathers and "all_gather" in kinds and "reduce_scatter" in kinds:
+        what = "Prefetch parameters earlier: one more layer ahead in FSDP, a larger prefetch bucket in ZeRO-3."
+        why = most if name else "Parameters are gathered in the step, and compute waits for them."
+        yield Advice("prefetch", what, f"{why} {won}")
+    rows = [row for row in detailed.collectives if row.messages and collective_of(row.operator) in _REDUCTIONS]
+    if not rows:
+        return
+    of_reductions_ms = _share_of(rows, detailed.collectives) * exposed_ms
+    yield from _buckets(job, rows, of_reductions_ms)
+    found = reductions_of(job)
+    again = found is not None and found.times > 1
+    short = _bytes_of_a_gradient(configuration) == 2
+    ways = [
+        *([] if again else ["accumulate gradients over more micro-batches"]),
+        *([] if short else ["reduce them in 16 bits" if not again else "reduce gradients in 16 bits"]),
+    ]
+    if ways:
+        won = f"Half the bytes could win {job.at_most(of_reductions_ms / 2)}."
+        yield Advice("fewer-bytes", f"Send less: {', or '.join(ways)}.", f"{most} {won}")
+
+
+def _mapping(job: JobFacts, name: str, won: str) -> Advice:
+    most = f"Most of the exposed communication is {name}-parallel."
+    rows = [] if job.detailed.traffic is None else job.detailed.traffic.dimensions
+    crossing = next((row.between_hosts_bytes for row in rows if row.dimension == name), None)
+    if crossing == 0 or (job.environment is not None and job.environment.num_hosts == 1):
+        what = f"Use fewer ranks in each {name}-parallel group, or overlap its collectives with matrix products."
+        return Advice("mapping", what, f"{most} Its groups lie within a node already. {won}")
+    between = f" {crossing / 1e6:.1f} MB a step cross between hosts." if crossing else ""
+    what = f"Keep each {name}-parallel group within a node, on its fastest links."
+    return Advice("mapping", what, f"{most}{between} {won}")
+
+
+def _share_of(rows: Sequence[CollectiveTime], of: Sequence[CollectiveTime]) -> float:
+    """The part of the bytes of some collectives that are of these."""
+    total = sum(row.size_bytes for row in of)
+    return sum(row.size_bytes for row in rows) / total if total else 0.0
+
+
+def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -> Iterator[Advice]:
+    """Larger buckets for short messages, smaller ones for long messages, where the bucket decides their size."""
+    messages = sum(row.messages for row in rows)
+    mean_bytes = sum(row.size_bytes for row in rows) / messages
+    size = f"A reduction has {mean_bytes / 1e6:.2f} MB on average"
+    won = f"That could win {job.at_most(exposed_ms)}."
+    found, cap = reductions_of(job), job.configuration.get("ddp_bucket_cap_bytes")
+    # One bucket has room for all gradients, or there is one message for all of them.
+    whole = found is not None and (
+        (isinstance(cap, (int, float)) and cap >= found.gradient_bytes) or messages <= found.times
+    )
+    if mean_bytes < _SHORT_MESSAGE_BYTES and messages > 1 and not whole:
+        yield Advice("buckets", "Raise the bucket size.", f"{size}: short messages do not fill a link. {won}")
+    elif mean_bytes > _LONG_MESSAGE_BYTES or (messages == 1 and mean_bytes > 2 * _SHORT_MESSAGE_BYTES):
+        because = f"{size}: a long message begins late in the backward pass. {won}"
+        yield Advice("buckets", "Lower the bucket size.", because)
+
+
+def _against_straggler(job: JobFacts, late: LateRank | None, stragglers: Sequence[Straggler]) -> Iterator[Advice]:
+    sure = [row for row in stragglers if row.sure]
+    hosts, ranks = ([row for row in sure if (row.rank < 0) is host] for host in (True, False))
+    won = f"The others wait: {job.at_most(job.parts.waiting_ms)} could be won."
+    if hosts:
+        what = f"Look at {_listed(hosts)} first: clocks, temperature, network, other programs."
+        yield Advice("straggler", what, f"{won} Of its ranks one comes last: {hosts[0].how_sure()}.")
+    if late is not None and late.busy:
+        what = f"Look at rank {late.rank}: its clock, its temperature, its share of the work."
+        because = f"It computes for longer than the other ranks. {won}"
+    elif late is not None:
+        what = f"Look at the host of rank {late.rank}: its data loader, its CPUs, other programs."
+        because = f"It is idle for longer than the other ranks. {won}"
+    elif ranks:
+        what = f"Look at {_listed(ranks)}: clock, temperature, share of the work, data loader."
+        because = f"{won} Of {ranks[0].name}: {ranks[0].how_sure()}."
+    else:
+        what = "Measure more windows, to find out which rank comes last."
+        because = f"It differs between windows, and no rank comes last more often than by chance for certain. {won}"
+    yield Advice("straggler", what, because)
+
+
+def _listed(rows: Sequence[Straggler]) -> str:
+    return listed([row.name for row in rows[:_MOST_NAMED]])

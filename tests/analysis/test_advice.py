@@ -1,0 +1,349 @@
+"""Each advice: on a job that has the fault, with the condition and what it could win, and on one that has not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from overlap_callbacks.analysis.advice import DOCS, Advice, JobFacts, advice_for, reductions_of
+from overlap_callbacks.analysis.bottleneck import bottleneck_of
+from overlap_callbacks.analysis.results.environment import Finding, Severity
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.kernel_times import CLOCK, SMS, KernelTime, SlowdownShare, SlowdownShares
+from overlap_callbacks.analysis.results.messages import DimensionTraffic, Traffic
+from overlap_callbacks.analysis.results.power import JobPower, SourceInfo
+from overlap_callbacks.analysis.results.report import PipelineBubble
+from overlap_callbacks.analysis.results.step_parts import Bound, LateRank, StepParts
+from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
+from tests.docs.conftest import DOCS as PAGES
+from tests.environments import cpu_rank, gpu_rank, job_environment, samples
+from tests.report.runs import window
+
+# A step of 100 ms; of compute beside communication, exposed, waiting, the bubble, idle.
+COMPUTE = StepParts(95.0, 0.0, 4.0, 0.0, 0.0, 1.0)
+EXPOSED = StepParts(60.0, 0.0, 30.0, 0.0, 0.0, 10.0)
+CONTENTION = StepParts(70.0, 20.0, 5.0, 0.0, 0.0, 5.0)
+LAUNCH = StepParts(45.0, 0.0, 5.0, 0.0, 0.0, 50.0)
+BUBBLE = StepParts(60.0, 0.0, 5.0, 0.0, 30.0, 5.0)
+WAITING = StepParts(60.0, 0.0, 5.0, 30.0, 0.0, 5.0)
+MB = 10**6
+
+
+def collective(operator: str, messages: int, size_bytes: int, dimension: str = "data") -> CollectiveTime:
+    return CollectiveTime(operator, "g", 8, "nccl", messages, size_bytes, size_bytes, 10.0, dimension)
+
+
+def dimension(name: str) -> DimensionTime:
+    return DimensionTime(name, 4, MB, 40.0, 30.0, 40.0, 40.0)
+
+
+def job(parts: StepParts, *collectives: CollectiveTime, **changes: Any) -> JobFacts:
+    """A job on GPUs with NCCL; changes of the window, and of what is known of the job."""
+    known = {name: changes.pop(name) for name in JobFacts._fields if name in changes}
+    empty = {"dimensions": (), "kernels": (), "findings": (), "pipeline": None, "traffic": None, "power": None}
+    fields = {**empty, "backend": "nccl", "device": "NVIDIA H200", "collectives": collectives, **changes}
+    return JobFacts(parts, msgspec.structs.replace(window(0), **fields), **known)
+
+
+def advice(bound: Bound, facts: JobFacts, *more: Any) -> dict[str, Advice]:
+    return {found.topic: found for found in advice_for(bound, facts, *more)}
+
+
+# -- each gradient at each micro-batch
+
+DDP = {"ddp_bucket_cap_bytes": 25 * MB, "ddp_comm_hook": "none", "parameters": 887_500, "parameter_types": "float32"}
+FSDP2 = {"fsdp_units": 3, "parameters": 887_500, "parameter_types": "float32"}
+ZERO = {"zero_stage": 1, "parameters": 887_500, "parameter_types": "float32"}
+
+
+def test_gradients_that_are_reduced_at_each_micro_batch_are_to_be_deferred() -> None:
+    parts = StepParts(111.0, 0.0, 196.0, 0.0, 0.0, 0.0)
+    found = advice(Bound.COMMUNICATION, job(parts, collective("allreduce_", 8, 14_200_000), configuration=DDP))
+    first = next(iter(found.values()))
+    assert first.topic == "defer-reductions"
+    assert first.what == (
+        "Each gradient is reduced 4 times a step: defer it to the last micro-batch (DDP's no_sync around the others)."
+    )
+    assert first.why == (
+        "A step reduces 14.2 MB for 3.55 MB of gradients. Reducing them once would save at most 147.0 ms of a step of "
+        "307.0 ms."
+    )
+    assert "accumulate" not in found["fewer-bytes"].what
+
+
+@pytest.mark.parametrize(
+    ("operator", "configuration", "size_bytes", "how"),
+    [
+        ("_reduce_scatter_base_", FSDP2, 14_300_000, "set_requires_gradient_sync(False)"),
+        ("_reduce_scatter_base_", {**FSDP2, "fsdp_sharding": "FULL_SHARD"}, 14_200_000, "FSDP's no_sync"),
+        ("_reduce_scatter_base_", {**FSDP2, "fsdp_param_dtype": "torch.bfloat16"}, 7_100_000, "gradient_sync"),
+        ("_reduce_scatter_base_", {**FSDP2, "fsdp_reduce_dtype": "torch.bfloat16"}, 7_100_000, "gradient_sync"),
+        ("allreduce_", {**DDP, "ddp_comm_hook": "bf16_compress_hook"}, 7_100_000, "no_sync"),
+        ("allreduce_", {**DDP, "parameters": 10**9, "trained_parameters": 887_500}, 14_200_000, "no_sync"),
+        ("allreduce_", ZERO, 14_200_000, "to the last micro-batch."),
+        ("allreduce_", {**ZERO, "zero_stage": 2}, 14_200_000, "ZeRO does up to stage 1 (this is stage 2)"),
+    ],
+)
+@pytest.mark.parametrize("world", ["data", "world"])
+def test_whatever_reduces_them_is_told_in_its_own_words(
+    operator: str, configuration: dict[str, Any], size_bytes: int, how: str, world: str
+) -> None:
+    facts = job(EXPOSED, collective(operator, 12, size_bytes, world), configuration=configuration)
+    found = advice(Bound.COMMUNICATION, facts)["defer-reductions"]
+    assert "reduced 4 times a step" in found.what
+    assert how in found.what
+    assert "at most 22.50 ms of a step of 100.0 ms" in found.why
+
+
+def test_they_are_worth_a_word_whatever_bounds_the_step() -> None:
+    facts = job(CONTENTION, collective("allreduce_", 8, 14_200_000), configuration=DDP)
+    assert "at most 18.75 ms of a step" in advice(Bound.COMPUTE, facts)["defer-reductions"].why
+    hidden = job(StepParts(98.0, 0.0, 1.0, 0.0, 0.0, 1.0), collective("allreduce_", 8, 14_200_000), configuration=DDP)
+    assert "defer-reductions" not in advice(Bound.COMPUTE, hidden)
+
+
+@pytest.mark.parametrize(
+    ("collectives", "configuration"),
+    [
+        ([collective("allreduce_", 2, 3_550_000)], DDP),  # once a step, as it should be
+        ([collective("allreduce_", 8, 14_200_000)], {}),  # nothing is known of the model
+        ([collective("allreduce_", 8, 14_200_000, "tensor")], DDP),  # activations
+        ([collective("allreduce_", 8, 14_200_000, "other")], DDP),
+        ([collective("allreduce_", 8, 14_200_000)], {**DDP, "ddp_comm_hook": "powerSGD_hook"}),
+        ([collective("allreduce_", 8, 14_200_000)], {**DDP, "parameter_types": "bfloat16, float32"}),
+        ([collective("allreduce_", 8, 12_400_000)], DDP),  # no whole multiple
+        ([collective("_allgather_base_", 8, 14_200_000)], FSDP2),  # parameters, not gradients
+        (
+            [collective("_reduce_scatter_base_", 3, 3_550_000), collective("allreduce_", 30, 14_200_000)],
+            FSDP2,
+        ),
+        ([collective("allreduce_", 8, 14_200_000)], {"parameters": 887_500, "parameter_types": "float32"}),
+    ],
+)
+def test_what_is_reduced_once_or_is_not_known_is_not_to_be_deferred(
+    collectives: list[CollectiveTime], configuration: dict[str, Any]
+) -> None:
+    facts = job(EXPOSED, *collectives, configuration=configuration)
+    found = reductions_of(facts)
+    assert found is None or found.times == 1
+    assert "defer-reductions" not in advice(Bound.COMMUNICATION, facts)
+
+
+# -- communication
+
+
+@pytest.mark.parametrize(
+    ("collectives", "changes", "expected"),
+    [
+        ([collective("allreduce_", 8, 8 * MB)], {}, ["buckets", "fewer-bytes"]),
+        ([collective("allreduce_", 8, 8 * 25 * MB)], {}, ["fewer-bytes"]),
+        ([collective("allreduce_", 1, 400 * MB)], {}, ["buckets", "fewer-bytes"]),
+        ([collective("_allgather_base_", 8, 1000 * MB), collective("_reduce_scatter_base_", 8, 400 * MB)], {},
+         ["prefetch", "fewer-bytes"]),
+        ([], {"dimensions": (dimension("tensor"),)}, ["mapping"]),
+    ],
+)  # fmt: skip
+def test_advice_fits_what_communicates(
+    collectives: list[CollectiveTime], changes: dict[str, Any], expected: list[str]
+) -> None:
+    found = advice(Bound.COMMUNICATION, job(EXPOSED, *collectives, **changes))
+    assert list(found) == expected
+    assert all("at most " in row.why and " of a step of 100.0 ms" in row.why for row in found.values())
+
+
+def test_larger_buckets_cannot_help_where_all_gradients_fit_into_one_bucket() -> None:
+    short = collective("allreduce_", 2, 3_550_000)
+    assert "buckets" not in advice(Bound.COMMUNICATION, job(EXPOSED, short, configuration=DDP))
+    small = {**DDP, "ddp_bucket_cap_bytes": MB}
+    assert "Raise" in advice(Bound.COMMUNICATION, job(EXPOSED, short, configuration=small))["buckets"].what
+    assert "buckets" not in advice(Bound.COMMUNICATION, job(EXPOSED, collective("allreduce_", 1, 3_550_000)))
+
+
+def test_parameters_are_prefetched_where_the_step_gathers_them_in_its_midst() -> None:
+    both = collective("_allgather_base_", 8, 1000 * MB), collective("_reduce_scatter_base_", 8, 400 * MB)
+    for configuration, gathers in ((FSDP2, True), ({"zero_stage": 3}, True), (ZERO, False), (DDP, False)):
+        found = advice(Bound.COMMUNICATION, job(EXPOSED, *both, configuration=configuration))
+        assert ("prefetch" in found) is gathers
+
+
+def test_gradients_in_16_bits_are_not_to_be_made_shorter() -> None:
+    row = collective("allreduce_", 8, 8 * 25 * MB)
+    long = advice(Bound.COMMUNICATION, job(EXPOSED, row, configuration=DDP))["fewer-bytes"]
+    assert "or reduce them in 16 bits" in long.what
+    assert "Half the bytes could win at most 15.00 ms of a step" in long.why
+    short = job(EXPOSED, row, configuration={**DDP, "parameter_types": "bfloat16"})
+    assert "16 bits" not in advice(Bound.COMMUNICATION, short)["fewer-bytes"].what
+    assert "fewer-bytes" not in advice(Bound.COMMUNICATION, job(EXPOSED, collective("send", 8, MB, "pipeline")))
+
+
+def test_groups_that_lie_within_a_node_are_not_to_be_put_there() -> None:
+    def mapping(**changes: Any) -> Advice:
+        return advice(Bound.COMMUNICATION, job(EXPOSED, dimensions=(dimension("tensor"),), **changes))["mapping"]
+
+    one_host = job_environment(samples(gpu_rank(0), gpu_rank(1)))
+    two_hosts = job_environment(samples(gpu_rank(0, per_host=1), gpu_rank(1, per_host=1)))
+    within = Traffic((DimensionTraffic("tensor", 8, MB, 1e6, 0.0),))
+    across = Traffic((DimensionTraffic("tensor", 8, MB, 1e6, 5e5),))
+    assert mapping(environment=one_host).what.startswith("Use fewer ranks in each tensor-parallel group")
+    assert mapping(environment=two_hosts, traffic=within).what.startswith("Use fewer ranks")
+    found = mapping(environment=two_hosts, traffic=across)
+    assert found.what.startswith("Keep each tensor-parallel group within a node")
+    assert "0.5 MB a step cross between hosts" in found.why
+    assert mapping().what.startswith("Keep each")
+
+
+# -- contention
+
+
+def divided(clock: float, sms: float = 0.05) -> SlowdownShares:
+    """A slowdown of 20 %."""
+    return SlowdownShares(0.2, (SlowdownShare(CLOCK, clock, "measured"), SlowdownShare(SMS, sms, "modelled")))
+
+
+@pytest.mark.parametrize(("clock", "expected"), [(0.12, ["power-cap", "ctas"]), (0.08, ["ctas"]), (0.0, ["ctas"])])
+def test_where_most_of_a_slowdown_goes_with_the_clock_the_power_cap_comes_first(
+    clock: float, expected: list[str]
+) -> None:
+    found = advice(Bound.COMPUTE, job(CONTENTION, shares=divided(clock)))
+    assert list(found) == expected
+    if "power-cap" in found:
+        assert "at most 12.00 ms of a step of 100.0 ms" in found["power-cap"].why
+
+
+@pytest.mark.parametrize(
+    ("limit_w", "what"),
+    [
+        (500.0, "Raise the power cap from 500 W (the device's own is 700 W), or cool better"),
+        (700.0, "Cool better (the power cap of 700 W is the device's own)"),
+        (None, "Raise the power cap, or cool better"),
+    ],
+)
+def test_a_power_cap_that_is_the_devices_own_is_not_to_be_raised(limit_w: float | None, what: str) -> None:
+    source = SourceInfo("nvml", "NVIDIA H200", "a", "instantaneous", 0.1, None, 0.1, 700.0, limit_w)
+    facts = job(CONTENTION, shares=divided(0.15), power=JobPower(1, (0,), source=source))
+    assert advice(Bound.COMPUTE, facts)["power-cap"].what == f"{what}: the clock is lower with overlap."
+
+
+def kernels(num_blocks: int) -> tuple[KernelTime, ...]:
+    return (KernelTime("ncclDevKernel_AllReduce", True, 4, 4, 10.0, 9.0, num_blocks),)
+
+
+def test_nccl_is_to_hold_fewer_sms_where_it_holds_many() -> None:
+    own = gpu_rank(variables={"NCCL_MAX_CTAS": "32"})
+    found = advice(Bound.COMPUTE, job(CONTENTION, kernels=kernels(32), own=own))["ctas"]
+    assert "hold up to 32 SMs meanwhile (NCCL_MAX_CTAS=32): at most 20.00 ms of a step of 100.0 ms" in found.why
+    assert "ctas" not in advice(Bound.COMPUTE, job(CONTENTION, kernels=kernels(4), own=own))
+    assert "ctas" not in advice(Bound.COMPUTE, job(CONTENTION, shares=divided(0.1, sms=0.0)))
+    assert advice(Bound.COMPUTE, job(StepParts(95.0, 2.0, 2.0, 0.0, 0.0, 1.0), kernels=kernels(32))).keys() == {
+        "faster-compute"
+    }
+
+
+def test_gloos_threads_are_to_have_cores_where_torch_has_several_threads() -> None:
+    changes: dict[str, Any] = {"backend": "gloo", "device": "cpu"}
+    found = advice(Bound.COMPUTE, job(CONTENTION, own=cpu_rank(num_threads=8), **changes))["ctas"]
+    assert "at most 20.00 ms" in found.why
+    assert "ctas" not in advice(Bound.COMPUTE, job(CONTENTION, own=cpu_rank(num_threads=1), **changes))
+
+
+# -- compute, launches, the bubble, stragglers, overlap itself, settings
+
+
+def test_compute_is_to_be_faster_and_lower_precision_is_no_advice_where_it_is_low() -> None:
+    found = advice(Bound.COMPUTE, job(COMPUTE, precision="fp32"))
+    assert list(found) == ["faster-compute"]
+    assert found["faster-compute"].why == (
+        "Compute takes 95.00 ms of a step of 100.0 ms: without any communication 4.00 ms would be won at most."
+    )
+    assert "lower precision" in found["faster-compute"].what
+    for known in ({"precision": "bf16"}, {"configuration": {"parameter_types": "bfloat16"}}, {"precision": "fp8"}):
+        assert "lower precision" not in advice(Bound.COMPUTE, job(COMPUTE, **known))["faster-compute"].what
+
+
+def test_cuda_graphs_are_for_devices() -> None:
+    found = advice(Bound.LAUNCH, job(LAUNCH))
+    assert list(found) == ["cuda-graphs", "micro-batch"]
+    assert "CUDA graphs" in found["cuda-graphs"].what
+    assert all("at most 50.00 ms of a step of 100.0 ms" in row.why for row in found.values())
+    assert "CUDA graphs" not in advice(Bound.LAUNCH, job(LAUNCH, device="cpu", backend="gloo"))["cuda-graphs"].what
+
+
+@pytest.mark.parametrize(
+    ("configuration", "given"),
+    [
+        ({"ddp_find_unused_parameters": True, "ddp_static_graph": False}, True),
+        ({"ddp_find_unused_parameters": True, "ddp_static_graph": True}, False),
+        ({"ddp_find_unused_parameters": False}, False),
+        ({"fsdp_units": 3}, False),
+        ({}, False),
+    ],
+)
+def test_unused_parameters_are_looked_for_where_ddp_is_told_so(configuration: dict[str, Any], given: bool) -> None:
+    assert ("find-unused-parameters" in advice(Bound.LAUNCH, job(LAUNCH, configuration=configuration))) is given
+
+
+def test_a_pipeline_is_to_have_more_micro_batches_and_chunks_where_it_has_none() -> None:
+    found = advice(Bound.BUBBLE, job(BUBBLE, pipeline=PipelineBubble(4, 6, 1, ())))
+    assert list(found) == ["micro-batches", "interleaving"]
+    # Of 3/9 to 3/15 of a step: 30 ms become 18.
+    assert (
+        "4 stages with 6 micro-batches wait for 33.3% of it, with twice as many for 20.0%" in found["micro-batches"].why
+    )
+    assert "at most 12.00 ms of a step of 100.0 ms" in found["micro-batches"].why
+    assert "at most 15.00 ms" in found["interleaving"].why
+    assert list(advice(Bound.BUBBLE, job(BUBBLE, pipeline=PipelineBubble(4, 6, 2, ())))) == ["micro-batches"]
+    assert list(advice(Bound.BUBBLE, job(BUBBLE))) == ["micro-batches", "interleaving"]
+
+
+def test_what_the_others_wait_for_is_what_a_late_rank_could_win() -> None:
+    for late in (LateRank(3, 30.0, busy=True), LateRank(3, 30.0, busy=False), None):
+        found = advice(Bound.STRAGGLER, job(WAITING), late)["straggler"]
+        assert "at most 30.00 ms of a step of 100.0 ms could be won" in found.why
+
+
+def test_overlap_is_to_be_switched_off_where_it_costs_more_than_it_saves() -> None:
+    found = bottleneck_of([window(0)], Estimate(-0.1, -0.12, -0.08, 4, 4))
+    assert found is not None
+    assert found.advice[0] == Advice(
+        "overlap-off",
+        "Switch overlap off.",
+        "Sequential steps are shorter here, by 10.0% (95% interval 8.0% or more): that is what it could win.",
+    )
+    for other in (Estimate(-0.1, -0.3, 0.1, 4, 4), Estimate(0.1, 0.08, 0.12, 4, 4), None):
+        found = bottleneck_of([window(0)], other)
+        assert found is not None
+        assert "overlap-off" not in {row.topic for row in found.advice}
+
+
+def test_a_serious_setting_comes_before_all_other_advice() -> None:
+    finding = Finding(
+        "cuda-launch-blocking", Severity.SERIOUS, "CUDA_LAUNCH_BLOCKING=1: so nothing overlaps.", "Unset it.", ""
+    )
+    found = list(advice_for(Bound.LAUNCH, job(LAUNCH, findings=(finding,))))
+    assert found[0] == Advice("settings", "Unset it.", "CUDA_LAUNCH_BLOCKING=1: so nothing overlaps.")
+    note = msgspec.structs.replace(finding, severity=Severity.NOTE)
+    assert "settings" not in advice(Bound.LAUNCH, job(LAUNCH, findings=(note,)))
+
+
+def test_every_advice_has_its_section_in_the_docs_and_says_what_it_could_win() -> None:
+    found: list[Advice] = []
+    both = collective("_allgather_base_", 8, 1000 * MB), collective("_reduce_scatter_base_", 8, 4 * MB)
+    unused = {"ddp_find_unused_parameters": True}
+    serious = Finding("a", Severity.SERIOUS, "A: at most.", "Unset it.", "")
+    for bound, facts in (
+        (Bound.COMMUNICATION, job(EXPOSED, *both, findings=(serious,))),
+        (Bound.COMMUNICATION, job(EXPOSED, collective("allreduce_", 8, 14_200_000), configuration=DDP)),
+        (Bound.COMMUNICATION, job(EXPOSED, dimensions=(dimension("expert"),))),
+        (Bound.COMPUTE, job(COMPUTE)),
+        (Bound.COMPUTE, job(CONTENTION, shares=divided(0.15))),
+        (Bound.LAUNCH, job(LAUNCH, configuration=unused)),
+        (Bound.BUBBLE, job(BUBBLE)),
+        (Bound.STRAGGLER, job(WAITING)),
+    ):
+        found += advice_for(bound, facts)
+    assert all("at most" in row.why for row in found)
+    page = (PAGES / DOCS.removeprefix("docs/")).read_text()
+    sections = {line.removeprefix("### ") for line in page.splitlines() if line.startswith("### ")}
+    assert {row.topic for row in found} | {"overlap-off"} == sections
