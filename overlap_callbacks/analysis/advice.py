@@ -243,20 +243,20 @@ def _against_bubble(job: JobFacts) -> Iterator[Advice]:
     bubble_ms, pipeline = job.parts.bubble_ms, job.detailed.pipeline
     waiting = f"Stages are idle or wait for {_ms(bubble_ms)} a step."
     if pipeline is None or pipeline.micro_batches is None:
-        why = f"{waiting} The share falls as (p-1)/(p-1+m). That could win {job.at_most(bubble_ms)}."
-        yield Advice("micro-batches", "Use more micro-batches in a step.", why)
+        because = f"{waiting} The share falls as (p-1)/(p-1+m). That could win {job.at_most(bubble_ms)}."
+        yield Advice("micro-batches", "Use more micro-batches in a step.", because)
     else:
         stages, number = pipeline.num_stages - 1, pipeline.chunks * pipeline.micro_batches
         won_ms = bubble_ms * (1 - (stages + number) / (stages + 2 * number))
-        why = (
+        because = (
             f"{waiting} By (p-1)/(p-1+m), {pipeline.num_stages} stages with {pipeline.micro_batches} micro-batches "
             f"wait for {PLAIN.percent(stages / (stages + number))} of it, with twice as many for "
             f"{PLAIN.percent(stages / (stages + 2 * number))}: that could win {job.at_most(won_ms)}."
         )
-        yield Advice("micro-batches", "Use more micro-batches in a step.", why)
+        yield Advice("micro-batches", "Use more micro-batches in a step.", because)
     if pipeline is None or pipeline.chunks == 1:
-        why = f"{waiting} With two chunks it is about half: that could win {job.at_most(bubble_ms / 2)}."
-        yield Advice("interleaving", "Interleave: several model chunks on each stage.", why)
+        because = f"{waiting} With two chunks it is about half: that could win {job.at_most(bubble_ms / 2)}."
+        yield Advice("interleaving", "Interleave: several model chunks on each stage.", because)
 
 
 def _against_contention(job: JobFacts) -> Iterator[Advice]:
@@ -365,7 +365,8 @@ def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -
         (isinstance(cap, (int, float)) and cap >= found.gradient_bytes) or messages <= found.times
     )
     if mean_bytes < _SHORT_MESSAGE_BYTES and messages > 1 and not whole:
-        yield Advice("buckets", "Raise the bucket size.", f"{size}: short messages do not fill a link. {won}")
+        units = "Wrap more layers in each FSDP unit." if "fsdp_units" in job.configuration else "Raise the bucket size."
+        yield Advice("buckets", units, f"{size}: short messages do not fill a link. {won}")
     elif mean_bytes > _LONG_MESSAGE_BYTES or (messages == 1 and mean_bytes > 2 * _SHORT_MESSAGE_BYTES):
         because = f"{size}: a long message begins late in the backward pass. {won}"
         yield Advice("buckets", "Lower the bucket size.", because)

@@ -34,6 +34,7 @@ CONTROL = "A/A control: both sides ran overlapped, so every difference is chance
 
 _LET_IT_END = "Let the job run on until a window ends."
 _READ_NOTES = "Look up the notes in docs/troubleshooting.md."
+_PROFILE = "Set profiled_steps to 4."
 # What stands in a window's first problem, and what to do about it; docs/troubleshooting.md says more.
 _WHAT_TO_DO = (
     (
@@ -42,7 +43,7 @@ _WHAT_TO_DO = (
         "of other threads), or compare two traces: overlap compare.",
     ),
     (("measured something else than rank",), "Give all ranks the same Schedule and the same step numbers."),
-    (("no profile shows whether",), "Set profiled_steps to 4."),
+    (("no profile shows whether",), _PROFILE),
     (
         ("recorded steps were skipped",),
         "Start windows where steps are no longer skipped: a higher first_step, or a lower initial loss scale.",
@@ -236,6 +237,8 @@ def _no_window_counts(summary: RunSummary) -> Headline:
     problem = shortened(next(iter(alike[-1].problems), "the record does not say"), _MAX_PROBLEM).rstrip(".")
     which = f"{count(len(alike), 'window')} {'is' if len(alike) == 1 else 'are'} {state}"
     todo = next((todo for marks, todo in _WHAT_TO_DO if any(mark in problem for mark in marks)), _READ_NOTES)
+    if todo == _PROFILE:
+        todo = profile_more(summary)
     if state == CUT_SHORT and todo == _READ_NOTES:
         todo = f"{_LET_IT_END} {_READ_NOTES}"
     return Headline(sentence, why=f"{which}: {problem}.", what_to_do=todo)
@@ -256,8 +259,14 @@ def _unverified(summary: RunSummary) -> dict[str, str]:
         }
     return {
         "why": f"no profile has verified that the sequential steps{of} were sequential.",
-        "what_to_do": "Set profiled_steps to 4.",
+        "what_to_do": profile_more(summary),
     }
+
+
+def profile_more(summary: RunSummary) -> str:
+    """What to do where no profile shows something: profile, or where that was asked for, see why there is none."""
+    profiled = None if summary.run is None else summary.run.schedule.get("profiled_steps")
+    return f"Steps were to be profiled, but their profile is missing. {_READ_NOTES}" if profiled else _PROFILE
 
 
 # What the log says of a window.

@@ -158,6 +158,10 @@ def test_larger_buckets_cannot_help_where_all_gradients_fit_into_one_bucket() ->
     assert "buckets" not in advice(Bound.COMMUNICATION, job(EXPOSED, short, configuration=DDP))
     small = {**DDP, "ddp_bucket_cap_bytes": MB}
     assert "Raise" in advice(Bound.COMMUNICATION, job(EXPOSED, short, configuration=small))["buckets"].what
+    units = advice(
+        Bound.COMMUNICATION, job(EXPOSED, collective("_reduce_scatter_base_", 9, 3_550_000), configuration=FSDP2)
+    )
+    assert units["buckets"].what == "Wrap more layers in each FSDP unit."
     assert "buckets" not in advice(Bound.COMMUNICATION, job(EXPOSED, collective("allreduce_", 1, 3_550_000)))
 
 

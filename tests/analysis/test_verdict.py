@@ -219,8 +219,14 @@ def test_a_comparison_that_no_profile_has_verified_says_so() -> None:
     assert (unverified.valid, unverified.metrics()["overlap/verified"]) == (True, 0.0)
     sentence = "no profile has verified that the sequential steps"
     assert sentence not in run_verdict(RunSummary(run_info(), [verified]))
-    found = run_headline(RunSummary(run_info(), [unverified]))
-    assert (found.why, found.what_to_do) == (f"{sentence} were sequential.", "Set profiled_steps to 4.")
+    for profiled, what in (
+        (0, "Set profiled_steps to 4."),
+        (4, "Steps were to be profiled, but their profile is missing."),
+    ):
+        run = run_info(schedule=Schedule(profiled_steps=profiled).as_dict())
+        found = run_headline(RunSummary(run, [unverified]))
+        assert found.why == f"{sentence} were sequential."
+        assert found.what_to_do.startswith(what)
     both = run_headline(RunSummary(run_info(), [verified, unverified]))
     assert both.why == f"{sentence} of 1 of 2 windows were sequential."
     assert "NOT VERIFIED" in summary(unverified)

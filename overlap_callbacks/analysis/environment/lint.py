@@ -279,6 +279,14 @@ def _many_sms(facts: JobFacts) -> str | None:
 
 
 def _crowded(facts: JobFacts) -> str | None:
+    return _too_few_cpus(facts) if facts.own.num_threads != 1 else None
+
+
+def _more_ranks_than_cpus(facts: JobFacts) -> str | None:
+    return _too_few_cpus(facts) if facts.own.num_threads == 1 else None
+
+
+def _too_few_cpus(facts: JobFacts) -> str | None:
     crowded = facts.environment.crowded_host if facts.on_cpu else ""
     return f"{crowded}: they take turns, and kernel times contain the waiting." if crowded else None
 
@@ -428,6 +436,10 @@ RULES = (
     Rule(
         "crowded-cpus", Severity.WARNING, _crowded,
         "Set OMP_NUM_THREADS to the CPUs per rank, or start the ranks with torchrun, which sets it to 1.", TORCH_RUN,
+    ),
+    Rule(
+        "more-ranks-than-cpus", Severity.WARNING, _more_ranks_than_cpus,
+        "Start fewer ranks on the host: each has one thread already.", TORCH_RUN,
     ),
     Rule(
         "ranks-differ", Severity.WARNING, _differing,

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 
 from overlap_callbacks.analysis.formatting import count, page_sentence, page_text
-from overlap_callbacks.analysis.headline import run_headline
+from overlap_callbacks.analysis.headline import profile_more, run_headline
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.report.record import Record
@@ -166,6 +166,6 @@ def first_advice(record: Record) -> str:
         return "Advice comes with the first window that counts."
     found = record.bottleneck()
     if found is None or not found.advice:
-        return "No advice: no profile shows what holds a step back. Set profiled_steps to 4."
+        return f"No advice: no profile shows what holds a step back. {profile_more(record.summary)}"
     first = found.advice[0]
     return f"To try first: {first.what} {first.why}".rstrip()

@@ -214,6 +214,8 @@ def test_a_kernel_on_many_sms_is_pointed_at() -> None:
 
 
 def test_threads_beyond_the_cpus_are_found_in_cpu_jobs() -> None:
+    single = cpu_rank(cpus="0", num_threads=1)  # fewer threads are no advice where each rank has one
+    assert set(findings(single, single)) == {"more-ranks-than-cpus"}
     crowded = cpu_rank(cpus="0-1", num_threads=2)
     found = findings(crowded, crowded)
     assert found["crowded-cpus"].message.startswith("2 ranks on laptop have 4 threads for 2 CPUs")

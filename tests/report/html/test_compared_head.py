@@ -164,13 +164,16 @@ def test_runs_without_a_window_that_counts_are_left_out_of_the_comparison_and_na
 
 
 def test_a_run_without_a_profile_and_a_control_say_why_they_give_no_advice(tmp_path: Path) -> None:
-    bare = read(write(tmp_path / "bare", window(profiled=(), kernels=(), pairs=(), pictures=(), dimensions=())))
+    without = window(profiled=(), kernels=(), pairs=(), pictures=(), dimensions=())
+    unprofiled = run_info(schedule=Schedule(profiled_steps=0).as_dict())
+    bare, failed = read(write(tmp_path / "bare", without, run=unprofiled)), read(write(tmp_path / "failed", without))
     schedule = Schedule(control=True).as_dict()
     control = [msgspec.structs.replace(window(i), control=True) for i in range(2)]
     same = read(write(tmp_path / "same", *control, run=run_info(schedule=schedule)))
-    one, other = cards_of(page([bare, same]))
+    one, other, third = cards_of(page([bare, same, failed]))
     assert "No advice: no profile shows what holds a step back. Set profiled_steps to 4." in one
     assert "No advice: a control run has no sequential steps." in other
+    assert "Steps were to be profiled, but their profile is missing." in third
 
 
 def test_work_a_second_is_compared_where_the_batch_is_known_to_differ(tmp_path: Path) -> None:
