@@ -16,7 +16,8 @@ from tests.distributed import run_ranks
 
 WIDTH, LAYERS, MICRO_BATCHES, STEPS = 470, 4, 4, 36  # 3.54 MB of parameters
 SCHEDULE = {
-    "spread": False, "first_step": 3, "every_n_steps": 40, "repeats": 1, "steps_per_block": 2, "warmup_steps": 1, "profiled_steps": 2,
+    "spread": False, "first_step": 3, "every_n_steps": 40, "repeats": 1, "steps_per_block": 2, "warmup_steps": 1,
+    "profiled_steps": 2,
 }  # fmt: skip
 
 
