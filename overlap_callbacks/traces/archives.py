@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
-import lzma
-import tarfile
+import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
@@ -26,6 +25,11 @@ except ImportError:  # pragma: no cover
     _open_gzip = gzip.open
     _GZIP_ERRORS = (zlib.error,)
 
+# Errors of modules that are imported where a file needs them, and else raise nothing.
+_ERRORS = (
+    ("zipfile", "BadZipFile"), ("tarfile", "TarError"), ("lzma", "LZMAError"), ("zstandard", "ZstdError"),
+    ("compression.zstd", "ZstdError"),
+)  # fmt: skip
 _ZIP_MAGIC = b"PK\x03\x04"
 _TAR_BLOCK = 512
 _BUFFER_BYTES = 2**18
@@ -34,9 +38,6 @@ _MAX_RATIO = 1_100
 _ALWAYS_ALLOWED_BYTES = 2**30
 _MAX_XZ_MEMORY_BYTES = 2**29
 # The names and attributes of a member of a tar that do not fit into its header.
-_LONG_HEADERS = (
-    tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
-)  # fmt: skip
 _MAX_LONG_HEADER_BYTES = 2**20
 _MAX_MEMBERS = 2**16
 _ENDED = "it ends before its end is marked"
@@ -57,12 +58,9 @@ class Unpacked(NamedTuple):
 
 def unpack_errors() -> tuple[Any, ...]:
     """What reading packed content raises: it is damaged, cut off, encrypted, or packed in a way that is not known."""
-    import zipfile
-
-    found = [*_GZIP_ERRORS, UnpackError, EOFError, lzma.LZMAError, tarfile.TarError, zipfile.BadZipFile]
-    with contextlib.suppress(ImportError, AttributeError):
-        found.append(_zstd_error())
-    return (*found, RuntimeError, NotImplementedError, ValueError, OverflowError)
+    imported = [getattr(sys.modules.get(module), name, None) for module, name in _ERRORS]
+    found = [error for error in imported if error is not None]
+    return (*_GZIP_ERRORS, UnpackError, EOFError, RuntimeError, NotImplementedError, ValueError, OverflowError, *found)
 
 
 def container_of(path: Path) -> tuple[Path, str] | None:
@@ -146,15 +144,16 @@ def opened(path: Path) -> Iterator[Unpacked]:
             return
         stream, is_packed = _decompressed(raw, size)
         if _is_tar(stream):
-            names, error = names_in(file) or ([], None)
-            if error and PurePosixPath(name) not in names:
+            names, error = ([PurePosixPath(name)], None) if name else names_in(file) or ([], None)
+            if error:
                 raise error
             wanted = _named(name, names)
             for member_name, content in _in_tar(stream, is_packed=is_packed):
                 if member_name == wanted:
                     yield Unpacked(_decompressed(content, size)[0], raw.tell, size, True)
                     return
-        elif name:
+            raise UnpackError(" is not in its archive")
+        if name:
             raise NotADirectoryError(20, "Not a directory")
         yield Unpacked(stream, raw.tell, size, is_packed)
 
@@ -181,6 +180,8 @@ def _is_tar(stream: BinaryIO) -> bool:
         raise UnpackError(f" cannot be decompressed: {error}") from None
     if len(block) < _TAR_BLOCK or block[:1] in b"{[ \n\r\t":
         return False
+    import tarfile
+
     try:
         tarfile.TarInfo.frombuf(block, "utf-8", "replace")  # checks a sum over the block
     except tarfile.HeaderError:
@@ -188,21 +189,26 @@ def _is_tar(stream: BinaryIO) -> bool:
     return True
 
 
-class _Member(tarfile.TarInfo):
-    """A header, which may not ask for much memory."""
-
-    @classmethod
-    def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> Any:
-        found = super().frombuf(buf, encoding, errors)
-        if found.type in _LONG_HEADERS and found.size > _MAX_LONG_HEADER_BYTES:
-            raise UnpackError(" has a header of many megabytes in its archive")
-        return found
-
-
 def _in_tar(stream: BinaryIO, *, is_packed: bool) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     """Name and content of each ordinary file, which is to be read before the next one."""
+    import tarfile
+
+    long_headers = (
+        tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE,
+    )  # fmt: skip
+
+    class Member(tarfile.TarInfo):
+        """A header, which may not ask for much memory."""
+
+        @classmethod
+        def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> Any:
+            found = super().frombuf(buf, encoding, errors)
+            if found.type in long_headers and found.size > _MAX_LONG_HEADER_BYTES:
+                raise UnpackError(" has a header of many megabytes in its archive")
+            return found
+
     mode: Any = "r|" if is_packed else "r:"
-    with tarfile.open(fileobj=stream, mode=mode, bufsize=_BUFFER_BYTES, tarinfo=_Member) as archive:
+    with tarfile.open(fileobj=stream, mode=mode, bufsize=_BUFFER_BYTES, tarinfo=Member) as archive:
         while (info := archive.next()) is not None:
             archive.members = []  # type: ignore[attr-defined]  # else it keeps all
             if info.isreg():
@@ -219,6 +225,8 @@ def _decompressed(raw: BinaryIO, size: int) -> tuple[BinaryIO, bool]:
     if magic.startswith(b"\x1f\x8b"):
         stream = _open_gzip(raw, "rb")
     elif magic.startswith(b"\xfd7zXZ\x00"):
+        import lzma
+
         stream = io.BufferedReader(_Blocks(raw, lambda: lzma.LZMADecompressor(memlimit=_MAX_XZ_MEMORY_BYTES)))
     elif magic.startswith(b"BZh"):
         import bz2
@@ -243,16 +251,6 @@ def _open_zstd(raw: BinaryIO) -> Any:
             " is compressed with zstd: pip install 'overlap-callbacks[zstd]', or unpack it with zstd -d"
         ) from None
     return io.BufferedReader(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
-
-
-def _zstd_error() -> Any:
-    with contextlib.suppress(ImportError):
-        from compression import zstd
-
-        return zstd.ZstdError
-    import zstandard
-
-    return zstandard.ZstdError
 
 
 class _Blocks(io.RawIOBase):
