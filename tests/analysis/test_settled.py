@@ -32,7 +32,7 @@ def fitted(memory: str, num_windows: int, *, seed: int = 1, rhythm: Rhythm | Non
     """
     rng, fit = np.random.default_rng(seed), SettledFit()
     for number in range(num_windows):
-        series = bench.window(rng, number, memory, 0.0).series
+        series = bench.window(rng, number, memory, 0.0, long=True).series
         assert series is not None
         times_ms = np.array(series.step_ms)
         first = 500 * number
@@ -71,7 +71,7 @@ def test_a_difference_that_one_constant_does_not_tell_is_not_settled(memory: str
 def test_a_difference_that_shrinks_has_no_least() -> None:
     rng, fit = np.random.default_rng(1), SettledFit()
     for number in range(40):
-        series = bench.window(rng, number, "40", 0.0).series
+        series = bench.window(rng, number, "40", 0.0, long=True).series
         assert series is not None
         at_once = np.array([1.2 if mode == "S" else 1.0 for mode in series.modes])
         # From +20 % at once to +9 % in the long run.
@@ -98,7 +98,7 @@ def test_a_step_that_holds_somebodys_save_does_not_count() -> None:
 
 def test_steps_that_do_not_count_say_what_the_mode_was_and_no_more() -> None:
     rng = np.random.default_rng(1)
-    series = bench.window(rng, 0, "3", 0.0).series
+    series = bench.window(rng, 0, "3", 0.0, long=True).series
     assert series is not None
     modes = series.modes[:40] + series.modes[40:43].lower() + series.modes[43:]
     times_ms = (*series.step_ms[:40], 1e9, 0.0, 1.0, *series.step_ms[43:])
@@ -155,7 +155,7 @@ def test_a_long_run_takes_the_memory_of_a_short_one() -> None:
     def size(num_windows: int) -> int:
         fit, rng = SettledFit(), np.random.default_rng(1)
         for number in range(num_windows):
-            series = bench.window(rng, number, "3", 0.0).series
+            series = bench.window(rng, number, "3", 0.0, long=True).series
             assert series is not None
             fit.add(series, SHORT)
         return sum(len(str(part)) if not isinstance(part, np.ndarray) else part.nbytes for part in vars(fit).values())
@@ -164,7 +164,7 @@ def test_a_long_run_takes_the_memory_of_a_short_one() -> None:
 
 
 def test_windows_that_do_not_count_are_not_fitted() -> None:
-    fit, own = SettledFit(), bench.window(np.random.default_rng(1), 0, "3", 0.0)
+    fit, own = SettledFit(), bench.window(np.random.default_rng(1), 0, "3", 0.0, long=True)
     report = samples.window_report()
     assert fit.after(msgspec.structs.replace(report, valid=False), own) is None
     assert fit.after(msgspec.structs.replace(report, complete=False), own) is None
@@ -181,7 +181,7 @@ def test_windows_that_do_not_count_are_not_fitted() -> None:
 def test_windows_that_stay_in_no_mode_for_long_resolve_nothing(seed: int, noise: float, verdict: Verdict) -> None:
     rng, fit = np.random.default_rng(seed), SettledFit()
     for number in (0, 2, 3):  # windows without long blocks
-        series = bench.window(rng, number, "3", 0.0).series
+        series = bench.window(rng, number, "3", 0.0, long=False).series
         assert series is not None
         # No overlapped steps beside the blocks; in the second case memory is sure all the same.
         times_ms = np.array(series.step_ms)[25:73] * np.exp(rng.normal(0, noise, 48))
