@@ -80,8 +80,9 @@ def _options(tables: Sequence[str]) -> Callable[[_Function], _Function]:
 def analyze(traces: tuple[Path, ...], processes: int | None, everything: bool, **given: Any) -> None:
     """Overlap in traces: one, or those of several ranks of a job side by side.
 
-    TRACE is a file of torch.profiler (.json or .json.gz, of NVIDIA, AMD or Intel devices or of a CPU job), an export of
-    Nsight Systems (nsys export --type sqlite), a .zip of files, a folder, or a quoted pattern such as 'run/rank*.json'.
+    TRACE is a file of torch.profiler (.json, also packed as .gz, .bz2, .xz or .zst; of NVIDIA, AMD or Intel devices or
+    of a CPU job), an export of Nsight Systems (nsys export --type sqlite or parquetdir), a .zip or .tar, a folder,
+    or a quoted pattern such as 'run/rank*.json'.
     """
     # Nothing here multiplies matrices, and the threads for it take longer to start than a small trace to read.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
