@@ -19,7 +19,17 @@ import numpy.typing as npt
 import torch
 import torch.autograd.profiler
 
+from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.host import host_kernels
+from overlap_callbacks.analysis.kernels.impossible import (
+    CAPTURE_BEGINS,
+    CAPTURE_ENDS,
+    call_of,
+    captures_of,
+    missing_kernels,
+    possible,
+    without_time,
+)
 from overlap_callbacks.analysis.kernels.table import (
     Indices,
     KernelTable,
@@ -27,6 +37,7 @@ from overlap_callbacks.analysis.kernels.table import (
     Kind,
     LaunchShape,
     device_kernels,
+    step_of,
 )
 from overlap_callbacks.instruments.other_profilers import other_profilers
 
@@ -126,6 +137,7 @@ class Profile:
         self._deaf = False  # the training thread records nothing now
         self.taken_over = False
         self.truncated = False
+        self._ended_ns: int | None = None
 
     @staticmethod
     def available() -> bool:
@@ -214,6 +226,7 @@ class Profile:
         except Exception:
             _forget_session()
             raise
+        self._ended_ns = time.time_ns()
         # What the device had yet to run when we asked first is recorded while the session stops.
         self.truncated = self.truncated or (self._on_cuda and _kineto_stopped())
 
@@ -227,7 +240,9 @@ class Profile:
         self.session = None
         del results
         record_bound.learn(len(events), len(self.bounds))
-        return read_events(events, self.bounds, self._thread, self._quiet_ns, on_device=self._on_cuda)
+        return read_events(
+            events, self.bounds, self._thread, self._quiet_ns, on_device=self._on_cuda, ended_ns=self._ended_ns
+        )
 
 
 def _forget_session() -> None:
@@ -243,6 +258,7 @@ def read_events(
     quiet_ns: Sequence[int] = (),
     *,
     on_device: bool = False,
+    ended_ns: int | None = None,
 ) -> KernelTable:
     """Turn Kineto's events into a table of kernels, in short bursts: reading an event holds the interpreter.
 
@@ -251,6 +267,7 @@ def read_events(
         bounds: host start and end of each profiled step, as of ``time.time_ns``.
         thread: native identifier of the training thread, whose operators are the compute of a CPU job.
         quiet_ns: ascending host times at which no collective was in flight; ranges of a CPU job are cut there.
+        ended_ns: when the session had ended, so that no kernel ends later; None if that is not known.
         on_device: the profile is of a device. Without its kernels the table has no rows; else it is that of a CPU job.
     """
     device, ranges, launches = _DeviceRows(), KernelTableBuilder(), _Launches()
@@ -271,8 +288,13 @@ def read_events(
     rows = device.rows
     if on_device or len(rows):
         rows.clean_names()
-        launched_ns, from_graph = launches.of(np.array(rows.correlation, dtype=np.uint64))
-        return device_kernels(rows, launched_ns if len(launches) else None, bounds, from_graph)
+        correlation = np.array(rows.correlation, dtype=np.uint64)
+        launched_ns, from_graph = launches.of(correlation)
+        wrong, of_launch = without_time(rows.intervals, launched_ns)
+        launched_ns[of_launch] = -1
+        kernels = device_kernels(rows, launched_ns if len(launches) else None, bounds, from_graph)
+        lost = step_of(launches.lost_ns(correlation), bounds)
+        return possible(kernels, np.array(device.number), correlation, wrong, lost, len(bounds), ended_ns)
     for rows in (host.rows, ranges):
         rows.clean_names()
     return host_kernels(host.rows, ranges, bounds, quiet_ns)
@@ -346,15 +368,21 @@ class _OperatorNames(dict[str, bool]):
 _SHAPE = re.compile(r'("(?:grid|block|registers per thread|shared memory|blocks per SM)"): *(\[[^\]]*\]|[^\s,}]+)')
 
 
+def _no_device() -> int:
+    return 0
+
+
 class _DeviceRows:
     """The kernels, copies and fills of a device, with the shapes of their launches."""
 
     def __init__(self) -> None:
         self.rows = KernelTableBuilder()
+        self.number = array("q")  # of the device of each
         self._shapes: dict[tuple[tuple[str, str], ...], LaunchShape | None] = {}
 
     def add(self, event: Any, kind: Kind) -> None:
         _add_times(self.rows, event)
+        self.number.append(getattr(event, "device_index", _no_device)())
         shape = self._launch_shape(event) if kind is Kind.COMPUTE else None
         self.rows.label(kind, event.name(), event.correlation_id(), shape, lane=event.device_resource_id())
 
@@ -380,11 +408,19 @@ class _Launches:
 
     def __init__(self) -> None:
         self._correlation, self._time_ns, self._is_graph = array("Q"), array("q"), array("b")
+        self._end_ns, self._thread, self._call = array("q"), array("q"), array("b")
+        self._calls: dict[str, int] = {}
 
     def add(self, event: Any) -> None:
         self._correlation.append(event.correlation_id() & _UINT64)
         self._time_ns.append(event.start_ns())
-        self._is_graph.append("GraphLaunch" in event.name())  # cudaGraphLaunch, hipGraphLaunch, with suffixes
+        name = event.name()
+        self._is_graph.append("GraphLaunch" in name)  # cudaGraphLaunch, hipGraphLaunch, with suffixes
+        if name not in self._calls:
+            self._calls[name] = call_of(name)
+        self._call.append(self._calls[name])
+        self._end_ns.append(self._time_ns[-1] + event.duration_ns())
+        self._thread.append(event.device_resource_id())
 
     def __len__(self) -> int:
         return len(self._correlation)
@@ -403,6 +439,19 @@ class _Launches:
             launched_ns[known] = np.array(self._time_ns, dtype=np.int64)[launch[known]]
             from_graph[known] = np.array(self._is_graph, dtype=bool)[launch[known]]
         return launched_ns, from_graph
+
+    def lost_ns(self, of_kernels: npt.NDArray[np.uint64]) -> Indices:
+        """When the host launched the kernels that the profile lacks; ``of_kernels`` are the numbers of those it has."""
+        call, begun_ns = np.array(self._call, dtype=np.uint8), np.array(self._time_ns, dtype=np.int64)
+        has_row = np.isin(np.array(self._correlation, dtype=np.uint64), of_kernels[of_kernels != 0])
+        captures = (call == CAPTURE_BEGINS) | (call == CAPTURE_ENDS)
+        found = missing_kernels(
+            Intervals(begun_ns, np.array(self._end_ns, dtype=np.int64)), call, np.array(self._thread), has_row,
+            captures_of(begun_ns[captures], call[captures] == CAPTURE_BEGINS),
+        )  # fmt: skip
+        # A kernel without a number may be that of any launch.
+        is_sure = has_row.any() and len(found.launches) > int((of_kernels == 0).sum())
+        return begun_ns[found.launches if is_sure else found.launches[:0]]
 
 
 def _activities(events: list[Any]) -> list[str]:

@@ -6,6 +6,7 @@ kernels whose launches they have. Files and live profiles are checked by the sam
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import re
 from typing import NamedTuple
@@ -14,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.intervals import Intervals, distinct_values
-from overlap_callbacks.analysis.kernels.table import Indices
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable
 
 # A kernel may begin a little before the one before it on its stream ends (programmatic dependent launch): by 13 us at
 # most in 36 real files.
@@ -219,3 +220,47 @@ def captures_of(time_ns: Indices, begins: _Marks) -> Intervals:
     bounds = np.concatenate(([-_EVER], time_ns[order], [_EVER]))
     is_open = depth > depth.min()
     return Intervals(bounds[:-1][is_open], bounds[1:][is_open])
+
+
+# -- live profiles
+
+
+def possible(
+    kernels: KernelTable,
+    device: Indices,
+    correlation: npt.NDArray[np.uint64],
+    wrong: _Marks,
+    lost: Indices,
+    num_steps: int,
+    ended_ns: int | None,
+) -> KernelTable:
+    """A profile of devices without what cannot be, with the steps that have it or lack kernels.
+
+    Args:
+        kernels: the profile, in any order.
+        device: number of each row's device; shape (n,).
+        correlation: number of each row's launch, 0 for none; shape (n,).
+        wrong: which rows have no time; shape (n,).
+        lost: the step of each launch without a kernel, -1 outside all steps.
+        num_steps: number of the steps.
+        ended_ns: when the profile had ended; None if that is not known.
+    """
+    lacking = {*lost.tolist(), *kernels.step[wrong].tolist()}
+    if wrong.any():
+        if kernels.launched_ns is None or (kernels.launched_ns[wrong] < 0).any():
+            lacking = {*range(num_steps)}  # any may have launched them
+        kernels, device, correlation = kernels[~wrong], device[~wrong], correlation[~wrong]
+        kernels = dataclasses.replace(kernels, call=np.arange(len(kernels)))
+    lane, end_ns = kernels.lane * (int(device.max(initial=0)) + 1) + device, kernels.intervals.end_ns.copy()
+    order = np.lexsort((kernels.intervals.start_ns, device))
+    found = overruns(lane[order], kernels.intervals[order], correlation[order])
+    end_ns[order[found.rows]] = found.until_ns
+    if ended_ns is not None:
+        end_ns = np.where(end_ns - _CLOCKS_NS > ended_ns, np.maximum(ended_ns, kernels.intervals.start_ns), end_ns)
+    changed = end_ns != kernels.intervals.end_ns
+    return dataclasses.replace(
+        kernels,
+        intervals=Intervals(kernels.intervals.start_ns, end_ns) if changed.any() else kernels.intervals,
+        lacking=frozenset(lacking - {-1}),
+        impossible=frozenset({*kernels.step[changed].tolist()} - {-1}),
+    )

@@ -104,6 +104,7 @@ class KernelTable:
         uncounted: on CPU, the share of each profiled step in which the training thread ran no counted operator, issued
             no collective and waited for none, and nothing was in flight.
         launched_ns: of a device, when the host launched each row, -1 where unknown. None where nothing needs it.
+        lacking, impossible: the profiled steps of which a device's kernels are missing, or ran longer than they can.
     """
 
     intervals: Intervals
@@ -122,6 +123,8 @@ class KernelTable:
     from_graph: npt.NDArray[np.bool_]
     uncounted: tuple[float, ...] = ()
     launched_ns: Indices | None = None
+    lacking: frozenset[int] = frozenset()
+    impossible: frozenset[int] = frozenset()
 
     def __len__(self) -> int:
         return len(self.intervals)
@@ -132,7 +135,7 @@ class KernelTable:
             self.intervals[rows], self.kind[rows], self.name[rows], self.step[rows], self.call[rows], self.names,
             self.shape[rows], self.shapes, self.collective[rows], self.collectives, self.lane[rows],
             self.launches, self.without_launch[rows], self.from_graph[rows], self.uncounted,
-            None if self.launched_ns is None else self.launched_ns[rows],
+            None if self.launched_ns is None else self.launched_ns[rows], self.lacking, self.impossible,
         )  # fmt: skip
 
     @cached_property

@@ -73,8 +73,9 @@ def profile_figures(
         return ProfileFigures(own, _missing("no profiled step counts"))
     on_device = window.clock.compute_stream is not None
     checked = check_profile(kernels, by_arm, kinds, on_device=on_device)
-    if checked.missing:
-        return ProfileFigures(own, _missing(checked.missing))
+    if not checked.by_arm:
+        why = _missing(checked.missing) if checked.missing else ()
+        return ProfileFigures(msgspec.structs.replace(own, doubts=checked.doubts), why)
     by_arm, problems = checked.by_arm, list(checked.problems)
     log = profile_log(steps, counted={index for indices in by_arm.values() for index in indices})
     if on_device:  # profiles of CPU jobs are not compared with the log
@@ -119,12 +120,13 @@ def profile_figures(
         lower_bound=checked_log.lower_bound,
         calls=collective_calls(aligned, numbered, own.rank, transfers),
     )
+    possible = [step for step in steps if step.profile_index not in kernels.lacking | kernels.impossible]
     has_power = window.meter is not None and not window.meter.elsewhere
     return ProfileFigures(
         own,
         tuple(problems),
         kernels_ms=_kernels_ms(kernels, log, steps, recorded) if on_device else {},
-        phases=phases_on_host(kernels, steps, window.clock) if has_power else (),
+        phases=phases_on_host(kernels, possible, window.clock) if has_power else (),
     )
 
 
@@ -259,11 +261,15 @@ def _why_not_whole(step: MeasuredStep) -> str:
 
 @dataclass(frozen=True)
 class CheckedProfile:
-    """What a check found: the steps of each mode that count, doubts about them, or why the profile cannot be used."""
+    """What a check found: the steps of each mode that count and problems of them, or why the profile cannot be used.
+
+    ``doubts`` are why the window cannot be valid.
+    """
 
     by_arm: dict[Mode, list[int]]
     problems: tuple[str, ...] = ()
     missing: str = ""
+    doubts: tuple[str, ...] = ()
 
 
 def check_profile(
@@ -271,7 +277,7 @@ def check_profile(
 ) -> CheckedProfile:
     """Find the steps of a profile that count, as many of each kind in both modes; a device's may lack kernels."""
     checked = check_device_profile(kernels, by_arm, kinds) if on_device else CheckedProfile(by_arm)
-    if checked.missing or len(set(kinds.values())) == 1:
+    if not checked.by_arm or len(set(kinds.values())) == 1:
         return checked
     balanced = _balanced(checked.by_arm, kinds)
     if balanced == checked.by_arm:
@@ -309,10 +315,22 @@ def check_device_profile(
     for mode, of_mode in by_arm.items():
         for step in of_mode:
             by_kind[mode, kinds[step]].append(step)
+    faulty = kernels.lacking | kernels.impossible
+    kept = {mode: [step for step in of_mode if step not in faulty] for mode, of_mode in by_arm.items()}
+    doubts: tuple[str, ...] = ()
+    if any(2 * len(kept[mode]) < len(of_mode) for mode, of_mode in by_arm.items()):
+        why = _faults(kernels, steps)
+        doubts = (f"kernel times are missing: of a mode, fewer than half of the profiled steps are left: {why}",)
     found = compare_counts(kernels_of_steps(kernels, steps), by_kind, tails_of_steps(kernels, steps))
     if found.truncated:
         why = "the profile ends before its last step does: its last steps lack the kernels that end the others"
-        return CheckedProfile({}, missing=why)
+        return CheckedProfile({}, missing=why, doubts=doubts)
+    if doubts:
+        return CheckedProfile({}, doubts=doubts)
+    if kept != by_arm:
+        checked = check_device_profile(kernels, kept, kinds)
+        note = f"profiled steps were left out: {_faults(kernels, steps)}"
+        return replace(checked, problems=(note, *checked.problems))
     problems = []
     if found.varying:
         problems.append("the number of kernels differs from step to step: figures of kernels are less precise")
@@ -321,6 +339,16 @@ def check_device_profile(
     counted = {mode: [step for step in of_mode if step not in found.odd] for mode, of_mode in by_arm.items()}
     notes = _notes(kernels, [step for of in counted.values() for step in of])
     return CheckedProfile(counted, (*problems, *notes))
+
+
+def _faults(kernels: KernelTable, steps: Collection[int]) -> str:
+    """What is wrong with some of the steps, in words that are the same on all ranks of a job."""
+    words = []
+    if kernels.lacking.intersection(steps):
+        words.append("kernels that they launched are missing")
+    if kernels.impossible.intersection(steps):
+        words.append("kernels of theirs run longer than they can")
+    return " and ".join(words)
 
 
 def _notes(kernels: KernelTable, steps: Sequence[int]) -> list[str]:

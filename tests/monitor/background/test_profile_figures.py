@@ -190,6 +190,91 @@ def test_a_truncated_profile_says_so_and_gives_nothing(kept: tuple[int, ...]) ->
     assert found.profiled == ()
 
 
+def without_kernels(step: list[Event], number: int) -> list[Event]:
+    """A step that lost its first kernels of compute, but not their launches."""
+    return [*step[: KERNELS + 1], *step[KERNELS + 1 + number :]]
+
+
+def lengthened(step: list[Event], place: int = 50) -> list[Event]:
+    """A step with a kernel that seems to run for three seconds."""
+    kernel = step[KERNELS + 1 + place]
+    start, end = kernel.start_ns() - EPOCH_NS, kernel.start_ns() - EPOCH_NS + 3_000 * MS
+    longer = gpu_kernel(kernel.name(), start, end, kernel.correlation_id(), metadata=kernel.metadata_json())
+    return [longer if event is kernel else event for event in step]
+
+
+@pytest.mark.parametrize("step", [0, 3, 7])
+def test_a_step_whose_launches_have_no_kernel_or_whose_kernels_cannot_be_is_left_out(step: int) -> None:
+    usual = measured(whole())
+    for change, words in (
+        (lambda events: without_kernels(events, 70), "kernels that they launched are missing"),
+        (lambda events: without_kernels(events, 1), "kernels that they launched are missing"),
+        (lengthened, "kernels of theirs run longer than they can"),
+    ):
+        steps = whole()
+        steps[step] = change(steps[step])
+        found = measured(steps)
+        assert blocks_of(found) == [number for number in range(8) if number != step]
+        assert found.problems == (f"profiled steps were left out: {words}",)
+        assert found.doubts == ()
+        assert found.profiled == tuple(block for block in usual.profiled if block.block != step)
+
+
+def test_a_window_with_fewer_than_half_of_the_profiled_steps_of_a_mode_is_not_valid() -> None:
+    steps = whole()
+    for number in (0, 3):  # of four overlapped ones
+        steps[number] = without_kernels(steps[number], 70)
+    assert blocks_of(measured(steps)) == [1, 2, 4, 5, 6, 7]
+    steps[4] = lengthened(steps[4])
+    found = measured(steps)
+    assert (found.profiled, found.problems) == ((), ())
+    assert found.doubts == (
+        "kernel times are missing: of a mode, fewer than half of the profiled steps are left: kernels that they "
+        "launched are missing and kernels of theirs run longer than they can",
+    )
+    report = aggregate_windows([found], world_size=1, every_n_steps=1000)
+    assert not report.valid
+
+
+def test_a_kernel_without_a_time_is_left_out_with_its_step() -> None:
+    steps = whole()
+    kernel = steps[2][KERNELS + 1]
+    kernel.start_ns, kernel.duration_ns = (lambda: 0), (lambda: 0)
+    found = measured(steps)
+    assert blocks_of(found) == [0, 1, 3, 4, 5, 6, 7]
+    assert found.problems == ("profiled steps were left out: kernels that they launched are missing",)
+
+
+def test_launches_into_a_graph_lack_no_kernel() -> None:
+    captured = [
+        launch(STEP_NS + 100, 0, name="cudaStreamBeginCapture"),
+        *[launch(STEP_NS + 200 + i, 50_000 + i) for i in range(40)],
+        launch(STEP_NS + 300, 0, name="cudaStreamEndCapture"),
+    ]
+    found, usual = measured(whole(), captured), measured(whole())
+    assert (found.profiled, found.problems, found.doubts) == (usual.profiled, (), ())
+
+
+def test_kernels_of_two_devices_or_of_one_launch_of_a_graph_may_overlap() -> None:
+    graph = [gpu_kernel("gemm", 5 * MS + i, 9 * MS + i, 70_000, stream=30) for i in range(3)]
+    calls = [launch(100, 70_000, name="cudaGraphLaunch"), launch(101, 70_001), launch(102, 70_002)]
+    others = [gpu_kernel("gemm", 15 * MS + i, 19 * MS, 70_001 + i, stream=31) for i in range(2)]
+    others[0].device_index = lambda: 1
+    assert "profiled steps were left out" not in " ".join(measured(whole(), [*calls, *graph, *others]).problems)
+
+
+def test_no_kernel_ends_after_the_profile() -> None:
+    events = [found for of_step in whole() for found in of_step]
+    last = next(event for event in reversed(events) if event.name() == "gemm")
+    last.duration_ns = lambda: 5_000 * MS
+    window = closed(lambda: events)
+    assert window.profile is not None
+    window.profile._ended_ns = EPOCH_NS + 9 * STEP_NS
+    found = measure(window, rank=0, backend="nccl")
+    assert blocks_of(found) == [0, 1, 2, 3, 4, 5, 6]
+    assert found.problems == ("profiled steps were left out: kernels of theirs run longer than they can",)
+
+
 def test_an_odd_step_is_left_out_with_a_note() -> None:
     steps = whole()
     steps[3] = step_events(3, kernels=KERNELS + 50)
