@@ -26,6 +26,8 @@ _CLOCKS_NS = 1_000_000
 _MAX_DELAY_NS, _MAX_EARLY_NS = 10 * 60 * 10**9, 10**9
 # Times of a kernel that are looked at to know what is usual.
 _SAMPLE = 4096
+# Rows that are worked on at a time: columns of files may be longer than memory.
+_AT_ONCE = 2**16
 # The last kernel of a stream is too long if it takes so many times as long as any of so many others of its name.
 _TOO_LONG, _MIN_ALIKE = 100, 8
 _LATEST, _EVER = np.iinfo(np.int64).max, 2**61
@@ -69,18 +71,25 @@ def overruns(lane: Indices, ran: Intervals, correlation: npt.NDArray[np.uint64])
         correlation: number of each row's launch, 0 for none; shape (n,).
     """
     start_ns, end_ns = ran.start_ns, ran.end_ns
-    long = np.flatnonzero(end_ns[:-1] - start_ns[1:] > OVERRUN_NS)  # longer than whatever starts next allows
-    long = long[end_ns[long] > start_ns[long]]
+    # Longer than whatever starts next allows.
+    long = np.concatenate([
+        part.start + np.flatnonzero(end_ns[part][: len(start_ns) - part.start - 1] - OVERRUN_NS > start_ns[_next(part)])
+        for part in _parts(len(ran))
+    ])  # fmt: skip
+    long = long[end_ns[long] > start_ns[long]].astype(np.int64)
     found, until_ns = [long[:0]], [start_ns[:0]]
     for number in distinct_values(lane[long]).tolist():
         rows = long[lane[long] == number]
-        own = np.flatnonzero(lane == number)
-        own = own[end_ns[own] > start_ns[own]]
-        place, launch = np.searchsorted(own, rows), correlation[own]
-        # Where the kernels of the next launch begin.
-        changes = np.append(np.flatnonzero((launch[1:] != launch[:-1]) | (launch[1:] == 0)) + 1, len(own))
-        after = changes[np.searchsorted(changes, place, side="right")]
-        next_ns = np.append(start_ns[own], _LATEST)[after]
+        own = np.flatnonzero((lane == number) & (end_ns > start_ns))
+        after = np.searchsorted(own, rows) + 1
+        rows, after = rows[after < len(own)], after[after < len(own)]
+        of_graph = (correlation[own[after]] == correlation[rows]) & (correlation[rows] != 0)
+        if of_graph.any():
+            # Those of the next launch begin where the number changes.
+            changes = np.append(np.flatnonzero(np.diff(correlation[own])) + 1, len(own))
+            after[of_graph] = changes[np.searchsorted(changes, after[of_graph])]
+            rows, after = rows[after < len(own)], after[after < len(own)]
+        next_ns = start_ns[own[after]]
         over = end_ns[rows] - OVERRUN_NS > next_ns
         found.append(rows[over])
         until_ns.append(next_ns[over])
@@ -137,25 +146,39 @@ def without_time(ran: Intervals, launched_ns: Indices) -> tuple[_Marks, _Marks]:
         ran: when each row ran, if its times are right; n rows.
         launched_ns: when each was launched, -1 if unknown; shape (n,).
     """
-    start_ns, known = ran.start_ns, launched_ns >= 0
-    wrong = (start_ns <= 0) & (ran.end_ns <= start_ns)
-    usual_ns = _median(start_ns[~wrong] if wrong.any() else start_ns)
-    if usual_ns > _MAX_DELAY_NS:
-        wrong |= start_ns <= 0
-        known &= launched_ns > 0
-    known &= ~wrong
-    delay_ns, usual_launch_ns = start_ns - launched_ns, _median(launched_ns[known])
-    usual_delay_ns = _median(delay_ns[known])
-    apart = known & ((delay_ns - usual_delay_ns > _MAX_DELAY_NS) | (delay_ns < min(0, usual_delay_ns) - _MAX_EARLY_NS))
-    # One of the two times is wrong: that which is further from the others of its kind.
-    of_kernel = np.abs(start_ns - usual_ns) >= np.abs(launched_ns - usual_launch_ns)
-    return wrong | (apart & of_kernel), (apart & ~of_kernel) | (~known & ~wrong & (launched_ns >= 0))
+    start_ns, end_ns, size = ran.start_ns, ran.end_ns, len(ran)
+    some = slice(None, None, max(1, size // _SAMPLE))
+    real = (start_ns[some] > 0) | (end_ns[some] > start_ns[some])
+    usual_ns = _median(start_ns[some][real])
+    first_ns = 0 if usual_ns > _MAX_DELAY_NS else -1  # else the clock may begin with the profile
+    known = real & (launched_ns[some] > first_ns)
+    usual_launch_ns = _median(launched_ns[some][known])
+    usual_delay_ns = _median((start_ns[some] - launched_ns[some])[known])
+    earliest_ns, latest_ns = min(0, usual_delay_ns) - _MAX_EARLY_NS, usual_delay_ns + _MAX_DELAY_NS
+    wrong, of_launch = np.zeros(size, dtype=bool), np.zeros(size, dtype=bool)
+    for part in _parts(size):
+        starts_ns, begun_ns = start_ns[part], launched_ns[part]
+        lost = (starts_ns <= 0) & ((end_ns[part] <= starts_ns) | (first_ns == 0))
+        delay_ns, known = starts_ns - begun_ns, ~lost & (begun_ns > first_ns)
+        apart = known & ((delay_ns > latest_ns) | (delay_ns < earliest_ns))
+        # One of the two times is wrong: that which is further from the others of its kind.
+        of_kernel = np.abs(starts_ns - usual_ns) >= np.abs(begun_ns - usual_launch_ns)
+        wrong[part] = lost | (apart & of_kernel)
+        of_launch[part] = (apart & ~of_kernel) | (~known & ~lost & (begun_ns >= 0))
+    return wrong, of_launch
 
 
 def _median(times_ns: Indices) -> int:
-    """The median of a sample of times; 0 of none."""
-    sample = times_ns[:: max(1, len(times_ns) // _SAMPLE)]
-    return int(np.median(sample)) if len(sample) else 0
+    return int(np.median(times_ns)) if len(times_ns) else 0
+
+
+def _parts(size: int) -> list[slice]:
+    """Slices of rows that are looked at at a time; one if there are none."""
+    return [slice(first, min(first + _AT_ONCE, size)) for first in range(0, max(size, 1), _AT_ONCE)]
+
+
+def _next(part: slice) -> slice:
+    return slice(part.start + 1, part.stop + 1)
 
 
 # -- what was launched
