@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,13 +37,17 @@ if TYPE_CHECKING:
 _KERNELS, _COPIES, _FILLS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _DIAGNOSTICS, _INFO = "DIAGNOSTIC_EVENT", 1
-# What it says of events that are not in the file, among other things that went wrong.
-_LOSS = re.compile(
-    r"(?i)not all .*(?:events|data|records).*collected"
-    r"|\b(?:lost|lose|dropped|discarded|overflow\w*|incomplete|truncated)\b"
-    r"|out of memory|(?:events|data|records|buffers?)\b.*\b(?:missing|exceeded|full)\b"
+# What it says of events that are not in the file, and of what it did not trace, among other things that went wrong.
+_LOST = re.compile(
+    r"(?i)not all .*(?:events|data|records).*collected|\b(?:lost|losing|dropped|discarded|overflow\w*|incomplete)\b"
+    r"|(?:events|data|records|buffers?)\b.*\b(?:missing|exceeded|full)\b"
 )
-_MAX_TEXT = 200
+_NONE = re.compile(r"[:=]\s*0\b|\b0 (?:\w+ )?(?:events|records|buffers)")
+_NOT_TRACED = re.compile(
+    r"(?i)\bcu(?:da|pti)\b.*\b(?:not?|fail\w*|unable|cannot|disabled)\b"
+    r"|\b(?:not?|fail\w*|unable|cannot|disabled)\b.*\bcu(?:da|pti)\b"
+)
+_MAX_TEXT, _MAX_TEXTS = 200, 4
 _TABLES = (
     _KERNELS, _COPIES, _FILLS, _CALLS, _GRAPHS, _DIAGNOSTICS, "ENUM_DIAGNOSTIC_SEVERITY_LEVEL", "NVTX_EVENTS",
     "StringIds", "TARGET_INFO_GPU",
@@ -72,7 +76,7 @@ def is_nsys(file: Path) -> bool:
 
     try:
         with _open(file) as tables:
-            return not {_KERNELS, _CALLS, _DIAGNOSTICS, "META_DATA_EXPORT"}.isdisjoint(tables.columns)
+            return not {_KERNELS, _CALLS, _DIAGNOSTICS, "META_DATA_EXPORT", "NVTX_EVENTS"}.isdisjoint(tables.columns)
     except sqlite3.Error:
         return False
 
@@ -131,38 +135,39 @@ def read_nsys(
     return trace_of_device(document, reader.events, reader.steps)
 
 
-def _diagnostics(tables: _Tables) -> Iterator[tuple[str, int | None]]:
-    """What Nsight Systems says itself that went wrong: each text, and its process."""
+def _diagnostics(tables: _Tables, processes: Sequence[int]) -> list[str]:
+    """What Nsight Systems says itself of what it lost or did not trace, that of CUDA first; of any process if empty."""
     levels = {
         number: f"{name or ''} {label or ''}".lower()
         for number, name, label in tables.select("ENUM_DIAGNOSTIC_SEVERITY_LEVEL", ("id", "name", "label"))
     }
+    found: dict[str, None] = {}
     for level, text, pid in tables.select(_DIAGNOSTICS, ("severity", "text", "globalPid")):
-        harmless = "info" in levels.get(level, "") or "verbose" in levels.get(level, "")
-        if isinstance(text, str) and not (harmless or (not levels and level == _INFO)):
-            process = _process_of(pid) if type(pid) is int and pid > 0 else 0
-            yield safe_text.clean(" ".join(text.split()))[:_MAX_TEXT], process or None
+        process = _process_of(pid) if type(pid) is int and pid > 0 else 0
+        if not isinstance(text, str) or (process and processes and process not in processes):
+            continue
+        says = levels.get(level, "info" if level == _INFO else "")
+        is_lost = bool(_LOST.search(text)) and not _NONE.search(text)
+        if is_lost or (_NOT_TRACED.search(text) and not ("info" in says or "verbose" in says)):
+            found[safe_text.clean(" ".join(text.split()))[:_MAX_TEXT]] = None
+    return sorted(found, key=lambda text: "cuda" not in text.lower())[:_MAX_TEXTS]
 
 
-def _losses(tables: _Tables, processes: list[int]) -> list[str]:
-    """What Nsight Systems says of events that it lost of any of these processes; of others it may say so too."""
-    texts: dict[str, None] = {}
-    for text, process in _diagnostics(tables):
-        if _LOSS.search(text) and (process is None or not processes or process in processes):
-            texts[text] = None
+def _losses(tables: _Tables, processes: Sequence[int]) -> list[str]:
+    """What a file with kernels of these processes may lack."""
+    texts = [text for text in _diagnostics(tables, processes) if not text.startswith("No CUDA events")]
     if not texts:
         return []
-    return [f"Nsight Systems says that it lost events, so kernels or ranges may be missing: {' '.join([*texts][:4])}"]
+    return [f"Nsight Systems says that it lost events, so kernels or ranges may be missing: {' '.join(texts)}"]
 
 
 def _no_kernels(file: Path, process: int | None, tables: _Tables) -> str:
     """Why an export cannot be read."""
     where = f" of process {process}" if process is not None else ""
-    texts = dict.fromkeys(text for text, of in _diagnostics(tables) if process is None or of in (None, process))
-    says = f"; Nsight Systems says: {' '.join([*texts][:4])}" if texts else ""
-    called = " although CUDA was called" if _CALLS in tables.columns else ""
+    texts = _diagnostics(tables, () if process is None else (process,))
+    says = f"; Nsight Systems says: {' '.join(texts)}" if texts else ""
     return (
-        f"{file} is an export of Nsight Systems, but holds no CUDA kernels{where}{called}: profile with nsys profile "
+        f"{file} is an export of Nsight Systems, but holds no CUDA kernels{where}: profile with nsys profile "
         f"--trace=cuda,nvtx{says}"
     )
 

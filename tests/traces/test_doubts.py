@@ -12,7 +12,7 @@ from overlap_callbacks.traces.figures import Comparison, TraceFigures
 from overlap_callbacks.traces.trace import Trace
 from tests import kineto
 from tests.traces import nsys_file, reference
-from tests.traces.events import MS, error_of, figures_of, gemm, said
+from tests.traces.events import MS, error_of, figures_of, gemm, overlap, said
 
 US = 1_000
 STEP_NS = 15_960 * US
@@ -254,6 +254,13 @@ def test_steps_that_lack_kernels_are_compared_in_neither_file(tmp_path: Path, sw
     assert (found.matched_fraction, found.steps) == (1, (2, 2))
 
 
+def test_a_comparison_says_first_what_it_leaves_out(tmp_path: Path) -> None:
+    paths = [kineto.write(tmp_path / f"{i}.json", events) for i, events in enumerate((job(), lossy(70)))]
+    output = overlap("compare", *map(str, paths)).output
+    assert output.count("sequential: 70 of 312 launches have no kernel, all in step 0") == 1
+    assert output.index("70 of 312") < output.index("compute slowdown")
+
+
 def test_without_steps_or_whole_ones_a_comparison_says_why_it_is_not_valid(tmp_path: Path) -> None:
     for pair in ((job(steps=False), lossy(70, steps=False)), (job(), _all_lossy())):
         found = compared(tmp_path, *pair)
@@ -376,9 +383,11 @@ def test_exports_are_checked_like_files_of_torch(tmp_path: Path) -> None:
 
 
 def test_an_export_says_that_events_were_lost(tmp_path: Path) -> None:
-    harmless = [(1, "Number of CUDA events collected: 312.", 77), (2, "CPU sampling is not supported.", 77),
+    harmless = [(1, "Number of CUDA events collected: 312, dropped: 0.", 77), (2, "CPU sampling is not supported.", 77),
                 (2, "No CUDA events collected. Does the process use CUDA?", 78), (2, LOST, 79)]  # fmt: skip
     assert not figures_of_export(export(tmp_path / "a.sqlite", job(), *harmless)).warnings
+    lost = [(1, "CUDA device 0: 1200 events were dropped.", None), (3, "The CUPTI buffer overflowed.", 77)]
+    assert said(figures_of_export(export(tmp_path / "c.sqlite", job(), *lost)).warnings, "1200 events", "overflowed")
     for place, process in enumerate((77, None)):
         path = export(tmp_path / f"b{place}.sqlite", job(), *harmless, (2, LOST, process))
         assert said(figures_of_export(path).warnings, "Nsight Systems says that it lost events", LOST)

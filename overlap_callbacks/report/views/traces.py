@@ -189,7 +189,11 @@ def comparison_document(found: Comparison) -> Document:
     """What a comparison of two traces found."""
     files = (Path(side.file).name for side in (found.overlapped, found.sequential))
     ov, seq = (page_text(f"{name} ({count(steps, 'step')})") for name, steps in zip(files, found.steps, strict=True))
-    warnings = () if found.valid else (warning_note("This comparison does not hold: see the notes."),)
+    sides = (("overlapped", found.overlapped), ("sequential", found.sequential))
+    left_out = [f"{name}: {warning}" for name, side in sides for warning in side.warnings]
+    doubts = [] if found.valid else ["This comparison does not hold: see the notes."]
+    warnings = tuple(map(warning_note, [*doubts, *left_out]))
+    notes = [problem for problem in found.problems if problem not in left_out]
     tables: list[Block] = []
     for title, head, rows in (
         ("Kernels that lose most, per step", "~Kernel", found.kernels),
@@ -208,9 +212,7 @@ def comparison_document(found: Comparison) -> Document:
         warnings,
         (
             Section("What does overlap cost?", "", tables),
-            Section(
-                "Can it be trusted?", "", [Note(page_text(problem, 2000), first=True) for problem in found.problems]
-            ),
+            Section("Can it be trusted?", "", [Note(page_text(note, 2000), first=True) for note in notes]),
         ),
         figures=_figure_table(found.figures),
     )
