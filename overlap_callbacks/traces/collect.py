@@ -162,7 +162,7 @@ def launches_kernel(name: str | None) -> bool:
 def _as_note(event: Event) -> tuple[Note, ...]:
     """A step; empty if its times are not valid."""
     start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
-    if start is None or duration is None:
+    if start is None or duration is None or start == duration == 0:
         return ()
     return (Note(event.name or "", hashable(event.tid), start, start + max(duration, 0)),)
 

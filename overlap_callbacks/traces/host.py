@@ -13,6 +13,7 @@ from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.host import own_time, uncounted_note
+from overlap_callbacks.analysis.kernels.impossible import at_no_time
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, StringTable, collectives_of, step_of
 from overlap_callbacks.traces import columns
 from overlap_callbacks.traces.checks import MAX_SUSPECTS, foreign_events, likeness
@@ -100,7 +101,8 @@ def trace_of_host(stream: EventStream, events: HostEvents, pattern: re.Pattern[s
     """
     _refuse(events, stream)
     steps = steps_of(events.notes, pattern)
-    operators, ranges = events.rows.finished(), events.ranges.finished()
+    operators, untimed = _with_time(events.rows.finished())
+    ranges, more = _with_time(events.ranges.finished())
     (called, of_called), (ranged, of_ranged) = (
         names.renamed(safe_text.clean) for names in (events.names, events.range_names)
     )
@@ -118,7 +120,23 @@ def trace_of_host(stream: EventStream, events: HostEvents, pattern: re.Pattern[s
         problems.append("the file has NCCL's collectives but no kernels of their device: they are left out")
     problems += doubtful
     device, collectives = np.zeros(len(table), dtype=np.int64), Collectives.none(len(table))
-    return trace_of(stream, table, device, steps, collectives, problems, likely=lambda: _likely_ranges(events))
+    warnings = []
+    if untimed + more:
+        where = "; any step may lack them" if steps else ""
+        warnings.append(f"{untimed + more} operators and ranges have no time and are left out{where}")
+    return trace_of(
+        stream, table, device, steps, collectives, problems, likely=lambda: _likely_ranges(events), warnings=warnings,
+        lacking=frozenset({-1}) if warnings else frozenset(),
+    )  # fmt: skip
+
+
+def _with_time(rows: dict[str, Array]) -> tuple[dict[str, Array], int]:
+    """The rows that have a time, and the number of the others."""
+    wrong = at_no_time(rows["start"])
+    if not wrong.any():
+        return rows, 0
+    kept = np.flatnonzero(~wrong)
+    return {name: taken(column, kept) for name, column in rows.items()}, int(wrong.sum())
 
 
 def _refuse(events: HostEvents, stream: EventStream) -> None:

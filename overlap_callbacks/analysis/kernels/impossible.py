@@ -168,6 +168,14 @@ def without_time(ran: Intervals, launched_ns: Indices) -> tuple[_Marks, _Marks]:
     return wrong, of_launch
 
 
+def at_no_time(starts_ns: Indices) -> _Marks:
+    """Which of the host's events have a time of 0 on a clock that began long before; shape (n,)."""
+    if _median(starts_ns[:: max(1, len(starts_ns) // _SAMPLE)]) <= _MAX_DELAY_NS:
+        return np.zeros(len(starts_ns), dtype=bool)
+    wrong: _Marks = starts_ns <= 0
+    return wrong
+
+
 def _median(times_ns: Indices) -> int:
     return int(np.median(times_ns)) if len(times_ns) else 0
 
