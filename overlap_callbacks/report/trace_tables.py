@@ -44,7 +44,7 @@ def analysis_rows(analysis: Analysis, table: str) -> Rows:
     if table == "sizes":
         return Rows(CollectiveSize.__struct_fields__, tuple(map(_fields, analysis.sizes)))
     if table == "skew":
-        header = ("collective", "group", "count", "transfer_ms", *RankTime.__struct_fields__)
+        header = ("collective", "group", "count", "transfer_ms", "cycle", *RankTime.__struct_fields__)
         waiting = [{**_fields(skew), **_fields(rank)} for skew in analysis.skew for rank in skew.ranks]
         return Rows(header, tuple(waiting))
     fields, rows_of = _OF_TRACES[table]

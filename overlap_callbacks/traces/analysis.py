@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -20,6 +21,7 @@ from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.traces.archives import bytes_of
+from overlap_callbacks.traces.cycles import File, cycles_of, in_order
 from overlap_callbacks.traces.device_time import TimeSums, TopKernel
 from overlap_callbacks.traces.estimate import EstimateSums
 from overlap_callbacks.traces.figures import Analysis, FamilyFigures, StepFigures, TraceFigures
@@ -66,21 +68,55 @@ def analyze(traces: Sequence[Trace]) -> Analysis:
     """
     if not traces:
         raise ValueError("traces must hold at least one trace")
-    return together([part_of(trace) for trace in traces])
+    return together([part_of(rank) for trace in traces for rank in trace.merged or (trace,)])
 
 
 def together(parts: Sequence[Part], warnings: Sequence[str] = ()) -> Analysis:
-    """The analysis of several files; ``warnings`` must be read before any figure."""
-    skew = skew_over_ranks(parts)
+    """The analysis of several files; ``warnings`` must be read before any figure.
+
+    Ranks are compared within each cycle of a job.
+    """
+    cycles = _cycles(parts)
+    skews = {cycle: skew_over_ranks(of_cycle) for cycle, of_cycle in cycles.items()}
+    problems: dict[str, list[str]] = {}
+    for cycle, skew in skews.items():
+        for problem in skew.problems:
+            problems.setdefault(problem, []).append(cycle)
+    one_job = all([skew.one_job for skew in skews.values()])
+    matched = {(*place, cycle): of for cycle, skew in skews.items() for place, of in skew.matched.items()}
     return Analysis(
         library_version=__version__,
-        traces=tuple(figures for part in parts for figures in part.figures),
-        skew=skew.rows,
-        problems=(*warnings, *skew.problems),
+        traces=tuple([
+            msgspec.structs.replace(figures, cycle=cycle)
+            for cycle, of_cycle in cycles.items() for part in of_cycle for figures in part.figures
+        ]),
+        skew=tuple([msgspec.structs.replace(row, cycle=cycle) for cycle, skew in skews.items() for row in skew.rows]),
+        problems=(
+            *warnings,
+            *[
+                problem if len(of) == len(cycles) else f"{', '.join(of[:4])}: {problem}"
+                for problem, of in problems.items()
+            ],
+        ),
         warnings=tuple(warnings),
-        sizes=collective_sizes(parts, skew.matched) if skew.one_job else (),
-        one_job=skew.one_job,
-    )
+        sizes=collective_sizes(parts, matched) if one_job else (),
+        one_job=one_job,
+    )  # fmt: skip
+
+
+def _cycles(parts: Sequence[Part]) -> dict[str, list[Part]]:
+    """The files of each cycle of a job; of others, all under an empty name."""
+    files = []
+    for part in parts:
+        first = part.figures[0]
+        numbers = [step.step for step in first.steps if step.step is not None]
+        files.append(File(first.file, part.rank, min(numbers, default=None)))
+    sizes = {part.world_size for part in parts if part.world_size is not None}
+    labels = cycles_of(files) if len(parts) > 1 and len(sizes) < 2 else []
+    if not labels:
+        return {"": list(parts)}
+    ranks = [part.rank for part in parts]
+    return {cycle: [parts[place] for place in places] for cycle, places in in_order(labels, ranks).items()}
 
 
 def device_figures(
@@ -324,13 +360,13 @@ def analyze_files(
     files = [Path(path) for path in paths]
     if len(files) == 1:
         trace = read_trace(files[0], progress, steps, with_ranges=False)
-        return together([part_of(trace, with_turns=False)])
-    found: list[Part | str] = [""] * len(files)
+        return analyze([trace]) if trace.merged else together([part_of(trace, with_turns=False)])
+    found: list[list[Part] | str] = [""] * len(files)
     for done, (place, part) in enumerate(_parts(files, processes, steps), start=1):
         found[place] = part
         if progress is not None:
             progress(done, len(files))
-    parts = [part for part in found if isinstance(part, Part)]
+    parts = [part for of_file in found if not isinstance(of_file, str) for part in of_file]
     failed = [part for part in found if isinstance(part, str)]
     if not parts:
         more = f" (and {len(failed) - 1} more files cannot be read)" if len(failed) > 1 else ""
@@ -343,8 +379,8 @@ def analyze_files(
 
 def _parts(
     files: Sequence[Path], processes: int | None, steps: re.Pattern[str] | None
-) -> Iterator[tuple[int, Part | str]]:
-    """Place and part of each file, or why it cannot be read; in any order."""
+) -> Iterator[tuple[int, list[Part] | str]]:
+    """Place and parts of each file, one for each rank in it, or why it cannot be read; in any order."""
     most = min(len(files), processes or min(_cores(), MAX_PROCESSES))
     if most < 2 or (processes is None and sum(map(bytes_of, files)) < _MIN_BYTES):
         for place, file in enumerate(files):
@@ -368,9 +404,10 @@ def _parts(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _part(file: Path, steps: re.Pattern[str] | None) -> Part | str:
+def _part(file: Path, steps: re.Pattern[str] | None) -> list[Part] | str:
     try:
-        return part_of(read_trace(file, steps=steps, with_ranges=False))
+        trace = read_trace(file, steps=steps, with_ranges=False)
+        return [part_of(rank) for rank in trace.merged or (trace,)]
     except TraceError as error:
         return str(error)
 

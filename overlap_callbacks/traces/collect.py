@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, TypeVar
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.table import StringTable
-from overlap_callbacks.traces.events import Event, EventColumns, nanoseconds
+from overlap_callbacks.traces.events import Args, Event, EventColumns, nanoseconds
 from overlap_callbacks.traces.stream import EventStream
 
 # Kineto's categories, of today and of 2021. Then, ranges were operators too.
 ROW, LAUNCH, NOTE, OPERATOR, OLD_RANGE, PYTHON, FOREIGN, BESIDE, UNKNOWN_CATEGORY = range(9)
 KERNELS = frozenset({"kernel", "Kernel"})
-_CATEGORIES: dict[str | None, int] = {
+CATEGORIES: dict[str | None, int] = {
     **dict.fromkeys(KERNELS, ROW),
     "gpu_memcpy": ROW, "gpu_memset": ROW, "Memcpy": ROW, "Memset": ROW,
     "cuda_runtime": LAUNCH, "cuda_driver": LAUNCH, "hip_runtime": LAUNCH, "Runtime": LAUNCH,
@@ -90,6 +90,8 @@ class EventCollector:
         threads: numbers of the host's threads; those of a number and of the same as text are equal.
         notes: ranges of the host that are steps.
         foreign: number of events of unsupported devices, by category.
+        places, launching, stepping: process, device and ``args.rank`` of the rows, processes that launch, and process
+            and ``args.rank`` of steps.
     """
 
     def __init__(
@@ -103,9 +105,12 @@ class EventCollector:
         self.threads: Memo[int | str, int] = Memo(lambda thread: threads[str(thread)])
         self.notes: list[Note] = []
         self.foreign: Counter[str] = Counter()
+        self.places: set[tuple[int | str, int, int | str]] = set()
+        self.launching: set[int | str] = set()
+        self.stepping: set[tuple[int | str, int | str]] = set()
         self._sorted: list[list[Event]] = [[] for _ in range(UNKNOWN_CATEGORY + 1)]
         self._sort = {
-            category: self._sorted[group].append if group != BESIDE else None for category, group in _CATEGORIES.items()
+            category: self._sorted[group].append if group != BESIDE else None for category, group in CATEGORIES.items()
         }
         self._name_of: Memo[str | None, int] = Memo(lambda name: names[short_name(name)])
         self._is_step: Memo[str | None, bool] = Memo(lambda name: bool(name) and is_step(name or "", steps))
@@ -143,10 +148,11 @@ class EventCollector:
         """The events of a group that have durations."""
         return [event for event in self._sorted[group] if event.ph == "X"]
 
-    def _note(self, events: list[Event]) -> None:
+    def _note(self, events: list[Event], stream: EventStream) -> None:
         """Keep steps with valid times."""
-        for event in events:
+        for event, args in zip(events, stream.args_of(events, Args), strict=True):
             self.notes.extend(_as_note(event))
+            self.stepping.add((hashable(event.pid), hashable(args.rank) if args is not None else ""))
 
 
 def is_step(name: str, steps: re.Pattern[str] | None = None) -> bool:

@@ -81,6 +81,9 @@ def _check_opens(file: Path) -> None:
 
 def _of_one_device(name: str, trace: Trace) -> _Side:
     """The side of a trace, which must have one device."""
+    if trace.merged:
+        first = trace.merged[0].path
+        raise ValueError(f"{name}: {first.parent} holds {len(trace.merged)} ranks: give one of them, as in {first}")
     devices = devices_of(trace)
     if len(devices) > 1:
         raise ValueError(f"{name}: {trace.path} holds kernels of {len(devices)} devices: give one of one rank")

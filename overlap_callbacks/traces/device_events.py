@@ -138,7 +138,7 @@ class DeviceEvents(EventCollector):
             self._add_launches(launches, stream)
         is_step, is_annotation = self._is_step, self._is_annotation
         ranges = (*notes, *olds, *modules)
-        self._note([event for event in ranges if is_step[event.name]])
+        self._note([event for event in ranges if is_step[event.name]], stream)
         annotations = [event for event in ranges if is_annotation[event.name]]
         if annotations:
             self._add_annotations(annotations, stream)
@@ -201,6 +201,9 @@ class DeviceEvents(EventCollector):
         if not (set(map(type, numbers)) == {int} and all(numbers)):
             events = [event for event, number in zip(events, numbers, strict=True) if type(number) is int and number]
             numbers = [number for number in numbers if type(number) is int and number]
+        processes = [event.pid for event in events]
+        if processes != processes[:1] * len(processes) or not self.launching.issuperset(all_hashable(processes[:1])):
+            self.launching.update(all_hashable(processes))
         calls = array("b", map(self.call_of.__getitem__, [event.name for event in events]))
         self.launches.keep(events)
         self.launches.label(correlation=unsigned(numbers), thread=self._threads_of(events), call=calls)
@@ -233,6 +236,11 @@ class DeviceEvents(EventCollector):
             metadata = self.metadata.describe([all_args[i] for i in described])
             for i, of_collective in zip(described, metadata, strict=True):
                 info[i], num_bytes[i], sequence[i] = of_collective
+        processes, ranks = [event.pid for event in events], [args.rank for args in all_args]
+        if processes == devices and ranks == [None] * len(ranks):  # nearly all files
+            self.places.update([(device, device, str(None)) for device in {*devices}])
+        else:
+            self.places.update(zip(all_hashable(processes), devices, all_hashable(ranks), strict=True))
         streams = all_hashable([event.tid for event in events])
         self.rows.label(
             kind=[compute if event.cat in KERNELS else copy for event in events],

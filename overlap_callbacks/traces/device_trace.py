@@ -37,7 +37,8 @@ from overlap_callbacks.traces.columns import Array, Column, derived, parts, rele
 from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.doubts import Doubts
 from overlap_callbacks.traces.events import MAX_TIME_NS, time_problems
-from overlap_callbacks.traces.files import Document
+from overlap_callbacks.traces.files import Document, TraceError
+from overlap_callbacks.traces.merged import are_joined
 from overlap_callbacks.traces.trace import Launches, Trace, bounds_of, steps_of, trace_of
 
 # Columns by their names; shape (n,) each.
@@ -49,6 +50,11 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
     found, infos = steps_of(events.notes, steps), events.metadata.infos
     bounds = bounds_of(found)
     rows, calls = _in_order(events.rows.finished()), events.launches.finished()
+    if are_joined(calls["correlation"], rows["correlation"]):
+        raise TraceError(
+            f"{document.path} was joined of traces of several ranks, and nothing tells them apart: many launches and "
+            "kernels have numbers that others have too; give the files that were joined"
+        )
     has_row = _join_launches(rows, calls)
     doubts = Doubts(found, bounds)
     captures = doubts.of_launches(calls, has_row, rows, events, document)

@@ -71,6 +71,7 @@ class Args(msgspec.Struct, gc=False):
     group_description: Any = msgspec.field(default=None, name="Process Group Description")
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     sequence: Any = msgspec.field(default=None, name="Seq")
+    rank: Any = None
 
 
 _Triple = Union[tuple[int, int, int], None]

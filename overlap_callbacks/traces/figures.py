@@ -142,6 +142,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
         queues: of each stream, most launches first; empty if the file has no launches.
         host_limit: whether the host keeps the device waiting; None if the file has no launches.
         utilisation: of the device over time; None without kernels.
+        cycle: of the job's profiler, as its files name it; empty where they are of one.
     """
 
     file: str
@@ -164,6 +165,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
     queues: tuple[StreamQueue, ...] = ()
     host_limit: HostLimit | None = None
     utilisation: Utilisation | None = None
+    cycle: str = ""
 
 
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,6 +194,7 @@ class CollectiveSkew(msgspec.Struct, frozen=True, kw_only=True):
         count: number of collectives that were matched on all of these ranks.
         transfer_ms: sum of the shortest kernels: the time of the transfer.
         skew_ms: mean over ranks of the time spent waiting beyond that.
+        cycle: of the job's profiler; empty where the files are of one.
     """
 
     collective: str
@@ -200,6 +203,7 @@ class CollectiveSkew(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ms: float
     skew_ms: float
     ranks: tuple[RankTime, ...]
+    cycle: str = ""
 
 
 class CollectiveSize(msgspec.Struct, frozen=True, kw_only=True):

@@ -66,7 +66,7 @@ class HostEvents(EventCollector):
         is_step = self._is_step
         steps = [event for event in (*notes, *operators) if is_step[event.name]]
         if steps:
-            self._note(steps)
+            self._note(steps, stream)
             operators = [event for event in operators if not is_step[event.name]]
         operators = self.rows.keep([event for event in operators if event.name is not None])
         names = map(self._name_of.__getitem__, [event.name for event in operators])

@@ -5,16 +5,18 @@ A file of ``torch.profiler`` without kernels of a device is a CPU job, whose ker
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
-from overlap_callbacks.traces.archives import container_of, starts_with
+from overlap_callbacks.traces.archives import container_of, names_in, starts_with
 from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.device_trace import trace_of_device
 from overlap_callbacks.traces.events import Event, ExactEvent, lose_nanoseconds
-from overlap_callbacks.traces.files import SQLITE_MAGIC, TABLE_FILES, Progress, with_tables
+from overlap_callbacks.traces.files import SQLITE_MAGIC, TABLE_FILES, Progress, TraceError, with_tables
 from overlap_callbacks.traces.host import HostEvents, trace_of_host
+from overlap_callbacks.traces.merged import Survey, may_be_merged
 from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.trace import Trace
 
@@ -32,7 +34,9 @@ def read_trace(
     """Read a trace of ``torch.profiler`` (.json, compressed or in an archive) or Nsight Systems (.sqlite, Parquet).
 
     The kernels of a long file are kept in temporary files, which go with the trace. A file is read twice if it seems to
-    be of a device but has no kernels, or if times that are too late for floating-point numbers come late in it.
+    be of a device but has no kernels, or if times that are too late for floating-point numbers come late in it. Of a
+    file into which those of several ranks were merged, the trace is that of the first, with all of them in ``merged``;
+    ``merged.json/rank1`` names one.
 
     Args:
         path: the file, which may be one in an archive, as ``find_traces`` gives it.
@@ -51,17 +55,39 @@ def read_trace(
         (file, None) if inside is None else (inside[0], int(inside[1]) if inside[1].isdecimal() else None)
     )
     if starts_with(database, SQLITE_MAGIC) or database.name in TABLE_FILES:
-        from overlap_callbacks.traces.nsys import is_nsys, read_nsys  # few files are databases
+        from overlap_callbacks.traces.nsys import is_nsys, processes_in, read_nsys  # few files are databases
 
         if is_nsys(database):
+            processes = processes_in(database) if process is None else []
+            if len(processes) > 1:
+                paths = [database / str(number) for number in processes]
+                return _named(
+                    database, None, tuple([read_trace(of, progress, steps, with_ranges=with_ranges) for of in paths])
+                )
             return read_nsys(database, process, progress, steps, with_ranges=with_ranges)
-    exact = of_host = False
+    if inside is not None and ".json" not in inside[1] and names_in(inside[0]) is None:
+        return _read_torch(*inside, progress, steps, with_ranges=with_ranges)
+    return _read_torch(file, None, progress, steps, with_ranges=with_ranges)
+
+
+def _read_torch(
+    file: Path, rank: str | None, progress: Progress | None, steps: re.Pattern[str] | None, *, with_ranges: bool
+) -> Trace:
+    """Read a file of torch's profiler; ``rank`` is the name of one in a merged file."""
+    exact = of_host = looked = False
     while True:
         device, host = DeviceEvents(steps, exact=exact, with_ranges=with_ranges), HostEvents(steps, exact=exact)
         stream = EventStream(file, ExactEvent if exact else Event, progress=progress)
-        has_host = _collect(stream, device, host, exact=exact, of_host=of_host)
+        has_host = _collect(stream, device, host, exact=exact, of_host=of_host, alone=looked)
         if has_host is None:
             exact = True
+        elif not looked and may_be_merged(device.places, device.launching, device.stepping):
+            looked = True
+            ranks = _read_ranks(file, progress, steps, exact=exact, with_ranges=with_ranges)
+            if ranks:
+                return _named(file, rank, ranks)
+        elif rank is not None:
+            raise TraceError(f"{file} is of one rank: there is no {rank} in it")
         elif device.rows:
             return trace_of_device(stream, device, steps)
         elif has_host:
@@ -70,16 +96,67 @@ def read_trace(
             of_host = True
 
 
-def _collect(stream: EventStream, device: DeviceEvents, host: HostEvents, *, exact: bool, of_host: bool) -> bool | None:
+def _read_ranks(
+    file: Path, progress: Progress | None, steps: re.Pattern[str] | None, *, exact: bool, with_ranges: bool
+) -> tuple[Trace, ...]:
+    """The traces of a file into which those of several ranks were merged; none if it is of one."""
+    survey, event = Survey(steps), ExactEvent if exact else Event
+    stream = EventStream(file, event, progress=progress)
+    for events in stream:
+        survey.take(events, stream)
+    try:
+        ranks = survey.ranks()
+    except ValueError as error:
+        raise TraceError(
+            f"{file} holds traces of several ranks, and nothing tells them apart: {error}; give the files that were "
+            "merged"
+        ) from None
+    if ranks is None:
+        return ()
+    del survey
+    devices = [DeviceEvents(steps, exact=exact, with_ranges=with_ranges) for _ in ranks.names]
+    hosts = [HostEvents(steps, exact=exact) for _ in ranks.names]
+    stream = EventStream(file, event, progress=progress)
+    for events in stream:
+        for place, own in ranks.split(events, stream):
+            devices[place].collect(own, stream)
+            if not ranks.on_device:
+                hosts[place].collect(own, stream)
+    if not exact and any([collected.inexact for collected in (*devices, *hosts)]):
+        return _read_ranks(file, progress, steps, exact=True, with_ranges=with_ranges)
+    documents = [ranks.document(stream, place) for place in range(len(ranks.names))]
+    if ranks.on_device:
+        found = [trace_of_device(*of_rank, steps) for of_rank in zip(documents, devices, strict=True)]
+    else:
+        found = [trace_of_host(*of_rank, steps) for of_rank in zip(documents, hosts, strict=True)]
+    return tuple(found)
+
+
+def _named(file: Path, name: str | None, ranks: tuple[Trace, ...]) -> Trace:
+    """The rank of a merged file that was asked for; the first, with all of them, if none was."""
+    if name is None:
+        return dataclasses.replace(ranks[0], merged=ranks)
+    for trace in ranks:
+        if trace.path.name == name:
+            return trace
+    raise TraceError(f"{file} holds {', '.join([trace.path.name for trace in ranks[:8]])}, but no {name}")
+
+
+def _collect(
+    stream: EventStream, device: DeviceEvents, host: HostEvents, *, exact: bool, of_host: bool, alone: bool
+) -> bool | None:
     """Read a file once: kernels of a device, and operators of the host until there are kernels.
 
-    With ``of_host`` all operators are taken, even if the file seems to be of a device.
+    With ``of_host`` all operators are taken, even if the file seems to be of a device. Reading ends where the file
+    seems to be of several ranks, unless it is known to be of one (``alone``).
 
     Returns:
         Whether ``host`` has all operators. None if floating-point numbers lose nanoseconds of the times.
     """
     has_host = True
     for number, events in enumerate(stream):
+        if not alone and may_be_merged(device.places, device.launching, device.stepping):
+            return has_host
         if number == 0 and not exact and lose_nanoseconds(events):
             return None
         device.collect(events, stream)

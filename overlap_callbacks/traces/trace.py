@@ -96,6 +96,7 @@ class Trace:
         warnings: those of ``problems`` to read before any figure.
         launches: the host's side of the kernels; None of a CPU job.
         lacks: why kernels are missing and no step is known to be whole, e.g. ``is cut off``; empty where they are not.
+        merged: of a file into which those of several ranks were merged: all of them, of which this is the first.
     """
 
     path: Path
@@ -111,6 +112,7 @@ class Trace:
     warnings: tuple[str, ...] = ()
     launches: Launches | None = None
     lacks: str = ""
+    merged: tuple[Trace, ...] = ()
 
     @property
     def is_cut(self) -> bool:

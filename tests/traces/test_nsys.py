@@ -87,6 +87,7 @@ def test_a_report_of_several_processes_is_one_trace_of_each(tmp_path: Path) -> N
     analysis = analyze([read_trace(trace) for trace in found])
     assert [trace.total.compute_ms for trace in analysis.traces] == [11, 12]
     assert [trace.file for trace in analysis.traces] == list(map(str, found))
+    assert analyze([read_trace(path)]) == analysis  # their launches have the same numbers
     assert "holds no CUDA kernels of process 13" in error_of("analyze", str(path / "13"))
 
 

@@ -50,19 +50,19 @@ def _skew(analysis: Analysis, style: Style) -> Sequence[str]:
     """Whether ranks wait for one another."""
     if not analysis.skew:
         return ()
-    ranks = [rank for row in analysis.skew for rank in row.ranks]
-    caused_ms: dict[str, float] = defaultdict(float)
-    for name, rank in zip(rank_names(ranks), ranks, strict=True):
-        caused_ms[name] += rank.caused_ms
-    total_ms = sum(waiting_ms(analysis.skew).values())
-    mean_ms = total_ms / len(caused_ms)
+    by_cycle, caused = caused_ms(analysis.skew), Counter[str]()
+    for of_cycle in by_cycle.values():
+        caused.update(of_cycle)
+    waited = waiting_ms(analysis.skew)
+    total_ms = sum(waited.values())
+    mean_ms = total_ms / len(waited)
     span_ms = _mean([trace.time[0].span_ms for trace in analysis.traces if trace.time])
     share = mean_ms / span_ms if span_ms else 0.0
     words = f"Ranks wait {style.ms(mean_ms)} for one another on average, {style.percent(share)} of their time"
     if share < _MATTERS / 5:
         return (f"{words}: they arrive together.",)
-    slowest = max(caused_ms, key=lambda name: caused_ms[name])
-    most_ms = caused_ms[slowest]
+    slowest = max(caused, key=lambda name: caused[name])
+    most_ms = caused[slowest]
     if not most_ms:
         return (f"{words}: several come last together, so no rank is named.",)
     most, total = (style.number(ms, 1 if total_ms >= _LONG_MS else 3) for ms in (most_ms, total_ms))
@@ -78,11 +78,21 @@ def rank_names(ranks: Sequence[RankTime]) -> list[str]:
     return [f"{rank.rank}.{rank.device}" if several else str(rank.rank) for rank in ranks]
 
 
-def waiting_ms(skews: Sequence[CollectiveSkew]) -> dict[tuple[int | None, int], float]:
-    """How long each rank and device waits in all collectives."""
-    waiting: dict[tuple[int | None, int], float] = defaultdict(float)
-    for rank in (rank for skew in skews for rank in skew.ranks):
-        waiting[rank.rank, rank.device] += rank.waiting_ms
+def caused_ms(skews: Sequence[CollectiveSkew]) -> dict[str, dict[str, float]]:
+    """How long the others waited for each rank, by cycle and by the rank's name."""
+    rows = [(skew.cycle, rank) for skew in skews for rank in skew.ranks]
+    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for name, (cycle, rank) in zip(rank_names([rank for _, rank in rows]), rows, strict=True):
+        found[cycle][name] += rank.caused_ms
+    return found
+
+
+def waiting_ms(skews: Sequence[CollectiveSkew]) -> dict[tuple[str, int | None, int], float]:
+    """How long each rank and device waits in all collectives of each cycle."""
+    waiting: dict[tuple[str, int | None, int], float] = defaultdict(float)
+    for skew in skews:
+        for rank in skew.ranks:
+            waiting[skew.cycle, rank.rank, rank.device] += rank.waiting_ms
     return waiting
 
 
@@ -169,15 +179,17 @@ def _at_most(
 def names_of(traces: Sequence[TraceFigures]) -> list[str]:
     """What each of several devices is called: its rank, or its file where that tells none or others have the rank too.
 
-    Devices of one file have their number too.
+    Devices of one file have their number too, and files of several cycles their cycle.
     """
-    of_rank = Counter(rank for _, rank in {(trace.file, trace.rank) for trace in traces})
+    of_rank = Counter((rank, cycle) for _, rank, cycle in {(trace.file, trace.rank, trace.cycle) for trace in traces})
     of_file = Counter(trace.file for trace in traces)
     files = _told_apart([trace.file for trace in traces])
     names = []
     for trace in traces:
-        alone = trace.rank is not None and of_rank[trace.rank] == 1
+        alone = trace.rank is not None and of_rank[trace.rank, trace.cycle] == 1
         name = f"rank {trace.rank}" if alone else printable(files[trace.file])
+        if trace.cycle and alone:
+            name = f"{name}, {printable(trace.cycle)}"
         names.append(f"{name}, device {trace.device}" if of_file[trace.file] > 1 else name)
     return names
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from overlap_callbacks.report.views.trace_device import (
 )
 from overlap_callbacks.report.views.trace_verdict import (
     by_file,
+    caused_ms,
     further_problems,
     names_of,
     rank_names,
@@ -66,7 +67,7 @@ def trace_document(analysis: Analysis, most: int | None = MAX_DEVICES) -> Docume
     first, *rest = map(page_sentence, verdict(analysis, PAGE) or ("",))
     return dataclasses.replace(
         document,
-        heading=f"{len(analysis.traces)} devices compared",
+        heading=_heading(analysis),
         verdict=first,
         more=tuple(rest),
         compared=tuple(_together(analysis, len(shown))),
@@ -75,6 +76,12 @@ def trace_document(analysis: Analysis, most: int | None = MAX_DEVICES) -> Docume
 
 
 # -- several devices
+
+
+def _heading(analysis: Analysis) -> str:
+    cycles = {trace.cycle for trace in analysis.traces}
+    of_cycles = f" in {len(cycles)} cycles of one job" if len(cycles) > 1 else ""
+    return f"{len(analysis.traces)} devices{of_cycles} compared"
 
 
 def _together(analysis: Analysis, num_shown: int) -> list[Section]:
@@ -89,6 +96,8 @@ def _together(analysis: Analysis, num_shown: int) -> list[Section]:
         caption = "Means over the steps of each file; a file without steps counts as one."
         shown = [(name, _mean_step(trace.time)) for name, trace in known]
         blocks.append(time_stack("Where the time goes, by rank", shown, caption))
+    if analysis.traces[0].cycle:
+        blocks.append(_cycle_table(analysis))
     blocks += [_rank_table(named, analysis.skew), *size_tables(analysis.sizes, True, _FEW_OF_SEVERAL)]
     if len(named) > num_shown:
         blocks.append(Note(f"The first {num_shown} of {len(named)} devices have a part of their own below."))
@@ -121,7 +130,7 @@ def _skew_tables(skews: Sequence[CollectiveSkew]) -> list[Block]:
     by_collective = table_of(
         "Collectives over the ranks",
         skews,
-        Column("*Collective", lambda skew: f"{skew.collective}, {skew.group}" if skew.group else skew.collective),
+        Column("*Collective", lambda skew: ", ".join(filter(None, (skew.collective, skew.group, skew.cycle)))),
         Column("Count", lambda skew: skew.count, "whole"),
         Column("Transfer, ms", lambda skew: skew.transfer_ms, "ms"),
         Column("Waited for most, ms", last),
@@ -135,6 +144,7 @@ def _skew_tables(skews: Sequence[CollectiveSkew]) -> list[Block]:
         [(skew, rank) for skew in skews for rank in skew.ranks],
         Column("*Collective", lambda row: row[0].collective),
         Column("*Group", lambda row: row[0].group),
+        Column("*Cycle", lambda row: row[0].cycle),
         Column("Rank", lambda row: Cell(f"{row[1].rank}", row[1].rank)),
         Column("Collectives", lambda row: row[0].count, "whole"),
         Column("Transfer, ms", lambda row: row[0].transfer_ms, "ms"),
@@ -147,6 +157,42 @@ def _skew_tables(skews: Sequence[CollectiveSkew]) -> list[Block]:
         drop_empty=True,
     )
     return [by_collective, by_rank]
+
+
+def _cycle_table(analysis: Analysis) -> Block:
+    """The cycles of a job: means over the devices of each, and for whom the others waited most."""
+    waiting, caused = waiting_ms(analysis.skew), caused_ms(analysis.skew)
+    cycles: dict[str, list[TraceFigures]] = {}
+    for trace in analysis.traces:
+        cycles.setdefault(trace.cycle, []).append(trace)
+
+    def mean(of: Callable[[TraceFigures], float | None]) -> Callable[[str], float | None]:
+        def of_cycle(cycle: str) -> float | None:
+            values = [value for trace in cycles[cycle] if (value := of(trace)) is not None]
+            return sum(values) / len(values) if values else None
+
+        return of_cycle
+
+    def most(cycle: str) -> Cell:
+        name, ms = max(caused.get(cycle, {"": 0.0}).items(), key=lambda item: item[1])
+        return Cell(f"{name}: {PAGE.milliseconds(ms)}" if ms else "", ms)
+
+    name: Column[str] = Column("~Cycle", str)
+    return table_of(
+        "Cycles side by side, ms",
+        list(cycles),
+        name,
+        Column("Files", lambda cycle: len({trace.file for trace in cycles[cycle]}), "whole"),
+        Column("Length", mean(lambda trace: trace.time[0].span_ms if trace.time else None), "ms"),
+        Column("Compute", mean(lambda trace: trace.total.compute_ms), "ms"),
+        Column("Exposed comm.", mean(lambda trace: trace.total.exposed_comm_ms), "ms"),
+        Column("Waiting", mean(lambda trace: waiting.get((trace.cycle, trace.rank, trace.device))), "ms"),
+        Column("Waited for most", most),
+        Column("Overlap ratio", mean(lambda trace: trace.total.overlap_ratio), "percent"),
+        caption="Means over the ranks of a cycle. The rank for which the others waited most, and how long in all.",
+        first=True,
+        few=_FEW_OF_SEVERAL,
+    )
 
 
 def _rank_table(named: Sequence[tuple[str, TraceFigures]], skews: Sequence[CollectiveSkew]) -> Block:
@@ -162,7 +208,7 @@ def _rank_table(named: Sequence[tuple[str, TraceFigures]], skews: Sequence[Colle
         Column("Exposed comm.", lambda row: row[1].total.exposed_comm_ms, "ms"),
         Column("Host", lambda row: row[2] and idle(row[2])[0], "ms"),
         Column("Other idle", lambda row: row[2] and idle(row[2])[1], "ms"),
-        Column("Waiting", lambda row: waiting.get((row[1].rank, row[1].device)), "ms"),
+        Column("Waiting", lambda row: waiting.get((row[1].cycle, row[1].rank, row[1].device)), "ms"),
         Column("Overlap ratio", lambda row: row[1].total.overlap_ratio, "percent"),
         caption="Each file as a whole. Host: idle since what runs next had not been launched, or had been only since.",
         first=True,

@@ -1,0 +1,89 @@
+"""Puts the files of one job's profiler into its cycles: a profiler that runs on writes files of all ranks each time."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+# A folder or a file of a cycle, as ``iteration_10``: its number stands after one of these words.
+_CYCLE = re.compile(
+    r"(?i)(?<![a-z])((iter(?:ation)?|(?:global[_-]?)?step|cycle|epoch|batch|window|profile|round)s?[\s_=:.-]*(\d{1,18}))"
+)
+# Files of TensorBoard's handler have the worker and the time in their names.
+_HANDLER = re.compile(r"(.+)\.(\d{10,19})\.pt\.trace\.json(?:\.\w+)?")
+
+
+class File(NamedTuple):
+    """What is known of a file, or of one rank of it: its path, its rank, and the number of its first step."""
+
+    path: str
+    rank: int | None
+    first_step: int | None
+
+
+def cycles_of(files: Sequence[File]) -> list[str]:
+    """The cycle of each file; none of files that are not those of one job in several cycles.
+
+    Each rank is there once in a cycle, and some are there in several.
+    """
+    for word in dict.fromkeys(found[1].lower() for file in files for found in _CYCLE.findall(file.path)):
+        numbers = [[found for found in _CYCLE.findall(file.path) if found[1].lower() == word] for file in files]
+        if all(numbers):
+            texts = [found[-1][0] for found in numbers]
+            members = [
+                file.path.replace(text, "") if file.rank is None else file.rank
+                for file, text in zip(files, texts, strict=True)
+            ]
+            cycles = [int(found[-1][2]) for found in numbers]
+            if _fits(members, cycles):
+                text_of = dict(zip(cycles, texts, strict=True))
+                return [text_of[cycle] for cycle in cycles]
+    return _of_handler(files)
+
+
+def _of_handler(files: Sequence[File]) -> list[str]:
+    """The same of files of TensorBoard's handler: by their first steps, else by the time in their names."""
+    names = [[found for part in Path(file.path).parts if (found := _HANDLER.fullmatch(part))] for file in files]
+    if not all(names):
+        return []
+    workers = [found[-1][1] for found in names]
+    members = [worker if file.rank is None else file.rank for file, worker in zip(files, workers, strict=True)]
+    if len({*zip(members, workers, strict=True)}) > len({*members}):  # a rank of another process: the job began again
+        return []
+    steps = [file.first_step for file in files]
+    known = [step for step in steps if step is not None]
+    if len(known) == len(files) and _fits(members, known):
+        cycles = known
+    else:
+        cycles = _in_turn(members, [int(found[-1][2]) for found in names])
+    place_of = {cycle: place for place, cycle in enumerate(sorted({*cycles}), start=1)}
+    return [f"cycle {place_of[cycle]}" for cycle in cycles] if _fits(members, cycles) else []
+
+
+def _in_turn(members: Sequence[Hashable], times: Sequence[int]) -> list[int]:
+    """A cycle ends before the first file of a rank that is in it already."""
+    cycles, here, number = [0] * len(times), set[Hashable](), 0
+    for place in sorted(range(len(times)), key=lambda place: times[place]):
+        if members[place] in here:
+            here, number = set(), number + 1
+        here.add(members[place])
+        cycles[place] = number
+    return cycles
+
+
+def _fits(members: Sequence[Hashable], cycles: Sequence[int]) -> bool:
+    once = Counter(zip(cycles, members, strict=True)).most_common(1)[0][1] == 1
+    return once and len({*cycles}) > 1 and len({*members}) < len(members)
+
+
+def in_order(cycles: Sequence[str], ranks: Sequence[int | None]) -> Mapping[str, list[int]]:
+    """The places of the files of each cycle, by cycle, then by rank where all are known."""
+    numbers = {cycle: int(re.findall(r"\d+", cycle)[-1]) for cycle in cycles}
+    known = None not in ranks
+    places: dict[str, list[int]] = defaultdict(list)
+    for place in sorted(range(len(cycles)), key=lambda i: (numbers[cycles[i]], (ranks[i] or 0) if known else 0)):
+        places[cycles[place]].append(place)
+    return places

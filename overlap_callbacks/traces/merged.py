@@ -1,0 +1,448 @@
+"""Tells ranks apart whose trace files were merged into one, so that each is read as a file of its own.
+
+Tools that merge files for a viewer mark the rank of each event: in the process's id (``[TP01] 17``, or the id plus a
+thousand for each rank), or as ``args.rank``. Devices, threads and correlation numbers are the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.traces.collect import CATEGORIES, LAUNCH, NOTE, OLD_RANGE, ROW, Memo, hashable, is_step
+from overlap_callbacks.traces.columns import Array
+from overlap_callbacks.traces.device_events import device_number
+from overlap_callbacks.traces.events import Event, nanoseconds
+from overlap_callbacks.traces.stream import EventStream
+
+_LABEL = re.compile(r"(?i)\[\s*([^\]]+?)\s*\]|(rank[\s_#:=-]*\d+)(?!\d)|^([a-z][\w-]*?\d+)[\s/:.|-]+\d+$")
+# Ids of processes are raised by at least this much for each rank.
+_LEAST_RAISE = 100
+# A process with a smaller share of the kernels or launches than this is damage.
+_LEAST_SHARE = 0.05
+_MOST_RANKS = 2**31
+# Clocks of host and device may differ by this much.
+_CLOCKS_NS = 10**6
+_NEVER = 2**63
+# Shares of the kernels: of a process that launched them, and below which another one did not.
+_NEARLY_ALL, _CLEARLY = 0.95, 0.9
+# Share of the launches' numbers that are there twice where files were joined.
+_JOINED = 0.25
+
+# Of a rank: its number, a label, or the process as a unit of its own.
+Key = Any
+_Host = TypeVar("_Host")
+_Document = TypeVar("_Document", bound=EventStream)
+
+
+class MergedArgs(msgspec.Struct, gc=False):
+    """``args`` of any event, as far as they tell of which rank it is."""
+
+    device: Any = None
+    correlation: Any = None
+    rank: Any = None
+
+
+class Unit(NamedTuple):
+    """What tells the rank of an event: its process, and ``args.rank`` if it has one."""
+
+    process: int | str
+    rank: int | None
+
+
+@dataclass
+class Seen:
+    """The events of one unit: start of each kernel by device and correlation number, of each launch, and steps."""
+
+    kernels: dict[int, list[tuple[Any, int]]] = field(default_factory=lambda: defaultdict(list))
+    launches: dict[Any, int] = field(default_factory=dict)
+    steps: int = 0
+
+    @property
+    def num_kernels(self) -> int:
+        return sum(map(len, self.kernels.values()))
+
+
+class Ranks(NamedTuple):
+    """The ranks of a file.
+
+    Attributes:
+        numbers: of each; None where the file does not tell.
+        names: of each, the last part of its path.
+        of_unit: place of the rank of each unit; events of others are left out.
+        by: what tells them apart, in words.
+        by_args: whether that takes the arguments of events.
+        on_device: whether they have kernels of a device.
+    """
+
+    numbers: tuple[int | None, ...]
+    names: tuple[str, ...]
+    of_unit: Mapping[Unit, int]
+    by: str
+    by_args: bool
+    on_device: bool
+
+    def split(self, events: Sequence[Event], stream: EventStream) -> Iterator[tuple[int, list[Event]]]:
+        """Place of a rank, and its events."""
+        found: dict[int, list[Event]] = defaultdict(list)
+        if self.by_args:
+            units: Iterable[Unit] = map(_unit, events, stream.args_of(events, MergedArgs))
+        else:
+            of_process: Memo[int | str, Unit] = Memo(lambda process: Unit(_process(process), None))
+            units = [of_process[hashable(event.pid)] for event in events]
+        for event, unit in zip(events, units, strict=True):
+            place = self.of_unit.get(unit)
+            if place is not None:
+                found[place].append(event)
+        yield from found.items()
+
+    def document(self, stream: _Document, place: int) -> _Document:
+        """The file as that of one rank."""
+        own = copy.copy(stream)
+        own.path = stream.path / self.names[place]
+        own.problems = [*stream.problems, f"the file holds {len(self.names)} ranks, told apart by {self.by}"]
+        info = stream.head.get("distributedInfo")
+        size = info.get("world_size") if isinstance(info, dict) else None
+        number = self.numbers[place]
+        if number is None:
+            own.head = {key: value for key, value in stream.head.items() if key != "distributedInfo"}
+        else:
+            known = {**(info if isinstance(info, dict) else {}), "rank": number}
+            if not (type(size) is int and size > max([0, *[rank for rank in self.numbers if rank is not None]])):
+                known["world_size"] = None
+            own.head = {**stream.head, "distributedInfo": known}
+        return own
+
+
+def may_be_merged(
+    places: Iterable[tuple[int | str, int, int | str]],
+    launching: Sequence[int | str] | set[int | str],
+    stepping: set[tuple[int | str, int | str]],
+) -> bool:
+    """Whether a file is worth a closer look, by what its kernels, launches and steps say of their processes.
+
+    ``places`` are process, device and ``args.rank`` of the kernels. In a file of one process, each device is a process
+    of its own.
+    """
+    if len(launching) > 1 or len(stepping) > 1:
+        return True
+    found = {*places}
+    return len(found) > 1 and (
+        len({rank for _, _, rank in found}) > 1 or any([process != device for process, device, _ in found])
+    )
+
+
+class Survey:
+    """Goes through a file for what tells its ranks apart."""
+
+    def __init__(self, steps: re.Pattern[str] | None) -> None:
+        self._steps = steps
+        self.units: dict[Unit, Seen] = defaultdict(Seen)
+
+    def take(self, events: Sequence[Event], stream: EventStream) -> None:
+        """Look at the events of a piece."""
+        groups = (ROW, LAUNCH, NOTE, OLD_RANGE)
+        timed = [event for event in events if event.ph == "X" and CATEGORIES.get(event.cat) in groups]
+        for event, args in zip(timed, stream.args_of(timed, MergedArgs), strict=True):
+            seen, group = self.units[_unit(event, args)], CATEGORIES[event.cat]
+            start_ns = nanoseconds(event.ts)
+            correlation = args.correlation if args is not None and type(args.correlation) is int else 0
+            if group == ROW:
+                device = args.device if args is not None and type(args.device) is int else event.pid
+                seen.kernels[device_number(device)].append((correlation, start_ns or 0))
+            elif group == LAUNCH and correlation and start_ns is not None:
+                seen.launches.setdefault(correlation, start_ns)
+            elif group in (NOTE, OLD_RANGE):
+                seen.steps += is_step(event.name or "", self._steps)
+
+    def ranks(self) -> Ranks | None:
+        """The ranks; None if the file is of one.
+
+        Raises:
+            ValueError: it is of several, and nothing tells which event is of which; the message says why.
+        """
+        units = dict(self.units)
+        running = _most({unit: seen.num_kernels for unit, seen in units.items()})
+        found = _of_kernels(running, units) if running else _of_steps(units)
+        if found is None or len({*found.keys.values()}) < 2:
+            return None
+        keys = _with_hosts(found, units)
+        numbers = _numbers(found)
+        order = sorted(dict.fromkeys(found.keys.values()), key=lambda key: _natural(numbers[key], key))
+        names = [f"rank{numbers[key]}" if numbers[key] is not None else _file_name(key) for key in order]
+        return Ranks(
+            tuple([numbers[key] for key in order]),
+            tuple(names),
+            {unit: order.index(key) for unit, key in keys.items()},
+            found.by,
+            any([unit.rank is not None for unit in units]),
+            bool(running),
+        )
+
+
+class _Found(NamedTuple):
+    """The key of each unit that has kernels, the same of one rank; by how much ids are raised for each rank, else 0."""
+
+    keys: dict[Unit, Key]
+    by: str
+    raised: int = 0
+
+
+def _of_kernels(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found | None:
+    labels = {unit: _label(unit.process) for unit in running}
+    told = {unit.rank for unit in running}
+    if len(told) > 1 and None not in told:
+        found = _Found({unit: unit.rank for unit in running}, "args.rank")
+    elif None not in labels.values() and len({*labels.values()}) > 1:
+        found = _Found(dict(labels), "their process ids")
+    else:
+        found = _raised(running, units) or _by_launches(running, units)
+    if len({*found.keys.values()}) > 1:
+        _check(found, units)
+    return found
+
+
+def _of_steps(units: Mapping[Unit, Seen]) -> _Found | None:
+    """In a file without kernels of a device, each process that has steps is a rank."""
+    stepping = _most({unit: seen.steps for unit, seen in units.items()})
+    told = {unit.rank for unit in stepping}
+    if len(told) > 1 and None not in told:
+        return _Found({unit: unit.rank for unit in stepping}, "args.rank")
+    keys = {unit: _label(unit.process) or Unit(unit.process, None) for unit in stepping}
+    return _Found(keys, "their process ids")
+
+
+def _raised(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found | None:
+    """Ranks whose processes were raised by a power of ten; None if they were not."""
+    offsets: dict[Unit, int] = {}
+    for unit in running:
+        devices = [*units[unit].kernels]
+        if type(unit.process) is not int or len(devices) > 1 or unit.process < devices[0]:
+            return None
+        offsets[unit] = unit.process - devices[0]
+    raised = _LEAST_RAISE
+    if len({*offsets.values()}) < 2 or any([offset % raised for offset in offsets.values()]):
+        return None
+    while not any([offset % (10 * raised) for offset in offsets.values()]):
+        raised *= 10
+    return _Found({unit: offset // raised for unit, offset in offsets.items()}, "their process ids", raised)
+
+
+def _by_launches(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found:
+    """Ranks of which only the processes that launched the kernels tell; each must have devices of its own.
+
+    Where kernels and launches have one process id, which is the rank in some files, that is enough.
+    """
+    launching = _most({unit: len(seen.launches) for unit, seen in units.items()})
+    own = {Unit(unit.process, None) for unit in running}
+    if 1 < len(own) == len(running) and own == {Unit(host.process, None) for host in launching}:
+        return _Found({unit: Unit(unit.process, None) for unit in running}, "their process ids")
+    on_device: dict[int, set[Unit]] = defaultdict(set)
+    for unit in running:
+        for device in units[unit].kernels:
+            on_device[device].add(unit)
+    for device, found in on_device.items():
+        if len(found) > 1 and (len(launching) > 1 or _share_numbers([units[unit].kernels[device] for unit in found])):
+            told = {unit.rank for unit in found}
+            what = f"all tell rank {told.pop()}" if len(told) == 1 and None not in told else "not all tell a rank"
+            raise ValueError(f"{len(found)} processes ran kernels on device {device}, and {what}")
+    if len(launching) < 2:
+        return _Found({unit: None for unit in running}, "")
+    keys: dict[Unit, Key] = {}
+    numbers = {number for host in launching for number in units[host].launches}
+    for unit in running:
+        for device, kernels in units[unit].kernels.items():
+            scores = {host: _launched(kernels, units[host].launches) for host in launching}
+            host, known = _clearly(scores), sum([number in numbers for number, _ in kernels])
+            key = Unit(host.process, None) if host is not None else None
+            unclear = known and (host is None or scores[host] < _NEARLY_ALL * known)
+            if unclear or keys.setdefault(unit, key) != key:
+                raise ValueError(
+                    f"{len(launching)} processes launched kernels, and nothing tells which those of device {device}"
+                )
+    return _Found(keys, "the processes that launched their kernels")
+
+
+def _check(found: _Found, units: Mapping[Unit, Seen]) -> None:
+    """Raise a ValueError for kernels that say one thing in one place and another in another."""
+    of_key: dict[Key, list[Unit]] = defaultdict(list)
+    for unit, key in found.keys.items():
+        of_key[key].append(unit)
+    keys_of_rank: dict[int, set[Key]] = defaultdict(set)
+    for key, own in of_key.items():
+        told = {unit.rank for unit in own if unit.rank is not None}
+        if len(told) > 1:
+            raise ValueError(f"the kernels of {_words(key, found)} tell {len(told)} ranks")
+        for rank in told:
+            keys_of_rank[rank].add(key)
+        on_device: dict[int, set[int | str]] = defaultdict(set)
+        for unit in own:
+            for device in units[unit].kernels:
+                on_device[device].add(unit.process)
+        for device, processes in on_device.items():
+            if len(processes) > 1:
+                raise ValueError(
+                    f"{len(processes)} processes ran kernels on device {device}, and all tell {_words(key, found)}"
+                )
+    for rank, keys in keys_of_rank.items():
+        if len(keys) > 1:
+            raise ValueError(f"{len(keys)} processes tell rank {rank}")
+
+
+def _with_hosts(found: _Found, units: Mapping[Unit, Seen]) -> dict[Unit, Key]:
+    """The key of each unit, those of the host too."""
+    keys = dict(found.keys)
+    of_rank = {unit.rank: key for unit, key in found.keys.items() if unit.rank is not None}
+    of_label = {label: key for unit, key in found.keys.items() if (label := _label(unit.process)) is not None}
+    own = {*found.keys.values()}
+    for unit in units:
+        label = _label(unit.process)
+        if unit not in keys and unit.rank in of_rank:
+            keys[unit] = of_rank[unit.rank]
+        elif unit not in keys and label in of_label:
+            keys[unit] = of_label[label]
+        elif unit not in keys and Unit(unit.process, None) in own:
+            keys[unit] = Unit(unit.process, None)
+    _with_processes(keys, units)
+    launching = _most({unit: len(seen.launches) for unit, seen in units.items()})
+    still_open = [unit for unit in launching if unit not in keys]
+    having = {keys[unit] for unit in launching if unit in keys}
+    without = [key for key in dict.fromkeys(found.keys.values()) if key not in having]
+    if still_open:
+        keys.update(_hosts_of(still_open, without, found, units))
+        _with_processes(keys, units)
+    return keys
+
+
+def _with_processes(keys: dict[Unit, Key], units: Mapping[Unit, Seen]) -> None:
+    """Add units of the processes of others, where these are of one rank."""
+    of_process: dict[int | str, set[Key]] = defaultdict(set)
+    for unit, key in keys.items():
+        of_process[unit.process].add(key)
+    for unit in units:
+        if unit not in keys and len(of_process[unit.process]) == 1:
+            (keys[unit],) = of_process[unit.process]
+
+
+def _hosts_of(hosts: Sequence[Unit], keys: Sequence[Key], found: _Found, units: Mapping[Unit, Seen]) -> dict[Unit, Key]:
+    """The key of processes that launched kernels, of which only those can tell."""
+    untold = ValueError(f"{len(hosts)} processes launched kernels, and nothing tells which those of {len(keys)} ranks")
+    if len(hosts) != len(keys):
+        raise untold
+    kernels = {
+        key: [
+            kernel
+            for unit, of_unit in found.keys.items()
+            if of_unit == key
+            for own in units[unit].kernels.values()
+            for kernel in own
+        ]
+        for key in keys
+    }
+    best = {key: _clearly({host: _launched(kernels[key], units[host].launches) for host in hosts}) for key in keys}
+    if found.raised and all([type(host.process) is int for host in hosts]):
+        of_key: Any = sorted(keys)
+        in_order: list[tuple[Any, Any]] = list(zip(of_key, sorted(hosts, key=lambda host: host.process), strict=True))
+        left = [host.process - found.raised * key for key, host in in_order]
+        if min(left) >= 0 and max(left) - min(left) < found.raised:  # no other order has ids so near to one another
+            return {host: key for key, host in in_order}
+    if None in best.values() or len({*best.values()}) < len(keys):
+        raise untold
+    return {host: key for key, host in best.items() if host is not None}
+
+
+def are_joined(launched: Array, ran: Array) -> bool:
+    """Whether many numbers are there twice, of launches and of kernels: those of one process are unique.
+
+    Kernels of a graph share a number, and have one launch.
+    """
+    for numbers in (launched, ran):
+        known = np.sort(numbers[numbers > 0])
+        if np.count_nonzero(known[1:] == known[:-1]) <= _JOINED * len(numbers):
+            return False
+    return True
+
+
+def _share_numbers(kernels: Sequence[Sequence[tuple[Any, int]]]) -> bool:
+    """Whether any number is in several of these: else one process may have run them all."""
+    numbers = [{number for number, _ in own if number} for own in kernels]
+    return sum(map(len, numbers)) > len(set[Any]().union(*numbers))
+
+
+def _launched(kernels: Iterable[tuple[Any, int]], launches: Mapping[Any, int]) -> int:
+    """How many kernels have their launch here, before they began or, as clocks differ, not much later."""
+    return sum([launches.get(number, _NEVER) <= start_ns + _CLOCKS_NS for number, start_ns in kernels if number])
+
+
+def _clearly(scores: Mapping[_Host, int]) -> _Host | None:
+    """Which has by far the most; None for none."""
+    first, *others = sorted(scores, key=lambda host: -scores[host])
+    return first if scores[first] and all([scores[host] < _CLEARLY * scores[first] for host in others]) else None
+
+
+def _most(numbers: Mapping[Unit, int]) -> list[Unit]:
+    """The units with a share of the events that is no damage."""
+    least = _LEAST_SHARE * max(numbers.values(), default=0)
+    return [unit for unit, number in numbers.items() if number and number >= least]
+
+
+def _numbers(found: _Found) -> dict[Key, int | None]:
+    """The rank of each key: as told, else the first number in its label that no other has; of all, or of none."""
+    numbers: dict[Key, int | None] = {}
+    labels = [key for unit, key in found.keys.items() if _label(unit.process) == key]
+    in_labels = {label: [int(digits) for digits in re.findall(r"\d{1,9}", label)] for label in labels}
+    columns = list(zip(*in_labels.values(), strict=False))
+    place = next((place for place, column in enumerate(columns) if len({*column}) == len(in_labels)), None)
+    for unit, key in found.keys.items():
+        if unit.rank is not None:
+            numbers[key] = unit.rank
+        elif found.raised:
+            numbers.setdefault(key, key)
+        else:
+            numbers.setdefault(key, in_labels[key][place] if place is not None and key in in_labels else None)
+    known = [number for number in numbers.values() if number is not None]
+    if len(known) < len(numbers) or len({*known}) < len(known):
+        return dict.fromkeys(numbers)
+    return numbers
+
+
+def _unit(event: Event, args: MergedArgs | None) -> Unit:
+    return Unit(_process(hashable(event.pid)), _rank(args.rank) if args is not None else None)
+
+
+def _process(process: int | str) -> int | str:
+    text = str(process)
+    return int(text) if text.isdecimal() and text.isascii() and len(text) < 18 else process
+
+
+def _rank(rank: Any) -> int | None:
+    if isinstance(rank, str) and rank.isdecimal() and len(rank) < 10:
+        rank = int(rank)
+    return rank if type(rank) is int and 0 <= rank < _MOST_RANKS else None
+
+
+def _label(process: int | str) -> str | None:
+    """What the id of a process says of its rank: ``TP01`` of ``[TP01] 17``."""
+    matched = _LABEL.search(process) if isinstance(process, str) else None
+    return None if matched is None else matched[1] or matched[2] or matched[3]
+
+
+def _natural(number: int | None, key: Key) -> tuple[Any, ...]:
+    parts = re.split(r"(\d{1,18})", str(key))
+    return (number or 0, [int(part) if place % 2 else part for place, part in enumerate(parts)])
+
+
+def _file_name(key: Key) -> str:
+    return safe_text.clean(f"process{key.process}" if isinstance(key, Unit) else str(key)).replace("/", "_")[:80]
+
+
+def _words(key: Key, found: _Found) -> str:
+    return f"rank {key}" if found.by == "args.rank" else f"process {safe_text.clean(str(key))[:80]}"

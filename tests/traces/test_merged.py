@@ -1,0 +1,250 @@
+"""Files into which those of several ranks were merged: each rank counts as a file of its own."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_callbacks.traces import TraceError, analyze, analyze_files, compare_files, read_trace
+from overlap_callbacks.traces.figures import Analysis
+from tests import kineto
+from tests.traces.events import MS, all_reduce, gemm, said
+
+Mark = Callable[[kineto.Event, int], None]
+
+
+def rank_events(rank: int, *, device: int = 0) -> list[kineto.Event]:
+    """25 ms of compute, then an all-reduce until 75 ms that nothing hides; rank 1 comes 5 ms later."""
+    late = 5 * rank
+    return [
+        kineto.step(3, 0, 76 * MS),
+        kineto.launch(MS // 2, 1),
+        gemm(1, 26 + late, 1, device=device),
+        kineto.launch(MS // 2 + 10_000, 2),
+        all_reduce(26 + late, 76, 2, device=device, **{**kineto.METADATA, "Seq": 7}),
+    ]
+
+
+def labelled(event: kineto.Event, rank: int) -> None:
+    event["pid"] = f"[TP{rank:02d}] {event['pid']}"
+
+
+def told(event: kineto.Event, rank: int) -> None:
+    event.setdefault("args", {})["rank"] = rank
+
+
+def raised(event: kineto.Event, rank: int) -> None:
+    event["pid"] += 1000 * rank
+
+
+def raised_less(event: kineto.Event, rank: int) -> None:
+    event["pid"] += 100 * rank
+
+
+def raised_hosts(event: kineto.Event, rank: int) -> None:
+    """Each rank had a process id of its own before it was raised."""
+    event["pid"] += 1000 * rank + (17 + rank if event["cat"] != "kernel" else 0)
+
+
+def in_words(event: kineto.Event, rank: int) -> None:
+    event["pid"] = f"rank {rank}: {event['pid']}"
+
+
+def of_two_kinds(event: kineto.Event, rank: int) -> None:
+    event["pid"] = f"[DP00-TP{rank:02d}] {event['pid']}"
+
+
+def prefixed(event: kineto.Event, rank: int) -> None:
+    event["pid"] = f"TP{rank:02d} {event['pid']}"
+
+
+MARKS = [raised_less, of_two_kinds, prefixed, labelled, told, raised, raised_hosts, in_words]
+
+
+def merged(folder: Path, mark: Mark, ranks: Iterable[list[kineto.Event]], name: str = "all.json", **head: Any) -> Path:
+    events = []
+    for rank, own in enumerate(ranks):
+        for event in copy.deepcopy(own):
+            mark(event, rank)
+            events.append(event)
+    return kineto.write(folder / name, events, **head)
+
+
+def apart(folder: Path, ranks: Iterable[list[kineto.Event]]) -> Analysis:
+    paths = [kineto.write(folder / f"rank{rank}.json", own, **kineto.job(rank, 2)) for rank, own in enumerate(ranks)]
+    return analyze_files(paths)
+
+
+def same_figures(found: Analysis, expected: Analysis) -> None:
+    assert [trace.rank for trace in found.traces] == [trace.rank for trace in expected.traces]
+    for own, other in zip(found.traces, expected.traces, strict=True):
+        for name in ("total", "steps", "collectives", "families", "time", "paths", "kernels", "queues", "estimate"):
+            assert getattr(own, name) == getattr(other, name), name
+    assert found.skew == expected.skew
+    assert found.sizes == expected.sizes
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_each_rank_of_a_merged_file_has_its_own_figures(tmp_path: Path, mark: Mark) -> None:
+    ranks = [rank_events(rank) for rank in range(2)]
+    path = merged(tmp_path, mark, ranks)
+    found = analyze_files([path])
+    assert [trace.total.compute_ms for trace in found.traces] == [25, 30]
+    assert [trace.total.hidden_comm_ms for trace in found.traces] == [0, 0]
+    assert [trace.file for trace in found.traces] == [f"{path}/rank0", f"{path}/rank1"]
+    assert [(rank.rank, rank.last, rank.caused_ms) for rank in found.skew[0].ranks] == [(0, 0, 0), (1, 1, 5)]
+    same_figures(found, apart(tmp_path, ranks))
+    same_figures(analyze([read_trace(path)]), found)
+    assert said(found.traces[0].problems, "the file holds 2 ranks, told apart by")
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_ranks_of_a_whole_job_are_as_in_their_own_files(tmp_path: Path, mark: Mark) -> None:
+    ranks = [list(kineto.training(seed=rank, layers=3 + rank)) for rank in range(3)]
+    same_figures(analyze_files([merged(tmp_path, mark, ranks)]), apart(tmp_path, ranks))
+
+
+def test_one_rank_of_a_merged_file_can_be_named(tmp_path: Path) -> None:
+    path = merged(tmp_path, labelled, [rank_events(rank) for rank in range(2)])
+    assert read_trace(path / "rank1").rank == 1
+    (found,) = analyze_files([path / "rank1"]).traces
+    assert found.total.compute_ms == 30
+    with pytest.raises(TraceError, match="holds rank0, rank1, but no rank2"):
+        read_trace(path / "rank2")
+
+
+def contradictory(event: kineto.Event, rank: int) -> None:
+    raised(event, rank)
+    event.setdefault("args", {})["rank"] = 0
+
+
+def without_rank(event: kineto.Event, rank: int) -> None:
+    event["pid"] += (17, 42)[rank]
+
+
+def only_hosts(event: kineto.Event, rank: int) -> None:
+    event["pid"] += 0 if event["cat"] == "kernel" else 10 + rank
+
+
+def only_devices(event: kineto.Event, rank: int) -> None:
+    if event["cat"] == "kernel":
+        told(event, rank)
+
+
+def two_labels(event: kineto.Event, rank: int) -> None:
+    labelled(event, rank)
+    event.setdefault("args", {})["rank"] = 3
+
+
+@pytest.mark.parametrize(
+    ("mark", "why"),
+    [
+        (contradictory, "all tell rank 0|2 processes tell rank 0"),
+        (without_rank, "2 processes ran kernels on device 0, and not all tell a rank"),
+        (only_hosts, "2 processes launched kernels, and nothing tells which those of device 0"),
+        (only_devices, "1 processes launched kernels, and nothing tells which those of 2 ranks"),
+        (two_labels, "2 processes tell rank 3"),
+        (lambda event, rank: None, "joined"),
+    ],
+)
+def test_a_merged_file_whose_ranks_nothing_tells_apart_is_refused(tmp_path: Path, mark: Mark, why: str) -> None:
+    path = merged(tmp_path, mark, [list(kineto.training(seed=rank, layers=3)) for rank in range(2)])
+    with pytest.raises(TraceError, match=why):
+        analyze_files([path])
+
+
+def test_ranks_with_devices_of_their_own_are_told_apart_by_what_launched_their_kernels(tmp_path: Path) -> None:
+    ranks = []
+    for rank in range(2):
+        events = list(kineto.training(seed=rank, layers=3))
+        for event in events:
+            is_kernel = event["cat"] == "kernel"
+            event["pid"] = rank if is_kernel else 40 + rank
+            for name in ("device", "correlation"):
+                if is_kernel and name == "device":
+                    event["args"][name] = rank
+                if name == "correlation" and name in event.get("args", {}):
+                    event["args"][name] += 500 * rank
+        ranks.append(events)
+    found = analyze_files([merged(tmp_path, lambda event, rank: None, ranks)])
+    assert [(trace.rank, trace.device) for trace in found.traces] == [(None, 0), (None, 1)]
+    expected = apart(tmp_path, ranks)
+    assert [trace.time for trace in found.traces] == [trace.time for trace in expected.traces]
+    assert said(found.problems, "2 files do not tell their rank")
+
+
+def test_ranks_whose_kernels_and_launches_have_one_process_id_are_told_apart_and_numbered(tmp_path: Path) -> None:
+    def as_rank(event: kineto.Event, rank: int) -> None:
+        event["pid"] = rank
+
+    ranks = [list(kineto.training(seed=rank, layers=3)) for rank in range(2)]
+    found, expected = analyze_files([merged(tmp_path, as_rank, ranks)]), apart(tmp_path, ranks)
+    assert [trace.time for trace in found.traces] == [trace.time for trace in expected.traces]
+    assert [trace.steps for trace in found.traces] == [trace.steps for trace in expected.traces]
+    assert found.skew == expected.skew
+    assert said(found.problems, "2 files do not tell their rank: they are numbered by position")
+
+
+def test_ranks_of_a_cpu_job_are_told_apart(tmp_path: Path) -> None:
+    ranks = []
+    for rank in range(2):
+        events = [kineto.step(1, 0, 50 * MS), kineto.host_range("gloo:all_reduce", 20 * MS, 30 * MS, thread=7)]
+        events += [kineto.host_range("aten::mm", MS, (5 + rank) * MS, cat="cpu_op")]
+        ranks.append(events)
+    for mark in (labelled, told):
+        found = analyze_files([merged(tmp_path, mark, ranks)])
+        assert [trace.rank for trace in found.traces] == [0, 1]
+        assert [trace.total.compute_ms for trace in found.traces] == [4, 5]
+
+
+def other_processes() -> list[kineto.Event]:
+    """What one process writes: workers that load data, several threads, several devices, spans of the profiler."""
+    events = list(kineto.training(layers=3))
+    worker = [kineto.host_range("aten::stack", i * 10_000, i * 10_000 + 5_000, cat="cpu_op") for i in range(5)]
+    for number, event in enumerate(worker):
+        event["pid"] = 1_001 + number
+    span = {"ph": "X", "cat": "Trace", "ts": kineto.Nanoseconds(kineto.BASE_NS), "dur": kineto.Nanoseconds(9),
+            "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "PyTorch Profiler", "args": {}}  # fmt: skip
+    second = [kineto.kernel(kineto.GEMM, i * 50_000, i * 50_000 + 9_000, 900 + i, device=1) for i in range(4)]
+    return [*events, *worker, span, *second, *[kineto.launch(i * 40_000, 900 + i, thread=101) for i in range(4)]]
+
+
+def test_a_file_of_one_process_is_not_taken_apart(tmp_path: Path) -> None:
+    found = analyze_files([kineto.write(tmp_path / "a.json", other_processes(), **kineto.job())])
+    assert [(trace.rank, trace.device) for trace in found.traces] == [(0, 0), (0, 1)]
+    (of_one,) = analyze_files(
+        [merged(tmp_path, lambda event, rank: labelled(event, 3), [list(kineto.training())], **kineto.job(3))]
+    ).traces
+    assert (of_one.rank, of_one.device, of_one.file) == (3, 0, str(tmp_path / "all.json"))
+
+
+def test_an_id_that_is_damaged_makes_no_second_rank(tmp_path: Path) -> None:
+    events = list(kineto.training())
+    next(event for event in events if event["cat"] == "kernel")["pid"] = 4711
+    (found,) = analyze_files([kineto.write(tmp_path / "a.json", events)]).traces
+    (expected,) = analyze_files([kineto.write(tmp_path / "b.json", kineto.training())]).traces
+    assert found.total == expected.total
+
+
+def test_compare_asks_for_one_rank(tmp_path: Path) -> None:
+    ov, seq = (
+        merged(tmp_path, labelled, [list(kineto.training(overlapped=overlapped))] * 2, f"{overlapped}.json")
+        for overlapped in (True, False)
+    )
+    with pytest.raises(ValueError, match=r"holds 2 ranks: give one of them, as in .*True\.json/rank0"):
+        compare_files(ov, seq)
+    assert compare_files(ov / "rank1", seq / "rank1").overlapped.rank == 1
+
+
+def test_times_that_are_too_late_for_floating_point_numbers_keep_their_nanoseconds(tmp_path: Path) -> None:
+    ranks = [rank_events(rank) for rank in range(2)]
+    for events in ranks:
+        events[2]["dur"] = kineto.Nanoseconds(events[2]["dur"] + 1)
+    for event in (event for events in ranks for event in events):
+        event["ts"] = kineto.Nanoseconds(event["ts"] + 10**19 // 8)
+    found = analyze_files([merged(tmp_path, labelled, ranks)])
+    assert [trace.total.compute_ms for trace in found.traces] == [25.000001, 30.000001]
