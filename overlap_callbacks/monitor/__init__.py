@@ -1,7 +1,7 @@
-"""Decides and drives, step by step: which step runs in which mode, and what is read meanwhile.
+"""Drives the steps of a job: which mode each step runs in, and what is measured meanwhile.
 
-Start at ``monitor.py`` (``OverlapMonitor``). ``background/`` is all that runs on threads of our own; everything else
-here runs on the training thread.
+Start at ``monitor.py`` (``OverlapMonitor``). ``background/`` holds everything that runs on the library's own threads;
+the rest runs on the training thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["EXCEPTION_CLOSE_TIMEOUT_S", "MisuseError", "OverlapMonitor"]
 
 
-# On first use: the schedule is pure, and reading it needs no torch.
+# Lazy: the schedule is pure, and importing it must not import torch.
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

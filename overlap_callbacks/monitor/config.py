@@ -1,4 +1,4 @@
-"""Every option of a monitor, checked once."""
+"""Every option of a monitor, validated in one place."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ from overlap_callbacks.instruments.power.meter import PowerOptions
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import JsonlSink, Sink, WandbSink
 
-# A record stays small whatever is put into it.
+# Keeps the record small whatever the user puts in.
 _MAX_SETTINGS, _MAX_SETTING_LENGTH = 32, 100
 
 
 def default_run_folder(prefix: str = "") -> Path:
-    """A new folder's path for a run, named ``prefix``, the time, and a random part. The folder is not made yet.
+    """Path of a new run folder: ``prefix``, the time, and a random part. The folder is not created.
 
-    The jobs of an array start within one second, as do two monitors of one process. (``secrets`` does not touch the
-    seeds of the job's own random numbers.)
+    The jobs of an array start within one second, and so may two monitors of one process. (``secrets`` does not touch
+    the job's random seeds.)
     """
     return Path("overlap_runs") / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
 def default_sinks(run_dir: Path) -> list[Sink]:
-    """The record in ``run_dir``, and the W&B run that is active when the first window ends, if there is one."""
+    """The record in ``run_dir``, and the active W&B run, if one exists when the first window ends."""
     return [JsonlSink(run_dir), WandbSink(start=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class MonitorConfig:
-    """The options of an ``OverlapMonitor``, which explains them.
+    """The options of an ``OverlapMonitor``, which documents them.
 
     Attributes:
         configuration: what adapters read of the job: they add to it until the first window.
@@ -91,14 +91,14 @@ class MonitorConfig:
         sizes = [name for name in _SIZES if getattr(self, name) is not None]
         if len(sizes) > 1:
             raise ValueError(f"give one of {' and '.join(sizes)}: each of them tells the FLOP of a step")
-        _ = self.power_options  # checks the intervals
+        _ = self.power_options  # validates the intervals
 
     def _set(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)  # the way of a frozen dataclass to keep a checked value
+        object.__setattr__(self, name, value)  # sets a validated value on a frozen dataclass
 
     @property
     def workload(self) -> Workload:
-        """What the user tells of the job's work."""
+        """What the user says about the job's work per step."""
         return Workload(
             tokens_per_step=self.tokens_per_step,
             samples_per_step=self.samples_per_step,
@@ -112,7 +112,7 @@ class MonitorConfig:
 
     @property
     def power_options(self) -> PowerOptions:
-        """The options of power, as the meter takes them."""
+        """The power options, as the meter takes them."""
         return PowerOptions(
             enabled=self.power,
             interval_s=self.power_interval_s,
@@ -142,8 +142,8 @@ def _checked_settings(_: str, settings: Any) -> dict[str, Setting]:
 _FLAGS = ("strict", "power", "power_per_node", "hosts", "check_gradients", "annotate_steps")
 _TIMEOUTS = ("order_timeout_s", "report_timeout_s")
 _COUNTS = ("tokens_per_step", "samples_per_step", "sample_experts_every")
-_REQUIRED = frozenset((*_FLAGS, *_TIMEOUTS))  # None is no value of these
-# How each of the other options is checked: by its name and value. The values returned are kept.
+_REQUIRED = frozenset((*_FLAGS, *_TIMEOUTS))  # these must not be None
+# How each of the other options is checked, called with its name and value. Returns the value to keep.
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(_FLAGS, _validation.flag),
     "max_overhead": _validation.fraction,
@@ -154,12 +154,12 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "precision": functools.partial(_validation.one_of, allowed=PRECISIONS),
     "settings": _checked_settings,
 }
-# Each of them tells the FLOP of a step.
+# At most one of these may give the FLOP of a step.
 _SIZES = ("flop_per_step", "model_parameters", "model_preset")
 
 
 def as_settings(facts: Mapping[str, object]) -> dict[str, Setting]:
-    """Facts of a job as a record keeps them: a limited number, each a number, True, False or a short text."""
+    """Facts of a job as the record keeps them: a limited number, each a number, True, False or a short text."""
     kept: dict[str, Setting] = {}
     for name, value in list(facts.items())[:_MAX_SETTINGS]:
         plain = isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
@@ -168,7 +168,7 @@ def as_settings(facts: Mapping[str, object]) -> dict[str, Setting]:
 
 
 def checked_sinks(sinks: Any) -> list[Sink]:
-    """The user's sinks as a list. Raises TypeError if they are something else."""
+    """The user's sinks as a list. Raises TypeError if they are not sinks."""
     if isinstance(sinks, Sink):
         return [sinks]
     if not isinstance(sinks, (list, tuple)):
@@ -179,11 +179,11 @@ def checked_sinks(sinks: Any) -> list[Sink]:
     return list(sinks)
 
 
-# -- the environment, which goes before what the script says
+# -- environment variables, which override the script's options
 
 
 def apply_env_overrides(config: MonitorConfig) -> tuple[MonitorConfig, TimingPlan | None]:
-    """The options after what the environment says, and how steps are timed if nothing else is to be measured.
+    """Apply environment variables to the options. Returns the plan for timing steps if nothing else is to be measured.
 
     Raises:
         ValueError: a variable has a value that is not allowed.
@@ -197,7 +197,7 @@ def apply_env_overrides(config: MonitorConfig) -> tuple[MonitorConfig, TimingPla
         plan = TimingPlan.of(text)
     except ValueError as error:
         raise ValueError(f"{TIME_ONLY} {error}") from None
-    # No other sink: it would get no report. The schedule is what the record says of the blocks.
+    # No other sinks: they would get no reports. The schedule tells the record the block length.
     schedule = Schedule(
         first_step=plan.warmup_steps,
         steps_per_block=plan.steps_per_block,

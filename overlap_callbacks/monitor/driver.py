@@ -1,4 +1,4 @@
-"""Everything behind ``OverlapMonitor``: which runner gets the steps, how they are numbered, and how it all ends."""
+"""The machinery behind ``OverlapMonitor``: step numbering, which runner gets each step, and how measuring ends."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class StepDriver:
         self.slot = SessionSlot(config, gate, self.faults)
         self.switch = self.slot.switch
         self.ring = StepRing()
-        self.last_step = -1  # that began last; -1 before the first
+        self.last_step = -1  # number of the latest step; -1 before the first
         self.open = False  # a step has begun and not ended
-        self.on_close: list[Callable[[], None]] = []  # called once, at the end: adapters remove their hooks
+        self.on_close: list[Callable[[], None]] = []  # called once at the end: adapters remove their hooks
         self.window_runner: WindowRunner | TimingRunner
         if timing is not None:
             self.window_runner = TimingRunner(timing, self.slot)
@@ -53,24 +53,24 @@ class StepDriver:
         else:
             self.window_runner = SamplingRunner(config.sample_experts_every, self.slot, self.ring)
         self.runner: WindowRunner | TimingRunner | PinnedRunner | Stopped = self.window_runner
-        # Copies of the runner's attributes, for steps in which it has nothing to do.
+        # Copies of the runner's attributes: the fast path for steps that the runner does not need.
         self.next_step = self.runner.next_step
         self.in_runner_step = self.runner.in_step
-        self._unnumbered = False  # the open step was begun with something that is not a number
-        self._closing = False  # closed within a step, at whose end the hooks come off
+        self._unnumbered = False  # the open step was begun with something other than a number
+        self._closing = False  # closed within a step; the hooks come off at its end
 
     @property
     def active(self) -> bool:
-        """Whether anything may be measured yet."""
+        """Whether measuring is still possible."""
         return not isinstance(self.runner, Stopped)
 
     @property
     def pinned_mode(self) -> Mode | None:
-        """The mode that is pinned by hand; None if none is."""
+        """The mode pinned by the user; None if none is."""
         return self.runner.mode if isinstance(self.runner, PinnedRunner) else None
 
     def guarded(self, action: Callable[P, Any], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Do a piece of our own work; see ``FaultGuard.run``. If a signal handler raises, the window is given up."""
+        """Run the library's own work; see ``FaultGuard.run``. If a signal handler raises, the window is abandoned."""
         try:
             self.faults.run(action, *args, **kwargs)
         except BaseException as error:
@@ -81,12 +81,12 @@ class StepDriver:
             self.in_runner_step = self.runner.in_step
             self.next_step = self.runner.next_step
             if dispatcher.interrupts or (self.faults.pending and self.active):
-                self.next_step = 0  # an error came in meanwhile, and its wake-up must not be lost
+                self.next_step = 0  # an error came in meanwhile; its wake-up must not be lost
 
     def raise_interrupt(self) -> None:
-        """Raise what a signal handler of the user's raised within a collective of the step that has ended.
+        """Re-raise an exception of the user's signal handler that interrupted a collective of the step that has ended.
 
-        The window is given up: an interrupted collective was not serialised.
+        The window is abandoned: an interrupted collective was not serialised.
         """
         error = dispatcher.interrupts.take()
         if error is None:
@@ -101,12 +101,12 @@ class StepDriver:
         try:
             self.runner.abandon("a signal handler raised an exception", within_step=self.open)
         except Exception:
-            self._fail()  # the exception came in the midst of our own work
+            self._fail()  # the exception interrupted the library's own work
 
     # -- steps. What follows is called through ``guarded``.
 
     def begin(self, step: Any, nested: bool) -> None:
-        """A step begins: whatever the user gave as its number, and whether the step before it has not ended."""
+        """Begin a step. ``step``: the user's number for it, of any type. ``nested``: the previous step is still open."""
         self._unnumbered = False
         if isinstance(self.runner, Stopped) and type(step) is int:
             self.last_step = step
@@ -132,12 +132,12 @@ class StepDriver:
             self._give_to_windows()
 
     def pause(self) -> None:
-        """Something that is no part of training begins, within the step that began last or after it."""
+        """Begin something that is not part of training, within the latest step or after it."""
         self.ring.spoil(self.last_step)
         self.runner.pause()
 
     def _check_continuity(self, number: int, previous: int, nested: bool) -> None:
-        """Give up an open window if the step does not follow the previous one (-1: there was none), and say so."""
+        """Abandon an open window, with a message, if the step does not follow the previous one (-1: there was none)."""
         if nested:
             reason = f"step {number} began before step {previous} ended"
             self.runner.abandon(reason)
@@ -156,7 +156,7 @@ class StepDriver:
             self.notices.warn_once("jump", f"{reason}, which was cut short")
 
     def end(self, step: Any) -> None:
-        """The open step ends; ``step`` is what the user gave as its number, if anything."""
+        """End the open step; ``step`` is the number given by the user, if any."""
         if not self.open:
             shown = "" if step is None else step
             self.faults.misuse("end", f"step_end({shown}) came without a step_begin: call step_begin first")
@@ -171,7 +171,7 @@ class StepDriver:
             self._take_off_hooks_if_closing()
 
     def abort(self) -> None:
-        """The open step is given up, because of an exception in it."""
+        """Abandon the open step, because of an exception in it."""
         if self.open:
             self.guarded(self.runner.abandon, "an exception in the user's step")
         self.open = self.in_runner_step = False
@@ -187,15 +187,15 @@ class StepDriver:
 
     def _give_to_windows(self) -> None:
         self.runner = self.window_runner
-        self.window_runner.next_step = 0  # its own step numbers are old
+        self.window_runner.next_step = 0  # its step numbers are out of date
 
     # -- the end
 
     def close(self) -> bool:
         """Stop, and report what the open window has measured so far.
 
-        Returns whether a framework's own switches are back. If they can only be turned between steps, and make the open
-        step sequential, they and the adapter's hooks follow at its end.
+        Returns whether a framework's own switches have been restored. If they can only be turned between steps, and the
+        open step is sequential because of them, they and the adapter's hooks follow at its end.
         """
         waits = self.open and self.switch.must_wait(communicated=self.gate.any_seen())
         if self.runner.in_window:
@@ -215,16 +215,16 @@ class StepDriver:
         while self.on_close:
             self.guarded(self.on_close.pop())
 
-    # -- called by the fault guard too
+    # -- also called by the fault guard
 
     def stop(self) -> None:
-        """Switch measuring off, for good."""
+        """Switch measuring off permanently."""
         self.runner = Stopped(self.slot, within_step=self.open)
         self.in_runner_step = self.runner.in_step
         self.next_step = self.runner.next_step
 
     def _fail(self) -> None:
-        """Switch measuring off after an error of our own: nothing that is open can be trusted."""
+        """Switch measuring off after an internal error: no open state can be trusted."""
         with contextlib.suppress(Exception):
             self.runner.discard()
         self.stop()
@@ -232,7 +232,7 @@ class StepDriver:
             self.gate.close()
 
     def _wake(self) -> None:
-        """On any thread: have the next step ask for errors of our threads."""
+        """Make the next step check for errors of the library's threads. Callable from any thread."""
         self.next_step = 0
 
 

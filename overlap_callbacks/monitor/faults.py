@@ -1,6 +1,6 @@
-"""What users hear of trouble, and what becomes of errors of ours.
+"""Messages to the user, and the handling of the library's own errors.
 
-None of them reaches the job, unless the user asked for it with ``strict``.
+No error of the library reaches the job, unless the user asked for it with ``strict``.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ P = ParamSpec("P")
 
 
 class MisuseError(ValueError):
-    """A call out of order (``step_end`` without ``step_begin``, say) or an invalid step number; in strict mode only."""
+    """Calls out of order (such as ``step_end`` without ``step_begin``) or an invalid step number. Strict mode only."""
 
 
 class Notices:
     """Messages through ``logging``: warnings from every rank, with its number; everything else from rank 0 only.
 
-    Without ``hosts`` no message of this process names a host from here on.
+    With ``hosts=False``, no later message of this process names a host.
     """
 
     def __init__(self, *, hosts: bool = True) -> None:
@@ -38,7 +38,7 @@ class Notices:
         self._given: set[str] = set()
 
     def warn_once(self, key: str, message: str, error: Exception | None = None) -> None:
-        """Warn, unless a message with this key was given before; with the traceback of ``error``."""
+        """Warn, unless a message with this key was given before. Logs the traceback of ``error``, if given."""
         if key not in self._given:
             self._given.add(key)
             rank = current_rank()
@@ -52,13 +52,13 @@ class Notices:
 
     @staticmethod
     def info(message: str) -> None:
-        """Say something that needs no action."""
+        """Log something that needs no action."""
         if not current_rank():
             logger.info("overlap-callbacks: %s", message)
 
     @staticmethod
     def announce(message: str) -> None:
-        """The final line. Printed to stderr if logging is not configured, so the user always sees it."""
+        """Log the final message. Printed to stderr if logging is not configured, so that the user always sees it."""
         if current_rank():
             return
         if logger.shows_info:
@@ -68,7 +68,7 @@ class Notices:
 
 
 def current_rank() -> int:
-    """This process's rank: of the default process group, else what the launcher says."""
+    """This process's rank in the default process group; without one, the launcher's."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
     given = os.environ.get("RANK", "0")
@@ -76,15 +76,15 @@ def current_rank() -> int:
 
 
 class FaultGuard:
-    """Runs our own work on the training thread, and decides what becomes of its errors.
+    """Runs the library's own work on the training thread and handles its errors.
 
-    In production the first error warns once and switches measuring off; in strict mode it is raised as well. Errors on
-    threads of our own are kept until the training thread asks for them at its next step. Later ones are dropped:
-    reports that were still queued fail in the same way.
+    In production the first error warns once and switches measuring off; in strict mode it is also raised. Errors on the
+    library's threads are kept until the training thread's next step. Later ones are dropped: queued reports fail in the
+    same way.
 
-    ``stop`` switches measuring off, between steps or within one; ``fail`` does so after an error of ours, when nothing
-    that is open can be trusted; ``wake`` has the next ``step_begin`` ask for errors of our threads. These are methods,
-    held weakly: our threads must not keep a monitor alive that its user has dropped.
+    ``stop`` switches measuring off, between steps or within one; ``fail`` does so after an internal error, when no open
+    state can be trusted; ``wake`` makes the next ``step_begin`` check for errors of the threads. These are bound
+    methods, held weakly: the threads must not keep alive a monitor that its user has dropped.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class FaultGuard:
         try:
             action(*args, **kwargs)
         except MisuseError:
-            raise  # only raised in strict mode
+            raise  # only happens in strict mode
         except Exception as error:
             if is_from_handler(error):
-                raise  # the user's own
-            self._gate.stop()  # from here on the job's collectives pass as they are
+                raise  # the user's own exception
+            self._gate.stop()  # from here on the job's collectives pass through unchanged
             self._failed = True
             if not self.strict:
                 self.notices.warn_once("failed", _why(error), error)
@@ -126,23 +126,23 @@ class FaultGuard:
                 raise
 
     def misuse(self, key: str, message: str) -> None:
-        """The user's calls do not fit together: warn once, or raise ``MisuseError`` in strict mode."""
+        """Report inconsistent calls by the user: warn once, or raise ``MisuseError`` in strict mode."""
         if self.strict:
             raise MisuseError(message)
         self.notices.warn_once(key, message)
 
     def switch_off(self, key: str, message: str) -> None:
-        """Nothing can be measured any more: warn once, and switch measuring off."""
+        """Warn once that nothing more can be measured, and switch measuring off."""
         self.notices.warn_once(key, message)
         _call(self._stop)
 
     @property
     def pending(self) -> bool:
-        """Whether a thread of ours has reported an error that was not raised yet."""
+        """Whether a thread of the library has reported an error that is not raised yet."""
         return self._reported is not None
 
     def raise_reported(self) -> None:
-        """Raise what a thread of ours reported, if anything; called by ``run``."""
+        """Raise what a thread of the library reported, if anything; called by ``run``."""
         error, self._reported = self._reported, None
         if error is not None and not self._failed:
             raise error
@@ -150,13 +150,13 @@ class FaultGuard:
     # -- on any thread
 
     def report(self, error: Exception) -> None:
-        """Keep an error of a thread of ours for the training thread's next step, and let collectives through now."""
+        """Keep a thread's error for the training thread's next step, and let collectives pass from now on."""
         self._gate.stop()
         self._reported = error
         _call(self._wake)
 
     def sink_failed(self, sink: Sink, error: Exception) -> None:
-        """A sink failed and is not used again: warn once; in strict mode the next step raises the error."""
+        """Warn once that a sink failed and is no longer used; in strict mode the next step raises the error."""
         name = type(sink).__name__
         self.notices.warn_once(f"sink {name}", f"{name} failed and is not used again, the rest goes on: {error}")
         if self.strict:
@@ -164,7 +164,7 @@ class FaultGuard:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, StoreFailedError):  # no error of ours: the process that serves it is gone, mostly
+    if isinstance(error, StoreFailedError):  # not a bug of the library: usually the store's process is gone
         return f"{error}; measuring is switched off, training goes on"
     return f"an internal error switched measuring off, training goes on: {error!r}"
 

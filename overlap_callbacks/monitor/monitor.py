@@ -1,4 +1,4 @@
-"""OverlapMonitor: the one object that users and adapters drive. What is behind it begins in ``driver.py``."""
+"""``OverlapMonitor``, the object that users and adapters drive. The machinery behind it starts in ``driver.py``."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ _OFF_WORDS = frozenset({"0", "off", "false", "no", "disabled"})
 
 T = TypeVar("T")
 
-# Maximum time that reports on their way may hold up a job that is ending with an exception, or without close().
+# Maximum delay by pending reports when a job ends with an exception, or without close().
 EXCEPTION_CLOSE_TIMEOUT_S = 5.0
 
 
 class AdapterApi:
-    """What a monitor offers to adapters, in addition to what users call."""
+    """The monitor's interface for adapters, in addition to what users call."""
 
     _driver: StepDriver
     config: MonitorConfig
 
     @property
     def arm(self) -> str | None:
-        """Name of the switch that is turned in the open step; None if none is. ``mode`` tells what the gate does."""
+        """Name of the switch turned in the open step; None if none is. ``mode`` says what the gate does."""
         state = self._driver.switch
         return state.form.name if self._driver.open and state.is_turned and state.form is not None else None
 
@@ -62,34 +62,34 @@ class AdapterApi:
         return self._driver.runner.in_window
 
     def name_groups(self, dimensions: Mapping[str, str]) -> None:
-        """Say which dimension of parallelism process groups serve, by ``group.group_name``, if they do not say it."""
+        """Name the dimension of parallelism of process groups, by ``group.group_name``, if the groups do not say it."""
         self._driver.gate.dimensions.update(dimensions)
 
     def name_computing_streams(self, streams: Iterable[Stream]) -> None:
-        """Name streams that compute and issue no collective, which sequential steps order with the others."""
+        """Register streams that compute but issue no collectives. Sequential steps order them with the others."""
         self._driver.gate.side_streams.extend(streams)
 
     def tell_configuration(self, facts: Mapping[str, object]) -> None:
-        """Add facts of the job's configuration to the record, before the first window; cut where they are too long."""
+        """Add facts of the job's configuration to the record, before the first window. Long ones are cut."""
         self.config.configuration.update(as_settings(facts))
 
     def tell_model_chunks(self, number: int) -> None:
-        """Say how many model chunks of an interleaved pipeline this rank has."""
+        """Set the number of model chunks of an interleaved pipeline on this rank."""
         self._driver.window_runner.model_chunks = number
 
     def tell_micro_batch(self) -> None:
-        """Say that the open step trains on one more micro-batch. Their number is part of a step's kind."""
+        """Count one more micro-batch in the open step. The count is part of a step's kind."""
         self._driver.gate.micro_batches += 1
 
     def expect_nested_collectives(self) -> None:
-        """Say that operators issue collectives themselves, as those on DTensors do. Call it before the first window.
+        """Prepare for operators that issue collectives themselves, as those on DTensors do.
 
-        To see them costs some microseconds a collective between windows.
+        Call it before the first window. Observing these costs some microseconds per collective between windows.
         """
         self._driver.gate.nested = True
 
     def use_native(self, form: OverlapSwitch) -> None:
-        """Run sequential steps by a framework's own switches instead of the gate. Call it before the first step.
+        """Make steps sequential by a framework's own switches instead of the gate. Call it before the first step.
 
         Collectives are still checked and recorded.
         """
@@ -102,29 +102,29 @@ class AdapterApi:
         self._driver.switch.offers.update(offers)
 
     def offer_repetition(self, step: RepeatableStep) -> None:
-        """Offer a step that can be repeated, for ``check_gradients``. Call it before the first window."""
+        """Offer a repeatable step for ``check_gradients``. Call it before the first window."""
         self._driver.slot.race.step = step
 
     @property
     def is_repeating(self) -> bool:
-        """Whether a step is repeated right now, which is no step of training."""
+        """Whether a step is being repeated right now; a repetition does not train."""
         return self._driver.slot.race.running
 
     def is_turned(self, switch: Switch) -> bool:
-        """Whether the open step runs with this switch turned."""
+        """Whether this switch is turned in the open step."""
         state = self._driver.switch
         return state.form is switch and state.is_turned
 
     def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
-        """Issue a batch of sends and receives, and wait for them in sequential steps; see ``Gate.post``."""
+        """Issue a batch of sends and receives, and in sequential steps wait for them; see ``Gate.post``."""
         return self._driver.gate.post(issue, works_of)
 
     def call_on_close(self, action: Callable[[], None]) -> None:
-        """Have ``close()`` call ``action``, once: an adapter takes off its hooks."""
+        """Make ``close()`` call ``action``, once: an adapter removes its hooks."""
         self._driver.on_close.append(action)
 
     def sink_failed(self, sink: Sink, error: Exception) -> None:
-        """Say that a sink failed and is not used again; raised at the next step if strict."""
+        """Report a sink that failed and is no longer used; in strict mode the next step raises the error."""
         self._driver.faults.sink_failed(sink, error)
 
 
@@ -138,7 +138,7 @@ class OverlapMonitor(AdapterApi):
     raises: an error of its own switches it off with one warning. It never hangs: every wait has a timeout.
 
     The environment variable ``OVERLAP_CALLBACKS=off`` switches everything off. ``OVERLAP_CALLBACKS_RUN_DIR`` names the
-    folder of the record, and goes before ``run_dir`` and the folders of ``sinks``.
+    folder of the record, and overrides ``run_dir`` and the folders of ``sinks``.
 
     Args:
         schedule: when windows open and what they are made of.
@@ -215,7 +215,7 @@ class OverlapMonitor(AdapterApi):
 
     @classmethod
     def from_config(cls, config: MonitorConfig, gate: Gate | None = None) -> OverlapMonitor:
-        """A monitor with these options; the gate is not registered, and by default a new one."""
+        """A monitor with these options. ``gate`` is not registered yet; a new one by default."""
         monitor = cls.__new__(cls)
         monitor._set_up(config, Gate() if gate is None else gate)
         return monitor
@@ -246,13 +246,13 @@ class OverlapMonitor(AdapterApi):
     # -- steps
 
     def step_begin(self, step: int) -> None:
-        """Say that optimizer step ``step`` begins.
+        """Mark the start of optimizer step ``step``.
 
         Args:
             step: its number, counted up by one from step to step, the same on every rank.
         """
         driver = self._driver
-        # Outside windows this is all that a step costs. Any other call takes the long way.
+        # Fast path: outside windows a step costs no more than this.
         if type(step) is int and driver.last_step < step < driver.next_step and not driver.open:
             driver.ring.begin(step)
             driver.last_step = step
@@ -263,10 +263,10 @@ class OverlapMonitor(AdapterApi):
         driver.guarded(driver.begin, step, nested)
 
     def step_end(self, step: int | None = None) -> None:
-        """Say that the step that began last has ended.
+        """Mark the end of the open step.
 
         Args:
-            step: its number, as a check; may be left out.
+            step: its number, as a check; optional.
         """
         driver = self._driver
         if driver.open and not driver.in_runner_step and (step is None or step == driver.last_step):
@@ -276,29 +276,29 @@ class OverlapMonitor(AdapterApi):
         driver.raise_interrupt()
 
     def step(self, step: int | None = None) -> _StepContext:
-        """``with monitor.step():`` around a step; numbered on from the last one unless a number is given.
+        """``with monitor.step():`` around a step, numbered after the previous one unless a number is given.
 
-        An exception of the user's passes through unchanged, with the gate back to pass-through.
+        The user's exceptions pass through unchanged, with the gate back to pass-through.
         """
         self._step_context.number = self._driver.last_step + 1 if step is None else step
         return self._step_context
 
     def abort_step(self) -> None:
-        """Give up the open step, and the window with it: something went wrong in the user's step."""
+        """Abandon the open step, and the window with it: something went wrong in the user's step."""
         self._driver.abort()
 
     def skip_step(self, reason: str) -> None:
-        """Say that the open step trains nothing (a loss scaler skipped the update), and why. It does not count.
+        """Exclude the open step because it trains nothing (for example, a loss scaler skipped the update).
 
-        A window that began with it is left out: it issues fewer collectives than others.
+        A window that began with it is skipped: it issues fewer collectives than other steps.
         """
         self._driver.runner.skip(reason)
 
     @contextlib.contextmanager
     def pause(self) -> Iterator[None]:
-        """Around something within a step that is no part of training (an evaluation, a checkpoint).
+        """Wrap anything within a step that is not training (an evaluation, a checkpoint).
 
-        Its collectives are let through unseen, and the step does not count.
+        Its collectives are neither recorded nor serialised, and the step does not count.
         """
         runner = self._driver.runner
         self._driver.guarded(self._driver.pause)
@@ -309,12 +309,12 @@ class OverlapMonitor(AdapterApi):
 
     @property
     def last_step(self) -> int:
-        """Number of the step that began last; -1 before the first."""
+        """Number of the latest step; -1 before the first."""
         return self._driver.last_step
 
     @property
     def mode(self) -> Mode:
-        """The mode in which the open step runs."""
+        """The mode of the open step."""
         sequential = self._driver.gate.serialising or self._driver.switch.is_sequential
         return Mode.SEQUENTIAL if self._driver.open and sequential else Mode.OVERLAPPED
 
@@ -335,10 +335,10 @@ class OverlapMonitor(AdapterApi):
     # -- a mode pinned by hand
 
     def force(self, mode: Mode | None) -> None:
-        """Pin the mode of all steps from the next one on; no window opens meanwhile. None goes back to the schedule.
+        """Pin the mode of all steps from the next one on; no window opens meanwhile. None returns to the schedule.
 
-        All ranks must pin alike, between the same steps. The first step after pinning sequential mode is overlapped:
-        it is recorded for the order check, which must pass first. ``mode`` is the mode of the open step.
+        All ranks must pin the same mode between the same steps. The first step after pinning sequential mode is
+        overlapped: it is recorded for the order check, which must pass first. ``mode`` is the mode of the open step.
 
         Raises:
             TypeError: not a ``Mode`` or None.
@@ -363,12 +363,12 @@ class OverlapMonitor(AdapterApi):
     def close(self, timeout_s: float | None = None) -> None:
         """Report what was measured, release the gate for other monitors, close the sinks. Safe to call twice.
 
-        Call it before ``torch.distributed.destroy_process_group()``, on all ranks. A framework's own switches that can
-        only be turned between steps, and the adapter's hooks, stay until the open step has ended.
+        Call it before ``torch.distributed.destroy_process_group()``, on all ranks. The adapter's hooks, and a
+        framework's own switches that can only be turned between steps, stay until the open step has ended.
 
         Args:
-            timeout_s: maximum time for the last reports. By default ``report_timeout_s``, but ranks of which nothing
-                comes for some seconds are given up, because all ranks end at about the same time.
+            timeout_s: maximum time for the last reports. By default ``report_timeout_s``, but ranks that stay silent
+                for some seconds are given up, because all ranks end at about the same time.
         """
         driver = self._driver
         was_active, num_windows = self.active, driver.window_runner.num_opened
@@ -397,7 +397,7 @@ class OverlapMonitor(AdapterApi):
 
 
 class _StepContext:
-    """``with monitor.step():``; one object, used again for each step."""
+    """``with monitor.step():``; one object, reused for each step."""
 
     def __init__(self, monitor: OverlapMonitor) -> None:
         self._monitor = weakref.ref(monitor)
@@ -419,7 +419,7 @@ class _StepContext:
 
 
 def _announce_limits(schedule: Schedule, notices: Notices) -> None:
-    """Say which figures a schedule is too short for."""
+    """Log which figures a schedule is too short for."""
     if schedule.timed_blocks // 2 < MIN_BLOCKS:
         notices.info("fewer than 4 blocks of each mode: there will be no confidence intervals")
     elif 0 < schedule.profiled_steps < MIN_BLOCKS:
@@ -427,6 +427,6 @@ def _announce_limits(schedule: Schedule, notices: Notices) -> None:
 
 
 def _record_of(sinks: Sequence[Sink]) -> Path | None:
-    """Folder of the first record that there is."""
+    """Folder of the first record among the sinks, if any."""
     paths = (sink.kept_record() for sink in sinks)
     return next((path.parent for path in paths if path is not None and path.exists()), None)

@@ -1,9 +1,9 @@
-"""Where the parts of a window lie, so that no rhythm of the job meets one mode more often than the other.
+"""Places the parts of a window so that no periodic event of the job hits one mode more often than the other.
 
 A job does something at every k-th step: it waits for one of k loader workers, logs, saves. Windows that always open at
-the same phase would give these steps to one mode, and more windows only narrow the interval around a wrong number. So
-rank 0 chooses when each part starts, and with which mode, to even out what the windows before left uneven, for all k
-at once. (No table by the window's number can do that: the budget skips windows.)
+the same phase would give these steps to one mode, and more windows would only narrow the interval around a wrong
+number. So rank 0 chooses when each part starts, and with which mode, to even out the imbalance of earlier windows for
+all k at once. (A fixed table by window number cannot: the budget skips windows.)
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy.typing as npt
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.monitor.schedule import Part, Placement, Schedule
 
-# Rhythms that are evened out, in steps.
+# Periods that are balanced, in steps.
 PERIODS = range(2, 65)
-# The most ordinary steps before either part, beyond those that are always there.
+# Maximum ordinary steps inserted before either part, in addition to the fixed ones.
 _MAX_SHIFT = 120
-# Of the cost of the profiled part. It has a quarter of the counted steps, so that its imbalance is larger anyway.
+# Relative cost of the profiled part. It has a quarter of the counted steps, so its imbalance is larger anyway.
 _WEIGHT_OF_PROFILED = 4e-6
 
-# The higher, the more the worst rhythm counts, and not the sum of all.
+# The higher the power, the more the worst period dominates the sum.
 _POWER = 16
 
 Floats = npt.NDArray[np.float64]
@@ -32,8 +32,8 @@ Floats = npt.NDArray[np.float64]
 class PhaseBalance:
     """Places the windows of a run.
 
-    For each arm, part, period and phase it sums over the windows the share of the sequential steps that were hit, less
-    that of the overlapped ones. It minimises the sum of their sixteenth powers: the worst rhythm counts.
+    For each arm, part, period and phase it accumulates over windows the share of sequential steps hit minus that of
+    overlapped ones, and minimises the sum of their sixteenth powers, which the worst period dominates.
     """
 
     def __init__(self) -> None:
@@ -44,10 +44,10 @@ class PhaseBalance:
     def place(
         self, schedule: Schedule, first_step: int, arm: str, steps_per_block: int, long_steps: int = 0
     ) -> Placement:
-        """Place the parts of a window that will be measured, which counts from here on.
+        """Place the parts of a window that will be measured; it counts from now on.
 
-        ``steps_per_block`` are the counted steps of a timed block, ``long_steps`` those of a long block of each mode:
-        at most ``schedule.most_long_steps``, 0 for none.
+        ``steps_per_block``: counted steps of a timed block. ``long_steps``: those of each mode's long block, at most
+        ``schedule.most_long_steps``; 0 for none.
         """
         if not schedule.spread:
             timed_steps = len(schedule.part(Part.TIMED, steps_per_block))
@@ -65,7 +65,7 @@ class PhaseBalance:
         if profiled.num_steps:
             gap = np.arange(cost.shape[1]) - np.arange(cost.shape[0])[:, None]
             cost[(gap < 0) | (gap > _MAX_SHIFT)] = np.inf
-        # What is equal but for rounding is equal: the first of them is taken.
+        # Treat costs that differ only by rounding as equal, and take the first.
         best = int(np.flatnonzero(cost.ravel() <= cost.min() * (1 + 1e-9) + 1e-24)[0])
         shift, later = divmod(best, cost.shape[1])
         return Placement(
@@ -75,7 +75,7 @@ class PhaseBalance:
 
 
 class _Candidates:
-    """Where one part could start."""
+    """The possible starts of one part."""
 
     def __init__(self, schedule: Schedule, part: Part, steps_per_block: int, totals: list[Floats]) -> None:
         marks = _marks(schedule, part, steps_per_block)
@@ -83,10 +83,10 @@ class _Candidates:
         self._hits = [_by_phase(marks, period) for period in PERIODS]
         self._totals = totals
         self._earliest = 0
-        self.cost = np.zeros((2, 1))  # of each start; shape (2, starts), the second row for modes that change places
+        self.cost = np.zeros((2, 1))  # of each start; shape (2, starts), second row: modes swapped
 
     def look(self, earliest: int, room: int) -> None:
-        """Find the cost of the starts from the step ``earliest`` to ``room`` steps later."""
+        """Compute the cost of starts from step ``earliest`` to ``room`` steps later."""
         self._earliest = earliest
         starts = earliest + np.arange(room + 1)
         self.cost = np.zeros((2, len(starts)))
@@ -95,7 +95,7 @@ class _Candidates:
                 self.cost[row] += ((total + sign * hits) ** _POWER).sum(axis=1)[starts % period]
 
     def take(self, shift: int) -> bool:
-        """Count the start that is ``shift`` steps later. Returns whether its modes change places."""
+        """Account for the start that is ``shift`` steps later. Returns whether its modes are swapped."""
         swapped = bool(self.cost[1, shift] < self.cost[0, shift] * (1 - 1e-9) - 1e-24)
         sign = -1 if swapped else 1
         for number, period in enumerate(PERIODS):
@@ -104,14 +104,14 @@ class _Candidates:
 
 
 def _marks(schedule: Schedule, part: Part, steps_per_block: int) -> Floats:
-    """For each step of a part its share of the counted steps of its mode, below zero in overlapped ones."""
+    """For each step of a part, its share of its mode's counted steps; negative for overlapped ones."""
     steps = schedule.part(part, steps_per_block)
     marks = np.array([(1.0 if step.arm is Mode.SEQUENTIAL else -1.0) if step.counted else 0.0 for step in steps])
     return marks / max(1.0, float((marks > 0).sum()))
 
 
 def _by_phase(marks: Floats, period: int) -> Floats:
-    """The marks summed by phase; shape (period, period): row r: the part starts at a step that is r modulo k."""
+    """The marks summed by phase; shape (period, period). In row r the part starts at step r modulo the period."""
     folded = np.bincount(np.arange(len(marks)) % period, weights=marks, minlength=period)
     phase = np.arange(period)
     by_start: Floats = folded[(phase[None, :] - phase[:, None]) % period]

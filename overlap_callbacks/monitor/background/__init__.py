@@ -1,1 +1,1 @@
-"""All that runs on threads of our own: the order check, measuring, reporting."""
+"""The library's own threads: the order check, measuring, reporting."""

@@ -1,7 +1,7 @@
-"""Which windows are left out, so that measuring stays within ``max_overhead``; and which have long blocks.
+"""Decides which windows to skip so that measuring stays within ``max_overhead``, and which get long blocks.
 
-Rank 0 skips windows until training has paid for earlier ones. Every rank leaves out windows after one that waited in
-vain for another rank.
+Rank 0 skips windows until training has paid for earlier ones. Every rank backs off after a window that waited in vain
+for another rank.
 """
 
 from __future__ import annotations
@@ -26,29 +26,30 @@ def _nothing_late() -> float:
 
 
 def _charged(cost: float, upper: float | None) -> float:
-    """What of an estimate is charged; see ``WindowBudget``."""
+    """The part of an estimate that is charged; see ``WindowBudget``."""
     return max(0.0, cost if upper is None else (cost + upper) / 2)
 
 
 class Skip(NamedTuple):
-    """Why windows are left out because of the cost of earlier ones, and the first that may be measured again."""
+    """Why windows are skipped because of the cost of earlier ones, and the first one that may be measured again."""
 
     reason: str
     next_window: int
 
 
 class WindowBudget:
-    """Says which windows to skip because of their cost, and keeps the time of a step.
+    """Decides which windows to skip because of their cost; also keeps the step time.
 
-    A window that costs ``c`` seconds is paid for by ``c / max_overhead`` seconds of training, by the host's clock. The
-    next is measured once all before it are paid for. So at any time the cost of all windows is at most ``max_overhead``
-    of the training time since the first one opened, plus the cost of the last one. None is for no limit.
+    A window that costs ``c`` seconds is paid for by ``c / max_overhead`` seconds of training, in host time. The next is
+    measured once all before it are paid for. So at any time the cost of all windows is at most ``max_overhead`` of the
+    training time since the first one opened, plus the cost of the last one. None: no limit.
 
-    The cost is an estimate, which may be below zero by chance. A window is charged the estimate and half of the way to
-    the upper end of its interval, about one standard error, and never less than nothing: in sum more than windows cost.
+    The cost is an estimate, which noise may push below zero. A window is charged the estimate plus half the distance to
+    the upper end of its interval (about one standard error), and at least 0: in total more than windows cost.
 
-    A window that is left out costs too: it is recorded, and all ranks wait for rank 0's word. So of many that have to
-    be left out, rank 0 leaves out half at once, and they are not even opened. Not all: steps may become longer.
+    A skipped window costs too: its first steps are recorded, and all ranks wait for rank 0's ruling. So when many
+    windows must be skipped, rank 0 announces half of them in advance, and they never open. Not all of them: steps may
+    get slower.
 
     Only rank 0 has reports. The reporting thread calls ``record``, the order check's thread ``skip``, the training
     thread the rest.
@@ -62,18 +63,21 @@ class WindowBudget:
         self._paid_at_s = -math.inf
         self._reason = ""
         self._step_s = 0.0
-        self._began = 0, -math.inf  # a window that came last, and when
-        self._unknown: dict[int, tuple[float, float]] = {}  # windows whose cost is not known yet; opening, time taken
+        self._began = 0, -math.inf  # the last window that came, and when
+        # windows of unknown cost: when they opened, how long they took
+        self._unknown: dict[int, tuple[float, float]] = {}
         self._late_ms: Callable[[], float] = _nothing_late
 
     def await_cost(self, window: int, opened_ns: int, wall_ms: float) -> None:
-        """A window has ended: when it opened, and the time that it took. None is measured until its cost is known."""
+        """Note a window that has ended: when it opened and how long it took. No further one is measured before its cost
+        is known.
+        """
         with self._lock:
             self._unknown[window] = opened_ns / 1e9, wall_ms / 1e3
             self._began = window, opened_ns / 1e9
 
     def give_up(self, window: int, late_ms: Callable[[], float] = _nothing_late) -> None:
-        """Charge all the time of a window whose cost is not known by now, and ``late_ms`` with the next report."""
+        """Charge a window whose cost is still unknown its whole duration, and ``late_ms`` with the next report."""
         with self._lock:
             lost = self._unknown.pop(window, None)
             if lost is not None:
@@ -82,9 +86,10 @@ class WindowBudget:
                 self._reason = _NOT_KNOWN
 
     def record(self, report: OverlapReport, opened_ns: int, late_ms: Callable[[], float] = _nothing_late) -> None:
-        """Take note of what a window cost, and of how long an overlapped step took in it.
+        """Note what a window cost, and the time of an overlapped step in it.
 
-        ``late_ms`` gives its cost since the report, windows that were left out included. The next report has that.
+        ``late_ms`` returns what it, and the skipped windows after it, cost after the report. It is charged with the
+        next report.
         """
         self.long_blocks.record(report)
         with self._lock:
@@ -92,7 +97,7 @@ class WindowBudget:
             if report.e2e_overlapped_ms is not None:
                 self._step_s = report.e2e_overlapped_ms.value / 1e3
             known_s = self._take_late(late_ms)
-            # Where nothing is known but its length, a window cost no more than that.
+            # If the cost is unknown, charge the window's duration: it cost no more than that.
             charged_ms = report.wall_ms if report.lost_ms is None else _charged(report.lost_ms, report.lost_high_ms)
             self._owe(opened_ns / 1e9, max(0.0, charged_ms / 1e3 - known_s))
             overhead = report.measurement_overhead
@@ -107,7 +112,7 @@ class WindowBudget:
             )
 
     def skip(self, window: int | None) -> Skip | None:
-        """Whether a window, and some after it, are left out; None if not, and for a mode pinned by hand (no window)."""
+        """Whether to skip a window, and some after it. None if not, and for a pinned mode, which has no window."""
         if window is None or self._max_overhead is None:
             return None
         with self._lock:
@@ -119,12 +124,12 @@ class WindowBudget:
             if unpaid_s <= 0:
                 return None
             passed, taken_s = window - before, now_s - before_s
-            # Where numbers went back, nothing is known of the time between windows.
+            # If numbers went back, the time between windows is unknown.
             left = unpaid_s / taken_s * passed if passed > 0 and taken_s > 0 else 0.0
             return Skip(self._reason, window + max(1, math.ceil(left / 2)))
 
     def _take_late(self, late_ms: Callable[[], float]) -> float:
-        """Owe what the last window has cost since its report, which is returned; from now on ``late_ms`` says that."""
+        """Charge and return what the last window has cost since its report; from now on ``late_ms`` reports that."""
         late_s = self._late_ms() / 1e3
         self._paid_at_s += self._paid_after_s(late_s)
         self._late_ms = late_ms
@@ -134,12 +139,12 @@ class WindowBudget:
         self._paid_at_s = max(self._paid_at_s, opened_s) + self._paid_after_s(cost_s)
 
     def _paid_after_s(self, cost_s: float) -> float:
-        """Time after which a cost is paid for: the cost itself, and the training that pays for it."""
+        """Time until a cost is paid for: the cost itself plus the training that pays for it."""
         return 0.0 if self._max_overhead is None else cost_s + cost_s / self._max_overhead
 
     @property
     def step_s(self) -> float:
-        """Time of an overlapped step as measured in the last window; 0 before the first report."""
+        """Time of an overlapped step in the last measured window; 0 before the first report."""
         with self._lock:
             return self._step_s
 
@@ -148,58 +153,59 @@ class WindowBudget:
 
 
 class SilenceBackoff:
-    """Leaves out windows after one that waited in vain for a rank, until the wait is within ``max_overhead``.
+    """Skips windows after one that waited in vain for a rank, until such waits are within ``max_overhead``.
 
-    Each window in vain at least doubles the distance to the next. Windows open at multiples of a power of two: ranks
-    that come to different powers still meet at the multiples of the largest.
+    Each wait in vain at least doubles the distance to the next window. Windows open at multiples of a power of two:
+    ranks whose powers differ still meet at the multiples of the largest.
     """
 
     def __init__(self, max_overhead: float | None) -> None:
         self.next_window = 0  # the first that may be opened
-        # Without a budget windows come less often as long as the rank is silent, and no more.
+        # Without a budget, windows come less often while the rank is silent, without a limit to how often.
         self._max_overhead = max_overhead or math.inf
         self._power = 0  # windows are opened at multiples of two to this power
 
     def not_heard(self, window: int, waited_s: float, interval_s: float) -> None:
-        """A window waited in vain, for this time; from one window to the next it takes ``interval_s`` without."""
+        """Record that a window waited ``waited_s`` in vain; without the wait, windows are ``interval_s`` apart."""
         paid_by = math.ceil(waited_s / (self._max_overhead * interval_s)) if interval_s > 0 else 1
         self._power = max(self._power + 1, math.ceil(math.log2(max(1, paid_by))))
         distance = 2**self._power
         self.next_window = math.ceil((window + max(1, paid_by)) / distance) * distance
 
     def all_heard(self) -> None:
-        """All ranks came to a window: the next one may be opened."""
+        """Record that all ranks came to a window: the next one may open."""
         self._power = 0
 
     def rewind(self) -> None:
-        """The numbers of windows go back."""
+        """Start over: window numbers have gone back."""
         self.next_window = 0
 
 
 # -- long blocks
 
 
-# ``benchmarks/settled.py``: with this many steps the settled difference is known twice as well. Fewer than the least
+# ``benchmarks/settled.py``: with this many steps the error of the settled difference is halved. Fewer than the minimum
 # add little to the timed blocks and the steps around them.
 _WANTED_STEPS, _LEAST_STEPS = 40, 24
-# Where the timed blocks give no watts. ``benchmarks/power_truth.py``: NVML's counter, renewed every 100 ms, gives those
-# of a block this long to 2 %. In a shorter one than the least no sensor gives more than in the timed blocks.
+# Where the timed blocks give no watts. ``benchmarks/power_truth.py``: NVML's counter, updated every 100 ms, measures a
+# block this long to 2 %. Below the minimum no sensor gives more than in the timed blocks.
 _WANTED_S, _LEAST_S = 6.0, 2.0
-# Every n-th window of an arm, from the second one on: the first shows what a block would cost. Where the second one's
-# shows no memory and watts are known, the next ones would only cost: the steps around the timed blocks show what begins
-# later.
+# Every n-th window of an arm, from the second one on: the first shows what a block would cost. If the second one's
+# block shows no memory and watts are known, further blocks would only cost: the steps around the timed blocks show
+# memory that appears later.
 _EVERY = 4
-# Where sequential steps take longer than this, of overlapped ones, a long block would be too dear: 20 % longer, and
-# what one window is off by (``benchmarks/power_hours.py``).
+# Above this ratio of sequential to overlapped step time a long block is too expensive: 20 % longer, plus the error of a
+# single window (``benchmarks/power_hours.py``).
 _MOST_LONGER = 1.25
-# After this many in a row that gave no watts, they are no longer made longer for power.
+# After this many in a row without watts, long blocks are no longer made longer for power.
 _MOST_IN_VAIN = 6
 
 
 class LongBlocks:
-    """Rank 0: which windows have a long block of each mode, for what follows a mode slowly and slow power sensors.
+    """Decides on rank 0 which windows have a long block of each mode: for slow effects of a mode, and for slow power
+    sensors.
 
-    Decides by the reports so far. Two threads use it: one calls ``record``, the other ``steps``.
+    Decides from the reports so far. Two threads use it: one calls ``record``, the other ``steps``.
     """
 
     def __init__(self) -> None:
@@ -212,8 +218,8 @@ class LongBlocks:
         self._windows: Counter[str] = Counter()
 
     def record(self, report: OverlapReport) -> None:
-        """Take note of a report: what its steps took, whether the difference keeps changing along a block, and whether
-        its blocks gave the watts of both modes.
+        """Note a report's step times, whether the difference keeps changing along a block, and whether its blocks gave
+        the watts of both modes.
         """
         overlapped, sequential, power = report.e2e_overlapped_ms, report.e2e_sequential_ms, report.power
         if overlapped is None or sequential is None:
@@ -231,7 +237,7 @@ class LongBlocks:
             self._lacks_watts = lacks
 
     def steps(self, window: int, arm: str, schedule: Schedule, steps_per_block: int) -> int:
-        """Counted steps of the long block of each mode in a window of an arm that will be measured; 0 for none."""
+        """Counted steps of each mode's long block in a window of an arm that will be measured; 0 for none."""
         self._windows[arm] += 1
         for_power = self._lacks_watts and self._in_vain < _MOST_IN_VAIN
         if not (self._memory_is_open or for_power or self._windows[arm] == 2):

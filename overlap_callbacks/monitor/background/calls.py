@@ -1,6 +1,6 @@
-"""The collectives of a window on this rank, grouped: by kind, by message, call by call, and by their splits.
+"""The collectives of a window on this rank, grouped by kind, by message, by single call, and by split sizes.
 
-Runs on the reporting thread while training goes on, so the interpreter is given back after each step: a step may have
+Runs on the reporting thread while training goes on, and releases the interpreter after each step: a step may have
 thousands of collectives.
 """
 
@@ -29,30 +29,30 @@ from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.window import MeasuredStep, SampledStep
 
-# The interpreter is given to the training thread for this long after each step.
+# How long to leave the interpreter to the training thread after each step.
 _PAUSE_S = 0.0005
 # Collectives in which all ranks wait for the last one.
 _SYNCHRONISE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
-# Single calls that are sent: this many steps, calls of each kind in a step, and kinds. A job has some hundreds of kinds
-# of calls at most, a group thousands.
+# Limits on the single calls that are sent: steps, calls of each kind in a step, and kinds. A job has a few hundred
+# kinds of calls at most, a group thousands.
 _MAX_STEPS, _MAX_CALLS_A_STEP, _MAX_KINDS = 8, 4, 32
-# Steps that are compared with the recorded one, and steps whose all-to-alls are looked at.
+# Steps compared with the recorded one, and steps whose all-to-alls are examined.
 _MAX_COMPARED, _MAX_EXPERT_STEPS = 64, 16
-# A share of the bytes of a step. A heartbeat between the stages of a pipeline has some bytes.
+# As a share of a step's bytes. A heartbeat between pipeline stages has a few bytes.
 _NEGLIGIBLE = 0.01
 
 T = TypeVar("T")
 
 
 def _with_pauses(items: Iterable[T]) -> Iterator[T]:
-    """The items; after the work on each the interpreter is given to others."""
+    """Yield the items, pausing after each to release the interpreter."""
     for item in items:
         yield item
         time.sleep(_PAUSE_S)
 
 
 def _every(items: Sequence[T], most: int) -> Sequence[T]:
-    """At most this many of the items, evenly spread."""
+    """At most ``most`` of the items, evenly spaced."""
     return items[:: max(1, -(-len(items) // most))]
 
 
@@ -61,7 +61,7 @@ def _size_of(call: Collective) -> int:
 
 
 def _time_ms(call: Collective) -> float | None:
-    """Time from issue to end; None where it was not serialised."""
+    """Time from issue to end; None if the call was not serialised."""
     return None if call.start is None or call.end is None else clocks.elapsed_ms(call.start, call.end)
 
 
@@ -71,17 +71,17 @@ def _time_ms(call: Collective) -> float | None:
 def collective_times(
     recorded: StepLog | None, timed: Sequence[StepLog], kernels_ms: Mapping[CollectiveKey, float]
 ) -> tuple[CollectiveTime, ...]:
-    """Each operator on each group, per step, as the recorded step has them; it ran without a profiler.
+    """Time per step of each operator on each group that occurs in the recorded step, which ran without a profiler.
 
-    ``timed`` are the counted sequential steps, which the device has passed. Only what was serialised has a time, and
-    only its bytes may be divided by it. ``kernels_ms`` is the time of the kernels per sequential step, where known.
+    ``timed``: the counted sequential steps that the device has passed. Only serialised collectives have a time, and
+    only their bytes may be divided by it. ``kernels_ms``: kernel time per sequential step, where known.
     """
     if recorded is None:
         return ()
     sums: dict[CollectiveKey, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])  # ms, bytes in, bytes out
     for log in _with_pauses(timed):
         marked = [call for call in log.collectives if call.end is not None]
-        # If there were more than are marked, they count like those that are.
+        # If there were more calls than could be timed, those left out count like the timed ones.
         every = Counter([call.key for call in log.collectives]) if len(marked) >= MAX_TIMED else None
         for key, calls in grouped(marked, lambda call: call.key).items():
             weight = (1.0 if every is None else every[key] / len(calls)) / len(timed)
@@ -110,14 +110,14 @@ def collective_times(
     return tuple(found)
 
 
-# -- single calls: with the times of other ranks they tell who came last
+# -- single calls: compared with other ranks' times they show which rank came last
 
 
 def timed_calls(steps: Sequence[tuple[int, StepLog | None]]) -> tuple[TimedCalls, ...]:
-    """Some calls of each operator on each group. All ranks of a group choose the same ones.
+    """A sample of calls of each operator on each group; all ranks of a group choose the same ones.
 
-    From the sequential steps that the window planned to time, with their places in it; None for one that does not count
-    on this rank.
+    Taken from the sequential steps that the window planned to time, each with its place; None for a step that does not
+    count on this rank.
     """
     found: dict[CollectiveKey, tuple[Collective, list[TimedCall]]] = {}
     for place, log in _with_pauses(_every(steps, _MAX_STEPS)):
@@ -144,11 +144,11 @@ def timed_calls(steps: Sequence[tuple[int, StepLog | None]]) -> tuple[TimedCalls
 
 
 def _chosen(issued: Sequence[Collective]) -> list[int]:
-    """Numbers of the calls that are sent: of each size one first, the largest size before others, then more of each."""
+    """Indices of the calls to send: one of each size first, largest size first, then more of each."""
     if collective_of(issued[0].operator) == "all_to_all":  # its sizes are each rank's own
         return list(range(min(_MAX_CALLS_A_STEP, len(issued))))
     by_size = grouped(range(len(issued)), lambda number: _size_of(issued[number]))
-    # By the turn in which each call's size has it, then by size.
+    # Sort by the round in which each call's size comes up, then by size.
     in_turn = sorted((turn, -size, number) for size, numbers in by_size.items() for turn, number in enumerate(numbers))
     return sorted([number for *_, number in in_turn[:_MAX_CALLS_A_STEP]])
 
@@ -159,10 +159,12 @@ def _chosen(issued: Sequence[Collective]) -> list[int]:
 def messages_of(
     recorded: StepLog | None, counted: Sequence[StepLog], rank: int, chunks: int = 1
 ) -> RankMessages | None:
-    """The messages of the recorded step, and how many counted steps sent the same; None if there is no whole one."""
+    """The messages of the recorded step, and how many counted steps sent the same; None if no recorded step is
+    complete.
+    """
     if recorded is None or not recorded.is_whole:
         return None
-    # By the group's name first: groups of thousands of ranks are slow as keys.
+    # Group by name first: groups of thousands of ranks are slow as dictionary keys.
     rows: dict[tuple[str, str, tuple[int, ...], int], list[Collective]] = defaultdict(list)
     for calls in grouped(recorded.collectives, lambda call: (call.operator, call.group.name, call.peer)).values():
         group = calls[0].group
@@ -180,7 +182,7 @@ def messages_of(
 
 
 def _ranks_of(call: Collective, rank: int) -> tuple[int, ...]:
-    """The ranks of the call's group; of a send or receive, sender and receiver, or none where they are not known."""
+    """The ranks of the call's group. For a send or receive: sender and receiver, or none if not known."""
     ranks = call.group.ranks
     if not call.point_to_point:
         return ranks
@@ -195,12 +197,12 @@ def _contents(log: StepLog) -> list[tuple[str, str, int, int, int]]:
 
 
 def _are_alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether two steps issued the same calls. Threads may have issued them in another order."""
+    """Whether two steps issued the same calls; threads may issue them in a different order."""
     return one == other or Counter(one) == Counter(other)
 
 
 def _stage(recorded: StepLog, rank: int) -> int:
-    """The rank's place in its pipeline, as the largest group of a pipeline has it."""
+    """The rank's place in its pipeline, taken from the largest pipeline group."""
     groups = {call.group.name: call.group for call in recorded.collectives if call.group.dimension == "pipeline"}
     pipelines = [group.ranks for group in groups.values() if len(group.ranks) > 1 and rank in group.ranks]
     return max(pipelines, key=len).index(rank) if pipelines else NO_STAGE
@@ -212,7 +214,9 @@ def _stage(recorded: StepLog, rank: int) -> int:
 def experts_of(
     steps: Sequence[MeasuredStep], sampled: Sequence[SampledStep], rank: int, stage: int
 ) -> RankExperts | None:
-    """What the steps of a window, and those sampled before it, say; None without all-to-alls that have split sizes."""
+    """Token counts from the steps of a window and from those sampled before it; None without all-to-alls with split
+    sizes.
+    """
     whole = [step for step in steps if step.log.is_whole and not step.skipped]
     found = [
         (step.number, True, _all_to_alls(step.log.collectives))
@@ -223,7 +227,7 @@ def experts_of(
 
 
 def _all_to_alls(collectives: Iterable[Collective]) -> Sequence[AllToAll]:
-    """Those that have split sizes."""
+    """The all-to-alls that have split sizes."""
     return [
         AllToAll(
             call.group.name, call.dimension, call.group.ranks, tuple(call.splits[1]), tuple(call.splits[0]),
@@ -238,7 +242,7 @@ def _all_to_alls(collectives: Iterable[Collective]) -> Sequence[AllToAll]:
 
 
 def unserialised_notes(steps: Sequence[MeasuredStep]) -> tuple[str, ...]:
-    """One sentence for each reason for which counted sequential steps did not serialise collectives."""
+    """One sentence for each reason why counted sequential steps did not serialise collectives."""
     logs = _sequential(steps)
     total: Counter[NotSerialised] = Counter()
     for log in logs:
@@ -254,9 +258,9 @@ def unserialised_notes(steps: Sequence[MeasuredStep]) -> tuple[str, ...]:
 
 
 def is_negligible(steps: Sequence[MeasuredStep]) -> bool:
-    """Whether what counted sequential steps did not serialise is so few of their bytes that it cannot matter."""
+    """Whether the bytes that counted sequential steps did not serialise are too few to matter."""
     logs = _sequential(steps)
-    # Nothing is sent within a group of one rank.
+    # A group of one rank sends nothing.
     issued = sum([_size_of(call) for log in logs for call in log.collectives if call.group_size != 1])
     passed = sum([log.not_serialised_bytes for log in logs])
     return not passed or passed < _NEGLIGIBLE * issued

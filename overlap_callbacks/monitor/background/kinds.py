@@ -1,7 +1,8 @@
-"""Kinds of steps: those that issue the same collectives in the same order, in as many micro-batches.
+"""Kinds of steps: steps of one kind issue the same collectives in the same order, over the same number of
+micro-batches.
 
 A generator that trains in every fourth step, a policy that is updated after four steps, local SGD that synchronises now
-and then: such jobs have steps of several kinds, whose share must not differ between the modes.
+and then: such jobs have several kinds of steps, and their mix must not differ between the modes.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import MeasuredStep
 
-# A step joins a kind that both modes have if it issued more or fewer collectives by at most this share: logging adds
-# some.
+# A step joins a kind that both modes have if its number of collectives differs by at most this share: logging adds a
+# few.
 _MAX_DEVIATION = 0.25
-# Sizes distinguish kinds if there are at most this many, each with this many steps in both modes: data make many more.
+# Sizes distinguish kinds only if there are at most this many, each with this many steps in both modes: data-dependent
+# sizes make many more.
 _MOST_SIZES, _LEAST_STEPS = 4, 2
-# A kind recurs if this many steps of it were seen at one distance, or at multiples of it.
+# A kind recurs if at least this many of its steps lie at multiples of one distance.
 _LEAST_RECURRENCES = 4
 
 
@@ -36,10 +38,10 @@ _LEAST_RECURRENCES = 4
 class StepKinds:
     """The kinds of a window's counted steps."""
 
-    of_steps: Mapping[int, int]  # the kind of each counted step that stays, by its index; 0 is the commonest
-    left_out: frozenset[int] = frozenset()  # indices of the counted steps whose kind came in one mode only, or is rare
+    of_steps: Mapping[int, int]  # kind of each counted step that is kept, by step index; 0 is the most common
+    left_out: frozenset[int] = frozenset()  # indices of counted steps whose kind occurs in one mode only, or is rare
     notes: tuple[str, ...] = ()  # which kinds there are and which were measured; empty if all steps are of one kind
-    names: Mapping[int, str] = field(default_factory=dict)  # what a step of each kind does, by the kind's number
+    names: Mapping[int, str] = field(default_factory=dict)  # what distinguishes each kind, by its number
 
     def costs(self, timed: Sequence[tuple[int, Mode, float]]) -> tuple[str, ...]:
         """How much longer each other kind takes than the commonest, in words, by kind, mode and ms of each step."""
@@ -148,9 +150,10 @@ class _Labels:
         self._example = {label: steps[index].log for index, label in reversed(list(labels.items()))}
 
     def match_sides(self) -> None:
-        """Match the kinds of the modes where they have none in common: an arm may issue other collectives.
+        """Match the modes' kinds if they have none in common: an arm may issue different collectives.
 
-        In the order of their collectives; if one mode has more kinds than the other, the commonest of each.
+        Kinds are paired in order of their collectives. If one mode has more kinds than the other, only the most common
+        of each is.
         """
         sides: dict[Mode, Counter[int]] = {mode: Counter() for mode in Mode}
         for index, step in self._steps.items():
@@ -166,7 +169,9 @@ class _Labels:
         self._seen = dict(self.labels)
 
     def without_partner(self, part: Part) -> set[int]:
-        """Steps of a part whose kind its other mode does not have. Those that are nearly of another kind join it."""
+        """Steps whose kind the other mode does not have in this part. A step that is nearly of another kind joins that
+        kind.
+        """
         both = _both(self._steps, self.labels, part)
         if both is None:
             return set()
@@ -183,7 +188,7 @@ class _Labels:
         return alone
 
     def described(self) -> dict[int, str]:
-        """What distinguishes each kind, and how often it comes if that is every n-th step."""
+        """What distinguishes each kind, and its period if it recurs at every n-th step."""
         used = set(self.labels.values()) | set(self._seen.values())
         logs = {label: log for label, log in self._example.items() if label in used}
         numbers = Counter(len(log.collectives) for log in logs.values())
@@ -205,7 +210,7 @@ class _Labels:
         return found
 
     def _period(self, label: int) -> int | None:
-        """The period at which the steps of a kind recur, if all do and no others are among them."""
+        """The period of a kind: None unless all its steps, and no others, recur at it."""
         mine = {step.number for index, step in self._steps.items() if self._seen[index] == label}
         others = {step.number for index, step in self._steps.items() if self._seen[index] != label}
         if len(mine) < _LEAST_RECURRENCES or not others or min(mine) < 0:
@@ -215,7 +220,7 @@ class _Labels:
         return period if recurs else None
 
     def notes(self, left_out: Iterable[int], described: Mapping[int, str], advice: str) -> tuple[str, ...]:
-        """Which kinds the steps are of, and which were measured."""
+        """A note on which kinds of steps there are and which were measured."""
         part = Part.TIMED if any(step.plan.part is Part.TIMED for step in self._steps.values()) else Part.PROFILED
         shown = Counter(
             label
@@ -245,7 +250,7 @@ def _bytes_of(log: StepLog) -> int:
 
 
 def _is_near(log: StepLog, other: StepLog) -> bool:
-    """Whether one of two steps issued what the other did, and only a few collectives more."""
+    """Whether one of two steps issued all collectives of the other and only a few more."""
     if log.micro_batches != other.micro_batches:
         return False
     if (
@@ -261,13 +266,13 @@ def _is_near(log: StepLog, other: StepLog) -> bool:
     return all(call in rest for call in shorter)
 
 
-# -- kinds by the kernels that steps called
+# -- kinds by the number of kernels
 
 
 def with_kinds_by_kernels(
     kernels: KernelTable, steps: Sequence[MeasuredStep]
 ) -> tuple[list[MeasuredStep], tuple[str, ...]]:
-    """Divide kinds of steps that communicate alike and called other kernels; with a note if there are any."""
+    """Split kinds whose steps communicate alike but launch different numbers of kernels; with a note if any do."""
     by_arm, kinds = counted_steps(steps)
     counts = kernels_of_steps(kernels, list(kinds))
     found = kinds_by_number(counts, by_arm, kinds)

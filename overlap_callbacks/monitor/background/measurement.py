@@ -1,4 +1,4 @@
-"""From the marks of a closed window to the figures of one rank; on the reporting thread, seconds after the window."""
+"""Computes one rank's figures from the marks of a closed window, on the reporting thread, seconds after the window."""
 
 from __future__ import annotations
 
@@ -40,23 +40,23 @@ from overlap_callbacks.monitor.background.profile_figures import ProfileFigures,
 from overlap_callbacks.monitor.schedule import Part
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 
-# Maximum time that we wait for the device to pass a mark.
+# Maximum wait for the device to pass a mark.
 _READY_TIMEOUT_S = 60.0
-# Steps beside the timed part are compared in stretches about as long as its blocks.
+# The overlapped steps around the timed part are grouped into stretches about as long as its blocks.
 _STEPS_OF_STRETCH = 4
-# A step that takes this many medians of its kind held something else: an evaluation, or another rank's.
+# A step longer than this many medians of its kind contains something else: an evaluation, here or on another rank.
 _NO_STEP = 3.0
-# Two clocks drift apart by less than this share of a block, and a bound is off by less than this.
+# Clock drift is below this share of a block, and the error of a bound below this.
 _CLOCK_DRIFT, _CLOCK_BLUR_NS = 0.01, 1e6
 
 
 def measure(window: MeasuredWindow, rank: int, backend: str) -> RankWindow:
-    """All figures of a closed window on this rank. Waits for the device to pass its last mark, for a bounded time.
+    """All figures of a closed window on this rank. Waits, for a bounded time, for the device to pass its last mark.
 
-    It can be measured once, because its profile can be read once. Rank 0 adds the timelines of two steps and a trace of
-    power. ``backend`` is that of the default process group.
+    Works once per window, because the profile can be read only once. Rank 0 adds the timelines of two steps and a power
+    trace. ``backend``: of the default process group.
     """
-    started_s = time.thread_time()  # of this thread alone: while it waits for the device, it takes nothing from the job
+    started_s = time.thread_time()  # CPU time of this thread: waiting for the device costs the job nothing
     if window.steps:
         clocks.prepare_own_thread(clocks.device_of(window.steps[-1].end))
     measured = _Measurement(window).result(rank, backend)
@@ -64,7 +64,7 @@ def measure(window: MeasuredWindow, rank: int, backend: str) -> RankWindow:
 
 
 def measure_block(steps: Sequence[MeasuredStep]) -> TimedBlock | None:
-    """The step times of one timed block, at least one; None if the device passes none of them in time."""
+    """The step times of one timed block (at least one); None if the device passes none of its steps in time."""
     clocks.prepare_own_thread(clocks.device_of(steps[-1].end))
     passed = [step for step in with_times(steps) if step.ms is not None]
     return _timed_block(passed) if passed else None
@@ -82,7 +82,7 @@ def _timed_block(steps: Sequence[MeasuredStep], *, with_kinds: bool = False) -> 
 
 
 def with_times(steps: Sequence[MeasuredStep]) -> list[MeasuredStep]:
-    """The steps, in order, with their times. Waits for each for a bounded time; one that takes longer has none."""
+    """The steps in order, with their times. Waits for each for a bounded time; a step that takes longer has none."""
     return [
         replace(step, ms=clocks.elapsed_ms(step.start, step.end)) if await_mark(step.end) else step for step in steps
     ]
@@ -99,7 +99,7 @@ def await_mark(mark: clocks.Mark) -> bool:
 
 
 class _Measurement:
-    """The measuring of one window: its steps, and the problems found on the way."""
+    """One window being measured: its steps, and the problems found so far."""
 
     def __init__(self, window: MeasuredWindow) -> None:
         self._window = window
@@ -128,7 +128,7 @@ class _Measurement:
         for rhythm in window.rhythms:
             self._note(f"the job has a rhythm, which is taken out of both modes: {rhythm_sentence(rhythm)}")
         kernels, problems = read_kernels(window)
-        if kernels is not None:  # before stalls are looked for: a step that does more is none
+        if kernels is not None:  # before stalls are removed: a step that simply does more work is not a stall
             self._steps, problems = with_kinds_by_kernels(kernels, self._steps)
         self._leave_out_stalls()
         own = RankWindow(
@@ -175,7 +175,7 @@ class _Measurement:
         )
 
     def _leave_out_stalls(self) -> None:
-        """Leave out the counted steps that took far longer than others of their mode; see ``analysis.outliers``."""
+        """Exclude counted steps that took far longer than others of their mode; see ``analysis.outliers``."""
         counted, found = self._far_longer(self._long, Part.LONG)
         for index, is_far in zip(counted, found.far, strict=True):
             if is_far and not found.kept:
@@ -193,7 +193,7 @@ class _Measurement:
                 self._note(stalls_in_words(far[Mode.OVERLAPPED], far[Mode.SEQUENTIAL], kept=found.kept, what=what))
 
     def _far_longer(self, steps: Sequence[MeasuredStep], part: Part) -> tuple[dict[int, MeasuredStep], LeftOut]:
-        """The counted steps of a part, by their place, and which of them took far longer than others of their kind."""
+        """The counted steps of a part by position, and those that took far longer than others of their kind."""
         counted = {
             index: step
             for index, step in enumerate(steps)
@@ -216,7 +216,7 @@ class _Measurement:
         return [step for step in self._steps if step.plan.part is part]
 
     def _counted(self) -> list[MeasuredStep]:
-        """The timed steps that count."""
+        """The counted steps of the timed part."""
         return [step for step in self._of(Part.TIMED) if step.counted]
 
     def _timed_blocks(self) -> tuple[TimedBlock, ...]:
@@ -227,18 +227,18 @@ class _Measurement:
     def _series(self) -> StepSeries | None:
         """The steps of timed and long blocks and around them, in order; None if the device has not passed all.
 
-        Warm-up steps count: they show how a step's time follows the mode. Odd steps and those of rarer kinds do not
-        count, but say what the mode was.
+        Warm-up steps count: they show how step time follows a change of mode. Outliers and steps of rarer kinds do not
+        count, but keep their mode in the series.
         """
         odd = self._kinds.left_out
         steps = [(i, step) for i, step in enumerate(self._steps) if step.plan.part in (Part.BESIDE, Part.TIMED)]
-        # What steps of long blocks communicated is not kept, so where there are kinds, theirs are not known.
+        # Long blocks do not record collectives, so if there are several kinds, theirs are unknown.
         several = self._several or bool(odd)
         long = [(-1, replace(step, spoilt=step.spoilt or several)) for step in self._long]
         steps = sorted([*steps, *long], key=lambda of: of[1].plan.offset)
         offsets = [step.plan.offset for _, step in steps]
         if not steps or offsets != list(range(offsets[0], offsets[0] + len(steps))):
-            return None  # without a step, what its mode was is not known
+            return None  # a missing step leaves a gap of unknown mode
         timed = [
             (step.plan.arm, step.ms, not step.spoilt and index not in odd and step.kind == 0)
             for index, step in steps
@@ -269,7 +269,7 @@ class _Measurement:
     # -- collectives
 
     def _recorded(self) -> StepLog | None:
-        """A recorded step of the commonest kind that communicates; None without any that trained."""
+        """A recorded step of the most common kind that communicates; None if no recorded step trained."""
         logs = [step.log for step in self._of(Part.RECORDED) if not step.skipped]
         numbers = Counter([log.signature for log in logs if log.collectives])
         usual = numbers.most_common(1)[0][0] if numbers else ()
@@ -278,13 +278,15 @@ class _Measurement:
     def _collectives(
         self, recorded: StepLog | None, kernels_ms: Mapping[CollectiveKey, float]
     ) -> tuple[CollectiveTime, ...]:
-        """The collectives of the recorded step, with times of the sequential steps of its kind, or else of all."""
+        """The collectives of the recorded step, timed over sequential steps of its kind, or over all if none are."""
         timed = [step.log for step in self._counted() if step.plan.mode is Mode.SEQUENTIAL and step.ms is not None]
         alike = [log for log in timed if recorded is not None and log.signature == recorded.signature]
         return collective_times(recorded, alike or timed, kernels_ms)
 
     def _planned_sequential(self) -> list[tuple[int, StepLog | None]]:
-        """The sequential steps that all ranks planned to time, with their places; None for one that does not count."""
+        """The sequential steps that all ranks planned to time, with their positions; None for a step that does not
+        count.
+        """
         return [
             (place, step.log if step.counted and step.ms is not None else None)
             for place, step in enumerate(self._steps)
@@ -292,7 +294,7 @@ class _Measurement:
         ]
 
     def _let_pass(self) -> tuple[str, ...]:
-        """What sequential steps did not serialise, in words; a note where it is too little to matter."""
+        """Why collectives were not serialised in sequential steps; only a note if they are negligible."""
         sentences = unserialised_notes(self._steps)
         if not is_negligible(self._steps):
             return sentences
@@ -302,7 +304,7 @@ class _Measurement:
 
 
 def memory_peaks(steps: Sequence[MeasuredStep]) -> tuple[MemoryPeak, ...]:
-    """Bounds of the memory peak of each mode, over the steps that count and were read."""
+    """Bounds of each mode's memory peak, over the counted steps with readings."""
     stepped = []
     for step in steps:
         if step.counted and step.memory is not None:
@@ -313,10 +315,10 @@ def memory_peaks(steps: Sequence[MeasuredStep]) -> tuple[MemoryPeak, ...]:
 
 
 def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_only: bool = False) -> list[Segment]:
-    """Intervals of time in one mode: of each block's counted steps and of its warm-up, cut where something else ran.
+    """Time intervals in one mode: the counted steps of each block and its warm-up, cut where something else ran.
 
-    The device's times are known between bounds only, so each interval is as short as the bounds allow. All steps must
-    have been passed by the device.
+    Device times are known only within bounds, so each interval is as short as its bounds allow. The device must have
+    passed all steps.
     """
     segments: list[Segment] = []
     positions: Counter[tuple[Part, int, Mode, bool]] = Counter()  # steps so far
@@ -333,7 +335,7 @@ def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_
             _, start_ns = clock.host_bounds_ns(stretch[0].start)
             end_ns, _ = clock.host_bounds_ns(stretch[-1].end)
             length_s = clocks.elapsed_ms(stretch[0].start, stretch[-1].end) / 1e3
-            # Bounds that are further apart than the device took contradict each other: then none can be believed.
+            # Bounds further apart than the device time contradict each other: use none of them.
             if 0 < end_ns - start_ns <= 1e9 * (1 + _CLOCK_DRIFT) * length_s + _CLOCK_BLUR_NS:
                 # Step starts, computed backwards from the block's end on the device clock.
                 starts_ns = [end_ns - round(clocks.elapsed_ms(s.start, stretch[-1].end) * 1e6) for s in stretch]
@@ -358,7 +360,7 @@ def _gap_ms(before: MeasuredStep, after: MeasuredStep) -> float:
 
 
 def _max_gap_ms(steps: Sequence[MeasuredStep]) -> float:
-    """Maximum time between two steps that belongs to them: loading a batch does, an evaluation does not."""
+    """Maximum gap between two steps that still belongs to training: loading a batch does, an evaluation does not."""
     if len(steps) < 2:
         return 0.0
     typical_ms = float(np.median([_gap_ms(before, after) for before, after in itertools.pairwise(steps)]))
@@ -367,7 +369,7 @@ def _max_gap_ms(steps: Sequence[MeasuredStep]) -> float:
 
 
 def _cut_at_gaps(steps: list[MeasuredStep], max_gap_ms: float) -> list[list[MeasuredStep]]:
-    """The steps of a block, cut where something else took time between two of them."""
+    """The steps of a block, split where something else ran between two of them."""
     stretches = [[steps[0]]]
     for before, after in itertools.pairwise(steps):
         if _gap_ms(before, after) > max_gap_ms:
@@ -377,7 +379,7 @@ def _cut_at_gaps(steps: list[MeasuredStep], max_gap_ms: float) -> list[list[Meas
 
 
 def stretches_of(steps: Sequence[MeasuredStep]) -> tuple[Stretch, ...]:
-    """The stretches of a window that give its cost. A step's time includes the median gap after those of its kind."""
+    """The stretches that give a window's cost. Step time includes the median gap after steps of that kind."""
     trained = [step for step in steps if not step.skipped and clocks.is_ready(step.end)]
     times_ms = {step.plan.offset: clocks.elapsed_ms(step.start, step.end) for step in trained}
     of_kind: dict[Kind, list[float]] = defaultdict(list)
@@ -410,6 +412,6 @@ def _kind(step: MeasuredStep) -> Kind:
 
 
 def _place_in_window(step: MeasuredStep) -> tuple[Part, int, int]:
-    """What steps of one stretch have in common; those beside the timed part are cut into short ones."""
+    """Groups steps into stretches; the steps around the timed part are split into short ones."""
     cut = step.plan.offset // _STEPS_OF_STRETCH if step.plan.part is Part.BESIDE else 0
     return step.plan.part, step.plan.block, cut

@@ -1,8 +1,8 @@
 """The order check: may the recorded collectives be serialised? Rank 0 decides for all ranks.
 
-What every rank submits (``submissions.py``) goes up the ranks' tree. Rank 0 compares what the ranks are about to
-measure, searches their sequences for a cycle (``gate/deadlock.py``), and its ruling goes down the tree. This runs on a
-thread of its own, so that a sink that stalls cannot delay a check.
+The submissions of all ranks (``submissions.py``) go up the ranks' tree. Rank 0 compares what the ranks are about to
+measure and searches their sequences for a cycle (``gate/deadlock.py``); its ruling goes down the tree. This has its own
+thread, so that a stalled sink cannot delay a check.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from overlap_callbacks.monitor.background.submissions import (
 from overlap_callbacks.monitor.background.tree import Exchange, Tree
 from overlap_callbacks.monitor.schedule import Placement
 
-# Maximum time that the training thread waits for a check after one that was late: the ranks may have recovered, but
-# must not hold up training a second time.
+# Maximum wait of the training thread after a check that was late: the ranks may have recovered, but must not stall
+# training twice.
 _SHORT_PATIENCE_S = 0.5
-# Until every rank has answered once, the timeout is this many usual steps, and at least this many seconds for each
+# Until every rank has answered once, the timeout is this many usual step times, and at least this many seconds for each
 # level of the tree: a rank without the library would cost the full timeout. Few ranks are later by more.
 _FIRST_STEPS = 20
 _FIRST_TIMEOUT_S = 2.0
 _DEFAULT_TIMEOUT_S = 10.0
-# Time between two looks of the waiting training thread at whether the store still answers.
+# How often the waiting training thread checks whether the store still answers.
 _LOOK_S = 0.25
 
 
@@ -54,31 +54,31 @@ class Decision(enum.Enum):
     """What rank 0 decided."""
 
     GRANTED = "granted"  # the recorded sequences may be serialised
-    CONFLICT = "conflict"  # serialising them would deadlock, and every later check would find the same
-    CONFIG_MISMATCH = "config mismatch"  # the ranks are set up differently, and every later check would find the same
+    CONFLICT = "conflict"  # serialising them would deadlock; every later check would find the same
+    CONFIG_MISMATCH = "config mismatch"  # the ranks' options differ; every later check would find the same
     STEP_MISMATCH = "step mismatch"  # the ranks recorded different steps of the job
-    SKIPPED = "skipped"  # this window is left out, because of its cost or because its first step compiled
-    LATE = "late"  # a rank was not heard in time
-    FAILED = "failed"  # there could be no check, for another reason
+    SKIPPED = "skipped"  # this window is skipped, because of its cost or because its first step compiled
+    LATE = "late"  # a rank did not answer in time
+    FAILED = "failed"  # the check failed for another reason
 
 
 class Ruling(msgspec.Struct, frozen=True):
     """Rank 0's ruling on whether the sequences of the recorded steps may be serialised.
 
-    ``only`` is the recorded step whose kind alone may be serialised, because the order of another contradicts it; -1 if
-    all kinds may.
+    ``only``: the one recorded step whose kind may be serialised, because the order of another kind contradicts it; -1
+    if all kinds may be.
     """
 
     decision: Decision
-    reason: str = ""  # why the sequences may not be serialised, in words; empty if they may
-    placement: Placement | None = None  # of the window's parts; None in a pinned mode, and where nothing is granted
-    rhythms: tuple[Rhythm, ...] = ()  # those of the job that rank 0 knows
-    name: str = ""  # unique, also among the rulings of a killed job in the same store
+    reason: str = ""  # why the sequences may not be serialised; empty if they may
+    placement: Placement | None = None  # of the window's parts; None in a pinned mode or if not granted
+    rhythms: tuple[Rhythm, ...] = ()  # the job's rhythms known to rank 0
+    name: str = ""  # unique, even among rulings of a killed job in the same store
     only: int = -1
-    next_window: int = 0  # if this one is skipped because of its cost, the first that may be opened again
+    next_window: int = 0  # if skipped because of its cost: the first window that may open again
 
 
-# Rank 0 plans a window once its sequences are granted: where its parts lie, and the rhythms that it knows by then.
+# Rank 0 plans a window once its sequences are granted: where its parts lie, and the rhythms known by then.
 WindowPlanner = Callable[[], tuple[Placement, tuple[Rhythm, ...]]]
 
 _NO_ANSWER = Ruling(Decision.LATE, "the job's store does not answer")
@@ -98,7 +98,7 @@ class _Check:
     given_up: bool = False  # the training thread went on without it
 
     def await_ruling(self, patience_s: float, is_stuck: Callable[[], bool]) -> Ruling:
-        """The ruling, or the lack of one, as seen by the training thread. Waits for a bounded time."""
+        """The ruling as the training thread sees it, or why there is none. Waits for a bounded time."""
         deadline = time.monotonic() + patience_s
         while not self.done.wait(max(0.0, min(_LOOK_S, deadline - time.monotonic()))):
             if is_stuck():
@@ -114,10 +114,10 @@ class _Check:
 class OrderChecker:
     """Runs order checks on its own thread. The training thread starts one and asks for its ruling some steps later.
 
-    The ranks' sequences must come in within ``timeout_s``. Rank 0 asks the budget whether a window is too expensive.
-    ``on_error`` gets what goes wrong, on the checker's thread, which alone uses ``exchange`` until ``close()``.
+    The ranks' sequences must arrive within ``timeout_s``. Rank 0 asks the budget whether a window is too expensive.
+    ``on_error`` receives errors on the checker's thread, which alone uses ``exchange`` until ``close()``.
 
-    ``patience_s`` is the maximum time that the training thread waits for a ruling.
+    ``patience_s``: maximum time that the training thread waits for a ruling.
     """
 
     def __init__(
@@ -130,20 +130,20 @@ class OrderChecker:
         self._budget = budget
         self._worker = Worker("overlap-callbacks-order", on_error)
         self._stop = threading.Event()
-        self._check: _Check | None = None  # started last
+        self._check: _Check | None = None  # the latest one
         self._all_heard = False
         self.patience_s = 3 * timeout_s
 
     def timeout_s(self, usual_step_s: float | None) -> float:
-        """Maximum time in which the ranks' sequences must come in: shorter until all ranks were heard once."""
-        # A timeout above the default was asked for: such ranks are far apart.
+        """Time within which the ranks' sequences must arrive: shorter until all ranks have answered once."""
+        # A timeout above the default was chosen by the user: such ranks are far apart.
         if self._all_heard or usual_step_s is None or self._timeout_s > _DEFAULT_TIMEOUT_S:
             return self._timeout_s
         first_s = _FIRST_TIMEOUT_S * max(1, self.exchange.tree.num_levels)
         return min(self._timeout_s, max(first_s, _FIRST_STEPS * usual_step_s))
 
     def open(self) -> None:
-        """Connect to the store, while its server is there; see ``Reporter.open``."""
+        """Connect to the store while its server is alive; see ``Reporter.open``."""
         self._worker.submit(self._channel.open)
         self._worker.submit(self.exchange.open)
 
@@ -159,13 +159,13 @@ class OrderChecker:
     ) -> None:
         """Start a check with the sequences of this rank's recorded steps.
 
-        ``key`` names it: the same on every rank, and never used twice. A mode pinned by hand has no ``window`` (its
-        number) and no ``config`` (what this rank is about to measure). On rank 0, the checker's thread calls
-        ``plan_window``. ``usual_step_s`` is the time of a step outside windows, if known.
+        ``key`` names it: the same on every rank, and never reused. A pinned mode has no ``window`` (its number) and no
+        ``config`` (what this rank is about to measure). On rank 0 the checker's thread calls ``plan_window``.
+        ``usual_step_s``: step time outside windows, if known.
         """
         timeout_s = self.timeout_s(usual_step_s)
         self.patience_s = min(self.patience_s, 3 * timeout_s)
-        # A new one: a check that is late must not answer for the next.
+        # A new object, so that a late check cannot answer for the next one.
         self._check = check = _Check(key, recorded, window, config, timeout_s)
         if self._channel.call.is_stuck:  # the thread still waits for the store, with an earlier check
             check.ruling = _NO_ANSWER
@@ -174,7 +174,7 @@ class OrderChecker:
         self._worker.submit(lambda: self._run(check, plan_window))
 
     def await_ruling(self) -> Ruling:
-        """The ruling of the check that was started last. Waits for a bounded time; briefly, after one in vain."""
+        """The ruling of the latest check. Waits for a bounded time; only briefly after a wait in vain."""
         assert self._check is not None
         ruling = self._check.await_ruling(self.patience_s, lambda: self._channel.call.is_stuck)
         late = ruling.decision is Decision.LATE
@@ -183,12 +183,12 @@ class OrderChecker:
         return ruling
 
     def granted(self, ruling: Ruling) -> ExpectedSequence:
-        """What a ruling on the check that was started last allows to be serialised."""
+        """What a ruling on the latest check allows to be serialised."""
         assert self._check is not None
         return ExpectedSequence.of(self._check.recorded.granted(ruling.only))
 
     def close(self, timeout_s: float) -> None:
-        """End the thread; a check under way is given up. The caller must take its messages away."""
+        """End the thread and abandon a running check. The caller must delete its messages."""
         self._stop.set()
         self._worker.close(timeout_s)
 
@@ -203,14 +203,14 @@ class OrderChecker:
                 OrderMessage.of(check.recorded, check.config),
                 timeout_s=check.timeout_s,
                 skip=self._budget.skip(check.window) if self._channel.job.rank == 0 else None,
-                # A check that the training thread has given up must not keep the next one waiting.
+                # A check that the training thread has abandoned must not block the next one.
                 stop=lambda: check.given_up or self._stop.is_set(),
                 plan_window=plan_window,
                 verdicts=self._verdicts,
             )
         except Exception as error:
             if check.given_up:
-                self._channel.connection.renew()  # a store that was stopped fails what had waited for it: begin anew
+                self._channel.connection.renew()  # if the store was suspended, all waiting calls fail: reconnect
                 return
             store_failed = isinstance(error, StoreFailedError)
             check.ruling = Ruling(Decision.FAILED, str(error) if store_failed else f"the order check failed: {error!r}")
@@ -220,7 +220,7 @@ class OrderChecker:
 
 
 class Verdicts:
-    """Rank 0's last search for a cycle: what was searched, and what was found. Mostly it holds for the next check."""
+    """Caches rank 0's last search for a cycle, whose result usually holds for the next check."""
 
     def __init__(self) -> None:
         self.searched: frozenset[tuple[tuple[str, ...], tuple[int, ...]]] = frozenset()
@@ -242,8 +242,8 @@ def check_order(
 ) -> Ruling:
     """One rank's part of the order check; see ``OrderChecker.start``. Waiting ends early when ``stop`` returns True.
 
-    The ranks' sequences have ``timeout_s`` to come in, and rank 0's ruling twice that time. Rank 0 alone has
-    ``verdicts`` of the checks before, and leaves the window out if there is a reason to ``skip`` it.
+    The ranks' sequences must arrive within ``timeout_s``, rank 0's ruling within twice that. Only rank 0 has
+    ``verdicts`` of earlier checks and a reason to ``skip`` the window.
     """
     part = submit(exchange, key, Submissions.of(exchange.tree.rank, recorded.kinds, message), timeout_s, stop)
     if part is None:
@@ -268,7 +268,7 @@ def check_order(
 def submit(
     exchange: Exchange, key: str, own: Submissions, timeout_s: float, stop: Callable[[], bool]
 ) -> Submissions | None:
-    """Merge what this rank and those below it submit, and send it up. None if the rank above does not take it."""
+    """Merge the submissions of this rank and those below it, and send them up. None if the parent takes none."""
     tree = exchange.tree
     heard = exchange.gather(key, tree.patience_s(timeout_s), lambda _: stop())
     part = Submissions.merge([own, *[Submissions.decode(data) for data in heard.values()]])
@@ -277,17 +277,17 @@ def submit(
 
 
 def forward_ruling(exchange: Exchange, key: str, timeout_s: float, stop: Callable[[], bool]) -> Ruling:
-    """Wait for rank 0's ruling, and pass it on to the ranks below. These get the lack of one too."""
+    """Wait for rank 0's ruling and forward it to the children. If none comes, they get that instead."""
     parent = exchange.tree.parent
-    # A leader takes what comes within its own patience, which is less, unless it begins late. Rank 0 may be late
-    # itself: all wait.
+    # A leader takes messages within its own, shorter patience unless it starts late. Rank 0 itself may be late, so all
+    # wait for it.
     taken_within_s = timeout_s if parent else None
     answer = exchange.await_answer(key, 2 * timeout_s, stop, taken_within_s=taken_within_s)
     if answer is None:
         reason = f"rank 0 did not decide within {2 * timeout_s:g} s"
         if parent and not exchange.parent_has_taken():
             reason = f"rank {parent} does not take what this rank hands in"
-        # Else a parent that comes late finds it, and rank 0 grants what this rank has given up.
+        # Otherwise a late parent would find it, and rank 0 would grant what this rank has abandoned.
         exchange.withdraw()
         answer = msgspec.json.encode(Ruling(Decision.LATE, reason))
     exchange.send_down(key, answer)
@@ -295,7 +295,7 @@ def forward_ruling(exchange: Exchange, key: str, timeout_s: float, stop: Callabl
 
 
 def decide(part: Submissions, world_size: int, timeout_s: float, verdicts: Verdicts) -> Ruling:
-    """Rank 0: compare what all ranks submit, and search their sequences for a cycle."""
+    """Rank 0: compare the submissions of all ranks, and search their sequences for a cycle."""
     if part.runs != [(0, world_size - 1)]:
         missing = sorted(set(range(world_size)).difference(in_runs(part.runs)))
         why = f"{name_ranks(missing)} did not report the order of collectives within {timeout_s:g} s"
@@ -310,7 +310,7 @@ def decide(part: Submissions, world_size: int, timeout_s: float, verdicts: Verdi
         return Ruling(Decision.SKIPPED, "torch.compile compiled in a recorded step")
     config = different[0].config
     if config is not None and (config.control or not config.serialises):
-        return Ruling(Decision.GRANTED)  # nothing is serialised
+        return Ruling(Decision.GRANTED)  # nothing will be serialised
     incomplete = next((of.first_rank for of in submitted if of.message.incomplete), None)
     if incomplete is not None:
         why = f"rank {incomplete} issued more collectives in one step than the gate has storage for"
@@ -350,10 +350,10 @@ def _search(part: Submissions, submitted: Sequence[Submission], verdicts: Verdic
 def _conflict_of(
     submitted: Sequence[Submission], sequences: Mapping[str, CollectiveSequence]
 ) -> tuple[Conflict | None, int]:
-    """What keeps the sequences from being serialised, and which step's kind alone may be; see ``Ruling.only``.
+    """Why the sequences cannot be serialised, and the one step whose kind still can; see ``Ruling.only``.
 
     Ranks do not know each other's kind of step. So all kinds may be serialised only if the union of all their orders
-    has no cycle, as if each were of a rank of its own.
+    has no cycle, as if each kind were a rank of its own.
     """
     several = any(len(of.message.kinds) > 1 for of in submitted)
     if several and find_conflict(dict(enumerate(sequences.values()))) is None:

@@ -1,4 +1,4 @@
-"""From the profile of a closed window to its figures on one rank: kernels, pairs, dimensions, timelines."""
+"""Computes a rank's figures from the profile of a closed window: kernels, pairs, dimensions, timelines."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ from overlap_callbacks.instruments.device import chip_of
 from overlap_callbacks.monitor.background.kinds import counted_steps
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 
-# Kernels that a rank keeps, those with the most time. Enough for the tables; messages and record stay bounded.
+# Kernels that a rank keeps, longest total time first. Enough for the tables; bounds the messages and the record.
 MAX_KERNELS = 50
 
 
 @dataclass(frozen=True)
 class ProfileFigures:
-    """What the profiled part of a window gives."""
+    """Results of a window's profiled part."""
 
-    own: RankWindow  # the figures of the window on this rank, with those of its profile
-    problems: tuple[str, ...] = ()  # why parts of the profile do not count or are missing, in words
-    kernels_ms: Mapping[CollectiveKey, float] = field(default_factory=dict)  # in a sequential step
-    phases: tuple[StepPhases, ...] = ()  # of the profiled steps, by the host's clock; empty without power
+    own: RankWindow  # the rank's figures of the window, including those of the profile
+    problems: tuple[str, ...] = ()  # why parts of the profile do not count or are missing
+    kernels_ms: Mapping[CollectiveKey, float] = field(default_factory=dict)  # per sequential step
+    phases: tuple[StepPhases, ...] = ()  # of the profiled steps, in host time; empty if power is not measured
 
 
 def profile_figures(
@@ -64,9 +64,9 @@ def profile_figures(
     recorded: StepLog | None,
     own: RankWindow,
 ) -> ProfileFigures:
-    """The figures of the profile of a closed window, whose ``steps`` have their times.
+    """The figures of a closed window's profile; its ``steps`` have their times.
 
-    They are added to ``own``; those of rank 0 get the timelines of two steps too.
+    They are added to ``own``; rank 0 also gets the timelines of two steps.
     """
     by_arm, kinds = counted_steps(steps)
     if not any(by_arm.values()):
@@ -131,7 +131,7 @@ def profile_figures(
 
 
 def _symmetric_groups() -> tuple[str, ...]:
-    """The groups for which the job has enabled torch's symmetric memory."""
+    """The groups for which torch's symmetric memory is enabled."""
     module = sys.modules.get("torch.distributed._symmetric_memory")
     return tuple(getattr(module, "_group_name_to_store", {}))
 
@@ -143,7 +143,7 @@ def _step_weights(
     by_arm: Mapping[Mode, Sequence[int]],
     rhythms: Sequence[Rhythm],
 ) -> npt.NDArray[np.float64]:
-    """The weight of each step in the mean of its mode over that of a plain mean, by its index in the profile."""
+    """The weight of each step in its mode's mean, relative to a plain mean, by its index in the profile."""
     weights = np.ones(
         1 + max(int(kernels.step.max(initial=0)), *[max(indices, default=0) for indices in by_arm.values()])
     )
@@ -157,7 +157,9 @@ def _step_weights(
 def _pictures(
     aligned: Alignment, by_arm: Mapping[Mode, Sequence[int]], steps: Sequence[MeasuredStep], clock: StepClock
 ) -> tuple[StepTimeline, ...]:
-    """The timeline of the first profiled step of each mode, with its longest kernels, and the calls of its mode."""
+    """The timeline of the first profiled step of each mode, with its longest kernels and the collective calls of its
+    mode.
+    """
     kernels, sizes = aligned.kernels, {row: part.size_bytes for row, part in aligned.of_row.items()}
     begins = {step.profile_index: step.start for step in steps if step.ms is not None}
     found = []
@@ -172,7 +174,7 @@ def _pictures(
 
 
 def read_kernels(window: MeasuredWindow) -> tuple[KernelTable | None, tuple[str, ...]]:
-    """A window's profile, which can be read once. If it cannot be read: None, and why, in words."""
+    """Read a window's profile, which works once. If it cannot be read: None, and why."""
     try:
         return (None if window.profile is None else window.profile.kernels()), ()
     except Exception as error:
@@ -194,9 +196,9 @@ def _profiled_block(steps: Sequence[MeasuredStep], sums: KernelSums, kinds: Mapp
 def _kernels_ms(
     kernels: KernelTable, log: ProfileLog, steps: Sequence[MeasuredStep], recorded: StepLog | None
 ) -> dict[CollectiveKey, float]:
-    """Time of the kernels of each collective in a sequential step of the recorded one's kind; of a device alone.
+    """Kernel time of each collective per sequential step of the recorded step's kind; on devices only.
 
-    On CPU the profiler lengthens Gloo's ranges, and issue-to-end time, which has no launch delay, is used instead.
+    On CPU the profiler lengthens Gloo's ranges; issue-to-end time, which has no launch delay, is used instead.
     """
     alike = [
         step.profile_index
@@ -210,7 +212,7 @@ def _kernels_ms(
 
 
 def phases_on_host(kernels: KernelTable, steps: Sequence[MeasuredStep], clock: StepClock) -> tuple[StepPhases, ...]:
-    """The phases of the profiled steps, by the host's clock."""
+    """The phases of the profiled steps, in host time."""
     profile = ProfilePhases(kernels)
     found = [
         profile.of(step.profile_index, step.plan.arm, clock.host_bounds_ns(step.start), counted=step.counted)
@@ -220,20 +222,20 @@ def phases_on_host(kernels: KernelTable, steps: Sequence[MeasuredStep], clock: S
     return tuple([phases for phases in found if phases is not None])
 
 
-# -- what the log has of profiled steps
+# -- the gate's log of profiled steps
 
 
 class ProfileLog(NamedTuple):
-    """What the gate saw in the profiled steps; steps go by their index in the profile."""
+    """What the gate logged in the profiled steps, by their index in the profile."""
 
     issued: dict[int, tuple[Collective, ...]]  # in the order of issue
     whole: frozenset[int]  # steps that count and whose log can be compared with the profile
-    sequential: tuple[int, ...]  # that count; in a control window, the steps of the sequential arm overlap too
-    problems: tuple[str, ...]  # that no step could be compared, and why, in words; empty if one can
+    sequential: tuple[int, ...]  # steps that count; in a control window, steps of the sequential arm overlap too
+    problems: tuple[str, ...]  # why no step could be compared; empty if one can
 
 
 def profile_log(steps: Sequence[MeasuredStep], counted: Collection[int]) -> ProfileLog:
-    """The log of those of a window's steps that were profiled. Of these, only those in ``counted`` can count."""
+    """The log of a window's profiled steps. Only steps in ``counted`` can count."""
     profiled = [step for step in steps if step.profile_index >= 0]
     counting = [step for step in profiled if step.counted and step.profile_index in counted]
     not_whole = {step.profile_index: _why_not_whole(step) for step in counting}
@@ -250,20 +252,20 @@ def profile_log(steps: Sequence[MeasuredStep], counted: Collection[int]) -> Prof
 
 def _why_not_whole(step: MeasuredStep) -> str:
     if step.log.captured:
-        return "a CUDA graph was captured"  # its collectives were issued, and launched no kernel
+        return "a CUDA graph was captured"  # its collectives were issued but launched no kernel
     if step.log.compiled:
         return "torch.compile compiled"
     return "collectives were lost from the log" if step.log.dropped else ""
 
 
-# -- whether the profile is whole: what it lacks would look like what overlap costs
+# -- is the profile complete? Missing kernels would look like an effect of overlap
 
 
 @dataclass(frozen=True)
 class CheckedProfile:
-    """What a check found: the steps of each mode that count and problems of them, or why the profile cannot be used.
+    """Result of a check: each mode's steps that count and their problems, or why the profile cannot be used.
 
-    ``doubts`` are why the window cannot be valid.
+    ``doubts``: why the window cannot be valid.
     """
 
     by_arm: dict[Mode, list[int]]
@@ -275,7 +277,9 @@ class CheckedProfile:
 def check_profile(
     kernels: KernelTable, by_arm: dict[Mode, list[int]], kinds: Mapping[int, int], *, on_device: bool
 ) -> CheckedProfile:
-    """Find the steps of a profile that count, as many of each kind in both modes; a device's may lack kernels."""
+    """Find the steps of a profile that count, equally many of each kind in both modes; a device's steps may lack
+    kernels.
+    """
     checked = check_device_profile(kernels, by_arm, kinds) if on_device else CheckedProfile(by_arm)
     if not checked.by_arm or len(set(kinds.values())) == 1:
         return checked
@@ -287,7 +291,7 @@ def check_profile(
 
 
 def _balanced(by_arm: Mapping[Mode, Sequence[int]], kinds: Mapping[int, int]) -> dict[Mode, list[int]]:
-    """As many steps of each kind in both modes: the first of each."""
+    """Equally many steps of each kind in both modes: the first of each."""
     one, other = (Counter([kinds[step] for step in steps]) for steps in by_arm.values())
     kept: dict[Mode, list[int]] = {}
     for mode, steps in by_arm.items():
@@ -308,7 +312,7 @@ def check_device_profile(
     if not (np.isin(kernels.step, steps) & (kernels.kind == Kind.COMPUTE)).any():
         why = "the profiler saw no kernels of the device; another CUPTI user (nsys, a monitoring agent) may hold it"
         if (kernels.without_launch & (kernels.kind == Kind.COMPUTE)).any():
-            # Their own starts do not tell their steps: the device lags behind the host by up to a step.
+            # Kernel start times do not show the step: the device lags behind the host by up to a step.
             why = "the profile does not tell which steps launched the kernels of the device"
         return CheckedProfile({}, missing=why)
     by_kind: dict[tuple[Mode, int], list[int]] = defaultdict(list)
@@ -342,7 +346,7 @@ def check_device_profile(
 
 
 def _faults(kernels: KernelTable, steps: Collection[int]) -> str:
-    """What is wrong with some of the steps, in words that are the same on all ranks of a job."""
+    """What is wrong with some of the steps; worded identically on all ranks."""
     words = []
     if kernels.lacking.intersection(steps):
         words.append("kernels that they launched are missing")
@@ -352,7 +356,7 @@ def _faults(kernels: KernelTable, steps: Collection[int]) -> str:
 
 
 def _notes(kernels: KernelTable, steps: Sequence[int]) -> list[str]:
-    """Notes on the launches of the counted steps, in words that are the same on all ranks of a job."""
+    """Notes on the launches of the counted steps; worded identically on all ranks."""
     problems = []
     inside = np.isin(kernels.step, steps)
     placed = inside & kernels.without_launch

@@ -1,4 +1,4 @@
-"""Measures windows, gathers the figures of all ranks and gives the reports to the sinks, on a thread of its own.
+"""Measures windows, gathers the figures of all ranks, and gives the reports to the sinks, on its own thread.
 
 Every rank makes a ``JobPart`` of what it measured. Each level of the ranks' tree merges the parts below it, so rank 0's
 work does not grow with the job.
@@ -40,17 +40,17 @@ from overlap_callbacks.monitor.window_cost import WindowCost
 from overlap_callbacks.sinks import RunInfo, Sink
 from overlap_callbacks.sinks.fan_out import FanOut
 
-# At the end of the job, while some ranks are missing: maximum time without a report.
+# At the end of the job, while ranks are missing: maximum time without a report.
 SETTLE_S = 5.0
-# Added per further level of the tree: the merged parts of the level below come later.
+# Added per further level of the tree, whose merged parts arrive later.
 _LEVEL_S = 1.0
 # Time for the sinks if the reporting thread still waits for the store.
 _LAST_CLOSE_S = 2.0
-# Time between two looks of the closing thread at whether the store still answers.
+# How often the closing thread checks whether the store still answers.
 _LOOK_S = 0.25
-# A report waits at most this long for the steps after its window to be back to normal: at most this part of
-# ``report_timeout_s``, because the other ranks wait for it, and less than ``SETTLE_S``, after which a rank that closed
-# deletes its unread report.
+# Maximum time that a report waits for the steps after its window to be back to normal: at most this fraction of
+# ``report_timeout_s``, because the other ranks wait for it, and less than ``SETTLE_S``, after which a rank that has
+# closed deletes its unread report.
 _AFTERMATH_S = 4.0
 _AFTERMATH_PART = 1 / 3
 _AFTERMATH_LOOK_S = 0.05
@@ -59,14 +59,15 @@ _AFTERMATH_LOOK_S = 0.05
 def gather_from_children(
     exchange: Exchange, own: JobPart, key: str, timeout_s: float, stop: Callable[[float], bool]
 ) -> JobPart:
-    """The part of this rank (``own``) and of those below it that report in time. The exchange learns who does not.
+    """Merge this rank's part (``own``) with those below it that arrive in time. ``exchange.unheard`` gets the missing
+    ranks.
 
-    Rank 0 waits for ``timeout_s``, this rank as long as its place in the tree allows. See ``Exchange.gather``.
+    Rank 0 waits for ``timeout_s``, other ranks as long as their place in the tree allows. See ``Exchange.gather``.
     """
     tree = exchange.tree
     parts = [own]
     for child, message in exchange.gather(key, tree.patience_s(timeout_s), stop).items():
-        # Of what is no part, and of one that speaks for others than its own ranks, none counts as heard.
+        # Ignore undecodable messages, and parts that claim ranks outside the sender's subtree.
         with contextlib.suppress(msgspec.DecodeError):
             part, members = decode(message), Tree(child, tree.world_size, tree.fan_in).members
             if part.heard[0][0] in members and part.heard[-1][1] in members:
@@ -77,11 +78,11 @@ def gather_from_children(
 
 
 class Reporter:
-    """Turns windows into reports and, on rank 0, gives them to the sinks. The budget gets what each window cost.
+    """Turns windows into reports and, on rank 0, gives them to the sinks. Tells the budget what each window cost.
 
-    On the reporting thread, ``run`` gives what the sinks get first, ``environment`` what this rank runs on, and
-    ``on_error`` gets errors outside sinks. ``on_sink_error`` gets a sink that failed and is not used again, and why.
-    ``hide`` replaces names of hosts in texts; None if they may be named.
+    On the reporting thread, ``run`` returns the run info that sinks get first, ``environment`` this rank's environment,
+    and ``on_error`` gets errors outside sinks. ``on_sink_error`` gets a sink that failed and is no longer used, and the
+    error. ``hide`` replaces host names in texts; None if they may be shown.
     """
 
     def __init__(
@@ -105,7 +106,7 @@ class Reporter:
         self._environment = environment
         self._hide = hide
         self._workload = config.workload
-        # As the record has them:
+        # As last written to the record:
         self._job_environment: JobEnvironment | None = None
         self._job_messages: JobMessages | None = None
         self._timeout_s = config.report_timeout_s
@@ -114,19 +115,19 @@ class Reporter:
         self._stop = threading.Event()
         self._closing = threading.Event()
         self._settled = SettledFit()
-        self._last_cost: WindowCost | None = None  # of the window that was reported last
-        self._settle_from = math.inf  # host time from which ranks that are not heard are given up soon
-        self._own_s = 0.0  # time that measuring the last window took on this rank
-        self._abandoned = False  # the thread was left behind
+        self._last_cost: WindowCost | None = None  # of the window reported last
+        self._settle_from = math.inf  # host time from which missing ranks are soon given up
+        self._own_s = 0.0  # time this rank took to measure the last window
+        self._abandoned = False  # close() gave up waiting for the thread
         self._opened = False
         self._closed = False
         self._close_by = 0.0
-        self._parent_is_slow = False  # it had not taken the reports before the last one
+        self._parent_is_slow = False  # no slot was free for the last report
 
     def open(self) -> None:
-        """Connect to the store, and open the sinks, so that there is a record before the first window is done.
+        """Connect to the store, and open the sinks so that a record exists before the first window ends.
 
-        Connecting to a server that has died waits: later it could outlive the job.
+        Connecting blocks if the server has died: done later, it could outlive the job.
         """
         self._worker.submit(self._channel.open)
         self._worker.submit(self._exchange.open)
@@ -134,7 +135,7 @@ class Reporter:
             self._worker.submit(self._open_sinks)
 
     def submit_block(self, window: MeasuredWindow, steps: Sequence[MeasuredStep]) -> None:
-        """Write the steps of a timed block that count to the record at once: a crash must not lose them."""
+        """Write the counted steps of a timed block to the record at once, so that a crash does not lose them."""
         if self._sinks and steps:
             self._worker.submit(lambda: self._log_block(window, steps))
 
@@ -152,22 +153,22 @@ class Reporter:
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
 
     def close(self, timeout_s: float, *, settle: bool = False, others: Sequence[Exchange] = ()) -> None:
-        """Finish the waiting reports, then close the sinks. Takes ``timeout_s`` at most.
+        """Finish the pending reports, then close the sinks. Takes at most ``timeout_s``.
 
-        ``settle``: all ranks end at about the same time, so give up soon on ranks that are not heard, and on a store
-        that does not answer. ``others``: exchanges of threads that have ended, whose messages are deleted too.
+        ``settle``: all ranks end at about the same time, so give up soon on missing ranks and on a store that does not
+        answer. ``others``: exchanges of threads that have ended, whose messages are deleted too.
         """
         self._close_by = time.monotonic() + timeout_s
         self._closing.set()
         if not self._worker.started:
-            self._close_sinks()  # and start no thread, which an interpreter that is ending would refuse
+            self._close_sinks()  # without a new thread, which an exiting interpreter would refuse
             return
         if settle:
             self._settle_from = time.monotonic()
         self._worker.submit(self._close_sinks)
         self._worker.submit(lambda: self._leave([self._exchange, *others]))
         if not self._await_end(settle):
-            self._stop.set()  # ranks that have not reported by now are missing; the others are still reported
+            self._stop.set()  # ranks that have not reported by now are missing; the others still count
             if not self._worker.close(1.0) and self._channel.call.under_way:
                 self._abandoned = True
                 logger.warning("overlap-callbacks: what was not reported yet is lost: the job's store does not answer")
@@ -175,7 +176,7 @@ class Reporter:
                 self._close_sinks()
 
     def _await_end(self, settle: bool) -> bool:
-        """Wait for the thread to end, for the time left to close; False if it has not."""
+        """Wait for the thread to end, until the closing deadline; False if it has not."""
         while not self._worker.close(max(0.0, min(_LOOK_S, self._close_by - time.monotonic()))):
             if time.monotonic() >= self._close_by or (settle and self._channel.call.is_stuck):
                 return False
@@ -201,7 +202,7 @@ class Reporter:
         own = self._with_cost(own, cost, window.steps)
         if self._hide is not None:
             own = hidden_window(own, self._hide)
-        # With every window: the message of a rank may come too late for one, and its size is small.
+        # Sent with every window: a rank's message may miss one, and this is small.
         own = msgspec.structs.replace(own, environment=self._environment())
         part = gather_from_children(self._exchange, part_of(own), key, self._timeout_s, self._is_over)
         if self._job.rank != 0:
@@ -237,7 +238,7 @@ class Reporter:
         self._sinks.log(report)
 
     def _with_cost(self, own: RankWindow, cost: WindowCost, steps: Sequence[MeasuredStep]) -> RankWindow:
-        """Add what the window cost, and the one before it after its report; waits a bounded time for usual steps."""
+        """Add the window's cost, and the previous one's after its report; waits a bounded time for normal steps."""
         cost.work_done()
         wait_until_s = time.monotonic() + min(_AFTERMATH_S, _AFTERMATH_PART * self._timeout_s)
         while not (self._closing.is_set() or cost.stands_still or time.monotonic() >= wait_until_s):
@@ -256,7 +257,7 @@ class Reporter:
         )
 
     def _without_known(self, report: OverlapReport) -> OverlapReport:
-        """The report without what is the same as in the window before, and so in the record already."""
+        """The report without what is unchanged since the previous window, and so in the record already."""
         if report.environment == self._job_environment:
             report = msgspec.structs.replace(report, environment=None)
         else:
@@ -271,11 +272,11 @@ class Reporter:
         self._parent_is_slow = not self._exchange.send_up(key, encode(part), patience_s, self._stop.is_set)
 
     def _leave(self, exchanges: Sequence[Exchange]) -> None:
-        """Wait until this rank's messages were read, for a bounded time, and leave nothing in the store."""
+        """Wait a bounded time until this rank's messages were read, then delete what is left in the store."""
         patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._exchange.tree.num_levels - 1)
         deadline = min(time.monotonic() + patience_s, self._close_by)
-        all_end = self._settle_from < math.inf  # else this rank alone may end, and knows nothing of the others
-        with contextlib.suppress(Exception):  # the store may be gone, and all that is in it
+        all_end = self._settle_from < math.inf  # otherwise this rank may be leaving alone
+        with contextlib.suppress(Exception):  # the store may be gone, and the messages with it
             stale = [each.stale_messages() for each in exchanges] if all_end else []
             taken = [each.await_taken(deadline - time.monotonic(), self._stop.is_set) for each in exchanges]
             for each in exchanges:
@@ -284,8 +285,8 @@ class Reporter:
                 messages.take_away(deadline - time.monotonic(), self._stop.is_set, after_s=SETTLE_S)
 
     def _is_over(self, last_s: float) -> bool:
-        """Whether to wait no longer for reports of a window; the last one came at ``last_s`` (``time.monotonic``)."""
-        # The others take about as long as this rank to measure what they report.
+        """Whether to stop waiting for reports of a window; the last one came at ``last_s`` (``time.monotonic``)."""
+        # The others take about as long as this rank to measure the window.
         patience_s = SETTLE_S + self._own_s + _LEVEL_S * max(0, self._exchange.tree.level - 1)
         return self._stop.is_set() or time.monotonic() > max(last_s, self._settle_from) + patience_s
 
@@ -315,7 +316,7 @@ class Reporter:
 
 
 def _log_race_check(race: RaceCheck | None) -> None:
-    """Log what the race check of a window showed."""
+    """Log the result of a window's race check."""
     if race is not None:
         say = logger.info if race.verdict is RaceVerdict.EQUAL else logger.warning
         say("overlap-callbacks: %s", race_sentence(race))

@@ -1,9 +1,9 @@
 """Messages between the ranks, through the job's key-value store.
 
-No collective of ours can hang the job, because there is none: a dead, late or disagreeing rank costs one missing row.
-All of this runs on threads of our own, over one connection of our own: a store client holds its lock while it waits,
-and the job uses its client to create groups. Every wait here polls and never blocks. Messages go along the edges of a
-tree (``tree.py``).
+The library runs no collective, so it cannot hang the job: a dead, late or disagreeing rank costs one missing row.
+Everything here runs on the library's own threads, over its own connection: a store client holds its lock while it
+waits, and the job needs its client to create groups. Every wait polls and never blocks. Messages go along the edges of
+a tree (``tree.py``).
 """
 
 from __future__ import annotations
@@ -24,23 +24,21 @@ import torch.distributed.distributed_c10d as c10d
 
 from overlap_callbacks.gate.collectives import backend_name
 
-# Time between two polls of the store. It grows from the first to the second, so that a thousand ranks that wait for one
-# do not keep the job's store busy.
+# Poll interval of the store. It grows from the first to the second, so that a thousand waiting ranks do not keep the
+# job's store busy.
 _MIN_POLL_S = 0.002
 _MAX_POLL_S = 0.1
 # Timeout of a single store operation, on our client only. The operations do not block on missing keys, so it is only
-# reached if the server is gone. It does not hold where the server is stopped: see ``CallInFlight``.
+# reached if the server is gone. It has no effect while the server is suspended: see ``CallInFlight``.
 _OPERATION_TIMEOUT = datetime.timedelta(seconds=10)
-# Maximum time that others wait for a thread of ours whose call the store does not answer. A healthy store takes
-# milliseconds.
+# Maximum wait for one of the library's threads whose store call gets no answer. A healthy store takes milliseconds.
 ANSWER_TIMEOUT_S = 5.0
-# File descriptors that connecting takes, those for looking up the host's name included.
+# File descriptors that connecting needs, including the look-up of the host's name.
 _DESCRIPTORS = 4
 # Sentinel that no message equals.
 _MISSING = b"\0"
 
-# Numbers the monitors of one process in the order in which they opened. The order is the same on every rank of an SPMD
-# job.
+# Numbers the monitors of one process in the order in which they opened: the same on every rank of an SPMD job.
 _instances = itertools.count()
 
 T = TypeVar("T")
@@ -60,16 +58,16 @@ class Job:
 
     @classmethod
     def current(cls) -> Job | None:
-        """None where no process group is initialised."""
+        """The current job; None if no process group is initialised."""
         if not (dist.is_available() and dist.is_initialized()):
             return None
         return cls(dist.get_rank(), dist.get_world_size(), backend_name())
 
 
 class CallInFlight:
-    """How long a call of the job's store has been under way. One thread calls, others look.
+    """How long a store call has been in flight. One thread calls, others check.
 
-    A server that is stopped, but not gone, keeps a call waiting until it resumes, whatever the client's timeout.
+    A server that is suspended, but not gone, blocks a call until it resumes, whatever the client's timeout.
     """
 
     def __init__(self) -> None:
@@ -93,7 +91,7 @@ class CallInFlight:
 
 
 class Connection:
-    """A connection to the job's store, made with the first call. Threads take turns, one short call at a time."""
+    """A connection to the job's store, opened by the first call. Threads take turns, one short call at a time."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
@@ -102,7 +100,7 @@ class Connection:
         self.call = CallInFlight()
 
     def run(self, action: Callable[[Any], T]) -> T:
-        """What ``action`` returns; it gets the client, and must not wait for a key. Raises StoreFailedError."""
+        """Return ``action(client)``; it must not wait for a key. Raises StoreFailedError."""
         with self._turn, self.call:
             try:
                 if self._store is None:
@@ -112,14 +110,14 @@ class Connection:
                 raise StoreFailedError(f"the ranks' store failed: {error}") from error
 
     def renew(self) -> None:
-        """Have the next call connect anew."""
+        """Make the next call reconnect."""
         with self._turn:
             self._store = None
 
 
 def _connect_to_default() -> Any:
-    # Without a free descriptor torch tries to connect for as long as its timeout, and a process that ends meanwhile
-    # crashes. So ask before.
+    # Without a free descriptor torch retries the connection until its timeout, and a process that ends meanwhile
+    # crashes. So check first.
     with contextlib.ExitStack() as free:
         for _ in range(_DESCRIPTORS):
             free.enter_context(socket.socket())
@@ -130,7 +128,7 @@ def _connect_to_default() -> Any:
 
 
 class _Shared:
-    """The connection that this process shares, kept as long as anybody uses it."""
+    """The connection shared by this process, kept while anything uses it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -152,9 +150,10 @@ _shared = _Shared()
 
 
 class StoreChannel:
-    """Messages between the ranks. Threads may share it. It connects with the first call.
+    """Messages between the ranks. Threads may share it. The first call connects.
 
-    ``prefix`` keeps our keys apart from the job's. Without a ``connection`` it uses the one that this process shares.
+    ``prefix`` keeps the library's keys apart from the job's. Without a ``connection`` it uses the one that this process
+    shares.
     """
 
     def __init__(self, job: Job, prefix: str, connection: Connection | None = None) -> None:
@@ -164,11 +163,11 @@ class StoreChannel:
 
     @property
     def call(self) -> CallInFlight:
-        """The call that is under way, of whatever thread."""
+        """The call in flight, from any thread."""
         return self.connection.call
 
     def open(self) -> None:
-        """Connect. This waits for the server, even for one that has died."""
+        """Connect. Waits for the server, even for one that has died."""
         self.connection.run(lambda _: None)
 
     def publish(self, key: str, message: bytes) -> None:
@@ -189,11 +188,11 @@ class StoreChannel:
         return None if found == _MISSING else found
 
     def add(self, key: str, amount: int = 1) -> int:
-        """Count ``amount`` more under ``key``, at once for all ranks. Returns the count."""
+        """Add ``amount`` to the count under ``key``, atomically. Returns the count."""
         return int(self.connection.run(lambda store: store.add(self._name(key), amount)))
 
     def set_if_absent(self, key: str, message: bytes) -> bytes:
-        """Put ``message`` under ``key`` unless there is one, at once for all ranks. Returns what is there then."""
+        """Store ``message`` under ``key`` unless one is there, atomically. Returns the stored message."""
         return bytes(self.connection.run(lambda store: store.compare_set(self._name(key), b"", message)))
 
     def delete(self, *keys: str) -> int:
@@ -202,7 +201,7 @@ class StoreChannel:
         return sum(self.connection.run(lambda store: [store.delete_key(name) for name in names])) if names else 0
 
     def await_message(self, key: str, timeout_s: float, stop: Callable[[], bool]) -> bytes | None:
-        """The message under ``key`` as soon as it is there; None after ``timeout_s``, or once ``stop`` returns True."""
+        """The message under ``key`` as soon as it arrives; None after ``timeout_s``, or once ``stop`` returns True."""
         return poll(lambda: self.peek(key), timeout_s, stop)
 
     def _name(self, key: str) -> str:
@@ -210,7 +209,7 @@ class StoreChannel:
 
 
 def poll(look: Callable[[], T | None], timeout_s: float, stop: Callable[[], bool]) -> T | None:
-    """What ``look`` returns, as soon as that is not None; None after ``timeout_s``, or once ``stop`` returns True."""
+    """The first result of ``look`` that is not None; None after ``timeout_s``, or once ``stop`` returns True."""
     deadline = time.monotonic() + timeout_s
     poll_s = _MIN_POLL_S
     while True:

@@ -1,7 +1,7 @@
-"""What ranks submit to the order check, merged on its way to rank 0; and whether all measure the same window.
+"""The ranks' submissions to the order check, merged on the way to rank 0, and whether all measure the same window.
 
-Where they do not, the mean over ranks is of steps in different modes: a valid figure that is wrong. So every rank
-submits what it is about to measure with its recorded steps, and rank 0 compares before anything is measured.
+If they did not, the mean over ranks would mix steps of different modes: a valid-looking figure that is wrong. So every
+rank submits what it is about to measure with its recorded steps, and rank 0 compares before anything is measured.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from overlap_callbacks.gate.collectives import POINT_TO_POINT
 from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.gate.step_log import StepLog
 
-# Bytes of compressed sequences that travel together at most. A sequence of 4,000 collectives takes some kilobytes.
+# Maximum bytes of compressed sequences that travel together. A sequence of 4,000 collectives takes a few kilobytes.
 MAX_SEQUENCE_BYTES = 8 * 2**20
-# Collectives that rank 0 compares at most, over all different sequences: some seconds of work.
+# Maximum collectives that rank 0 compares, over all different sequences: a few seconds of work.
 MAX_COMPARED = 1_000_000
 
 
@@ -32,7 +32,8 @@ class WindowConfig(msgspec.Struct, frozen=True):
     """What a rank is about to measure."""
 
     step: int  # number of the window's first step
-    options: dict[str, Any]  # of the schedule, by name, the form of sequential mode (``sequential``) and the ``arms``
+    # of the schedule, by name; also the form of sequential mode (``sequential``) and the ``arms``
+    options: dict[str, Any]
     control: bool = False  # an A/A run, in which no step is serialised
     serialises: bool = True  # the window's arm has sequential steps
 
@@ -45,20 +46,20 @@ class WindowConfig(msgspec.Struct, frozen=True):
 class RecordedKinds(NamedTuple):
     """What a rank's recorded steps issued."""
 
-    kinds: tuple[CollectiveSequence, ...]  # the sequence of each kind of step, in the order of their first steps
-    of_steps: tuple[int, ...] = (0,)  # the kind of each step, as its place among them
-    counts: Mapping[str, int] = MappingProxyType({})  # collectives issued before, by the name of their group
+    kinds: tuple[CollectiveSequence, ...]  # the sequence of each kind of step, in order of first occurrence
+    of_steps: tuple[int, ...] = (0,)  # the kind of each step, as an index into ``kinds``
+    counts: Mapping[str, int] = MappingProxyType({})  # collectives issued before, by group name
 
     @classmethod
     def of(cls, logs: Sequence[StepLog], rank: int) -> RecordedKinds:
-        """From the logs of the recorded steps; at least one."""
+        """From the logs of the recorded steps (at least one)."""
         kinds: dict[object, CollectiveSequence] = {}
         keys = [(log.signature, log.dropped > 0, log.compiled) for log in logs]
         for key, log in zip(keys, logs, strict=True):
             if key not in kinds:
                 kinds[key] = CollectiveSequence.of(log.collectives, rank, incomplete=key[1], compiled=key[2])
         places = {key: place for place, key in enumerate(kinds)}
-        # A group on which somebody else communicates in any of the steps proves nothing.
+        # A group that the job also uses outside the log in any of the steps proves nothing.
         counts = {
             name: count
             for name, count in logs[0].issued_before.items()
@@ -72,24 +73,24 @@ class RecordedKinds(NamedTuple):
 
 
 def kind_of_step(of_steps: Sequence[int], step: int) -> int:
-    """The kind of a recorded step; of the last one where a rank recorded fewer."""
+    """The kind of a recorded step; of the last one if the rank recorded fewer."""
     return of_steps[min(step, len(of_steps) - 1)]
 
 
 class GroupNote(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Summary of a rank's use of one group; enough to detect agreement."""
 
-    label: str  # name of the group for people
-    first: int  # first and last of its ranks; -1 where they are not known
+    label: str  # readable name of the group
+    first: int  # its lowest and highest rank; -1 if not known
     last: int
     members: str  # digest of its ranks
-    places: str  # digest of the places of its collectives in the sequences
+    places: str  # digest of its collectives' positions in the sequences
     exchanges: bool  # the rank sends or receives on it
-    per_step: tuple[int, ...] = ()  # collectives that each recorded step issued on it
+    per_step: tuple[int, ...] = ()  # collectives on it in each recorded step
 
     @classmethod
     def of(cls, recorded: RecordedKinds) -> dict[str, GroupNote]:
-        """By the group's name."""
+        """By group name."""
         groups = {name: ranks for kind in recorded.kinds for name, ranks in kind.groups.items()}
         labels = {name: label for kind in recorded.kinds for name, label in kind.labels.items()}
         items = [item for kind in recorded.kinds for item in kind.items]
@@ -120,16 +121,16 @@ class OrderMessage(msgspec.Struct, frozen=True):
 
     kinds: tuple[str, ...]  # digests of its sequences
     of_steps: tuple[int, ...] = (0,)
-    config: WindowConfig | None = None  # what it is about to measure; None for a mode pinned by hand
+    config: WindowConfig | None = None  # what it is about to measure; None for a pinned mode
     counts: dict[str, int] = {}
-    groups: dict[str, GroupNote] = {}  # those of its sequences, by name
+    groups: dict[str, GroupNote] = {}  # the groups in its sequences, by name
     incomplete: bool = False
     compiled: bool = False
     communicates: bool = True
 
     @classmethod
     def of(cls, recorded: RecordedKinds, config: WindowConfig | None = None) -> OrderMessage:
-        """Of a rank's own sequences."""
+        """From a rank's own sequences."""
         return cls(
             kinds=tuple([kind.digest for kind in recorded.kinds]),
             of_steps=recorded.of_steps,
@@ -143,7 +144,7 @@ class OrderMessage(msgspec.Struct, frozen=True):
 
 
 class Submission(NamedTuple):
-    """A message, and the runs of ranks that submit it. Of these there are few, whatever the number of ranks."""
+    """A message, and the runs of ranks that submit it: few, whatever the number of ranks."""
 
     message: OrderMessage
     runs: list[Run]
@@ -154,21 +155,21 @@ class Submission(NamedTuple):
 
 
 class Submissions(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What any set of ranks submits; what is equal, once."""
+    """The submissions of any set of ranks; equal ones are stored once."""
 
-    messages: list[tuple[bytes, list[Run]]]  # each different one, encoded, with the runs of ranks that submit it
-    sequences: dict[str, bytes]  # each different one, compressed, by its digest; of too many, some are missing
+    messages: list[tuple[bytes, list[Run]]]  # each different message, encoded, with the runs of ranks that submit it
+    sequences: dict[str, bytes]  # each different sequence, compressed, by digest; if too many, some are missing
 
     @classmethod
     def of(cls, rank: int, kinds: Iterable[CollectiveSequence], message: OrderMessage) -> Submissions:
-        """Of one rank: the sequences of its kinds of steps, and the message that names them."""
+        """From one rank: the sequences of its kinds of steps, and the message that names them."""
         encoded = msgspec.msgpack.encode(message, order="deterministic")
         sequences = [zlib.compress(kind.encode(), 1) for kind in kinds]
         return cls([(encoded, [(rank, rank)])], dict(zip(message.kinds, sequences, strict=True)))
 
     @classmethod
     def merge(cls, parts: Iterable[Submissions]) -> Submissions:
-        """Of the ranks of all parts."""
+        """Combine the ranks of all parts."""
         runs: dict[bytes, list[Run]] = {}
         sequences: dict[str, bytes] = {}
         room = MAX_SEQUENCE_BYTES
@@ -189,7 +190,7 @@ class Submissions(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return msgspec.msgpack.decode(data, type=cls)
 
     def each(self) -> list[Submission]:
-        """Each different message and who submits it; that of the lowest rank first."""
+        """Each different message and its ranks, ordered by lowest rank."""
         found = [
             Submission(msgspec.msgpack.decode(message, type=OrderMessage), joined(runs))
             for message, runs in self.messages
@@ -198,11 +199,11 @@ class Submissions(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def runs(self) -> list[Run]:
-        """The ranks that submit anything."""
+        """The ranks that submitted."""
         return joined([run for _, runs in self.messages for run in runs])
 
     def decoded(self, digests: Iterable[str]) -> dict[str, CollectiveSequence] | None:
-        """The sequences by digest; None if they are more than are compared."""
+        """The sequences by digest; None if there are too many to compare."""
         found: dict[str, CollectiveSequence] = {}
         total = 0
         for digest in digests:
@@ -217,7 +218,7 @@ class Submissions(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def config_mismatch(submitted: Sequence[Submission]) -> str | None:
-    """Which ranks are about to measure something else than rank 0 (the first), and what, in words; None if none is."""
+    """Which ranks are about to measure something different from rank 0 (the first), and what; None if none are."""
     ours = submitted[0].message.config
     ranks_of: dict[str, list[int]] = defaultdict(list)
     for message, runs in submitted:
@@ -230,7 +231,7 @@ def config_mismatch(submitted: Sequence[Submission]) -> str | None:
 def _difference(theirs: WindowConfig | None, ours: WindowConfig | None) -> str:
     """How a rank's configuration differs from rank 0's; empty if it does not."""
     if theirs is None or ours is None:
-        return ""  # the keys of windows differ from those of pinned modes
+        return ""  # windows and pinned modes have different keys
     options = {"first step of the window": theirs.step, **theirs.options}
     expected = {"first step of the window": ours.step, **ours.options}
     return ", ".join(
@@ -241,10 +242,10 @@ def _difference(theirs: WindowConfig | None, ours: WindowConfig | None) -> str:
 
 
 def step_mismatch(submitted: Sequence[Submission]) -> str | None:
-    """Which ranks recorded other steps of the job than others, in words; None if all recorded the same.
+    """Which ranks recorded other steps of the job than the rest; None if all recorded the same.
 
-    At the same step, the members of a group have issued as many collectives on it, and issue as many in each step.
-    Groups with sends or receives are skipped: backends count these too, and their number differs from rank to rank.
+    At the same step, the members of a group have issued the same number of collectives on it, and issue the same number
+    in each step. Groups with sends or receives are skipped: backends count these too, and their number differs by rank.
     """
     skipped = {name for message, _ in submitted for name, note in message.groups.items() if note.exchanges}
     counts: dict[tuple[str, str], list[tuple[int, Submission, GroupNote]]] = defaultdict(list)
@@ -277,10 +278,10 @@ def _listed(numbers: Sequence[int]) -> str:
 
 
 def in_step(messages: Iterable[OrderMessage]) -> bool:
-    """Whether all members of each group have its collectives at the same places of their sequences.
+    """Whether all members of each group have its collectives at the same positions of their sequences.
 
-    Then their orders have no cycle, for what waits comes after what it waits for on every rank. False for sequences
-    with sends or receives, whose two ends have places of their own, and for several kinds of steps, which may meet.
+    Then their orders have no cycle, because on every rank a call comes after those it waits for. False for sequences
+    with sends or receives, whose two ends have different positions, and for several kinds of steps, which may meet.
     """
     notes: dict[str, GroupNote] = {}
     for message in messages:

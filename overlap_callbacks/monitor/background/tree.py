@@ -1,25 +1,26 @@
 """The tree along which the ranks report to rank 0, and messages along its edges, through the store.
 
-A rank's number, written in base ``FAN_IN``, names its place: its parent is the rank whose last digit other than zero is
-zero instead. So ranks 1 to 15 report to rank 0, ranks 17 to 31 to rank 16, and ranks 16, 32, ... to rank 0. Only rank
-numbers and the size of the job go in: what a launcher says of nodes may be set on some ranks only, and ranks with
-different trees would wait for each other in vain.
+A rank's number in base ``FAN_IN`` gives its place: to find its parent, set its last non-zero digit to zero. So ranks 1
+to 15 report to rank 0, ranks 17 to 31 to rank 16, and ranks 16, 32, ... to rank 0. Only rank numbers and the job's size
+matter: a launcher's node variables may be set on some ranks only, and ranks with different trees would wait for each
+other in vain.
 
-No message stays in the store, whichever ranks die. Each edge has few places, used in turn: a sender uses a place again
-only after its message was taken. A rank that leaves deletes the messages of its own edges, of the ranks below it that
-were not heard, and, if nobody reads its own, of the ranks below its parent. Both ends of an edge may be dead, so at the
-end of training each rank also watches the edges of a few others (``Tree.watched``), and deletes messages there that
-nobody takes while it waits for its own. A live reader has given up on them by then, and a live sender takes them back.
+No message stays in the store, whichever ranks die. Each edge has a few slots, used in turn: a sender reuses a slot only
+after its message was taken. A leaving rank deletes the messages on its own edges, those of missing ranks below it, and,
+if nobody reads its own, those of the ranks below its parent. Both ends of an edge may be dead, so at the end of
+training each rank also watches the edges of a few others (``Tree.watched``), and deletes messages there that nobody
+takes while it waits for its own to be read. A live reader has given up on them by then, and a live sender takes them
+back.
 
 Messages are left behind only
 
 - if both ends of their edge and the ranks that watch it died, or began to leave before the message was sent;
-- if both ends died and the others leave early, because of an exception, a signal or a timeout of the caller. They
-  cannot know who still comes, so they watch nothing;
-- if the store fails, or the time to close is too short to tell that a rank is dead.
+- if both ends died and the others leave early, because of an exception, a signal or a timeout of the caller: they
+  cannot know which ranks are still to come, so they watch nothing;
+- if the store fails, or the time to close is too short to detect that a rank is dead.
 
 A restarted job may find the store of the killed one (``torchrun --max-restarts``), with the same names in it. So a
-sender empties its places before it sends anything.
+sender clears its slots before it sends anything.
 """
 
 from __future__ import annotations
@@ -32,27 +33,27 @@ from dataclasses import dataclass
 from overlap_callbacks.analysis.rank_set import Run, in_runs
 from overlap_callbacks.monitor.background.store import Job, StoreChannel, poll
 
-# Children that a rank has on each level, and one: rank 0 hears 15 on each level, so 45 of 4,096 ranks and 46 of 8,192.
-# More would mean fewer levels and more work for rank 0; a leader that is lost takes at most 1/16 of the job's rows.
+# Fan-in of the tree, the leader included: rank 0 hears 15 ranks on each level, so 45 of 4,096 ranks and 46 of 8,192. A
+# larger one would mean fewer levels and more work for rank 0; a lost leader takes at most 1/16 of the job's rows.
 FAN_IN = 16
 
-# Ranks whose edges a leaving rank looks at, beside its own: each of them is some calls of the store, and all ranks may
-# leave at once. So in a large job it is half as many.
+# Edges of other ranks that a leaving rank checks: each takes several store calls, and all ranks may leave at once. So
+# in a large job it is half as many.
 WATCHED = 4
 _MANY_RANKS = 1024
 
-# Maximum time by which a rank waits longer for its children than they wait for theirs.
+# Maximum extra time that a rank waits for its children, compared with how long they wait for theirs.
 _MAX_LEAD_S = 2.5
 
 
 def num_watched(world_size: int) -> int:
-    """Ranks whose edges a leaving rank looks at, beside its own."""
+    """Number of other ranks whose edges a leaving rank checks."""
     return WATCHED if world_size <= _MANY_RANKS else WATCHED // 2
 
 
 @dataclass(frozen=True)
 class Tree:
-    """The place of one rank. ``fan_in`` ranks are put together at once, the leader included."""
+    """One rank's place. Groups of ``fan_in`` ranks, the leader included, are merged at once."""
 
     rank: int
     world_size: int
@@ -65,7 +66,7 @@ class Tree:
 
     @property
     def level(self) -> int:
-        """How many levels of ranks are below this one: 0 for a rank without children, the most for rank 0."""
+        """Levels below this rank: 0 for a rank without children, the maximum for rank 0."""
         level, width = 0, 1
         while width < self.world_size and self.rank % (width * self.fan_in) == 0:
             level, width = level + 1, width * self.fan_in
@@ -98,22 +99,22 @@ class Tree:
 
     @property
     def watched(self) -> tuple[int, ...]:
-        """Ranks whose edge to their parent this one looks at when it leaves: their messages may be stale.
+        """Ranks whose edge to their parent this rank checks when it leaves: their messages may be stale.
 
-        They lie between this rank and the opposite one in the ring of all ranks, at distances that grow evenly: ranks
-        that die together mostly follow each other, as those of a node do.
+        They lie between this rank and the opposite one in the ring of all ranks, at evenly growing distances: ranks
+        that die together usually have consecutive numbers, as on a node.
         """
         farthest, number = self.world_size / 2, num_watched(self.world_size)
         near = [round(farthest ** (place / (number - 1))) for place in range(number)]
         distances = [max(place + 1, distance) for place, distance in enumerate(near)]  # all different
         ranks = {(self.rank + distance) % self.world_size for distance in distances}
-        return tuple(sorted(ranks - {0, self.rank, *self.children}))  # the edges of these it has, or they have none
+        return tuple(sorted(ranks - {0, self.rank, *self.children}))  # their edges are this rank's own, or do not exist
 
     def members_without(self, runs: Sequence[Run]) -> tuple[int, ...]:
         """This rank and those below it, except the ranks in ``runs`` (joined)."""
         members = self.members
         if list(runs) == [(members.start, members.stop - 1)]:
-            return ()  # the usual case, of any number of ranks
+            return ()  # the usual case, with any number of ranks
         others = set(in_runs(runs))
         return tuple([rank for rank in members if rank not in others])
 
@@ -126,24 +127,24 @@ class Tree:
 # -- messages
 
 
-# Places for messages on an edge, in each direction.
+# Message slots on an edge, per direction.
 PLACES = 4
-# Ranks below a leaving one that were not heard, and ranks below a parent that is gone, whose messages it takes away at
-# most: each of them is some calls of the store, and many ranks may leave at once.
+# Maximum number of missing ranks below a leaving rank, or below a lost parent, whose messages it deletes: each takes
+# several store calls, and many ranks may leave at once.
 MAX_UNHEARD = 1024
 MAX_ORPHANS = 256
-# While one child is waited for, the others are looked at with this interval.
+# While waiting for one child, check the others this often.
 _ROUND_S = 0.5
-# Keys of exchanges that are over: their messages come too late.
+# Number of finished exchanges whose keys are remembered, so that late messages can be recognised.
 _REMEMBERED = 64
 
 
 class Exchange:
-    """One kind of message, up the tree and, where it is answered, down again. One thread uses it.
+    """One kind of message, up the tree and, if answered, down again. Used by one thread.
 
-    ``kind`` names the messages. ``unheard`` has the ranks below this one that were not heard last; see ``leave``.
+    ``kind`` names the messages. ``unheard``: ranks below this one missing from the last exchange; see ``leave``.
 
-    Each exchange has a ``key``: the same on every rank, and never used twice. Waiting ends early when ``stop`` returns
+    Each exchange has a ``key``: the same on every rank, and never reused. Waiting ends early when ``stop`` returns
     True.
     """
 
@@ -161,7 +162,7 @@ class Exchange:
         self._answered: deque[str] = deque(maxlen=_REMEMBERED)
 
     def open(self) -> None:
-        """Delete what an earlier process with this rank has sent and nobody has taken. Nothing is sent yet."""
+        """Delete unread messages of an earlier process with this rank. Sends nothing yet."""
         if self.tree.parent is not None:
             self._empty("up", self.tree.rank)
         if "down" in self._directions:
@@ -169,7 +170,7 @@ class Exchange:
                 self._empty("down", child)
 
     def send_up(self, key: str, message: bytes, patience_s: float, stop: Callable[[], bool]) -> bool:
-        """Send ``message`` to the parent. Returns False if there was no place for it within ``patience_s``."""
+        """Send ``message`` to the parent. Returns False if no slot was free within ``patience_s``."""
         return bool(poll(lambda: self._to_parent.offer(key, message) or None, patience_s, stop))
 
     def gather(self, key: str, timeout_s: float, stop: Callable[[float], bool]) -> dict[int, bytes]:
@@ -189,7 +190,7 @@ class Exchange:
             return message is not None
 
         def look_at_missing() -> bool | None:
-            # All must come, so mostly it is enough to look at the first that is missing.
+            # All must come, so it is usually enough to check the first missing one.
             nonlocal next_round_s
             all_of_them = time.monotonic() >= next_round_s
             if all_of_them:
@@ -207,7 +208,7 @@ class Exchange:
         return found
 
     def send_down(self, key: str, message: bytes) -> None:
-        """Answer all children; not those that have taken none of the last answers."""
+        """Answer all children, except those that took none of the last answers."""
         for sender in self._to.values():
             sender.offer(key, message)
 
@@ -216,8 +217,8 @@ class Exchange:
     ) -> bytes | None:
         """The parent's answer; None if there was none in time.
 
-        A parent that has not taken this rank's message within ``taken_within_s`` is considered dead, and not waited for
-        any longer; None to wait for the whole time.
+        A parent that has not taken this rank's message within ``taken_within_s`` is considered dead, and the wait ends;
+        None to wait for the whole time.
         """
         first_s = timeout_s if taken_within_s is None else min(taken_within_s, timeout_s)
         answer = self._poll_answer(key, first_s, stop)
@@ -231,7 +232,7 @@ class Exchange:
         return self._to_parent.is_empty()
 
     def withdraw(self) -> None:
-        """Take back what was sent up last, if the parent has not taken it: nobody waits for the answer any longer."""
+        """Withdraw the last message sent up, if the parent has not taken it: its answer is no longer needed."""
         self._to_parent.withdraw()
 
     def _poll_answer(self, key: str, timeout_s: float, stop: Callable[[], bool]) -> bytes | None:
@@ -239,7 +240,7 @@ class Exchange:
         return self._from_parent.search(key, self._answered) if answer is None else answer
 
     def await_taken(self, timeout_s: float, stop: Callable[[], bool]) -> bool:
-        """Wait until all messages of this rank were taken; False if the parent has not taken all of its own."""
+        """Wait until all messages of this rank were taken. Returns whether the parent took all of those sent to it."""
         waiting = [self._to_parent, *self._to.values()]
 
         def look() -> bool | None:
@@ -250,14 +251,14 @@ class Exchange:
         return self._to_parent not in waiting
 
     def stale_messages(self) -> StaleMessages:
-        """The messages on the edges that this rank watches, looked at before it waits for anything else."""
+        """Messages on the edges that this rank watches. Call it before waiting for anything else."""
         edges = [self._edge(direction, rank) for rank in self.tree.watched for direction in self._directions]
         return StaleMessages(self._channel, edges)
 
     def leave(self, *, parent_is_gone: bool = False) -> None:
         """Delete what is left in the store; nothing is sent or gathered afterwards.
 
-        ``parent_is_gone``: nobody has read what this rank sent while it waited.
+        ``parent_is_gone``: nobody read this rank's messages while it waited.
         """
         if self.tree.world_size == 1:
             return
@@ -278,7 +279,7 @@ class Exchange:
 
 
 class StaleMessages:
-    """Messages between other ranks, as they lie in the store now. Mostly there are none."""
+    """Messages between other ranks that are in the store now; usually none."""
 
     def __init__(self, channel: StoreChannel, edges: Iterable[str]) -> None:
         self._channel = channel
@@ -288,7 +289,7 @@ class StaleMessages:
         self._lying = {place: message for place, message in found if message is not None}
 
     def take_away(self, timeout_s: float, stop: Callable[[], bool], *, after_s: float) -> None:
-        """Wait until their readers have taken them; delete what nobody takes and was seen at least ``after_s`` ago."""
+        """Wait until they are read; delete unread ones if they were first seen at least ``after_s`` ago."""
 
         def look() -> bool | None:
             for place in list(self._lying):
@@ -298,7 +299,7 @@ class StaleMessages:
 
         if poll(look, timeout_s, stop) is None and time.monotonic() - self._seen_s >= after_s:
             for place, message in self._lying.items():
-                # Another message in the same place belongs to ranks that live.
+                # A different message in the same slot belongs to live ranks.
                 if self._channel.peek(place) == message:
                     self._channel.delete(place)
 
@@ -312,7 +313,7 @@ class _Sender:
         self._number = 0
 
     def offer(self, key: str, message: bytes) -> bool:
-        """Send, if the next place is free."""
+        """Send, if the next slot is free."""
         place = _place(self._edge, self._number)
         if self._number >= PLACES and self._channel.has(place):
             return False
@@ -321,8 +322,8 @@ class _Sender:
         return True
 
     def withdraw(self) -> None:
-        """Take the last message back, unless it was taken."""
-        # A FileStore says of every message that it has deleted it: so look before.
+        """Withdraw the last message, unless it was taken."""
+        # A FileStore reports every delete as successful, so check first.
         if not self.is_empty() and self._channel.delete(_place(self._edge, self._number - 1)):
             self._number -= 1
 
@@ -338,15 +339,15 @@ class _Receiver:
         self._channel = channel
         self._edge = edge
         self._number = 0
-        self._early: dict[str, bytes] = {}  # what was taken before it was asked for
+        self._early: dict[str, bytes] = {}  # messages taken before they were asked for
 
     def look(self, key: str, over: Iterable[str]) -> bytes | None:
-        """The message under ``key``, or None if it has not come yet. Nobody will ask for the keys in ``over`` again."""
+        """The message under ``key``, or None if it has not come yet. Keys in ``over`` will not be asked for again."""
         while key not in self._early:
             place = _place(self._edge, self._number)
             data = self._channel.peek(place)
-            # Its sender may take it back between our two calls. Only one of us deletes it, and both know which: else
-            # the two ends would count on from different numbers, and miss each other in every window to come.
+            # The sender may withdraw it between our two calls. Only one side's delete succeeds, and both know which:
+            # otherwise the two ends would continue from different numbers and miss each other in every later window.
             if data is None or not self._channel.delete(place):
                 return None
             number, sent_key, message = _opened(data)
@@ -358,10 +359,10 @@ class _Receiver:
         return self._early.pop(key)
 
     def search(self, key: str, over: Iterable[str]) -> bytes | None:
-        """Like ``look``, in all places.
+        """Like ``look``, in all slots.
 
-        If others deleted a message, the next one is in another place. And its sender may have counted back for a
-        message that it believed to be withdrawn, and that was taken: so any number is a new one.
+        If others deleted a message, the next one is in another slot. The sender may also reuse a number after a
+        withdrawal that raced with a read, so accept any number.
         """
         found = self.look(key, over)
         if found is None:
@@ -374,7 +375,7 @@ class _Receiver:
 
 
 def _opened(data: bytes) -> tuple[int, str, bytes]:
-    """The number of what was sent on its edge, the key of its exchange, and the message."""
+    """Decode a message: its number on the edge, the key of its exchange, and the content."""
     head, _, message = data.partition(b"\n")
     number, _, key = head.decode().partition(" ")
     return int(number), key, message

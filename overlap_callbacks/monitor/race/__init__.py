@@ -1,1 +1,1 @@
-"""The race check: one step is repeated, overlapped and sequential, and its gradients are compared bit by bit."""
+"""The race check: repeats one step, overlapped and sequential, and compares the gradients bit by bit."""

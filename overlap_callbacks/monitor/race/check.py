@@ -1,13 +1,13 @@
 """The race check: repeats one step, overlapped twice and sequential twice, and compares the gradients bit by bit.
 
-Overlapped repetitions that differ from sequential ones, or from each other, show a race only if the sequential ones are
-equal: else the job is not deterministic. So there are always four repetitions, on every rank: what one rank sees must
+Overlapped repetitions that differ from sequential ones, or from each other, prove a race only if the sequential ones
+are equal; otherwise the job is not deterministic. So every rank always runs four repetitions: what one rank sees must
 not change how many steps it runs.
 
 It runs after each complete window whose order check allowed sequential steps. All ranks repeat the step or none does
-(``ballot.py``). From there on nothing of ours may stop a rank, or the others would wait for it: errors of ours are kept
-until all repetitions have run. An error of the user's function ends the check if all ranks have it before the same
-collective. If one rank alone has it, it is raised in the job, as it would be in a step of training.
+(``ballot.py``). From then on the library must not stop a rank, or the others would wait for it: internal errors are
+kept until all repetitions have run. An error of the user's function ends the check if all ranks raise it before the
+same collective. If only one rank does, it is raised in the job, as in a training step.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from overlap_callbacks.monitor.race.repeatable import HeldState, RepeatableStep,
 
 # Overlapped twice, sequential twice.
 _SEQUENTIAL = (False, False, True, True)
-# Of a device's memory, the part that repetitions must leave free.
+# Fraction of device memory that repetitions must leave free.
 _FREE_MEMORY = 0.02
 _NOTHING_TO_REPEAT = (
     "check_gradients=True has no step to repeat: give attach(..., repeat_step=...) of the PyTorch or the DeepSpeed "
@@ -48,7 +48,7 @@ class RaceChecks:
     """The race checks of one monitor."""
 
     def __init__(self, enabled: bool, gate: Gate, switch: SwitchState, notices: Notices) -> None:
-        self.step: RepeatableStep | None = None  # what an adapter offers to repeat
+        self.step: RepeatableStep | None = None  # offered by an adapter
         self._enabled = enabled
         self._gate = gate
         self._switch = switch
@@ -57,21 +57,21 @@ class RaceChecks:
 
     @property
     def running(self) -> bool:
-        """Whether a step is repeated just now: adapters must not take it for a step of training."""
+        """Whether a step is being repeated right now: adapters must not count it as a training step."""
         return self._last is not None and self._last.running
 
     def granted(self, window: str, ballot: Ballot) -> None:
-        """Say that a window may have sequential steps, so that a check may follow it."""
+        """Announce that a window may have sequential steps, so that a check may follow it."""
         if self._enabled and self.step is not None:
             ballot.expect(window)
 
     def after_window(
         self, window: str, step: int, granted: ExpectedSequence | None, ballot: Ballot, rank: int
     ) -> RaceCheck | None:
-        """Check a window's job, if that is wanted and possible. Runs on the training thread, between two steps.
+        """Run a check after a window, if requested and possible. Called on the training thread, between two steps.
 
-        ``window`` names it in the store: the same on every rank, and never used twice. ``step`` is its last one, and
-        ``granted`` what passed its order check, if anything did.
+        ``window`` names it in the store: the same on every rank, and never reused. ``step`` is its last step, and
+        ``granted`` what its order check allowed, if anything.
         """
         if not self._enabled or granted is None:
             return None
@@ -88,7 +88,7 @@ class RaceChecks:
         finally:
             self._last = None  # its log has thousands of collectives
         if error is not None:
-            # It must reach the job, whatever becomes of errors of ours: ``step_end`` raises it.
+            # ``step_end`` raises it: it must reach the job, even where internal errors do not.
             dispatcher.interrupts.append(RuntimeError(f"repeat_step: {error!r}") if is_own(error) else error)
         if repetitions.finished or error is not None:
             self._enabled = False
@@ -96,11 +96,11 @@ class RaceChecks:
 
 
 class _StepFailedError(Exception):
-    """The user's function raised; ``__cause__`` is what."""
+    """The user's function raised; ``__cause__`` is its exception."""
 
 
 class _Repetitions:
-    """One race check: the repetitions of a step, and what they have shown on this rank."""
+    """One race check: the repetitions of a step, and their results on this rank."""
 
     def __init__(self, step: RepeatableStep, gate: Gate, switch: SwitchState, ballot: Ballot, rank: int) -> None:
         self._step = step
@@ -108,17 +108,19 @@ class _Repetitions:
         self._switch = switch
         self._ballot = ballot
         self._rank = rank
-        self.running = False  # a repetition is under way
-        self.finished = False  # there will be no further check
-        # Of each repetition, by parameter: the elements that differ from those of the first overlapped one, or after
-        # that from the first sequential one.
+        self.running = False  # a repetition is running
+        self.finished = False  # no further check will follow
+        # By repetition and parameter: elements that differ from the first overlapped repetition, and from the third one
+        # on from the first sequential one.
         self._differing: list[dict[str, int]] = [{} for _ in _SEQUENTIAL]
         self._log: StepLog | None = None  # of the last sequential repetition
-        self._num_gradients = 0  # of a repetition
-        self._problem = ""  # why the repetitions do not count, in words
+        self._num_gradients = 0  # in one repetition
+        self._problem = ""  # why the repetitions do not count
 
     def check(self, window: str, number: int, granted: ExpectedSequence) -> tuple[RaceCheck, BaseException | None]:
-        """Repeat the step, if all ranks do. Returns what must be raised in the job too: an error of this rank alone."""
+        """Repeat the step if all ranks agree. Also returns an error of this rank alone, which must be raised in the
+        job.
+        """
         started_s = time.monotonic()
         reason, held, reference = self._prepare()
         if held is None or reference is None:
@@ -151,7 +153,7 @@ class _Repetitions:
         return self._outcome(took_ms, held_bytes), None
 
     def _prepare(self) -> tuple[str, HeldState | None, Reference | None]:
-        """Hold what a repetition may change, and take room for its gradients; or say why not."""
+        """Save what a repetition may change, and allocate room for its gradients. If that fails, returns why."""
         if torch._C._current_graph_task_id() != -1 or torch.is_inference_mode_enabled():
             return "the step ended within a backward pass or in inference mode", None, None
         try:
@@ -159,7 +161,7 @@ class _Repetitions:
             if reason:
                 return reason, None, None
             return "", HeldState(self._step), Reference(self._step.parameters())
-        except Exception as error:  # no memory for the copies, mostly
+        except Exception as error:  # usually no memory for the copies
             return f"what a repeated step may change could not be held: {error}", None, None
 
     # -- the repetitions
@@ -179,7 +181,7 @@ class _Repetitions:
             self._ours(self._step.put_back)
 
     def _ours(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
-        """Do a piece of our own work between the user's: no error of it may keep this rank from the next repetition."""
+        """Do the library's own work between the user's: no error in it may keep this rank from the next repetition."""
         try:
             action(*args, **kwargs)
         except Exception as error:
@@ -220,7 +222,7 @@ class _Repetitions:
         self._gate.stop()
         try:
             self._switch.turn(on=False)
-        except Exception:  # it has raised where it was turned
+        except Exception:  # already raised when it was turned
             self.finished = True
 
     # -- after
@@ -228,7 +230,7 @@ class _Repetitions:
     def _failed(
         self, window: str, failure: BaseException, took_ms: float, held_bytes: int
     ) -> tuple[RaceCheck, BaseException | None]:
-        """The user's function raised, or a signal handler of the user's."""
+        """Handle an exception from the user's function or from a signal handler."""
         error = failure.__cause__ if isinstance(failure, _StepFailedError) else failure
         assert error is not None
         outcome = _not_checked(f"repeat_step raised {type(error).__name__}: {error}", took_ms, held_bytes)
@@ -242,7 +244,7 @@ class _Repetitions:
         if self._problem:
             return _not_checked(self._problem, took_ms, held_bytes)
         _, overlapped, against_sequential, between_sequential = self._differing
-        with_overlap = {**overlapped}  # of repetitions of which one was overlapped
+        with_overlap = {**overlapped}  # by parameter, in comparisons that involve an overlapped repetition
         for name, amount in against_sequential.items():
             with_overlap[name] = max(amount, with_overlap.get(name, 0))
         verdict, differing = RaceVerdict.EQUAL, {}
@@ -265,7 +267,7 @@ class _Repetitions:
         try:
             bucket = self._step.bucket_of(name)
             collective = "" if self._log is None else self._step.collective_of(name, self._log)
-        except Exception:  # a version of the framework that names them otherwise: the parameter is known all the same
+        except Exception:  # a framework version with other names: the parameter alone is known
             pass
         return GradientDifference(
             rank=self._rank,
@@ -286,9 +288,9 @@ def _digest(*terms: object) -> str:
 
 
 def _lacks_memory(step: RepeatableStep) -> str:
-    """Why a device may not have the memory, in words: running out of it within a repetition would end the job.
+    """Why a device may run out of memory, which within a repetition would end the job; empty if it has enough.
 
-    There are two more sets of gradients than in a step of training: those of the step that has ended, and a copy.
+    There are two more sets of gradients than in a training step: those of the step that has ended, and a copy.
     """
     needed: dict[torch.device, int] = {}
     for parameter in step.parameters().values():
@@ -309,17 +311,16 @@ def _lacks_memory(step: RepeatableStep) -> str:
     return ""
 
 
-# -- comparing gradients
-# They are read on the current stream right after the repetition has returned, as an optimizer would read them. A longer
-# wait would hide a race.
+# -- comparing gradients. They are read on the current stream right after the repetition has returned, as an optimizer
+# would read them. A longer wait would hide a race.
 
 
-# Of a gradient that was there in one repetition and not in the other, all elements differ.
+# A gradient that exists in only one of two repetitions counts as different in all elements.
 _Gradients = Mapping[str, "torch.Tensor | None"]
 
 
 class Reference:
-    """A copy of the gradients of one repetition, by parameter; room for them is taken at once."""
+    """A copy of one repetition's gradients, by parameter. Allocates its memory up front."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor]) -> None:
         trained = {name: local(parameter) for name, parameter in parameters.items() if parameter.requires_grad}
@@ -351,7 +352,7 @@ class Reference:
                 found[name] = max([part.numel() for part in parts])
             else:
                 one, other = map(bits, parts)
-                # On a host, to compare is faster than to count.
+                # On the host, comparing is faster than counting.
                 same = one.device.type == "cpu" and torch.equal(one, other)
                 found[name] = 0 if same else torch.ne(one, other).sum()
         return found
@@ -362,6 +363,6 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def amounts(counted: Mapping[str, torch.Tensor | int]) -> dict[str, int]:
-    """Counts that are not zero, by name; waits for the device."""
+    """The counts that are not zero, by name; waits for the device."""
     known = {name: int(amount) for name, amount in counted.items()}
     return {name: amount for name, amount in known.items() if amount}

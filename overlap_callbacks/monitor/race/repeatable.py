@@ -1,4 +1,4 @@
-"""What the race check needs of a job: a step that can be run again, and all that it may change put back after it."""
+"""What the race check needs from a job: a step that can be repeated, and restoring everything that it may change."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import device
 
-# Of the kinds of integers that have the bits of a tensor.
+# Integer types with the bit width of a tensor's elements.
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Values of attributes that are put back as they are.
+# Types of attribute values that are restored by assignment.
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -26,34 +26,34 @@ class RepeatableStep:
     """Interface: forward and backward of one step, called on the training thread, between two steps."""
 
     def refusal(self) -> str:
-        """Why this job's step must not be repeated, in words; empty if it may be. The same on every rank."""
+        """Why this job's step must not be repeated; empty if it may be. The same on every rank."""
         return ""
 
     def run(self) -> None:
-        """Run forward and backward once. What it raises is the user's."""
+        """Run forward and backward once. Exceptions are the user's."""
         raise NotImplementedError
 
     def parameters(self) -> Mapping[str, torch.Tensor]:
-        """Everything that trains, by name: none of it may change."""
+        """All trainable parameters, by name: none may change."""
         raise NotImplementedError
 
     def modules(self) -> Sequence[nn.Module]:
-        """The modules of the model, whose buffers and modes are put back."""
+        """The modules of the model, whose buffers and modes are restored."""
         raise NotImplementedError
 
     def gradients(self) -> Mapping[str, torch.Tensor | None]:
-        """The gradients of the repetition that has just ended, by the parameter's name; this rank's part of each."""
+        """This rank's part of each gradient of the repetition that has just ended, by parameter name."""
         return {name: parameter.grad for name, parameter in self.parameters().items()}
 
     def put_back(self) -> None:
         """Undo what a repetition changed other than gradients, buffers and random numbers. Called after each."""
 
     def bucket_of(self, parameter: str) -> str:
-        """Name of the bucket of gradients that this one is reduced with; empty if unknown."""
+        """Name of the gradient bucket of this parameter; empty if unknown."""
         return ""
 
     def collective_of(self, parameter: str, log: StepLog) -> str:
-        """The collective of a sequential repetition that reduces this gradient, in words; empty if unknown."""
+        """The collective of a sequential repetition that reduces this gradient; empty if unknown."""
         return ""
 
 
@@ -65,17 +65,17 @@ def local(tensor: Any) -> torch.Tensor:
 
 
 class SteppedAnOptimizerError(RuntimeError):
-    """The function that repeats a step would have stepped an optimizer; it was stopped before."""
+    """The user's function tried to step an optimizer, and was stopped before it did."""
 
     def __init__(self) -> None:
         super().__init__("repeat_step must run forward and backward alone, and it would have stepped an optimizer")
 
 
 class HeldState:
-    """Parameters, gradients, buffers and random numbers as they were when this was made.
+    """Parameters, gradients, buffers and random states, saved on construction.
 
-    Copies take ``held_bytes`` of the host's memory. Gradients are taken off their parameters, as ``zero_grad`` does,
-    and come back as the same objects.
+    Copies take ``held_bytes`` of host memory. Gradients are detached from their parameters, as by ``zero_grad``, and
+    come back as the same objects.
     """
 
     def __init__(self, step: RepeatableStep) -> None:
@@ -98,19 +98,19 @@ class HeldState:
         self.held_bytes = sum([_nbytes(copy) for copy in copies])
 
     def rewind(self) -> None:
-        """Have the next repetition begin as the first did: without gradients."""
+        """Reset for the next repetition, so that it begins as the first did: without gradients."""
         self._random.restore()
         self._restore_modules()
         for parameter, _, _ in self._gradients:
             parameter.grad = None
 
     def restore(self) -> list[torch.Tensor]:
-        """Put everything back. Returns parameters that had changed."""
+        """Restore everything. Returns the parameters that had changed."""
         changed = []
         with torch.no_grad():
             for parameter, gradient, copy in self._gradients:
                 if gradient is not None and copy is not None:
-                    _put(gradient, copy)  # a view of a bucket, say, in which the repetition left its own
+                    _put(gradient, copy)  # for example, a view of a bucket that the repetition has overwritten
                 parameter.grad = gradient
             self._restore_modules()
             for parameter, copy in self._parameters:
@@ -137,7 +137,7 @@ def _on_host(tensor: torch.Tensor) -> torch.Tensor:
 def _put(tensor: torch.Tensor, copy: torch.Tensor) -> None:
     part = local(tensor)
     if part.layout is torch.strided:
-        part.copy_(copy)  # a sparse gradient is an object of its own, which no repetition touches
+        part.copy_(copy)  # a sparse gradient is a separate object, which no repetition touches
 
 
 def _nbytes(tensor: torch.Tensor) -> int:
@@ -145,7 +145,7 @@ def _nbytes(tensor: torch.Tensor) -> int:
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor as whole numbers: of equal bits NaN is equal to NaN, and 0.0 is not -0.0."""
+    """The bits of a tensor as integers: NaNs with the same bits are equal, and 0.0 differs from -0.0."""
     if tensor.is_sparse:
         tensor = tensor.to_dense()
     if tensor.is_complex():
@@ -154,7 +154,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are the same bit by bit."""
+    """Whether two tensors are bitwise equal."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(bits(one), bits(other))
@@ -186,7 +186,7 @@ class _RandomState:
 
 @contextlib.contextmanager
 def no_optimizer_steps() -> Iterator[None]:
-    """Meanwhile no optimizer of this thread steps: its ``step`` raises SteppedAnOptimizerError."""
+    """Context in which optimizers of this thread raise SteppedAnOptimizerError instead of stepping."""
     thread = threading.get_ident()
 
     def refuse(*_: object) -> None:
@@ -205,14 +205,14 @@ def modules_of(models: Sequence[nn.Module]) -> list[nn.Module]:
     return list(dict.fromkeys([module for model in models for module in model.modules()]))
 
 
-# -- plain attributes of a framework's objects
+# -- plain attributes of framework objects
 
 
 class HeldAttributes:
-    """Plain values of some objects, as they were when this was made; of those marked, dictionaries and lists too.
+    """Plain values of some objects, saved on construction; for marked objects, dictionaries and lists too.
 
-    Dictionaries and lists come back as the same objects with what they held; tensors and other objects in them with
-    whatever is in them now.
+    Dictionaries and lists come back as the same objects with their former contents; tensors and other objects in them
+    with their current values.
     """
 
     def __init__(self, holders: Sequence[tuple[Any, bool]]) -> None:
@@ -222,7 +222,7 @@ class HeldAttributes:
         ]
 
     def put_back(self) -> None:
-        """Put everything back, and take away what is there since."""
+        """Restore everything, and remove what was added since."""
         for holder, whole, values in self._holders:
             for name in [name for name, value in vars(holder).items() if _counts(value, whole) and name not in values]:
                 delattr(holder, name)
@@ -231,7 +231,7 @@ class HeldAttributes:
 
 
 class _Container:
-    """A dictionary or list, the very object, and what it held."""
+    """A dictionary or list: the object itself and its contents."""
 
     def __init__(self, container: Any) -> None:
         self._container = container
