@@ -106,7 +106,7 @@ class StepDriver:
     # -- steps. What follows is called through ``guarded``.
 
     def begin(self, step: Any, nested: bool) -> None:
-        """Begin a step. ``step``: the user's number for it, of any type. ``nested``: the previous step is still open."""
+        """Begin a step. ``step``: the user's number for it, of any type. ``nested``: the previous one is still open."""
         self._unnumbered = False
         if isinstance(self.runner, Stopped) and type(step) is int:
             self.last_step = step

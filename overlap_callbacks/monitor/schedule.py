@@ -1,7 +1,7 @@
-"""Which mode and which instruments a step has.
+"""The schedule: which mode a step runs in, and what is measured in it.
 
 Everything here is a pure function of the step number, the configuration and where rank 0 placed the window's parts
-(``overlap_callbacks.monitor.placement``): no clock, no randomness, no communication. So every rank decides alike.
+(``overlap_callbacks.monitor.placement``): no clock, no randomness, no communication. So every rank decides the same.
 
 A window opens every ``every_n_steps`` steps, and its steps are, in this order:
 
@@ -11,10 +11,10 @@ A window opens every ``every_n_steps`` steps, and its steps are, in this order:
 3. in some windows a **long** block of each mode, for sensors of power that need seconds;
 4. the **profiled** blocks: one counted step each, under ``torch.profiler``.
 
-The steps between these parts are ordinary ones. Their number, and which mode the blocks begin with, differ from window
-to window, so that what a job does at every k-th step meets both modes equally often. Blocks alternate and are turned
-round in the middle: ``OSSO`` four times is ``OSOSOSOSSOSOSOSO``. Drift that is linear in time cancels, and so does
-every rhythm of 2, 3, 4, 6, 8 or 12 steps within one window.
+Ordinary steps separate these parts. Their number, and the mode of the first block, vary from window to window, so that
+periodic events of the job hit both modes equally often. Blocks alternate, and the order is reversed halfway: ``OSSO``
+four times is ``OSOSOSOSSOSOSOSO``. Drift that is linear in time cancels, and so does every period of 2, 3, 4, 6, 8 or
+12 steps within one window.
 """
 
 from __future__ import annotations
@@ -34,27 +34,28 @@ class Part(enum.Enum):
     """The part of a window that a step belongs to."""
 
     RECORDED = "recorded"
-    BESIDE = "beside the timed ones"  # overlapped, marked but not counted: right before and after the timed part
+    BESIDE = "beside the timed ones"  # overlapped, marked but not counted: the steps around the timed part
     TIMED = "timed"
-    LONG = "of a long block"  # one block of each mode after the timed ones, in some windows: for power
+    LONG = "of a long block"  # one block of each mode after the timed ones, in some windows: for slow power sensors
     PROFILED = "profiled"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one step is to do.
+    """What one step does.
 
     Attributes:
         window: number of the window, from 0.
-        offset: number of the step within its window, from 0.
+        offset: position of the step within its window, from 0.
         part: the part of the window.
         block: number of the block within its part, from 0; -1 outside blocks.
-        arm: the side of the comparison on which the step counts: ``SEQUENTIAL`` for the window's arm, whichever it is.
-        mode: in which the step runs. It differs from ``arm`` in a control (A/A) schedule, and where the arm's steps are
+        arm: the side of the comparison that the step counts for; ``SEQUENTIAL`` stands for the window's arm, whichever
+            it is.
+        mode: the mode the step runs in. Differs from ``arm`` in a control (A/A) schedule, and if the arm's steps are
             not sequential.
-        counted: whether it is a step of a block, and not warm-up.
+        counted: whether it is a counted step of a block rather than warm-up.
         last: whether it is the window's last step.
-        turned: whether the arm's switch is turned, although steps are not sequential.
+        turned: whether the arm's switch is turned although steps are not sequential.
     """
 
     window: int
@@ -69,14 +70,14 @@ class Plan:
 
 
 class Placement(msgspec.Struct, frozen=True, array_like=True):
-    """Where the parts of one window lie."""
+    """Positions of the parts of one window."""
 
-    timed_start: int  # offset of its first step, from the window's first step
+    timed_start: int  # offset of its first step within the window
     profiled_start: int
-    timed_swapped: bool = False  # every O of the part is an S, and every S an O
+    timed_swapped: bool = False  # O and S are swapped in this part
     profiled_swapped: bool = False
     steps_per_block: int = 2  # counted steps of a timed block
-    long_steps: int = 0  # counted steps of the long block of each mode; 0 for none
+    long_steps: int = 0  # counted steps of each mode's long block; 0 for none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,12 +158,12 @@ class Schedule:
         return [_uncounted(Part.RECORDED, offset) for offset in range(self.recorded_steps)]
 
     def _placed(self, placement: Placement) -> tuple[Plan | None, ...]:
-        """The plans of a window's steps by their offset; ``window`` is filled in by ``plan``."""
+        """The plans of a window's steps by offset; ``plan`` fills in ``window``."""
         timed = self.part(Part.TIMED, placement.steps_per_block, swapped=placement.timed_swapped)
         timed += self.long_part(placement.long_steps, swapped=placement.timed_swapped)
         profiled = self.part(Part.PROFILED, swapped=placement.profiled_swapped)
         timed_end = placement.timed_start + len(timed)
-        # Of a window without a profile, the steps after the timed part are the last.
+        # Without a profiled part, the steps after the timed part come last.
         beside = self.beside_steps(placement.steps_per_block)
         end = placement.profiled_start + len(profiled) if profiled else timed_end + beside
         plans: list[Plan | None] = [None] * end
@@ -181,8 +182,8 @@ class Schedule:
     def part(self, part: Part, steps_per_block: int | None = None, *, swapped: bool = False) -> list[Plan]:
         """The steps of the timed or the profiled part, with offsets from its own first step.
 
-        ``steps_per_block`` are the counted steps of a timed block; None for those of the schedule. ``swapped``: the
-        modes change places.
+        ``steps_per_block``: counted steps of a timed block; None for the schedule's. ``swapped``: the modes are
+        swapped.
         """
         if part is Part.TIMED:
             groups, counted_steps = self.repeats, steps_per_block or self.steps_per_block
@@ -201,36 +202,36 @@ class Schedule:
         return steps
 
     def long_part(self, counted_steps: int, *, swapped: bool = False) -> list[Plan]:
-        """The steps of a long block of each mode, with offsets from its own first step; none for 0 counted steps."""
+        """The steps of each mode's long block, with offsets from its own first step; none for 0 counted steps."""
         return [] if not counted_steps else self._blocks(Part.LONG, "OS", counted_steps, swapped=swapped)
 
     @property
     def window_steps(self) -> int:
-        """Steps that a window has at least: one recorded, and those of its blocks, warm-up included."""
+        """Minimum length of a window: one recorded step and those of its blocks, including warm-up."""
         return 1 + len(self.part(Part.TIMED)) + len(self.part(Part.PROFILED))
 
     @property
     def recorded_steps(self) -> int:
-        """Recorded steps of a window: enough to see the kinds of steps that a job has, where there is room."""
+        """Recorded steps of a window: enough to see the job's kinds of steps, if there is room."""
         return 1 + min(_MORE_RECORDED, self._free_steps // 16)
 
     @property
     def decided_at(self) -> int:
-        """Offset of the first step that depends on the ruling. The ranks' order is checked during the steps before."""
+        """Offset of the first step that depends on the ruling. The order check runs during the steps before it."""
         return self.recorded_steps + min(_WAITING_STEPS, self._free_steps // 16)
 
     @property
     def _free_steps(self) -> int:
-        """Steps of ``every_n_steps`` by which a window may be longer than it must be."""
+        """Steps by which a window may exceed its minimum length."""
         return self.every_n_steps - self.window_steps if self.spread else 0
 
     def spare_steps(self, steps_per_block: int) -> int:
-        """Steps of ``every_n_steps`` that neither blocks of this length nor what comes before them needs."""
+        """Steps of ``every_n_steps`` left over by blocks of this length and everything before them."""
         blocks = len(self.part(Part.TIMED, steps_per_block)) + len(self.part(Part.PROFILED))
         return self.every_n_steps - self.decided_at - blocks
 
     def most_long_steps(self, steps_per_block: int) -> int:
-        """Counted steps that a long block has at most, given timed blocks of this length; below 1 for none."""
+        """Maximum counted steps of a long block, given timed blocks of this length; below 1 if there is no room."""
         room = self.spare_steps(steps_per_block) - 2 * self.beside_steps(steps_per_block) - _ROOM
         return room // 2 - self.warmup_steps if self.spread else 0
 
@@ -240,22 +241,22 @@ class Schedule:
 
     @property
     def timed_blocks(self) -> int:
-        """Blocks of the timed part of a window, both modes together."""
+        """Timed blocks of a window, both modes together."""
         return len(self.blocks) * self.repeats
 
     def steps_that_take(self, block_s: float, step_s: float) -> int:
-        """Counted steps of a timed block that last ``block_s``, as far as ``every_n_steps`` leaves room."""
+        """Counted steps of a timed block that lasts ``block_s``, limited by the room in ``every_n_steps``."""
         wanted = self.steps_wanted(block_s, step_s)
         spare = self.spare_steps(self.steps_per_block) // self.timed_blocks
         return min(max(self.steps_per_block, wanted), self.steps_per_block + spare)
 
     @staticmethod
     def steps_wanted(block_s: float, step_s: float) -> int:
-        """Steps that last ``block_s``, whether they fit or not; 0 if the time of a step is not known."""
+        """Steps that last ``block_s``, regardless of room; 0 if the step time is unknown."""
         return math.ceil(block_s / step_s - 1e-9) if step_s > 0 else 0
 
     def placed(self, placement: Placement, *, turned: bool = False) -> Schedule:
-        """The same schedule for a window whose parts rank 0 has placed; ``turned``: its arm is not sequential steps."""
+        """The same schedule for a window whose parts rank 0 has placed. ``turned``: its arm is not sequential steps."""
         offsets = self._placed(placement)
         if turned and not self.control:
             offsets = tuple([p and replace(p, mode=Mode.OVERLAPPED, turned=p.arm is Mode.SEQUENTIAL) for p in offsets])
@@ -264,7 +265,7 @@ class Schedule:
         return schedule
 
     def plan(self, step: int) -> Plan | None:
-        """What a step is to do; None for an ordinary one. Only recorded steps have a plan until parts are placed."""
+        """The plan of a step; None for an ordinary one. Before the parts are placed, only recorded steps have one."""
         window, offset = divmod(step - self.first_step, self.every_n_steps)
         if window < 0 or offset >= len(self._offsets):
             return None
@@ -276,7 +277,7 @@ class Schedule:
         return (step - self.first_step) % self.every_n_steps == self.decided_at
 
     def next_window_step(self, step: int) -> int:
-        """First step of the first window that starts at ``step`` or later."""
+        """First step of the first window that starts at or after ``step``."""
         windows = -((self.first_step - step) // self.every_n_steps)
         return self.first_step + max(0, windows) * self.every_n_steps
 
@@ -297,13 +298,13 @@ def _in_order(blocks: str, groups: int) -> str:
     return first * groups + second * groups if alternating else blocks * groups
 
 
-# Recorded steps beyond the first.
+# Maximum recorded steps after the first.
 _MORE_RECORDED = 7
 # Ordinary steps after the recorded ones, during which the ranks' order of collectives is checked.
 _WAITING_STEPS = 8
-# Marked steps on each side of the timed part, at most.
+# Maximum marked steps on each side of the timed part.
 _BESIDE_STEPS = 24
-# Steps by which parts may start later come first: marked steps take what is beyond these.
+# Room reserved for shifting the parts; marked steps use only what is left.
 _ROOM = 48
 _ARMS = {"O": Mode.OVERLAPPED, "S": Mode.SEQUENTIAL}
 _OTHER = {Mode.OVERLAPPED: Mode.SEQUENTIAL, Mode.SEQUENTIAL: Mode.OVERLAPPED}

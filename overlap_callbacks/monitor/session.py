@@ -37,18 +37,18 @@ from overlap_callbacks.sinks import RunInfo
 
 
 class Session:
-    """The threads and instruments of one monitor in one job. Made on the training thread, whose device is measured."""
+    """The threads and instruments of one monitor in one job. Created on the training thread, to measure its device."""
 
     def __init__(self, job: Job, config: MonitorConfig, faults: FaultGuard) -> None:
         self.job = job
         group: Any = weakref.ref(dist.group.WORLD)
-        self.group = group  # the default process group at the time, held weakly
+        self.group = group  # the default process group when the session opened, held weakly
         self.pinned_checks = itertools.count(1)  # numbers the order checks of pinned modes, the same on every rank
-        # One connection to the store, which all threads share.
+        # All threads share one connection to the store.
         channel = StoreChannel(job, next_prefix())
-        # Of rank 0; the order checker and the reporter share it.
+        # Rank 0's; shared by the order checker and the reporter.
         self.budget = WindowBudget(config.max_overhead)
-        # These three are read here because other threads have a current device of their own.
+        # Read here, because other threads have their own current device.
         self.meter = _power_meter(config, faults.notices) if config.power else None
         device = StepClock().device
         hide = None if config.hosts else hidden_names()
@@ -56,7 +56,7 @@ class Session:
 
         def report_error(error: Exception) -> None:
             if isinstance(error, StoreFailedError) and group() is not dist.group.WORLD:
-                # The store went with its process group. That is said when the next window would open.
+                # The store is gone with its process group; the user is warned when the next window would open.
                 logger.debug("the store of a process group that is gone", exc_info=error)
             else:
                 faults.report(error)
@@ -77,7 +77,7 @@ class Session:
         try:
             self.order_checker.open()
             self.reporter.open()
-        except Exception:  # the system has no more threads to give
+        except Exception:  # the system cannot start another thread
             self.order_checker.close(1.0)
             self.reporter.close(1.0)
             raise
@@ -96,7 +96,7 @@ class Session:
 
 def _power_meter(config: MonitorConfig, notices: Notices) -> PowerMeter:
     def tell(why: str, serious: bool) -> None:
-        # Called on a thread of the meter's own. Most CPUs show their counters to root only: that is no trouble.
+        # Called on the meter's own thread. Most CPUs restrict their counters to root, which is not worth a warning.
         say = notices.warn_once if serious else notices.info_once
         say("power", f"{why}; the rest is measured")
 
@@ -104,7 +104,7 @@ def _power_meter(config: MonitorConfig, notices: Notices) -> PowerMeter:
 
 
 def run_info(config: MonitorConfig, job: Job, device: str, environment: RankEnvironment | None = None) -> RunInfo:
-    """What is known of a run before its first window."""
+    """The facts of a run that are known before its first window."""
     figures = recorded_figures()
     info = RunInfo(
         library_version=__version__,
@@ -126,15 +126,15 @@ def run_info(config: MonitorConfig, job: Job, device: str, environment: RankEnvi
     )
     if config.hosts:
         return info
-    # Rank 0 writes this, so that its host is the first.
+    # Rank 0 writes this, so its host is the first one.
     mark = "" if environment is None else environment.hostname
     return numbered(msgspec.structs.replace(info, hostname="host 0"), {mark: 0})
 
 
 class SessionSlot:
-    """What a monitor's runners work with, and its session: opened when the first window needs it, and closed once.
+    """Shared state of a monitor's runners, and the session: opened when the first window needs it, closed once.
 
-    It knows nothing of the monitor, and is closed when the monitor is collected.
+    It does not reference the monitor, and is closed when the monitor is collected.
     """
 
     def __init__(self, config: MonitorConfig, gate: Gate, faults: FaultGuard) -> None:
@@ -142,8 +142,8 @@ class SessionSlot:
         self.gate = gate
         self.faults = faults
         self.notices = faults.notices
-        self.switch = SwitchState()  # what is turned between steps: a framework's own switch, or an arm's
-        self.window: Window | None = None  # that is open
+        self.switch = SwitchState()  # a framework's own switch, or an arm's, turned between steps
+        self.window: Window | None = None  # the open window
         self.race = RaceChecks(config.check_gradients, gate, self.switch, self.notices)
         self._session: Session | None = None
 
@@ -184,16 +184,16 @@ class SessionSlot:
         return Session(job, self.config, self.faults)
 
     def close(self, timeout_s: float, restore: bool = True, settle: bool = False) -> None:
-        """Close the session and the gate, and stop the instruments of a window that is still open.
+        """Close the session and the gate, and stop the instruments of an open window.
 
-        Reports on their way have ``timeout_s``; ``settle`` as in ``Reporter.close``. ``restore``: switch a framework's
-        overlap on again; False if that must wait for the step's end.
+        Pending reports have ``timeout_s``; ``settle`` as in ``Reporter.close``. ``restore``: switch a framework's
+        overlap back on; False if that must wait for the step's end.
         """
         session, self._session = self._session, None
         window, self.window = self.window, None
         if window is not None:
-            # The interpreter ends, or the monitor was dropped, within the window. torch crashes if its profiler still
-            # runs when the interpreter has ended.
+            # The interpreter exits, or the monitor was collected, within the window. torch crashes if its profiler
+            # still runs when the interpreter has exited.
             window.discard()
         self.gate.close()
         if restore:

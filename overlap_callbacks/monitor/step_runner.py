@@ -1,4 +1,4 @@
-"""What a monitor is doing: running windows, running every step in a pinned mode, or nothing any more."""
+"""The states of a monitor: running windows, running every step in a pinned mode, or stopped."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ NEVER = sys.maxsize
 
 
 class StepRunner:
-    """Drives steps. A monitor has one at a time, and gives it the steps in which it has something to do."""
+    """Drives steps. A monitor has one runner at a time, and passes it only the steps that it needs."""
 
     def __init__(self, slot: SessionSlot) -> None:
-        self.next_step = 0  # the first step at which ``begin`` has anything to do
-        self.in_step = False  # the open step has instruments or a mode of its own, so that ``end`` has something to do
-        self.finished = False  # the runner gives its place back to the one for windows
+        self.next_step = 0  # the first step that needs ``begin``
+        self.in_step = False  # the open step has instruments or a mode of its own, so it needs ``end``
+        self.finished = False  # hand back to the window runner
         self._slot = slot
         self._gate = slot.gate
         self._switch = slot.switch
@@ -35,25 +35,25 @@ class StepRunner:
         return False
 
     def begin(self, step: int) -> None:
-        """Step number ``step`` begins, and is at least ``next_step``."""
+        """Begin step number ``step``, which is at least ``next_step``."""
 
     def end(self) -> None:
-        """The open step ends; called only if ``in_step``."""
+        """End the open step; called only if ``in_step``."""
 
     def skip(self, reason: str) -> None:
-        """The open step trains nothing: it does not count."""
+        """The open step trains nothing, so it does not count."""
 
     def pause(self) -> None:
-        """Something that is no part of training runs within the open step, from here to ``resume``."""
+        """Until ``resume``, the open step runs something that is not training."""
 
     def resume(self) -> None:
-        """The pause ends. The step may have been given up meanwhile."""
+        """End the pause. The step may have been abandoned meanwhile."""
 
     def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
-        """Give up what is under way: collectives pass from here on, and steps are overlapped again.
+        """Abandon the current work: collectives pass from now on, and steps are overlapped again.
 
-        ``within_step``: the step goes on, so that a framework's own switch must stay until its end. ``job_ends``:
-        nothing more is measured.
+        ``within_step``: the step goes on, so a framework's own switch must stay until its end. ``job_ends``: nothing
+        more is measured.
         """
         self._gate.stop()
         if not within_step:
@@ -61,11 +61,11 @@ class StepRunner:
         self.in_step = False
 
     def discard(self) -> None:
-        """Stop all instruments after an error of ours; nothing is reported."""
+        """Stop all instruments after an internal error, without a report."""
 
 
 class Stopped(StepRunner):
-    """Nothing is measured any more, for good. A switch that is turned goes back: if a step is open, at its end."""
+    """Measures nothing more. A switch that is turned is turned back: if a step is open, at its end."""
 
     def __init__(self, slot: SessionSlot, *, within_step: bool) -> None:
         super().__init__(slot)
@@ -85,18 +85,18 @@ class Stopped(StepRunner):
 
 
 class PinnedRunner(StepRunner):
-    """Runs every step in a mode that the user pinned by hand. No window opens, and nothing is reported.
+    """Runs every step in a mode pinned by the user. No window opens, and nothing is reported.
 
-    Overlapped steps need nothing. Before a sequential one, a step is recorded, overlapped, and the order check begins
-    at its end. Where a step departs from what was checked, the next one is recorded again.
+    Overlapped mode needs no preparation. For sequential mode, a step is recorded, overlapped, and its order check
+    starts at its end. If a step deviates from what was checked, the next one is recorded again.
     """
 
     def __init__(self, mode: Mode, slot: SessionSlot) -> None:
         super().__init__(slot)
         self.mode = mode
         self._session: Session | None = None
-        self._is_checked = False  # a step was recorded, and its order check begun
-        self._granted: ExpectedSequence | None = None  # what may be serialised, by its ruling
+        self._is_checked = False  # a step was recorded and its order check started
+        self._granted: ExpectedSequence | None = None  # what the ruling allows to be serialised
         self._skipped = False  # the open step trains nothing
 
     def begin(self, step: int) -> None:
@@ -133,20 +133,20 @@ class PinnedRunner(StepRunner):
         elif log.unsupported_device:
             self._faults.switch_off("accelerator", device.refusal(log.unsupported_device))
         elif self._skipped:
-            return  # such a step is not like the others: the next one is recorded, if need be
+            return  # unlike other steps: the next one is recorded if needed
         elif not self._is_checked:
             assert self._session is not None
             recorded = RecordedKinds.of([log], self._session.job.rank)
             self._session.order_checker.start(f"pinned{next(self._session.pinned_checks)}", recorded, window=None)
             self._is_checked = True
         elif log.compiled:
-            return  # its collectives may be missing, which says nothing of the others
+            return  # some of its collectives may be missing, which says nothing about other steps
         elif log.divergence is not None:
             self._notices.info(f"a step was not sequential throughout: {log.divergence}")
             self._is_checked, self._granted = False, None  # record and check again
 
     def _go_on(self, checker: OrderChecker) -> bool:
-        """Act on the ruling. False if no step is made sequential any more."""
+        """Act on the ruling. False if steps will not become sequential."""
         ruling = checker.await_ruling()
         match ruling.decision:
             case Decision.GRANTED:
@@ -180,9 +180,9 @@ class PinnedRunner(StepRunner):
 
 
 def check_gate_health(gate: Gate) -> str | None:
-    """Why the gate cannot go on after a step, in words: a serialised collective got stuck. None if it can.
+    """Why the gate cannot continue after a step: a serialised collective got stuck. None if it can.
 
-    Raises the gate's own error of the step, because nothing may be raised within a collective.
+    Raises the gate's own error from the step, which could not be raised within a collective.
     """
     if gate.last_error is not None:
         raise gate.last_error

@@ -1,7 +1,7 @@
 """Times the steps of a job and does nothing else: for ``overlap tune``, which compares whole runs.
 
-No step is sequential, profiled or recorded, the gate is never registered, no session is opened, no switch is turned,
-and ranks exchange nothing. Rank 0 alone marks the begin and the end of each step.
+No step is sequential, profiled or recorded; the gate is never registered, no session opens, no switch is turned, and
+ranks exchange nothing. Only rank 0 marks the start and end of each step.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Steps = list[tuple[clocks.Mark, clocks.Mark]]
 
 
 class TimingRunner(StepRunner):
-    """Times blocks of steps on rank 0, and writes each to the record as soon as the device has passed it."""
+    """Times blocks of steps on rank 0, and writes each to the record once the device has passed it."""
 
-    # Of a process: the steps of two monitors would mix in one record.
+    # One per process: the steps of two monitors would mix in one record.
     _only_one = threading.Lock()
 
     def __init__(self, plan: TimingPlan, slot: SessionSlot) -> None:
         super().__init__(slot)
-        self.tokens_per_step = slot.config.tokens_per_step  # not used here, nor is ``model_chunks``
+        self.tokens_per_step = slot.config.tokens_per_step  # unused here, as is ``model_chunks``
         self.model_chunks = 1
         self.num_opened = 0  # 1 once steps are timed
         self._plan = plan
@@ -52,7 +52,7 @@ class TimingRunner(StepRunner):
         self._spoilt = False
 
     def rewind(self) -> None:
-        """The step number went back: the steps go on being timed."""
+        """The step number went back: timing goes on."""
         self._steps = []
         self.next_step = 0
 
@@ -60,7 +60,7 @@ class TimingRunner(StepRunner):
         if self._clock is None and not self._is_ready(step):
             return
         assert self._clock is not None
-        self.next_step = 0  # every step
+        self.next_step = 0  # call ``begin`` at every step
         self._spoilt = False
         if not self._steps:
             self._block_begun_ns = clocks.now()
@@ -88,10 +88,10 @@ class TimingRunner(StepRunner):
 
     def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
         super().abandon(reason, within_step=within_step, job_ends=job_ends)
-        self._steps = []  # steps of a block follow each other
+        self._steps = []  # the steps of a block must be consecutive
 
     def close(self) -> None:
-        """Write the blocks that have ended. Safe to call twice."""
+        """Write the finished blocks. Safe to call twice."""
         self._worker.close(_CLOSE_TIMEOUT_S)
         for sink in self._config.sinks if self.num_opened else ():
             sink.close()
@@ -100,7 +100,7 @@ class TimingRunner(StepRunner):
             self._only_one.release()
 
     def _is_ready(self, step: int) -> bool:
-        """Whether the warm-up is over and this rank times steps; then the clock is there."""
+        """Whether the warm-up is over and this rank times steps; creates the clock."""
         if self._warm_at is None:
             self._warm_at = step + self._plan.warmup_steps
         if step < self._warm_at:
@@ -123,7 +123,7 @@ class TimingRunner(StepRunner):
         return True
 
     def _open_sinks(self, job: Job, device: str, environment: EnvironmentReader) -> None:
-        """On the worker's thread."""
+        """Runs on the worker's thread."""
         run = run_info(self._config, job, device, environment.read())
         for sink in self._config.sinks:
             sink.open(run)

@@ -1,4 +1,4 @@
-"""A window's marks: what the training thread records of each measured step.
+"""A window's marks: what the training thread records about each measured step.
 
 Everything here runs on the training thread and only records. Once a window has closed, ``background/measurement.py``
 computes its figures on another thread.
@@ -31,27 +31,27 @@ from overlap_callbacks.monitor.window_cost import WindowCost
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """The marks of one step that ran."""
+    """The marks of one step."""
 
     plan: Plan
     start: clocks.Mark
     end: clocks.Mark
     log: StepLog
-    # In the profile; -1 outside. Warm-up steps of CPU jobs are outside if all steps have ended with nothing in flight:
-    # their operators would only make the profile dearer.
+    # Index in the profile; -1 outside. Warm-up steps of CPU jobs stay outside if no collective was ever in flight at a
+    # step's end: their operators would only make the profile more expensive.
     profile_index: int = -1
     counted: bool = True  # it was planned to count, and nothing spoilt it
     spoilt: bool = False
-    skipped: str = ""  # why it trained nothing; empty if it did
-    memory: tuple[RawReading, RawReading] | None = None  # the allocator's counters at its begin and end
-    kind: int = 0  # of a counted step, once its window has closed: 0 the commonest
-    number: int = -1  # of the step in the job
-    ms: float | None = None  # its time, once its window has closed and the device has passed its end
+    skipped: str = ""  # why it trained nothing; empty if it trained
+    memory: tuple[RawReading, RawReading] | None = None  # allocator counters at its start and end
+    kind: int = 0  # kind of a counted step, set once its window has closed; 0 is the most common
+    number: int = -1  # step number in the job
+    ms: float | None = None  # step time, set once its window has closed and the device has passed its end
 
 
 @dataclass(frozen=True)
 class SampledStep:
-    """A step between windows, and its all-to-alls that have split sizes."""
+    """A step between windows with its all-to-alls that have split sizes."""
 
     step: int
     calls: tuple[Collective, ...]
@@ -59,7 +59,7 @@ class SampledStep:
 
 @dataclass(kw_only=True, eq=False)
 class MeasuredWindow:
-    """All marks of a window. Once it has closed nothing changes in it any more, so that another thread may read it."""
+    """All marks of a window. It does not change after it has closed, so another thread may read it."""
 
     number: int
     first_step: int
@@ -67,33 +67,33 @@ class MeasuredWindow:
     meter: PowerMeter | None = None  # None if power is not measured
     compared_with: ComparedArm | None = None  # None for sequential steps
     opened_ns: int = 0
-    steps: list[MeasuredStep] = field(default_factory=list)  # those that ran, in order
+    steps: list[MeasuredStep] = field(default_factory=list)  # the steps that ran, in order
     problems: list[str] = field(default_factory=list)
     complete: bool = False  # all steps of the schedule ran
-    wall_ms: float = 0.0  # host time from its opening to its end
-    profile: Profile | None = None  # that has been stopped; None if no step was profiled
-    missing_profile: str = ""  # why kernel times are missing, in words; empty if they are not
-    config_digest: str = ""  # of what must be the same on all ranks, see ``WindowConfig``
-    cost: WindowCost | None = None  # None if nobody looks at the steps around it
-    sampled: tuple[SampledStep, ...] = ()  # steps since the window before whose all-to-alls were recorded
-    chunks: int = 1  # model chunks of an interleaved pipeline on this rank; 1 without, or if nobody tells
-    race: RaceCheck | None = None  # what a repeated step showed after the window
-    rhythms: tuple[Rhythm, ...] = ()  # of the job, as rank 0 knew them when it planned the window
+    wall_ms: float = 0.0  # host time from opening to end
+    profile: Profile | None = None  # stopped; None if no step was profiled
+    missing_profile: str = ""  # why kernel times are missing; empty if they are not
+    config_digest: str = ""  # of what must be the same on all ranks; see ``WindowConfig``
+    cost: WindowCost | None = None  # None if the steps around it are not observed
+    sampled: tuple[SampledStep, ...] = ()  # sampled steps since the previous window
+    chunks: int = 1  # model chunks of an interleaved pipeline on this rank; 1 without one, or if unknown
+    race: RaceCheck | None = None  # result of repeating a step after the window
+    rhythms: tuple[Rhythm, ...] = ()  # of the job, as known to rank 0 when it planned the window
 
     def note(self, problem: str) -> None:
-        """Have the report say what went wrong, once."""
+        """Add a problem to the report, once."""
         if problem not in self.problems:
             self.problems.append(problem)
 
 
-# Of the names of steps in other people's profiles.
+# Prefix of step names in the user's own profiles.
 PREFIX = "overlap_callbacks: "
 
 
 class StepRanges:
-    """Names the steps of windows in other people's profiles, by ranges of ``record_function`` and of NVTX.
+    """Names the steps of windows in the user's own profiles, by ranges of ``record_function`` and of NVTX.
 
-    Those of NVTX have a start and an end, and are not pushed and popped: a step need not nest with the job's ranges.
+    NVTX ranges are started and ended, not pushed and popped: a step need not nest with the job's ranges.
     """
 
     def __init__(self, enabled: bool) -> None:
@@ -103,7 +103,6 @@ class StepRanges:
         self._nvtx_range: Any = None
 
     def begin(self, plan: Plan, step: int) -> None:
-        """A step begins."""
         if not self._enabled:
             return
         self.end()
@@ -113,11 +112,11 @@ class StepRanges:
         if self._nvtx is not None:
             try:
                 self._nvtx_range = self._nvtx.range_start(name)
-            except RuntimeError:  # this build of torch has no NVTX
+            except RuntimeError:  # this build of torch lacks NVTX
                 self._nvtx = None
 
     def end(self) -> None:
-        """The step ends, or is given up; does nothing if none is open."""
+        """End the step's range, also if the step is abandoned; does nothing if none is open."""
         function, self._function = self._function, None
         if function is not None:
             function.__exit__(None, None, None)
@@ -127,17 +126,17 @@ class StepRanges:
 
 
 def range_name(plan: Plan, step: int) -> str:
-    """What a step is called, e.g. ``overlap_callbacks: sequential step 41 of window 0, timed``."""
+    """Name of a step, e.g. ``overlap_callbacks: sequential step 41 of window 0, timed``."""
     side = "other arm's" if plan.turned and plan.mode is not Mode.SEQUENTIAL else plan.mode.value
     warm_up = ", warm-up" if not plan.counted and plan.block >= 0 else ""
     return f"{PREFIX}{side} step {step} of window {plan.window}, {plan.part.value}{warm_up}"
 
 
 class Window(MeasuredWindow):
-    """A window on one rank while it is open: what its steps run with. The gate is registered.
+    """A window on one rank while it is open: the instruments of its steps. The gate is registered.
 
-    ``switch`` is what the window's arm turns, and makes sequential steps sequential instead of the gate. ``ranges``
-    name its steps in other profiles, if given.
+    ``switch`` is turned by the window's arm, and makes steps sequential instead of the gate. ``ranges``, if given, name
+    its steps in the user's profiles.
     """
 
     def __init__(
@@ -165,9 +164,9 @@ class Window(MeasuredWindow):
         self._gate = gate
         self._switch = switch
         self._ranges = StepRanges(enabled=False) if ranges is None else ranges
-        self._profile: Profile | None = None  # that is running
-        self._all_quiet: bool | None = None  # profiled steps so far; None before the first
-        self._unseen = False  # the step that ended last left collectives in flight which the profile has not
+        self._profile: Profile | None = None  # the running profile
+        self._all_quiet: bool | None = None  # whether all profiled steps so far were quiet; None before the first
+        self._unseen = False  # the last step left collectives in flight that the profile lacks
         self._memory = MemoryReader(self.clock.compute_stream)
         self._memory_before: RawReading | None = None
         if meter is not None:
@@ -175,7 +174,7 @@ class Window(MeasuredWindow):
         # Of the open step:
         self._plan: Plan | None = None
         self._start: clocks.Mark = 0
-        self._paused = False  # within a pause now
+        self._paused = False  # within a pause
         self._was_paused = False
         self._skipped = ""
 
@@ -192,7 +191,7 @@ class Window(MeasuredWindow):
     # -- a step
 
     def begin_step(self, plan: Plan, granted: ExpectedSequence | None) -> None:
-        """Start the step's instruments and set its mode. Sequential mode needs what the order check has granted."""
+        """Start the step's instruments and set its mode. Sequential mode needs ``granted``, from the order check."""
         self._plan = plan
         self._ranges.begin(plan, self.first_step + plan.offset)
         self._paused = self._was_paused = False
@@ -203,9 +202,10 @@ class Window(MeasuredWindow):
         self._memory_before = self._memory.read()  # outside the step's marks
         sequential = plan.mode is Mode.SEQUENTIAL
         self._switch.turn(on=sequential or plan.turned)
-        # On the host a profile alone does not show when a collective was complete: see ``Profile.end_step``.
+        # On the host the profile alone does not show when a collective was complete; see ``Profile.end_step``.
         watch = self._profile is not None and self.clock.compute_stream is None
-        # Every step of a window is recorded: what the gate costs the host is then the same in both modes, and cancels.
+        # Every step of a window is recorded, so that the gate's cost on the host is the same in both modes, and
+        # cancels.
         self._gate.begin_step(
             sequential=sequential and self._switch.form is None,
             expected=granted,
@@ -236,7 +236,7 @@ class Window(MeasuredWindow):
         spoilt = self._is_spoilt(log) or unseen
         if unseen:
             self.note("a profiled step was left out: the step before it had left collectives in flight")
-        if self._plan.part is Part.LONG:  # hundreds of steps, of which the times are wanted and no more
+        if self._plan.part is Part.LONG:  # hundreds of steps, of which only the times are needed
             log = replace(log, collectives=())
         step = MeasuredStep(
             plan=self._plan,
@@ -256,7 +256,7 @@ class Window(MeasuredWindow):
         return step
 
     def _is_spoilt(self, log: StepLog) -> bool:
-        """Whether the step that just ended is unlike the others of its mode. The report says why, and what was odd."""
+        """Whether the step that just ended is unlike others of its mode; adds what was odd to the report."""
         assert self._plan is not None
         if self._skipped:
             return True
@@ -277,35 +277,35 @@ class Window(MeasuredWindow):
         return False
 
     def skip_step(self, reason: str) -> None:
-        """The open step trains nothing: it does not count."""
+        """The open step trains nothing, so it does not count."""
         self._skipped = reason
 
     def pause(self) -> None:
-        """Let collectives that are no part of training pass unseen within the step. The step then does not count."""
+        """Ignore collectives that are not part of training, within the step. The step then does not count."""
         self._paused = self._was_paused = True
         self._gate.suspend()
 
     def resume(self) -> None:
-        """End the pause. Does nothing if the step was given up meanwhile."""
+        """End the pause. Does nothing if the step was abandoned meanwhile."""
         if self._paused:
             self._paused = False
             self._gate.resume()
 
     def steps_of(self, block: int) -> tuple[MeasuredStep, ...]:
-        """The steps of a timed block that count."""
+        """The counted steps of a timed block."""
         return tuple([s for s in self.steps if s.counted and s.plan.part is Part.TIMED and s.plan.block == block])
 
     # -- the end
 
     def close(self, complete: bool) -> None:
-        """Stop all instruments; nothing is recorded from here on."""
-        self._paused = False  # a pause that ends later resumes nothing
+        """Stop all instruments; nothing is recorded after this."""
+        self._paused = False  # resume() after this does nothing
         self._ranges.end()
         self._gate.stop()
         self._end_meter()
         self._stop_profile()
         self.complete = complete
-        self.wall_ms = (clocks.now() - self.opened_ns) / 1e6  # what stopping the profiler takes is part of the cost
+        self.wall_ms = (clocks.now() - self.opened_ns) / 1e6  # stopping the profiler is part of the cost
 
     def discard(self) -> None:
         """Stop all instruments after an error: torch crashes if the interpreter ends while its profiler runs."""
@@ -344,7 +344,7 @@ class Window(MeasuredWindow):
         self._profile = profile
 
     def _stop_profile(self) -> None:
-        """Stop the profile, if one is running, and keep it if it is of use."""
+        """Stop a running profile, and keep it if it is usable."""
         profile = self._profile
         if profile is None:
             return
@@ -354,7 +354,7 @@ class Window(MeasuredWindow):
             self._profile = None
             self._miss_profile(f"torch's profiler failed ({type(error).__name__}: {error})")
             return
-        self._profile = None  # not before: where a signal's handler raises in ``stop``, ``discard`` must stop it again
+        self._profile = None  # only now: if a signal handler raises in ``stop``, ``discard`` must stop it again
         if not stopped:
             self._miss_profile("another profiler was started in this process")
             return

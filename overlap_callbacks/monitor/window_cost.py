@@ -1,8 +1,8 @@
 """What a window costs training on this rank: its steps, the library's own work, and the steps after it.
 
-The cost of a window's own steps is in ``overlap_callbacks.analysis.measuring_cost``. The steps after it are slower too:
-reading the profiler's events and reporting fall on them. So the training thread notes when steps begin (by the host's
-clock) until they are back to normal, and the reporting thread when it works.
+``overlap_callbacks.analysis.measuring_cost`` computes the cost of a window's own steps. The steps after it are slower
+too: reading the profiler's events and reporting run during them. So the training thread notes when steps begin (in host
+time) until they are back to normal, and the reporting thread notes when it works.
 """
 
 from __future__ import annotations
@@ -18,33 +18,33 @@ import numpy.typing as npt
 from overlap_callbacks.analysis.measuring_cost import LostTime, StepsAfter, Stretch, lost_time
 from overlap_callbacks.instruments import clocks
 
-# Steps before a window that show how long a step usually takes, and the fewest that can.
+# Steps before a window that give the usual step time, and their minimum number.
 STEPS_BEFORE = 64
 _FEWEST_BEFORE = 4
-# What takes more medians than this is no step: an evaluation or a checkpoint lies between two steps.
+# A gap longer than this many median steps is no step: it contains an evaluation or a checkpoint.
 _NO_STEP = 20.0
-# Steps in a row, after the work of the reporting thread, that must be as long as those before the window.
+# Consecutive steps after the reporting thread's work that must be as long as those before the window.
 NORMAL_STEPS = 3
-# How much longer or shorter than any step before the window a step may be that is back to normal.
+# Tolerance for a step that is back to normal, relative to the shortest and longest before the window.
 _SLACK = 1.25
-# A step of a window, without our own work, takes no longer than this many times the longest one before it and the third
-# longest of the window. What does holds an evaluation, or another rank's.
+# Without the library's own work, a step of a window takes at most this many times the longer of the longest step before
+# it and the window's third longest. A longer one contains an evaluation, here or on another rank.
 _MOST_IN_WINDOW = 2.0
-# After this many steps that are not normal the job has changed its pace, which is not the window's cost.
+# After this many steps that are not normal, the job has changed its pace, which is not the window's cost.
 _MAX_SETTLING_STEPS = 16
-# Steps after a window that are looked at in all.
+# Maximum number of steps observed after a window.
 MAX_STEPS_AFTER = 512
 
 
-# Steps of the ring. A power of two: a step's place in the ring is its number's last bits.
+# Steps in the ring. A power of two, so that a step's slot is its number's last bits.
 SIZE = 4096
 MASK = SIZE - 1
 
 
 class StepRing:
-    """The host's clock at the begin of each of the last 4,096 steps. The training thread writes; others may read.
+    """Host time at the start of each of the last 4,096 steps. The training thread writes; others may read.
 
-    It shows what windows cannot: every fiftieth step takes longer, say.
+    It shows what windows cannot, such as a longer step every fiftieth.
     """
 
     def __init__(self) -> None:
@@ -52,33 +52,33 @@ class StepRing:
         self.begun_ns = [0] * SIZE
 
     def begin(self, step: int) -> None:
-        """Step number ``step`` begins."""
+        """Record the start of step number ``step``."""
         place = step & MASK
         self.steps[place] = step
         self.begun_ns[place] = clocks.now()
 
     def spoil(self, step: int) -> None:
-        """The step is not like others: it has instruments, a mode of its own, or a pause in it."""
+        """Exclude a step that is not ordinary: it has instruments, a mode of its own, or a pause."""
         place = step & MASK
         if self.steps[place] == step:
             self.steps[place] = -1
 
     def durations(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-        """The ordinary steps that ended, in order: their numbers, and the time from begin to begin, in ms."""
+        """Numbers and durations (start to start, in ms) of the completed ordinary steps, in order."""
         steps, begun_ns = np.array(self.steps, dtype=np.int64), np.array(self.begun_ns, dtype=np.int64)
         order = np.argsort(steps, kind="stable")
         steps, begun_ns = steps[order], begun_ns[order]
         known = steps >= 0
         steps, begun_ns = steps[known], begun_ns[known]
         step_ms = np.diff(begun_ns) / 1e6
-        # The ring may turn while it is read, and a job may start again at an earlier step.
+        # The ring may be overwritten while it is read, and a job may restart at an earlier step.
         ended = (np.diff(steps) == 1) & (step_ms > 0)
         return steps[:-1][ended], step_ms[ended]
 
 
 @dataclass(frozen=True)
 class UsualStep:
-    """How long steps take from begin to begin, over the steps before a window, by the host's clock."""
+    """Duration of the steps before a window, from start to start, in host time."""
 
     mean_ns: float
     shortest_ns: int
@@ -86,7 +86,7 @@ class UsualStep:
 
     @classmethod
     def of(cls, begins_ns: Sequence[int], *, of_new_job: bool = False) -> UsualStep | None:
-        """From the times at which steps in a row began; None from too few. Of a new job only the later half counts."""
+        """From the start times of consecutive steps; None if too few. In a new job only the later half counts."""
         steps = np.diff(np.array(begins_ns, dtype=np.int64))
         if of_new_job and len(steps) < STEPS_BEFORE:
             steps = steps[len(steps) // 2 :]
@@ -96,36 +96,37 @@ class UsualStep:
         return cls(float(steps.mean()), int(steps.min()), int(steps.max()))
 
     def is_like(self, step_ns: int) -> bool:
-        """Whether a step is about as long as one of those."""
+        """Whether a step takes about as long as usual."""
         return self.shortest_ns / _SLACK <= step_ns <= self.longest_ns * _SLACK
 
 
 class WindowCost:
     """The time that training loses to one window on this rank; see the module.
 
-    Its first step began at ``opened_ns``, of the host's clock. If it is not known how long a step takes outside windows
-    (``usual``), only the window's own steps count. ``before_ns`` is the cost of the windows before it that were left
-    out, unless an earlier report has it.
+    The window's first step began at ``opened_ns``, in host time. If the step time outside windows (``usual``) is
+    unknown, only the window's own steps count. ``before_ns``: cost of the skipped windows before it that no earlier
+    report includes.
     """
 
     def __init__(self, opened_ns: int, usual: UsualStep | None, before_ns: int = 0) -> None:
         self.opened_ns = opened_ns
         self.usual = usual
-        self.over = usual is None  # the steps after the window need not be looked at any more
-        self.left_out_ns = 0  # cost of the windows after it that were left out
-        self._steps_ns: list[int] = []  # of the window: how long each took, without our work on the training thread
-        self._begun_ns = opened_ns  # the window's step under way
+        self.over = usual is None  # the steps after the window need no more observation
+        self.left_out_ns = 0  # cost of the skipped windows after it
+        # duration of each of the window's steps, without the library's work on the training thread
+        self._steps_ns: list[int] = []
+        self._begun_ns = opened_ns  # start of the window's current step
         self._entered_ns: int | None = None
-        self._own_ns = 0  # our work on the training thread in that step
+        self._own_ns = 0  # the library's work on the training thread in that step
         self._all_own_ns = 0  # in all steps of the window
         self._before_ns = before_ns
         self._is_known = False  # the window has closed, and the job goes on
-        self._after_ns = 0  # of the steps after the window
+        self._after_ns = 0  # duration of the steps after the window
         self._window_ns = 0.0  # lost until the window closed
-        self._lost_ns = 0.0  # lost until the step that began last
+        self._lost_ns = 0.0  # lost until the latest step began
         self._reported_ns = 0.0
         self._last_ns: int | None = None
-        self._in_first_step = False  # the step in which the window closed is under way
+        self._in_first_step = False  # the step in which the window closed is still running
         self._working_since_ns: int | None = None
         self._worked_until_ns = 0
         self._finished = self._is_normal = False
@@ -141,18 +142,18 @@ class WindowCost:
         self._begun_ns, self._own_ns = now_ns, 0
 
     def enter(self, now_ns: int) -> None:
-        """The training thread works for us from here on, to ``leave`` or to the end of the window."""
+        """The training thread works for the library from now on, until ``leave`` or the end of the window."""
         if self._entered_ns is None:
             self._entered_ns = now_ns
 
     def leave(self, now_ns: int) -> None:
-        """The training thread trains again."""
+        """The training thread returns to training."""
         if self._entered_ns is not None:
             self._own_ns += now_ns - self._entered_ns
             self._entered_ns = None
 
     def window_closed(self, now_ns: int, num_steps: int, *, job_ends: bool = False) -> None:
-        """The window has ended, and is reported. If the job ends, the last step may have been broken off: no cost."""
+        """The window has ended and is reported. If the job ends, its last step may be incomplete: no cost is known."""
         if job_ends:
             self.usual = None
             self.end()
@@ -168,7 +169,9 @@ class WindowCost:
         self._in_first_step = True
 
     def closed_unreported(self, now_ns: int) -> int:
-        """The window has ended without a report: what it cost, in ns; our work, and what its steps took longer."""
+        """The window has ended without a report. Returns its cost in ns: the library's work, and the delay of its
+        steps.
+        """
         self.leave(now_ns)
         self.end()
         lost_ns = float(self._before_ns + self._all_own_ns + self._own_ns)
@@ -184,8 +187,8 @@ class WindowCost:
         begun_ns, self._last_ns = self._last_ns, now_ns
         step_ns, worked_ns = now_ns - begun_ns, self._worked_ns(begun_ns, now_ns)
         usual = self.usual
-        # What takes far longer than we worked in it is not ours: an evaluation, a checkpoint.
-        if self._in_first_step:  # the rest of the window's last step, whose usual time is taken off already
+        # If a step takes far longer than the library worked in it, the rest is an evaluation or a checkpoint.
+        if self._in_first_step:  # the rest of the window's last step, whose usual time is already subtracted
             self._in_first_step = False
             self._lost_ns += min(step_ns, usual.longest_ns + worked_ns)
             self._after_ns += min(step_ns, worked_ns)
@@ -206,38 +209,38 @@ class WindowCost:
             self.end()
 
     def end(self) -> None:
-        """Nothing after this counts: steps are back to normal, or another window opens."""
+        """Stop observing: steps are back to normal, or another window opens."""
         self.over = True
         self._settled.set()
 
     # -- on the reporting thread
 
     def work_began(self) -> None:
-        """The reporting thread takes up work on the window again."""
+        """The reporting thread resumes work on the window."""
         self._settled.clear()
         self._working_since_ns = clocks.now()
 
     def work_done(self, *, finished: bool = False) -> None:
-        """The reporting thread pauses; ``finished``: nothing more will be done for this window."""
+        """The reporting thread pauses. ``finished``: its work on this window is complete."""
         self._worked_until_ns, self._working_since_ns = clocks.now(), None
         self._finished = finished
 
     def await_settled(self, wait_s: float) -> bool:
-        """Wait until steps are back to normal, or are not looked at any more; False if that takes longer."""
+        """Wait until steps are back to normal or no longer observed; False if that takes longer than ``wait_s``."""
         return self.over or self._settled.wait(wait_s)
 
     @property
     def stands_still(self) -> bool:
-        """Whether no step has begun for a long time: the job does something else than train."""
+        """Whether no step has begun for a long time: the job is not training."""
         if self.usual is None or self._last_ns is None:
             return True
         return clocks.now() - self._last_ns > max(1e9, 5 * self.usual.longest_ns)
 
     def lost(self, stretches: Sequence[Stretch], report_cpu_ms: float) -> LostTime | None:
-        """The time that training has lost so far; None if not known. What it loses later is ``cost_after_report_ms``.
+        """The time that training has lost so far; None if not known. ``cost_after_report_ms`` has the rest.
 
-        Of a window that was cut short it comes from the steps before it, without an interval. If steps were not seen to
-        be back to normal, at least the CPU time of the reporting thread is lost after the window.
+        For a window that was cut short it comes from the steps before it, without an interval. If steps were not seen
+        to return to normal, the loss after the window is at least the reporting thread's CPU time.
         """
         if not self._is_known:
             return None
@@ -252,36 +255,36 @@ class WindowCost:
 
     @property
     def cost_after_report_ms(self) -> float:
-        """The time that training has lost since ``lost``, to this window and to later ones that were left out."""
+        """The time lost since ``lost``, to this window and to later ones that were skipped."""
         late_ns = max(0.0, self._lost_ns - self._reported_ns) if self.usual is not None else 0.0
         return (late_ns + self.left_out_ns) / 1e6
 
     def _not_ours_ns(self) -> float:
-        """What else than training lay in the window, between its steps or in them."""
-        # What steps take longer because of us, several do.
+        """Time in the window, within or between its steps, that is neither training nor caused by the library."""
+        # If the library slows steps down, it slows down several.
         third_ns = sorted(self._steps_ns)[-3] if len(self._steps_ns) >= 3 else 0
         most_ns = _MOST_IN_WINDOW * max(0 if self.usual is None else self.usual.longest_ns, third_ns)
         return sum(step_ns - most_ns for step_ns in self._steps_ns if step_ns > most_ns)
 
     def _worked_ns(self, begin_ns: int, end_ns: int) -> int:
-        """How long the reporting thread worked, at most, between two times."""
+        """Maximum time that the reporting thread worked between two times."""
         until_ns = end_ns if self._working_since_ns is not None else min(end_ns, self._worked_until_ns)
         return max(0, until_ns - begin_ns)
 
 
 class StepPace:
-    """When steps begin around windows: some before each, and those after it until they are back to normal."""
+    """Start times of steps around windows: some before each, and those after it until steps are back to normal."""
 
     def __init__(self) -> None:
         self._begins_ns: list[int] = []
         self._last_step = -1
         self._usual: UsualStep | None = None
-        self._cost: WindowCost | None = None  # of a window that has closed, and is not over
+        self._cost: WindowCost | None = None  # of a closed window whose later steps are still observed
         self._reported: WindowCost | None = None  # of the last window with a report
-        self._left_out_ns = 0  # lost to windows without one before it
+        self._left_out_ns = 0  # lost to unreported windows before the first report
 
     def step_began(self, step: int, now_ns: int) -> None:
-        """A step outside windows, or the first of one, begins."""
+        """A step outside windows begins, or a window's first one."""
         if step != self._last_step + 1:
             self._begins_ns.clear()
             self._end_cost()
@@ -296,7 +299,7 @@ class StepPace:
             del self._begins_ns[0]
 
     def window_opens(self, now_ns: int) -> WindowCost:
-        """A window opens with the step that began last."""
+        """A window opens with the latest step."""
         self._end_cost()
         self._usual = UsualStep.of(self._begins_ns, of_new_job=self._usual is None) or self._usual
         self._begins_ns.clear()
@@ -306,7 +309,7 @@ class StepPace:
     def window_closed(
         self, cost: WindowCost, now_ns: int, step: int, num_steps: int, *, is_reported: bool, job_ends: bool = False
     ) -> None:
-        """The window has ended, in or after a step. If it has no report, the next report has its cost."""
+        """The window has ended, in or after a step. If it has no report, the next report includes its cost."""
         self._last_step = step
         if is_reported:
             cost.window_closed(now_ns, num_steps, job_ends=job_ends)
@@ -318,7 +321,7 @@ class StepPace:
         self._cost = None if cost.over else cost
 
     def next_step(self, step: int, next_window: int) -> int:
-        """The next step that it must see, at most ``next_window``."""
+        """The next step to observe, at most ``next_window``."""
         return step + 1 if self._cost is not None else max(step + 1, next_window - STEPS_BEFORE)
 
     def _end_cost(self) -> None:

@@ -26,26 +26,26 @@ from overlap_callbacks.monitor.step_runner import StepRunner, check_gate_health
 from overlap_callbacks.monitor.window import MeasuredStep, SampledStep, StepRanges, Window
 from overlap_callbacks.monitor.window_cost import StepPace, StepRing, WindowCost
 
-# Turns by the golden ratio come evenly to all arms, also where only every k-th window opens, for any k: the budget and
-# a silent rank leave windows out by numbers of their own. A plain rotation would then leave out the same arms for ever.
+# Rotating by the golden ratio is even for all arms, even if only every k-th window opens, for any k: the budget and
+# silent ranks skip windows by numbers of their own. A plain rotation could then skip the same arms for ever.
 _TURN = (math.sqrt(5) - 1) / 2
-# Sampled steps that are kept for the next window; of more, every second is forgotten. The same on all ranks.
+# Sampled steps kept for the next window; if there are more, every second one is dropped. The same on all ranks.
 _MAX_KEPT = 64
 
 
 class Phase(enum.Enum):
-    """What the runner is doing. Whatever cuts a window short (``abandon``) leads from any phase to ``IDLE``."""
+    """The runner's state. ``abandon``, which cuts a window short, leads from any phase to ``IDLE``."""
 
     # No window is open.
     # -> RECORDING at the first step of a window, if there is a job to measure.
     IDLE = enum.auto()
 
-    # The window's first steps run: overlapped, their collectives are written down.
-    # -> WAITING_FOR_RULING at their end: what was recorded went to the order check.
-    # -> IDLE at their end, if they trained nothing: they are not like the steps to come.
+    # The window's first steps run overlapped, and their collectives are recorded.
+    # -> WAITING_FOR_RULING at their end: the recorded sequences have gone to the order check.
+    # -> IDLE at their end, if they trained nothing: they are unlike the steps to come.
     RECORDING = enum.auto()
 
-    # The order check runs on its thread, and ordinary steps go on meanwhile.
+    # The order check runs on its thread while ordinary steps run.
     # -> MEASURING before the first step that depends on the ruling, if it is granted.
     # -> IDLE before that step, if it is not.
     # An A/A control asks too: the ruling places its parts, and its figures must not mix with those of other steps.
@@ -58,21 +58,21 @@ class Phase(enum.Enum):
 
 @dataclass(frozen=True)
 class BoundArm:
-    """An arm of this job, and what is turned for it; None where its steps are sequential without."""
+    """An arm of this job and its switch; None if steps are made sequential without one."""
 
     arm: BaseArm
     switch: Switch | None
 
 
 def turn_of(window: int, num_arms: int) -> int:
-    """Which of the arms window number ``window`` has, from 0."""
+    """Index of the arm that window number ``window`` uses."""
     return int(window * _TURN % 1 * num_arms)
 
 
 class ArmRotation:
-    """The arms of a monitor, each bound to what it turns when its first window comes.
+    """The arms of a monitor, each bound to its switch when its first window comes.
 
-    Notices say which arms this job cannot have (``strict`` raises instead), and which change results.
+    Warns about arms that this job cannot have (``strict`` raises instead) and arms that change results.
     """
 
     def __init__(self, arms: Sequence[BaseArm], offers: Offers, notices: Notices, *, strict: bool) -> None:
@@ -80,15 +80,15 @@ class ArmRotation:
         self._arms = tuple(arms)
         self._notices = notices
         self._strict = strict
-        self._bound: dict[str, BoundArm | None] = {}  # None for one that this job cannot have
+        self._bound: dict[str, BoundArm | None] = {}  # None for an arm that this job cannot have
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names: alike on all ranks."""
+        """Their names, the same on all ranks."""
         return tuple([arm.name for arm in self._arms])
 
     def of_window(self, number: int) -> BoundArm | None:
-        """The arm of a window; None if this job cannot have it, and the window is left out. Raises why if strict."""
+        """The arm of a window; None if this job cannot have it: the window is skipped. Raises the reason if strict."""
         arm = self._arms[turn_of(number, len(self._arms))]
         if arm.name not in self._bound:
             self._bound[arm.name] = self._bind(arm)
@@ -112,24 +112,24 @@ class ArmRotation:
 
 @dataclass(eq=False)
 class _OpenWindow:
-    """A window under way, with what its steps need. Its phase is the runner's."""
+    """An open window and what its steps need. The runner has its phase."""
 
     marks: Window
     session: Session
     arm: BoundArm
-    schedule: Schedule  # the monitor's; from the ruling on with this window's parts in their places
+    schedule: Schedule  # the monitor's; from the ruling on with this window's parts placed
     config: WindowConfig  # what this rank is about to measure
     cost: WindowCost
     recorded: list[StepLog] = field(default_factory=list)  # of the recorded steps that trained
-    granted: ExpectedSequence | None = None  # what may be serialised, once rank 0 has ruled so
+    granted: ExpectedSequence | None = None  # what may be serialised, once rank 0 has granted it
     ruling: str = ""  # name of that ruling
 
     def request(self, key: str, balance: PhaseBalance, ring: StepRing) -> None:
-        """Have the order check decide on what the recorded steps issued; rank 0 plans the window."""
+        """Request a ruling on the recorded steps' collectives; rank 0 plans the window."""
         session, usual = self.session, self.cost.usual
         session.order_checker.start(
             key,
-            # A rank whose step compiled asks all the same: the others wait for it, and all must decide alike.
+            # A rank whose step compiled asks too: the others wait for it, and all must decide the same.
             RecordedKinds.of(self.recorded, session.job.rank),
             self.marks.number,
             plan_window=self._planner(balance, ring) if session.job.rank == 0 else None,
@@ -138,7 +138,7 @@ class _OpenWindow:
         )
 
     def grant(self, ruling: Ruling) -> None:
-        """Go on as rank 0 has ruled: it grants sequential steps, and places the window's parts."""
+        """Apply rank 0's ruling: sequential steps are granted, and the window's parts placed."""
         assert ruling.placement is not None
         self.granted = self.session.order_checker.granted(ruling)
         self.ruling = ruling.name
@@ -146,13 +146,13 @@ class _OpenWindow:
         self.marks.rhythms = ruling.rhythms
 
     def race_check(self, race: RaceChecks, step: int) -> RaceCheck | None:
-        """Look for races in a window that was not cut short and has sequential steps; ``step`` was its last."""
+        """Run the race check after a complete window with sequential steps; ``step`` was its last."""
         if not (self.marks.complete and self.arm.arm.sequential) or self.schedule.control:
             return None
         return race.after_window(self.ruling, step, self.granted, self.session.ballot, self.session.job.rank)
 
     def _planner(self, balance: PhaseBalance, ring: StepRing) -> WindowPlanner:
-        """Rank 0: plans the window on the order check's thread, if it is granted."""
+        """On rank 0, a function that plans the window on the order check's thread once it is granted."""
         steps_per_block, schedule, arm = self._steps_per_block(), self.schedule, self.arm.arm.name
 
         def plan_window() -> tuple[Placement, tuple[Rhythm, ...]]:
@@ -163,10 +163,10 @@ class _OpenWindow:
         return plan_window
 
     def _steps_per_block(self) -> int:
-        """Rank 0: the counted steps of blocks of ``min_block_seconds``, by the step time of the last window."""
+        """On rank 0, the counted steps of blocks of ``min_block_seconds``, from the step time of the last window."""
         if not self.schedule.min_block_seconds:
             return self.schedule.steps_per_block
-        usual = self.cost.usual  # in the first window; without it, of its recorded steps, which take longer
+        usual = self.cost.usual  # in the first window; without it, use the recorded steps, which take longer
         step_s = self.session.budget.step_s or (
             self.marks.age_s / self.schedule.recorded_steps if usual is None else usual.mean_ns / 1e9
         )
@@ -181,7 +181,7 @@ class _OpenWindow:
 
 
 class WindowRunner(StepRunner):
-    """Runs the steps of windows by the schedule's plans; see ``Phase`` for the way of a window."""
+    """Runs the steps of windows by the schedule's plans; see ``Phase`` for a window's states."""
 
     def __init__(self, slot: SessionSlot, ring: StepRing) -> None:
         super().__init__(slot)
@@ -189,16 +189,16 @@ class WindowRunner(StepRunner):
         self.arms = ArmRotation(checked_arms(config.arms), self._switch.offers, self._notices, strict=config.strict)
         self.tokens_per_step = config.tokens_per_step  # of the whole job; None if not known
         self.model_chunks = 1  # of an interleaved pipeline, on this rank
-        self.num_opened = 0  # windows, so far
+        self.num_opened = 0  # number of windows opened so far
         self._schedule = config.schedule
         self._phase = Phase.IDLE
-        self._window: _OpenWindow | None = None  # None if and only if the phase is IDLE
+        self._window: _OpenWindow | None = None  # None exactly when the phase is IDLE
         self._step, self._rewinds = -1, 0
         self._backoff = SilenceBackoff(config.max_overhead)
         self._pace = StepPace()
         self._ring = ring
         self._skip = Skip("", 0)
-        self._balance = PhaseBalance()  # of rank 0; used on the order check's thread
+        self._balance = PhaseBalance()  # used by rank 0, on the order check's thread
         self._ranges = StepRanges(config.annotate_steps)
 
     @property
@@ -206,7 +206,7 @@ class WindowRunner(StepRunner):
         return self._window is not None
 
     def rewind(self) -> None:
-        """The step number went back: windows may come again under the same number."""
+        """The step number went back: window numbers may repeat."""
         self._rewinds += 1
         self._backoff.rewind()
         self._skip = Skip("", 0)
@@ -219,7 +219,7 @@ class WindowRunner(StepRunner):
         begun_ns = clocks.now()
         if self._window is None:
             self._pace.step_began(step, begun_ns)
-            # A window that was cut short within a step may have left the switch for this place, between two steps.
+            # A window cut short within a step may have left the switch to be turned here, between two steps.
             self._switch.turn(on=False)
         else:
             self._window.cost.window_step_began(begun_ns)
@@ -233,7 +233,7 @@ class WindowRunner(StepRunner):
         if self._window is None:
             self._rest()
             return
-        self.next_step = 0  # every step of a window
+        self.next_step = 0  # call ``begin`` at every step of a window
         if self._phase is Phase.WAITING_FOR_RULING and self._schedule.is_decided_at(step):
             self._await_ruling(self._window)
             if self._window is None:
@@ -256,7 +256,7 @@ class WindowRunner(StepRunner):
             self._faults.switch_off("stuck", f"{stuck}; measuring is switched off, training goes on")
             return
         if step.log.unsupported_device:
-            self._close(complete=False, report=False)  # what its marks say is not true
+            self._close(complete=False, report=False)  # its marks are wrong
             self._faults.switch_off("accelerator", device.refusal(step.log.unsupported_device))
             return
         if step.plan.part is Part.RECORDED:
@@ -300,7 +300,7 @@ class WindowRunner(StepRunner):
     # -- the ruling
 
     def _await_ruling(self, window: _OpenWindow) -> None:
-        """Wait for the ruling, for a bounded time, and act on it; after a wait in vain windows are left out."""
+        """Wait a bounded time for the ruling and act on it; after a wait in vain, windows are skipped."""
         step_s = window.marks.age_s / self._schedule.decided_at
         asked_s = time.monotonic()
         ruling = window.session.order_checker.await_ruling()
@@ -312,7 +312,7 @@ class WindowRunner(StepRunner):
         self._act_on(ruling, window)
 
     def _act_on(self, ruling: Ruling, window: _OpenWindow) -> None:
-        """Go on as the ruling says: measure, or close the window."""
+        """Act on the ruling: measure, or close the window."""
         match ruling.decision:
             case Decision.GRANTED:
                 self._phase = Phase.MEASURING
@@ -322,7 +322,7 @@ class WindowRunner(StepRunner):
                     message = f"the job has a rhythm: {rhythm_sentence(rhythm)}"
                     self._notices.info_once(f"rhythm {rhythm.period}", message)
             case Decision.CONFLICT:
-                # Every later window would show the same conflict: there is nothing more to measure.
+                # Every later window would show the same conflict, so stop.
                 self.abandon(ruling.reason)
                 why = f"sequential mode is refused, and measuring is switched off: {ruling.reason}"
                 self._faults.switch_off("conflict", why)
@@ -345,7 +345,7 @@ class WindowRunner(StepRunner):
     # -- windows
 
     def _open(self, plan: Plan, begun_ns: int) -> None:
-        session = self._slot.acquire()  # what opening it takes is part of the window's cost
+        session = self._slot.acquire()  # the time to open it is part of the window's cost
         bound = None if session is None else self.arms.of_window(plan.window)
         if session is None or bound is None:
             return
@@ -369,7 +369,7 @@ class WindowRunner(StepRunner):
             serialises=bound.arm.sequential,
         )
         self._window = _OpenWindow(marks, session, bound, self._schedule, config, cost)
-        self._slot.window = marks  # closed with the slot, should the job end without a word to us
+        self._slot.window = marks  # closed with the slot, should the job end without notice
         self._phase = Phase.RECORDING
 
     def _close(self, complete: bool, report: bool = True, job_ends: bool = False) -> None:
@@ -382,7 +382,7 @@ class WindowRunner(StepRunner):
         cost.enter(clocks.now())
         marks.close(complete)
         marks.cost, marks.chunks, marks.config_digest = cost, self.model_chunks, window.config.digest
-        self._window = self._slot.window = None  # if closing it fails, it is still there to be discarded
+        self._window = self._slot.window = None  # until here, a window that fails to close can still be discarded
         if marks.missing_profile:
             self._notices.warn_once("profiler", f"{marks.missing_profile}; the rest is measured")
         if report:
@@ -394,7 +394,7 @@ class WindowRunner(StepRunner):
             window.session.reporter.submit_window(marks, self._key(marks), self.tokens_per_step)
 
     def _leave_closed(self, window: int, first_step: int) -> None:
-        """Do not even open a window: rank 0 has told all ranks already that it is left out."""
+        """Skip a window without opening it: rank 0 has announced in advance that it is skipped."""
         self._notices.info(f"window left out: {self._skip.reason}")
         session = self._slot.acquire()
         if session is not None:
@@ -421,18 +421,20 @@ class WindowRunner(StepRunner):
             window.marks.discard()
 
     def _rest(self) -> None:
-        """Have nothing to do before the next window, but to look at the steps around windows."""
+        """Wait for the next window; until then only the steps around windows are observed."""
         self.next_step = self._pace.next_step(self._step, self._schedule.next_window_step(self._step + 1))
 
     def _key(self, window: Window) -> str:
-        """Names a window in the store, once after each rewind; not by its step, so that ranks that differ are found."""
+        """Name of a window in the store, unique after each rewind. Not based on its step, so that ranks whose steps
+        differ still meet and notice.
+        """
         return f"{self._rewinds}/window{window.number}"
 
 
 class SamplingRunner(WindowRunner):
     """Runs windows, and after the first one records the all-to-alls of every n-th step between them.
 
-    Such a step costs what the gate costs: some microseconds for each of its collectives. The others cost nothing.
+    Such a step costs a few microseconds per collective, the gate's cost. The other steps cost nothing.
     """
 
     def __init__(self, every: int, slot: SessionSlot, ring: StepRing) -> None:
