@@ -1,1 +1,1 @@
-"""Sees every collective of the training thread, and serialises them in sequential steps."""
+"""Observes every collective of the training thread, and serialises them in sequential steps."""

@@ -1,9 +1,8 @@
-"""Arms: what the job as configured is compared with, one of them in each window.
+"""Arms: alternatives that the job's own configuration is compared with, one per window.
 
-An arm declares what is compared: sequential steps, or any switch that can be turned between two steps. What it turns is
-a ``Switch``: its own, or one that the framework's adapter offers under ``needs``. Turned wrongly, a switch corrupts
-training without an error. So it changes only what the job was built for, only between steps, reads back the value in
-force, and restores it.
+An arm is sequential steps, or any switch that can be turned between two steps. It turns a ``Switch``: its own, or one
+that the framework's adapter offers under ``needs``. A switch turned wrongly corrupts training without an error. So it
+changes only what the job was built for, only between steps, reads back the effective value, and restores the original.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from overlap_callbacks.instruments import device
 
 
 class Switch:
-    """Interface of what can be turned. Both methods are called on the training thread, between steps.
+    """Interface of a switch. Both methods are called on the training thread, between steps.
 
     Attributes:
         name: for the record, e.g. ``overlap_comm``.
@@ -35,16 +34,16 @@ class Switch:
     begins_with_communication = False
 
     def apply(self) -> None:
-        """Turn it for the steps that follow. RuntimeError, if it did not take effect or was changed, ends measuring."""
+        """Turn it for the following steps. RuntimeError, if it had no effect or was changed, ends measuring."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Restore what the job was built with. Must not raise, and may be called twice."""
+        """Restore the job's original setting. Must not raise; may be called twice."""
         raise NotImplementedError
 
 
 class OverlapSwitch(Switch):
-    """A framework's own switches for overlap: turned, they make steps sequential."""
+    """A framework's own overlap switches; turned, they make steps sequential."""
 
     name = "native"
     sequential = True
@@ -54,18 +53,18 @@ class OverlapSwitch(Switch):
         self.disable()
 
     def disable(self) -> None:
-        """Switch overlap off for the steps that follow; see ``Switch.apply``."""
+        """Disable overlap for the following steps; see ``Switch.apply``."""
         raise NotImplementedError
 
 
 class AttributeSwitch(Switch):
-    """Base of switches that set attributes of objects, and put back what they were."""
+    """Base of switches that set attributes of objects and restore their values."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
 
     def keep(self, holder: Any, name: str) -> None:
-        """Have ``restore`` put this attribute back."""
+        """Make ``restore`` restore this attribute."""
         self._before.append((holder, name, getattr(holder, name)))
 
     def set(self, holder: Any, name: str, value: Any) -> None:
@@ -79,9 +78,9 @@ class AttributeSwitch(Switch):
 
 
 class SwitchState:
-    """The switch in use, ``form``, and whether it is turned; None if nothing is turned, and the gate serialises.
+    """The switch in use (``form``) and whether it is turned. Without one, nothing is turned and the gate serialises.
 
-    ``native`` makes steps sequential instead of the gate, if any. ``offers`` makes the switches of arms; adapters add
+    ``native``, if set, makes steps sequential instead of the gate. ``offers`` makes the switches of arms; adapters add
     to it.
     """
 
@@ -97,36 +96,38 @@ class SwitchState:
         return self.is_turned and self.form is not None and self.form.sequential
 
     def must_wait(self, *, communicated: bool) -> bool:
-        """Whether the switch is turned and stays until the open step ends, which has communicated or not."""
+        """Whether the switch is turned and must stay so until the open step ends. ``communicated``: whether the step
+        has.
+        """
         if not self.is_turned or self.form is None or not self.form.only_between_steps:
             return False
         return communicated or not self.form.begins_with_communication
 
     def adopt(self, native: Switch) -> None:
-        """Make steps sequential by this switch, from here on."""
+        """Use this switch to make steps sequential, from now on."""
         self.use(native)
         self.native = native
 
     def use(self, switch: Switch | None) -> None:
-        """Turn this switch from here on. Between steps only: the one in use goes back first."""
+        """Use this switch from now on. Between steps only: the previous one is restored first."""
         if switch is not self.form:
             self.turn(on=False)
             self.form = switch
 
     def go_back(self) -> None:
-        """Turn the switch in use back, if it is turned. Between steps only; never raises."""
-        with contextlib.suppress(Exception):  # a switch that cannot go back has raised where it was turned
+        """Restore the switch in use, if it is turned. Between steps only; never raises."""
+        with contextlib.suppress(Exception):  # a switch that cannot be restored has raised when it was turned
             self.turn(on=False)
 
     def turn(self, *, on: bool) -> None:
-        """Turn the switch in use, unless it is turned that way already. If it does not take effect, it is restored."""
+        """Turn the switch in use on or off, unless it already is. If it has no effect, it is restored."""
         if self.form is None or on == self.is_turned:
             return
         if on:
             try:
                 self.form.apply()
             except BaseException:
-                self.form.restore()  # what was turned before the failure goes back before any step runs like this
+                self.form.restore()  # undo partial changes before any step runs with them
                 raise
             self.is_turned = True
         else:
@@ -134,19 +135,19 @@ class SwitchState:
             self.form.restore()
 
 
-# What an adapter offers: makes the switch of an arm. Raises ValueError if this job's must not be turned.
+# Adapters' offers: each makes the switch of an arm. Raises ValueError if this job's switch must not be turned.
 Offers = Mapping[str, Callable[[Any], Switch]]
 
 _MAX_NAME_LENGTH = 60
 
 
 class BaseArm:
-    """What all arms have.
+    """Base of all arms.
 
     Attributes:
-        name: in the keys of metrics (``arm/<name>_speedup``), so of letters, digits and ``_``.
-        equal_results: whether losses and weights stay what they are without it, bit by bit.
-        sequential: whether its steps are sequential: no compute runs beside communication.
+        name: used in metric keys (``arm/<name>_speedup``), so letters, digits and ``_``.
+        equal_results: whether losses and weights stay bit-identical.
+        sequential: whether its steps are sequential: compute and communication never overlap.
         needs: what an adapter must offer for it; empty if nothing.
     """
 
@@ -156,7 +157,7 @@ class BaseArm:
     needs = ""
 
     def switch(self, offers: Offers) -> Switch | None:
-        """What is turned for this arm, before its first window; None if the gate makes its steps sequential.
+        """Make this arm's switch, before its first window; None if the gate makes its steps sequential.
 
         Raises ValueError if this job cannot have the arm; the message says why.
         """
@@ -170,7 +171,7 @@ class BaseArm:
 
 
 class Sequential(BaseArm):
-    """Sequential steps: by the gate, or by what ``attach(..., sequential="native")`` asks for. The default arm."""
+    """Sequential steps, by the gate or as ``attach(..., sequential="native")`` asks for. The default arm."""
 
     name = "sequential"
     sequential = True
@@ -180,7 +181,7 @@ class Sequential(BaseArm):
 
 
 class Native(BaseArm):
-    """Sequential steps by the framework's own switches. If they agree with ``Sequential()``, the figures are sound."""
+    """Sequential steps by the framework's own switches. If its figures agree with ``Sequential()``, both are sound."""
 
     name = "native"
     sequential = True
@@ -188,7 +189,7 @@ class Native(BaseArm):
 
 
 class Arm(BaseArm):
-    """A switch of your own.
+    """A user-defined switch.
 
     Args:
         name: letters, digits and ``_``.
@@ -218,12 +219,12 @@ class Arm(BaseArm):
 
 
 class SmCarveout(BaseArm):
-    """Matrix products leave some SMs free, for collectives to run on (torch's experimental carve-out).
+    """Matrix products leave some SMs free for collectives (torch's experimental carve-out).
 
-    Another grid may add up in another order, so that results differ in their last bits.
+    A different grid may add up in a different order, so results may differ in their last bits.
 
     Args:
-        num_sms: that matrix products do not use.
+        num_sms: SMs that matrix products do not use.
     """
 
     equal_results = False
@@ -255,10 +256,10 @@ class SmCarveout(BaseArm):
 
 
 class AllowTF32(BaseArm):
-    """Matrix products and convolutions of 32 bit may run in TF32. Results differ.
+    """32-bit matrix products and convolutions may run in TF32. Results differ.
 
     Args:
-        allowed: False for the contrary, in a job that allows it.
+        allowed: False to forbid it, in a job that allows it.
     """
 
     equal_results = False
@@ -275,10 +276,10 @@ class AllowTF32(BaseArm):
 
 
 class Prefetch(BaseArm):
-    """FSDP2 gathers the parameters of some modules ahead. Needs ``attach(optimizer, model=model)``.
+    """FSDP2 gathers the parameters of some modules in advance. Needs ``attach(optimizer, model=model)``.
 
     Args:
-        forward: modules ahead in the forward pass; 0 for none but what FSDP2 does by itself.
+        forward: number of modules ahead in the forward pass; 0 for FSDP2's default.
         backward: the same in the backward pass.
 
     Raises:
@@ -298,7 +299,7 @@ class Prefetch(BaseArm):
 class Reshard(BaseArm):
     """FSDP2 frees the gathered parameters after the forward pass, or keeps them. Needs ``attach(..., model=model)``.
 
-    Kept parameters are not gathered again in the backward pass, and take memory until it has used them.
+    Kept parameters are not gathered again in the backward pass, but take memory until then.
 
     Args:
         after_forward: whether they are freed.
@@ -315,7 +316,7 @@ class ZeroPrefetchBucket(BaseArm):
     """ZeRO-3 prefetches parameters (``stage3_prefetch_bucket_size``). Needs the DeepSpeed adapter.
 
     Args:
-        elements: parameters to prefetch at most; 0 for none.
+        elements: maximum number of parameters to prefetch; 0 for none.
     """
 
     needs = "zero3_prefetch_bucket"

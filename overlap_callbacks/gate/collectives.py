@@ -1,4 +1,4 @@
-"""What one collective is: its operator's calling convention (read from torch's own schemas), its group, its record."""
+"""Descriptions of a collective: its operator's calling convention (from torch's own schemas), its group, its record."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ POINT_TO_POINT = SENDS | RECEIVES
 
 
 _NO_NAME = "unregistered"
-# Outputs and inputs are its first arguments: lists with one tensor for each rank.
+# Takes lists of tensors, one per rank, as its first arguments.
 _ALL_TO_ALL_OF_LISTS = "alltoall_"
 
-# What an all-to-all receives from each rank of its group, and sends to each: rows, or of lists of tensors elements.
+# What an all-to-all receives from and sends to each rank of its group: in rows, or for lists of tensors in elements.
 Splits = tuple[Sequence[int], Sequence[int]]
 
 # What the gate needs of a call's tensors: bytes in, bytes out, and the first tensor (None without any).
@@ -36,11 +36,11 @@ Sizes = tuple[int, int, "torch.Tensor | None"]
 
 @dataclass(frozen=True)
 class OperatorSpec:
-    """How one ``c10d`` operator takes its arguments (always by position, trailing defaults left out).
+    """Calling convention of one ``c10d`` operator (positional, trailing defaults left out).
 
     Attributes:
         name: within the ``c10d`` namespace, with its overload if any, e.g. ``allreduce_``.
-        redispatch: ``redispatch(keyset, *args)``, to the kernels below ours.
+        redispatch: ``redispatch(keyset, *args)``, to the kernels below the gate's.
         group: position of the process group.
         sizes: bytes in and out of a call with these arguments, and its first tensor.
         returns_work: whether the operator returns a ``Work`` (last).
@@ -48,7 +48,7 @@ class OperatorSpec:
         async_op: position of ``async_op``; without one, a position that no call has.
         asynchronous: its value where a call leaves it out; without one, whether the operator returns a ``Work``.
         ends_block: whether a coalescing block issues it at its end.
-        splits: what a call receives from, and sends to, each rank of the group; None if calls do not tell.
+        splits: reads what a call receives from and sends to each rank; None if the operator has no splits.
     """
 
     name: str
@@ -107,7 +107,7 @@ def _spec(name: str, operator: Any, arguments: list[str]) -> OperatorSpec:
 
 
 def _sizes_of(name: str, operator: Any, arguments: list[str]) -> Callable[[tuple[Any, ...]], Sizes]:
-    """A function that sizes a call. It is made once for each operator, because it runs for every collective."""
+    """Make a function that sizes a call. Made once per operator, because it runs for every collective."""
     outputs = [i for i, argument in enumerate(arguments) if not argument.startswith("input")]
     inputs = [i for i, argument in enumerate(arguments) if not argument.startswith("output")]
     if name in SENDS:
@@ -125,7 +125,7 @@ def _sizes_of(name: str, operator: Any, arguments: list[str]) -> Callable[[tuple
                 return size, size, tensor
             size = sum([tensor.nbytes for tensor in tensors])
             return size, size, tensors[0] if tensors else None
-        except RuntimeError:  # a sparse tensor does not tell
+        except RuntimeError:  # a sparse tensor
             return anything(args)
 
     def out_and_in(args: tuple[Any, ...]) -> Sizes:
@@ -147,14 +147,15 @@ def _sizes_of(name: str, operator: Any, arguments: list[str]) -> Callable[[tuple
 
 
 def _splits_of(name: str, output_sizes: int, input_sizes: int) -> Callable[[tuple[Any, ...]], Splits | None] | None:
-    """A function that reads the splits of a call; it returns None where all are equal, or the call leaves them out."""
+    """Make a function that reads the splits of a call; it returns None if they are equal or left out."""
 
     def given(args: tuple[Any, ...]) -> Splits | None:
         received, sent = args[output_sizes], args[input_sizes]
         return (received, sent) if received and sent else None
 
     def of_lists(args: tuple[Any, ...]) -> Splits | None:
-        # Rows of tensors that have none are their elements; elements in a row are the same in all.
+        # Rows of tensors without dimensions are counted as elements; the number of elements per row is the same on all
+        # ranks.
         received, sent = [tensor.numel() for tensor in args[0]], [tensor.numel() for tensor in args[1]]
         uneven = received and sent and (received.count(received[0]) < len(received) or sent.count(sent[0]) < len(sent))
         return (received, sent) if uneven else None
@@ -165,15 +166,15 @@ def _splits_of(name: str, output_sizes: int, input_sizes: int) -> Callable[[tupl
 
 
 def num_bytes(value: Any) -> int:
-    """Bytes of a tensor (if it is sparse, of its indices and values), or of all tensors in nested lists."""
+    """Bytes of a tensor (for a sparse one, of its indices and values), or of all tensors in nested lists."""
     if not isinstance(value, torch.Tensor):
         return sum(map(num_bytes, value))
     try:
         return value.nbytes
     except RuntimeError:
         if value.layout is not torch.sparse_coo:
-            return 0  # no torch has such a layout
-        # Without the underscores these raise, for gradients in which an index comes twice.
+            return 0  # no such layout in torch
+        # Without the underscores these raise for uncoalesced gradients.
         return value._indices().nbytes + value._values().nbytes
 
 
@@ -190,7 +191,7 @@ def first_tensor(value: Any) -> torch.Tensor | None:
 
 @dataclass(frozen=True)
 class Group:
-    """A process group's identity: data only, which keeps no process group alive.
+    """A process group's identity: plain data that does not keep the group alive.
 
     Attributes:
         name: torch's name of the group, the same on all its ranks.
@@ -210,12 +211,12 @@ class Group:
 
     @classmethod
     def of(cls, group: dist.ProcessGroup, dimensions: Mapping[str, str] | None = None) -> Group:
-        """Describe a live process group; ``dimensions`` are those that are known, by the group's name."""
+        """Describe a live process group. ``dimensions``: known dimensions, by group name."""
         known = dimensions.get(group.group_name) if dimensions else None
         try:
             ranks, backend = tuple(dist.get_process_group_ranks(group)), backend_name(group)
         except (KeyError, TypeError, ValueError):
-            # It was made without torch.distributed, which then knows nothing of it; it may have no name either.
+            # Not created through torch.distributed, which then knows nothing about it; it may have no name either.
             ranks, backend = (), group.name()
         return cls(
             dimension=known or dimension_of(group.group_desc),
@@ -237,31 +238,31 @@ class Group:
 
 
 def backend_name(group: dist.ProcessGroup | None = None) -> str:
-    """The backend of a group (by default, of the default group), or of each kind of device where there are several."""
+    """The backend of a group (default: the default group); for each kind of device if they differ."""
     name = str(dist.get_backend(group))
     return name if name != "undefined" else str(dist.get_backend_config(group))
 
 
 class Collective(msgspec.Struct, gc=False):
-    """One collective (or send, or receive) of one step, as the gate saw it.
+    """One collective, send or receive of a step, as recorded by the gate.
 
-    Made on the training thread, so it is a struct: made in a third of the time of a class with slots.
+    A struct because it is created on the training thread, in a third of the time of a class with slots.
 
     Attributes:
         bytes_in, bytes_out: bytes of the tensors read and written on this rank.
         dtype: of its first tensor; None without tensors.
-        coalesced: number of the coalescing block that it is a member of, from 1; 0 for none.
+        coalesced: number of its coalescing block, from 1; 0 for none.
         peer: group rank of the other side of a send or receive; -1 for collectives and any-source receives.
         tag: of a send or receive, else 0.
         issued_ns: host time of issue, ``time.perf_counter_ns``.
-        start, end: marks around the transfer in sequential mode; None where it was not serialised.
+        start, end: marks around the transfer in sequential mode; None if it was not serialised.
         posted: number of the batch in which an adapter posted it, from 1; 0 for none.
         asynchronous: the operator's ``async_op``. If True, NCCL runs it on a stream of its communicator, else on the
             issuing stream. Sends and receives are always asynchronous.
         on_device: whether its first tensor is on an accelerator.
-        splits: of an all-to-all with uneven splits, what is received from and sent to each rank, in rows or elements.
-        serialiser: what orders it, until it is issued.
-        stream: the issuing stream, until it is issued, where the serialiser orders streams.
+        splits: for an uneven all-to-all, what is received from and sent to each rank, in rows or elements.
+        serialiser: its serialiser, until it is issued.
+        stream: the issuing stream, until it is issued, if the serialiser orders streams.
     """
 
     operator: str
@@ -292,7 +293,7 @@ class Collective(msgspec.Struct, gc=False):
 
     @property
     def key(self) -> tuple[str, str]:
-        """Operator and group: equal for the same collective of two steps."""
+        """Operator and group: equal for the same collective in two steps."""
         return (self.operator, self.group.name)
 
     @property

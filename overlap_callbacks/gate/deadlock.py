@@ -1,16 +1,17 @@
 """The order check: may the collectives of this job be serialised without a deadlock?
 
 Serialising makes every collective wait for those issued before it on the same rank, on any communicator. If ranks issue
-the collectives of two groups in different orders, a program that ran well would hang: rank 0 waits in A for rank 1,
-which waits in B for rank 0. So before anything is serialised, the union of the ranks' orders must have no cycle.
+the collectives of two groups in different orders, a correct program would hang: rank 0 waits in A for rank 1, which
+waits in B for rank 0. So before anything is serialised, the union of the ranks' orders must have no cycle.
 
 A node of that union is one collective (the k-th of its group, on every member) or one message (the k-th send from one
-rank to another, with its receive). Everything waits for all that precedes it on its rank, also what is not serialised
-(single messages, members of coalescing blocks, groups of unknown ranks): the job may wait for these at once. Only
-members of one coalescing block, or of one batch that sequential steps wait for (``Gate.post``), start together. (A
+rank to another, with its receive). Each node waits for all that precede it on its rank, including those that are not
+serialised (single messages, members of coalescing blocks, groups of unknown ranks): the job may wait for these at once.
+Only members of one coalescing block, or of one batch that sequential steps wait for (``Gate.post``), start together. (A
 small message may be buffered, and its send finish before its receive is posted. The check does not rely on that.)
 
-A cycle counts if it goes through something that sequential steps wait for. The job has just run through all others.
+A cycle counts only if it goes through a node that sequential steps wait for: the job has just run without hanging in
+any other.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from overlap_callbacks.gate.collectives import POINT_TO_POINT, SENDS, Collective
 
 
 class Item(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One collective of a sequence, as it travels between ranks; fields as in ``Collective``, the group by its name.
+    """One collective of a sequence, as sent between ranks; fields as in ``Collective``, the group by name.
 
-    ``source`` and ``target`` are the global ranks of a send or receive, -1 where unknown.
+    ``source`` and ``target``: global ranks of a send or receive, -1 if unknown.
     """
 
     operator: str
@@ -48,7 +49,9 @@ class Item(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def batch(self) -> tuple[int, int]:
-        """What starts together. In a batch that is waited for, coalescing blocks make no difference."""
+        """Collectives with equal batches start together. In a batch that is waited for, coalescing blocks do not
+        matter.
+        """
         return (self.posted, 0) if self.posted else (0, self.coalesced)
 
 
@@ -57,10 +60,10 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
 
     Attributes:
         items: in the order of issue.
-        groups: the global ranks of each group, by its name; none where they are not known.
-        incomplete: whether collectives are missing, because the gate had no room for them.
-        compiled: whether torch.compile compiled in the step, so that collectives may be missing.
-        labels: names of the groups for people, where they have any.
+        groups: the global ranks of each group, by name; empty if not known.
+        incomplete: whether collectives are missing, because the gate's storage was full.
+        compiled: whether torch.compile compiled during the step, so that collectives may be missing.
+        labels: readable names of the groups that have one.
     """
 
     items: tuple[Item, ...]
@@ -101,7 +104,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
 
     @property
     def communicates(self) -> bool:
-        """Whether anything in it is exchanged with another rank."""
+        """Whether it exchanges anything with another rank."""
         return any(len(self.groups[item.group]) != 1 for item in self.items)
 
     @property
@@ -115,7 +118,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
         for item in self.items:
             if not item.posted:
                 continue
-            while len(batches) < item.posted:  # a batch without messages has a number too
+            while len(batches) < item.posted:  # an empty batch has a number too
                 batches.append([])
             other = item.target if item.operator in SENDS else item.source
             ranks = self.groups[item.group]
@@ -124,7 +127,7 @@ class CollectiveSequence(msgspec.Struct, frozen=True):
 
     @property
     def single_group(self) -> str | None:
-        """Name of the only group, if there are no sends or receives: its communicator then enforces the order."""
+        """The only group's name, if there are no sends or receives: its communicator then enforces the order."""
         if len(self.groups) == 1 and not any(item.operator in POINT_TO_POINT for item in self.items):
             return next(iter(self.groups))
         return None
@@ -144,7 +147,7 @@ class CycleEdge:
 
 @dataclass(frozen=True)
 class Conflict:
-    """A cycle in the union of the ranks' orders, as edges on one rank each; each ends where the next begins."""
+    """A cycle in the union of the ranks' orders: a list of edges, one rank each, each ending where the next begins."""
 
     steps: tuple[CycleEdge, ...]
 
@@ -157,9 +160,9 @@ _Node = tuple[Any, ...]
 
 
 def find_conflict(sequences: Mapping[int, CollectiveSequence]) -> Conflict | None:
-    """Search the union of the ranks' orders for a cycle that serialising would make a deadlock; None if there is none.
+    """Search the union of the ranks' orders for a cycle that would deadlock if serialised; None if there is none.
 
-    Ranks may share one object, whose edges are then added once.
+    Ranks may share one sequence object, whose edges are then added once.
     """
     distinct: dict[int, tuple[int, CollectiveSequence]] = {}
     for rank, sequence in sorted(sequences.items()):
@@ -174,20 +177,21 @@ def find_conflict(sequences: Mapping[int, CollectiveSequence]) -> Conflict | Non
 
 
 def _is_clear(sequences: Sequence[CollectiveSequence]) -> bool:
-    """Whether the union has no cycle at all; False if anything starts together.
+    """Whether the union has no cycle at all; False if any collectives start together.
 
-    As ``PrecedenceGraph`` finds, in a hundredth of the time: it must not keep the interpreter from training.
+    Gives the same answer as ``PrecedenceGraph`` in a hundredth of the time: it must not keep the interpreter from
+    training.
     """
     if any(item.operator in POINT_TO_POINT or item.batch != (0, 0) for of in sequences for item in of.items):
         return False
     if len(sequences) <= 1:
-        return True  # every edge leads to what comes later
+        return True  # every edge points forward
     groups: dict[tuple[str, tuple[int, ...]], int] = {}
     nodes = []
     for sequence in sequences:
         numbers = {name: groups.setdefault((name, ranks), len(groups)) for name, ranks in sequence.groups.items()}
         group = np.array([numbers[item.group] for item in sequence.items], dtype=np.int64)
-        # The number of each collective within its group.
+        # Number the collectives within their group.
         by_group = np.argsort(group, kind="stable")
         first = np.searchsorted(group[by_group], group[by_group])
         number = np.empty_like(group)
@@ -197,7 +201,7 @@ def _is_clear(sequences: Sequence[CollectiveSequence]) -> bool:
 
 
 def _has_cycle(orders: Sequence[np.ndarray[Any, Any]]) -> bool:
-    """Whether the union of total orders, each an array of different nodes, has a cycle."""
+    """Whether the union of total orders has a cycle; each order is an array of distinct nodes."""
     before, after = (np.concatenate(part) for part in zip(*[(of[:-1], of[1:]) for of in orders], strict=True))
     names, places = np.unique(np.concatenate([before, after]), return_inverse=True)
     size = len(names)
@@ -209,7 +213,7 @@ def _has_cycle(orders: Sequence[np.ndarray[Any, Any]]) -> bool:
 
 
 def _strong_components(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any], size: int) -> tuple[int, Any]:
-    """How many strong components a graph of ``size`` nodes has, and that of each node, given its edges' ends."""
+    """Number of strong components of a graph with ``size`` nodes, and each node's component, from its edges' ends."""
     from scipy.sparse import coo_array
     from scipy.sparse.csgraph import connected_components
 
@@ -220,20 +224,20 @@ def _strong_components(before: np.ndarray[Any, Any], after: np.ndarray[Any, Any]
 
 
 class PrecedenceGraph:
-    """The edges of all ranks' orders, over numbered nodes."""
+    """The edges of all ranks' orders, between numbered nodes."""
 
     def __init__(self) -> None:
         self.names: list[_Name] = []
-        self.waited: list[bool] = []  # whether a sequential step waits for the node, on any rank
+        self.waited: list[bool] = []  # whether a sequential step on any rank waits for the node
         self.after: list[set[int]] = []
-        self.rank: dict[tuple[int, int], int] = {}  # the rank that an edge comes from, for the message
+        self.rank: dict[tuple[int, int], int] = {}  # a rank with this edge, for the message
         self._numbers: dict[_Node, int] = {}
 
     def add(self, sequence: CollectiveSequence, rank: int) -> None:
         counts: dict[_Node, int] = defaultdict(int)
-        before: list[int] = []  # what started together last: what starts next may have to wait for it
-        together: list[int] = []  # what starts together now
-        batch = (0, 0)  # the numbers of the posted batch, or else of the coalescing block; zeros outside of both
+        before: list[int] = []  # the previous group that started together: the next may have to wait for it
+        together: list[int] = []  # the group that starts together now
+        batch = (0, 0)  # number of the posted batch, or else of the coalescing block; zeros outside both
         for item in sequence.items:
             if item.batch == (0, 0) or item.batch != batch:
                 before, together = together or before, []
@@ -248,7 +252,7 @@ class PrecedenceGraph:
             together.append(node)
 
     def cycle(self) -> list[int] | None:
-        """The nodes of a shortest cycle through something that a sequential step waits for, or None."""
+        """The nodes of a shortest cycle through a node that a sequential step waits for, or None."""
         edges = [(before, after) for before, afters in enumerate(self.after) for after in afters]
         if not edges:
             return None
@@ -278,9 +282,9 @@ class PrecedenceGraph:
         raise AssertionError("a node of a strong component has a way back to itself")
 
     def edges(self, cycle: list[int]) -> tuple[CycleEdge, ...]:
-        """The cycle's edges, consecutive ones of one rank joined."""
+        """The cycle's edges; consecutive edges of one rank are joined."""
         ranks = [self.rank[edge] for edge in itertools.pairwise([*cycle, cycle[0]])]
-        # Start where the rank changes, so that no joined edge is cut in two by the start of the list.
+        # Start where the rank changes, so that the list's start does not split a joined edge.
         turn = next((i for i, rank in enumerate(ranks) if rank != ranks[i - 1]), 0)
         ranks, nodes = ranks[turn:] + ranks[:turn], cycle[turn:] + cycle[: turn + 1]
         edges: list[CycleEdge] = []
@@ -301,7 +305,7 @@ class PrecedenceGraph:
         return self._node((*base, number), _Name(name))
 
     def _message(self, item: Item, counts: dict[_Node, int]) -> int:
-        """The message that is sent or received; its two ends are one node."""
+        """The node of a message: one for both its ends."""
         channel = ("message", item.group, item.source, item.target, item.tag)
         sends = item.operator in SENDS
         number = counts[(*channel, sends)]
@@ -322,7 +326,7 @@ class PrecedenceGraph:
 
 @dataclass(frozen=True)
 class _Name:
-    """What a node is called on each rank: a message is a send on one rank and a receive on another."""
+    """A node's name on each rank: a message is a send on one rank and a receive on another."""
 
     elsewhere: str
     at_source: str = ""

@@ -1,27 +1,27 @@
-"""The gate's kernels in torch's dispatcher, and which threads they see.
+"""The gate's kernels in torch's dispatcher, and the threads that they observe.
 
-All of torch's collectives pass through the dispatcher operators ``c10d::*``, and the gate has a Python kernel for each.
-They are registered once in a process and never removed: removing a kernel that another thread is about to enter can
+All of torch's collectives go through the dispatcher operators ``c10d::*``, and the gate has a Python kernel for each.
+They are registered once per process and never removed: removing a kernel that another thread is about to enter can
 crash the process. (Kernels at the Autograd keys would miss functional collectives, DTensor and inference mode.)
 
-**Which key.** A dispatch key that no tensor has (``TESTING_ONLY_GenericMode``). Dispatch looks at it only on a thread
+**Which key.** A dispatch key that no tensor has (``TESTING_ONLY_GenericMode``). Dispatch considers it only on a thread
 that includes it, as the measured thread does within the steps of a window. So between windows the gate costs nothing:
 with torch 2.13 on a CPU and the backend ``fake`` an all-reduce takes 5.12 us without the kernels, 5.10 us with the key
 off, and 21.2 us while the gate records it (``benchmarks/results/overhead-cpu.json``).
 
-**Which threads.** The measured thread, and autograd's threads while they work for it: the engine hands them the state
-of the thread that called ``backward``. Python threads of the user's are neither seen nor serialised: their place in the
-order differs from rank to rank, which could deadlock.
+**Which threads.** The measured thread, and autograd's threads while they work for it: the engine passes them the state
+of the thread that called ``backward``. The user's Python threads are neither observed nor serialised: their place in
+the order differs by rank, which could deadlock.
 
-**DTensors.** An operator on a DTensor issues collectives within ``__torch_dispatch__``, where torch excludes our key
-(FSDP2's clipping does). Jobs with DTensors have the kernels at ``BackendSelect``.
+**DTensors.** An operator on a DTensor issues collectives within ``__torch_dispatch__``, where torch excludes the gate's
+key (FSDP2's clipping does this). Jobs with DTensors have the kernels at ``BackendSelect``.
 
-**torch.compile.** Compiled code checks at each call that the dispatch keys are those under which it was compiled. Our
-key would fail that check, and each frame would be compiled again when a window opens: minutes of a live job, perhaps
-other rounding. So once torch.compile has compiled anything in the process, or where a torch lacks what our key needs,
-the kernels are at ``BackendSelect``, and our key stays off. There they see every thread's collectives at all times,
-record those of threads with a mark in another thread-local state, which autograd hands on too, and pass the others on:
-7 to 12 us a collective, in and between windows.
+**torch.compile.** Compiled code checks at each call that the dispatch keys are those under which it was compiled. The
+gate's key would fail that check, and each frame would be recompiled when a window opens: minutes of a live job, and
+possibly different rounding. So once torch.compile has compiled anything in the process, or if this torch lacks what the
+key needs, the kernels are at ``BackendSelect``, and the key stays off. There they see every thread's collectives at all
+times, record those of threads with a mark in another thread-local state, which autograd passes on too, and pass the
+others through: 7 to 12 us per collective, in and between windows.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from overlap_callbacks.gate.interruptions import Interrupts, issuer, without_sig
 
 OWN_KEY = "TESTING_ONLY_GenericMode"
 BACKEND_SELECT = "BackendSelect"
-MARK = "overlap_callbacks"  # of measured threads, in torch's thread-local Python objects
+MARK = "overlap_callbacks"  # marks measured threads, in torch's thread-local Python objects
 _IN_THE_WAY = "from here on the gate is in the way of every collective, for some microseconds each"
 
 
 class CollectiveObserver(Protocol):
-    """What the kernels call in a measured step, on the thread that issues the collective. Neither method may raise."""
+    """Called by the kernels in a measured step, on the thread that issues the collective. Neither method may raise."""
 
     def before_call(self, spec: OperatorSpec, args: tuple[Any, ...]) -> Collective | None:
-        """A collective is about to be issued; returns a call if ``after_call`` is wanted for it."""
+        """A collective is about to be issued; returns a call if ``after_call`` must follow."""
 
     def after_call(self, spec: OperatorSpec, call: Collective, result: Any) -> None:
-        """The collective was issued, and its operator returned ``result``."""
+        """The collective was issued; its operator returned ``result``."""
 
 
 class _Placement:
@@ -81,16 +81,16 @@ class _Placement:
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Make the calling thread an ordinary one; safe where it is one already."""
+        """Make the calling thread an ordinary one; safe to call if it is one already."""
         raise NotImplementedError
 
     def _below(self) -> Any:
-        """The dispatch keys below this one, at which a call goes on."""
+        """The dispatch keys below this one, where a call continues."""
         return torch._C._dispatch_keyset_full_after(self.key)
 
 
 class _AtOwnKey(_Placement):
-    """Kernels at a key that only measured threads include: no other thread's dispatch looks at them."""
+    """Kernels at a key that only measured threads include: other threads' dispatch never considers them."""
 
     key = OWN_KEY
 
@@ -98,7 +98,7 @@ class _AtOwnKey(_Placement):
         own: Any = torch._C._parse_dispatch_key(self.key)
         include = torch._C._dispatch_tls_set_dispatch_key_included
         is_included = torch._C._dispatch_tls_is_dispatch_key_included
-        # A key without a kernel is an error for every operator that meets it: all but ours fall through.
+        # Every operator that meets a key without a kernel fails, so all others fall through.
         others = torch.library.Library("_", "IMPL")
         others.fallback(torch.library.fallthrough_kernel, self.key)
         self._key, self._include, self._is_included = own, include, is_included
@@ -108,7 +108,7 @@ class _AtOwnKey(_Placement):
         self._libraries.append(others)
 
     def _let_higher_order_operators_fall_through(self) -> None:
-        """Those (flex_attention, cond) are dispatched in Python, which knows no fallback for all operators."""
+        """These (flex_attention, cond) are dispatched in Python, which has no fallback for all operators."""
         operators = torch._ops._higher_order_ops
         later_ones = torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS
         for operator in tuple(operators.values()):
@@ -116,7 +116,7 @@ class _AtOwnKey(_Placement):
         later_ones.append(self._key)
 
     def _try_out(self) -> None:
-        """Check that operators work with the key on, which raises RuntimeError where they do not."""
+        """Check that operators work with the key on; raises RuntimeError if not."""
         self.enter()
         try:
             torch.ones(1).add(1)
@@ -144,7 +144,7 @@ class _AtOwnKey(_Placement):
                     or dispatcher.placement is not placement
                     or (dispatcher.stale and dispatcher.is_stale())
                 ):
-                    # The step ended on another thread, which could not switch the key off here.
+                    # The step ended on another thread, which could not switch off this thread's key.
                     placement.leave()
                     dispatcher.forget_thread()
                 else:
@@ -165,13 +165,13 @@ class _AtOwnKey(_Placement):
 
 
 def _is_marked() -> Callable[[str], Any]:
-    """What tells whether this thread has the mark: a mark that could not be removed is False."""
+    """A function that returns whether this thread has the mark; a mark that could not be removed is False."""
     has, value = torch._C._is_key_in_tls, torch._C._get_obj_in_tls
     return has if hasattr(torch._C, "_remove_obj_from_tls") else lambda key: has(key) and value(key)
 
 
 class _AtBackendSelect(_Placement):
-    """Kernels that see every thread's collectives, and pass on those of threads without a mark."""
+    """Kernels that see every thread's collectives, and pass through those of threads without a mark."""
 
     key = BACKEND_SELECT
 
@@ -193,7 +193,7 @@ class _AtBackendSelect(_Placement):
             nonlocal arguments, interrupts
             call = None
             observer = dispatcher.observer
-            # Between windows nothing is kept: without the GIL a Ctrl-C would else wait for the next window.
+            # Keep nothing between windows: without the GIL, a Ctrl-C would otherwise wait for the next window.
             if observer is not None:
                 try:
                     if is_marked(MARK) and not (dispatcher.stale and dispatcher.is_stale()):
@@ -213,18 +213,18 @@ class _AtBackendSelect(_Placement):
 
 
 class CompileWatch:
-    """Counts compilations, from when torch.compile's own module is loaded; it does not load it.
+    """Counts compilations once torch.compile's own module is loaded; does not load it.
 
-    ``on_start`` is called on the thread that compiles when one starts, if this torch has a callback for that.
+    ``on_start`` is called on the compiling thread when a compilation starts, if this torch has a callback for that.
     """
 
     def __init__(self, on_start: Callable[[], None]) -> None:
         self._on_start = on_start
         self._started = 0
-        self._subscribed = False  # whether torch calls us at each start
+        self._subscribed = False  # whether torch calls back at each start
 
     def start(self) -> None:
-        """Subscribe to torch's compilations, if it has loaded what compiles. Cheap, and safe to call again."""
+        """Subscribe to torch's compilations, if the compiler is loaded. Cheap, and safe to call again."""
         callbacks: Any = None if self._subscribed else sys.modules.get("torch._dynamo.callback")
         if callbacks is None:
             return
@@ -236,16 +236,16 @@ class CompileWatch:
 
     @property
     def count(self) -> int:
-        """Compilations so far. Only differences mean something."""
+        """Compilations so far; only differences are meaningful."""
         return self._started if self._subscribed else _compilations_by_torch()
 
     @property
     def has_compiled(self) -> bool:
-        """Whether there may be compiled code. That a function is wrapped says little: DeepSpeed wraps many."""
+        """Whether there may be compiled code. A wrapped function proves little: DeepSpeed wraps many."""
         return self._started > 0 or _compilations_by_torch() > 0
 
     def _note(self, _: Any) -> None:
-        # Called by torch.compile: nothing may escape.
+        # Called by torch.compile: no exception may escape.
         self._started += 1
         try:
             self._on_start()
@@ -254,27 +254,27 @@ class CompileWatch:
 
 
 def _compilations_by_torch() -> int:
-    """What torch.compile itself counts. None of its counts holds all compilations."""
+    """torch.compile's own count. None of its counters includes all compilations."""
     utils: Any = sys.modules.get("torch._dynamo.utils")
     frames: Any = sys.modules.get("torch._dynamo.convert_frame")
     if utils is None:
         return 0
     try:
-        # With fullgraph=True the first stays at 0; a frame that is compiled again is not in the last.
+        # With fullgraph=True the first stays at 0; the last omits recompiled frames.
         counters, frames_seen = utils.counters, int(getattr(frames, "FRAME_COUNTER", 0))
         return int(counters["frames"]["total"] + counters["stats"]["unique_graphs"]) + frames_seen
     except (AttributeError, KeyError, TypeError):
-        return 1  # not known: taken to be in use, which is always safe
+        return 1  # unknown: assume it is in use, which is always safe
 
 
 class Dispatcher:
-    """The kernels of this process, who uses them, and on which thread. There is one, as there is one torch dispatcher.
+    """The kernels of this process, their user, and its thread. One per process, like torch's dispatcher.
 
     Attributes:
-        observer: called for each collective of a measured thread; None makes the kernels a pass-through at once.
+        observer: called for each collective of a measured thread; None makes the kernels pass calls through at once.
         placement: the kernels in use, one of ``own_key`` and ``backend_select``; None before ``install``.
-        stale: threads whose step ended on another thread. Each becomes ordinary when it next enters the kernels.
-        interrupts: what signal handlers raised within the kernels, to be raised again where the step ends.
+        stale: threads whose step ended on another thread. Each becomes ordinary when it next enters a kernel.
+        interrupts: exceptions of signal handlers within the kernels, re-raised when the step ends.
     """
 
     def __init__(self) -> None:
@@ -285,23 +285,23 @@ class Dispatcher:
         self.own_key = _AtOwnKey()
         self.backend_select = _AtBackendSelect()
         self._compile_watch = CompileWatch(self._on_compile)
-        self._thread = 0  # the measured one; 0 if there is none
+        self._thread = 0  # the measured thread; 0 if there is none
         self.stale: set[int] = set()
 
     # -- who uses the kernels
 
     def is_free_for(self, owner: object) -> bool:
-        """Whether nobody but ``owner`` uses the kernels."""
+        """Whether the kernels are unused, or used by ``owner``."""
         return self._owner is None or self._owner is owner
 
     def acquire(self, owner: object) -> None:
-        """Keep the kernels for ``owner``. Raises RuntimeError if somebody else uses them."""
+        """Reserve the kernels for ``owner``. Raises RuntimeError if they are in use."""
         if not self.is_free_for(owner):
             raise RuntimeError("another OverlapMonitor of this process uses the collective gate: close() it first")
         self._owner = owner
 
     def release(self, owner: object) -> None:
-        """Let others use the kernels, which stay registered. Does nothing if ``owner`` does not have them."""
+        """Release the kernels, which stay registered. Does nothing if ``owner`` does not have them."""
         if self._owner is owner:
             self._owner = None
             self.observer = None
@@ -315,7 +315,7 @@ class Dispatcher:
         """
         self._compile_watch.start()
         if self.placement is None:
-            # DataLoader workers and others that are forked within a step measure nothing.
+            # Processes forked within a step, such as DataLoader workers, measure nothing.
             os.register_at_fork(after_in_child=self._leave_after_fork)
             try:
                 self.own_key.install(self)
@@ -334,7 +334,7 @@ class Dispatcher:
             )
 
     def use_backend_select(self, why: str) -> None:
-        """Go on at ``BackendSelect``, and log why."""
+        """Continue at ``BackendSelect``, and log why."""
         self.backend_select.install(self)
         self.placement = self.backend_select
         logger.info("overlap-callbacks: %s", why)
@@ -343,11 +343,11 @@ class Dispatcher:
 
     @property
     def num_compilations(self) -> int:
-        """How often torch.compile has compiled something so far, as far as seen."""
+        """Number of torch.compile's compilations seen so far."""
         return self._compile_watch.count
 
     def switch_on(self, observer: CollectiveObserver) -> None:
-        """Call ``observer`` for collectives of this thread, and of autograd for it; after ``install``."""
+        """Call ``observer`` for collectives of this thread, and of autograd on its behalf; after ``install``."""
         thread = get_ident()
         if self._thread not in (0, thread):
             self.stale.add(self._thread)
@@ -358,10 +358,10 @@ class Dispatcher:
         self.placement.enter()
 
     def switch_off(self, observer: CollectiveObserver) -> None:
-        """Let all collectives pass, at once, from any thread. Does nothing while somebody else observes.
+        """Pass all collectives through at once; callable from any thread. Does nothing if another observer is active.
 
-        Only a thread itself can change its local state. So if another calls this, the measured thread becomes ordinary
-        when it calls this too, or when it next enters the kernels.
+        Only a thread itself can change its local state. So if another thread calls this, the measured thread becomes
+        ordinary when it calls this too, or when it next enters a kernel.
         """
         if self.observer is None or self.observer is observer:
             self.observer = None
@@ -375,7 +375,7 @@ class Dispatcher:
         return get_ident() in self.stale
 
     def forget_thread(self) -> None:
-        """The calling thread is an ordinary one again."""
+        """Treat the calling thread as an ordinary one again."""
         thread = get_ident()
         self.stale.discard(thread)
         if self._thread == thread:
@@ -392,20 +392,21 @@ class Dispatcher:
         self._leave_thread()
 
     def _on_compile(self) -> None:
-        """torch.compile is about to compile, on this thread.
+        """torch.compile is about to compile on this thread.
 
-        The compiled code will compare the dispatch keys with those of now, so our key is off for the rest of the step,
-        which does not count anyway. Not within a backward pass: autograd puts the key back for the next node, and each
-        node would be compiled again. There the code is compiled with the key, and once more without it in a later step.
+        The compiled code will compare its dispatch keys with the current ones, so the gate's key is off for the rest of
+        the step, which does not count anyway. Not within a backward pass: autograd restores the key for the next node,
+        and each node would be recompiled. There the code is compiled with the key, and once more without it in a later
+        step.
         """
         if self.placement is self.own_key and torch._C._current_graph_task_id() == -1:
             self.own_key.leave()
 
 
 def _as_kernel(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a kernel of a function. See ``interruptions.py`` for the form that its code must have."""
+    """Turn a function into a kernel; see ``interruptions.py`` for the form that its code must have."""
     without_signal_check(kernel)
-    # torch.compile runs it as it is. It would trace into it if a compiled forward communicates.
+    # torch.compile runs it unchanged; otherwise it would trace into it if a compiled forward communicates.
     frames: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
     if hasattr(frames, "set_code_exec_strategy"):  # torch 2.8
         skip = frames._FrameAction.SKIP

@@ -1,16 +1,16 @@
-"""The collective gate: one place in which to see, and to serialise, every collective of the training thread.
+"""The collective gate: observes, and serialises, every collective of the training thread.
 
-The kernels of ``dispatcher.py`` call it before and after each collective of a measured step. What keeps it safe:
+The kernels of ``dispatcher.py`` call it before and after each collective of a measured step. It is safe because
 
-- it adds waits and nothing else: it never issues, drops, reorders or resizes a collective;
+- it only adds waits: it never issues, drops, reorders or resizes a collective;
 - it never raises: an exception would break DDP's reducer for good. An error of its own is kept, and its owner switches
-  the gate off at the next step boundary. What a user's signal handler raises is raised at the step's end;
-- sends and receives are never waited for where they are issued: that hangs real pipeline schedules, and Gloo's p2p
-  works cannot be waited for twice. An adapter that knows where its framework posts a batch of them uses ``post``;
-- only collectives of the training thread and of autograd's threads are serialised (``dispatcher.py``);
-- members of a coalescing block are not waited for: they have not started yet (``process_groups.py``);
-- only a sequence that passed the order check is serialised. Where a step departs from it, the rest passes as it is;
-- while a CUDA graph is captured the gate only redispatches.
+  the gate off at the next step boundary. Exceptions of the user's signal handlers are raised at the step's end;
+- it never waits for sends and receives where they are issued: that hangs real pipeline schedules, and Gloo's p2p works
+  cannot be waited for twice. An adapter that knows where its framework posts a batch of them uses ``post``;
+- it serialises only collectives of the training thread and of autograd's threads (``dispatcher.py``);
+- it does not wait for members of a coalescing block: they have not started yet (``process_groups.py``);
+- it serialises only a sequence that passed the order check. If a step deviates from it, the rest passes through;
+- while a CUDA graph is captured, it only redispatches.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class Gate:
     ``register()`` before the first step, on the main thread; ``begin_step`` and ``end_step`` on the training thread.
 
     Args:
-        capacity: collectives of one step for which storage is kept.
-        patience_s: longest time that the host waits for a serialised collective, which then is ``stuck``.
+        capacity: maximum number of collectives recorded per step.
+        patience_s: maximum time the host waits for a serialised collective, which is then ``stuck``.
 
     Attributes:
         stuck: the serialised collective that did not finish in time; None if there is none.
         last_error: an error of the gate's own; None if there was none.
-        dimensions: dimension of parallelism of groups that were named by hand, by the group's name.
+        dimensions: dimension of parallelism of groups named by the user or adapter, by group name.
         side_streams: streams that compute and never issue a collective, named by an adapter.
         micro_batches: of the open step so far; 0 if no adapter counts them.
         nested: whether operators of the job (on DTensors, say) issue collectives; the first window finds out.
@@ -75,7 +75,7 @@ class Gate:
         self._groups: dict[dist.ProcessGroup, Group] = {}
         self._on_host = HostSerialiser(patience_s)
         self._on_stream: StreamSerialiser | None = None
-        self._works: list[dist.Work | None] = []  # one for each collective that has returned; None if complete
+        self._works: list[dist.Work | None] = []  # one per returned collective; None if complete
         self._numbers: SequenceNumbers | None = None
         self._step_thread = 0  # the thread that began the open step
         self._serialise = self._watching = self._suspended = False
@@ -83,18 +83,18 @@ class Gate:
 
     def _reset_step(self, expected: ExpectedSequence) -> None:
         self._tracker = SequenceTracker(expected)
-        self.micro_batches, self._unseen = 0, False  # whether collectives of the step were let through unseen
+        self.micro_batches, self._unseen = 0, False  # whether collectives of the step passed unrecorded
         self._not_serialised, self._not_serialised_bytes = Counter[NotSerialised](), 0
         self._unsupported_device, self._captured = "", False
         self._compilations, self._blocks = dispatcher.num_compilations, CoalescingBlocks()
-        self._batches = self._posting = 0  # batches of sends and receives so far; the open one
-        self._posted: list[Collective] = []  # its members so far
+        self._batches = self._posting = 0  # number of batches of sends and receives so far; the open one
+        self._posted: list[Collective] = []  # members of the open batch so far
         self._batch_passes = False  # one of them cannot be waited for
 
     # -- life
 
     def register(self) -> None:
-        """Register the kernels, for this gate alone. Until a step begins they let every collective pass."""
+        """Register the kernels for this gate alone. Until a step begins they pass every collective through."""
         dispatcher.acquire(self)
         dispatcher.install(nested=self.nested)
 
@@ -108,11 +108,11 @@ class Gate:
         return self._serialise
 
     def any_seen(self) -> bool:
-        """Whether the open step, if it is recorded, has issued a collective."""
+        """Whether the open step, if recorded, has issued a collective."""
         return self._recorder.any_seen
 
     def close(self) -> None:
-        """Release the kernels for other gates, and forget everything. Safe to call twice."""
+        """Release the kernels for other gates, and clear all state. Safe to call twice."""
         self.stop()
         dispatcher.release(self)
         self._groups.clear()
@@ -121,20 +121,20 @@ class Gate:
         self._on_stream = self._numbers = None
 
     def stop(self) -> None:
-        """Let collectives pass from here on. Safe to call at any time, from any thread."""
+        """Pass collectives through from now on. Safe to call at any time, from any thread."""
         self._serialise = False
         self._suspended = False
         dispatcher.switch_off(self)
 
     def suspend(self) -> None:
-        """Let collectives pass that are no part of the step (an evaluation's, say)."""
+        """Ignore collectives that are not part of the step (an evaluation's, for example)."""
         self._unseen = True
         if dispatcher.is_on(self):
             self._suspended = True
             dispatcher.switch_off(self)
 
     def resume(self) -> None:
-        """Go on with the step where ``suspend`` left it; does nothing on another thread than the step's."""
+        """Continue the step after ``suspend``; does nothing on a thread other than the step's."""
         if self._suspended and get_ident() == self._step_thread:
             self._suspended = False
             dispatcher.switch_on(self)
@@ -149,13 +149,13 @@ class Gate:
         compute_stream: device.Stream | None = None,
         watch: bool = False,
     ) -> None:
-        """Record the collectives of the step that begins, and serialise them if ``sequential``.
+        """Start recording the collectives of a step, serialising them if ``sequential``.
 
         Args:
             sequential: serialise.
             expected: what passed the order check; None if nothing may be serialised.
-            compute_stream: the stream that is serialised with collectives of the device.
-            watch: keep the collectives' works until the step ends, to know whether they are complete then.
+            compute_stream: the stream to serialise with the device's collectives.
+            watch: keep the collectives' works until the step ends, to check whether they are complete.
 
         Raises:
             RuntimeError: the step begins within a backward pass or in inference mode.
@@ -163,7 +163,7 @@ class Gate:
         if torch._C._current_graph_task_id() != -1 or torch.is_inference_mode_enabled():
             where = "in inference mode" if torch.is_inference_mode_enabled() else "within a backward pass"
             raise RuntimeError(f"a step began {where}, where it cannot be measured: begin steps outside")
-        dispatcher.install()  # torch.compile may have come into use since the step before
+        dispatcher.install()  # torch.compile may have come into use since the last step
         self._reset_step(expected or ExpectedSequence())
         self._accelerator = device.accelerator()
         self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream, self.side_streams)
@@ -174,24 +174,24 @@ class Gate:
         dispatcher.switch_on(self)
 
     def end_step(self) -> StepLog:
-        """Stop, and return what was seen."""
+        """Stop, and return the log of the step."""
         self.stop()
         collectives, dropped = self._recorder.drain()
         compiled = dispatcher.num_compilations != self._compilations
         foreign, quiet = tuple[str, ...](), False
-        # What passed unseen is not somebody else's.
+        # Collectives that passed unrecorded are not foreign.
         if self._numbers is not None and not (self._unseen or dropped or compiled):
             foreign = self._numbers.foreign_groups(collectives, self.dimensions)
-            self.nested = self.nested or bool(foreign)  # from the next window on
+            self.nested = self.nested or bool(foreign)  # takes effect in the next window
             is_quiet = self._watching and self._numbers.complete and not foreign
             quiet = is_quiet and len(self._works) == len(collectives) and all(map(is_complete, self._works))
         passed = self._not_serialised, self._unsupported_device, self._not_serialised_bytes, self._captured
-        # Another thread may be further on one rank than on another, at the same step.
+        # Another thread may have progressed further on one rank than on another at the same step.
         counts = {} if self._numbers is None else self._numbers.before(self.dimensions, without=foreign)
         rest = counts, None if self._numbers is None else self._numbers.issued, self.micro_batches
         log = StepLog(collectives, dropped, self._tracker.divergence, quiet, foreign, compiled, *passed, *rest)
         self._works.clear()
-        self._groups.clear()  # keeps no process group alive between steps
+        self._groups.clear()  # keep no process group alive between steps
         self._numbers = None
         self._reset_step(ExpectedSequence())
         return log
@@ -199,11 +199,11 @@ class Gate:
     # -- sends and receives, where a framework posts a batch of them
 
     def post(self, issue: Callable[[], T], works_of: Callable[[T], Sequence[Any]]) -> tuple[T, list[Any]]:
-        """Issue a batch of sends and receives; in a sequential step wait for all of them once all are posted.
+        """Issue a batch of sends and receives; in a sequential step, wait for all once all are posted.
 
-        For an adapter, in schedules in which waiting there comes to an end. ``issue`` posts the batch, and what it
-        raises passes through; ``works_of`` gives the works in what it returns. Returns what ``issue`` returned, and the
-        works to pass on, ``CompletedWork`` for each that was waited for: those of Gloo cannot be waited for twice.
+        For adapters whose schedules cannot hang at that wait. ``issue`` posts the batch, and its exceptions pass
+        through; ``works_of`` extracts the works from its result. Returns that result, and the works to pass on, with a
+        ``CompletedWork`` for each that was waited for: Gloo's cannot be waited for twice.
         """
         order_after = self._begin_batch()
         try:
@@ -214,7 +214,7 @@ class Gate:
         return result, works if order_after is None else self._end_batch(works, order_after)
 
     def _begin_batch(self) -> Callable[[], None] | None:
-        """Order what came before the batch. Returns what orders the rest; None where nothing is serialised."""
+        """Order what came before the batch. Returns a function that orders the rest; None if nothing is serialised."""
         try:
             self._posting = self._batches = self._batches + 1
             self._posted, self._batch_passes = [], False
@@ -230,10 +230,10 @@ class Gate:
         handed_on = list(works)
         try:
             if self._batch_passes or not self._tracker.admits_batch(self._batches - 1, self._posted):
-                return handed_on  # the framework waits for them where it always does
+                return handed_on  # the framework waits for them as usual
             for number, work in enumerate(works):
-                # Not with a patience of ours: where that ends, Gloo closes the connection, and the job with it. The
-                # group's own timeout holds, as it would for the framework's wait.
+                # Without a timeout of the gate's: when it expires, Gloo closes the connection, which ends the job. The
+                # group's own timeout applies, as it would to the framework's wait.
                 work.wait()
                 handed_on[number] = CompletedWork()
             order_after()
@@ -241,10 +241,10 @@ class Gate:
             self.last_error = dispatcher.interrupts.own(error) or self.last_error
         return handed_on
 
-    # -- a collective: called from the kernels, on whichever thread issues it. Nothing may escape.
+    # -- a collective: called by the kernels, on the thread that issues it. No exception may escape.
 
     def before_call(self, spec: OperatorSpec, args: tuple[Any, ...]) -> Collective | None:
-        """Record a call, and order what comes before it. Returns the call if ``after_call`` is wanted for it."""
+        """Record a call, and order what comes before it. Returns the call if ``after_call`` must follow."""
         try:
             issued_ns = perf_counter_ns()
             if _dispatch_mode(_FAKE) is not None:
@@ -302,7 +302,7 @@ class Gate:
     def _serialiser_of(
         self, spec: OperatorSpec, call: Collective, tensor: torch.Tensor | None
     ) -> Serialiser | NotSerialised:
-        """What serialises the call, or why nothing does."""
+        """The call's serialiser, or why there is none."""
         if not call.group.ranks:
             return NotSerialised.UNKNOWN_GROUP
         if spec.point_to_point and not call.posted:
@@ -314,15 +314,15 @@ class Gate:
 
     def after_call(self, spec: OperatorSpec, call: Collective, result: Any) -> None:
         try:
-            # NCCL gives no Work for async_op=False: the kernel is then on the issuing stream itself.
+            # NCCL returns no Work for async_op=False: its kernel then runs on the issuing stream itself.
             work = None
             if spec.returns_work:
                 work = dist.Work.unbox(result[-1] if isinstance(result, tuple) else result)
-            serialiser, call.serialiser = call.serialiser, None  # the log keeps no stream alive
+            serialiser, call.serialiser = call.serialiser, None  # keep no stream alive in the log
             if serialiser is None:
-                self._works.append(work)  # of a watched step
+                self._works.append(work)  # the step is watched
             elif not serialiser.after(call, work):
-                # It timed out: the ranks wait for each other in a way that no check foresaw.
+                # Timed out: the ranks wait for each other in a way that the order check did not foresee.
                 self._serialise, self.stuck = False, call
             elif serialiser.completes and self._watching:
                 self._works.append(None)
@@ -331,5 +331,5 @@ class Gate:
 
 
 def _unsupported_device(tensor: torch.Tensor | None) -> str:
-    """The type of the tensor's device, if it is none on which anything can be timed; else empty."""
+    """The tensor's device type if it cannot be timed; else empty."""
     return "" if tensor is None or tensor.is_cpu or device.is_timed(tensor.device) else tensor.device.type

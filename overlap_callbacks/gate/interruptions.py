@@ -1,12 +1,12 @@
-"""Exceptions that a signal handler of the user's raises while Python code of ours runs within a collective.
+"""Handles exceptions that the user's signal handlers raise while the gate's Python code runs within a collective.
 
 Python runs signal handlers on the main thread, between two bytecodes. Without the library there are none within a
 collective: a handler raises once ``backward()`` has returned, and the user may catch that and go on. With Python
-kernels the exception would surface in DDP's reducer, and break it for good. Two things prevent that:
+kernels the exception would surface in DDP's reducer, and break it for good. Two measures prevent that:
 
 - CPython checks for signals only where a function is entered, after a call, and where a loop jumps back. A kernel that
-  is entered ``without_signal_check`` and issues its collective with an ``issuer`` has no such place of its own;
-- what surfaces in the other work of a measured step is kept, and raised where the step ends.
+  is entered ``without_signal_check`` and issues its collective with an ``issuer`` has no such point of its own;
+- exceptions that surface elsewhere in a measured step are kept, and raised when the step ends.
 
 In a build without the GIL, a handler may still raise within the issuer.
 """
@@ -23,15 +23,17 @@ from itertools import starmap
 from types import CodeType, FunctionType
 from typing import Any
 
-# Without the GIL, threads may run between any two bytecodes.
+# Without the GIL, threads may interleave between any two bytecodes.
 _HAS_GIL = bool(getattr(sys, "_is_gil_enabled", lambda: True)())
 
 _RESUME = dis.opmap.get("RESUME")
-_NO_CHECK = 2  # as where a generator goes on after ``yield from``
+_NO_CHECK = 2  # as when a generator resumes after ``yield from``
 
 
 def without_signal_check(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Change a function so that no signal handler runs at its entry: ``RESUME 2`` has no check, ``RESUME 0`` has."""
+    """Change a function so that no signal handler runs on entry: ``RESUME 0`` checks for signals, ``RESUME 2`` does
+    not.
+    """
     if _RESUME is not None and isinstance(function, FunctionType):
         code = bytearray(function.__code__.co_code)
         for place in range(0, len(code), 2):
@@ -43,7 +45,7 @@ def without_signal_check(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _OfThread(threading.local):
-    """Arguments of each thread apart, where threads may run between any two bytecodes."""
+    """Arguments per thread, for builds in which threads interleave between any two bytecodes."""
 
     def __init__(self) -> None:
         self._waiting: list[tuple[Any, ...]] = []
@@ -57,39 +59,39 @@ class _OfThread(threading.local):
 
 
 def issuer(redispatch: Callable[..., Any]) -> tuple[Any, Iterator[Any]]:
-    """A way to call ``redispatch`` without the check for signals that follows a call in Python.
+    """A way to call ``redispatch`` without the check for signals that follows a Python call.
 
-    Returns a list and an iterator. ``arguments += (args,)`` and then a ``for`` loop that returns in its first round
-    call ``redispatch(*args)`` once. Other threads may do the same: the GIL is not released in between.
+    Returns a list and an iterator. ``arguments += (args,)``, then a ``for`` loop over the iterator that returns in its
+    first round, calls ``redispatch(*args)`` once. Threads may share them: the GIL is not released in between.
     """
     arguments: Any = [] if _HAS_GIL else _OfThread()
     return arguments, starmap(redispatch, iter(arguments.pop, None))
 
 
 class Interrupts(list[BaseException]):
-    """Exceptions that signal handlers raised within the kernels, until the step ends. The kernels add with ``+=``."""
+    """Exceptions raised by signal handlers within the kernels, until the step ends. The kernels append with ``+=``."""
 
     def own(self, error: Exception) -> Exception | None:
-        """The error, if it is one of ours. Else it is kept, and None is returned."""
+        """Return the error if it is internal; otherwise keep it, and return None."""
         if not is_from_handler(error):
             return error
         self.append(error)
         return None
 
     def take(self) -> BaseException | None:
-        """The one to raise; what is no ``Exception``, such as ``KeyboardInterrupt``, goes first. All are forgotten."""
+        """The exception to raise, preferring those that are no ``Exception`` (``KeyboardInterrupt``). Clears all."""
         kept = sorted(self, key=lambda error: isinstance(error, Exception))
         self.clear()
         return kept[0] if kept else None
 
 
 def is_own(error: BaseException) -> bool:
-    """Whether what the kernels caught is an error of ours: Python ran out of stack or memory on the way to the gate."""
+    """Whether an error caught by the kernels is internal: Python ran out of stack or memory on the way to the gate."""
     return isinstance(error, (RecursionError, MemoryError)) and not is_from_handler(error)
 
 
 def is_from_handler(error: BaseException) -> bool:
-    """Whether a signal handler of the user's is among the functions that an exception passed through; ask at once."""
+    """Whether the exception passed through a signal handler of the user's. Call it right after catching."""
     handlers = {code for number in signal.valid_signals() if (code := _code_of(signal.getsignal(number))) is not None}
     trace = error.__traceback__
     while trace is not None:
@@ -104,6 +106,6 @@ def _code_of(handler: Any) -> CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
     if callable(handler) and not hasattr(handler, "__code__") and not hasattr(handler, "__func__"):
-        handler = type(handler).__call__  # an object of a class that can be called
+        handler = type(handler).__call__  # a callable object
     code = getattr(getattr(handler, "__func__", handler), "__code__", None)
     return code if isinstance(code, CodeType) else None

@@ -1,4 +1,4 @@
-"""The waits that make a collective sequential: on streams of a device, or on the host."""
+"""The waits that make a collective sequential: on device streams, or on the host."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.interruptions import is_from_handler
 from overlap_callbacks.instruments import device
 
-# Collectives of a step that are timed on the device: each takes two events, which live until the report.
+# Maximum collectives per step timed on the device: each takes two events, which live until the report.
 MAX_TIMED = 4_000
-# Time between two looks at a work that must not be given a timeout.
+# Poll interval for a work that must not be given a timeout.
 _POLL_S = 50e-6
 
 
 class NotSerialised(enum.Enum):
-    """Why a sequential step does not serialise a collective, in words that follow their number."""
+    """Why a sequential step does not serialise a collective; each text follows a count."""
 
     CAPTURE = "a CUDA graph was being captured"
     OTHER_DEVICE = "they were on another device than the one whose steps are timed"
@@ -33,17 +33,17 @@ class NotSerialised(enum.Enum):
     SINGLE_MESSAGE = "they were sent or received singly, and waiting for one could hang a pipeline"
 
 
-# What has its place in the order that the order check looked at, as if the job waited for it at once.
+# Reasons for which a collective still has its place in the checked order, as if the job waited for it at once.
 IN_CHECKED_ORDER = (NotSerialised.COALESCING_BLOCK, NotSerialised.SINGLE_MESSAGE)
 
 
 class Serialiser:
-    """Interface: puts a collective between two waits; ``completes`` if it is complete once ``after`` returned True."""
+    """Interface: puts a collective between two waits. ``completes``: it is complete once ``after`` returned True."""
 
     completes: bool
 
     def obstacle(self, tensor: torch.Tensor | None) -> NotSerialised | None:
-        """Why what is issued now, with this first tensor (None: unknown yet), cannot be serialised; None if it can."""
+        """Why a collective issued now with this first tensor (None: not known) cannot be serialised; None if it can."""
         return None
 
     def before(self, call: Collective) -> None:
@@ -55,17 +55,19 @@ class Serialiser:
         raise NotImplementedError
 
     def before_batch(self) -> Callable[[], None]:
-        """Order what came before a batch of sends and receives. Returns what to call once its works were waited for."""
+        """Order what came before a batch of sends and receives. Returns a function to call once its works were waited
+        for.
+        """
         return lambda: None
 
 
 class StreamSerialiser(Serialiser):
-    """Waits of streams for each other, in one step: the host never blocks.
+    """Makes streams wait for each other within one step: the host never blocks.
 
-    Known are the compute stream, ``others`` that compute, and all streams on which the step has issued collectives so
-    far: frameworks compute there too (FSDP2 adds gradients up on its reduce-scatter stream). A collective comes after
-    all that was enqueued on a known stream before it, and before all that is enqueued there after it. Streams only wait
-    for events that are recorded already, so that no two can wait for each other.
+    It orders the compute stream, ``others`` that compute, and all streams on which the step has issued collectives so
+    far: frameworks compute there too (FSDP2 accumulates gradients on its reduce-scatter stream). A collective runs
+    after everything enqueued on these streams before it, and before everything enqueued there after it. Streams only
+    wait for events that are already recorded, so no two can wait for each other.
     """
 
     completes = False
@@ -91,7 +93,7 @@ class StreamSerialiser(Serialiser):
         assert issuing is not None
         # Waiting for a barrier blocks the host on CUDA too.
         if work is not None and "barrier" not in call.operator:
-            work.wait()  # the issuing stream waits for the communicator's; the host goes on
+            work.wait()  # the issuing stream waits for the communicator's; the host continues
         call.end = mark = None if call.start is None else self._accelerator.mark(issuing)
         self._release(issuing, mark)
         return True
@@ -101,22 +103,22 @@ class StreamSerialiser(Serialiser):
         return lambda: self._release(issuing)
 
     def skip(self, tensor: torch.Tensor | None) -> None:
-        """Leave what is issued now as it is, which must be ``IN_CHECKED_ORDER``: then this cannot deadlock.
+        """Do not serialise what is issued now, which must be ``IN_CHECKED_ORDER``: then this cannot deadlock.
 
-        All else on its stream is ordered with the collectives to come.
+        Everything else on its stream is ordered with later collectives.
         """
         if self.obstacle(tensor) is None:
             self._know_issuing()
 
     def _know_issuing(self) -> device.Stream:
-        """The current stream, which is a known one from here on."""
+        """The current stream, which is ordered from now on."""
         issuing = self._accelerator.current_stream(self._compute.device)
         if issuing not in self._known:
             self._known.append(issuing)
         return issuing
 
     def _gather(self) -> device.Stream:
-        """Have the current stream wait for all that is enqueued on the known streams, and return it."""
+        """Make the current stream wait for everything enqueued on the known streams, and return it."""
         issuing = self._know_issuing()
         for stream in self._known:
             if stream != issuing:
@@ -124,7 +126,7 @@ class StreamSerialiser(Serialiser):
         return issuing
 
     def _release(self, issuing: device.Stream, mark: device.Event | None = None) -> None:
-        """Have the other known streams wait for the issuing one: one event, whatever their number."""
+        """Make the other known streams wait for the issuing one: one event, however many there are."""
         others = [stream for stream in self._known if stream != issuing]
         if others:
             passed = issuing.record_event() if mark is None else mark
@@ -133,7 +135,7 @@ class StreamSerialiser(Serialiser):
 
 
 class HostSerialiser(Serialiser):
-    """Waits of the host, at most ``patience_s`` for each collective on tensors of the CPU."""
+    """Blocks the host, for at most ``patience_s`` per collective on CPU tensors."""
 
     completes = True
 
@@ -160,8 +162,8 @@ class HostSerialiser(Serialiser):
         except RuntimeError as error:
             if is_from_handler(error):
                 raise
-            # Our patience is over, which leaves the work as it is; or the collective itself failed (a peer died), and
-            # its owner's own wait raises the same error, in the place where the owner expects it.
+            # Either the gate's timeout expired, which leaves the work unchanged; or the collective itself failed (a
+            # peer died), and its owner's own wait raises the same error where the owner expects it.
             logger.debug("the gate's wait for a collective ended with an error", exc_info=True)
             return perf_counter_ns() - start_ns < 1e9 * self._patience_s
         return True
@@ -178,7 +180,7 @@ class HostSerialiser(Serialiser):
 
 
 class CompletedWork:
-    """Stands for a work that was waited for."""
+    """Replaces a work that was waited for."""
 
     def wait(self, timeout: Any = None) -> bool:
         return True
@@ -188,12 +190,12 @@ class CompletedWork:
 
 
 def is_complete(work: dist.Work | None) -> bool:
-    """Whether a collective is complete, as far as its issuer can tell; asks, never waits."""
+    """Whether a collective is complete, as far as its issuer can tell; never waits."""
     if work is None:
         return True
     try:
         return bool(work.get_future().done())
     except RuntimeError:
-        # Sends and receives of Gloo have no future, and are complete once their owner has waited for them. Its
-        # reduce-scatters have none either, and never say that they are complete.
+        # Gloo's sends and receives have no future, and are complete once their owner has waited for them. Its
+        # reduce-scatters have none either, and never report completion.
         return bool(work.is_completed())

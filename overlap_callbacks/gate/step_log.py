@@ -1,4 +1,4 @@
-"""What the gate saw in one step, and which sequence of collectives it may serialise."""
+"""The gate's log of one step, and the sequences of collectives that it may serialise."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from overlap_callbacks.gate.serialiser import NotSerialised
 
 
 class StepRecorder:
-    """Keeps at most ``capacity`` calls of one step, in storage that is held ready. Threads may share it."""
+    """Records at most ``capacity`` calls of one step, in preallocated storage. Threads may share it."""
 
     def __init__(self, capacity: int) -> None:
         self._storage: list[Collective | None] = [None] * capacity
@@ -30,7 +30,7 @@ class StepRecorder:
         return bool(self._storage) and self._storage[0] is not None
 
     def drain(self) -> tuple[tuple[Collective, ...], int]:
-        """The calls since the last ``drain``, in the order of issue, and how many found no room."""
+        """The calls since the last ``drain``, in order of issue, and how many did not fit."""
         used = next(self._slots)
         self._slots = itertools.count()
         kept = min(used, len(self._storage))
@@ -41,11 +41,11 @@ class StepRecorder:
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first collective of a sequential step that the order check had not seen at its place.
+    """The first collective of a sequential step that the order check had not seen at its position.
 
     Attributes:
         index: of the collective in its step.
-        expected: operator and group there in the checked kind of step that it was like until then; None at its end.
+        expected: operator and group there in the checked kind of step that matched until then; None at its end.
         found: the collective.
         num_kinds: how many kinds of steps were checked.
     """
@@ -71,23 +71,23 @@ class Divergence:
 
 @dataclass(frozen=True)
 class StepLog:
-    """What the gate saw in one step: the collectives of the measured thread, and of autograd's threads for it.
+    """The gate's log of one step: collectives of the measured thread, and of autograd's threads on its behalf.
 
     Attributes:
         collectives: in the order of issue.
-        dropped: collectives that found the storage full, and are missing above.
-        divergence: where the step left the checked sequence, and was no longer serialised; None if it did not.
-        quiet: the step was watched, its collectives were all complete at its end, and nobody else had issued any.
-        foreign: groups on which another thread, or code beside torch's dispatcher, is known to have communicated.
-        compiled: torch.compile compiled in the step. Collectives may be missing above, and the step took longer.
-        not_serialised: collectives of a sequential step in the checked order that were not serialised, by the reason.
-        unsupported_device: type of a collective's device that cannot be timed; empty if there was none.
-        not_serialised_bytes: of these collectives, the larger of the tensors read and written.
+        dropped: collectives missing above because the storage was full.
+        divergence: where the step left the checked sequences and serialising stopped; None if it did not.
+        quiet: the step was watched, its collectives were all complete at its end, and there were no foreign ones.
+        foreign: groups on which another thread, or code that bypasses the dispatcher, is known to have communicated.
+        compiled: torch.compile compiled during the step. Collectives may be missing above, and the step took longer.
+        not_serialised: collectives of a sequential step in the checked order that were not serialised, by reason.
+        unsupported_device: device type of a collective that cannot be timed; empty if there was none.
+        not_serialised_bytes: of these collectives, the larger of bytes read and written.
         captured: collectives were issued while a CUDA graph was captured: without kernels, in a longer step.
-        issued_before: collectives that this rank had issued on each group when the step began, by the group's name; of
-            groups that count, and on which nobody else communicated.
+        issued_before: collectives that this rank had issued on each group when the step began, by group name;
+            only groups that count and have no foreign collectives.
         issued: collectives that this rank issued in the step, on any thread, as its groups count; None if one does not.
-        micro_batches: of the step; 0 where no adapter counts them.
+        micro_batches: of the step; 0 if no adapter counts them.
     """
 
     collectives: tuple[Collective, ...]
@@ -106,16 +106,16 @@ class StepLog:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it holds what the step communicated, and nothing that other steps do not do."""
+        """Whether it holds everything that the step communicated, and nothing unusual for a step."""
         return not (self.dropped or self.compiled or self.captured)
 
     @functools.cached_property
     def signature(self) -> tuple[tuple[str, str, int, int, int, int], ...]:
-        """Equal for steps of one kind: they issue the same collectives, in the same order."""
+        """Equal for steps of one kind, which issue the same collectives in the same order."""
         return tuple([(c.operator, c.group.name, c.coalesced, c.peer, c.tag, c.posted) for c in self.collectives])
 
 
-# Sends and receives that are posted together: of each its operator, its group's name, and the peer's rank in it.
+# Sends and receives posted together: operator, group name, and the peer's rank in the group.
 Batch = tuple[tuple[str, str, int], ...]
 
 
@@ -126,7 +126,7 @@ class ExpectedSequence:
     Attributes:
         keys: operator and group name of each collective, in the order of issue.
         single_group: name of the only group, without sends and receives: its communicator enforces the order, so that
-            departures are harmless.
+            deviations are harmless.
         batches: the batches of sends and receives that ``Gate.post`` posted.
         others: keys and batches of the other kinds of steps that passed.
     """
@@ -138,7 +138,7 @@ class ExpectedSequence:
 
     @classmethod
     def of(cls, kinds: Sequence[CollectiveSequence]) -> ExpectedSequence:
-        """What the steps after the recorded ones may serialise, once their kinds have passed the check."""
+        """The collectives that steps may serialise after their kinds have passed the order check."""
         first, *rest = kinds
         groups = {of.single_group for of in kinds if of.items}
         single_group = groups.pop() if len(groups) == 1 else None
@@ -148,18 +148,18 @@ class ExpectedSequence:
 class SequenceTracker:
     """Follows a sequential step along the checked sequences, one at a time.
 
-    Where the step departs from one, it goes on with another that is the same up to there, if there is any. From the
-    ``divergence`` on, where it left all of them, nothing is admitted.
+    If the step departs from one, tracking continues with another that is the same up to there, if any. From the
+    ``divergence`` on, where the step has left all of them, nothing is admitted.
     """
 
     def __init__(self, expected: ExpectedSequence) -> None:
         self.divergence: Divergence | None = None
         self._expected = expected
-        self._keys, self._batches = expected.keys, expected.batches  # of the kind that is followed
+        self._keys, self._batches = expected.keys, expected.batches  # of the kind being followed
         self._index = 0  # of the next collective
 
     def admits(self, call: Collective) -> bool:
-        """Whether the next collective may be serialised: the order check saw it at this place."""
+        """Whether the next collective may be serialised: the order check saw it at this position."""
         index = self._index
         self._index = index + 1
         if self.divergence is not None:
@@ -183,7 +183,7 @@ class SequenceTracker:
     def admits_batch(self, number: int, calls: Sequence[Collective]) -> bool:
         """Whether the order check saw this batch: waiting for another might never end.
 
-        ``number`` is that of the batch in its step, from 0; ``calls`` are its sends and receives, all of them posted.
+        ``number``: index of the batch in its step, from 0. ``calls``: all its sends and receives.
         """
         if self.divergence is not None:
             return False
