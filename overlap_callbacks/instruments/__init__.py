@@ -1,1 +1,1 @@
-"""What is read while steps run: clocks, the profiler, power. Nothing here blocks training."""
+"""Instruments that are read while steps run: clocks, the profiler, power. Nothing here blocks training."""

@@ -1,4 +1,4 @@
-"""Marks in time on the device or the host, left without blocking and read later. Nothing here waits for the device.
+"""Time marks on the device or the host, set without blocking and read later. Nothing here waits for the device.
 
 A mark on a stream is an event, read once the device has passed it; a mark on the host is ``time.perf_counter_ns``.
 """
@@ -28,16 +28,16 @@ def is_ready(mark: Mark) -> bool:
 
 
 _this_thread = threading.local()
-_OWN_THREADS = "overlap-callbacks"  # with this their names begin
+_OWN_THREADS = "overlap-callbacks"  # name prefix of the library's threads
 
 
 def device_of(mark: Mark) -> torch.device | None:
-    """The device of a mark; None for one on the host, and if torch does not know."""
+    """The device of a mark; None for a host mark, or if torch does not know it."""
     return None if isinstance(mark, int) else getattr(mark, "device", None)
 
 
 def prepare_own_thread(of: torch.device | None) -> None:
-    """Prepare a thread of the library's own for querying events of a device; other threads are left alone."""
+    """Prepare one of the library's threads for querying events of a device; does nothing on other threads."""
     if of is None or not threading.current_thread().name.startswith(_OWN_THREADS):
         return
     if getattr(_this_thread, "device", None) != of:
@@ -46,7 +46,7 @@ def prepare_own_thread(of: torch.device | None) -> None:
 
 
 def elapsed_ms(start: Mark, end: Mark) -> float:
-    """Milliseconds between two marks that are ready; a TypeError if one is of the host, the other of a stream."""
+    """Milliseconds between two marks that are ready. Raises TypeError for a host mark and a stream mark."""
     if isinstance(start, int) and isinstance(end, int):
         return (end - start) / 1e6
     if isinstance(start, int) or isinstance(end, int):
@@ -56,29 +56,31 @@ def elapsed_ms(start: Mark, end: Mark) -> float:
 
 
 class HostTimes:
-    """Bounds, on the host's clock, for when the device passed the marks of its stream. Thread-safe.
+    """Bounds in host time for when the device passed the marks of its stream. Thread-safe.
 
-    An event has no host time, only a time since another event. But the device passes it after the host recorded it,
-    after each poll that found it pending, and before the poll that finds it passed. All marks of a window share one
-    offset between the two clocks, so the narrowest bounds hold for all. Polls that are not in step with training, such
+    An event has no host time, only a time relative to another event. But the device passes it after the host recorded
+    it, after each poll that found it pending, and before the poll that finds it passed. All marks of a window share one
+    offset between the two clocks, so the narrowest bounds hold for all. Polls that are independent of the steps, such
     as those of the power sampler's thread, narrow the bounds to a few milliseconds.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Marks that the device had not passed when the host last looked, and that host time.
+        # Marks that the device had not passed at the last poll, each with that host time.
         self._pending: deque[tuple[device.Event, int]] = deque()
         self._reference: device.Event | None = None
-        self._earliest_ns = -math.inf  # bounds of the reference's host time
+        self._earliest_ns = -math.inf  # bounds of the reference event's host time
         self._latest_ns = math.inf
 
     def recorded(self, mark: device.Event, not_before_ns: int) -> None:
-        """Note a mark on the stream, and a host time before it was recorded: it may be passed before that returns."""
+        """Note a mark on the stream, and a host time before it was recorded: the device may pass it before recording
+        returns.
+        """
         with self._lock:
             self._pending.append((mark, not_before_ns))
 
     def poll(self) -> None:
-        """Look which pending marks the device has passed. Does not block."""
+        """Check which pending marks the device has passed. Does not block."""
         with self._lock:
             while self._pending:
                 mark, not_passed_ns = self._pending[0]
@@ -95,9 +97,9 @@ class HostTimes:
                 self._latest_ns = min(self._latest_ns, seen_ns - since_ns)
 
     def bounds(self, mark: device.Event) -> tuple[int, int]:
-        """Host times in ns, as of ``now()``, between which the device passed a mark that is ready.
+        """Host times in ns, on the clock of ``now()``, between which the device passed a mark that is ready.
 
-        A ValueError if no mark of the stream was seen to be passed yet.
+        Raises ValueError if no mark of the stream was seen to pass yet.
         """
         if self._reference is None:
             raise ValueError("no mark of this stream was seen to be passed yet")
@@ -106,14 +108,14 @@ class HostTimes:
 
 
 class StepClock:
-    """Marks where steps begin and end: on the compute stream of an accelerator, else on the host.
+    """Marks the start and end of steps: on the compute stream of an accelerator, else on the host.
 
-    ``compute_stream`` is the current stream of the thread that made the clock; None on CPU.
+    ``compute_stream``: the current stream of the thread that created the clock; None on CPU.
     """
 
     def __init__(self) -> None:
-        # Only a process that already uses a device is timed on it. In a job that trains on the CPU, asking for the
-        # current stream would create a context, which takes some hundreds of MiB.
+        # Only a process that already uses a device is timed on it. In a CPU job, asking for the current stream would
+        # create a context, which takes hundreds of MiB.
         used = device.in_use()
         self.compute_stream = None if used is None else device.accelerator().current_stream(used)
         self._host_times = HostTimes()
@@ -125,7 +127,7 @@ class StepClock:
         return device.name(self.compute_stream.device)
 
     def mark(self) -> Mark:
-        """Leave a mark at this point of the compute stream; on CPU, of host time."""
+        """Set a mark at this point of the compute stream; on CPU, the host time."""
         if self.compute_stream is None:
             return now()
         before_ns = now()
@@ -141,7 +143,7 @@ class StepClock:
             self._host_times.poll()
 
     def host_bounds_ns(self, mark: Mark) -> tuple[int, int]:
-        """Host times in nanoseconds, as of ``now()``, between which a mark that is ready was passed."""
+        """Host times in ns, on the clock of ``now()``, between which a mark that is ready was passed."""
         if isinstance(mark, int):
             return mark, mark
         self.poll()

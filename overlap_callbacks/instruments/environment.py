@@ -1,4 +1,4 @@
-"""Reads what this process runs on: versions, devices, environment variables. Never raises, creates no CUDA context."""
+"""Reads this process's environment: versions, devices, variables. Never raises, creates no CUDA context."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 _AMD_DRIVER = Path("/sys/module/amdgpu/version")
 
-# Longest time in which the driver is waited for. A driver that hangs must not keep the report from coming.
+# Maximum wait for the driver: a driver that hangs must not block the report.
 _DRIVER_TIMEOUT_S = 5.0
 
 
 class EnvironmentReader:
-    """Reads the environment of this process once, on the first thread that asks: parts of it ask the driver.
+    """Reads the environment of this process once, on the first thread that asks: parts of it query the driver.
 
-    Make it on the training thread: other threads have a current device of their own. ``framework`` is name and version
-    of the adapter's; ``hide`` replaces names of hosts in texts, None to keep them.
+    Create it on the training thread: other threads have their own current device. ``framework``: the adapter's
+    framework and version. ``hide`` replaces host names in texts; None to keep them.
     """
 
     def __init__(self, framework: str = "", hide: Callable[[str], str] | None = None) -> None:
         self._framework = framework
         self._hide = hide
-        # As for step times: only a process that already uses a device trains on it.
+        # As for step times, only a process that already uses a device trains on it.
         self._device = device.in_use()
         self._lock = threading.Lock()
 
@@ -76,9 +76,9 @@ class EnvironmentReader:
 
 
 def hidden_names(own_host: str = "") -> HiddenNames:
-    """The names of this host and of rank 0's, as system and launcher have them, to be replaced by ``own_host``.
+    """The names of this host and of rank 0's, from system and launcher, to be replaced by ``own_host``.
 
-    By default, by the mark for which rank 0 puts the host's number.
+    The default is a mark that rank 0 replaces by the host's number.
     """
     own = [_or(str, platform.node), _or(str, socket.gethostname), *map(_variable, ("HOSTNAME", "SLURMD_NODENAME"))]
     instead = own_host or mark_of(_or(str, _host_id) or own[0])
@@ -90,7 +90,7 @@ def _variable(name: str) -> str:
 
 
 def _or(default: Callable[[], T], read: Callable[[], T]) -> T:
-    """What ``read`` returns; what ``default`` makes if it raises: a value that is not known is left out."""
+    """The result of ``read``, or of ``default`` if it raises: unknown values are left out."""
     try:
         return read()
     except Exception:
@@ -98,12 +98,12 @@ def _or(default: Callable[[], T], read: Callable[[], T]) -> T:
 
 
 def _host_id() -> str:
-    """Identifies the machine, whatever the containers on it are called; NCCL uses the same file."""
+    """Identifies the machine, whatever its containers are called; NCCL uses the same file."""
     return digest(_BOOT.read_text().strip())[:12]
 
 
 def cpu_list(cpus: Iterable[int]) -> str:
-    """CPUs as Linux writes them, e.g. ``0-3,8``."""
+    """CPU numbers in Linux notation, e.g. ``0-3,8``."""
     runs: list[list[int]] = []
     for cpu in sorted(cpus):
         if runs and cpu == runs[-1][1] + 1:
@@ -146,11 +146,11 @@ def _driver_version(hip: bool) -> str:
 
 
 def _within(timeout_s: float, read: Callable[[], T | None]) -> T | None:
-    """What ``read`` returns; None if it raises, or takes longer."""
+    """The result of ``read``; None if it raises or takes longer than ``timeout_s``."""
     worker = Worker("overlap-callbacks-environment", lambda error: None)
     try:
         return worker.ask(read, timeout_s)
-    except (NoAnswerError, QuestionFailedError, RuntimeError):  # of the last, the system has no more threads to give
+    except (NoAnswerError, QuestionFailedError, RuntimeError):  # RuntimeError: the system cannot start another thread
         return None
     finally:
         worker.close(0.1)

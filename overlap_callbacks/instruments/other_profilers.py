@@ -1,8 +1,8 @@
-"""Notices when somebody else's profiler is prepared or started, so that ours gives way to it.
+"""Detects when another profiler is prepared or started, so that the library's own session gives way.
 
-A process has one profiler. Where two meet, torch loses events, raises, or crashes: a profiler with a schedule is
-prepared some steps before it starts, and a session of ours in between undoes that. torch knows neither whose session it
-is nor that one is prepared, so its two functions are wrapped while a monitor measures.
+A process has one profiler. If two meet, torch loses events, raises, or crashes: a profiler with a schedule is prepared
+some steps before it starts, and a session in between undoes that. torch records neither who owns a session nor whether
+one is prepared, so its two functions are wrapped while a monitor measures.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ _torch_profiler: Any = torch.autograd.profiler
 
 
 def serves_a_daemon() -> bool:
-    """Whether Kineto takes requests for traces from a daemon (dynolog).
+    """Whether Kineto accepts trace requests from a daemon (dynolog).
 
-    Python cannot see when such a trace begins, and a session of ours within it leaves it empty.
+    Python cannot see when such a trace begins, and another session during it leaves it empty.
     """
     return "KINETO_USE_DAEMON" in os.environ
 
 
 class Yielding(Protocol):
-    """A session of ours, which another profiler can end."""
+    """A session of the library, which another profiler can end."""
 
     def give_way(self) -> None:
-        """End the session; on any thread."""
+        """End the session; callable from any thread."""
 
 
 class OtherProfilers:
-    """What is known of profilers that are not ours, which any thread may start.
+    """The state of other profilers, which any thread may start.
 
-    ``prepared`` is whether one is prepared and has not started yet.
+    ``prepared``: one is prepared and has not started yet.
     """
 
     def __init__(self) -> None:
         self.prepared = False
         self._lock = threading.RLock()
         self._num_watching = 0
-        self._restore: list[tuple[str, Any, Any]] = []  # name, torch's own function, the one around it
-        self._starting = 0  # the thread that starts a session of ours now
+        self._restore: list[tuple[str, Any, Any]] = []  # name, torch's own function, its wrapper
+        self._starting = 0  # the thread that is starting a session of the library
         self._ours: Yielding | None = None
-        self._disturbed = False  # a session of ours may have undone the preparation of one that was not seen
+        self._disturbed = False  # a session of the library may have undone an unseen preparation
 
     def watch(self) -> None:
-        """Begin to notice them. ``unwatch`` ends it, and must be called as often."""
+        """Start detecting. Each call needs a matching ``unwatch``."""
         with self._lock:
             self._num_watching += 1
             if self._num_watching == 1:
@@ -58,19 +58,19 @@ class OtherProfilers:
                 self._wrap("_enable_profiler", enable, self._around_enable(prepare, enable))
 
     def unwatch(self) -> None:
-        """Restore torch's functions with the last watcher."""
+        """Restore torch's functions when the last watcher leaves."""
         with self._lock:
             self._num_watching -= 1
             while not self._num_watching and self._restore:
                 name, function, around = self._restore.pop()
-                if getattr(_torch_profiler, name) is around:  # else somebody has put their own around it
+                if getattr(_torch_profiler, name) is around:  # otherwise somebody else has wrapped them since
                     setattr(_torch_profiler, name, function)
             if not self._num_watching:
                 self.prepared = self._disturbed = False
 
     @contextlib.contextmanager
     def starting(self, ours: Yielding) -> Iterator[None]:
-        """Around the start of a session of ours, which is ours from then on if nothing is raised."""
+        """Context for starting a session of the library, which owns it from then on unless an exception is raised."""
         self._starting = threading.get_ident()
         try:
             yield
@@ -80,14 +80,14 @@ class OtherProfilers:
             self._starting = 0
 
     def take_back(self, ours: Yielding) -> bool:
-        """Whether the session is still ours; then it is the caller's to end. True for one caller at most."""
+        """Whether the session is still the library's; if so, the caller must end it. True for one caller at most."""
         with self._lock:
             if self._ours is not ours:
                 return False
             self._ours = None
             return True
 
-    # -- in torch's functions
+    # -- wrappers of torch's functions
 
     def _wrap(self, name: str, function: Any, around: Any) -> None:
         self._restore.append((name, function, around))
@@ -111,9 +111,10 @@ class OtherProfilers:
                 return enable(*args, **kwargs)
             unprepared = self._disturbed and not self.prepared
             if self._have_ours_give_way():
-                _torch_profiler._run_on_profiler_start()  # the end of ours has taken the flag of theirs back
+                _torch_profiler._run_on_profiler_start()  # ending the library's session has cleared the other's flag
             if unprepared:
-                # It was prepared before we watched, and ours undid that. Unprepared, it would crash the process.
+                # Prepared before the watch began, then undone by the library's session. Unprepared, it would crash the
+                # process.
                 with contextlib.suppress(Exception):
                     prepare(*args[:2])
             self.prepared = self._disturbed = False
@@ -126,7 +127,7 @@ class OtherProfilers:
             ours, self._ours = self._ours, None
             if ours is None:
                 return False
-            with contextlib.suppress(Exception):  # whatever becomes of ours, theirs starts
+            with contextlib.suppress(Exception):  # the other profiler starts in any case
                 ours.give_way()
             return True
 

@@ -1,4 +1,4 @@
-"""Takes a live profile: one session of ``torch.profiler``, whose events become a table of kernels."""
+"""Takes a live profile: one session of ``torch.profiler``, whose events become a kernel table."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _torch_autograd: Any = torch.autograd
 _torch_profiler: Any = torch.autograd.profiler
 _UINT64 = 2**64 - 1
 
-# Events that are read without a pause, in about a millisecond, and the pause.
+# Number of events read between pauses, about a millisecond's worth, and the pause.
 _BURST = 512
 _PAUSE_S = 0.0005
 _ACTIVITY = operator.methodcaller("activity_type")
@@ -54,13 +54,13 @@ _START, _DURATION = operator.methodcaller("start_ns"), operator.methodcaller("du
 
 
 def _record_on_this_thread(record: bool) -> None:
-    """Whether operators of this thread, and of the threads of autograd that work for it, are recorded."""
+    """Set whether operators of this thread, and of autograd's threads on its behalf, are recorded."""
     _torch_autograd._enable_record_function(record)
 
 
-# Below half of Kineto's limit. A launch has two records, of some 270 bytes together.
+# Below half of Kineto's limit. A launch has two records, about 270 bytes together.
 _MOST_BYTES, _BYTES_A_RECORD = 64 * 2**20, 200
-# One step and its warm-up of each mode.
+# One step and its warm-up, in each mode.
 FIRST_STEPS = 4
 
 
@@ -68,7 +68,7 @@ def may_end_the_process(torch_version: str, cuda_version: str | None) -> bool:
     """Whether a profile that reaches Kineto's limit may end the process with SIGSEGV.
 
     Kineto of torch 2.13 denies CUPTI a buffer at its limit, and CUPTI before CUDA 12.9 crashes on that (from Kineto's
-    source and its issue 1275; not seen here). Later versions may have the mend, and are treated the same.
+    source and its issue 1275; not reproduced here). Later versions may have the fix, but are treated the same.
     """
     if cuda_version is None:
         return False
@@ -79,21 +79,22 @@ def may_end_the_process(torch_version: str, cuda_version: str | None) -> bool:
 def threads_hold_buffers(cuda_version: str | None) -> bool:
     """Whether each thread that calls CUDA holds one of CUPTI's buffers while the first profile of a process runs.
 
-    That is the default since CUDA 13, and Kineto sets it only as its first session ends. So in jobs with many process
-    groups, whose watchdogs call CUDA, the buffers of the first profile may be full at once (from Kineto's source).
+    This is the default since CUDA 13, and Kineto changes it only when its first session ends. So in jobs with many
+    process groups, whose watchdogs call CUDA, the buffers of the first profile may be full at once (from Kineto's
+    source).
     """
     return cuda_version is not None and int(cuda_version.partition(".")[0]) >= 13
 
 
 class RecordBound:
-    """How many steps one session may record so that it stays below Kineto's limit, where that must not be reached."""
+    """Limits the steps recorded by one session, so that it stays below Kineto's limit if reaching that is unsafe."""
 
     def __init__(self, *, applies: bool) -> None:
         self.applies = applies
         self._records_a_step = 0.0
 
     def learn(self, num_records: int, num_steps: int) -> None:
-        """Note what the steps of a session had."""
+        """Learn from a session how many records its steps had."""
         if num_steps:
             self._records_a_step = max(self._records_a_step, num_records / num_steps)
 
@@ -106,7 +107,7 @@ class RecordBound:
         return _MOST_BYTES / _BYTES_A_RECORD // self._records_a_step
 
 
-# Of this process: each window has a session of its own.
+# Shared by the process: each window has its own session.
 record_bound = RecordBound(applies=may_end_the_process(torch.__version__, torch.version.cuda))
 
 
@@ -114,7 +115,7 @@ class Profile:
     """One session of ``torch.profiler``, with minimal settings.
 
     On an accelerator it records only device activity (no operators, shapes or stacks); on CPU only operators. Steps are
-    identified by the host times of their bounds: the profiler's clock is aligned to the host's.
+    identified by their start and end in host time: the profiler's clock is aligned to the host's.
 
     Attributes:
         taken_over: whether the session ended because another profiler was prepared or started.
@@ -134,20 +135,20 @@ class Profile:
         self.bounds: list[tuple[int, int]] = []
         self._quiet_ns: list[int] = []
         self._step_start = 0
-        self._deaf = False  # the training thread records nothing now
+        self._deaf = False  # the training thread is not recording
         self.taken_over = False
         self.truncated = False
         self._ended_ns: int | None = None
 
     @staticmethod
     def available() -> bool:
-        """Whether no other profiler, such as one of the user's, runs in this process or is about to."""
-        # The first check knows all sessions of this thread; the second those of all threads, if begun in Python.
+        """Whether no other profiler, such as the user's, is running in this process or about to."""
+        # The first check covers all sessions of this thread; the second those of all threads, if started in Python.
         running = torch._C._autograd._profiler_enabled() or _torch_profiler._is_profiler_enabled
         return not (running or other_profilers.prepared)
 
     def start(self) -> None:
-        """Begin the session. Raises what torch's profiler raises; then it is as if there had been no session."""
+        """Begin the session. If torch's profiler raises, it is as if there had been no session."""
         assert self.session is not None
         other_profilers.watch()
         try:
@@ -159,21 +160,21 @@ class Profile:
             raise
 
     def begin_step(self, record: bool = True) -> None:
-        """Mark the start of a step. A profile of the CPU leaves its operators out unless ``record``.
+        """Mark the start of a step. Unless ``record``, a CPU profile leaves its operators out.
 
-        Each operator costs the training thread some 4 us when the session ends, and the reading thread some 2.
+        Each operator costs the training thread about 4 us when the session ends, and the reading thread about 2.
         """
-        # Once another profiler runs, nothing is left out: the operators are its own now.
+        # Once another profiler runs, leave nothing out: the operators are its own now.
         if not (record or self._on_cuda or self.taken_over):
             self._deaf = True
             _record_on_this_thread(False)
         self._step_start = time.time_ns()
 
     def end_step(self, quiet: bool = False) -> int:
-        """Mark the end of the step that began last. Returns its index among the recorded ones, -1 if it is none.
+        """Mark the end of the current step. Returns its index among the recorded ones, -1 if it is not one.
 
-        ``quiet``: every collective issued so far is complete. Then ranges of the host that end later are cut: Gloo
-        wakes those who wait for a collective before it ends the range, and its thread may lose its core.
+        ``quiet``: every collective issued so far is complete. Host ranges that end later are then cut: Gloo wakes the
+        waiting threads before it ends a collective's range, and its thread may lose its core.
         """
         end_ns = time.time_ns()
         if quiet:
@@ -190,9 +191,9 @@ class Profile:
         return self._on_cuda and len(self.bounds) >= record_bound.steps
 
     def stop(self) -> bool:
-        """End the session. Returns False if it had to end before, for another profiler.
+        """End the session. Returns False if it had to end earlier, for another profiler.
 
-        Raises what torch's profiler raises. The session has ended then too, and its events are lost.
+        If torch's profiler raises, the session has ended too, and its events are lost.
         """
         self._listen()
         if other_profilers.take_back(self):
@@ -203,7 +204,7 @@ class Profile:
         return not self.taken_over
 
     def give_way(self) -> None:
-        """End the session at once: another profiler starts. Its events are lost."""
+        """End the session at once, because another profiler starts. Its events are lost."""
         self.taken_over = True
         self._listen()
         try:
@@ -212,14 +213,14 @@ class Profile:
             other_profilers.unwatch()
 
     def _listen(self) -> None:
-        """Have the training thread record again, for whoever profiles. Another thread cannot."""
+        """Make the training thread record again, for other profilers. No other thread can."""
         if self._deaf and threading.get_native_id() == self._thread:
             _record_on_this_thread(True)  # before the flag: a signal handler may raise in between
             self._deaf = False
 
     def _end(self) -> None:
         assert self.session is not None
-        # Only a profile of the device sets the flag anew: that of a CPU would read that of an earlier session.
+        # Only a device profile sets the flag anew; a CPU profile would read an earlier session's.
         self.truncated = self._on_cuda and _kineto_stopped()
         try:
             self.session.stop()
@@ -227,7 +228,7 @@ class Profile:
             _forget_session()
             raise
         self._ended_ns = time.time_ns()
-        # What the device had yet to run when we asked first is recorded while the session stops.
+        # Work still queued on the device at the first check is recorded while the session stops.
         self.truncated = self.truncated or (self._on_cuda and _kineto_stopped())
 
     def kernels(self) -> KernelTable:
@@ -246,7 +247,7 @@ class Profile:
 
 
 def _forget_session() -> None:
-    """After torch's profiler raised: no profiler runs, though its flag in Python may still say so."""
+    """Clean up after torch's profiler raised: no profiler runs, but its flag in Python may still be set."""
     if not torch._C._autograd._profiler_enabled():
         _torch_profiler._is_profiler_enabled = False
 
@@ -260,15 +261,15 @@ def read_events(
     on_device: bool = False,
     ended_ns: int | None = None,
 ) -> KernelTable:
-    """Turn Kineto's events into a table of kernels, in short bursts: reading an event holds the interpreter.
+    """Turn Kineto's events into a kernel table, in short bursts: reading an event holds the interpreter.
 
     Args:
-        events: are taken out of the list: freeing all at once would take long too.
+        events: removed from the list as they are read: freeing all at once would take long too.
         bounds: host start and end of each profiled step, as of ``time.time_ns``.
         thread: native identifier of the training thread, whose operators are the compute of a CPU job.
         quiet_ns: ascending host times at which no collective was in flight; ranges of a CPU job are cut there.
-        ended_ns: when the session had ended, so that no kernel ends later; None if that is not known.
-        on_device: the profile is of a device. Without its kernels the table has no rows; else it is that of a CPU job.
+        ended_ns: end of the session, after which no kernel ends; None if not known.
+        on_device: the profile is of a device: without its kernels the table has no rows. False for a CPU job.
     """
     device, ranges, launches = _DeviceRows(), KernelTableBuilder(), _Launches()
     host = _HostOperators(thread)
@@ -301,18 +302,20 @@ def read_events(
 
 
 def _bursts(events: list[Any]) -> Iterator[list[Any]]:
-    """The events in order, some at a time; the other threads run in between. Empties the list."""
+    """The events in order, in bursts; other threads run in between. Empties the list."""
     events.reverse()
     while events:
         burst = events[: -_BURST - 1 : -1]
         del events[-_BURST:]
         yield burst
-        del burst  # before the others run
+        del burst  # before other threads run
         _let_others_run()
 
 
 def _let_others_run() -> None:
-    """Give the interpreter to whoever waits for it. Without it, a thread waits 5 ms each time that it wants it back."""
+    """Release the interpreter to waiting threads. Otherwise a thread waits 5 ms each time it wants the interpreter
+    back.
+    """
     time.sleep(_PAUSE_S)
 
 
@@ -330,7 +333,7 @@ def _add_times(rows: KernelTableBuilder, event: Any) -> None:
 class _HostOperators:
     """The operators of the training thread: many, so ``rows`` has only their names and times.
 
-    They are read by columns: the interpreter does nothing for each event but to call torch, four times.
+    They are read by columns: for each event the interpreter only makes four calls into torch.
     """
 
     def __init__(self, thread: int) -> None:
@@ -339,14 +342,14 @@ class _HostOperators:
         self.rows = KernelTableBuilder()
 
     def take(self, events: list[Any]) -> list[Any]:
-        """Append those that are operators by their name. Returns the others."""
-        texts = list(map(sys.intern, map(_NAME, events)))  # each event gives a new string
+        """Append the events that are operators by name. Returns the others."""
+        texts = list(map(sys.intern, map(_NAME, events)))  # each event returns a new string
         known = list(map(self._names.__getitem__, texts))
         self.add(list(itertools.compress(events, known)), list(itertools.compress(texts, known)))
         return list(itertools.compress(events, map(operator.not_, known)))
 
     def add(self, events: list[Any], texts: list[str]) -> None:
-        """Append operators, but for those of other threads."""
+        """Append operators of the training thread."""
         own = list(map(self._is_own, map(_THREAD, events)))
         if not all(own):
             events, texts = list(itertools.compress(events, own)), list(itertools.compress(texts, own))
@@ -357,14 +360,14 @@ class _HostOperators:
 
 
 class _OperatorNames(dict[str, bool]):
-    """Whether a name is that of torch's own operators, which need not be asked what else they are."""
+    """Whether a name is that of one of torch's own operators, which need no further checks."""
 
     def __missing__(self, name: str) -> bool:
         self[name] = known = name.startswith("aten::")
         return known
 
 
-# What a launch shape is read from. The rest of the metadata, such as the correlation number, differs in every event.
+# The part of the metadata with the launch shape. The rest, such as the correlation number, differs in every event.
 _SHAPE = re.compile(r'("(?:grid|block|registers per thread|shared memory|blocks per SM)"): *(\[[^\]]*\]|[^\s,}]+)')
 
 
@@ -373,11 +376,11 @@ def _no_device() -> int:
 
 
 class _DeviceRows:
-    """The kernels, copies and fills of a device, with the shapes of their launches."""
+    """The kernels, copies and fills of a device, with their launch shapes."""
 
     def __init__(self) -> None:
         self.rows = KernelTableBuilder()
-        self.number = array("q")  # of the device of each
+        self.number = array("q")  # device index of each
         self._shapes: dict[tuple[tuple[str, str], ...], LaunchShape | None] = {}
 
     def add(self, event: Any, kind: Kind) -> None:
@@ -387,7 +390,7 @@ class _DeviceRows:
         self.rows.label(kind, event.name(), event.correlation_id(), shape, lane=event.device_resource_id())
 
     def _launch_shape(self, event: Any) -> LaunchShape | None:
-        """How a kernel was launched; None before torch 2.10 or so, which does not say.
+        """A kernel's launch shape; None before about torch 2.10, which does not give it.
 
         The metadata is a fragment of JSON, without braces. Equal ones are parsed once.
         """
@@ -404,7 +407,7 @@ class _DeviceRows:
 
 
 class _Launches:
-    """The host's calls of the device's runtime and driver. There are several for each kernel."""
+    """The host's calls of the device's runtime and driver: several per kernel."""
 
     def __init__(self) -> None:
         self._correlation, self._time_ns, self._is_graph = array("Q"), array("q"), array("b")
@@ -426,9 +429,9 @@ class _Launches:
         return len(self._correlation)
 
     def of(self, wanted: npt.NDArray[np.uint64]) -> tuple[Indices, npt.NDArray[np.bool_]]:
-        """When the host launched each kernel, -1 if unknown, and whether the launch of a graph did; shape (n,) each.
+        """When the host launched each kernel, -1 if unknown, and whether a graph launch did; shape (n,) each.
 
-        ``wanted`` is the number that each kernel shares with its launch, 0 for none.
+        ``wanted``: the correlation number that each kernel shares with its launch, 0 for none.
         """
         launched_ns, from_graph = np.full(len(wanted), -1, dtype=np.int64), np.zeros(len(wanted), dtype=bool)
         if len(self):
@@ -441,7 +444,9 @@ class _Launches:
         return launched_ns, from_graph
 
     def lost_ns(self, of_kernels: npt.NDArray[np.uint64]) -> Indices:
-        """When the host launched the kernels that the profile lacks; ``of_kernels`` are the numbers of those it has."""
+        """When the host launched the kernels missing from the profile; ``of_kernels``: correlation numbers of those it
+        has.
+        """
         call, begun_ns = np.array(self._call, dtype=np.uint8), np.array(self._time_ns, dtype=np.int64)
         has_row = np.isin(np.array(self._correlation, dtype=np.uint64), of_kernels[of_kernels != 0])
         captures = (call == CAPTURE_BEGINS) | (call == CAPTURE_ENDS)
@@ -449,7 +454,7 @@ class _Launches:
             Intervals(begun_ns, np.array(self._end_ns, dtype=np.int64)), call, np.array(self._thread), has_row,
             captures_of(begun_ns[captures], call[captures] == CAPTURE_BEGINS),
         )  # fmt: skip
-        # A kernel without a number may be that of any launch.
+        # A kernel without a number may belong to any launch.
         is_sure = has_row.any() and len(found.launches) > int((of_kernels == 0).sum())
         return begun_ns[found.launches if is_sure else found.launches[:0]]
 
@@ -457,14 +462,14 @@ class _Launches:
 def _activities(events: list[Any]) -> list[str]:
     try:
         return list(map(_ACTIVITY, events))
-    except AttributeError:  # in older versions of torch
+    except AttributeError:  # older versions of torch
         return list(map(_activity, events))
 
 
 def _activity(event: Any) -> str:
     if hasattr(event, "activity_type"):
         return str(event.activity_type())
-    # In older versions of torch, Kineto's events have no activity, but a device and a name.
+    # In older versions of torch, Kineto's events have a device and a name but no activity.
     if event.device_type() == torch._C._autograd.DeviceType.CPU:
         if event.is_user_annotation():
             return "user_annotation"
@@ -475,18 +480,18 @@ def _activity(event: Any) -> str:
 
 
 def _kineto_stopped() -> bool:
-    """Whether Kineto stopped recording before its session was ended: the record of the device was full."""
+    """Whether Kineto stopped recording before its session ended: the buffer for device records was full."""
     stopped = getattr(torch.autograd, "_is_kineto_stopped", None)  # torch 2.13 and later
     return stopped is not None and bool(stopped())
 
 
 def _config(on_cuda: bool) -> Any:
-    """What the profiler records beyond the default."""
+    """The profiler's experimental settings."""
     make = torch._C._profiler._ExperimentalConfig
-    # By default the profiler follows one thread on CPU. Communication that escapes the gate is on other threads.
+    # By default the profiler follows one thread on CPU; communication that escapes the gate is on others.
     options: dict[str, Any] = {"profile_all_threads": not on_cuda}
     try:
-        # Without it, the events' metadata are empty: the shapes of the kernels' launches are in there.
+        # Without this the events' metadata, which hold the launch shapes, are empty.
         return make(**options, expose_kineto_event_metadata=True)
     except TypeError:  # torch 2.8
         return make(**options)

@@ -1,7 +1,7 @@
 """Reads power, energy and clocks of the device that trains. Never changes a limit, a clock or a mode of a device.
 
-``discovery.find_source`` gives the source of a device, or the reason why there is none. ``sampler.Sampler`` reads
-sources at regular times, on a thread of its own. ``meter.PowerMeter`` is what the monitor uses: it samples while a
+``discovery.find_source`` returns the source of a device, or the reason why there is none. ``sampler.Sampler`` reads
+sources at regular intervals, on its own thread. ``meter.PowerMeter`` is what the monitor uses: it samples while a
 window is open, and ``overlap_callbacks.analysis.power`` computes its figures.
 
 To read the device of this process for ten seconds::
@@ -19,12 +19,12 @@ To read the device of this process for ten seconds::
     print(sampler.readings().power_w)  # watts, shape (n,)
     sampler.close()
 
-This package exports what a source of your own needs: subclass ``PowerSource``, describe it in a ``SourceInfo``, and
-return a ``Reading`` from ``sample``. Importing the package loads neither torch nor a vendor's library.
+This package exports what a custom source needs: subclass ``PowerSource``, describe it in a ``SourceInfo``, and return a
+``Reading`` from ``sample``. Importing the package loads neither torch nor a vendor's library.
 
-A source raises ``PowerUnavailableError`` in its constructor: the device has no power to read; the message says what
-would help. In ``sample`` it raises ``PowerError`` for one read that failed (the sampler tries again for twenty
-seconds), or ``DeviceLostError`` for a device that is gone (the sampler gives it up at once).
+A source's constructor raises ``PowerUnavailableError`` if the device has no readable power; the message says what would
+help. ``sample`` raises ``PowerError`` for a single failed read (the sampler retries for twenty seconds), or
+``DeviceLostError`` for a device that is gone (the sampler gives up at once).
 """
 
 from overlap_callbacks.analysis.power.readings import Reading, Utilisation

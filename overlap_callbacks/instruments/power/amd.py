@@ -1,7 +1,7 @@
 """The power source of AMD GPUs, through AMD SMI (``amdsmi``).
 
 The Python package binds every function of its library when it is imported, and reads structures whose layout differs
-from version to version. So its faults end in one message that says what is missing, and implausible values in none.
+from version to version. So its errors become one message that says what is missing, and implausible values become None.
 """
 
 from __future__ import annotations
@@ -36,24 +36,25 @@ _INSTALL = (
     "pip install /opt/rocm/share/amd_smi, or pip install 'overlap-callbacks[amd]'"
 )
 
-# The counter is in the table of the firmware, which is refreshed every few milliseconds.
+# The counter is in the firmware's table, which is updated every few milliseconds.
 _ENERGY_LAG_S = 0.02
 
-# The firmware refreshes the counters of throttled time about this often, so a value may be this old.
+# The firmware updates the throttle-time counters about this often, so a value may be this old.
 _THROTTLE_LAG_NS = 100_000_000
-# How often they are read: a little sooner, since a tick may come slightly early.
+# Read interval: slightly shorter, since a tick may come slightly early.
 _THROTTLE_INTERVAL_S = 0.09
 
-# Releases of the package convert the library's units differently. Two reads in a row differ by less than these factors.
+# Releases of the package convert the library's units differently. Two consecutive reads differ by less than these
+# factors.
 _AGREE = (0.5, 2.0)
 
-# The keys of power, the best first.
+# The power keys, best first.
 _POWER_KEYS = {"current_socket_power": AMD_CURRENT, "socket_power": AMD_CURRENT, "average_socket_power": AMD_AVERAGE}
 
 _NOT_SUPPORTED = (2, 3, 34, 39, 40)  # not supported, not implemented, driver not loaded, no (or more) data
 _NO_SUCH_DEVICE = (20, 31, 51, 52)  # its files in /sys are gone
 
-# Columns of the table of metrics that count the time for which the device was throttled, and the reason of each.
+# Columns of the metrics table that count throttled time, and the reason for each.
 _RESIDENCIES = (
     ("ppt_residency_acc", "package_power_limit"),
     ("socket_thm_residency_acc", "socket_thermal"),
@@ -65,7 +66,7 @@ _COLUMNS = ("accumulation_counter", "throttle_status", *(name for name, _ in _RE
 
 
 class AmdSmiLibrary:
-    """AMD SMI, initialised: its module ``smi``, and ``notes`` that a reader of the figures must know.
+    """AMD SMI, initialised: its module ``smi``, and ``notes`` for readers of the figures.
 
     Raises:
         PowerUnavailableError: the package, its library or the driver is missing, or their versions do not match.
@@ -115,7 +116,7 @@ class AmdSmiLibrary:
                 self.smi.amdsmi_shut_down()
 
     def _compare_versions(self) -> tuple[str, ...]:
-        """A note if package and library differ in their major version: the layout of structures changes with it."""
+        """A note if package and library differ in their major version, which changes the layout of structures."""
         package = str(getattr(self.smi, "__version__", ""))
         try:
             version = self.smi.amdsmi_get_lib_version()
@@ -132,12 +133,12 @@ class AmdSmiLibrary:
 
 
 class AmdSource(GpuSource):
-    """Reads one AMD GPU, at a PCI address.
+    """Reads one AMD GPU, by PCI address.
 
-    A tick reads power, energy and the clock. The counters of throttled time are read ten times a second; the reading
-    says which time they cover. ``amdsmi_get_violation_status`` is not used: it sleeps for 100 ms.
+    A tick reads power, energy and the clock. The throttle-time counters are read ten times a second; the reading says
+    which time they cover. ``amdsmi_get_violation_status`` is not used: it sleeps for 100 ms.
 
-    Raises PowerUnavailableError as ``AmdSmiLibrary`` and its ``device`` do, or if the device has no power of its own.
+    Raises PowerUnavailableError like ``AmdSmiLibrary`` and its ``device``, or if the device has no power of its own.
     """
 
     def __init__(self, pci_bus_id: str, *, clock_ns: Clock = host_clock) -> None:
@@ -152,7 +153,7 @@ class AmdSource(GpuSource):
             self.device = library.device(pci_bus_id)
             partition = self._partition()
             if partition:
-                # Each partition may report the power of the whole socket: the first one speaks for all.
+                # Each partition may report the power of the whole socket: use the first.
                 pci_bus_id = f"{pci_bus_id[:-1]}0"
                 self.device = library.device(pci_bus_id)
             self._name = self._read_name()
@@ -206,7 +207,7 @@ class AmdSource(GpuSource):
     # -- power and energy
 
     def _find_power(self) -> tuple[str, Sensor]:
-        """How the device's power is read: its key, and its sensor."""
+        """The key of the device's power, and its sensor."""
         power = self._optional(self.smi.amdsmi_get_power_info) or {}
         for key, sensor in _POWER_KEYS.items():
             # A field that the device lacks is "N/A", all ones, or zero, which no device draws.
@@ -223,7 +224,9 @@ class AmdSource(GpuSource):
         return sane_w(self._entry(self._power_key, self.smi.amdsmi_get_power_info))
 
     def _entry(self, key: str, function: Any, *arguments: Any) -> Any:
-        """An entry of the dictionary that a call returns; None as for ``_optional``, and if it has none."""
+        """An entry of the dictionary that a call returns; None if the call fails as in ``_optional``, or has no such
+        entry.
+        """
         found = self._optional(function, *arguments)
         return None if found is None else found.get(key)
 
@@ -243,7 +246,7 @@ class AmdSource(GpuSource):
         return self._counter.read(value)
 
     def _partition(self) -> str:
-        """How the socket is partitioned, such as CPX; empty if it is one device, and if that is not known."""
+        """The socket's partition mode, such as CPX; empty if unpartitioned or unknown."""
         found = None
         with contextlib.suppress(AttributeError, PowerError):
             found = self._optional(self.smi.amdsmi_get_gpu_compute_partition)
@@ -255,16 +258,16 @@ class AmdSource(GpuSource):
     # -- the rest
 
     def _read_reasons(self) -> tuple[Reasons | None, int | None]:
-        """For which share of the time since the previous read each reason throttled the device, and when that was."""
+        """The share of time since the previous read that each reason throttled the device, and when that read was."""
         now = self._optional(self.read_counts, name="amdsmi_get_gpu_metrics_info")
         if now is None:
             return None, None
         if not now.get("accumulation_counter"):
-            status = now.get("throttle_status")  # before MI300: momentary bits, which differ from chip to chip
+            status = now.get("throttle_status")  # before MI300: momentary bits, which differ by chip
             return (frozenset({"throttled"} if status else ()) if status is not None else None), None
         before, since_ns = self._residencies, self._residencies_ns - _THROTTLE_LAG_NS
         elapsed = now["accumulation_counter"] - before.get("accumulation_counter", 0)
-        if before and not elapsed:  # the table was not refreshed
+        if before and not elapsed:  # the table was not updated
             return None, None
         self._residencies, self._residencies_ns = now, self._clock_ns()
         if not before or elapsed < 0:  # nothing to compare with, or the counters were reset
@@ -273,10 +276,10 @@ class AmdSource(GpuSource):
         return {word: min(1.0, share) for word, share in shares.items() if share > 0}, since_ns
 
     def read_counts(self, device: Any) -> dict[str, int]:
-        """The columns of ``_COLUMNS`` that the device's table of metrics has.
+        """The columns of ``_COLUMNS`` in the device's metrics table.
 
-        ``amdsmi_get_gpu_metrics_info`` makes a dictionary of all columns, which takes many times as long as the read.
-        So the package's structure is filled here directly, if the package has it.
+        ``amdsmi_get_gpu_metrics_info`` makes a dictionary of all columns, which takes many times longer than the read.
+        So this fills the package's structure directly, if the package has it.
         """
         try:
             wrapper = self.smi.amdsmi_interface.amdsmi_wrapper
@@ -306,7 +309,7 @@ class AmdSource(GpuSource):
         for kind in ("HOTSPOT", "EDGE"):
             value = self._optional(self.smi.amdsmi_get_temp_metric, kinds[kind], metrics.CURRENT)
             if isinstance(value, int) and value > 0:
-                return value / 1000 if value > 1000 else float(value)  # some releases give thousandths of a degree
+                return value / 1000 if value > 1000 else float(value)  # some releases return millidegrees
         return None
 
     def _read_name(self) -> str:
@@ -315,7 +318,7 @@ class AmdSource(GpuSource):
 
     def _identify(self, pci_bus_id: str) -> str:
         uuid = self._optional(self.smi.amdsmi_get_gpu_device_uuid)
-        # A PCI address identifies a device within its node only.
+        # A PCI address is unique only within its node.
         return str(uuid) if uuid and str(uuid) != "N/A" else f"{socket.gethostname()}/{pci_bus_id}"
 
     def _is_permanent(self, error: Any, name: str) -> bool:
@@ -330,10 +333,10 @@ class AmdSource(GpuSource):
 
 
 class AmdTick:
-    """Reads power, the energy counter, and the clock of the compute units, by as little Python code as possible.
+    """Reads power, the energy counter, and the compute units' clock, with as little Python code as possible.
 
-    The package checks its arguments and makes a dictionary of all that a call returns, which costs more than the call.
-    Here its structures are reused. An AttributeError: the package lacks them, or its functions take other arguments.
+    The package checks its arguments and makes a dictionary of each result, which costs more than the call. This reuses
+    its structures. Raises AttributeError if the package lacks them, or its functions take other arguments.
     """
 
     def __init__(self, smi: Any, device: Any, power_key: str) -> None:
@@ -342,7 +345,7 @@ class AmdTick:
         self._get_clock = wrapper.amdsmi_get_clock_info
         functions = self._get_power, self._get_energy, self._get_clock
         if [len(function.argtypes) for function in functions] != [2, 4, 3]:
-            raise AttributeError  # only ``of`` sees it
+            raise AttributeError  # caught by ``of``
         self._device = device
         self._key = power_key
         self._power, self._clock = wrapper.amdsmi_power_info_t(), wrapper.amdsmi_clk_info_t()
@@ -353,19 +356,19 @@ class AmdTick:
 
     @classmethod
     def of(cls, smi: Any, device: Any, power_key: str, power_w: float) -> AmdTick | None:
-        """A tick of the device; None if the package does not allow it, or gives another power than ``power_w``."""
+        """A tick of the device; None if the package does not allow it, or its power disagrees with ``power_w``."""
         try:
             tick = cls(smi, device, power_key)
             values = tick.read(lambda: 0)
-        except Exception:  # another version of the package may raise anything; the slow way remains
+        except Exception:  # other versions of the package may raise anything; the slow path remains
             return None
         return tick if values is not None and _AGREE[0] * power_w <= values[2] <= _AGREE[1] * power_w else None
 
     def read(self, clock_ns: Clock) -> tuple[int, int, float, int, float, int] | None:
         """Read the device now; None if any part failed.
 
-        Returns when the read of power and energy began and ended (ns), watts, the energy counter and microjoules per
-        count, and the clock of the compute units (MHz).
+        Returns when the read of power and energy began and ended (ns), watts, the energy counter, microjoules per
+        count, and the compute units' clock (MHz).
         """
         begin_ns = clock_ns()
         failed = self._get_power(self._device, self._power_at) or self._get_energy(self._device, *self._energy_at)
@@ -373,7 +376,7 @@ class AmdTick:
         if failed or self._get_clock(self._device, self._kind, self._clock_at):
             return None
         power_w = float(getattr(self._power, self._key))
-        if power_w > MAX_SANE_W:  # all ones, in any number of bits, means that the device lacks the value
+        if power_w > MAX_SANE_W:  # all ones, in any number of bits: the device lacks the value
             return None
         return begin_ns, end_ns, power_w, self._count.value, self._resolution_uj.value, self._clock.clk
 
@@ -393,5 +396,5 @@ def _generation(major: int) -> int:
 
 
 def amd_words(error: Exception) -> str:
-    """What AMD SMI says, on one line."""
+    """AMD SMI's error message, on one line."""
     return " ".join(str(error).split()) or type(error).__name__

@@ -1,7 +1,7 @@
-"""Identifies the devices that train, and finds the power source of each.
+"""Identifies the devices that train, and finds each one's power source.
 
-A device is found by its UUID or PCI address, never by its number: torch's numbers depend on ``CUDA_VISIBLE_DEVICES``
-and similar variables, and NVML and AMD SMI count in another order.
+A device is found by its UUID or PCI address, never by its index: torch's indices depend on ``CUDA_VISIBLE_DEVICES`` and
+similar variables, and NVML and AMD SMI use a different order.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ class DeviceIdentity:
     """Identifies a device.
 
     Attributes:
-        vendor: ``nvidia``, ``amd`` or ``cpu``; torch's type of device for an accelerator of another vendor.
+        vendor: ``nvidia``, ``amd`` or ``cpu``; torch's device type for another vendor's accelerator.
         uuid: with or without a prefix; empty if unknown.
         pci_bus_id: e.g. ``0000:3b:00.0``; empty if unknown.
-        name: the name that torch gives it.
+        name: its name in torch.
     """
 
     vendor: str
@@ -37,13 +37,13 @@ class DeviceIdentity:
 
 @dataclass(frozen=True)
 class NoPower:
-    """Why there is no power source for a device, in one line. Training and all other measurements go on."""
+    """Why a device has no power source, in one line. Training and all other measurements continue."""
 
     reason: str
 
 
 def identify(index: int | None = None) -> DeviceIdentity:
-    """The identity of a torch device: by default of the current one, or the CPU's if the process uses none.
+    """The identity of a torch device: by default the current one, or the CPU if the process uses none.
 
     Never creates a context.
     """
@@ -61,7 +61,7 @@ def identify(index: int | None = None) -> DeviceIdentity:
 
 
 def from_properties(properties: Any, *, hip: bool) -> DeviceIdentity:
-    """The identity of a device, from the properties that torch has, whose fields depend on its version."""
+    """The identity of a device, from torch's properties, whose fields depend on the version."""
     bus = getattr(properties, "pci_bus_id", None)
     pci_bus_id = ""
     if bus is not None:
@@ -79,8 +79,8 @@ def devices_to_read(per_node: bool) -> list[DeviceIdentity]:
     """The devices whose power this process reads: its own, by default.
 
     With ``per_node``, the first rank of a node reads all devices that the node's ranks use, and the others read none. A
-    node's ranks are those of one launcher: ``torchrun`` and similar ones set ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE``.
-    They use the first devices that each of them sees. A process that sees fewer devices than that reads its own.
+    node's ranks belong to one launcher: ``torchrun`` and similar ones set ``LOCAL_RANK`` and ``LOCAL_WORLD_SIZE``. They
+    use the first devices that each of them sees. A process that sees fewer devices than ranks reads its own.
     """
     own = identify()
     rank, size = os.environ.get("LOCAL_RANK", ""), os.environ.get("LOCAL_WORLD_SIZE", "")
@@ -93,7 +93,7 @@ def devices_to_read(per_node: bool) -> list[DeviceIdentity]:
     if device.count() < int(size):
         return [own]
     devices = [identify(index) for index in range(int(size))] if rank == "0" else []
-    # Partitions of one AMD socket have one PCI address: its sensor is read once.
+    # Partitions of one AMD socket share a PCI address: read its sensor once.
     by_place = {(of.vendor == AMD and of.pci_bus_id) or index: of for index, of in reversed([*enumerate(devices)])}
     return [*by_place.values()][::-1]
 
@@ -101,11 +101,11 @@ def devices_to_read(per_node: bool) -> list[DeviceIdentity]:
 def find_source(
     identity: DeviceIdentity, *, utilisation: bool = True, powercap: Path = POWERCAP
 ) -> PowerSource | NoPower:
-    """The power source of a device, or the reason why there is none. The CPU's counters never replace those of a GPU.
+    """The power source of a device, or the reason why there is none. CPU counters never stand in for a GPU's.
 
     Args:
         identity: of the device.
-        utilisation: whether to read how busy the parts of the device are too.
+        utilisation: whether to read the utilisation of the device's parts too.
         powercap: folder of the CPU's energy counters.
     """
     try:

@@ -1,7 +1,7 @@
-"""Measures the power of devices while a window is open; this is what the monitor uses.
+"""Measures the power of devices while a window is open, for the monitor.
 
-Finding a source loads a vendor's library, and stopping a sampler waits for a read. Both happen on a thread of the
-meter's own, so that nothing blocks the training thread.
+Finding a source loads a vendor's library, and stopping a sampler waits for a read. Both happen on the meter's own
+thread, so that nothing blocks the training thread.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Find = Callable[[DeviceIdentity], "PowerSource | NoPower"]
 
 @dataclass(frozen=True)
 class PowerOptions:
-    """The user's options of power measurement, checked: a TypeError or ValueError names the option.
+    """The user's power options, validated: a TypeError or ValueError names the option.
 
     Attributes:
         interval_s: time between readings; None for the source's own default.
@@ -44,7 +44,7 @@ class PowerOptions:
 
 @dataclass(frozen=True)
 class MeasuredPower:
-    """Power of one window on one rank: figures by device, and the first one's trace; empty without a source."""
+    """Power of one window on one rank: figures by device, and the first device's trace; empty without a source."""
 
     figures: tuple[DevicePower, ...] = ()
     trace: PowerTrace | None = None
@@ -55,7 +55,7 @@ class PowerMeter:
 
     Args:
         identities: the devices; empty if another process reads them.
-        options: what the user chose.
+        options: the user's options.
         tell: called on the meter's thread with one line that says why there is no power, or no more of it, and with
             whether the user would expect power on this device.
         find: makes a source; None for ``find_source``.
@@ -103,20 +103,20 @@ class PowerMeter:
         shown: Sequence[Segment] = (),
         phases: Sequence[StepPhases] = (),
     ) -> MeasuredPower:
-        """The power of a window that is closed.
+        """The power of a closed window.
 
         Args:
-            segments: the blocks that count.
+            segments: the counted blocks.
             since_ns: when the window opened, as of ``time.perf_counter_ns``.
-            long: long blocks. Power is theirs alone where the others do not give the watts of both modes: what these
-                would add is noise.
-            shown: all stretches of time in one mode, for the trace; empty for ``segments``.
+            long: long blocks. They alone give the power if the others do not give the watts of both modes, which would
+                then only add noise.
+            shown: all intervals of time in one mode, for the trace; empty for ``segments``.
             phases: when the first device computed and communicated, in its profiled steps.
         """
         sampler = self._sampler
         if sampler is None or not segments:
             return MeasuredPower()
-        # Ticks that were skipped and reads that failed since the last window.
+        # Ticks skipped and reads failed since the last window.
         before, self._told = self._told, (sampler.late, sampler.failed)
         late, failed = self._told[0] - before[0], self._told[1] - before[1]
 

@@ -1,8 +1,8 @@
 """The power source of NVIDIA GPUs, through NVML (``nvidia-ml-py``).
 
-Power is the field that NVML calls instantaneous if the driver has it, else the field for the 1 s average, else
-``nvmlDeviceGetPowerUsage``, whose meaning depends on the chip. A value that the device does not support, that the user
-may not read or that the driver fails to read is absent. Only a read without power and a lost device are errors.
+Power is NVML's instantaneous field if the driver has it, else the 1 s average field, else ``nvmlDeviceGetPowerUsage``,
+whose meaning depends on the chip. A value that the device does not support, that the user may not read or that the
+driver fails to read is absent. Only a read without power and a lost device are errors.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ _FIELD_AVERAGE = 185
 _FIELD_INSTANT = 186
 _SCOPE_GPU = 0
 
-# The energy counter is refreshed every 10 to 100 ms, depending on the device.
+# The energy counter is updated every 10 to 100 ms, depending on the device.
 _ENERGY_LAG_S = 0.1
 
 _NOT_SUPPORTED = 3
 _FUNCTION_NOT_FOUND = 13
 _GPU_IS_LOST = 15
-_VERSION_MISMATCH = 25  # the package knows another layout of the argument than the driver does
+_VERSION_MISMATCH = 25  # package and driver disagree on the layout of the argument
 
-# Errors after which a call need not be made again; other errors may pass.
+# Errors after which a call is not repeated; other errors may be temporary.
 _PERMANENT = (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _VERSION_MISMATCH)
 
 _LOST = "the GPU is lost: it fell off the bus, or its driver gave it up"
 
-# Reasons for the clock, by bit; older drivers call them throttle reasons and use the same bits.
+# Clock limit reasons, by bit; older drivers call them throttle reasons and use the same bits.
 _REASONS = (
     (0x001, "gpu_idle"),
     (0x002, "application_clocks"),
@@ -67,7 +67,7 @@ def _reasons_of(bits: int) -> frozenset[str]:
 
 
 class NvmlLibrary:
-    """NVML, initialised. Finds devices by UUID or PCI address, never by their number.
+    """NVML, initialised. Finds devices by UUID or PCI address, never by index.
 
     Raises PowerUnavailableError if the Python package, the driver's library or the driver is missing.
     """
@@ -89,8 +89,7 @@ class NvmlLibrary:
         self._open = True
 
     def device(self, uuid: str, pci_bus_id: str) -> Any:
-        """The handle of a device, by its UUID (with or without ``GPU-`` or ``MIG-``) or its PCI address; either may be
-        empty.
+        """The handle of a device, by UUID (with or without ``GPU-`` or ``MIG-``) or PCI address; either may be empty.
 
         Raises PowerUnavailableError if the device is a MIG instance, or NVML knows no such device.
         """
@@ -135,10 +134,10 @@ class NvmlLibrary:
 class NvmlSource(GpuSource):
     """Reads one NVIDIA GPU; with ``utilisation`` the GPM counters too, if the device has them (Hopper and newer).
 
-    A tick makes three driver calls: one for power and energy together, one for the SM clock, one for the reasons for
-    that clock. The processes on the device are never read: that call takes milliseconds.
+    A tick makes three driver calls: power and energy together, the SM clock, and the reasons for that clock. The
+    processes on the device are never read: that call takes milliseconds.
 
-    Raises PowerUnavailableError as ``NvmlLibrary`` and its ``device`` do, or if the device has no power sensor.
+    Raises PowerUnavailableError like ``NvmlLibrary`` and its ``device``, or if the device has no power sensor.
     """
 
     def __init__(
@@ -188,7 +187,7 @@ class NvmlSource(GpuSource):
     # -- power and energy
 
     def _find_power(self) -> tuple[int | None, Sensor]:
-        """How power is read: its field (None for ``nvmlDeviceGetPowerUsage``), and its sensor."""
+        """The field for power (None for ``nvmlDeviceGetPowerUsage``), and its sensor."""
         chip = self._chip()
         for field, sensor in ((_FIELD_INSTANT, nvidia_instant(*chip)), (_FIELD_AVERAGE, ONE_SECOND)):
             if field in self._optional_fields([field]):
@@ -198,15 +197,15 @@ class NvmlSource(GpuSource):
         return None, nvidia_usage(*chip)
 
     def _chip(self) -> tuple[int | None, bool]:
-        """NVML's number of the chip's architecture, and whether it is GA100 (A100, A800, A30)."""
+        """NVML's architecture number, and whether the chip is GA100 (A100, A800, A30)."""
         architecture = self._optional(self._nvml.nvmlDeviceGetArchitecture)
         pci = self._optional(self._nvml.nvmlDeviceGetPciInfo)
-        # The upper half of pciDeviceId is the chip: 0x20.. is GA100 in all its forms.
+        # The upper half of pciDeviceId is the chip: 0x20.. is GA100 in all its variants.
         is_ga100 = architecture == AMPERE and pci is not None and pci.pciDeviceId >> 24 == 0x20
         return architecture, is_ga100
 
     def _read_power_and_energy(self) -> tuple[float | None, float | None]:
-        """Watts and joules, in one call if the driver has fields for them; None for what it does not give now."""
+        """Watts and joules, in one call if the driver has fields for them; None for values not available now."""
         if self._power_field is not None:
             values = self._fields(self._tick_fields)
             power_mw = values.get(self._power_field)
@@ -223,7 +222,7 @@ class NvmlSource(GpuSource):
         return power_w, self._counter.read(energy_mj) if energy_mj is not None else None
 
     def _fields(self, fields: list[int]) -> dict[int, int]:
-        """The values of the fields that the device has, by field. Raises as ``sample``."""
+        """The values of the fields that the device has, by field. Raises like ``sample``."""
         call = self._nvml.nvmlDeviceGetFieldValues
         try:
             items = call(self.device, [(field, _SCOPE_GPU) for field in fields])
@@ -240,7 +239,7 @@ class NvmlSource(GpuSource):
         return values
 
     def _optional_fields(self, fields: list[int]) -> dict[int, int]:
-        """As ``_fields``, but empty if the call fails."""
+        """Like ``_fields``, but empty if the call fails."""
         try:
             return self._fields(fields)
         except DeviceLostError:
@@ -271,7 +270,7 @@ class NvmlSource(GpuSource):
         return str(self._optional(self._nvml.nvmlDeviceGetName) or "the GPU")
 
     def _optional_w(self, function: Callable[..., Any]) -> float | None:
-        """The watts of a call that gives milliwatts; see ``_optional``."""
+        """Watts from a call that returns milliwatts; see ``_optional``."""
         power_mw = self._optional(function)
         return sane_w(power_mw / 1e3) if power_mw is not None else None
 
@@ -282,7 +281,7 @@ class NvmlSource(GpuSource):
         return SlowValues(memory_clock_mhz, self._read_temperature_c(), self._optional_w(enforced_limit))
 
     def _read_temperature_c(self) -> float | None:
-        # The call without V is deprecated and will be removed with CUDA 14; drivers before CUDA 12.8 have no other.
+        # The call without V is deprecated and goes with CUDA 14; drivers before CUDA 12.8 have no other.
         nvml = self._nvml
         for name in ("nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"):
             function = getattr(nvml, name, None)
@@ -320,9 +319,9 @@ def _mig(device: str) -> str:
 
 
 def nvlink_devices(uuid: str, pci_bus_id: str) -> tuple[str, ...] | None:
-    """PCI addresses, e.g. ``0000:3b:00.0``, of the other GPUs of this host that a GPU reaches by NVLink.
+    """PCI addresses, e.g. ``0000:3b:00.0``, of the host's other GPUs that a GPU reaches by NVLink.
 
-    None if NVML is missing, does not know the GPU, or says nothing about one of its neighbours.
+    None if NVML is missing, does not know the GPU, or does not report one of its neighbours.
     """
     try:
         library = NvmlLibrary()
@@ -349,7 +348,7 @@ def nvlink_devices(uuid: str, pci_bus_id: str) -> tuple[str, ...] | None:
 
 
 def _address(nvml: Any, handle: Any) -> str:
-    """As torch has it: NVML writes the domain with eight digits, and in capitals."""
+    """The PCI address in torch's form: NVML writes the domain with eight digits, and in capitals."""
     bus_id = nvml.nvmlDeviceGetPciInfo(handle).busId
     text = (bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)).lower()
     domain, _, rest = text.partition(":")

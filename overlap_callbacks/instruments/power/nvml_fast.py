@@ -1,8 +1,8 @@
-"""The driver calls of one tick of an NVIDIA GPU, with arguments that are made once.
+"""The driver calls of one tick of an NVIDIA GPU, with preallocated arguments.
 
-Most of a tick's cost is Python code that is no longer in the CPU's caches. So a tick calls NVML through the library
+Most of a tick's cost is Python code that has dropped out of the CPU's caches. So a tick calls NVML through the library
 that ``nvidia-ml-py`` loaded, and reuses that package's structures. If anything is unexpected, ``NvmlSource`` reads
-again through the package's own functions, which say what is wrong.
+again through the package's own functions, which report what is wrong.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from overlap_callbacks.instruments.power.source import Clock
 FIELD_ENERGY = 83
 CLOCK_SM = 1
 
-# Member of NVML's union that holds a field's value, by the type that NVML gives. Power and energy are whole numbers.
+# The member of NVML's union with a field's value, by NVML's type number. Power and energy are integers.
 VALUE_NAMES = {1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
 
-# NVML needs some 100 ms between two samples. The limit is a little less: at 100 ms, every other tick would be too soon.
+# NVML needs about 100 ms between two samples. The limit is slightly lower: at 100 ms, every other tick would be too
+# early.
 _MIN_GAP_NS = 90_000_000
 
-# Number of each metric, the name of its field in ``Utilisation``, and the factor from NVML's unit (percent, or MiB/s).
+# Number of each metric, its field in ``Utilisation``, and the factor from NVML's unit (percent, or MiB/s).
 _PERCENT = 0.01
 _MIB_TO_GB = 2**20 / 1e9
 _METRICS = (
@@ -39,7 +40,7 @@ _METRICS = (
 class NvmlTick:
     """Reads power and energy in one call, then the SM clock, then the reasons for it.
 
-    An AttributeError: the package or the driver lacks what this needs.
+    Raises AttributeError if the package or the driver lacks what this needs.
     """
 
     def __init__(self, nvml: Any, device: Any, power_field: int) -> None:
@@ -58,18 +59,18 @@ class NvmlTick:
 
     @classmethod
     def of(cls, nvml: Any, device: Any, power_field: int) -> NvmlTick | None:
-        """A tick of the device; None if the package, the driver or the device does not allow the fast way."""
+        """A tick of the device; None if the package, the driver or the device does not allow the fast path."""
         try:
             tick = cls(nvml, device, power_field)
             return tick if tick.read(lambda: 0) is not None else None
-        except Exception:  # another version of the package may raise anything; the slow way remains
+        except Exception:  # other versions of the package may raise anything; the slow path remains
             return None
 
     def read(self, clock_ns: Clock) -> tuple[int, int, float, int, int, int] | None:
         """Read the device now; None if any part failed.
 
         Returns when the read of power and energy began and ended (ns), watts, the energy counter (mJ), the SM clock
-        (MHz), and the bits of the reasons for it.
+        (MHz), and its reason bits.
         """
         power, energy = self._power, self._energy
         begin_ns = clock_ns()
@@ -93,17 +94,17 @@ class NvmlTick:
 
 
 class GpmMeter:
-    """Reads how busy the parts of a GPU are, by GPU performance monitoring (GPM) of Hopper and newer.
+    """Reads the utilisation of a GPU's parts, by GPU performance monitoring (GPM) of Hopper and newer.
 
-    A figure is the difference between two samples of the device's counters. These are buffers of the driver and not
-    thread-safe: the thread that reads the source makes, reads and frees them.
+    A figure is the difference between two samples of the device's counters. The samples are buffers of the driver and
+    not thread-safe: the thread that reads the source creates, reads and frees them.
     """
 
     def __init__(self, nvml: Any, device: Any) -> None:
         self._nvml = nvml
         self._device = device
         self._last_ns: int | None = None
-        self._query = nvml.c_nvmlGpmMetricsGet_t()  # 23 KB: made once
+        self._query = nvml.c_nvmlGpmMetricsGet_t()  # 23 KB: allocated once
         self._query.version = nvml.NVML_GPM_METRICS_GET_VERSION
         self._query.numMetrics = len(_METRICS)
         self._items = []  # views of the query: they follow what the driver writes
@@ -124,7 +125,7 @@ class GpmMeter:
             return None
 
     def read(self, now_ns: int) -> Utilisation | None:
-        """How busy the device was since the previous call; None for the first, if it is too soon, and if GPM fails."""
+        """Utilisation since the previous call; None on the first, if it is too early, and if GPM fails."""
         if self._last_ns is not None and now_ns - self._last_ns < _MIN_GAP_NS:
             return None
         nvml = self._nvml

@@ -1,6 +1,6 @@
 """The power source of CPUs, through Linux's energy counters in ``/sys/class/powercap`` (RAPL: Intel, AMD from Zen on).
 
-Only whole packages are counted, and their memory on request. The zones ``psys`` and ``core`` overlap with packages.
+Counts whole packages, and on request their memory. The zones ``psys`` and ``core`` overlap with packages.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from overlap_callbacks.instruments.power.source import (
 
 POWERCAP = Path("/sys/class/powercap")
 
-# The counters are refreshed about every millisecond.
+# The counters are updated about every millisecond.
 _ENERGY_LAG_S = 0.001
 
 
@@ -39,10 +39,10 @@ class _Zone:
 
 
 class RaplSource(PowerSource):
-    """Reads all CPU packages of this machine as one device; with ``dram`` the memory's own zones too, if there are any.
+    """Reads all CPU packages of this machine as one device; with ``dram`` also the memory's own zones, if any.
 
-    Power is the mean since the previous reading, from the counters; the first reading has none. ``root`` is the folder
-    of the zones. Raises PowerUnavailableError if there are no packages, or their counters may not be read.
+    Power is the mean since the previous reading, from the counters; the first reading has none. ``root``: folder of the
+    zones. Raises PowerUnavailableError if there are no packages, or their counters are not readable.
     """
 
     def __init__(self, root: Path = POWERCAP, *, dram: bool = False, clock_ns: Clock = host_clock) -> None:
@@ -85,14 +85,14 @@ class RaplSource(PowerSource):
         return Reading(time_ns=time_ns, averaging_s=elapsed_s, power_w=power_w, energy_j=energy_j, limit_w=limit_w)
 
     def close(self) -> None:
-        """There is nothing to release."""
+        """Nothing to release."""
 
     def _read_limit_w(self) -> float | None:
         return _sum_w(self._limits, "constraint_0_power_limit_uw")
 
 
 def _find_zones(root: Path, dram: bool) -> list[_Zone]:
-    """The counters to add up. Raises as ``RaplSource``.
+    """The counters to add up. Raises like ``RaplSource``.
 
     Zones are called ``intel-rapl:N`` (on AMD too), their parts ``intel-rapl:N:M``. The packages appear a second time
     under ``intel-rapl-mmio``, which is ignored.
@@ -114,7 +114,7 @@ def _find_zones(root: Path, dram: bool) -> list[_Zone]:
             continue
         span_uj = _read(folder / "max_energy_range_uj")
         zones.append(_Zone(name, energy, EnergyCounter(tick_j=1e-6, counts=int(span_uj) if span_uj else None)))
-    if denied:  # the power of some packages would be taken for that of all
+    if denied:  # otherwise the power of some packages would pass for that of all
         raise PowerUnavailableError(
             f"no power of the CPU: {denied[0]} may be read by root only; to allow it: "
             f"sudo chmod a+r {root}/intel-rapl:*/energy_uj (until the next start of the machine)"
@@ -128,7 +128,7 @@ def _find_zones(root: Path, dram: bool) -> list[_Zone]:
 
 
 def _sum_w(folders: list[Path], name: str) -> float | None:
-    """The sum of a limit over packages, in watts; None if a package lacks the file, which has microwatts."""
+    """The sum of a limit over packages, in watts; None if a package lacks the file, which is in microwatts."""
     values = [_read(folder / name) for folder in folders]
     if not values or not all(value is not None and value.isdecimal() for value in values):
         return None

@@ -1,4 +1,4 @@
-"""Reads one power source or several at regular times, on one thread, and keeps the latest readings."""
+"""Reads one or more power sources at regular times, on one thread, and keeps the latest readings."""
 
 from __future__ import annotations
 
@@ -14,43 +14,43 @@ from overlap_callbacks import _validation
 from overlap_callbacks.analysis.power.readings import Reading, Readings
 from overlap_callbacks.instruments.power.source import Clock, DeviceLostError, PowerSource, host_clock
 
-# 20,000 readings are half an hour at 100 ms, and some 6 MB.
+# 20,000 readings are half an hour at 100 ms, and about 6 MB.
 _CAPACITY = 20_000
 
 MIN_INTERVAL_S = 0.001
 
 # Waits after consecutive failed reads, in seconds; the first two retries come at the next ticks. If the read after the
-# last wait fails too, the source is given up. A device of which a third of the reads fails is read on.
+# last wait fails too, the sampler gives up. A device that fails a third of its reads is still read.
 BACK_OFF_S = (0.0, 0.0, 0.1, 0.5, *[2.0] * 10)
 
 
 class Sampler:
     """Reads a source between ``start`` and ``stop``.
 
-    There is one tick in each interval of a fixed grid, at a random time of it: power that swings with the steps would
-    else be sampled in step with them. If a read is slow or the thread gets no CPU, the ticks that pass meanwhile are
-    skipped and counted. A failed read is retried after longer and longer waits, for twenty seconds. Then the source is
-    given up for good; a lost device at once.
+    Each interval of a fixed grid has one tick, at a random time within it: otherwise ticks could stay in phase with the
+    steps, and alias power that varies with them. If a read is slow or the thread gets no CPU, missed ticks are skipped
+    and counted. A failed read is retried with growing waits, for twenty seconds; then the sampler gives up for good. It
+    gives up on a lost device at once.
 
     Args:
-        source: what to read, or several sources to read at the same ticks. They belong to the sampler's thread from
+        source: a source, or several to read at the same ticks. They belong to the sampler's thread from
             ``start`` to ``stop``, and are given up together.
         interval_s: time between readings, at least 1 ms; None for the source's own default.
         idle_interval_s: time between readings after ``rest``; None to pause there.
-        capacity: number of readings that are kept per source; the oldest are dropped.
+        capacity: number of readings kept per source; the oldest are dropped.
         on_give_up: called once, on the sampler's thread, with a message for the user.
         on_tick: called on the sampler's thread before each reading.
         clock_ns: the clock of the ticks.
-        jitter: gives the part of an interval, from 0 to 1, after which its tick comes; None for a random one.
+        jitter: returns where in its interval a tick falls, from 0 to 1; None for random.
 
     Attributes:
         late: ticks that were skipped because a reading came more than one interval late.
         failed: reads that failed.
-        given_up: why the source was given up; empty as long as it is not.
+        given_up: why the source was given up; empty if it was not.
         cpu_s: CPU time of the sampler's thread in seconds, once it has stopped.
 
     Raises:
-        TypeError, ValueError: an interval or ``capacity`` is no number, or out of range.
+        TypeError, ValueError: an interval or ``capacity`` is not a number, or out of range.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class Sampler:
         self._on_give_up = on_give_up
         self._on_tick = on_tick
         self._clock_ns = clock_ns
-        # A generator of its own: training's random numbers stay as they are, and ranks tick apart.
+        # Its own generator: the job's random numbers are untouched, and ranks tick independently.
         self._jitter = random.Random(os.urandom(16)).random if jitter is None else jitter
         capacity = _validation.count("capacity", capacity, minimum=1)
         self._kept: list[deque[Reading]] = [deque(maxlen=capacity) for _ in self.sources]
@@ -98,7 +98,7 @@ class Sampler:
         if self.given_up:
             return False
         if self._thread is not None and self._thread.is_alive():
-            if self._stop.requested:  # its read has not returned yet, and two threads must not share a source
+            if self._stop.requested:  # its read has not returned, and two threads must not share a source
                 return False
             self._set_pace(self.interval_s)
             return True
@@ -131,7 +131,7 @@ class Sampler:
         return True
 
     def close(self, timeout_s: float = 1.0) -> bool:
-        """Stop, and close the sources. Returns False if a read hangs; then they stay open, since they are in use."""
+        """Stop, and close the sources. Returns False if a read hangs; the sources then stay open, still in use."""
         if not self.stop(timeout_s):
             return False
         for source in self.sources:
@@ -140,7 +140,7 @@ class Sampler:
 
     def readings(self, since_ns: int | None = None, source: int = 0) -> Readings:
         """The readings of a source, oldest first, from ``since_ns`` on (as of ``time.perf_counter_ns``)."""
-        kept = self._kept[source].copy()  # atomic, as the append on the sampler's thread is: no lock is needed
+        kept = self._kept[source].copy()  # atomic, like the append on the sampler's thread: no lock needed
         return Readings.of([r for r in kept if since_ns is None or r.time_ns >= since_ns])
 
     # -- on the sampler's thread
@@ -151,13 +151,13 @@ class Sampler:
 
     def _wake(self) -> None:
         """End the current wait, or the next one."""
-        with contextlib.suppress(RuntimeError):  # it was woken already
+        with contextlib.suppress(RuntimeError):  # already woken
             self._sleep.release()
 
     def _run(self, stop: _Stop) -> None:
         try:
             self._read_at_every_tick(stop)
-        except Exception as error:  # a fault of the sampler itself
+        except Exception as error:  # a bug in the sampler itself
             self._give_up(f"power is no longer measured: {type(error).__name__}: {error}")
         finally:
             self.cpu_s += time.thread_time()
@@ -168,11 +168,12 @@ class Sampler:
         reads = [(source.sample, kept.append) for source, kept in zip(self.sources, self._kept, strict=True)]
         failed = 0
         while not stop.requested:
-            pace_s = self._pace_s  # each rate has a grid of its own, which begins now
-            pace_ns, due_ns = round(pace_s * 1e9), clock_ns()  # due: where the interval of the next tick begins
+            pace_s = self._pace_s  # each rate has its own grid, which starts now
+            pace_ns, due_ns = round(pace_s * 1e9), clock_ns()  # due: start of the next tick's interval
             while True:
                 now_ns = clock_ns()
-                begun_ns = now_ns - due_ns if now_ns > due_ns else 0  # of the interval, which the last read took
+                # part of the interval already used by the last read
+                begun_ns = now_ns - due_ns if now_ns > due_ns else 0
                 left_ns = due_ns + begun_ns + int(jitter() * (pace_ns - begun_ns)) - now_ns
                 if woken(True, left_ns * 1e-9 if left_ns > 0 else 0):
                     break  # woken to stop, or to read at another rate
@@ -197,13 +198,13 @@ class Sampler:
                     continue
                 failed = 0
                 due_ns += pace_ns
-                passed = (clock_ns() - due_ns) // pace_ns  # whole intervals, whose ticks did not come
+                passed = (clock_ns() - due_ns) // pace_ns  # whole intervals without a tick
                 if passed > 0:
                     self.late += passed
                     due_ns += passed * pace_ns
 
     def _back_off(self, wait_s: float, stop: _Stop) -> None:
-        """Wait the whole time, even if the rate is changed meanwhile; a stop ends the wait."""
+        """Wait the full time, even if the rate changes meanwhile; a stop ends the wait."""
         end_ns = self._clock_ns() + round(wait_s * 1e9)
         while not stop.requested and (left_ns := end_ns - self._clock_ns()) > 0:
             self._sleep.acquire(timeout=left_ns / 1e9)
@@ -211,12 +212,12 @@ class Sampler:
     def _give_up(self, message: str) -> None:
         self.given_up = message
         if self._on_give_up is not None:
-            with contextlib.suppress(Exception):  # there is no one to handle it
+            with contextlib.suppress(Exception):  # nobody could handle it
                 self._on_give_up(message)
 
 
 class _Stop:
-    """Whether a thread was requested to stop. Reading an attribute at every tick is cheaper than asking an Event."""
+    """Whether a thread was asked to stop. Reading an attribute at every tick is cheaper than checking an Event."""
 
     __slots__ = ("requested",)
 
@@ -225,9 +226,9 @@ class _Stop:
 
 
 def check_intervals(interval_s: float | None, idle_interval_s: float | None, prefix: str = "") -> None:
-    """Refuse intervals between readings that are no numbers, too short, or shorter when idle; None for none given.
+    """Reject intervals that are not numbers, too short, or shorter when idle; None if not given.
 
-    ``prefix`` is that of the parameters' names in the message. Raises TypeError or ValueError.
+    ``prefix``: prepended to parameter names in the message. Raises TypeError or ValueError.
     """
     for name, value in (("interval_s", interval_s), ("idle_interval_s", idle_interval_s)):
         if value is not None and _validation.seconds(f"{prefix}{name}", value) < MIN_INTERVAL_S:

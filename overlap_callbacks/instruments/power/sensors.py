@@ -1,7 +1,7 @@
-"""How a power sensor averages and how late it is, by the chip and by what is read: one table, with its sources.
+"""Averaging time and delay of power sensors, by chip and by interface: one table, with its sources.
 
-A reading at a time ``t`` is of the time from ``t - clear`` to ``t``, in which the sensor's averaging window lies
-somewhere. So ``clear`` must lie between a change of mode and a reading that counts for the new mode.
+The averaging window of a reading at time ``t`` lies somewhere between ``t - clear`` and ``t``. So a reading counts for
+a mode only if it comes at least ``clear`` after the mode began.
 
 Sources, by number in the table:
 
@@ -14,7 +14,7 @@ Sources, by number in the table:
 3. ROCm/legacy-rocm-build issue 1649: the driver reads the firmware's table at most every millisecond. Over which time
    the firmware averages is not published.
 
-An unpublished delay is taken as 100 ms, an unpublished chip as the slowest of the others.
+An unpublished delay is assumed to be 100 ms, an unpublished chip to be like the slowest of the others.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from typing import NamedTuple
 
 from overlap_callbacks.instruments.power.source import AVERAGE_1_S, INSTANTANEOUS
 
-# The numbers of NVML's architectures; those that follow are taken to be like the last.
+# NVML's architecture numbers; later ones are assumed to be like the last.
 TURING, AMPERE, HOPPER = 6, 7, 9
 
 
 class Sensor(NamedTuple):
-    """What a reading of power is.
+    """Properties of a power sensor.
 
-    The time over which the sensor averages, the time between two values, how much later than it was taken a value can
-    be read, and the kind, as in ``SourceInfo``.
+    The averaging time, the time between two values, the delay until a value can be read, and the kind, as in
+    ``SourceInfo``.
     """
 
     window_s: float
@@ -41,22 +41,22 @@ class Sensor(NamedTuple):
 
     @property
     def clear_s(self) -> float:
-        """Time before a reading that it may be of."""
+        """Time before a reading that it may cover."""
         return self.window_s + self.renewed_s + self.late_s
 
 
-PART_TIME = Sensor(0.025, 0.1, 0.1)  # source 2: A100 and H100, 225 ms in all
-FULL_TIME = Sensor(0.1, 0.1, 0.1)  # source 2: chips that average over the time between two values
-ONE_SECOND = Sensor(1.0, 0.1, 0.1, AVERAGE_1_S)  # source 1; how often it is renewed: source 2
+PART_TIME = Sensor(0.025, 0.1, 0.1)  # source 2: A100 and H100, 225 ms in total
+FULL_TIME = Sensor(0.1, 0.1, 0.1)  # source 2: chips that average over the whole time between two values
+ONE_SECOND = Sensor(1.0, 0.1, 0.1, AVERAGE_1_S)  # source 1; update interval: source 2
 AMD_CURRENT = Sensor(0.02, 0.001, 0.1)  # source 3; the window is an assumption
-# Source 3; the window is an assumption, longer than any that was reported.
+# Source 3; the window is an assumption, longer than any reported one.
 AMD_AVERAGE = Sensor(1.0, 0.001, 0.1, "average, over a time that AMD does not publish")
 
 
 def nvidia_instant(architecture: int | None, is_ga100: bool) -> Sensor:
     """The sensor behind field 186, and behind ``nvmlDeviceGetPowerUsage`` where that is instantaneous.
 
-    ``architecture`` is NVML's number, if known; GA100 is the chip of A100, A800 and A30.
+    ``architecture``: NVML's number, if known; GA100 is the chip of A100, A800 and A30.
     """
     return PART_TIME if is_ga100 or architecture == HOPPER else FULL_TIME
 

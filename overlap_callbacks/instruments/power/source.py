@@ -1,4 +1,4 @@
-"""The interface of a power source, its errors, and what the sources of all vendors share."""
+"""The interface of a power source, its errors, and code shared by all vendors' sources."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ INSTANTANEOUS = "instantaneous"
 AVERAGE_1_S = "1 s average"
 MEAN_BETWEEN_READS = "mean between reads"
 
-# No accelerator and no CPU package draws as much. A larger figure is a wrong unit, or the mark of a missing value.
+# No accelerator and no CPU package draws this much. A larger figure is in a wrong unit, or marks a missing value.
 MAX_SANE_W = 10_000.0
 
-# How often values that change slowly are read: limits, temperature, the memory's clock.
+# Read interval of values that change slowly: limits, temperature, the memory clock.
 _SLOW_INTERVAL_S = 1.0
 
-# Some counters are narrower than the type that the library returns. If no width is stated, this one is tried.
+# Some counters are narrower than the type that the library returns. This width is tried if none is stated.
 _NARROW = 2**32
 
 
 class PowerError(Exception):
-    """A reading failed; the next one may not."""
+    """A reading failed; the next one may succeed."""
 
 
 class DeviceLostError(PowerError):
-    """The device is gone and does not come back in this process."""
+    """The device is gone and will not come back in this process."""
 
 
 class PowerUnavailableError(PowerError):
@@ -48,7 +48,7 @@ class PowerSource(ABC):
     One thread at a time makes, reads and closes a source.
 
     Attributes:
-        info: what the source reads, and what its figures mean. Set it in the constructor.
+        info: what the source reads and what its figures mean. Set it in the constructor.
     """
 
     info: SourceInfo
@@ -59,7 +59,7 @@ class PowerSource(ABC):
 
         Raises:
             DeviceLostError: the device is gone.
-            PowerError: this read failed; the next one may not.
+            PowerError: this read failed; the next one may succeed.
         """
 
     @abstractmethod
@@ -68,12 +68,12 @@ class PowerSource(ABC):
 
 
 class CachedRead(Generic[_Value]):
-    """Caches the result of a function, for values that change slowly and cost a driver call, for ``interval_s``."""
+    """Caches a function's result for ``interval_s``: for values that change slowly and cost a driver call."""
 
     def __init__(self, read: Callable[[], _Value], interval_s: float = _SLOW_INTERVAL_S) -> None:
         self._read = read
         self._interval_ns = int(interval_s * 1e9)
-        self._cached: tuple[int, _Value] | None = None  # when it was read, and the value
+        self._cached: tuple[int, _Value] | None = None  # read time and value
 
     def at(self, now_ns: int) -> _Value:
         """The value, read again if the cached one has expired at ``now_ns``."""
@@ -89,21 +89,23 @@ class CachedRead(Generic[_Value]):
 
 
 class EnergyCounter:
-    """Joules since the first read, from a device's counter, which wraps and may be reset.
+    """Joules since the first read, from a device counter, which wraps and may be reset.
 
-    ``tick_j`` is joules per count; ``counts`` after which the counter wraps to zero, None if the device does not say.
+    ``tick_j``: joules per count. ``counts``: the counter wraps to zero after this many; None if the device does not
+    say.
     """
 
     def __init__(self, tick_j: float, counts: int | None = None) -> None:
         self._tick_j = tick_j
         self._counts = counts
         self._last: int | None = None
-        self._total = 0  # in counts: whole numbers add up without rounding errors
+        self._total = 0  # in counts: integers add up without rounding errors
 
     def read(self, value: int) -> float | None:
         """Joules since the first read; None if the counter went back without having wrapped.
 
-        Then it was reset (the driver was reloaded, say) or is faulty, so the energy since the last read is unknown.
+        Then it was reset (for example, the driver was reloaded) or is faulty, so the energy since the last read is
+        unknown.
         """
         last, self._last = self._last, value
         if last is None:
@@ -119,7 +121,7 @@ class EnergyCounter:
 
 
 def _width(last: int, value: int) -> int | None:
-    """The width at which a counter of unknown width wrapped: it was close to that width, and is now close to zero."""
+    """The width at which a counter of unknown width wrapped: it was close to it, and is now close to zero."""
     margin = _NARROW // 16
     return _NARROW if _NARROW - margin <= last < _NARROW and value < margin else None
 
@@ -128,7 +130,7 @@ def _width(last: int, value: int) -> int | None:
 
 
 class SlowValues(NamedTuple):
-    """What changes slowly on a GPU and is therefore read once a second; None for what the device does not have."""
+    """Slowly changing values of a GPU, read once a second; None for those that the device lacks."""
 
     memory_clock_mhz: float | None
     temperature_c: float | None
@@ -136,7 +138,7 @@ class SlowValues(NamedTuple):
 
 
 class GpuValues(NamedTuple):
-    """What one tick reads of a GPU, as in ``Reading``, and when the read of power and energy began and ended."""
+    """The values of one tick of a GPU, as in ``Reading``, and when the read of power and energy began and ended."""
 
     begin_ns: int
     end_ns: int
@@ -153,11 +155,11 @@ class _Library(Protocol):
 
 
 class GpuSource(PowerSource):
-    """Reads one GPU through its vendor's library: by a fast way if there is one, else by the library's own functions.
+    """Reads one GPU through its vendor's library: by a fast path if there is one, else by the library's own functions.
 
     A call that the device does not support is made once; its value is absent in the readings. Memory clock, limit and
-    temperature are read once a second. ``device`` is the library's handle of the device, ``tick`` the fast way to read
-    it; None if the driver or the package does not allow that. The library is closed with the source.
+    temperature are read once a second. ``device``: the library's handle. ``tick``: the fast path; None if the driver or
+    the package does not allow it. The library is closed with the source.
     """
 
     device: Any
@@ -171,7 +173,7 @@ class GpuSource(PowerSource):
 
     @contextlib.contextmanager
     def _opening(self) -> Iterator[None]:
-        """Around the first reads of a device: closes the library if one of them fails."""
+        """Context for the first reads of a device: closes the library if one fails."""
         try:
             yield
         except Exception as error:
@@ -182,13 +184,13 @@ class GpuSource(PowerSource):
 
     def sample(self) -> Reading:
         values = self._read_fast() if self.tick is not None else None
-        if values is None:  # read again, through the functions that say what is wrong
+        if values is None:  # read again, through the functions that report what is wrong
             num_unsupported = len(self._unsupported)
             values = self._read_slowly()
-            if len(self._unsupported) > num_unsupported:  # the fast way, which reads everything, would fail again
+            if len(self._unsupported) > num_unsupported:  # the fast path, which reads everything, would fail again
                 self.tick = None
         slow = self._slow.at(values.begin_ns)
-        values = self._with_counts(values)  # last: where another read fails, no count is lost
+        values = self._with_counts(values)  # last: if another read fails, no count is lost
         return Reading(
             time_ns=(values.begin_ns + values.end_ns) // 2,
             averaging_s=self.info.averaging_s or 0.0,
@@ -212,20 +214,20 @@ class GpuSource(PowerSource):
 
     @abstractmethod
     def _read_slowly(self) -> GpuValues:
-        """The values, by the library's own functions. Raises as ``sample``."""
+        """The values, by the library's own functions. Raises like ``sample``."""
 
     @abstractmethod
     def _with_counts(self, values: GpuValues) -> GpuValues:
-        """The values, with what the device counted since the last reading, where that is due."""
+        """Add the device's counts since the last reading, if due."""
 
     @abstractmethod
     def _read_slow_values(self) -> SlowValues:
-        """What is read once a second."""
+        """The values that are read once a second."""
 
     def _optional(self, function: Callable[..., Any], *arguments: Any, name: str = "") -> Any:
-        """The result of a call for this device; None if it fails, or has failed for good before.
+        """The result of a call for this device; None if it fails, or has failed permanently before.
 
-        Errors call the function ``name``, or by its own name. Raises as ``_is_permanent``.
+        ``name`` is the call's name in error messages; by default its own. Raises like ``_is_permanent``.
         """
         if self._unsupported and (function, *arguments) in self._unsupported:
             return None
@@ -238,9 +240,9 @@ class GpuSource(PowerSource):
 
     @abstractmethod
     def _is_permanent(self, error: Exception, name: str) -> bool:
-        """Whether a call that failed need not be made again.
+        """Whether a failed call need not be made again.
 
-        Raises DeviceLostError if the device is gone, PowerError for an error that is not to be passed over.
+        Raises DeviceLostError if the device is gone, PowerError for an error that must not be ignored.
         """
 
 
