@@ -259,5 +259,5 @@ def set_random_state(device: torch.device, state: torch.Tensor) -> None:
 
 
 def _module(kind: str) -> Any:
-    """torch's module for a device type; None if there is none."""
+    """The torch module of a device type; None if there is none."""
     return getattr(torch, kind, None)
