@@ -41,7 +41,7 @@ _HOMES = {
     "monitor.schedule": ("Part", "Plan", "Schedule"),
     "sinks": ("JsonlSink", "Sink", "WandbSink"),
 }
-# Modules that users reach through the package, wherever they stand.
+# Modules that users reach through the package, wherever they are.
 _MODULES = {
     "arms": "gate.arms",
     "dimensions": "analysis.dimension_rules",

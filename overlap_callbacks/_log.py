@@ -1,4 +1,4 @@
-"""The library's messages. Log handlers, filters and stderr are the user's, and may fail: what fails there ends here."""
+"""The library's messages. Log handlers, filters and stderr are the user's, and may fail; such failures end here."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 
 
 class GuardedLogger:
-    """Like a logger, whose handlers and filters are the user's, but nothing is raised."""
+    """Like a logger, but never raises: its handlers and filters are the user's."""
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger
         self._hide: Callable[[str], str] | None = None
 
     def hide(self, change: Callable[[str], str]) -> None:
-        """Pass every message, and every traceback, through ``change`` from here on."""
+        """Pass every message and traceback through ``change`` from now on."""
         self._hide = change
 
     def warning(self, message: str, *args: object, **options: Any) -> None:
-        """Warn. Where a handler raises, the message goes to stderr: it must not be lost."""
+        """Warn. If a handler raises, the message goes to stderr, so that it is not lost."""
         try:
             message, args, options = self._hidden(message, args, options)
             self._logger.warning(message, *args, stacklevel=2, **options)
@@ -58,12 +58,12 @@ class GuardedLogger:
 
     @property
     def is_configured(self) -> bool:
-        """Whether the user has said where messages go."""
+        """Whether the user has configured where messages go."""
         return bool(logging.getLogger().handlers or self._logger.handlers)
 
 
 def to_stderr(message: str) -> None:
-    """Print to stderr. Where it is closed, or what it leads to is full, the message is lost."""
+    """Print to stderr. If it is closed or full, the message is lost."""
     with contextlib.suppress(Exception):
         print(message, file=sys.stderr)
 

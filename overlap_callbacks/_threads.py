@@ -1,7 +1,7 @@
-"""Threads of our own, for work that must not be done on the training thread.
+"""The library's threads, for work that must not run on the training thread.
 
-Each is a daemon with a bounded queue. The job waits for it at most for a time that the job gives, the interpreter not
-at all (``concurrent.futures`` would join its threads at exit, without a timeout).
+Each is a daemon with a bounded queue. The job waits for it only for a limited time, the interpreter not at all
+(``concurrent.futures`` would join its threads at exit, without a timeout).
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ _STOP = None
 
 
 class ThreadExitError(RuntimeError):
-    """A task raised what ends a thread or a process (``SystemExit``, ``KeyboardInterrupt``). It ends neither here."""
+    """A task raised ``SystemExit`` or ``KeyboardInterrupt``, which on these threads ends neither thread nor process."""
 
 
 class NoAnswerError(Exception):
-    """A question has no answer yet."""
+    """A question was not answered in time."""
 
 
 class QuestionFailedError(Exception):
-    """A question raised an error, which is this one's cause."""
+    """A question raised an error, which is the cause of this one."""
 
 
 T = TypeVar("T")
 
 
 class Worker:
-    """Runs tasks one after the other, on one thread that starts with the first task; at most ``capacity`` may wait.
+    """Runs tasks in order, on one thread that starts with the first task; at most ``capacity`` may wait.
 
-    ``on_error`` is called with what a task raised, on the worker's thread.
+    ``on_error`` is called on the worker's thread with each exception of a task.
     """
 
     def __init__(self, name: str, on_error: Callable[[Exception], None], capacity: int = 1024) -> None:
@@ -48,9 +48,9 @@ class Worker:
         return self._thread is not None
 
     def submit(self, task: Callable[[], object], timeout_s: float = 0.0) -> bool:
-        """Run ``task`` later. Returns False, and drops it, if too many tasks wait already, and do so for ``timeout_s``.
+        """Run ``task`` later. Returns False, and drops it, if the queue is full and stays so for ``timeout_s``.
 
-        A RuntimeError if the system has no more threads to give.
+        Raises RuntimeError if the system cannot start another thread.
         """
         if self._thread is None:
             thread = threading.Thread(target=self._run, name=self._name, daemon=True)
@@ -63,10 +63,11 @@ class Worker:
         return True
 
     def ask(self, question: Callable[[], T], timeout_s: float) -> T:
-        """What ``question`` returns, on the worker's thread. Without an answer in time, it may still be under way.
+        """Call ``question`` on the worker's thread and return its result. Without an answer in time, it may still be
+        running.
 
-        Raises NoAnswerError if there is none within ``timeout_s``, QuestionFailedError from what ``question`` raised,
-        or RuntimeError if the system has no more threads to give.
+        Raises NoAnswerError if there is no answer within ``timeout_s``, QuestionFailedError if ``question`` raised, and
+        RuntimeError if the system cannot start another thread.
         """
         answers: queue.SimpleQueue[tuple[T] | Exception] = queue.SimpleQueue()
 
@@ -86,9 +87,9 @@ class Worker:
         return answer[0]
 
     def close(self, timeout_s: float) -> bool:
-        """Run the tasks that wait, then end the thread.
+        """Run the waiting tasks, then end the thread.
 
-        Returns False if that takes longer than ``timeout_s``. The thread goes on then, and ``close`` may be called
+        Returns False if that takes longer than ``timeout_s``. The thread then continues, and ``close`` may be called
         again.
         """
         if self._thread is None:
@@ -112,11 +113,11 @@ class Worker:
                 task()
             except BaseException as error:
                 self._on_error(as_exception(error))
-            del task  # else the last task would keep its window alive until the next one comes
+            del task  # otherwise the last task would keep its window alive until the next one
 
 
 def as_exception(error: BaseException) -> Exception:
-    """What a task raised, as an error that can be told. On threads of ours, no task may end the thread or the job."""
+    """The exception of a task, as a reportable error: no task may end the library's threads or the job."""
     if isinstance(error, Exception):
         return error
     told = ThreadExitError(f"raised {type(error).__name__}({error})")
@@ -130,13 +131,13 @@ class DetachedWorker:
     Args:
         name: of the thread.
         patience_s: maximum time ``do`` blocks. While earlier work is still stalled it does not block at all.
-        capacity: maximum number of pieces of work that wait; more are dropped and counted in ``dropped``.
+        capacity: maximum number of waiting calls; further ones are dropped and counted in ``dropped``.
     """
 
     def __init__(self, name: str, *, patience_s: float, capacity: int = 1000) -> None:
         self._worker = Worker(name, self._keep_error, capacity)
         self._patience_s = patience_s
-        self._last = threading.Event()  # of the work that came last: whether it is done
+        self._last = threading.Event()  # set when the latest work is done
         self._last.set()
         self._error: Exception | None = None
         self.dropped = 0
@@ -144,7 +145,7 @@ class DetachedWorker:
     def do(self, work: Callable[[], None]) -> bool:
         """Run ``work``, and wait for it. Returns False if it is not done yet.
 
-        Raises what it raised, or what earlier work raised after its own call of ``do`` had returned.
+        Raises its exception, or one of earlier work that came after its own call of ``do`` had returned.
         """
         self._raise_error()
         earlier, done = self._last, self._submit(work)
@@ -155,15 +156,15 @@ class DetachedWorker:
         return finished
 
     def close(self, last: Callable[[], None], timeout_s: float) -> bool:
-        """Run ``last``, then end the thread. Returns False, and leaves the thread behind, if that takes too long.
+        """Run ``last``, then end the thread. Returns False, and abandons the thread, if that takes too long.
 
-        Raises what any work raised that no call has raised yet.
+        Raises any exception of earlier work that was not raised yet.
         """
         if not self._worker.started:
-            last()  # and start no thread, which an interpreter that is ending would refuse
+            last()  # without a new thread, which an exiting interpreter would refuse
             return True
         deadline = time.monotonic() + timeout_s
-        if self._submit(last, max(0.0, timeout_s)) is None:  # no place came free
+        if self._submit(last, max(0.0, timeout_s)) is None:  # no slot became free
             return False
         ended = self._worker.close(max(0.0, deadline - time.monotonic()))
         self._raise_error()

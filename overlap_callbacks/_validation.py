@@ -1,6 +1,6 @@
-"""Checks of what a user passes in. Every message names the parameter, what was given and what is allowed.
+"""Checks of the user's arguments. Every message names the parameter, the value and what is allowed.
 
-All raise TypeError for another type, ValueError for a value that is out of range or not among those allowed.
+All raise TypeError for a wrong type, ValueError for a value that is out of range or not among those allowed.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import Any
 
 
 def count(name: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:
-    """Return ``value`` as an int of at least ``minimum`` and, where it is given, at most ``maximum``.
+    """Return ``value`` as an int of at least ``minimum`` and at most ``maximum``, if given.
 
-    Booleans and floats are refused: ``repeats=True`` and ``repeats=2.0`` are mistakes, not counts. Integer types of
-    other libraries (``numpy.int64``) pass.
+    Rejects booleans and floats: ``repeats=True`` and ``repeats=2.0`` are mistakes, not counts. Accepts integer types of
+    other libraries (``numpy.int64``).
     """
-    # NumPy before 2.3 and torch take their booleans for indices. Their dtype tells, without an import of either.
+    # NumPy before 2.3 and torch accept their booleans as indices. Their dtype reveals them, without importing either.
     is_boolean = isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
     try:
         if is_boolean:
@@ -72,7 +72,7 @@ def _finite(name: str, value: Any, what: str, *, zero: bool = False) -> float:
 
 
 def _real(name: str, value: Any, allowed: str) -> float:
-    # NumPy's numbers pass, because they are registered with numbers.Real. Booleans are integers to Python, but mistakes
+    # NumPy's numbers pass because they are registered with numbers.Real. Booleans are integers in Python, but mistakes
     # here.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be {allowed}, got {value!r} (a {type(value).__name__})")

@@ -1,6 +1,6 @@
-"""The command ``overlap``: its group, which loads the module of a command when the command is used.
+"""The command ``overlap``: a group that loads a command's module when the command is used.
 
-A quick start and a quick end: what a command loads is never looked through for garbage.
+Starts and ends quickly: what a command loads is never scanned by the garbage collector.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def loading() -> Iterator[None]:
-    """Load modules in this context without looking for garbage: none of what they make is, and looking takes long.
+    """Load modules without garbage collection: nothing that they create is garbage, and scanning takes long.
 
-    Three hundred modules make some thirty thousand objects. The collector would look at the new ones some sixty times
-    while they load, and at all of them when the process ends.
+    Three hundred modules create some thirty thousand objects. The collector would scan the new ones some sixty times
+    while they load, and all of them when the process ends.
     """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if not gc.get_freeze_count():  # else somebody has put objects aside, which stay there
+        if not gc.get_freeze_count():  # otherwise the caller has frozen objects, which must stay frozen
             gc.freeze()
-            gc.unfreeze()  # into the oldest generation, unseen: they are looked at again when there is much new garbage
+            gc.unfreeze()  # moves them into the oldest generation, which is scanned only when there is much new garbage
         if was_enabled:
             gc.enable()
 
 
 def end_quickly() -> None:
-    """Let the process end without a last look for garbage among all objects: its memory is freed as a whole.
+    """Let the process end without a final garbage collection: its memory is freed as a whole.
 
-    Only for commands after which nothing in a cycle of references waits for its finalizer.
+    Only for commands after which no object in a reference cycle needs its finalizer.
     """
     atexit.unregister(gc.freeze)
     atexit.register(gc.freeze)
@@ -49,7 +49,7 @@ with loading():
 
 __all__ = ["main"]
 
-# The module of each command, in this package, and the function in it.
+# The module of each command in this package, and its function.
 _COMMANDS = {
     "analyze": ("traces", "analyze"),
     "bench": ("bench", "command"),

@@ -1,4 +1,4 @@
-"""Options that several commands of ``overlap`` share, and what they do."""
+"""Options shared by several commands of ``overlap``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def with_options(*options: Callable[[Any], Any]) -> Callable[[_Function], _Function]:
-    """A decorator that adds options to a command; its help lists them in this order."""
+    """A decorator that adds options to a command, in the order of its help."""
 
     def add(function: _Function) -> _Function:
         for option in reversed(options):
@@ -25,7 +25,7 @@ def with_options(*options: Callable[[Any], Any]) -> Callable[[_Function], _Funct
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 
-# Of a command that shows a traffic matrix.
+# Options of commands that show a traffic matrix.
 matrix_options = with_options(
     click.option(
         "--by", type=click.Choice(["rank", "host", "stage"]), default=None,
@@ -51,17 +51,17 @@ matrix_options = with_options(
         "--png", type=click.Path(path_type=Path, dir_okay=False), help="The same as pixels; needs matplotlib."
     ),
 )  # fmt: skip
-# Their names as parameters of a command.
+# Their parameter names.
 MATRIX_PARAMETERS = ("by", "order", "algorithm", "mapping", "ranks_per_host", "svg", "png")
 
 
 def words(text: str | None) -> tuple[str, ...]:
-    """The parts of an option's value between its commas."""
+    """The comma-separated parts of an option's value."""
     return tuple([part.strip() for part in (text or "").split(",") if part.strip()])
 
 
 def whole_numbers(text: str | None, option: str) -> tuple[int, ...]:
-    """The numbers of an option's value between its commas, or a ``ValueError`` that names the option."""
+    """The comma-separated numbers of an option's value; raises a ``ValueError`` that names the option."""
     try:
         return tuple([int(part) for part in words(text)])
     except ValueError:
@@ -69,7 +69,7 @@ def whole_numbers(text: str | None, option: str) -> tuple[int, ...]:
 
 
 def caps(text: str | None, option: str) -> tuple[float | None, ...]:
-    """The caps of an option's value between its commas; None for ``none``.
+    """The comma-separated caps of an option's value; None for ``none``.
 
     Raises:
         ValueError: one is neither ``none`` nor a number above 0; the message names the option.
@@ -97,13 +97,13 @@ clock_cap_option = click.option(
 
 
 def is_given(name: str) -> bool:
-    """Whether the user wrote a parameter of the command under way on the command line."""
+    """Whether the user gave this parameter of the current command on the command line."""
     source = click.get_current_context().get_parameter_source(name)
     return source is click.core.ParameterSource.COMMANDLINE
 
 
 def refuse_with_resume(allowed: Sequence[str]) -> None:
-    """Raise a ``ValueError`` that names the options given with ``--resume``, other than the parameters allowed."""
+    """Raise a ``ValueError`` if ``--resume`` comes with parameters other than those allowed; it names their options."""
     parameters = click.get_current_context().command.params
     others = [one.opts[-1] for one in parameters if one.name not in allowed and is_given(one.name or "")]
     if others:

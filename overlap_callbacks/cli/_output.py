@@ -1,4 +1,4 @@
-"""What commands read and write: records, with a progress bar; tables, JSON and pictures."""
+"""Input and output of commands: records with a progress bar; tables, JSON and pictures."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
     from overlap_callbacks.report.record import Record
     from overlap_callbacks.report.views.elements import Document
 
-# Nothing heavy is imported at the top: every command's help needs this module.
+# No heavy imports here: every command's help needs this module.
 
-# How long work may take before its progress is shown.
+# Work that takes longer than this shows its progress.
 PATIENCE_S = 2.0
 
 
 def open_console(*, stderr: bool = False) -> Console:
-    """A console for stdout or stderr, without colour and style where ``NO_COLOR`` is set (https://no-color.org)."""
+    """A console for stdout or stderr, without colour and style if ``NO_COLOR`` is set (https://no-color.org)."""
     from rich.console import Console
 
-    # A name that has :fire: in it stays as it is.
+    # A name that contains :fire: stays unchanged.
     return Console(stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto", emoji=False)
 
 
 def with_progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
-    """A function to call with what is done and the total; a progress bar appears if the work takes long."""
+    """A function to call with the amount done and the total; shows a progress bar if the work takes long."""
     if not sys.stderr.isatty():
         return contextlib.nullcontext(lambda done, total: None)
     return progress_of(what, open_console(stderr=True))
@@ -46,9 +46,9 @@ def with_progress(what: str) -> AbstractContextManager[Callable[[int, int], None
 
 @contextlib.contextmanager
 def progress_of(what: str, console: Console, patience_s: float = PATIENCE_S) -> Iterator[Callable[[int, int], None]]:
-    """A function to call with the amount that is done and the total amount.
+    """A function to call with the amount done and the total.
 
-    It shows a bar for ``what`` on the console, if that is a terminal, once the work has taken ``patience_s``.
+    Shows a bar for ``what`` on the console, if that is a terminal, once the work has taken ``patience_s``.
     """
     began = time.monotonic()
     shown: tuple[Progress, TaskID] | None = None
@@ -78,7 +78,7 @@ def _bar(what: str, console: Console) -> tuple[Progress, TaskID]:
 
 
 def newest_run(path: Path) -> Path:
-    """The newest run of a folder of runs, which is announced on stderr; any other path as it is."""
+    """The newest run in a folder of runs, announced on stderr; any other path unchanged."""
     from overlap_callbacks.analysis.results.run import FILE_NAME
     from overlap_callbacks.report import record
 
@@ -97,15 +97,15 @@ def newest_run(path: Path) -> Path:
 
 
 def read_record(run: Path) -> Record:
-    """Read the record of a run, or end the command; details of windows stay in the file until they are asked for."""
+    """Read the record of a run, or end the command. Details of windows stay in the file until needed."""
     from overlap_callbacks.report import record
 
-    gc.disable()  # of a long run, hundreds of thousands of small objects are kept, and none is garbage
+    gc.disable()  # a long run has hundreds of thousands of small objects, none of them garbage
     try:
         with refusing(record.RecordError), with_progress(f"reading {run.name}") as progress:
             return record.read(run, progress, details=False)
     finally:
-        gc.freeze()  # nor is any later: to look at them again and again takes long
+        gc.freeze()  # nor later: scanning them repeatedly takes long
         gc.enable()
 
 
@@ -123,20 +123,20 @@ def print_record(run: Path, as_json: bool, everything: bool = False) -> None:
 
 
 def one_line(text: str) -> str:
-    """A text on one line, of bounded length, without control characters."""
+    """A text on one line, of limited length, without control characters."""
     from overlap_callbacks.analysis import formatting
 
     return formatting.one_line(text, 2000)
 
 
 def print_json(content: Any) -> None:
-    """Print anything that msgspec encodes, indented. Characters that could steer a terminal are escaped."""
+    """Print anything that msgspec can encode, indented. Escapes characters that could control a terminal."""
     import msgspec
 
     from overlap_callbacks.analysis.safe_text import escaped_json
 
     text = msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
-    click.echo(escaped_json(text).encode())  # as bytes: UTF-8 whatever the terminal
+    click.echo(escaped_json(text).encode())  # as bytes: UTF-8 on any terminal
 
 
 def print_document(document: Document, everything: bool = True) -> None:
@@ -147,14 +147,14 @@ def print_document(document: Document, everything: bool = True) -> None:
 
 
 def print_tables(tables: RenderableType) -> None:
-    """Print tables, cleaned of what could steer the terminal."""
+    """Print tables, without characters that could control the terminal."""
     from overlap_callbacks.report.terminal import SanitizedRenderable
 
     open_console().print(SanitizedRenderable(tables))
 
 
 def draw_matrix(view: TrafficView, svg: Path | None, png: Path | None) -> list[str]:
-    """Draw a traffic matrix into the files that the user named; returns them. Ends the command if that cannot be."""
+    """Draw a traffic matrix into the files named by the user, and return their paths. Ends the command if it cannot."""
     from overlap_callbacks.analysis.communication import view as pictures
 
     if png is not None:
@@ -167,14 +167,14 @@ def draw_matrix(view: TrafficView, svg: Path | None, png: Path | None) -> list[s
 
 
 def write_file(path: Path, option: str, content: bytes) -> None:
-    """Write a file that the user named by an option, or end the command with one line."""
+    """Write a file named by an option, or end the command with one line."""
     with writing(f"{option} {path}"):
         path.write_bytes(content)
 
 
 @contextlib.contextmanager
 def writing(what: str, advice: str = "") -> Iterator[None]:
-    """End the command with one line if ``what``, an option and its file, cannot be written, with advice."""
+    """End the command with one line, and the advice, if ``what`` (an option and its file) cannot be written."""
     try:
         yield
     except OSError as error:
@@ -183,7 +183,7 @@ def writing(what: str, advice: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def refusing(*errors: type[Exception]) -> Iterator[None]:
-    """End the command with the message of one of these errors, on one line."""
+    """End the command with the message of these errors, on one line."""
     try:
         yield
     except errors as error:

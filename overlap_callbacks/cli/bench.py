@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from overlap_callbacks.analysis.results.bench import Plan
     from overlap_callbacks.experiments.sweep import Progress
 
-# What goes with --resume.
+# Options allowed with --resume.
 _WITH_RESUME = ("resume", "as_json", "page", "link_peak")
 # Options that are fields of the plan.
 _PLANNED = ("link", "device", "ranks", "threads", "rounds", "block_s", "link_gb_s")
-# After Ctrl-C: how long the point under way may take before the ranks are killed.
+# After Ctrl-C: time for the current point before the ranks are killed.
 _GRACE_S = 30.0
 
 _common_options = with_options(
@@ -131,7 +131,7 @@ def collectives(**given: Any) -> None:
 
 
 def _run(bench: str, swept: Callable[[], dict[str, Any]], given: dict[str, Any]) -> None:
-    """Measure, print, and say how to go on."""
+    """Measure, print, and say how to continue."""
     command = f"overlap bench {bench}"
     with told_of_interrupts(command) as folder_is:
         world_size = _launched_ranks()
@@ -149,7 +149,7 @@ def _run(bench: str, swept: Callable[[], dict[str, Any]], given: dict[str, Any])
             with sentences():
                 stopped = _measure(plan, folder, line, _echo)
         if world_size is None or os.environ["RANK"] == "0":
-            # Ranks may have been told to stop where this process was not.
+            # A signal may have stopped the ranks but not this process.
             stopped = _show(folder, command, stopped, peak, given) or stopped
         if stopped:
             raise SystemExit(INTERRUPTED_CODE)
@@ -168,7 +168,7 @@ def _begun(
 
 
 def _continued(bench: str, given: dict[str, Any]) -> tuple[Plan, Path]:
-    """The plan and the folder of a benchmark that goes on."""
+    """The plan and the folder of a resumed benchmark."""
     from overlap_callbacks.experiments.bench.results import Bench
 
     refuse_with_resume(_WITH_RESUME)
@@ -198,13 +198,14 @@ def _launch(plan: Plan, folder: Path, line: str) -> bool:
 
     folder.mkdir(parents=True, exist_ok=True)
     if (folder / Bench.FILE_NAME).exists():
-        LinesFile(folder / Bench.FILE_NAME, Bench.COMMAND).close()  # refuses a folder in which another one measures
+        # raises if another process is measuring in this folder
+        LinesFile(folder / Bench.FILE_NAME, Bench.COMMAND).close()
     outcome = supervise(
         [sys.executable, "-m", __name__, msgspec.json.encode((plan, str(folder), line)).decode()],
         environment=os.environ | ({"CUDA_VISIBLE_DEVICES": ""} if plan.device == "cpu" else {}),
         on_interrupt=lambda: click.echo("Stopping after the point under way; Ctrl-C again stops at once.", err=True),
         ranks=rank_variables(1 if plan.link == LOOPBACK else plan.ranks),
-        stdout=2,  # stdout is the result's alone: the Gloo of torch 2.8 writes lines of its own there
+        stdout=2,  # stdout is for the result only: the Gloo of torch 2.8 writes its own lines there
         grace_s=_GRACE_S,
     )
     if outcome.exit_code:
@@ -214,7 +215,7 @@ def _launch(plan: Plan, folder: Path, line: str) -> bool:
 
 
 def _measure(plan: Plan, folder: Path, line: str, on_progress: Callable[[Progress], None]) -> bool:
-    """Measure as one rank; whether it was told to stop."""
+    """Measure as one rank. Returns whether a signal stopped it."""
     from overlap_callbacks.experiments.bench.session import Stop, run_session
 
     stop = Stop()
@@ -228,7 +229,7 @@ def _echo(progress: Progress) -> None:
 
 
 def _show(folder: Path, command: str, stopped: bool, peak: Any, given: dict[str, Any]) -> bool:
-    """Print the results and write the page; returns whether something is left to measure."""
+    """Print the results and write the page. Returns whether anything is left to measure."""
     import importlib.util
 
     from overlap_callbacks.experiments.bench.results import Bench
@@ -257,7 +258,7 @@ def _show(folder: Path, command: str, stopped: bool, peak: Any, given: dict[str,
 
 
 def _launched_ranks() -> int | None:
-    """Ranks that a launcher such as torchrun has started; None without one."""
+    """Number of ranks started by a launcher such as torchrun; None without one."""
     size, rank = os.environ.get("WORLD_SIZE", ""), os.environ.get("RANK", "")
     return int(size) if size.isdigit() and rank.isdigit() else None
 
@@ -275,7 +276,7 @@ def _byte_sizes(text: str | None, option: str) -> tuple[int, ...]:
 
 
 def _main(content: str) -> None:
-    """One of the ranks that the command has started."""
+    """Run one of the ranks that the command has started."""
     import msgspec
 
     from overlap_callbacks.analysis.results.bench import Plan

@@ -1,4 +1,4 @@
-"""``overlap check``: holds a run against limits, for continuous integration."""
+"""``overlap check``: tests a run against limits, for continuous integration."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def command(
 
 @contextlib.contextmanager
 def _folder_of_command(run_dir: Path | None, limits: Sequence[Limit]) -> Iterator[Path]:
-    """A folder for the record of a command. One of our own is removed, unless Ctrl-C comes when it has a window."""
+    """A folder for the record of a command. A temporary one is removed, unless Ctrl-C comes when it has a window."""
     folder = Path(tempfile.mkdtemp(prefix="overlap-check-")) if run_dir is None else run_dir.resolve()
     is_kept = run_dir is not None
     try:
@@ -113,7 +113,7 @@ def _has_windows(folder: Path) -> bool:
 
 
 def _check_command(target: Sequence[str], folder: Path, windows: int | None, timeout_s: float | None) -> None:
-    """Run the command; does not return if it failed."""
+    """Run the command; does not return if it fails."""
     from overlap_callbacks.experiments.check import run_for_windows
 
     if (folder / "overlap.jsonl").exists():
@@ -124,7 +124,7 @@ def _check_command(target: Sequence[str], folder: Path, windows: int | None, tim
 
 
 def _finish(run: Path, limits: Sequence[Limit], sure: bool, as_json: bool, *, ended: bool) -> NoReturn:
-    """Judge a run, and exit; ``ended`` says whether the job is known to have ended, else the record does."""
+    """Judge a run, and exit. ``ended``: the job is known to have ended; otherwise the record decides."""
     from overlap_callbacks.analysis.statistics import Pooling
     from overlap_callbacks.experiments.check import State, judge
     from overlap_callbacks.report import record

@@ -1,4 +1,4 @@
-"""What the commands that run experiments share: their folder, their progress, how they end, and how to go on."""
+"""Shared by the commands that run experiments: their folder, progress, endings, and how to resume."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from overlap_callbacks.report.views.elements import Document
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# Of a command that Ctrl-C ended, as shells count.
+# Exit code of a command ended by Ctrl-C, as in shells.
 INTERRUPTED_CODE = 130
 KEPT = "Interrupted: what was measured is kept."
 _QUICK_MINUTES = 5.0
@@ -28,7 +28,7 @@ _MAX_NAME, _MAX_OUTCOME = 80, 500
 
 
 class Ending(Enum):
-    """How an experiment came to an end, and what is said of it."""
+    """How an experiment ended, with the message for it."""
 
     COMPLETE = ""
     OUT_OF_TIME = "The time was over before all runs were done (--minutes)."
@@ -36,13 +36,13 @@ class Ending(Enum):
 
 
 def output_option(parent: str) -> Callable[[_Function], _Function]:
-    """The option ``--output`` of a command whose folders of its own are in ``parent``."""
+    """The option ``--output`` of a command whose default folders are in ``parent``."""
     return click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), metavar="FOLDER",
                         help=f"Folder of the results.  [default: {parent}]")  # fmt: skip
 
 
 def resume_option(*, file_okay: bool = False) -> Callable[[_Function], _Function]:
-    """The option ``--resume``; it may name the file of the results if ``file_okay``."""
+    """The option ``--resume``; it may name the results file if ``file_okay``."""
     return click.option("--resume", type=click.Path(path_type=Path, exists=True, file_okay=file_okay), metavar="FOLDER",
                         help="Go on with what is left of FOLDER, as it was begun.")  # fmt: skip
 
@@ -50,7 +50,7 @@ def resume_option(*, file_okay: bool = False) -> Callable[[_Function], _Function
 def new_folder(output: Path | None, parent: str, file_name: str, suffix: str = "") -> Path:
     """The folder for new results: ``output`` if the user named one, else a new one in ``parent``.
 
-    Raises a ``ValueError`` if it holds results already.
+    Raises a ``ValueError`` if it already holds results.
     """
     import datetime
     import secrets
@@ -64,9 +64,9 @@ def new_folder(output: Path | None, parent: str, file_name: str, suffix: str = "
 
 @contextlib.contextmanager
 def sentences(refusal: type[click.ClickException] | None = None) -> Iterator[None]:
-    """End the command in a sentence where an experiment cannot begin or go on, or nothing can be written.
+    """End the command with one sentence if an experiment cannot start or continue, or nothing can be written.
 
-    ``refusal`` is raised where an option has a wrong value; None where options were checked before.
+    ``refusal`` is raised if an option has a wrong value; None if options were checked before.
     """
     from overlap_callbacks.experiments.sweep import BusyError, CannotGoOnError
 
@@ -83,7 +83,7 @@ def sentences(refusal: type[click.ClickException] | None = None) -> Iterator[Non
 
 
 def limit_s(given: dict[str, Any]) -> float:
-    """Seconds for all runs, by ``--minutes``, ``--quick`` and ``--full``."""
+    """Time limit in seconds for all runs, from ``--minutes``, ``--quick`` and ``--full``."""
     if given["minutes"] is not None:
         return float(60 * given["minutes"])
     return 60 * _QUICK_MINUTES if given["quick"] else math.inf
@@ -97,7 +97,7 @@ def measure_all(
     timeout_s: float,
     total_s: float,
 ) -> Ending:
-    """Measure what is left of a sweep, show the progress, and close the file; arguments as of ``sweep.run``."""
+    """Measure what is left of a sweep, show the progress, and close the file; arguments as in ``sweep.run``."""
     from overlap_callbacks.experiments.sweep import run
 
     with contextlib.closing(file), shown_progress() as on_progress:
@@ -106,7 +106,7 @@ def measure_all(
 
 
 def run_to_end(run: Callable[[], bool]) -> Ending:
-    """Run what is left; ``run`` returns False if the time was over. Ends the command if nothing can be written."""
+    """Run what is left; ``run`` returns False if time ran out. Ends the command if nothing can be written."""
     from overlap_callbacks.experiments.supervisor import interruptible
 
     try:
@@ -118,7 +118,7 @@ def run_to_end(run: Callable[[], bool]) -> Ending:
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Callable[[Progress], None]]:
-    """A function that shows progress: a bar with the time left on a terminal, a line for each outcome anywhere."""
+    """A function that shows progress: on a terminal a bar with the time left, and everywhere a line per outcome."""
     from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn
     from rich.progress import Progress as Bar
@@ -154,7 +154,7 @@ def _left(left_s: float) -> str:
 
 
 def show(document: Document, data: dict[str, Any], as_json: bool, page: Path | None) -> bool:
-    """Print the document, or the data as JSON, and write the page unless it is None; whether it could be written."""
+    """Print the document, or the data as JSON, and write the page, if any. Returns whether it could be written."""
     if as_json:
         print_json(data)
     else:
@@ -173,7 +173,7 @@ def show(document: Document, data: dict[str, Any], as_json: bool, page: Path | N
 
 
 def finish(ending: Ending, folder: Path, command: str, *, measured: bool) -> None:
-    """Say how to go on, and exit as the experiment ended: with an error if nothing was measured."""
+    """Say how to continue, and exit as the experiment ended: with an error if nothing was measured."""
     if ending is not Ending.COMPLETE:
         click.echo(one_line(f"{ending.value} {go_on(command, folder)}"), err=True)
     if ending is Ending.INTERRUPTED:
@@ -183,15 +183,15 @@ def finish(ending: Ending, folder: Path, command: str, *, measured: bool) -> Non
 
 
 def go_on(command: str, folder: Path) -> str:
-    """How to go on, in a sentence."""
+    """How to continue, in a sentence."""
     return f"Go on with: {command} --resume {folder}"
 
 
 @contextlib.contextmanager
 def told_of_interrupts(command: str) -> Iterator[Callable[[Path], None]]:
-    """Say what is kept at a Ctrl-C while nothing runs, e.g. while libraries load or the page is drawn.
+    """Say what is kept on a Ctrl-C while nothing runs, e.g. while libraries load or the page is drawn.
 
-    Yields a function to call with the folder of the results once it is known.
+    Yields a function to call with the results folder once it is known.
     """
     known: list[Path] = []
     try:

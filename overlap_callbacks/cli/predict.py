@@ -34,11 +34,11 @@ _GB, _TERA, _GIB, _US_PER_S = 1e9, 1e12, 2**30, 1e6
 _DIMENSIONS = ("tensor", "pipeline", "data")
 _BANDWIDTHS = ("bandwidth", *[f"{name}_bandwidth" for name in _DIMENSIONS])
 _MEGATRON_LM = "megatron-lm"
-# Of a record, rates are those of the newest windows: a machine may have changed.
+# Rates come from a record's newest windows: the machine may have changed.
 _WINDOWS_OF_RATES = 16
-# Options are called as the fields of ModelShape and JobShape, but for these.
+# Options are named like the fields of ModelShape and JobShape, except these.
 _SIZES = {"pp": "p", "tp": "t", "dp": "d"}
-# Rates beyond these are slips of the pen, and times made of them are no numbers.
+# Rates outside these bounds are typing errors, and give meaningless times.
 _LEAST, _MOST = 1e-6, 1e6
 
 _model_options = with_options(
@@ -99,7 +99,7 @@ _hardware_options = with_options(
     click.option("--memory", type=float, metavar="GIB", help="Of one device: layouts that need more are infeasible."),
 )  # fmt: skip
 
-# What says nothing of a job's messages.
+# Options that do not affect a job's messages.
 _NOT_CHECKED = (
     "what_if", "all_ranks", "sources", "bandwidths", "latency", *_BANDWIDTHS, "peak", "utilisation", "memory",
     *MATRIX_PARAMETERS,
@@ -154,7 +154,7 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
 
 
 def _refuse_beside_check(context: click.Context) -> None:
-    """Refuse options that say nothing of the messages that a run is held against."""
+    """Reject options that do not affect the messages that a run is checked for."""
     names = _options_of(context)
     ignored = [names[name] for name in _NOT_CHECKED if is_given(name)]
     if ignored:
@@ -164,12 +164,12 @@ def _refuse_beside_check(context: click.Context) -> None:
 
 
 def _options_of(context: click.Context) -> dict[str, str]:
-    """How the user writes each parameter."""
+    """Each parameter as the user writes it."""
     return {parameter.name: parameter.opts[0] for parameter in context.command.params if parameter.name}
 
 
 def _with_options(message: str, context: click.Context) -> str:
-    """A message in which parameters are written as the user writes them. Most of their names are words as well."""
+    """A message with parameters as the user writes them. Most of their names are ordinary words as well."""
     for name, option in _options_of(context).items():
         if "_" in name or name in _SIZES:
             message = re.sub(rf"(?<![\w-]){name}\b", option, message)
@@ -231,7 +231,7 @@ def _model(given: dict[str, Any]) -> ModelShape:
 
 
 def _heads(hidden: int, tp: int) -> int:
-    """A number of heads that nobody gave. They decide the memory of attention; no message has their size."""
+    """A number of heads if the user gave none. It determines attention memory, but no message size."""
     from overlap_callbacks.analysis.communication.model_shape import MAX_SIZE
     from overlap_callbacks.analysis.communication.step_time import divisors
 
@@ -264,7 +264,7 @@ def _job(given: dict[str, Any]) -> tuple[JobShape, list[str]]:
 
 
 def _layout_and_widths(layout: str, dtype: str | None, gradient_dtype: str | None) -> dict[str, str]:
-    """What the layout means for the width of messages. Megatron-LM sets Megatron-core's options by its own rule."""
+    """How the layout sets the width of messages. Megatron-LM sets Megatron-core's options by its own rule."""
     dtype = dtype or ("fp32" if layout == "ddp" else "bf16")
     if layout == _MEGATRON_LM:
         # Its --bf16 accumulates and reduces gradients in 32 bit; --fp16 does not.
@@ -274,7 +274,7 @@ def _layout_and_widths(layout: str, dtype: str | None, gradient_dtype: str | Non
 
 
 def _check_hardware(given: dict[str, Any]) -> None:
-    """Refuse figures that no machine has, whether a step time needs them or not."""
+    """Reject figures that no machine has, whether a step time needs them or not."""
     for name, unit in {**dict.fromkeys(_BANDWIDTHS, "GB/s"), "peak": "TFLOP/s", "memory": "GiB"}.items():
         value = given[name]
         if value is not None and not 0 < value < float("inf"):
@@ -306,7 +306,7 @@ def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardwar
             links[name] = Link(links[name].bytes_per_s, latency_s)
     if given["peak"] is not None:
         rate = given["utilisation"] * given["peak"] * _TERA
-    # A dimension of one rank sends nothing, whatever its bandwidth; another layout may need it.
+    # A dimension of one rank sends nothing, whatever its bandwidth; but another layout may need it.
     sizes = zip(_DIMENSIONS, (job.t, job.p, job.d), strict=True)
     needed = [name for name, size in sizes if size > 1 or (given["what_if"] and job.layout == "megatron")]
     missing = [name for name in needed if name not in links]
@@ -314,7 +314,7 @@ def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardwar
         notes.append(_what_is_missing(missing, given["sources"], with_rate=rate is not None))
         return None
     known = [links[name] for name in needed] or [Link(_GB)]
-    # The few bytes of the gradients' norm go with the gradients, also in a job that reduces none.
+    # The gradient norm's few bytes count with the gradients, even in a job that reduces none.
     worst = Link(min([link.bytes_per_s for link in known]), max([link.latency_s for link in known]))
     hardware = Hardware(
         links={name: links.get(name, worst) for name in _DIMENSIONS},
@@ -348,7 +348,7 @@ def _what_is_missing(missing: Sequence[str], sources: Sequence[Path], *, with_ra
 
 
 def _what_is_taken(hardware: Hardware, dimensions: Sequence[str]) -> str:
-    """The rates of which a prediction is made, where nobody gave them all."""
+    """The rates assumed for a prediction, if the user did not give them all."""
     rates = [f"{hardware.utilisation * hardware.peak_flop_per_s / _TERA:,.4g} TFLOP/s of compute"]
     for name in dimensions:
         bandwidth = hardware.links[name].bytes_per_s / _GB
@@ -359,7 +359,7 @@ def _what_is_taken(hardware: Hardware, dimensions: Sequence[str]) -> str:
 
 
 def _measured(job: JobShape, folder: Path, notes: list[str]) -> dict[str, float]:
-    """Bandwidths of the job's messages by the times that ``overlap bench collectives`` measured."""
+    """Bandwidths of the job's messages, from the times measured by ``overlap bench collectives``."""
     from overlap_callbacks.analysis.communication.bandwidths import curves_of, measured_bandwidths
     from overlap_callbacks.experiments.bench.results import Bench
     from overlap_callbacks.experiments.sweep import ResultsError
@@ -390,7 +390,7 @@ def _checked(job: JobShape, run: Path) -> list[Any]:
 
 
 def _windows(run: Path) -> list[OverlapReport]:
-    """The windows of a run that have collectives, whole, the newest last; at least one."""
+    """The complete windows of a run that have collectives, newest last; at least one."""
     from overlap_callbacks.report import record
 
     with refusing(record.RecordError):

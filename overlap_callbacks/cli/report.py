@@ -1,4 +1,4 @@
-"""What is made of records: ``overlap show`` prints, ``overlap report`` makes a page, ``overlap trace`` a trace."""
+"""Commands on records: ``overlap show`` prints, ``overlap report`` makes a page, ``overlap trace`` writes a trace."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def _written(output: Path, write: Callable[[Path], int]) -> int:
 
 
 def _are_traces(paths: Sequence[Path]) -> bool:
-    """Whether the paths are traces or folders of traces, and not runs; a ``UsageError`` if they are both."""
+    """Whether the paths are traces or folders of traces, not runs; a ``UsageError`` if they are mixed."""
     others = [path for path in paths if not _is_of_traces(path)]
     if others and len(others) < len(paths):
         raise click.UsageError(one_line(f"a page is of traces or of runs: {others[0]} is no trace"))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from overlap_callbacks.experiments.study.sweep import Study
 
 _COMMAND = "overlap study"
-# What goes with --resume.
+# Options allowed with --resume.
 _WITH_RESUME = ("resume", "retry", "quick", "minutes", "timeout", "as_json")
 
 
@@ -112,7 +112,7 @@ def command(**given: Any) -> None:
 
 
 def _begun(given: dict[str, Any]) -> tuple[Study, Machine]:
-    """A new study. Raises a ``ValueError`` where what the user gave cannot be done."""
+    """A new study. Raises a ``ValueError`` if it cannot be run as the user asked."""
     from overlap_callbacks.experiments.machine import find_machine
     from overlap_callbacks.experiments.study.plan import check, make_start
     from overlap_callbacks.experiments.study.sweep import Study
@@ -133,7 +133,7 @@ def _begun(given: dict[str, Any]) -> tuple[Study, Machine]:
 
 
 def _continued(given: dict[str, Any]) -> tuple[Study, Machine]:
-    """A study that goes on. Raises a ``ValueError`` where it cannot."""
+    """A resumed study. Raises a ``ValueError`` if it cannot be resumed."""
     from overlap_callbacks.experiments.machine import find_machine
     from overlap_callbacks.experiments.study.plan import difference
     from overlap_callbacks.experiments.study.sweep import Study

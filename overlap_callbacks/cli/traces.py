@@ -1,4 +1,4 @@
-"""``overlap analyze``: figures of overlap from trace files. ``overlap compare``: equations 1 to 5 from two of them."""
+"""``overlap analyze``: overlap figures from trace files. ``overlap compare``: equations 1 to 5 from two of them."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ _shared_options = with_options(
 
 
 def _options(tables: Sequence[str]) -> Callable[[_Function], _Function]:
-    """The options of a command for traces that has these tables."""
+    """The options of a command on traces that has these tables."""
     csv = click.option("--csv", type=click.Choice(list(tables)), help="Print a table as CSV.")
     return with_options(json_option, csv, _shared_options)
 
@@ -84,7 +84,7 @@ def analyze(traces: tuple[Path, ...], processes: int | None, everything: bool, *
     of a CPU job), an export of Nsight Systems (nsys export --type sqlite or parquetdir), a .zip or .tar, a folder,
     or a quoted pattern such as 'run/rank*.json'.
     """
-    # Nothing here multiplies matrices, and the threads for it take longer to start than a small trace to read.
+    # Nothing here multiplies matrices, and starting those threads takes longer than reading a small trace.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     end_quickly()
     with loading():
@@ -125,9 +125,9 @@ def compare(overlapped: Path, sequential: Path, **given: Any) -> None:
 
 
 def _prepared(given: dict[str, Any]) -> re.Pattern[str] | None:
-    """Check the options before anything is read, and put the user's rules for names before those that are built in.
+    """Check the options before anything is read, and put the user's naming rules before the built-in ones.
 
-    Returns the pattern of the steps' names. Ends the command if an option is wrong or a package is missing.
+    Returns the pattern of step names. Ends the command if an option is wrong or a package is missing.
     """
     from overlap_callbacks.analysis import name_rules
 
@@ -166,16 +166,16 @@ def _write(
     problems: Sequence[str],
     everything: bool = False,
 ) -> None:
-    """Write the files that the user asked for, and print the result in the form that he asked for, or end the command.
+    """Write the files that the user asked for, and print the result in the requested form, or end the command.
 
     Args:
         found: the result.
         given: options.
         tables: their names.
-        rows_of: makes a table, by its name.
-        document: makes what people read.
-        problems: printed to stderr next to a CSV; the other forms hold them.
-        everything: whether to print all of the document.
+        rows_of: makes a table, by name.
+        document: makes the readable document.
+        problems: printed to stderr next to a CSV; the other forms contain them.
+        everything: whether to print the whole document.
     """
     import msgspec
 

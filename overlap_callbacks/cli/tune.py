@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from overlap_callbacks.experiments.tune.sweep import Tune
 
 _COMMAND = "overlap tune"
-# What goes with --resume. The command and its settings do, if they are those of the tuning.
+# Options allowed with --resume. The command and its settings are allowed if they match the earlier tuning's.
 _WITH_RESUME = ("resume", "command", "variables", "arguments", "repeats", "quick", "minutes", "timeout", "as_json")
 
 
@@ -82,7 +82,7 @@ def command(**given: Any) -> None:
 
 
 def _begun(given: dict[str, Any], axes: tuple[Axis, ...]) -> Tune:
-    """A new tuning. Raises a ``ValueError`` where what the user gave cannot be run."""
+    """A new tuning. Raises a ``ValueError`` if it cannot be run as the user asked."""
     import datetime
 
     from overlap_callbacks._version import __version__
@@ -97,7 +97,7 @@ def _begun(given: dict[str, Any], axes: tuple[Axis, ...]) -> Tune:
     check_command(command, axes)
     steps = 40 if given["steps"] is None else given["steps"]
     warmup = 10 if given["warmup"] is None else given["warmup"]
-    # Four blocks: a hiccup in one of them is then a small part of the run.
+    # Four blocks, so that a hiccup in one of them affects only a small part of the run.
     blocks = 4
     tuning = Tuning(
         library_version=__version__,
@@ -113,7 +113,7 @@ def _begun(given: dict[str, Any], axes: tuple[Axis, ...]) -> Tune:
 
 
 def _continued(given: dict[str, Any], axes: tuple[Axis, ...]) -> Tune:
-    """An earlier tuning. Raises a ``ValueError`` where what the user gave is another one."""
+    """A resumed tuning. Raises a ``ValueError`` if the user's arguments differ from the earlier tuning's."""
     from overlap_callbacks.experiments.tune.sweep import Tune
 
     refuse_with_resume(_WITH_RESUME)

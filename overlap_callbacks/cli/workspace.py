@@ -30,7 +30,7 @@ def command(entity: str, project: str, name: str, dry_run: bool, as_json: bool) 
         else:
             with open_console(stderr=True).status(
                 "W&B saves the view"
-            ):  # it tries again where a server does not answer
+            ):  # wandb retries if a server does not answer
                 result |= {"url": views.save(view)}
     except views.WorkspaceError as error:
         raise click.ClickException(str(error)) from None

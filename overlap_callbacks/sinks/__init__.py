@@ -1,4 +1,4 @@
-"""Where reports go. A sink is used on rank 0 only, from one thread that is not the training thread."""
+"""Destinations of reports. A sink is used on rank 0 only, from one thread that is not the training thread."""
 
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.sinks.base import Sink

@@ -16,52 +16,52 @@ from overlap_callbacks.analysis.safe_text import digest
 
 
 class Sink:
-    """Takes reports somewhere. If it raises, the job goes on: the sink is dropped with one message.
+    """A destination of reports. If it raises, the job continues: the sink is dropped with one message.
 
-    Its methods are called on rank 0 alone, one at a time, and never on the training thread. They may block: training
-    never waits for them, and the record for two seconds at most (``sinks/fan_out.py``). Optional packages are imported
-    when they are needed, never at the top of a module.
+    Its methods are called on rank 0 only, one at a time, and never on the training thread. They may block: training
+    never waits for them, and the record for two seconds at most (``sinks/fan_out.py``). Import optional packages when
+    they are needed, never at the top of a module.
     """
 
-    # Maximum time in seconds that ``close`` may take; None for the time that is left when the job ends.
+    # Maximum time in seconds that ``close`` may take; None for the time left when the job ends.
     close_timeout_s: float | None = None
 
     def open(self, run: RunInfo) -> None:
-        """Called once, before anything else but ``use_record``."""
+        """Called once, before anything except ``use_record``."""
 
     def block(self, window: int, first_step: int, block: TimedBlock) -> None:
-        """Called as soon as rank 0 has measured a timed block, so that a crash in mid-window loses little."""
+        """Called as soon as rank 0 has measured a timed block, so that a crash mid-window loses little."""
 
     def arm_block(self, window: int, first_step: int, arm: ComparedArm, block: TimedBlock) -> None:
-        """The same of a window that compares with another arm than sequential steps."""
+        """Like ``block``, in a window of an arm other than sequential steps."""
 
     def log_arm(self, report: ArmReport) -> None:
         """Called once for each window of such an arm."""
 
     def left_out(self, window: int, first_step: int, reason: str) -> None:
-        """Called for each window of which nothing is reported, with the reason in words."""
+        """Called for each window without a report, with the reason."""
 
     def log(self, report: OverlapReport) -> None:
         """Called once for each window."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Called once, at the end; safe to call without ``open``, and twice."""
+        """Called once, at the end; must be safe to call without ``open``, and twice."""
 
     def kept_record(self) -> Path | None:
-        """The record that this sink writes; None for a sink that writes none.
+        """Path of the record that this sink writes; None if it writes none.
 
         A sink that writes the record is called before the others, and directly: it must not block.
         """
         return None
 
     def use_record(self, path: Path) -> None:
-        """Called before ``open`` where another sink keeps the record, with its path: for sinks that pass it on."""
+        """Called before ``open`` with the path of the record that another sink writes: for sinks that pass it on."""
 
     def close_timeout_error(self) -> Exception | None:
-        """What to report where ``close`` did not come to an end in time; None for a plain warning.
+        """The error to report if ``close`` did not finish in time; None for a plain warning.
 
-        Called on another thread than the other methods.
+        Called on a different thread than the other methods.
         """
         return None
 
@@ -72,9 +72,9 @@ _MAX_NAME_LENGTH = 100
 def fit(values: Iterable[Value]) -> dict[str, Value]:
     """Finite values, under keys of letters, digits and underscores in one section.
 
-    Most keys are like that already. Those that hold a user's name for a group may have any character. To W&B a dot is
-    the path into a nested value, and one NaN would spoil its minimum for the rest of the run. Two names that would
-    become one, as ``dp-cp`` and ``dp.cp``, get a digest to tell them apart.
+    Most keys are like that already; those with a user's group name may contain any character. W&B treats a dot as the
+    path into a nested value, and one NaN would spoil its minimum for the rest of the run. Two names that would become
+    equal, such as ``dp-cp`` and ``dp.cp``, get a digest.
     """
     finite = [value for value in values if math.isfinite(value.number)]
     names: dict[tuple[str, str], set[str]] = {}
@@ -93,6 +93,6 @@ def fit(values: Iterable[Value]) -> dict[str, Value]:
 
 
 def fit_name(name: str) -> str:
-    """A part of a key: letters, digits and underscores. A long one is cut, and ends with a digest."""
+    """A part of a key: letters, digits and underscores. A long one is cut, and ends in a digest."""
     fitted = re.sub(r"[^A-Za-z0-9_]", "_", name)
     return fitted if len(fitted) <= _MAX_NAME_LENGTH else f"{fitted[: _MAX_NAME_LENGTH - 9]}_{digest(name)[:8]}"

@@ -1,7 +1,7 @@
-"""Hands each report to every sink, so that no sink can delay the record or fail another.
+"""Passes each report to every sink, so that no sink can delay the record or break another.
 
-Sinks know nothing of threads. The record is written on the caller's thread, first. Every other sink runs on a thread of
-its own, with a bounded wait.
+Sinks need not handle threads. The record is written first, on the caller's thread. Every other sink runs on its own
+thread, with a bounded wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from overlap_callbacks._threads import DetachedWorker, as_exception
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.sinks.base import Sink
 
-# Maximum time that the record waits for another sink, once. What that sink is late with, it does on its own thread.
+# Maximum time that the record waits for another sink, once. A slower sink finishes on its own thread.
 _SINK_PATIENCE_S = 2.0
 
 
@@ -23,12 +23,12 @@ class FanOut:
     """Several sinks as one. All methods are called on one thread.
 
     Args:
-        sinks: where reports go.
-        on_error: called with a sink that failed, and why; the sink is not used again.
+        sinks: the destinations.
+        on_error: called with a sink that failed and its error; the sink is not used again.
     """
 
     def __init__(self, sinks: Sequence[Sink], on_error: Callable[[Sink, Exception], None]) -> None:
-        # The record first: it is on the disk before any other sink may stall.
+        # The record first, so that it is on disk before another sink can stall.
         self._sinks = sorted(sinks, key=lambda sink: sink.kept_record() is None)
         self._on_error = on_error
         self._workers = {
@@ -42,7 +42,7 @@ class FanOut:
         return bool(self._sinks)
 
     def open(self, run: RunInfo) -> None:
-        """Open every sink for a run, once, before anything else."""
+        """Open every sink for a run; called once, first."""
         record = next((path for sink in self._sinks if (path := sink.kept_record()) is not None), None)
 
         def open_one(sink: Sink) -> None:
@@ -55,7 +55,7 @@ class FanOut:
 
     def _each(self, method: str, *arguments: object) -> None:
         for sink in list(self._sinks):
-            # The queue of a sink that stalls is bounded, for windows: what a sink does not take is not put into it.
+            # A stalled sink's queue is bounded, in windows: do not fill it with calls that the sink does not handle.
             if getattr(type(sink), method) is not getattr(Sink, method):
                 self._use(sink, getattr(sink, method), *arguments)
 
@@ -76,14 +76,14 @@ class FanOut:
                     sink.close()
                 else:
                     self._close_detached(sink, worker, deadline)
-            except BaseException as error:  # these threads are ours: a sink ends none of them
+            except BaseException as error:  # the library's own threads: a sink must not end them
                 self._on_error(sink, as_exception(error))
         self._sinks = []
 
     def _close_detached(self, sink: Sink, worker: DetachedWorker, deadline: float) -> None:
         name = type(sink).__name__
         if sink.close_timeout_s is not None:
-            timeout_s = sink.close_timeout_s + _SINK_PATIENCE_S  # it may end on its own at the last moment
+            timeout_s = sink.close_timeout_s + _SINK_PATIENCE_S  # it may finish at the last moment
         else:
             timeout_s = max(_SINK_PATIENCE_S, 0.5 * (deadline - time.monotonic()))
         closed = worker.close(sink.close, timeout_s)

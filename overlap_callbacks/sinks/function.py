@@ -1,4 +1,4 @@
-"""Metrics to wherever a function takes them: the loggers of a framework, MLflow, a database."""
+"""Metrics to a user's function: loggers of a framework, MLflow, a database."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from overlap_callbacks.analysis.results.report import WindowReport
 from overlap_callbacks.sinks.base import Sink, fit
 
-# Maximum number of windows that wait for a flush; older ones are dropped: the record has them.
+# Maximum number of windows waiting for a flush; older ones are dropped: the record has them.
 _MAX_WAITING = 100
 
 Write = Callable[[dict[str, float], int], object]
@@ -17,19 +17,19 @@ Write = Callable[[dict[str, float], int], object]
 class FunctionSink(Sink):
     """Calls ``write(metrics, step)`` with each window's metrics and its first step.
 
-    ``FunctionSink(lambda metrics, step: mlflow.log_metrics(metrics, step=step))`` is all that MLflow needs.
+    For MLflow: ``FunctionSink(lambda metrics, step: mlflow.log_metrics(metrics, step=step))``.
 
     Args:
         write: takes the metrics, under keys of letters, digits, underscores and a slash after the section, and a step.
-        deferred: call it from ``flush()`` and ``close()`` alone. For what must not be used from another thread: call
+        deferred: call it only from ``flush()`` and ``close()``. For functions tied to the training thread: call
             ``flush()`` on the training thread, between steps. At most 100 windows wait; older ones are dropped.
         flush_on_close: whether ``close()`` writes what waits. If False, call ``flush()`` once more after the monitor is
             closed.
-        exact_keys: give ``write`` the metrics as ``OverlapReport.metrics()`` has them: a name of a group or an operator
-            may hold any character, and a value may be infinite or NaN.
+        exact_keys: give ``write`` the unchanged keys of ``OverlapReport.metrics()``: a group's or operator's name
+            may contain any character, and a value may be infinite or NaN.
 
     Raises:
-        TypeError: ``write`` cannot be called.
+        TypeError: ``write`` is not callable.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class FunctionSink(Sink):
         self._flush_on_close = flush_on_close
         self._exact_keys = exact_keys
         self._stopped = False
-        # Safe between two threads: one appends, the other takes from the left.
+        # Safe between two threads: one appends, the other pops from the left.
         self._waiting: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_WAITING)
 
     def log(self, report: WindowReport) -> None:
@@ -59,12 +59,12 @@ class FunctionSink(Sink):
     log_arm = log
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the waiting windows."""
         while self._waiting:
             self._write(*self._waiting.popleft())
 
     def stop(self) -> None:
-        """Drop what waits, and write nothing from now on: for whoever calls ``flush()`` and sees it fail."""
+        """Drop the waiting windows, and write nothing from now on: for callers whose ``flush()`` failed."""
         self._stopped = True
         self._waiting.clear()
 

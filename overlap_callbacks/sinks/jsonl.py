@@ -1,10 +1,10 @@
 """The record: one JSON object a line, on disk before the next window begins.
 
-There are these kinds of line. ``{"record": "run", ...}`` opens a run; a resumed job adds one.
-``{"record": "block", ...}`` is one timed block of rank 0, written as soon as it is measured.
-``{"record": "window", ...}`` is the report of a whole window. ``"arm_block"`` and ``"arm"`` are the same of windows
-that compare with another arm than sequential steps. ``{"record": "left_out", ...}`` says why a window has no report.
-Everything else (tables, pages, W&B) can be made from it.
+Kinds of lines: ``{"record": "run", ...}`` opens a run; a resumed job adds one. ``{"record": "block", ...}`` is one
+timed block of rank 0, written as soon as it is measured. ``{"record": "window", ...}`` is the report of a whole window.
+``"arm_block"`` and ``"arm"`` are the same of windows that compare with another arm than sequential steps.
+``{"record": "left_out", ...}`` says why a window has no report. Everything else (tables, pages, W&B) can be made from
+it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from overlap_callbacks.sinks.base import Sink
 
 
 class JsonlSink(Sink):
-    """Appends to ``overlap.jsonl`` in a folder, which it makes if there is none.
+    """Appends to ``overlap.jsonl`` in a folder, which it creates if needed.
 
-    Should the folder be deleted meanwhile, it is made again, with the lines written so far. They can be read as long as
+    If the folder is deleted meanwhile, it is created again, with the lines written so far, which stay readable while
     the file is open.
 
-    The record of a long run leaves out some details of most windows: see ``KeptDetails``.
+    The record of a long run omits some details of most windows; see ``KeptDetails``.
 
     Args:
-        folder: of the run.
+        folder: the run's folder.
 
     Raises:
         OSError: (from ``open``) the folder or file cannot be written.
@@ -84,19 +84,19 @@ class JsonlSink(Sink):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         file = self.path.open("a+b")  # read only if the folder is deleted
         if file.seek(0, os.SEEK_END):
-            # A run that was killed may have left half a line. End it, or our first line would become part of it.
+            # A killed run may have left half a line. End it, so that our first line does not join it.
             file.write(b"\n")
         return file
 
     def _restore_if_gone(self) -> None:
-        """Write the record again if its file or folder was deleted, with all lines so far."""
+        """Write the record again, with all lines so far, if its file or folder was deleted."""
         with contextlib.suppress(OSError):
             if os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
                 return
         gone, self._file = self._file, self._opened()
         restored = False
-        if not self._file.tell():  # else somebody has put another file there, perhaps with these lines
-            with contextlib.suppress(OSError):  # a network's file system may have lost them
+        if not self._file.tell():  # otherwise somebody has put another file there, perhaps with these lines
+            with contextlib.suppress(OSError):  # a network file system may have lost them
                 gone.seek(0)
                 shutil.copyfileobj(gone, self._file)
                 restored = self._file.tell() > 0
@@ -116,31 +116,31 @@ class JsonlSink(Sink):
 
     def _append(self, kind: str, content: Any) -> None:
         fields = {"record": kind, **msgspec.to_builtins(content)}
-        # The whole line in one write, then to the disk: a crash leaves whole lines, and at most one that is cut off.
+        # The whole line in one write, then to disk: a crash leaves complete lines, and at most one that is cut off.
         self._file.write(msgspec.json.encode(fields) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
 
-# -- details that are kept
+# -- record thinning
 
 
-# From two of these on, every second window is kept whole, from three on every third, and so on.
+# After two hundred windows, every second one is kept whole, after three hundred every third, and so on.
 _STRETCH = 100
 
 
 class KeptDetails:
-    """Leaves out, of most windows after the first two hundred, what only a close look at that window needs.
+    """Thins the record: omits details of most windows after the first two hundred.
 
-    That is pictures, trace of power, experts' loads by step, each rank's own tables and rank 0's series of steps.
-    Windows that do not count are thinned apart from the others: the first of those stay whole too.
+    These are timelines, power trace, experts' loads by step, each rank's own tables and rank 0's series of steps.
+    Windows that count and windows that do not are thinned independently.
     """
 
     def __init__(self) -> None:
         self._seen: Counter[bool] = Counter()
 
     def of(self, report: OverlapReport) -> OverlapReport:
-        """The report as the record keeps it; to be called once for each, in order."""
+        """The report as the record keeps it; call it once per report, in order."""
         counts = report.valid and report.complete
         number = self._seen[counts]
         self._seen[counts] += 1
@@ -154,22 +154,22 @@ def _without_tables(sample: RankWindow) -> RankWindow:
     return msgspec.structs.replace(sample, kernels=(), pairs=(), dimension_pairs=(), series=None)
 
 
-# As ``JsonlSink`` writes them.
+# Line starts, as ``JsonlSink`` writes them.
 _RUN, _WINDOW, _ARM = b'{"record":"run"', b'{"record":"window"', b'{"record":"arm"'
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class EarlierStarts(NamedTuple):
-    """Windows before this start of the job, without their details, and those of other arms."""
+    """Windows from earlier starts of the job, without details, and those of other arms."""
 
     windows: list[OverlapReport]
     arms: list[ArmReport]
 
 
 def earlier_starts(record: Path) -> EarlierStarts:
-    """What stands in a record before its last start; a line that cannot be read is left out.
+    """The record's contents before its last start; unreadable lines are skipped.
 
-    A record that leads to a device, such as ``/dev/full``, holds nothing: reading it might never end.
+    A record that leads to a device, such as ``/dev/full``, counts as empty: reading it might never end.
 
     Raises:
         OSError: the record cannot be read.

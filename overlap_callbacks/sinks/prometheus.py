@@ -1,4 +1,4 @@
-"""The last window, and that of each arm, for Prometheus: a file that the node exporter's textfile collector reads."""
+"""The latest window, and that of each arm, for Prometheus: a file for the node exporter's textfile collector."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.sinks.base import Sink, fit_name
 
-# Prometheus keeps a series for each value of a label, for ever. So values are short, and few.
+# Prometheus keeps a series for every label value, for ever. So values are short and few.
 MAX_LABEL_LENGTH = 100
 MAX_LABEL_VALUES = 50
 
-# By convention, Prometheus has base units, and a metric's name ends in its unit.
+# By convention, Prometheus uses base units, and a metric's name ends in its unit.
 _UNITS = {
     "ms": ("_ms", "_seconds", 1e-3),
     "fraction": ("_fraction", "_ratio", 1.0),
@@ -35,12 +35,12 @@ _OWN_LABELS = frozenset({"mode", "collective", "dimension", "stage", "arm"})
 
 
 class Gauge(NamedTuple):
-    """A metric as Prometheus has it.
+    """A metric in Prometheus's form.
 
     Attributes:
         name: with its unit.
-        label, label_value: tell it from others of the same name; empty where there is one alone.
-        scale: factor from our unit to Prometheus's.
+        label, label_value: distinguish it from others of the same name; empty if there are none.
+        scale: factor from the record's unit to Prometheus's.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Gauge(NamedTuple):
 
 
 class PrometheusSink(Sink):
-    """Writes the metrics of the last window, and where they come from, to a file that is always whole.
+    """Writes the metrics of the last window, and where they come from, to a file that is never incomplete.
 
     Times are in seconds, clocks in hertz, fractions named ``_ratio``. ``mode``, ``collective``, ``dimension``,
     ``stage`` and ``arm`` are labels: ``overlap_power_avg_watts{mode="overlapped"}``,
@@ -59,10 +59,10 @@ class PrometheusSink(Sink):
 
     Args:
         path: in the collector's folder; ends in ``.prom``.
-        labels: put on every metric, e.g. ``{"job_name": "llama-70b"}``, to tell jobs of a machine apart.
+        labels: put on every metric, e.g. ``{"job_name": "llama-70b"}``, to distinguish jobs on one machine.
 
     Raises:
-        TypeError, ValueError: ``path`` or ``labels`` is not as said here.
+        TypeError, ValueError: ``path`` or ``labels`` is invalid.
         ImportError: (from ``log``) prometheus_client is not installed.
         OSError: (from ``log``) the file cannot be written.
     """
@@ -73,7 +73,7 @@ class PrometheusSink(Sink):
             raise ValueError(f"path must end in .prom, or the node exporter does not read it; got {str(path)!r}")
         self._labels = _checked(labels or {})
         self._run: RunInfo | None = None
-        # By arm, the newest last; that of sequential steps under the empty name.
+        # By arm, newest last; sequential steps have the empty name.
         self._reports: dict[str, OverlapReport | ArmReport] = {}
 
     def open(self, run: RunInfo) -> None:
@@ -102,7 +102,7 @@ class PrometheusSink(Sink):
         self.path.chmod(0o644)  # the node exporter runs as another user
 
     def collect(self) -> Iterable[Any]:
-        """The metrics; each series once, or the registry would reject the whole file, and few of each metric."""
+        """The metrics. Each series comes once, or the registry would reject the whole file; few series per metric."""
         from prometheus_client.core import GaugeMetricFamily
 
         families: dict[str, Any] = {}
@@ -118,7 +118,7 @@ class PrometheusSink(Sink):
         return families.values()
 
     def _series(self) -> Iterator[tuple[str, str, dict[str, str], float]]:
-        """Name, meaning, labels and value of each; those of the newest window first, since a series is taken once."""
+        """Name, meaning, labels and value of each; the newest window first, since only a series' first value counts."""
         newest_first = list(self._reports.items())[::-1]
         for arm, report in newest_first:
             for value in report.values():

@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport, WindowRepor
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.sinks.base import Sink, fit
 
-# Of the event files of this process: two may begin within one second.
+# Numbers the event files of this process: two may begin within one second.
 _numbers = itertools.count()
 
 
@@ -24,7 +24,7 @@ class TensorBoardSink(Sink):
     """Writes scalars, one for each metric, against the training step, and the run's configuration as text.
 
     Args:
-        folder: of the event files; TensorBoard shows each folder as a run.
+        folder: folder of the event files; TensorBoard shows each folder as a run.
 
     Raises:
         ImportError: (from ``open`` or ``log``) tensorboard is not installed.
@@ -68,7 +68,7 @@ class TensorBoardSink(Sink):
 
     def _add_lines(self, key: str, lines: Sequence[str], step: int = 0) -> None:
         if lines:
-            # In Markdown, four spaces make a line code, so that no character has a meaning of its own.
+            # In Markdown, four spaces make a line code, so that no character is special.
             self._events().add_text(key, "\n".join([f"    {safe_text.clean(line)}" for line in lines]), step)
 
     def close(self) -> None:
@@ -93,7 +93,7 @@ class TensorBoardSink(Sink):
 
 
 class _PlainWriter:
-    """Writes an event file whose name does not hold the host's, as every one of ``SummaryWriter`` does."""
+    """Writes an event file whose name does not contain the host's name, unlike those of ``SummaryWriter``."""
 
     def __init__(self, folder: Path) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

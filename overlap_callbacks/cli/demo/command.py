@@ -13,7 +13,7 @@ from overlap_callbacks.cli._output import one_line, print_record, require
 if TYPE_CHECKING:
     from overlap_callbacks.cli.demo.worker import DemoConfig
 
-# The module that one rank runs.
+# The module that each rank runs.
 WORKER = "overlap_callbacks.cli.demo.worker"
 
 
@@ -63,7 +63,7 @@ def command(run_dir: Path | None, as_json: bool, **options: Any) -> None:
 
 
 def train(config: DemoConfig) -> None:
-    """Run the demo to its end, with the progress of rank 0, or end the command; a rank's traceback is on stderr."""
+    """Run the demo, with rank 0's progress, or end the command; a rank's traceback is on stderr."""
     import os
     import sys
 
@@ -76,7 +76,7 @@ def train(config: DemoConfig) -> None:
             [sys.executable, "-m", WORKER, msgspec.json.encode(config).decode()],
             environment=os.environ,
             ranks=rank_variables(config.processes),
-            stdout=2,  # stdout is the result's alone: the Gloo of torch 2.8 writes lines of its own there
+            stdout=2,  # stdout is for the result only: the Gloo of torch 2.8 writes its own lines there
         )
     if outcome.exit_code:
         raise click.ClickException(one_line(f"a rank of the demo failed ({exit_in_words(outcome.exit_code)})"))

@@ -1,7 +1,7 @@
 """The demo's model and its data.
 
-A small GPT: embeddings, pre-norm blocks of causal attention and MLP, a tied output layer. Random sentences of a tiny
-grammar, as bytes.
+The model is a small GPT: embeddings, pre-norm blocks of causal attention and MLP, a tied output layer. The data are
+random sentences of a tiny grammar, as bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GPT(nn.Module):
 def _initialise(module: nn.Module) -> None:
     if isinstance(module, (nn.Linear, nn.Embedding)):
         nn.init.normal_(module.weight, std=0.02)
-    if isinstance(module, nn.Linear) and module.bias is not None:  # the output layer has none
+    if isinstance(module, nn.Linear) and module.bias is not None:  # the output layer has no bias
         nn.init.zeros_(module.bias)
 
 
@@ -50,7 +50,7 @@ _OBJECTS = ("the all-reduce", "a copy", "the optimizer", "its neighbour", "the b
 
 
 class GeneratedText(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
-    """Endless batches of tokens and next tokens, each of shape (batch, sequence); each rank has a seed of its own."""
+    """Endless batches of tokens and next tokens, each of shape (batch, sequence); each rank has its own seed."""
 
     def __init__(self, seed: int, batch: int, sequence: int) -> None:
         self.seed = seed

@@ -28,7 +28,7 @@ Progress = Callable[[int, float], None]
 
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
-    """Options of a demo run, most as of the command.
+    """Options of a demo run; most are those of the command.
 
     Attributes:
         batch: sequences of a rank's batch.

@@ -1,4 +1,4 @@
-"""An alert when a run's figure passes a limit of the user's, and no second one before it was back within it."""
+"""Alerts: one when a run's figure passes a limit of the user's, and no second one before it has been back within it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAMES = frozenset(figure.name for figure in (*FIGURES, MEASUREMENT_OVERHEAD))
 
 
 class Alert(msgspec.Struct, frozen=True):
-    """A limit that was passed, or a finding: the name of the figure or of the finding's rule, a line, and a text."""
+    """A passed limit, or a finding: the name of the figure or of the finding's rule, a title, and a text."""
 
     name: str
     title: str
@@ -32,8 +32,8 @@ class Limits:
     """Watches figures against limits, by name, e.g. ``{"compute_slowdown": 0.2}``; times are in milliseconds.
 
     Raises:
-        TypeError: ``limits`` is no mapping, or a limit is no number.
-        ValueError: a name that is no figure, or a limit that is not finite.
+        TypeError: ``limits`` is not a mapping, or a limit is not a number.
+        ValueError: a name is not a figure's, or a limit is not finite.
     """
 
     def __init__(self, limits: Mapping[str, float] | None) -> None:
@@ -54,13 +54,14 @@ class Limits:
     def passed(self, report: OverlapReport, figures: Mapping[str, Estimate]) -> list[Alert]:
         """The limits that the run passes with this window and did not before.
 
-        A limit is passed where the whole 95% interval of the run so far lies beyond it; else it may be chance. The
-        interval holds at all looks: there is one after each window. A limit is passed no more once the figure itself is
-        back within. A figure that was not measured changes nothing.
+        A limit is passed if the whole 95% interval of the run so far lies beyond it; otherwise it may be noise. The
+        interval is valid at every look: there is one after each window. A limit is no longer passed once the figure
+        itself is back within. A figure that was not measured changes nothing.
         """
         if report.control:
-            return []  # both arms ran overlapped: every difference is chance
-        # An invalid window is not in the run's figures. What it says of itself, such as residual overlap, stands alone.
+            return []  # both arms ran overlapped: every difference is noise
+        # An invalid window is not in the run's figures. Figures that need no comparison, such as residual overlap, are
+        # used alone.
         own = {name: figure for name, figure in report.figures().items() if not compares(name)}
         known = dict(figures) if report.valid else own
         if report.cost is not None:
@@ -78,9 +79,9 @@ class Limits:
         return alerts
 
     def _is_sure(self, figure: Figure, limit: float, estimate: Estimate) -> bool:
-        """Whether the end of the interval that is nearest to the limit is beyond it too."""
+        """Whether the end of the interval nearest to the limit is beyond it too."""
         if figure is MEASUREMENT_OVERHEAD and estimate.ci_low is None:
-            return True  # of an earlier version's record: counted, not estimated
+            return True  # from an earlier version's record: counted, not estimated
         bound = estimate.ci_high if figure.less_is_worse else estimate.ci_low
         if bound is None:
             if figure.name not in self._without_interval:
@@ -94,7 +95,7 @@ class Limits:
 
 
 def finding_alerts(report: OverlapReport, known: set[str]) -> list[Alert]:
-    """An alert for each serious finding in the environment whose rule is not in ``known``, to which it is added."""
+    """An alert for each serious finding in the environment whose rule is not in ``known``; adds its rule there."""
     alerts = []
     for finding in report.findings:
         if finding.severity is Severity.SERIOUS and finding.rule not in known:

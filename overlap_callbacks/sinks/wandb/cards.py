@@ -1,6 +1,6 @@
-"""Small pictures in HTML, for vendors that show it: no script, no network, every name escaped.
+"""Small HTML pictures, for vendors that show HTML: no script, no network, every name escaped.
 
-The pictures look the same in an offline run.
+They look the same in an offline run.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.analysis.svg import mark, picture
 
-# The CSS class of each bar; its colours can be told apart by the colour-blind and on a grey printer.
+# The CSS class of each bar; the colours are distinct for the colour-blind and on a grey printer.
 _CLASSES = {"e2e_ideal_ms": "ideal", "e2e_overlapped_ms": "overlapped", "e2e_sequential_ms": "sequential"}
 ROWS = tuple([figure for figure in FIGURES if figure.card])
 _MAX_NOTES, _MAX_TEXT_LENGTH = 10, 400
 
-# Width of a picture in its own units. A panel of a dashboard is about as wide, so text has the size of the text around.
+# Picture width in its own units: about that of a dashboard panel, so that text has its usual size.
 _WIDTH = 420.0
 
 _STYLE = """
@@ -51,7 +51,7 @@ td{overflow-wrap:normal}th{color:var(--dim)}tr{border-bottom:1px solid var(--lin
 
 
 class SoFar(NamedTuple):
-    """What the windows of a run say together: means over those that count, and the first step of these."""
+    """Summary of the run so far: means over the windows that count, and the first step of these."""
 
     verdict: str
     num_windows: int
@@ -60,13 +60,13 @@ class SoFar(NamedTuple):
 
     @classmethod
     def of(cls, summary: RunSummary, verdict: str) -> SoFar:
-        """Of the run so far."""
+        """From the run so far."""
         valid = summary.valid_windows
         return cls(verdict, len(valid), valid[0].first_step if valid else None, summary.pooled())
 
 
 def step_card(report: OverlapReport, so_far: SoFar | None) -> str:
-    """The run so far in words; then the window: step times side by side, with intervals, and the headline figures."""
+    """The run so far in words; then the window: step times side by side, with intervals, and headline figures."""
     figures = {
         name: estimate
         for name, estimate in report.figures().items()
@@ -106,7 +106,7 @@ def traffic_card(messages: JobMessages, world_size: int) -> str:
 
 
 def power_card(report: OverlapReport, trace: PowerTrace) -> str:
-    """Power against time, the modes shaded, communication in flight below."""
+    """Power over time, with the modes shaded and communication in flight below."""
     width, height, left, top = _WIDTH, 220.0, 52.0, 10.0
     known = [value for value in (trace.tdp_w, trace.limit_w) if value is not None]
     highest = max([*trace.power_w, *known]) * 1.05 or 1.0
@@ -148,7 +148,7 @@ def power_card(report: OverlapReport, trace: PowerTrace) -> str:
 
 
 def _bars(bars: Sequence[tuple[Figure, Estimate]]) -> str:
-    # Text stands above each bar: beside it, the longest interval would leave no room for the bars.
+    # Text above each bar: next to it, the longest interval would leave no room for the bars.
     width, row, bar = _WIDTH, 44.0, 18.0
     highest = max(max(estimate.value, estimate.ci_high or 0.0) for _, estimate in bars) or 1.0
     scale = (width - 4) / highest
@@ -172,7 +172,7 @@ def _bars(bars: Sequence[tuple[Figure, Estimate]]) -> str:
 
 
 def _rows(figures: Mapping[str, Estimate], of_run: Mapping[str, Estimate]) -> str:
-    """Headline figures of the window, and beside them the means over the run so far, where there are any."""
+    """Headline figures of the window, next to their means over the run so far, if any."""
     heads = ["", "this window", *(["run so far"] if of_run else [])]
     cells = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
     for figure in ROWS:
@@ -187,7 +187,7 @@ def _cell(figure: Figure, estimate: Estimate | None) -> str:
     if estimate is None:
         return "<td>not measured</td>"
     bounds = PLAIN.figure_interval(figure, estimate)
-    value = PLAIN.figure(figure, estimate.value).replace(" ", "&nbsp;")  # the bounds may break, the value may not
+    value = PLAIN.figure(figure, estimate.value).replace(" ", "&nbsp;")  # the interval may wrap, the value may not
     return f"<td>{value}{f'<br><small>{bounds}</small>' if bounds else ''}</td>"
 
 

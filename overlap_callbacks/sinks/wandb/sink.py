@@ -29,7 +29,7 @@ from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
 from overlap_callbacks.sinks.wandb.tables import Table, arm_table, tables
 
-# Our own x-axis. W&B's step may only rise, and belongs to the user's own logging: it is never passed.
+# The library's own x-axis. W&B's step may only increase, and belongs to the user's own logging: it is never passed.
 STEP_KEY = "overlap/step"
 
 STEP_CARD = "overlap/step_time"
@@ -37,16 +37,16 @@ POWER_CARD = "power/trace_card"
 TRAFFIC_CARD = "traffic/matrix"
 ARMS_TABLE = "arm/arms"
 
-# Minimum time between two equal alerts. We send one per crossing; W&B replaces 0 by its default of a minute.
+# Minimum time between two equal alerts. The sink sends one per crossing; W&B replaces 0 by its default of a minute.
 _ALERT_WAIT_S = 0.001
 # Each table is a file and an artifact. Each of the first windows has its tables. After that, tables are logged when the
-# number of windows has grown by a factor, and for the last window: a thousand windows have some thirty of each table.
+# number of windows has grown by a factor, and for the last window: about thirty of each table in a thousand windows.
 _ALL_TABLES_UP_TO = 10
 _TABLES_GROWTH = 1.25
 
 
 class _Row(NamedTuple):
-    """What is logged of a window; with its report and the run so far where pictures and tables are due."""
+    """What is logged of a window; with its report and the run so far if pictures and tables are due."""
 
     metrics: dict[str, float]
     pictured: OverlapReport | None = None
@@ -54,7 +54,7 @@ class _Row(NamedTuple):
 
 
 class WandbSink(Sink):
-    """Logs to the user's W&B run where there is one, else to a run that it starts and finishes.
+    """Logs to the user's W&B run if there is one, else to a run that it starts and finishes.
 
     - Every metric of ``OverlapReport.metrics()``, against ``overlap/step``, with aggregates in the run's summary
       (``Figure.aggregates``); means over the run so far under ``overlap_run/``, and how many windows
@@ -82,13 +82,13 @@ class WandbSink(Sink):
     later, with ``wandb sync``.
 
     Args:
-        run: the run to use. By default ``wandb.run``, as it is when the first report comes.
-        start: start a run where there is none; if False, log nothing until there is one.
+        run: the run to use. By default ``wandb.run`` at the time of the first report.
+        start: start a run if there is none; if False, log nothing until there is one.
         alerts: limits by the figure's name, e.g. ``{"compute_slowdown": 0.2, "residual_overlap": 0.02}``; fractions as
             fractions, times in milliseconds. An alert comes when the whole interval of a figure is above its limit;
             of ``speedup_vs_sequential``, ``attained_fraction`` and ``hidden_comm_fraction``, when it is below.
-        timeout_s: longest time in seconds for W&B to begin a run of ours, and to take the rest at the end.
-        init: arguments of ``wandb.init`` for a run that is started, e.g. ``project``, ``entity``, ``name``.
+        timeout_s: maximum time in seconds for W&B to start a run, and to take the rest at the end.
+        init: arguments of ``wandb.init`` for a run started here, e.g. ``project``, ``entity``, ``name``.
 
     Raises:
         TypeError, ValueError: ``alerts`` or ``timeout_s`` is wrong.
@@ -109,7 +109,7 @@ class WandbSink(Sink):
         self._given_run = run
         self._start = start
         self._limits = Limits(alerts)
-        # wandb has the same time limit for a run that we finish; it says then what was not sent.
+        # wandb has the same time limit for a run finished here, and then reports what was not sent.
         self.close_timeout_s: float = _validation.seconds("timeout_s", timeout_s)
         self._init = {"project": "overlap-callbacks", **init}
         self._info: RunInfo | None = None
@@ -118,19 +118,19 @@ class WandbSink(Sink):
 
         self._run: Any = None
         self._owns_run = False
-        self._starting = False  # W&B was asked for a run, and has not begun it
+        self._starting = False  # W&B was asked for a run, and has not started it
         self._had_run = False
-        self._told_finished: Any = None  # the run that was finished early, and of which that was said
+        self._told_finished: Any = None  # the run that was finished early and whose user was warned
         self._defined: set[str] = set()
         self._aggregates: dict[str, str] = {}  # by key
-        self._described: dict[str, Any] | None = None  # as the run's configuration has it
+        self._described: dict[str, Any] | None = None  # as in the run's configuration
         self._environment: JobEnvironment | None = None
-        self._alerted: set[str] = set()  # rules of findings
+        self._alerted: set[str] = set()  # rules of findings already reported
         self._rows: list[_Row] = []  # not yet logged
-        self._joined_step = -1  # step of the user's row that our last one joined
+        self._joined_step = -1  # step of the user's row that the last row here joined
         self._windows: list[OverlapReport] = []  # without their details
         self._arms: list[ArmReport] = []
-        self._next_tables = 1  # number of windows at which tables are due again
+        self._next_tables = 1  # number of windows at which tables are next due
         self._without_tables: OverlapReport | None = None  # the last report, if its tables were not due
 
     def use_record(self, path: Path) -> None:
@@ -140,7 +140,7 @@ class WandbSink(Sink):
         self._info = run
         if self._record is None:
             return
-        with contextlib.suppress(OSError):  # the record's own sink has told it
+        with contextlib.suppress(OSError):  # the record's own sink has reported it
             self._windows, self._arms = earlier_starts(self._record)
             self._next_tables = len(self._windows) + 1
 
@@ -154,7 +154,7 @@ class WandbSink(Sink):
         verdict, cause = run_verdict(summary), cause_in_words(report.power_verdict)
 
         row = {**self._numbers(report.values()), **run_metrics(summary), STEP_KEY: report.first_step}
-        # A window that was cut off at once has nothing to show, and must not stand for the run as its last.
+        # A window that was cut off at once has nothing to show, and must not represent the run as its last.
         shows = bool(report.figures())
         due = shows and len(self._windows) >= self._next_tables
         if due:
@@ -210,7 +210,7 @@ class WandbSink(Sink):
             so_far = cards.SoFar.of(summary, run_verdict(summary))
             self._rows.append(_Row({STEP_KEY: self._without_tables.first_step}, self._without_tables, so_far))
         while self._rows:  # each pass takes one, whatever the run does with it
-            run.log({})  # ends the row under way, if there is one: the next row is ours
+            run.log({})  # ends the current row, if any, so that the next row is the sink's own
             self._log_row(run)
         if self._arms:
             table = arm_table(RunSummary(self._info, self._windows, running=True), self._arms)
@@ -230,16 +230,16 @@ class WandbSink(Sink):
         return {key: value.number for key, value in fitted.items()}
 
     def _log_rows(self, run: Any) -> None:
-        """Log the rows that wait, without raising the step of a run that is not ours.
+        """Log the waiting rows, without raising the step of a run that is the user's.
 
-        Our row joins the user's next row. As a row of its own it would raise the run's step, and W&B would drop what
-        the user logs later with a smaller ``step=``.
+        Each joins the user's next row. As a row of its own it would raise the run's step, and W&B would drop what the
+        user logs later with a smaller ``step=``.
         """
         if self._owns_run:
             while self._rows:
                 self._log_row(run)
                 run.log({})
-        elif self._rows and run.step != self._joined_step:  # at most one row of ours in one of the user's
+        elif self._rows and run.step != self._joined_step:  # at most one row per row of the user's
             self._log_row(run)
             self._joined_step = run.step  # read again: the user may have begun another row meanwhile
 
@@ -247,7 +247,7 @@ class WandbSink(Sink):
         row, wandb = self._rows.pop(0), sys.modules["wandb"]
         pictures = {} if row.pictured is None else _pictures(wandb, row.pictured, row.so_far)
         self._log_part(run, {**row.metrics, **pictures})
-        # Separately: for a table of an online run, W&B asks its server, waits, and may raise. With the step again: the
+        # Separately: for an online run's table, W&B asks its server, waits, and may raise. With the step again: the
         # user may have begun another row by then.
         tables_of_row = {} if row.pictured is None else _tables(wandb, tables(row.pictured))
         if tables_of_row:
@@ -255,7 +255,7 @@ class WandbSink(Sink):
             self._try_artifact("the tables of a window", lambda: self._log_part(run, {**tables_of_row, STEP_KEY: step}))
 
     def _log_part(self, run: Any, part: Mapping[str, Any]) -> None:
-        """Add to the row under way."""
+        """Add to the current row."""
         self._define(run, part)
         run.log(part, commit=False)
 
@@ -271,12 +271,12 @@ class WandbSink(Sink):
             run.define_metric(STEP_KEY, hidden=True)
             self._defined.add(STEP_KEY)
         for key in sorted(row.keys() - self._defined):
-            # Of means over the run so far, pictures and tables, the summary has the last value.
+            # For means over the run so far, pictures and tables, the summary has the last value.
             run.define_metric(key, step_metric=STEP_KEY, summary=self._aggregates.get(key))
             self._defined.add(key)
 
     def _describe(self, run: Any, report: OverlapReport) -> None:
-        """Put into the run's configuration what was measured where, and how."""
+        """Put what was measured, where and how into the run's configuration."""
         sizes: dict[str, int] = {}
         for row in report.collectives:
             name = fit_name(row.dimension or "other")
@@ -327,14 +327,14 @@ class WandbSink(Sink):
         return self._run
 
     def _take(self, run: Any) -> None:
-        """Go on with another run, in which nothing is defined yet."""
+        """Switch to another run, in which nothing is defined yet."""
         self._run = run
         self._defined, self._described, self._joined_step = set(), None, -1
         if run is None:
             return
         self._had_run = True
         if self._record is not None and self._record.is_file():
-            # W&B takes the file when the run is finished, even where that is before we are closed, or by a crash.
+            # W&B takes the file when the run finishes, even before this sink is closed, or by a crash.
             self._try_artifact("the record as a file of the run", lambda: self._save_record(run))
 
     def _save_record(self, run: Any) -> None:
@@ -376,9 +376,9 @@ def _is_finished(run: Any) -> bool:
 
 
 def job_content(environment: JobEnvironment | None) -> dict[str, Any]:
-    """Hosts, devices, transports and differences between ranks; nothing where they are not known.
+    """Hosts, devices, transports and differences between ranks; empty if not known.
 
-    What rank 0 runs on is in the configuration already, with the rest of what is known of the run.
+    Rank 0's environment is already in the configuration, with the other facts of the run.
     """
     if environment is None:
         return {}
@@ -393,9 +393,9 @@ def job_content(environment: JobEnvironment | None) -> dict[str, Any]:
 
 
 def run_metrics(summary: RunSummary) -> dict[str, float]:
-    """Means over the valid windows so far, with intervals, under ``overlap_run/``; and how many windows these are.
+    """Means over the valid windows so far, with intervals, under ``overlap_run/``, and the number of windows.
 
-    They have keys of their own, since W&B's bar charts need one plain number per run.
+    They have their own keys because W&B's bar charts need one plain number per run.
     """
     pooled = summary.pooled()
     values = [value for figure in SUMMARY for value in values_of(figure, pooled.get(figure.name))]
@@ -403,13 +403,13 @@ def run_metrics(summary: RunSummary) -> dict[str, float]:
     return {**means, "overlap_run/windows": float(len(summary.valid_windows))}
 
 
-# -- a run of our own
+# -- runs started by the sink
 
 
 def _start_run(init: Mapping[str, Any], timeout_s: float, *, hide_host: bool) -> Any:
-    """Start a run; one that W&B does not begin in time is logged offline.
+    """Start a run; if W&B does not start it in time, it is logged offline.
 
-    The timeout also holds for what W&B takes at the end. A hidden host has a number in the place of its name.
+    The timeout also limits what W&B takes at the end. A hidden host is named by its number.
 
     Raises:
         ImportError: wandb is not installed.
@@ -424,7 +424,7 @@ def _start_run(init: Mapping[str, Any], timeout_s: float, *, hide_host: bool) ->
     given = init.get("settings")
     of_settings = given.get("mode") if isinstance(given, Mapping) else _named(given).get("mode")
     mode = init.get("mode") or of_settings or wandb.setup().settings.mode
-    # wandb.init would ask for a key on the terminal, and block.
+    # wandb.init would prompt for a key on the terminal, and block.
     if mode not in ("offline", "disabled", "dryrun") and not logged_in(wandb):
         raise RuntimeError(
             "nobody is logged in to W&B: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
@@ -438,17 +438,17 @@ def _start_run(init: Mapping[str, Any], timeout_s: float, *, hide_host: bool) ->
 
 
 def logged_in(wandb: Any) -> bool:
-    """Whether there is a key for W&B's server; never asks the user for one."""
+    """Whether there is a key for W&B's server; never prompts the user."""
     try:
         return bool(wandb.login(prompt=False, verify=False))
-    except TypeError:  # an older version, without the parameter
+    except TypeError:  # an older version without the parameter
         return bool(wandb.setup().settings.api_key or wandb.api.api_key)
 
 
 def _bounded(wandb: Any, given: Any, timeout_s: float, *, hide_host: bool) -> Any:
     """The given settings, with a timeout for W&B and a name for the host unless they set them themselves.
 
-    The timeout also bounds wandb's own hook at the interpreter's exit.
+    The timeout also bounds wandb's own hook at interpreter exit.
     """
     bounds: dict[str, Any] = {"host": "host 0"} if hide_host else {}
     bounds |= {"init_timeout": timeout_s, "finish_timeout": timeout_s, "finish_timeout_raises": True}
@@ -464,5 +464,5 @@ def _bounded(wandb: Any, given: Any, timeout_s: float, *, hide_host: bool) -> An
 
 
 def _named(settings: Any) -> dict[str, Any]:
-    """The settings that were set by hand, without the defaults."""
+    """The settings that were set explicitly, without the defaults."""
     return {name: getattr(settings, name) for name in getattr(settings, "model_fields_set", ())}

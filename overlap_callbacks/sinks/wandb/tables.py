@@ -57,7 +57,7 @@ class Table(NamedTuple):
 
 
 def arm_table(summary: RunSummary, reports: Sequence[ArmReport]) -> Table:
-    """The arms of a run, the best first."""
+    """The arms of a run, best first."""
     rows = []
     for row in arm_summaries(summary, reports):
         speedup = row.speedup
@@ -103,7 +103,7 @@ def _table(columns: tuple[str, ...], items: Sequence[Any]) -> Table:
     return Table(columns, [[_cell(_value(item, column)) for column in columns] for item in items])
 
 
-# Columns that are called otherwise in the record.
+# Columns with a different name in the record.
 _FIELDS = {"kernel": "name", "kernels": "victim"}
 
 

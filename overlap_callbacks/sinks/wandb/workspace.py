@@ -1,7 +1,7 @@
 """The W&B workspace "Overlap cost": a saved view of a project that answers the questions in order.
 
-Its content is plain data (``SECTIONS``), which can be printed. ``build`` makes a workspace of it with
-``wandb-workspaces``, and ``save`` sends it. Charts have the library's own axis, ``overlap/step``.
+Its content is plain data (``SECTIONS``), which can be printed. ``build`` turns it into a workspace with
+``wandb-workspaces``, and ``save`` sends it. Charts use the library's own axis, ``overlap/step``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _STEP = "overlap/step"
 
 
 class Panel(NamedTuple):
-    """What a panel shows.
+    """A panel's content.
 
     Attributes:
         kind: ``lines``: metrics along the run. ``bars``: means of each run, run beside run. ``pictures``: HTML, with a
             slider through the windows. ``rows``: a table of the last window that has it. ``curve``: two columns of one.
         title: of the panel.
-        keys: of the metrics; of pictures and tables, one.
+        keys: of the metrics; a single one for pictures and tables.
         unit: of the metrics.
         columns: of a curve, x and y.
     """
@@ -45,7 +45,7 @@ class Panel(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Panels under a heading, so many side by side; unfolded if ``open``."""
+    """Panels under a heading, several per row; unfolded if ``open``."""
 
     name: str
     panels: tuple[Panel, ...]
@@ -54,11 +54,11 @@ class Section(NamedTuple):
 
 
 def keys(sections: Sequence[Section]) -> list[str]:
-    """Every key that these sections show, once."""
+    """Every key that these sections show, without repetition."""
     return list(dict.fromkeys(key for section in sections for panel in section.panels for key in panel.keys))
 
 
-# Figures that one panel shows together, by its title.
+# Figures shown together in one panel, by its title.
 _TOGETHER = {
     "Step time": tuple([figure.key for figure in STEP_TIMES]),
     "Compute kernels of a step": ("overlap/compute_ms", "overlap/compute_isolated_ms"),
@@ -75,7 +75,7 @@ _TOGETHER = {
 
 
 def _along(figure: Figure, title: str = "") -> Panel:
-    """A figure along the run: a headline figure with its interval, one of both modes in both."""
+    """A figure along the run: a headline figure with its interval; a figure of both modes in both."""
     shown = keys_of(figure)
     if figure.formula is not None:
         shown += [f"{figure.key}_ci_low", f"{figure.key}_ci_high"]
@@ -84,7 +84,7 @@ def _along(figure: Figure, title: str = "") -> Panel:
 
 
 def _panels(figures: Iterable[Figure]) -> Iterator[Panel]:
-    """A panel for each figure, or for those that one shows together; none of a dimension, a collective or a stage."""
+    """A panel for each figure, or for those shown together; none for dimensions, collectives or stages."""
     titles = {key: title for title, together in _TOGETHER.items() for key in together}
     panels: dict[str, list[Figure]] = {}
     for figure in figures:
@@ -174,7 +174,7 @@ SECTIONS = (
 
 
 class WorkspaceError(RuntimeError):
-    """A workspace that cannot be made or saved, and why."""
+    """The workspace cannot be made or saved; the message says why."""
 
 
 def outline(name: str, sections: Sequence[Section] = SECTIONS) -> str:
@@ -191,7 +191,7 @@ def outline(name: str, sections: Sequence[Section] = SECTIONS) -> str:
 
 
 def check_names(entity: str, project: str, name: str) -> None:
-    """Refuse empty names.
+    """Reject empty names.
 
     Raises:
         WorkspaceError: one is empty.
@@ -218,7 +218,7 @@ def build(entity: str, project: str, name: str = DEFAULT_NAME) -> Any:
             name=section.name,
             panels=[_panel(wr, panel) for panel in section.panels],
             is_open=section.open,
-            # As many rows as it needs: W&B would put the rest on further pages of the section.
+            # As many rows as needed: W&B would put the rest on further pages of the section.
             layout_settings=ws.SectionLayoutSettings(
                 columns=section.columns, rows=-(-len(section.panels) // section.columns)
             ),
@@ -233,7 +233,7 @@ def build(entity: str, project: str, name: str = DEFAULT_NAME) -> Any:
 
 
 def spec(workspace: Any) -> dict[str, Any]:
-    """The content that is sent to W&B."""
+    """The content sent to W&B."""
     model = workspace._to_model()  # wandb-workspaces has no public way
     content: dict[str, Any] = json.loads(model.spec.model_dump_json(by_alias=True, exclude_none=True))
     return content
@@ -243,15 +243,15 @@ def save(workspace: Any) -> str:
     """Save the workspace as a view of its project. Returns its address.
 
     Raises:
-        WorkspaceError: nobody is logged in to W&B, or it cannot be reached, or refuses.
+        WorkspaceError: nobody is logged in to W&B, it cannot be reached, or it refuses.
     """
     import wandb
 
-    if not logged_in(wandb):  # it would ask for a key on the terminal, and block
+    if not logged_in(wandb):  # it would prompt for a key on the terminal, and block
         raise WorkspaceError("nobody is logged in to W&B: run `wandb login`, or set WANDB_API_KEY")
     try:
         workspace.save()
-    except Exception as error:  # of requests, of the GraphQL client, or of wandb, by version
+    except Exception as error:  # from requests, the GraphQL client or wandb, depending on the version
         raise WorkspaceError(
             f"W&B did not save the workspace of {workspace.entity}/{workspace.project}: {str(error).rstrip('.')}. Is "
             f"W&B to be reached, do both exist, and may you write there?"
