@@ -28,9 +28,8 @@ def command(entity: str, project: str, name: str, dry_run: bool, as_json: bool) 
         if dry_run:
             result |= {"spec": views.spec(view)}
         else:
-            with open_console(stderr=True).status(
-                "W&B saves the view"
-            ):  # wandb retries if a server does not answer
+            # wandb retries if a server does not answer.
+            with open_console(stderr=True).status("W&B saves the view"):
                 result |= {"url": views.save(view)}
     except views.WorkspaceError as error:
         raise click.ClickException(str(error)) from None

@@ -1,12 +1,12 @@
-"""The screens of a record: the report page, one HTML file that needs nothing else, and the terminal.
+"""The screens of a record: the report page, one self-contained HTML file, and the terminal.
 
-A ``Record`` becomes a ``Document`` of sections (``views``); ``html`` makes that one file, ``terminal`` text. Jinja2
-escapes everything that comes from a record. Observable Plot draws the charts in the browser; its two files
+``views`` turns a ``Record`` into a ``Document`` of sections; ``html`` renders it as that file, ``terminal`` as text.
+Jinja2 escapes everything that comes from a record. Observable Plot draws the charts in the browser; its two files
 (``html/vendor/``) are copied into the page.
 
 Why Observable Plot: it draws SVG, which is crisp in print, takes its colours from the page's style sheet and fits the
 width of a phone. With d3 it has 0.5 MB; Plotly's only bundle in its Python package has 4.7 MB. Matplotlib's SVG has
-one set of colours, and canvas libraries blur in print.
+fixed colours, and canvas libraries blur in print.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page", "write_page"]
 
-# The page is imported when it is asked for: the terminal needs no templates.
+# The page is imported on first use: the terminal needs no templates.
 
 
 def page(records: Sequence[Record], axis: str | None = None) -> str:
@@ -31,7 +31,7 @@ def page(records: Sequence[Record], axis: str | None = None) -> str:
         axis: what varies between several; None for the number of ranks, if it does.
 
     Raises:
-        ValueError: ``records`` is empty; or no record tells what ``axis`` asks for.
+        ValueError: ``records`` is empty; or no record has the value of ``axis``.
     """
     from overlap_callbacks.report.html import as_html
     from overlap_callbacks.report.views.runs import runs_document
@@ -40,11 +40,11 @@ def page(records: Sequence[Record], axis: str | None = None) -> str:
 
 
 def write_page(records: Sequence[Record], path: str | os.PathLike[str], axis: str | None = None) -> int:
-    """Write the page, whole or not at all; into a pipe or a device, directly. Returns its size in bytes.
+    """Write the page atomically, or directly if ``path`` is a pipe or a device. Returns its size in bytes.
 
     Args:
         records: as for ``page``.
-        path: of the file. An older file is replaced; of a link, the file that it points to.
+        path: of the file. An existing file is replaced; a link's target likewise.
         axis: as for ``page``.
 
     Raises:

@@ -1,9 +1,9 @@
 """The profiled steps of a window as a trace that Perfetto and Chrome open: the Trace Event Format, in JSON.
 
-Each mode is a process with a track for each stream or thread. Power and clock are counters of a process of their own.
-A track's number is its process's plus its place, from 0. So Perfetto takes the step itself for the process's main
-thread. A track with the number 0 would be none: Perfetto puts its slices on the main thread, among those of that.
-Format: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+Each mode is a process with a track for each stream or thread. Power and clock are counters of their own process. A
+track's number is its process's plus its index, so that Perfetto takes the step itself for the process's main thread.
+Track number 0 must not be used: Perfetto would merge its slices into the main thread. Format:
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ Event = dict[str, Any]
 
 _PROCESS_OF = {Mode.OVERLAPPED: 1000, Mode.SEQUENTIAL: 2000}
 _POWER_PROCESS = 3000
-# Between two steps whose times on one clock are not known.
+# Gap between two steps whose times are not on one clock.
 _GAP_MS = 1.0
 
 
 def perfetto_trace(window: OverlapReport) -> dict[str, Any]:
     """The trace of a window with its details.
 
-    Steps and power lie on one clock where the record has it; else the steps follow one another.
+    Steps and power share one clock if the record has it; otherwise the steps follow one another.
 
     Raises:
         ValueError: the window has no profiled steps.
@@ -53,7 +53,7 @@ def perfetto_trace(window: OverlapReport) -> dict[str, Any]:
 
 
 def _starts(pictures: Sequence[StepTimeline], power: PowerTrace | None) -> tuple[list[float], int | None]:
-    """Start of each step in milliseconds from the trace's beginning, and that beginning; None without a clock."""
+    """Start of each step in ms from the start of the trace, and that start in ns; None without a clock."""
     known = [picture.detail.start_ns for picture in pictures if picture.detail is not None]
     times_ns = [start_ns for start_ns in known if start_ns is not None]
     if len(times_ns) == len(pictures):
@@ -84,7 +84,7 @@ _Slices = list[tuple[str, str, float, float, int]]
 
 
 def _tracks_of_detail(detail: StepDetail, lane: str) -> Iterator[tuple[str, _Slices]]:
-    """Name and slices of each track. Slices of a track do not overlap: a stream whose kernels do gets several."""
+    """Name and slices of each track. A track's slices do not overlap: a stream whose kernels do gets several tracks."""
     lanes: dict[tuple[bool, int], _Slices] = {}
     for kernel in detail.named_slices:
         category = "communication" if kernel.communicates else "compute"
@@ -100,7 +100,7 @@ def _tracks_of_detail(detail: StepDetail, lane: str) -> Iterator[tuple[str, _Sli
 def _without_overlap(slices: _Slices) -> list[_Slices]:
     rows: list[_Slices] = []
     for item in sorted(slices, key=lambda item: item[2]):
-        # In whole nanoseconds: sums of fractions of a millisecond would part what follows without a gap.
+        # In integer nanoseconds: adding fractions of a millisecond would separate adjacent slices.
         start_ns = round(item[2] * 1e6)
         row = next((row for row in rows if round((row[-1][2] + row[-1][3]) * 1e6) <= start_ns), None)
         if row is None:
@@ -111,7 +111,7 @@ def _without_overlap(slices: _Slices) -> list[_Slices]:
 
 
 def _tracks_of_unions(picture: StepTimeline) -> Iterator[tuple[str, _Slices]]:
-    """Of older records, which tell when compute and communication ran, and no kernels."""
+    """For older records, which have the intervals of compute and communication but no kernels."""
     for kind, intervals in (("compute", picture.compute), ("communication", picture.communication)):
         yield kind, [(kind, kind, begin, end - begin, 0) for begin, end in intervals]
 
@@ -154,5 +154,5 @@ def _event(phase: str, process: int, track: int, name: str, **more: Any) -> Even
 
 
 def _microseconds(time_ms: float) -> float:
-    """With nanoseconds as three decimals, as the format has them."""
+    """Nanoseconds become three decimals, as the format requires."""
     return round(time_ms * 1000, 3)

@@ -1,4 +1,4 @@
-"""Reads a record back. Whole lines count; a line that a crash cut off does not."""
+"""Reads a record. Complete lines count; a line cut off by a crash does not."""
 
 from __future__ import annotations
 
@@ -28,16 +28,18 @@ from overlap_callbacks.analysis.run_summary import (
 )
 from overlap_callbacks.report.record_lines import UNREADABLE, Details, Outlines, decode_window, line_at, lines_of
 
-# The options of a schedule that reports use, and their types.
+# The schedule options that reports use, and their types.
 _SCHEDULE_TYPES = {"every_n_steps": int, "profiled_steps": int, "control": bool, "blocks": str}
 
 
 class RecordError(ValueError):
-    """A record that cannot be read, and why."""
+    """A record cannot be read; the message says why."""
 
 
 class _Head(msgspec.Struct):
-    """What every line says, its kind, and what the first one of any version says. Later versions may have more."""
+    """The fields common to all lines: the kind, and the first line's fields in any version. Later versions may add
+    more.
+    """
 
     record: Any = None
     schema_version: Any = None
@@ -45,7 +47,7 @@ class _Head(msgspec.Struct):
 
 
 class _BlockLine(msgspec.Struct):
-    """A timed block of a window whose report is not there yet."""
+    """A timed block of a window that has no report yet."""
 
     window: int
     first_step: int
@@ -58,10 +60,10 @@ class _LeftOutLine(msgspec.Struct):
     reason: str
 
 
-# How the sink begins the lines of which there are many. Other lines are looked at twice.
+# Prefixes of the frequent kinds of lines, as the sink writes them. Other lines are decoded twice.
 _BLOCK, _WINDOW = b'{"record":"block",', b'{"record":"window",'
 
-# Each line is decoded into its struct at once: a detour over dictionaries would take ten times the memory.
+# Each line is decoded straight into its struct: going through dictionaries would take ten times the memory.
 _decode_head = msgspec.json.Decoder(_Head).decode
 _decode_run = msgspec.json.Decoder(RunInfo).decode
 _decode_arm = msgspec.json.Decoder(ArmReport).decode
@@ -77,12 +79,12 @@ class Record:
         path: the file.
         runs: one for each start of the job.
         windows: the reports, in the order of measurement.
-        arms: the reports of windows that compare with other arms than sequential steps.
-        left_out: why windows have no report, in words.
+        arms: the reports of windows with arms other than sequential steps.
+        left_out: why windows have no report.
         unfinished: what rank 0 had measured of a window that was cut off before its report.
-        ended: whether the last start of the job has ended, as far as its record tells.
+        ended: whether the last start of the job has ended, according to its record.
         broken_lines: lines that could not be read.
-        long_lines: those of them that are longer than any line of a record.
+        long_lines: how many of them are longer than any line of a record can be.
     """
 
     path: Path
@@ -94,13 +96,13 @@ class Record:
     ended: bool = False
     broken_lines: int = 0
     long_lines: int = 0
-    # Of the windows without their details, by ``id``: where the details are.
+    # Where the details of windows without them are, by ``id`` of the window.
     _details: dict[int, Details] = field(default_factory=dict, repr=False, compare=False)
     _summary: RunSummary | None = field(default=None, repr=False, compare=False)
 
     @property
     def summary(self) -> RunSummary:
-        """Which windows count, and what they say together."""
+        """Which windows count, and their pooled figures."""
         run = self.runs[-1] if self.runs else None
         known = self._summary
         if (
@@ -110,7 +112,7 @@ class Record:
             or known.unfinished is not self.unfinished
             or known.running is not self.running
         ):
-            # One for all who ask: to add up the figures of ten thousand windows takes a while.
+            # Cached: adding up the figures of ten thousand windows takes a while.
             known = self._summary = RunSummary(
                 run, self.windows, self.unfinished, running=self.running, left_out=self.left_out
             )
@@ -118,35 +120,37 @@ class Record:
 
     @property
     def running(self) -> bool:
-        """Whether the job may go on: its record tells when it ends, and does not yet."""
+        """Whether the job may still be running: its record marks its end, and has not yet."""
         return bool(self.runs) and self.runs[-1].tells_end and not self.ended
 
     @property
     def valid_windows(self) -> list[OverlapReport]:
-        """The windows that count: see ``RunSummary``."""
+        """The windows that count; see ``RunSummary``."""
         return self.summary.valid_windows
 
     @property
     def partial(self) -> OverlapReport | None:
-        """What there is to look at where no window counts: see ``RunSummary``."""
+        """The unfinished window to show if no window counts; see ``RunSummary``."""
         return self.summary.partial
 
     @property
     def environment(self) -> RankEnvironment | None:
-        """What the lowest rank heard runs on; before the first report, what rank 0 does. None in older records."""
+        """Environment of the lowest-numbered rank that reported; before the first report, rank 0's. None in older
+        records.
+        """
         if self.job_environment is not None:
             return self.job_environment.lowest_rank
         return self.runs[-1].environment if self.runs else None
 
     @property
     def job_environment(self) -> JobEnvironment | None:
-        """What the ranks run on, as it was reported last."""
+        """The ranks' environment, as last reported."""
         window = self.summary.latest("environment")
         return None if window is None else window.environment
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Every finding of the windows, once, as it was made last; the most serious first."""
+        """Each finding of the windows once, in its latest form; most serious first."""
         found = {finding.rule: finding for window in self.windows for finding in window.findings}
         return tuple(sorted(found.values(), key=lambda finding: list(Severity).index(finding.severity)))
 
@@ -157,48 +161,48 @@ class Record:
 
     @property
     def control(self) -> bool:
-        """Whether it was an A/A run."""
+        """Whether the run is an A/A control."""
         return self.summary.control
 
     @property
     def figures(self) -> dict[str, Estimate]:
-        """Means over the valid windows; of a run without any, what a window that was cut short had measured."""
+        """Means over the valid windows; without any, the figures of a window that was cut short."""
         return self.summary.figures()
 
     @property
     def shown_windows(self) -> list[OverlapReport]:
-        """The windows that count; of a run without any, the one that was cut short after its timed part."""
+        """The windows that count; without any, the one that was cut short after its timed part."""
         partial = self.partial
         if self.valid_windows or partial is None:
             return self.valid_windows
         return [self.whole(window) for window in self.windows if window.window == partial.window][-1:]
 
     def latest_shown(self, part: str) -> OverlapReport | None:
-        """The last of ``shown_windows`` that has a part, e.g. ``kernels``; with its details."""
+        """The last of ``shown_windows`` with this part (e.g. ``kernels``), including its details."""
         if self.valid_windows:
             return self.latest_valid(part)
         return next((window for window in self.shown_windows if getattr(window, part)), None)
 
     def pooled(self) -> dict[str, Estimate]:
-        """Each figure over the valid windows."""
+        """Each figure pooled over the valid windows."""
         return self.summary.pooled()
 
     def bottleneck(self) -> Bottleneck | None:
-        """What bounds the steps of the run and what to try; None where no profile shows it."""
+        """What limits the steps of the run and what to try; None if no profile shows it."""
         return run_bottleneck(self.summary, self.latest_valid("collectives"))
 
     def whole(self, window: OverlapReport) -> OverlapReport:
-        """One of ``windows`` with its details: tables, pictures, samples.
+        """One of ``windows`` with its details: tables, timelines, samples.
 
-        They are read from the file again if ``read`` left them there. Should that fail, the line counts as one that
-        could not be read, and the window is returned as it is.
+        They are read from the file if ``read`` left them there. If that fails, the line counts as unreadable, and the
+        window is returned without them.
         """
         details = self._details.get(id(window))
         if details is None:
             return window
         try:
             found = decode_window(line_at(self.path, details.start))
-            if without_details(found) == window:  # else somebody has written another record there
+            if without_details(found) == window:  # otherwise somebody has written another record there
                 return found
         except (OSError, *UNREADABLE):
             pass
@@ -207,11 +211,11 @@ class Record:
         return window
 
     def latest_valid(self, part: str) -> OverlapReport | None:
-        """The last window that counts and has a part, e.g. ``kernels``; with its details."""
+        """The last window that counts and has this part (e.g. ``kernels``), with its details."""
         return self._latest(part, self.valid_windows)
 
     def latest(self, part: str) -> OverlapReport | None:
-        """The last window that has a part, with its details; one that counts if there is any."""
+        """The last window with this part, including its details; preferably one that counts."""
         return self.latest_valid(part) or self._latest(part, self.windows)
 
     def _latest(self, part: str, windows: Sequence[OverlapReport]) -> OverlapReport | None:
@@ -232,11 +236,11 @@ def read(
     Args:
         path: a run folder, or its ``overlap.jsonl``.
         progress: called every few lines with the number of bytes read so far, and the size of the file in bytes.
-        details: whether to read tables, pictures and samples of all windows at once. If not, ``Record.whole`` reads
-            them when they are asked for: a long record then takes far less time and memory.
+        details: whether to read tables, timelines and samples of all windows now. If not, ``Record.whole`` reads
+            them on request: a long record then takes far less time and memory.
 
     Raises:
-        RecordError: no such file, one that cannot be read, no record, or of a schema that is newer than this library.
+        RecordError: no such file, unreadable, not a record, or its schema is newer than this library.
     """
     file = Path(path)
     if file.is_dir():
@@ -295,12 +299,12 @@ def read(
 def _add_unfinished(record: Record, key: tuple[int, int], of_window: dict[int, TimedBlock]) -> None:
     try:
         record.unfinished = _unfinished(record.runs[-1], key, [of_window[number] for number in sorted(of_window)])
-    except OverflowError:  # a number that no window and no step has
+    except OverflowError:  # a number that no window or step has
         record.broken_lines += len(of_window)
 
 
 class _Blocks:
-    """The blocks whose window has no report yet. There are many, and most need not be decoded: their report follows.
+    """The blocks whose window has no report yet. Most of the many need no decoding: their report follows.
 
     Decoded ones are kept by window and first step, then by number. A block may be logged again with more of its steps.
     """
@@ -310,7 +314,7 @@ class _Blocks:
         self.by_window: dict[tuple[int, int], dict[int, TimedBlock]] = {}
 
     def decode(self) -> int:
-        """Decode all that were added. Returns how many cannot be."""
+        """Decode all added blocks. Returns how many cannot be decoded."""
         broken = 0
         for line in self.lines:
             try:
@@ -323,7 +327,7 @@ class _Blocks:
         return broken
 
     def end_window(self, window: int, first_step: int) -> int:
-        """Leave out the blocks of a window whose report is there. Returns how many of all cannot be decoded."""
+        """Drop the blocks of a window that now has its report. Returns how many blocks in total cannot be decoded."""
         begin = b'{"record":"block","window":%d,"first_step":%d,"sample":' % (window, first_step)
         self.lines[:] = [line for line in self.lines if not (line.startswith(begin) and line.endswith(b"}}"))]
         broken = self.decode()
@@ -331,7 +335,7 @@ class _Blocks:
         return broken
 
     def end_run(self) -> int:
-        """Leave out all blocks. Returns how many cannot be decoded."""
+        """Drop all blocks. Returns how many cannot be decoded."""
         broken = self.decode()
         self.by_window.clear()
         return broken
@@ -348,7 +352,7 @@ def _kind_of(line: bytes) -> Any:
 
 
 def runs_in(folder: str | os.PathLike[str]) -> list[Path]:
-    """The run folders in a folder, by the time of the last write to their record; the newest last."""
+    """The run folders in a folder, ordered by the last write to their record, newest last."""
     runs = []
     for file in Path(folder).glob(f"*/{FILE_NAME}"):
         with contextlib.suppress(OSError):  # it may be removed meanwhile
@@ -366,7 +370,7 @@ def _check_schema(file: Path, header: _Head) -> None:
 
 
 def _with_known_schedule(run: RunInfo) -> RunInfo:
-    """Without the options of its schedule that have another type than this library writes."""
+    """Drop schedule options whose type differs from what this library writes."""
     schedule = {
         name: value for name, value in run.schedule.items() if type(value) is _SCHEDULE_TYPES.get(name, type(value))
     }
@@ -388,7 +392,7 @@ def _unfinished(run: RunInfo, key: tuple[int, int], blocks: list[TimedBlock]) ->
         timed=tuple(blocks),
         problems=(f"{len(blocks)} timed blocks so far{few}",),
     )
-    # As if rank 0 were alone: the others have not been asked yet, so nobody is missing.
+    # As if rank 0 were alone: the others have not been asked yet, so none are missing.
     report = report_of(
         part_of(sample),
         world_size=1,

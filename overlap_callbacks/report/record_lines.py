@@ -1,4 +1,4 @@
-"""The lines of a record's file, in bounded memory, where each stands, and windows without their details."""
+"""The lines of a record file and their positions, in bounded memory; and windows without their details."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import msgspec
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import without_details
 
-# A longer line is no line of a record: that of a window of 8,192 ranks is far shorter.
+# A longer line is not from a record: the line of a window of 8,192 ranks is far shorter.
 MAX_LINE_BYTES = 256 * 2**20
-# Of a line that is longer, the end is looked for before its bytes are kept.
+# For a longer line, find the end before keeping its bytes.
 _PIECE_BYTES = 2**20
 _BUFFER_BYTES = 2**20
 
 
-# A line's place in the file, in bytes, and its bytes without the line break; None of one of more than MAX_LINE_BYTES.
+# A line's position in the file, in bytes, and its content without the line break; None if over MAX_LINE_BYTES.
 Line = tuple[int, "bytes | None"]
 
 
@@ -30,7 +30,7 @@ def lines_of(file: Path, progress: Callable[[int, int], None]) -> Iterator[Line]
     Raises:
         OSError: the file cannot be read.
     """
-    # Lines of a buffered file are found four times as fast as by splitting what was read.
+    # Reading lines from a buffered file is four times as fast as splitting what was read.
     with file.open("rb", buffering=_BUFFER_BYTES) as source:
         size, start, told = os.fstat(source.fileno()).st_size, 0, 0
         while line := source.readline(_PIECE_BYTES):
@@ -44,7 +44,7 @@ def lines_of(file: Path, progress: Callable[[int, int], None]) -> Iterator[Line]
             if content is None or (content and not content.isspace()):
                 yield start, content
             start = end
-            if not ended:  # what the job has written since is the rest of this line
+            if not ended:  # the job is still writing the rest of this line
                 break
             if start - told >= _PIECE_BYTES:
                 told = start
@@ -54,7 +54,7 @@ def lines_of(file: Path, progress: Callable[[int, int], None]) -> Iterator[Line]
 
 
 def line_at(file: Path, start: int) -> bytes:
-    """The line that begins at a place of the file, without the line break.
+    """The line at a position of the file, without the line break.
 
     Raises:
         OSError: the file cannot be read.
@@ -65,7 +65,7 @@ def line_at(file: Path, start: int) -> bytes:
 
 
 def _long_line(source: IO[bytes], start: int, known: int) -> Line:
-    """The line that begins at ``start`` and has no end in its first ``known`` bytes; the file is left after its end."""
+    """The line at ``start``, whose end is not in its first ``known`` bytes; moves the file position past the line."""
     length = known
     while piece := source.read(_PIECE_BYTES):
         end = piece.find(b"\n")
@@ -75,36 +75,36 @@ def _long_line(source: IO[bytes], start: int, known: int) -> Line:
     content = None
     if length <= MAX_LINE_BYTES:
         source.seek(start)
-        content = source.read(length)  # once: it may be most of the memory that there is
+        content = source.read(length)  # once: it may take most of the available memory
     source.seek(start + length + 1)
     return start, content
 
 
-# -- windows without their details: what a run of thousands of windows is judged by, small enough to keep
+# -- windows without their details: enough to judge a run of thousands of windows, small enough to keep
 
 
-# What decoding a line may raise.
+# Exceptions of decoding a line.
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
-# The parts of a report that ``without_details`` leaves out.
+# The parts of a report that ``without_details`` omits.
 _DETAILS = (
     "kernels", "pairs", "dimensions", "dimension_pairs", "pictures", "collectives", "samples", "power_trace",
     "messages", "expert_details", "transfers",
 )  # fmt: skip
-# The parts that are often alike from window to window. They are kept once.
+# The parts that often do not change between windows; equal ones are stored once.
 _SHARED = ("ranks", "problems", "findings", "backend", "device")
 _NOTHING = (msgspec.Raw(), msgspec.Raw(b"[]"), msgspec.Raw(b"null"))
 
 
 class Details(NamedTuple):
-    """Where the line of a window begins, in bytes, and names of those of its details that are not empty."""
+    """Position of a window's line, in bytes, and the names of its non-empty details."""
 
     start: int
     parts: frozenset[str]
 
 
 def _outline() -> Any:
-    """A struct like ``OverlapReport``, in which details stay undecoded: to pass over them takes a third of the time."""
+    """A struct like ``OverlapReport`` that leaves details undecoded, which takes a third of the time."""
     fields: list[Any] = []
     for known in msgspec.structs.fields(OverlapReport):
         if known.name in _DETAILS:
@@ -126,16 +126,16 @@ _figures_of = attrgetter(*_FIGURES)
 
 
 class Outlines:
-    """Decodes lines of windows as ``without_details`` would leave them."""
+    """Decodes the lines of windows like ``without_details``."""
 
     def __init__(self) -> None:
         self._known: dict[Any, Any] = {}
 
     def __call__(self, start: int, line: bytes) -> tuple[OverlapReport, Details]:
-        """A window of a line that begins at ``start``, without its details, and what was left out.
+        """The window of the line at ``start``, without its details, and the details omitted.
 
         Raises:
-            msgspec.MsgspecError, UnicodeDecodeError, RecursionError: what is no detail cannot be decoded.
+            msgspec.MsgspecError, UnicodeDecodeError, RecursionError: a field that is not a detail cannot be decoded.
         """
         outline = _decode_outline(line)
         # Not the fields themselves: they would keep the whole line in memory.

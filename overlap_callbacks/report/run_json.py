@@ -1,4 +1,4 @@
-"""A record as plain data, for programs."""
+"""A record as plain data, for other programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from overlap_callbacks.report.views.traffic import Mapping, RunTraffic
 
 
 def run_as_json(record: Record) -> dict[str, Any]:
-    """The run's figures and its windows', for programs; where no window counts, those of an unfinished one apart."""
+    """The run's figures and its windows', for other programs; if no window counts, an unfinished one's separately."""
     partial = None if record.valid_windows else record.partial
     return {
         "path": str(record.path),
@@ -46,7 +46,7 @@ def run_as_json(record: Record) -> dict[str, Any]:
 
 
 def _bottleneck(record: Record) -> dict[str, Any] | None:
-    """What bounds the steps of a run and what to try; None where no profile shows what bounds steps."""
+    """What limits the steps of a run and what to try; None if no profile shows it."""
     found = record.bottleneck()
     if found is None:
         return None
@@ -61,7 +61,7 @@ def _bottleneck(record: Record) -> dict[str, Any] | None:
 
 
 def _arms(record: Record) -> list[dict[str, Any]]:
-    """What each arm changes, and each window's metrics."""
+    """Each arm's effect, and the metrics of each window."""
     return [
         {
             "arm": row.arm.name,
@@ -82,7 +82,7 @@ def _arms(record: Record) -> list[dict[str, Any]]:
 
 
 def _fields(item: Any, *properties: str) -> dict[str, Any] | None:
-    """The fields of a tuple or struct and some of its properties; None of None."""
+    """The fields of a tuple or struct and some of its properties; None for None."""
     if item is None:
         return None
     fields = item._asdict() if hasattr(item, "_asdict") else msgspec.structs.asdict(item)
@@ -90,9 +90,9 @@ def _fields(item: Any, *properties: str) -> dict[str, Any] | None:
 
 
 def communication_as_json(record: Record, own: Peaks = Peaks()) -> dict[str, Any]:  # noqa: B008 - it is immutable
-    """Who comes last, bandwidth by size, shares of a step and the bubble; what was not measured is null.
+    """Stragglers, bandwidth by size, shares of a step and the bubble; null for what was not measured.
 
-    ``own`` are peaks of links that the user gave.
+    ``own``: the user's values for link peaks.
     """
     waiting, by_size = waiting_of(record), bandwidths_of(record, own)
     shares, pipeline = shares_window(record), latest_pipeline(record)
@@ -119,7 +119,7 @@ def communication_as_json(record: Record, own: Peaks = Peaks()) -> dict[str, Any
 
 
 def traffic_as_json(found: RunTraffic) -> dict[str, Any]:
-    """The traffic as JSON has it."""
+    """The traffic as JSON."""
     return {
         "window": found.window,
         "num_hosts": found.num_hosts,
@@ -131,7 +131,7 @@ def traffic_as_json(found: RunTraffic) -> dict[str, Any]:
 
 
 def mappings_as_json(mappings: Iterable[Mapping]) -> list[dict[str, Any]]:
-    """What is sent, and between whom, in each layout of the job."""
+    """The messages of each layout of the job, and the ranks between which they are sent."""
     return [
         {
             "mapping": mapping.name,

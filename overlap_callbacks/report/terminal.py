@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 _LOOK: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "title_justify": "left"}
 _MAX_LENGTH = 4000
-# What a column of names takes even of a narrow terminal; and the width below which a name is cut at its end alone.
+# Minimum width of a name column, even in a narrow terminal; and the width below which names are cut only at the end.
 _MIN_WIDTH, _MIN_CUT = 12, 7
 _PLAIN = str.maketrans({MINUS: "-", NBSP: " "})
 
 
 class SanitizedRenderable:
-    """A renderable without the characters that steer a terminal: a name in a record may hold any character."""
+    """A renderable without terminal control characters: a name in a record may contain any character."""
 
     def __init__(self, content: RenderableType) -> None:
         self._content = content
@@ -51,7 +51,7 @@ class SanitizedRenderable:
 
 
 def drawn(document: Document, everything: bool = False) -> RenderableType:
-    """The document: everything, or only verdicts, figures, answers, and what says that it is first."""
+    """The document: everything, or only verdicts, figures, answers, and elements marked ``first``."""
     return Group(*_Drawing(document, everything).parts())
 
 
@@ -127,7 +127,7 @@ class _Drawing:
 
 
 def _verdict(verdict: str, more: Sequence[str], blocks: Sequence[Block]) -> Iterator[RenderableType]:
-    """A verdict, and before it what must be read before any figure."""
+    """A verdict, preceded by what must be read before any figure."""
     for block in blocks:
         if isinstance(block, Note) and _is_alarm(block):
             yield _text(f"Attention: {block.text}", "bold red")
@@ -136,7 +136,7 @@ def _verdict(verdict: str, more: Sequence[str], blocks: Sequence[Block]) -> Iter
 
 
 def _plain(text: str) -> str:
-    """Text as a line of its own, with the characters of a terminal."""
+    """Text as a line of its own, in the terminal's characters."""
     return shortened(printable(text.translate(_PLAIN).replace(" · ", ", ")), _MAX_LENGTH)
 
 
@@ -163,7 +163,7 @@ def _facts(title: str, facts: Sequence[tuple[str, str]]) -> RichTable:
 
 
 def drawn_table(table: Table, max_rows: int | None = None, all_rows: str = "--json") -> Iterator[RenderableType]:
-    """The table, and how to read it; nothing of one without rows.
+    """The table and its caption; nothing if it has no rows.
 
     Of more than ``max_rows`` rows, the rest is left to the option ``all_rows``.
     """
@@ -190,7 +190,7 @@ def drawn_table(table: Table, max_rows: int | None = None, all_rows: str = "--js
                 if head.names
                 else [Text(shortened(_plain(cell.full or cell.text))) for cell in cells]
             )
-        else:  # a head is broken between its words, where it is longer than what is below it
+        else:  # a longer head than cell wraps between words
             titles = [_plain(shown.columns[place].text) for place in group]
             lines = [_stacked([_plain(row[place].text) for place in group]) for row in rows]
             longest = max([1, *map(len, " ".join(titles).split()), *[len(line) for cell in lines for line in cell]])
@@ -208,16 +208,16 @@ def drawn_table(table: Table, max_rows: int | None = None, all_rows: str = "--js
 
 
 def _stacked(texts: Sequence[str]) -> list[str]:
-    """Texts below each other. An empty one keeps its place, if another is below it."""
+    """Texts below each other. An empty one keeps its line if another follows."""
     while texts and not texts[-1]:
         texts = texts[:-1]
     return [text or "-" for text in texts]
 
 
 def _instead(chart: Chart) -> Iterator[RenderableType]:
-    """What a terminal has for a chart; nothing for most.
+    """The terminal's replacement for a chart; nothing for most.
 
-    A stack has its parts in words, a small matrix is a table, and shares over time are lines of bars.
+    A stack becomes text, a small matrix a table, and shares over time lines of bars.
     """
     if chart.draw == "stack":
         yield Text()
@@ -266,7 +266,7 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
 class _Bars:
-    """Shares of equal parts of the time, from 0 to 1, as one line of bars after a label: as many as fit."""
+    """Shares of equal parts of the time, from 0 to 1, as a line of bars after a label: as many as fit."""
 
     def __init__(self, label: str, shares: Sequence[float]) -> None:
         self._label, self._shares = label, shares
@@ -283,7 +283,7 @@ class _Bars:
 
 
 def _resampled(shares: Sequence[float], width: int) -> Iterator[float]:
-    """Means over ``width`` equal parts of the time; a part of the input may count in two of them."""
+    """Means over ``width`` equal parts of the time; an input part may contribute to two of them."""
     size = len(shares)
     for i in range(width):
         low, high = i * size / width, (i + 1) * size / width
@@ -297,7 +297,7 @@ def _resampled(shares: Sequence[float], width: int) -> Iterator[float]:
 
 
 class _DistinctCell:
-    """A name in a column: as much of it as fits, and the part in which it differs from the column's other names."""
+    """A name in a column: as much as fits, including the part in which it differs from the column's other names."""
 
     def __init__(self, name: str, column: Sequence[str]) -> None:
         self._name, self._column = name, column
@@ -311,16 +311,16 @@ class _DistinctCell:
 
 
 def _shared(name: str, other: str) -> int:
-    """How many characters two names begin with alike."""
+    """Length of the common prefix of two names."""
     pairs = enumerate(zip(name, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(name), len(other)))
 
 
 def cut(name: str, column: Sequence[str], width: int) -> str:
-    """A name of ``width`` characters at most.
+    """A name cut to at most ``width`` characters.
 
-    Its beginning stays. If other names of the column have the same beginning, the rest of the width goes to what comes
-    from the first character on in which it differs from any of them; else the beginning takes it all.
+    The start is kept. If other names in the column share it, the remaining width goes to the text around the first
+    character that differs from any of them; otherwise the start takes it all.
     """
     if len(name) <= width:
         return name
@@ -332,7 +332,7 @@ def cut(name: str, column: Sequence[str], width: int) -> str:
         return name[: width - 1] + "…"
     head = width // 3
     tail = width - head - 1
-    # Some characters before the difference show where it is.
+    # A few characters before the difference show where it is.
     begin = max(min(shared - min(4, tail - 2), len(name) - tail), head)
     rest = name[begin:]
     return name[:head] + "…" + (rest if len(rest) <= tail else rest[: tail - 1] + "…")

@@ -1,4 +1,4 @@
-"""The tables of traces as files: CSV; Parquet (pyarrow), one file a table; Excel (XlsxWriter), one sheet a table."""
+"""The tables of traces as files: CSV; Parquet (pyarrow), a file per table; Excel (XlsxWriter), a sheet per table."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from overlap_callbacks.traces.figures import (
 
 Row = dict[str, Any]
 
-# Excel's own limits.
+# Limits of Excel.
 _MAX_TEXT, _MAX_ROWS = 32_767, 1_048_575
 
 
 @dataclass(frozen=True)
 class Rows:
-    """A table: the names of its columns, and rows by them; a column that a row lacks is None in it."""
+    """A table: column names, and rows as mappings; a missing column is None."""
 
     header: tuple[str, ...]
     rows: tuple[Mapping[str, Any], ...]
 
 
 def analysis_rows(analysis: Analysis, table: str) -> Rows:
-    """One table of an analysis, by its name: see ``ANALYSIS_TABLES``."""
+    """One table of an analysis, by name: see ``ANALYSIS_TABLES``."""
     if table == "sizes":
         return Rows(CollectiveSize.__struct_fields__, tuple(map(_fields, analysis.sizes)))
     if table == "skew":
@@ -56,7 +56,7 @@ def analysis_rows(analysis: Analysis, table: str) -> Rows:
 
 
 def comparison_rows(comparison: Comparison, table: str) -> Rows:
-    """One table of a comparison, by its name: see ``COMPARISON_TABLES``."""
+    """One table of a comparison, by name: see ``COMPARISON_TABLES``."""
     if table == "figures":
         figures = [{"figure": name, "value": value} for name, value in comparison.figures.items()]
         return Rows(("figure", "value"), tuple(figures))
@@ -77,13 +77,13 @@ def as_csv(table: Rows) -> str:
 
 
 def cell(value: Any) -> Any:
-    """A cell that steers neither a terminal nor a spreadsheet: file names are whatever somebody has called a file."""
+    """A cell that is harmless to terminals and spreadsheets: file names may contain anything."""
     text = "" if value is None else spreadsheet_cell(value)
     return printable(text) if isinstance(text, str) else text
 
 
 def write_parquet(tables: Mapping[str, Rows], folder: Path) -> None:
-    """Write each table into ``folder`` as ``NAME.parquet``; the folder is made. A figure that is undefined is null.
+    """Write each table into ``folder``, created if needed, as ``NAME.parquet``. An undefined figure is null.
 
     Raises:
         OSError: a file cannot be written.
@@ -98,7 +98,7 @@ def write_parquet(tables: Mapping[str, Rows], folder: Path) -> None:
 
 
 def _column(pyarrow: Any, values: list[Any]) -> Any:
-    """A column of one type: of text if any of its values is text, e.g. steps, among which is ``all``."""
+    """A column of one type: text if any value is text, such as ``all`` among step numbers."""
     if any(isinstance(value, str) for value in values):
         return pyarrow.array([None if value is None else str(value) for value in values], pyarrow.string())
     if all(value is None for value in values):
@@ -107,7 +107,7 @@ def _column(pyarrow: Any, values: list[Any]) -> Any:
 
 
 def write_xlsx(tables: Mapping[str, Rows], path: Path) -> None:
-    """Write a workbook with a sheet for each table. A figure that is undefined is an empty cell; no text is a formula.
+    """Write a workbook with one sheet per table. An undefined figure is an empty cell; text is never a formula.
 
     Raises:
         OSError: the file cannot be written.
@@ -142,14 +142,14 @@ def _write(sheet: Any, row: int, column: int, value: Any) -> None:
 
 
 def _fields(item: Any, *properties: str) -> Row:
-    """The fields of a struct under their names in JSON, and some of its properties."""
+    """The fields of a struct under their JSON names, and some of its properties."""
     names = zip(item.__struct_encode_fields__, item.__struct_fields__, strict=True)
     fields = {column: getattr(item, name) for column, name in names}
     return fields | {name: getattr(item, name) for name in properties}
 
 
 def _with_all(items: Iterable[Any]) -> Iterator[Row]:
-    """Rows of which the one of the whole file has ``all`` as its step."""
+    """Rows, with ``all`` as the step of the whole file's row."""
     for item in items:
         fields = _fields(item)
         yield {**fields, "step": "all" if fields["step"] is None else fields["step"]}

@@ -1,4 +1,4 @@
-"""From the parts of a page to one HTML file that needs nothing else."""
+"""Renders a document as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LICENCES = (("d3", "vendor/d3.LICENSE"), ("Observable Plot", "vendor/plot.LICEN
 
 @dataclass(frozen=True)
 class Script:
-    """A script of the page, and its hash, by which the page's content security policy lets it run."""
+    """A script of the page, and its hash, which the page's content security policy allows to run."""
 
     text: Markup
     hash: str
@@ -47,7 +47,7 @@ def as_html(document: Document) -> str:
         version=__version__,
         licences=[(name, _file(file)) for name, file in _LICENCES],
     )
-    # The charts' data are known once the body has placed them.
+    # The charts' data are complete once the body has placed them.
     return templates.get_template("page.html.j2").render(
         title=document.title,
         body=Markup(body),
@@ -58,9 +58,9 @@ def as_html(document: Document) -> str:
 
 
 def write_document(document: Document, path: str | os.PathLike[str]) -> int:
-    """Write the page, whole or not at all; into a pipe or a device, directly. Returns its size in bytes.
+    """Write the page atomically, or directly if ``path`` is a pipe or a device. Returns its size in bytes.
 
-    An older file is replaced; of a link, the file that it points to.
+    An existing file is replaced; a link's target likewise.
 
     Raises:
         OSError: the file cannot be written.
@@ -68,7 +68,7 @@ def write_document(document: Document, path: str | os.PathLike[str]) -> int:
     content = as_html(document).encode()
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
-        target.write_bytes(content)  # an error for a folder
+        target.write_bytes(content)  # raises if it is a folder
         return len(content)
     draft = target.with_name(f".{target.name}.{os.getpid()}")
     try:
@@ -87,14 +87,14 @@ def script_json(content: Any) -> Markup:
     return Markup(text)
 
 
-# What a line below a verdict begins with.
+# Lead-ins of the lines below a verdict.
 _LEAD = re.compile(r"^(To try first|What to do|Why|What differs|No advice|95% intervals?):")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 
 @functools.cache
 def _templates() -> Environment:
-    """Kept for the next page: to compile the templates takes longer than to fill them in."""
+    """Cached: compiling the templates takes longer than filling them in."""
     templates = Environment(
         loader=PackageLoader("overlap_callbacks.report.html", "templates"),
         autoescape=True,
@@ -108,12 +108,12 @@ def _templates() -> Environment:
 
 
 def with_whole_options(text: str) -> Markup:
-    """A text in which no line ends within an option of a command, such as ``--power-cap``."""
+    """A text in which no line breaks within a command option, such as ``--power-cap``."""
     return Markup(_OPTION.sub(r'<span class="option">\g<0></span>', str(escape(text))))
 
 
 def with_lead(line: str) -> Markup:
-    """A line below a verdict, whose first words say what it is."""
+    """A line below a verdict, with its lead-in marked."""
     found = _LEAD.match(line)
     if found is None:
         return with_whole_options(line)

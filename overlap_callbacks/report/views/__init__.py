@@ -1,1 +1,1 @@
-"""The parts of a screen as plain data, one file for each subject: ``html`` and ``terminal`` draw them."""
+"""The content of screens as plain data, one file per subject; ``html`` and ``terminal`` draw it."""

@@ -1,4 +1,4 @@
-"""What each arm changes: the job with one thing turned, against the job as configured."""
+"""The effect of each arm: the job with one switch turned, compared with the job as configured."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_LENGTH = 1000
 
 
 def arms(record: Record) -> list[Section]:
-    """A table of the arms; nothing in a run without any but sequential steps."""
+    """A table of the arms; nothing if the run only has sequential steps."""
     rows = arm_summaries(record.summary, record.arms)
     if not rows:
         return []
@@ -65,7 +65,7 @@ def _step(time: Estimate | None) -> Cell:
 
 
 def _further(rows: list[ArmSummary]) -> list[Table]:
-    """Compute, exposed communication, power and memory, where they were measured."""
+    """Compute, exposed communication, power and memory, if measured."""
     table = table_of(
         "With the arm, and as configured (in brackets)",
         rows,
@@ -83,7 +83,7 @@ def _further(rows: list[ArmSummary]) -> list[Table]:
 
 
 def _both(row: ArmSummary, name: str, unit: str = "ms", divisor: float = 1.0) -> Cell:
-    """A figure with the arm and as configured, e.g. ``21.0 (24.0) W``; empty without a value with the arm."""
+    """A figure with the arm and as configured, e.g. ``21.0 (24.0) W``; empty without a value for the arm."""
     value, configured = row.value(name), row.value(f"configured_{name}")
     if value is None:
         return EMPTY

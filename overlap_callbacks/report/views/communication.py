@@ -1,4 +1,4 @@
-"""How well ranks communicate: who comes last, how fast transfers are, and the bubble of a pipeline."""
+"""How well ranks communicate: stragglers, transfer rates, and the pipeline bubble."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from overlap_callbacks.report.views.traffic import host_names
 
 
 def communication(record: Record) -> list[Section]:
-    """The section; none where nothing of it was measured."""
+    """The section; nothing if none of it was measured."""
     sentences: list[str] = []
     blocks: list[Block] = []
     waiting = waiting_of(record)
@@ -43,7 +43,7 @@ def communication(record: Record) -> list[Section]:
 
 
 def late_table(title: str, found: Waiting, rows: Sequence[Straggler]) -> Table:
-    """Who comes last, and how sure that is."""
+    """Which ranks come last, and how certain that is."""
     return table_of(
         title,
         rows,
@@ -64,7 +64,7 @@ def late_table(title: str, found: Waiting, rows: Sequence[Straggler]) -> Table:
 
 
 def bandwidth_table(found: Bandwidths) -> Table:
-    """Effective bandwidth of each size."""
+    """Effective bandwidth by message size."""
     return table_of(
         "Effective bandwidth by size",
         found.rows,
@@ -85,7 +85,7 @@ def bandwidth_table(found: Bandwidths) -> Table:
 
 
 def bubble_table(window: int, pipeline: PipelineBubble) -> Table:
-    """The bubble of each stage beside the expected one."""
+    """The bubble of each stage, measured and expected."""
     return table_of(
         "Bubble by stage",
         pipeline.stages,
@@ -101,7 +101,7 @@ def bubble_table(window: int, pipeline: PipelineBubble) -> Table:
     )
 
 
-# -- what the record tells
+# -- data from the record
 
 
 NO_STRAGGLER = (
@@ -111,12 +111,12 @@ NO_STRAGGLER = (
 
 
 class Waiting(NamedTuple):
-    """Who comes last.
+    """Which ranks come last.
 
     Attributes:
-        fraction: of the time of collectives, in which ranks wait.
-        ranks, hosts: for whom they wait longest.
-        names: of hosts, by number, where they are known.
+        fraction: share of collective time that ranks spend waiting.
+        ranks, hosts: those that the others wait for longest.
+        names: of hosts, by number, where known.
     """
 
     fraction: float
@@ -126,7 +126,7 @@ class Waiting(NamedTuple):
     several_hosts: bool
 
     def who(self, row: Straggler) -> str:
-        """What to call a rank or a host."""
+        """Display name of a rank or a host."""
         host = "" if row.host < 0 or not self.several_hosts else self.names.get(row.host, f"host {row.host}")
         if row.rank < 0:
             return host
@@ -134,7 +134,7 @@ class Waiting(NamedTuple):
 
 
 def waiting_of(record: Record) -> Waiting | None:
-    """Who comes last in the windows that count; None where that was not timed."""
+    """Which ranks come last in the windows that count; None if that was not timed."""
     windows = [window.arrivals for window in record.valid_windows]
     fraction = waiting_fraction(windows)
     if fraction is None:
@@ -151,7 +151,7 @@ def waiting_of(record: Record) -> Waiting | None:
 
 
 def waiting_sentence(found: Waiting) -> str:
-    """Who comes last, in a sentence or two."""
+    """Which ranks come last, in one or two sentences."""
     words = f"In {PAGE.percent(found.fraction)} of the time of collectives, ranks wait for the one that comes last."
     if not found.ranks:
         return f"{words} {NO_STRAGGLER}"
@@ -172,7 +172,7 @@ class Bandwidths(NamedTuple):
 
 
 def bandwidths_of(record: Record, own: Peaks = Peaks()) -> Bandwidths | None:  # noqa: B008 - it is immutable
-    """The bandwidths of the last window that has them; None without one. ``own`` are peaks that the user gave."""
+    """The bandwidths of the last window that has them; None without one. ``own``: the user's values for peaks."""
     window = record.latest_valid("transfers")
     if window is None:
         return None
@@ -182,7 +182,7 @@ def bandwidths_of(record: Record, own: Peaks = Peaks()) -> Bandwidths | None:  #
 
 
 def peaks_in_words(peaks: Peaks) -> str:
-    """Which peaks the shares are of."""
+    """The peaks that the shares refer to."""
     known = [
         f"{where} {_link_in_words(link)}"
         for where, link in (("within a host", peaks.within), ("between hosts", peaks.between))
@@ -204,13 +204,13 @@ def shares_sentence(shares: Sequence[StepShare]) -> str:
 
 
 def shares_window(record: Record) -> OverlapReport | None:
-    """The last window that tells the shares of a step."""
+    """The last window with the shares of a step."""
     window = record.latest("dimensions")
     return window if window is not None and window.dimension_shares() else None
 
 
 def bubble_sentence(pipeline: PipelineBubble) -> str:
-    """The bubble as expected, and as measured."""
+    """The expected bubble and the measured one."""
     expected, measured = pipeline.expected_fraction, pipeline.fraction
     shape = count(pipeline.num_stages, "stage")
     if pipeline.micro_batches:
@@ -225,7 +225,7 @@ def bubble_sentence(pipeline: PipelineBubble) -> str:
 
 
 def latest_pipeline(record: Record) -> tuple[int, PipelineBubble] | None:
-    """The bubble of the last window that has one, and the window's number."""
+    """The bubble of the last window that has one, and that window's number."""
     for window in reversed(record.valid_windows or record.windows):
         if window.pipeline is not None and window.pipeline.is_valid:
             return window.window, window.pipeline

@@ -19,7 +19,7 @@ from overlap_callbacks.report.views.scaling import axis_value, common_work, run_
 from overlap_callbacks.report.views.step_charts import mode_bars
 from overlap_callbacks.report.views.trends import slowdowns
 
-# Title, and the figure by the others.
+# Title, and how the figure is computed from others.
 _COMPARED: tuple[tuple[str, Callable[[dict[str, Estimate]], Estimate | None]], ...] = (
     ("Step time with overlap", step_change),
     ("Compute slowdown", lambda figures: figures.get("compute_slowdown")),
@@ -28,7 +28,7 @@ _COMPARED: tuple[tuple[str, Callable[[dict[str, Estimate]], Estimate | None]], .
 # These differ between any two runs.
 _NO_SETTINGS = (STARTED,)
 _SCHEDULE, _COLLECTIVES, _TOLD = "Schedule: ", "Collectives of a step: ", "Configuration: "
-# What says how was measured and recorded, and nothing of the job.
+# Settings of measuring and recording, not of the job.
 _NOT_OF_THE_JOB = (_SCHEDULE, SCHEMA, "overlap-callbacks", "Hosts named", "Host of rank 0")
 _MOST_NAMED = 3
 _MAX_VALUE = 40
@@ -36,7 +36,7 @@ _MAX_VALUES = 8
 
 
 def head_lines(names: Sequence[str], records: Sequence[Record]) -> list[str]:
-    """The first lines of the page: which run is faster, its interval, what to try, and what is known to differ."""
+    """The first lines of the page: which run is faster, the interval, what to try, and what differs."""
     found = fastest_of(names, records)
     lines = [found.headline.sentence, *found.headline.more]
     if found.name and of_the_job(differences(records)):
@@ -96,7 +96,7 @@ def _power(names: Sequence[str], records: Sequence[Record]) -> list[Table]:
 def _side_by_side(
     title: str, names: Sequence[str], labels: Sequence[str], by_run: Sequence[Mapping[str, str]], caption: str
 ) -> Table:
-    """The figures of each run by their labels; without those that no run has."""
+    """The figures of each run by label, without those that no run has."""
     rows = [
         (Cell(label), *[Cell(figures.get(label, "not measured")) for figures in by_run])
         for label in labels
@@ -110,10 +110,10 @@ def _side_by_side(
 
 
 def fastest_of(names: Sequence[str], records: Sequence[Record]) -> Fastest:
-    """Which of two or more runs is the fastest.
+    """Which of two or more runs is fastest.
 
-    Steps are compared, or where those of some runs do more, tokens or samples a second. Runs without a window that
-    counts, and of different models, are not compared.
+    Compares step time, or tokens or samples a second if some runs do more work per step. Runs without a window that
+    counts, and runs of different models, are not compared.
     """
     known = [(name, record) for name, record in zip(names, records, strict=True) if _step_ms(record) is not None]
     if len(known) < 2:
@@ -138,12 +138,12 @@ def _fastest(known: Sequence[tuple[str, Record]]) -> Fastest:
             speeds.append(RunSpeed(name, figures.step_ms, figures.work_per_s))
     alike = len({axis_value(record, f"{work}_per_step") for record in records}) == 1
     if alike or any(speed.work_per_s is None for speed in speeds):
-        work = ""  # of steps that do as much, and of those of which nobody knows what they do, the time is told
+        work = ""  # for equal or unknown work per step, compare time
     return fastest(speeds, work)
 
 
 def _of_different_models(known: Sequence[tuple[str, Record]]) -> Fastest | None:
-    """Step times without a verdict, where all records tell the shapes of their model and they differ; else None."""
+    """Step times without a verdict if all records have their model's shapes and these differ; otherwise None."""
     shapes = [record.runs[-1].configuration.get("shapes") for _, record in known]
     if None in shapes or len(set(shapes)) == 1:
         return None
@@ -169,7 +169,7 @@ Difference = tuple[str, tuple[str, ...]]
 
 
 def differences(records: Sequence[Record]) -> list[Difference]:
-    """What differs as far as the records tell, with its value in each run; what says most of the job comes first."""
+    """What differs according to the records, with its value in each run; most relevant to the job first."""
     facts = [_facts(record) for record in records]
     found = []
     for label in dict.fromkeys(label for of_run in facts for label in of_run):
@@ -180,12 +180,12 @@ def differences(records: Sequence[Record]) -> list[Difference]:
 
 
 def of_the_job(rows: Sequence[Difference]) -> list[Difference]:
-    """Those that may make one job faster than another."""
+    """The differences that may make one job faster than another."""
     return [row for row in rows if not row[0].startswith(_NOT_OF_THE_JOB)]
 
 
 def difference_table(names: Sequence[str], records: Sequence[Record]) -> Block:
-    """A table of what differs; a note where nothing does that the records know."""
+    """A table of the differences; a note if the records show none."""
     rows = differences(records)
     untold = not_told(records)
     if not rows:
@@ -196,9 +196,9 @@ def difference_table(names: Sequence[str], records: Sequence[Record]) -> Block:
 
 
 def differences_in_words(names: Sequence[str], records: Sequence[Record]) -> str:
-    """What differs between the jobs, in a line. What may differ too stands with the table.
+    """The differences between the jobs, in one line. Unknown differences are listed with the table.
 
-    Where settings that somebody chose differ, they are named, and the rest, which often follows from them, is counted.
+    If settings that the user chose differ, they are named, and the rest, which often follows from them, is counted.
     """
     rows = of_the_job(differences(records))
     chosen = [row for row in rows if _place(row[0]) == 0] or rows
@@ -209,7 +209,7 @@ def differences_in_words(names: Sequence[str], records: Sequence[Record]) -> str
 
 
 def _of_each(names: Sequence[str], values: Sequence[str]) -> str:
-    """A value for each run: with its name where they are few."""
+    """A value per run: with the run's name if there are few."""
     shown = list(map(_cut, values))
     if len(names) > _MOST_NAMED:
         return f"{', '.join(shown[:_MAX_VALUES])}{', …' if len(shown) > _MAX_VALUES else ''}, in the order below"
@@ -227,7 +227,7 @@ def _cut(value: str) -> str:
 
 
 def _place(label: str) -> int:
-    """Settings that somebody chose come first, then the rest, and last what is not of the job."""
+    """Sort key: the user's settings first, then the rest, and last what is not of the job."""
     if label.startswith((f"{SETTING}: ", _TOLD)):
         return 0
     return 2 if label.startswith(_NOT_OF_THE_JOB) else 1
@@ -246,16 +246,16 @@ def _facts(record: Record) -> dict[str, str]:
     }
 
 
-# -- what records tell
+# -- what records contain
 
 
-# Names of ``RunInfo.configuration`` by what they tell; a name may have more words after these.
+# Names in ``RunInfo.configuration``, by subject; a name may continue after these words.
 _MODEL = ("shapes",)
 _BUCKETS = ("ddp_bucket", "fsdp_units", "zero_reduce_bucket_size")
 
 
 def collectives_of_a_step(record: Record) -> dict[str, tuple[int, int]]:
-    """Messages and bytes of the recorded step, by operator and dimension; empty where none was recorded."""
+    """Messages and bytes of the recorded step, by operator and dimension; empty if none was recorded."""
     window = record.latest("collectives")
     found: dict[str, tuple[int, int]] = {}
     for row in () if window is None else window.collectives:
@@ -266,7 +266,7 @@ def collectives_of_a_step(record: Record) -> dict[str, tuple[int, int]]:
 
 
 def not_told(records: Sequence[Record]) -> str:
-    """A sentence on what the records do not tell of the configurations, so that it may differ."""
+    """A sentence on parts of the configuration missing from the records, which may therefore differ."""
     lacking = [what for what, told in _PARTS if not all(map(told, records))]
     if not lacking:
         return "What no record tells, e.g. the data and the code of the job, may differ."

@@ -1,4 +1,4 @@
-"""The parts of a screen, as plain data: ``html`` and ``terminal`` draw them."""
+"""The elements of a screen, as plain data; ``html`` and ``terminal`` draw them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, Unpack
 from overlap_callbacks.analysis.formatting import PAGE, bytes_in_words, page_text, rounded
 from overlap_callbacks.analysis.results.estimate import Estimate
 
-# Ranks or hosts of a matrix that a terminal can show.
+# Maximum ranks or hosts of a matrix that a terminal can show.
 MAX_MATRIX = 8
 EMPTY_LEGEND: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence, e.g. of what was not measured and why.
+    """A sentence, e.g. on what was not measured and why.
 
     Attributes:
         warning: whether it casts doubt on figures. A terminal always shows it.
-        first: whether a terminal shows it without being asked for everything; a warning, before the verdict.
+        first: whether a terminal shows it even without "everything"; a warning comes before the verdict.
     """
 
     kind: ClassVar[str] = "note"
@@ -32,7 +32,7 @@ class Note:
 
 @dataclass(frozen=True)
 class Tile:
-    """One figure, large: what it is, its value and interval in words, and a few words more."""
+    """One large figure: its name, value and interval, and a short remark."""
 
     label: str
     value: str
@@ -50,15 +50,15 @@ class Tiles:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart, drawn by the function of ``page.js`` that ``draw`` names.
+    """A chart, drawn by the function ``draw`` of ``page.js``.
 
     Attributes:
-        data: what the function takes; nothing but JSON.
+        data: its arguments, as plain JSON.
         caption: how to read it.
         legend: names and colours, the latter as variables of the style sheet without their dashes.
-        narrow: whether two stand side by side where there is room.
-        in_table: whether a table has its figures, so that a terminal needs no other form of it.
-        first: whether a terminal shows another form of it without being asked for everything.
+        narrow: whether two may be placed side by side.
+        in_table: whether a table has its figures, so that a terminal needs no replacement.
+        first: whether a terminal shows its replacement even without "everything".
     """
 
     kind: ClassVar[str] = "chart"
@@ -77,8 +77,8 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        sort: by what its column sorts; None (last, either way) for an empty cell.
-        full: the whole of a text that is shortened.
+        sort: sort key; None (last, either way) for an empty cell.
+        full: the full text, if it is shortened.
     """
 
     text: str
@@ -94,10 +94,10 @@ class Head:
     """The head of a column.
 
     Attributes:
-        words: whether the column is of words, on the left; numbers are on the right.
+        words: whether the column holds words, aligned left; numbers are aligned right.
         names: whether these are names, which a terminal may cut.
-        below: whether a terminal writes it below the column before it, e.g. an interval.
-        only: the one medium that has the column, ``page`` or ``terminal``; empty for both.
+        below: whether a terminal puts it below the previous column, e.g. an interval.
+        only: the only medium with this column, ``page`` or ``terminal``; empty for both.
     """
 
     text: str
@@ -108,8 +108,8 @@ class Head:
 
 
 def heads(*texts: str | Head) -> tuple[Head, ...]:
-    """Heads of columns by the marks in front: ``*`` words, ``~`` names, ``_`` below the column before it in a terminal,
-    ``-`` on the page only, ``+`` in a terminal only. What a user has named may begin with one: make it a ``Head``.
+    """Heads from texts with prefixes: ``*`` words, ``~`` names, ``_`` below the previous column in a terminal, ``-``
+    only on the page, ``+`` only in a terminal. A user's text may begin with one of these: make it a ``Head``.
     """
     made = []
     for text in texts:
@@ -125,14 +125,14 @@ def heads(*texts: str | Head) -> tuple[Head, ...]:
 
 @dataclass(frozen=True)
 class Table:
-    """A table that sorts by the column that is clicked.
+    """A table, sorted by clicking on a column.
 
     Attributes:
         caption: how to read it.
         folded: whether it is closed at first.
-        sorts: whether the order may be changed; not where rows build on each other.
-        first: whether a terminal shows it without being asked for everything.
-        few: rows that it shows then.
+        sorts: whether it can be sorted; not if rows build on each other.
+        first: whether a terminal shows it even without "everything".
+        few: number of rows shown then.
     """
 
     kind: ClassVar[str] = "table"
@@ -146,17 +146,17 @@ class Table:
     few: int = 12
 
     def on(self, medium: str) -> Table:
-        """The table with the columns of a medium, ``page`` or ``terminal``."""
+        """The table with only the columns of a medium, ``page`` or ``terminal``."""
         return self.with_columns([place for place, head in enumerate(self.columns) if head.only in ("", medium)])
 
     def without_empty_columns(self) -> Table:
-        """The table without the columns in which no cell has any text."""
+        """The table without columns that have no text."""
         return self.with_columns(
             [place for place in range(len(self.columns)) if any(row[place].text for row in self.rows)]
         )
 
     def with_columns(self, places: Sequence[int]) -> Table:
-        """The table with these of its columns."""
+        """The table with only these columns."""
         rows = tuple([tuple([row[place] for place in places]) for row in self.rows])
         return replace(self, columns=tuple([self.columns[place] for place in places]), rows=rows)
 
@@ -172,7 +172,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Download:
-    """A file that the page holds, to be saved: its content in base 64, and what to do with it."""
+    """A file embedded in the page, to be saved: its content in base 64, and how to use it."""
 
     kind: ClassVar[str] = "download"
     text: str
@@ -190,10 +190,10 @@ class Section:
     """A question and its answer.
 
     Attributes:
-        answer: in a sentence or two.
-        blocks: what the answer rests on.
+        answer: one or two sentences.
+        blocks: the evidence.
         folded: whether the blocks are hidden at first.
-        first: whether a terminal shows the answer without being asked for everything, folded or not.
+        first: whether a terminal shows the answer even without "everything", folded or not.
     """
 
     title: str
@@ -209,10 +209,10 @@ class RunPage:
 
     Attributes:
         id: its anchor.
-        head: what ran where, in a line.
+        head: what ran where, in one line.
         blocks: below the verdict.
-        more: lines below it: its intervals; why it is missing or doubtful, and what to do.
-        figures: the figures as a table, for where no chart can be drawn.
+        more: lines below the verdict: its intervals; why it is missing or doubtful, and what to do.
+        figures: the figures as a table, if no chart can be drawn.
     """
 
     id: str
@@ -227,15 +227,15 @@ class RunPage:
 
 @dataclass(frozen=True)
 class Document:
-    """What a page or a terminal shows.
+    """The content of a page or a terminal.
 
     Attributes:
-        method: how its figures were made.
+        method: how its figures were obtained.
         heading: what is compared.
-        verdict: of the comparison, in a sentence; empty for the heading alone.
+        verdict: of the comparison, in a sentence; empty for the heading only.
         more: lines below it.
-        compared: sections that come below them, before several runs.
-        rest: what shows the tables that a terminal leaves out at first; empty where it leaves out no rows either.
+        compared: sections below these, if there are several runs.
+        rest: command that shows the tables omitted by a terminal; empty if it omits nothing.
         all_rows: the option with which a terminal shows all rows of a table.
         max_rows: rows of a table in a terminal that shows everything; None for all.
     """
@@ -257,7 +257,7 @@ class Document:
 
 EMPTY = Cell("")
 
-# How a number is written; see ``number_cell``.
+# Number formats; see ``number_cell``.
 Show = Literal["whole", "percent", "whole percent", "change", "bytes", "ms"]
 _WRITTEN: dict[Show, Callable[[float], str]] = {
     "whole": functools.partial(PAGE.number, decimals=0),
@@ -270,14 +270,14 @@ _WRITTEN: dict[Show, Callable[[float], str]] = {
 
 
 def name_cell(name: str, shown: str | None = None) -> Cell:
-    """A name of the record. A long one is cut; the page shows it whole on hovering."""
+    """A name from the record. A long one is cut; the page shows it in full on hovering."""
     whole = page_text(name, 2000)
     short = page_text(name if shown is None else shown)
     return Cell(short, short.lower(), whole if whole != short else "")
 
 
 def number_cell(value: float | None, show: Show | int | None = None) -> Cell:
-    """A number, with the decimals of its size or with this many, or in one of the ways of ``Show``; None is empty."""
+    """A number, with decimals by its size or as given, or in one of the formats of ``Show``; None is empty."""
     if value is None:
         return EMPTY
     if show is None:
@@ -291,7 +291,7 @@ def change_cell(value: float | None) -> Cell:
 
 
 def estimate_cells(estimate: Estimate | None, unit: str, *, signed: bool = False) -> tuple[Cell, Cell]:
-    """A figure and its interval; empty where there is none."""
+    """A figure and its interval; empty if there is none."""
     if estimate is None:
         return EMPTY, EMPTY
     bounds = PAGE.interval(estimate, unit, signed=signed)
@@ -300,7 +300,7 @@ def estimate_cells(estimate: Estimate | None, unit: str, *, signed: bool = False
 
 
 def estimate_tile(label: str, estimate: Estimate, unit: str, remark: str = "") -> Tile:
-    """A figure with its interval, large; a change in percent has its sign."""
+    """A large figure with its interval; a change in percent has its sign."""
     signed = unit == "fraction"
     value = PAGE.quantity(estimate.value, unit, signed=signed)
     return Tile(label, value, PAGE.interval(estimate, unit, signed=signed), remark)
@@ -315,8 +315,8 @@ class Column(Generic[_Item]):
 
     Attributes:
         head: as in ``heads``.
-        read: gives the value of an item, an estimate or not; or its cell.
-        show: of numbers, as in ``number_cell``.
+        read: returns an item's value, which may be an estimate, or its cell.
+        show: number format, as in ``number_cell``.
     """
 
     head: str | Head
@@ -324,7 +324,7 @@ class Column(Generic[_Item]):
     show: Show | int | None = None
 
     def cell(self, item: _Item) -> Cell:
-        """The cell of an item: a name in a column of words, else a number."""
+        """The cell of an item: a name in a column of words, otherwise a number."""
         value = self.read(item)
         if isinstance(value, Cell):
             return value
@@ -346,14 +346,14 @@ class _Look(TypedDict, total=False):
 def interval_columns(
     head: str, cells: Callable[[_Item], tuple[Cell, Cell]], interval: str = "_95% interval"
 ) -> tuple[Column[_Item], Column[_Item]]:
-    """A column of a figure and one of its interval, from a function that makes both cells of an item."""
+    """A figure's column and one for its interval, from a function that makes both cells of an item."""
     return Column(head, lambda item: cells(item)[0]), Column(interval, lambda item: cells(item)[1])
 
 
 def table_of(
     title: str, items: Iterable[_Item], *columns: Column[_Item], drop_empty: bool = False, **look: Unpack[_Look]
 ) -> Table:
-    """A table with a row for each item; ``drop_empty`` leaves out columns without any text."""
+    """A table with one row per item; ``drop_empty`` omits columns without text."""
     rows = tuple([tuple([column.cell(item) for column in columns]) for item in items])
     made = Table(title, heads(*[column.head for column in columns]), rows, **look)
     return made.without_empty_columns() if drop_empty else made
@@ -362,12 +362,12 @@ def table_of(
 # -- charts from values
 
 
-# Above this number of points, the intervals of a line are drawn as a band.
+# Above this number of points, a line's intervals are drawn as a band.
 MAX_WHISKERS = 60
-# Runs that one chart tells apart; the page's style has a colour for each.
+# Maximum runs in one chart; the page's style has a colour for each.
 RUN_COLORS = ("run1", "run2", "run3", "run4", "run5", "run6")
 
-# Where a point is along the axis, what it belongs to, and its value.
+# A point's position along the axis, its series, and its value.
 Point = tuple[Any, Any, "Estimate | float | None"]
 
 
@@ -379,7 +379,7 @@ def drawn_value(figure: Estimate | float | None) -> list[float | None]:
 
 
 def bar(figure: Estimate | float, /, **known: str) -> dict[str, Any]:
-    """A bar with its interval, and what is known of it, e.g. its label and colour."""
+    """A bar with its interval and further attributes, e.g. label and colour."""
     return {**known, **dict(zip(("value", "low", "high"), drawn_value(figure), strict=True))}
 
 
@@ -414,9 +414,9 @@ def line_chart(
     legend: bool = True,
     narrow: bool = False,
 ) -> Chart:
-    """Lines along a run, one or more, by ``line``; with their names, if ``legend``.
+    """Lines along a run, made by ``line``; with their names, if ``legend``.
 
-    ``excluded`` are first steps of windows that do not count. ``zero``: whether the axis reaches down to zero.
+    ``excluded``: first steps of windows that do not count. ``zero``: whether the axis extends to zero.
     """
     data = {"unit": unit, "series": list(lines), "excluded": list(excluded), "few": are_few(lines), "zero": zero}
     return Chart("lines", title, data, caption, legend_of(lines) if legend else (), narrow)

@@ -1,4 +1,4 @@
-"""What the run ran on, and which of its settings are known traps."""
+"""The environment of the run, and its settings that are known traps."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ def environment(record: Record) -> list[Section]:
 
 
 def environment_facts(record: Record) -> tuple[tuple[str, str], ...]:
-    """Name and value of software, device and variables, to be held against those of another run."""
+    """Name and value of software, device and variables, for comparison with another run."""
     own = record.environment
-    # Versions of torch and the device's name stand with what else is known of the run.
+    # The torch version and the device's name are among the run's other facts.
     known = () if own is None else (*_software(own)[1:], *own.variables.items())
     return _facts([(name, value) for name, value in known if name != "Device"])
 
 
 def warnings(record: Record) -> list[Note]:
-    """What must be known before the figures are read: the serious findings."""
+    """The serious findings, to be read before the figures."""
     return [
         Note(page_text(f"{finding.message} {finding.action}"), warning=True)
         for finding in record.findings
@@ -120,11 +120,11 @@ def _job_blocks(job: JobEnvironment) -> list[Block]:
     return [*blocks, places]
 
 
-# -- in words
+# -- text
 
 
 def _where(job: JobEnvironment) -> str:
-    """Ranks, hosts and devices, in words."""
+    """Ranks, hosts and devices."""
     text = f"{count(job.num_ranks, 'rank')} on {count(job.num_hosts, 'host')}"
     if job.num_devices is not None:
         text += f", with {count(job.num_devices, 'device')} ({job.lowest_rank.device})"
@@ -134,7 +134,7 @@ def _where(job: JobEnvironment) -> str:
 
 
 def _software(environment: RankEnvironment) -> list[tuple[str, str]]:
-    """Name and value of what is known of software and device."""
+    """Name and value of the known facts of software and device."""
     on_amd = bool(environment.hip)
     memory = f"{environment.memory_bytes / 1e9:.1f} GB" if environment.memory_bytes else ""
     facts = (
@@ -154,7 +154,7 @@ def _software(environment: RankEnvironment) -> list[tuple[str, str]]:
 
 
 def _values_of(difference: Difference) -> str:
-    """Who has which value."""
+    """Which ranks have which value."""
     parts = [f"{'not set' if value.value is None else value.value} on {value.ranks}" for value in difference.values]
     left_out = difference.num_values - len(difference.values)
     return "; ".join(parts) + (f"; and {left_out} more values" if left_out else "")

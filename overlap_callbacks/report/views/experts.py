@@ -11,7 +11,7 @@ from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import Block, Chart, Column, Section, bar, line, line_chart, table_of
 from overlap_callbacks.report.views.trends import MAX_POINTS
 
-# Expert ranks that a chart shows one by one.
+# Maximum expert ranks that a chart shows one by one.
 MAX_BARS = 32
 _MB = 1e6
 
@@ -26,7 +26,7 @@ _PEAK_UNIT = "times the mean"
 
 
 def experts(record: Record) -> list[Section]:
-    """Loads of the experts; nothing for a run without all-to-alls that have split sizes."""
+    """Expert loads; nothing for a run without all-to-alls that have split sizes."""
     windows = [window for window in record.windows if window.experts is not None]
     if not windows:
         return []
@@ -56,7 +56,7 @@ def experts(record: Record) -> list[Section]:
 
 
 def _lines(title: str, unit: str, lines: Lines, rows: Sequence[tuple[int, int, Any]], *, narrow: bool = True) -> Chart:
-    """Figures by name, colour and field. A row is a step, a window, and what has the fields."""
+    """Figures by name, colour and field. A row is a step, its window, and the object with the fields."""
     series = [
         line(name, color, [(step, window, getattr(found, field)) for step, window, found in rows], of=len(rows))
         for name, color, field in lines
@@ -88,7 +88,7 @@ def _table(loads: ExpertLoads, details: ExpertDetails) -> Block:
     )
 
 
-# -- in words
+# -- text
 
 
 def loads_in_words(loads: ExpertLoads) -> str:

@@ -1,4 +1,4 @@
-"""Power: what it costs in each mode, what the slowdown is due to, and the trace of a window."""
+"""Power: the figures of each mode, the cause of the slowdown, and the trace of a window."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ from overlap_callbacks.analysis.results.report_parts import energy_saving, peak_
 from overlap_callbacks.analysis.statistics import pool, pool_changes, relative_change
 from overlap_callbacks.report.views.elements import EMPTY, Block, Cell, Chart, Column, Note, Table, table_of
 
-# A figure in overlapped and sequential steps.
+# A figure in overlapped and in sequential steps.
 _Row = tuple[Figure, Estimate | None, Estimate | None]
 # The figures by which several runs are compared.
 _HEADLINES = ("avg_w", "energy_per_step_j", "sm_clock_mhz")
 
 MEAN_POWER, ENERGY = (every_figure()[key] for key in ("power/{mode}_avg_w", "power/{mode}_energy_per_step_j"))
 
-# ``SourceInfo.power_kind`` of power that is of a moment.
+# ``SourceInfo.power_kind`` of instantaneous power.
 _INSTANTANEOUS = "instantaneous"
 
 
 def power_blocks(
     counting: Sequence[OverlapReport], every: Sequence[OverlapReport], traced: OverlapReport | None
 ) -> list[Block]:
-    """Everything of power: a table of the modes, what the slowdown is due to, the trace; nothing without power.
+    """All of power: a table of the modes, the cause of the slowdown, the trace; nothing without power.
 
-    Where no window counts, all are looked at. ``traced`` is the window whose trace is shown.
+    If no window counts, all are used. ``traced``: the window whose trace is shown.
     """
     windows = counting or every
     if not any(window.power is not None for window in windows):
@@ -68,7 +68,7 @@ def power_blocks(
 
 
 def _overlapped_alone(window: OverlapReport) -> OverlapReport:
-    """A window that does not count: its sequential steps were not sequential."""
+    """An invalid window without its sequential figures: its sequential steps were not sequential."""
     power = window.power
     if power is None:
         return window
@@ -77,12 +77,12 @@ def _overlapped_alone(window: OverlapReport) -> OverlapReport:
 
 
 def _num_unlisted(power: JobPower) -> int:
-    """How many ranks have no source of power and are not listed."""
+    """Number of ranks without a power source that are not listed."""
     return 0 if power.num_without is UNSET else power.num_without - len(power.without)
 
 
 def power_figures(windows: Sequence[OverlapReport]) -> dict[str, str]:
-    """Power and energy over windows that count, as text by label; empty where not measured."""
+    """Power and energy over windows that count, as text by label; empty if not measured."""
     figures = {}
     for metric in POWER_METRICS:
         if metric.name in _HEADLINES:
@@ -94,9 +94,9 @@ def power_figures(windows: Sequence[OverlapReport]) -> dict[str, str]:
 
 
 def power_answer(windows: Sequence[OverlapReport]) -> str:
-    """What the slowdown is due to, then power and energy of both modes, over windows that count; empty without any.
+    """The cause of the slowdown, then power and energy of both modes, over windows that count; empty without any.
 
-    Of a control run too: both of its sides ran overlapped.
+    Also for a control run, whose two sides both ran overlapped.
     """
     windows = [window for window in windows if not window.control]
     sentences = [_cause(windows)]
@@ -124,13 +124,13 @@ def power_answer(windows: Sequence[OverlapReport]) -> str:
 
 
 def energy_change(windows: Sequence[OverlapReport]) -> Estimate | None:
-    """How much more energy an overlapped step takes than a sequential one; None where that is not known of both.
+    """How much more energy an overlapped step takes than a sequential one; None if either is unknown.
 
-    Blocks of the two modes are different ones, so their errors are independent.
+    The two modes have different blocks, so their errors are independent.
     """
     changes = []
     for window in windows:
-        # The same method in both modes, or there is nothing to compare.
+        # Comparable only if both modes use the same method.
         if window.power is None or energy_saving(window.power) is None:
             continue
         overlapped, sequential = (mode_value(ENERGY, mode)(window) for mode in Mode)
@@ -141,12 +141,12 @@ def energy_change(windows: Sequence[OverlapReport]) -> Estimate | None:
 
 
 def energy_of_a_step(windows: Sequence[OverlapReport], mode: Mode) -> Estimate | None:
-    """Joules of all devices together, over these windows; None where they were not measured."""
+    """Joules of all devices together, over these windows; None if not measured."""
     return _mean(windows, mode, ENERGY)
 
 
 def mode_value(figure: Figure, mode: Mode) -> Callable[[OverlapReport], Estimate | None]:
-    """A function that reads a figure of power from a window, with its interval, for charts along the run."""
+    """A function that reads a power figure with its interval from a window, for charts along the run."""
 
     def read(window: OverlapReport) -> Estimate | None:
         of_mode = window.power.of(mode) if window.power is not None else None
@@ -166,7 +166,7 @@ def _mean_change(values: Sequence[float | None]) -> Estimate | None:
 
 
 def _table(windows: Sequence[OverlapReport]) -> Table | None:
-    """Every figure of power and of the device, in both modes; None where there is none."""
+    """Every figure of power and of the device, in both modes; None if there is none."""
 
     def change(row: _Row) -> Cell:
         metric, overlapped, sequential = row
@@ -174,7 +174,7 @@ def _table(windows: Sequence[OverlapReport]) -> Table | None:
             return EMPTY
         return Cell(PAGE.percent(overlapped.value / sequential.value - 1, signed=True))
 
-    def is_shown(row: _Row) -> bool:  # not e.g. a limit that never held the clock back
+    def is_shown(row: _Row) -> bool:  # not, for example, a limit that never reduced the clock
         return any(side is not None and PAGE.shows(side.value, row[0].unit) for side in row[1:])
 
     every = [
@@ -213,7 +213,7 @@ def _source(powers: Sequence[JobPower]) -> str:
 
 
 def _cause(windows: Sequence[OverlapReport]) -> str:
-    """What the slowdown is due to in the last window that knows, and in how many windows it is the same."""
+    """The cause of the slowdown in the last window that has one, and in how many windows it is the same."""
     verdicts = [window.power_verdict for window in windows if window.power_verdict is not None]
     if not verdicts:
         return ""
@@ -225,7 +225,7 @@ def _cause(windows: Sequence[OverlapReport]) -> str:
 
 
 def _evidence(windows: Sequence[OverlapReport]) -> Note | None:
-    """What the cause rests on."""
+    """The evidence for the cause."""
     judged = [(window.window, window.power_verdict) for window in windows if window.power_verdict is not None]
     if not judged:
         return None
@@ -234,9 +234,9 @@ def _evidence(windows: Sequence[OverlapReport]) -> Note | None:
 
 
 def _of_points(window: OverlapReport, trace: PowerTrace) -> str:
-    """What a point of the trace is."""
+    """The meaning of a point of the trace."""
     source = None if window.power is None else window.power.source
-    # Records of earlier versions have a time in the trace for power that is momentary too.
+    # Records of earlier versions have a time in the trace even for instantaneous power.
     momentary = source is not None and source.power_kind == _INSTANTANEOUS
     averaging_s = source.averaging_s if source is not None and momentary else trace.averaging_s
     if not averaging_s:
@@ -294,7 +294,7 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
     )
 
 
-# -- in words
+# -- text
 
 
 _IN_WORDS = {
@@ -309,7 +309,7 @@ _IN_WORDS = {
 
 
 def cause_sentence(found: SlowdownCause) -> str:
-    """The cause, and how much of the slowdown goes with the clock, as in "Cause unclear; 44% goes with the clock"."""
+    """The cause, and how much of the slowdown follows the clock, e.g. "Cause unclear; 44% goes with the clock"."""
     words = _IN_WORDS.get(found.verdict, found.verdict[:1].upper() + found.verdict[1:])
     if found.verdict == cause.NO_SLOWDOWN:
         return f"{words}."
@@ -319,5 +319,5 @@ def cause_sentence(found: SlowdownCause) -> str:
 
 
 def evidence_sentence(found: SlowdownCause, *, of_window: int) -> str:
-    """What the cause rests on."""
+    """The evidence for the cause."""
     return f"Verdict of window {of_window}: {found.verdict}. Evidence: {'; '.join(found.evidence) or 'none'}."

@@ -1,4 +1,4 @@
-"""What a training job should send, and how long its step should take."""
+"""Predicted messages and step time of a training job."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from overlap_callbacks.analysis.communication.volumes import MessageRow
 from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.report.views.elements import Block, Cell, Column, Document, Note, RunPage, Section, table_of
 
-# Longer tables are cut in a terminal; JSON holds everything.
+# Longer tables are cut in a terminal; JSON has everything.
 _MAX_ROWS = 200
 _MIB, _GIB = 2**20, 2**30
 
 
 class Prediction(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``overlap predict`` found.
+    """The result of ``overlap predict``.
 
     Attributes:
         parameters: of the model, without padding.
         micro_batches: of a step on each data-parallel rank.
         dtype: of activations and parameters in messages.
-        memory_bytes: need of the rank with the highest, by a stated rule.
+        memory_bytes: of the rank that needs most, by a stated rule.
         expected_bubble_ratio: (p-1)/(p-1+m), of a step without its gradients' communication.
         messages: of a rank of each kind, or of all ranks.
         step: equation 1 with exact counts; None without bandwidths.
         paper_step: in the paper's own forms.
-        what_if: the job in other layouts; empty if it was not asked for.
+        what_if: the job in other layouts; empty if not requested.
     """
 
     parameters: int
@@ -48,7 +48,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prediction_document(found: Prediction, traffic: Sequence[Block]) -> Document:
-    """What a job should send, and how long its step should take; ``traffic`` is the matrix with its tables."""
+    """Predicted messages and step time; ``traffic`` is the matrix with its tables."""
     batches = "micro-batch" if found.micro_batches == 1 else "micro-batches"
     verdict = (
         f"{found.parameters:,} parameters on {count(found.world_size, 'rank')}, {found.micro_batches:,} {batches} a "
@@ -69,7 +69,7 @@ def prediction_document(found: Prediction, traffic: Sequence[Block]) -> Document
 
 
 def check_document(rows: Sequence[CheckedRow]) -> Document:
-    """Predicted beside measured messages."""
+    """Predicted and measured messages, side by side."""
     lines: list[tuple[Any, ...]] = []
     for row in rows:
         which = "equal" if row.equal else "predicted"
@@ -113,7 +113,7 @@ def _message_table(rows: Sequence[MessageRow]) -> Block:
 
 
 def _others(row: MessageRow) -> str:
-    """How many ranks a collective has, or the other side of a send or receive."""
+    """How many ranks a collective has, or the peer of a send or receive."""
     if row.peer < 0:
         return str(row.group_size)
     return f"to {row.peer}" if row.operator.startswith("send") else f"from {row.peer}"

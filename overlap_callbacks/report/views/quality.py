@@ -1,4 +1,4 @@
-"""How good the measurement is (windows, steps, residual overlap, ranks, cost), and how it was configured."""
+"""Quality of the measurement (windows, steps, residual overlap, ranks, cost), and its configuration."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from overlap_callbacks.report.record_lines import MAX_LINE_BYTES
 from overlap_callbacks.report.views.elements import Block, Cell, Column, Facts, Note, Section, Table, table_of
 from overlap_callbacks.report.views.tables import figure_table
 
-# Maximum rows of the tables of windows and of problems; the record holds all.
+# Maximum rows of the tables of windows and of problems; the record has all.
 MAX_WINDOWS = 1000
 MAX_PROBLEMS = 50
-# Of the former, windows that do not count, however old.
+# Of the rows for windows: those for windows that do not count, however old.
 MAX_DOUBTFUL = 300
-# The figures of the table of windows.
+# The figures in the table of windows.
 _COLUMNS = ("e2e_overlapped_ms", "e2e_sequential_ms", "compute_slowdown", "residual_overlap")
 
 
@@ -34,7 +34,7 @@ QUALITY = "How good is the measurement?"
 
 
 def quality(record: Record, lacking: Sequence[str] = ()) -> Section:
-    """What the figures rest on, what makes them doubtful, and what was not measured."""
+    """What the figures are based on, what makes them doubtful, and what was not measured."""
     blocks: list[Block] = []
     if record.summary.measured:
         blocks.append(Facts("The measurement", tuple(_facts(record))))
@@ -121,7 +121,7 @@ def _problem_table(windows: Sequence[OverlapReport]) -> Table | None:
             windows_with.setdefault(problem, []).append(window.window)
     if not windows_with:
         return None
-    # The most frequent, and of equals the newest.
+    # Most frequent first; of equally frequent ones, newest first.
     shown = sorted(windows_with.items(), key=lambda item: (-len(item[1]), -item[1][-1]))[:MAX_PROBLEMS]
     return table_of(
         "What is missing or doubtful",
@@ -144,7 +144,7 @@ def _window_table(record: Record) -> Table:
         )
 
     def compared(window: OverlapReport, name: str) -> Estimate | None:
-        """Of windows that count alone: the others compare with no sequential steps."""
+        """Only for windows that count: the others lack sequential steps to compare with."""
         return getattr(window, name) if record.summary.state_of(window) == COUNTS else None
 
     return table_of(
@@ -164,7 +164,7 @@ def _window_table(record: Record) -> Table:
 
 
 def _listed(record: Record) -> list[OverlapReport]:
-    """Of very many windows, those that a reader looks for: the first, the extremes, the doubtful, the last."""
+    """The windows worth listing of very many: the first, the extremes, the doubtful, the last."""
     windows = record.windows
     if len(windows) <= MAX_WINDOWS:
         return windows
@@ -201,12 +201,12 @@ _LABELS = {
     "device": "Device",
     "settings": SETTING,
 }
-# These are shown beside the figures that they describe, or in a part of their own.
+# Shown next to the figures that they describe, or in their own section.
 _SHOWN_ELSEWHERE = frozenset({"units", "meanings", "schedule", "environment"})
 
 
 def configuration(record: Record) -> Section:
-    """Everything that the record says about the run."""
+    """All facts of the run in the record."""
     blocks: list[Block] = [
         Facts("The run", _own_facts(record)),
         Facts("The schedule", _flat(record.info.schedule)),
@@ -219,16 +219,16 @@ def configuration(record: Record) -> Section:
 
 
 def _own_facts(record: Record) -> tuple[tuple[str, str], ...]:
-    """What is known of the run, without what the part on the environment says already."""
+    """The facts of the run, without those in the environment section."""
     told = {_LABELS["torch_version"], _LABELS["device"]} if record.environment is not None else set()
     return tuple((label, shown) for label, shown in run_facts(record.info) if label not in told)
 
 
 def run_facts(run: RunInfo) -> tuple[tuple[str, str], ...]:
-    """Everything that is known of the run, with fields that a later version may add."""
+    """The facts of the run, including fields that a later version may add."""
     facts: list[tuple[str, str]] = []
     known = msgspec.structs.asdict(run)
-    known["framework"] = run.framework.removesuffix(f" {run.torch_version}")  # PyTorch has a row of its own
+    known["framework"] = run.framework.removesuffix(f" {run.torch_version}")  # PyTorch has its own row
     told = known.pop("workload")
     if told is not None:
         known |= {name: value for name, value in msgspec.structs.asdict(told).items() if value is not None}
@@ -282,7 +282,7 @@ def left_out(summary: RunSummary) -> list[tuple[str, str]]:
 
 
 def unreadable(record: Record) -> str:
-    """How many lines of a record could not be read; for one that has any."""
+    """How many lines of a record could not be read; call it only if there are any."""
     told = f"{count(record.broken_lines, 'line')} of the record could not be read"
     if record.long_lines:
         told += f"; {record.long_lines:,} of them longer than {MAX_LINE_BYTES // 2**20} MiB, so no line of ours"
@@ -295,13 +295,13 @@ def which(numbers: list[int]) -> str:
 
 
 def cost_of(record: Record) -> Estimate | None:
-    """By how much measuring made training longer; None where no window tells."""
+    """By how much measuring lengthened training; None if no window has it."""
     every_n_steps = record.runs[-1].schedule.get("every_n_steps", 0) if record.runs else 0
     return cost_of_run([*record.windows, *record.arms], every_n_steps)
 
 
 def race_of(record: Record) -> RaceCheck | None:
-    """The race check to tell of: one that found a race, else the last one; None where no step was repeated."""
+    """The race check to show: one that found a race, otherwise the last; None if no step was repeated."""
     checks = [window.race for window in record.windows if window.race is not None]
     races = [check for check in checks if check.verdict is RaceVerdict.RACE]
     return races[-1] if races else checks[-1] if checks else None

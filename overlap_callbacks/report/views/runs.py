@@ -1,4 +1,4 @@
-"""What is known of runs: the verdict of each, then a section for each question."""
+"""The document for one or more runs: the verdict of each, then a section for each question."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _METHOD = (
 
 
 def runs_document(records: Sequence[Record], axis: str | None = None, *, charts: bool = True) -> Document:
-    """Everything that is known of the runs.
+    """The document for these runs.
 
     Args:
         records: one or more; several are compared first.
         axis: what varies between several; None for the number of ranks, if it does.
-        charts: whether charts are made too.
+        charts: whether to include charts.
 
     Raises:
-        ValueError: ``records`` is empty; or no record tells what ``axis`` asks for.
+        ValueError: ``records`` is empty; or no record has the value of ``axis``.
     """
     if not records:
         raise ValueError("records must hold at least one record, got none")
@@ -62,7 +62,7 @@ def runs_document(records: Sequence[Record], axis: str | None = None, *, charts:
 
 
 def distinct_names(records: Sequence[Record]) -> list[str]:
-    """What to call each run: its folder's name, with a number where two have the same."""
+    """Display name of each run: its folder's name, numbered if two are equal."""
     names: list[str] = []
     for record in records:
         name = page_text(record.path.resolve().parent.name, 80) or "run"
@@ -93,14 +93,14 @@ def _run(identity: str, name: str, record: Record, *, compared: bool, charts: bo
     head, line = page_text(_head(record)), run_headline(record.summary, len(record.arms))
     more = tuple([page_sentence(each) for each in (*line.more, first_advice(record)) if each])
     sections = tuple([section for section in _sections(record, charts) if section.answer or section.blocks])
-    # Of several runs, the comparison comes first: each one's own sections open on a click.
+    # With several runs, the comparison comes first; each run's own sections open on a click.
     folded = tuple([dataclasses.replace(section, folded=True) for section in sections]) if compared else sections
     figures = summary_table(record.figures, _basis(record)) if record.figures else None
     return RunPage(identity, name, head, page_sentence(line.sentence), tuple(blocks), folded, more, figures)
 
 
 def _head(record: Record) -> str:
-    """What ran where, in a line."""
+    """What ran where, in one line."""
     info = record.info
     started = f"started {_moment(info.started_at)}"
     parts = (info.framework, count(info.world_size, "rank"), info.backend, info.device, started)
@@ -108,7 +108,7 @@ def _head(record: Record) -> str:
 
 
 def _moment(started_at: str) -> str:
-    """A wall clock's ISO 8601 as people write it, to the minute; a text of another form as it is."""
+    """An ISO 8601 time to the minute, in readable form; any other text unchanged."""
     try:
         found = datetime.datetime.fromisoformat(started_at)
     except ValueError:
@@ -124,7 +124,7 @@ def _basis(record: Record) -> str:
 
 
 def _sections(record: Record, charts: bool) -> list[Section]:
-    """The questions: what overlap costs and what holds a step back are open, the others are folded."""
+    """The sections: what overlap costs and what limits a step are open, the others folded."""
     found: list[Section] = []
     lacking: list[str] = []
     if record.summary.measured:
@@ -140,7 +140,7 @@ def _sections(record: Record, charts: bool) -> list[Section]:
         *environment(record),
         configuration(record),
     ]
-    # A run without figures is asked why: that is in the part on the measurement.
+    # For a run without figures, the section on the measurement says why.
     asked_why = not record.valid_windows
     if asked_why:
         found = [dataclasses.replace(each, folded=True) for each in found]
@@ -154,9 +154,9 @@ def _sections(record: Record, charts: bool) -> list[Section]:
 
 
 def first_advice(record: Record) -> str:
-    """What to try first and why; or why no advice is given. Empty where nothing has been measured.
+    """What to try first and why; or why there is no advice. Empty if nothing has been measured.
 
-    Advice rests on windows that count alone. Where there is none, the headline says why and what to do.
+    Advice is based only on windows that count. Without any, the headline says why and what to do.
     """
     if not record.summary.measured:
         return ""

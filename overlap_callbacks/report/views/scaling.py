@@ -1,4 +1,4 @@
-"""Several runs against what varies between them: the ranks, the batch, a setting of the user's."""
+"""Several runs plotted against what varies between them: the ranks, the batch, a setting of the user's."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from overlap_callbacks.report.views.elements import (
     table_of,
 )
 
-# Words on an axis, and names of dimensions.
+# Maximum length of text on an axis, and of names of dimensions.
 _MAX_LABEL = 40
 TOKENS, SAMPLES = "tokens", "samples"
 _UNITS = {TOKENS: "tokens/s", SAMPLES: "samples/s"}
@@ -47,15 +47,15 @@ Reader = Callable[[RunFigures], "Estimate | float | None"]
 
 
 class AxisError(ValueError):
-    """Why runs cannot be shown against an axis."""
+    """The runs cannot be shown against an axis; the message says why."""
 
 
 class Comparison(NamedTuple):
-    """Runs against an axis, in its order.
+    """Runs in the order of an axis.
 
     Attributes:
         work: what ``work_per_s`` counts, ``tokens`` or ``samples``; empty if it is not known of all runs.
-        without: names of the runs that do not tell where they are on the axis.
+        without: names of the runs without a value on the axis.
     """
 
     axis: str
@@ -147,9 +147,9 @@ _CAPTIONS = {
 def _chart(
     found: Comparison, title: str, unit: str, lines: Sequence[tuple[str, str, Reader]], *, ideal: int = 0
 ) -> Chart | None:
-    """A chart of lines with a name, colour and figure each; None where no run has any of the figures.
+    """A chart of lines, each with a name, colour and figure; None if no run has any of the figures.
 
-    ``ideal`` are ranks of the smallest job, where a line shows as many times as there are ranks; 0 for no line.
+    ``ideal``: ranks of the smallest job, for a line of ideal scaling; 0 for none.
     """
     series = []
     for name, color, read in lines:
@@ -206,17 +206,17 @@ def _label(axis: str) -> str:
     return page_text({WORLD_SIZE: "ranks"}.get(axis, axis.replace("_", " ")), _MAX_LABEL)
 
 
-# -- what records tell
+# -- data from the records
 
 
 def compared(names: Sequence[str], records: Sequence[Record], axis: str | None) -> Comparison | None:
     """The runs against an axis, by default the world size.
 
     Returns:
-        None where no axis was asked for and all runs have as many ranks, or there is one alone.
+        None if no axis was requested and all runs have the same number of ranks, or there is only one.
 
     Raises:
-        AxisError: no run tells what was asked for.
+        AxisError: no run has a value on the axis.
     """
     values = [axis_value(record, axis or WORLD_SIZE) for record in records]
     told = [value for value in values if value is not None]
@@ -238,7 +238,7 @@ def compared(names: Sequence[str], records: Sequence[Record], axis: str | None) 
 
 
 def axis_value(record: Record, axis: str) -> Value | None:
-    """Where a run stands on an axis; None if it does not tell."""
+    """A run's value on an axis; None if it has none."""
     settings, configuration, facts = _settings(record), record.info.configuration, _facts(record)
     if axis in settings:
         return _as_value(settings[axis])
@@ -263,9 +263,9 @@ def _settings(record: Record) -> Mapping[str, Any]:
 
 
 def _facts(record: Record) -> dict[str, Value | None]:
-    """What a record tells of every run, and of its work."""
+    """Every run's facts that can be an axis, and those of its work."""
     run, work, job = record.info, record.info.workload or Workload(), record.job_environment
-    # An adapter may know the tokens of a step, and tells them with each window.
+    # An adapter may know the tokens of a step, and reports them with each window.
     told = [w.tokens_per_step for w in reversed(record.valid_windows) if w.tokens_per_step is not None]
     return {
         WORLD_SIZE: run.world_size,
@@ -282,14 +282,14 @@ def _facts(record: Record) -> dict[str, Value | None]:
 
 
 def known_axes(records: Sequence[Record]) -> list[str]:
-    """The axes that there are for these runs, without environment variables."""
+    """The axes available for these runs, without environment variables."""
     settings = {name for record in records for name in (*_settings(record), *record.info.configuration)}
     dimensions = {name for record in records for name in _group_sizes(record)}
     return [*dict.fromkeys([*_facts(records[0]), *sorted(dimensions), *sorted(settings)])]
 
 
 def as_plain(found: Comparison) -> dict[str, Any]:
-    """For programs."""
+    """As plain data, for other programs."""
     relative = scaled(found.runs)
     rows = []
     for run in found.runs:
@@ -302,7 +302,7 @@ def as_plain(found: Comparison) -> dict[str, Any]:
 
 
 def run_figures(name: str, record: Record, value: Value, work: str) -> RunFigures:
-    """What a run at ``value`` on the axis shows against others; ``work`` as in ``common_work``."""
+    """The figures of a run at ``value`` on the axis; ``work`` as in ``common_work``."""
     figures = record.pooled()
     throughput = run_throughput(record.valid_windows)
     step, exposed = figures.get("e2e_overlapped_ms"), exposed_share(figures)
@@ -323,7 +323,7 @@ def run_figures(name: str, record: Record, value: Value, work: str) -> RunFigure
 
 
 def _rate(rate: float, step: Estimate | None) -> Estimate:
-    """Work a second, with the interval of the step's time turned round."""
+    """Work per second, with the inverted interval of the step time."""
     if step is None or step.ci_low is None or step.ci_high is None or step.ci_low <= 0 or step.value <= 0:
         return Estimate(rate, None, None, 0 if step is None else step.num_steps, 0 if step is None else step.num_blocks)
     return Estimate(
@@ -332,7 +332,7 @@ def _rate(rate: float, step: Estimate | None) -> Estimate:
 
 
 def common_work(records: Sequence[Record]) -> str:
-    """What all runs count that count anything; tokens before samples."""
+    """The unit of work that all runs with a workload have; tokens before samples."""
     known = [throughput for record in records if (throughput := run_throughput(record.valid_windows)) is not None]
     for work in (TOKENS, SAMPLES):
         if known and all(getattr(throughput, f"{work}_per_s") is not None for throughput in known):

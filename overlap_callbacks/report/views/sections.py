@@ -1,4 +1,4 @@
-"""What the page says first, and its questions on cost, power, what holds a step back, and throughput."""
+"""The headline figures, and the sections on cost, power, what limits a step, and throughput."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Figures = dict[str, Estimate]
 
 
 def tiles(record: Record) -> list[Block]:
-    """The figures to read first; none for what was not measured."""
+    """The headline figures; none for what was not measured."""
     figures = record.figures
     found = [_step_tile(record), _figure_tile(figures, "compute_slowdown", "of the same kernels with overlap")]
     share, total_ms, exposed = exposed_share(figures), profiled_step_ms(figures), figures.get("exposed_comm_ms")
@@ -65,7 +65,7 @@ def _step_tile(record: Record) -> Tile | None:
 
 
 def _energy_tile(record: Record) -> Tile | None:
-    """Where power was measured, overlap costs or saves energy too: more to a reader than what it hides."""
+    """With power measured, energy matters more to a reader than what overlap hides."""
     if record.control:
         return None
     change = energy_change(record.valid_windows)
@@ -91,7 +91,7 @@ def _ms(value: float) -> str:
 
 
 def overview(record: Record, *, compared: bool) -> list[Block]:
-    """Step time in each mode, unless several runs stand side by side already; and where the time of a step goes."""
+    """Step time in each mode, unless several runs are already side by side; and where the time of a step goes."""
     blocks: list[Block] = []
     if not compared and any(name in record.figures for name in ("e2e_overlapped_ms", "e2e_sequential_ms")):
         blocks.append(mode_bars([("", record.figures)]))
@@ -105,7 +105,7 @@ def overview(record: Record, *, compared: bool) -> list[Block]:
 
 
 def cost(record: Record) -> Section:
-    """Slowdown by kernel and by what ran beside it."""
+    """Slowdown by kernel and by what ran at the same time."""
     blocks: list[Block] = []
     window, paired = record.latest_shown("kernels"), record.latest_shown("pairs")
     if window is not None:
@@ -114,7 +114,7 @@ def cost(record: Record) -> Section:
         basis = f"Per step, means over the ranks, window {paired.window}."
         blocks += tables.pair_tables(paired.pairs, basis)
     divided = record.latest_shown("dimension_pairs")
-    # With one dimension alone, the table of pairs says the same.
+    # With only one dimension, the table of pairs says the same.
     if divided is not None and len(compute_slowdowns(divided.dimension_pairs)) > 1:
         blocks.append(tables.dimension_pair_table(divided))
     causes = cause_table(record.shown_windows)
@@ -131,7 +131,7 @@ def cost(record: Record) -> Section:
 
 
 def power(record: Record) -> list[Section]:
-    """What overlap does to power, energy and clocks; nothing where no window has any."""
+    """The effect of overlap on power, energy and clocks; nothing if no window has any."""
     traced = record.latest_valid("power_trace") if record.valid_windows else record.latest("power_trace")
     blocks = power_blocks(record.shown_windows, record.windows, traced)
     if not blocks:
@@ -152,7 +152,7 @@ def _cost_answer(figures: Figures) -> str:
 
 
 def _dimension_answer(window: OverlapReport) -> str:
-    """How much slower compute is beside each dimension of parallelism; empty if there is one alone."""
+    """How much slower compute is during each dimension's communication; empty if there is only one."""
     slowdowns = sorted(compute_slowdowns(window.dimension_pairs).items(), key=lambda item: -item[1])
     if len(slowdowns) < 2:
         return ""
@@ -179,7 +179,7 @@ def _why_no_kernels(record: Record) -> str:
 
 
 def ideal(record: Record) -> list[Section]:
-    """What holds a step back, what to try, and how the time passes; nothing where none of it is known."""
+    """What limits a step, what to try, and where the time goes; nothing if none of it is known."""
     found = record.bottleneck()
     blocks: list[Block] = [] if found is None else [advice_table(found)]
     drawn = record.latest("pictures")
@@ -207,7 +207,7 @@ def _attained(figures: Figures) -> str:
 
 
 def not_measured(record: Record) -> list[str]:
-    """What a page of this run lacks, as sentences."""
+    """What was not measured in this run, as sentences."""
     lacking = []
     if record.valid_windows and record.latest_valid("kernels") is not None and record.latest_valid("pairs") is None:
         lacking.append("What ran beside what was not measured.")
@@ -225,7 +225,7 @@ def not_measured(record: Record) -> list[str]:
 def dimension_chart(window: OverlapReport) -> Chart:
     """Hidden and exposed communication of each dimension."""
     rows = [
-        # The label is on one line, as the bar is.
+        # The label must fit on one line, next to its bar.
         (" ".join(page_text(row.dimension).split()), (row.comm_ms - row.exposed_ms, row.exposed_ms))
         for row in window.dimensions
     ]
@@ -243,7 +243,7 @@ def dimension_chart(window: OverlapReport) -> Chart:
 
 
 def advice_table(found: Bottleneck) -> Table:
-    """What to try, with the reason, the most promising first."""
+    """What to try, with the reason, most promising first."""
     return table_of(
         "What to try",
         found.advice,
@@ -258,17 +258,17 @@ def advice_table(found: Bottleneck) -> Table:
 
 
 def cause_table(windows: Sequence[OverlapReport]) -> Table | None:
-    """Each cause with its share and what that rests on, over windows that count; None where none knows any cause."""
+    """Each cause with its share and evidence, over windows that count; None if none has a cause."""
     known = [(window, window.slowdown_shares) for window in windows if window.slowdown_shares is not None]
     if not known:
         return None
     _, last = known[-1]
-    # Shares add up within a window. Means add up only over windows that have the same causes.
+    # Shares add up within a window; means add up only over windows with the same causes.
     of_alike = [
         (w, shares) for w, shares in known if [s.cause for s in shares.shares] == [s.cause for s in last.shares]
     ]
     alike = [shares for _, shares in of_alike]
-    # The slowdown as the headline has it, which is a ratio of mean times. The shares are divided from it.
+    # The slowdown as in the headline, a ratio of mean times, is divided by the shares.
     means = run_means(run_times([window.figures() for window, _ in of_alike]))
     total = value_by(figure_named("compute_slowdown"), means)
     mean = sum([shares.slowdown for shares in alike]) / len(alike)
@@ -298,12 +298,12 @@ def cause_table(windows: Sequence[OverlapReport]) -> Table | None:
 # -- how fast does it train?
 
 
-# What is longer stands below the figures.
+# Longer remarks are placed below the figures.
 _MAX_REMARK = 80
 
 
 def throughput(record: Record) -> list[Section]:
-    """Throughput over the windows that count; nothing where it is not known."""
+    """Throughput over the windows that count; nothing if not known."""
     found = run_throughput(record.valid_windows)
     if found is None:
         return []
@@ -327,7 +327,7 @@ def throughput(record: Record) -> list[Section]:
     return [Section("How fast does it train?", answer, blocks)]
 
 
-# -- in words
+# -- text
 
 
 _PREFIXES = ((1e18, "E"), (1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
@@ -340,7 +340,7 @@ def in_prefixes(value: float, unit: str = "") -> str:
 
 
 def throughput_facts(throughput: Throughput) -> list[tuple[str, str, str]]:
-    """What is known: label, value, and what it rests on."""
+    """The known figures: label, value, and what they are based on."""
     known = (
         ("Tokens a second", throughput.tokens_per_s, functools.partial(PAGE.number, decimals=0), "the whole job"),
         ("Samples a second", throughput.samples_per_s, functools.partial(PAGE.number, decimals=1), "the whole job"),

@@ -1,4 +1,4 @@
-"""Charts of a step: the modes side by side, where its time goes, and when which kernel runs."""
+"""Charts of a step: the modes side by side, where its time goes, and when each kernel runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from overlap_callbacks.report.views.elements import (
 # The colour of each step time, as a variable of the style sheet.
 COLORS = {"e2e_ideal_ms": "ideal", "e2e_overlapped_ms": "overlapped", "e2e_sequential_ms": "sequential"}
 
-# Beside exposed communication, which it still has, no step is called ideal: equation 4 has its name in the table.
+# A step with exposed communication is not called ideal in charts: the table has equation 4's name.
 LABELS = {"e2e_ideal_ms": "Without contention"}
 
 Pairs = Sequence[tuple[float, float]]
@@ -96,7 +96,7 @@ def stack(
     *,
     in_table: bool = False,
 ) -> Chart:
-    """Bars that are divided into parts, each with a name and a colour. A row is a label and the values of its parts."""
+    """Bars divided into parts, each with a name and a colour. A row is a label and the values of its parts."""
     bars = []
     for label, values in rows:
         named = zip(parts, values, strict=True)
@@ -106,7 +106,7 @@ def stack(
 
 
 def timeline(window: OverlapReport) -> Chart:
-    """When compute ran and communication was in flight, one step of each mode."""
+    """When compute ran and communication was in flight, for one step of each mode."""
     caption = f"One profiled step of each mode on rank {window.first_rank}, window {window.window}."
     if not window.valid:
         caption += " This window is not valid."
@@ -116,7 +116,7 @@ def timeline(window: OverlapReport) -> Chart:
 
 
 def lanes(title: str, pictures: Sequence[tuple[str, StepTimeline]], caption: str) -> Chart:
-    """When compute ran and communication was in flight, a lane for each of the named steps."""
+    """When compute ran and communication was in flight, with a lane for each of the named steps."""
     if any(picture.closed_compute_ms or picture.closed_communication_ms for _, picture in pictures):
         caption += " The shortest gaps are closed, to keep the page small."
     data = [
@@ -166,7 +166,7 @@ class NamedPart(NamedTuple):
 
 def named_parts(parts: StepParts) -> list[NamedPart]:
     """The parts that are not shown as zero; they add up to the step."""
-    # Compute that was faster beside communication than alone has lost nothing: what it took is all of it.
+    # If compute was faster during communication than alone, it lost nothing: use its full time.
     lost_ms = max(0.0, parts.contention_ms)
     exposed = "exposed communication" + (" outside the bubble" if parts.bubble_ms > 0 else "")
     found = (
@@ -185,7 +185,7 @@ def part_in_words(part: NamedPart, total_ms: float) -> str:
 
 
 def of_profiled_steps(total_ms: float, figures: Mapping[str, Estimate]) -> str:
-    """Of which steps the parts are. Here, and nowhere else, it is said how much longer the profiler makes them."""
+    """Which steps the parts describe. The only place that says how much longer the profiler makes them."""
     step = figures.get("e2e_overlapped_ms")
     words = "Means over the ranks, of steps under the profiler"
     if step is None:
@@ -202,7 +202,7 @@ _OfKernel = tuple[tuple[str, bool], dict[Mode, CallTimes]]
 
 
 def kernels_in_time(record: Record) -> list[Section]:
-    """What ran when, by name and stream, and how long calls take; nothing where no record of it is kept."""
+    """When kernels ran, by name and stream, and how long calls take; nothing if no timeline was recorded."""
     window = record.latest("pictures")
     if window is None:
         return []
@@ -238,7 +238,7 @@ def _chart(drawn: list[tuple[StepTimeline, StepDetail]], window: OverlapReport) 
 
 
 def _file(window: OverlapReport) -> Download:
-    """The steps as a file within the page: who has the page alone can open them in Perfetto, too."""
+    """The steps as a file within the page, so that the page alone suffices to open them in Perfetto."""
     content = gzip.compress(msgspec.json.encode(perfetto_trace(window)), mtime=0)
     return Download(
         f"Save these steps for Perfetto ({len(content) / 1e3:,.0f} kB)",

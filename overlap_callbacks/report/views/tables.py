@@ -1,4 +1,4 @@
-"""Tables of figures, of what kernels lose, and of collectives."""
+"""Tables of figures, of kernels' losses, and of collectives."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from overlap_callbacks.report.views.elements import Cell, Column, Table, name_ce
 
 
 def kernel_tables(window: OverlapReport) -> list[Table]:
-    """Compute kernels, and folded those that communicate; what loses the most time comes first."""
+    """Compute kernels, and folded those that communicate; largest loss first."""
     decimals = column_decimals([kernel.overlapped_ms for kernel in window.kernels])
     made = []
     for communication, title in (
@@ -67,9 +67,9 @@ def kernel_column(head: str = "~Kernel") -> Column[Any]:
 
 
 def pair_tables(pairs: Sequence[PairTime], basis: str, first: bool = False) -> list[Table]:
-    """Families of compute kernels beside collectives, and folded the other way round.
+    """Families of compute kernels during collectives, and folded the reverse.
 
-    ``basis`` says what their times are of, as a sentence.
+    ``basis``: a sentence on what their times refer to.
     """
     made = []
     for communication, title, note in (
@@ -83,7 +83,7 @@ def pair_tables(pairs: Sequence[PairTime], basis: str, first: bool = False) -> l
 
 
 def dimension_pair_table(window: OverlapReport) -> Table:
-    """Families of compute kernels beside the communication of each dimension of parallelism."""
+    """Families of compute kernels during the communication of each dimension of parallelism."""
     caption = (
         f"Per step, means over the ranks, window {window.window}. Kernels that ran beside no communication are left "
         "out."
@@ -153,26 +153,26 @@ def collective_table(window: OverlapReport) -> Table:
 
 
 def _group(row: CollectiveTime) -> str:
-    """The dimension of parallelism, and the group where that has another name."""
+    """The dimension of parallelism, and the group if its name differs."""
     if not row.dimension or row.dimension == row.group:
         return row.group
     return f"{row.dimension} ({row.group})"
 
 
 def _gb_s(row: CollectiveTime) -> float | None:
-    # NCCL's tests count bandwidth by the whole: for all-gathers and reduce-scatters, that is the larger side.
+    # NCCL's tests compute bandwidth from the total size: for all-gathers and reduce-scatters, the larger side.
     if row.transfer is None or not row.transfer[1]:
         return None
     return row.transfer[0] / row.transfer[1] / 1e6
 
 
 def row_label(figure: Figure) -> str:
-    """What to call a figure in a table of ``SUMMARY``: a part is indented below its whole."""
+    """A figure's label in a table of ``SUMMARY``: a part is indented below its total."""
     return f"  {figure.part_label}" if figure.part_label else figure.label
 
 
 def summary_table(figures: dict[str, Estimate], basis: str) -> Table:
-    """The figures of ``SUMMARY``, parts below their whole; ``basis`` is what they are means over."""
+    """The figures of ``SUMMARY``, parts below their total; ``basis``: what they are means over."""
 
     def has_row(figure: Figure) -> bool:
         found = figures.get(figure.name)
@@ -212,7 +212,7 @@ def _value_columns(figures: dict[str, Estimate]) -> tuple[Column[Figure], ...]:
     return Column("Value", value), Column("95% interval", bounds), Column("Steps", steps, "whole")
 
 
-# -- what is shown of slowdowns
+# -- text on slowdowns
 
 
 _Row = TypeVar("_Row", KernelTime, PairTime)
@@ -223,7 +223,7 @@ WITH_WAITING = "A collective's time includes waiting for other ranks."
 
 
 def together(kernels: Sequence[KernelTime], window: int, decimals: int) -> str:
-    """What all compute kernels of a window add up to, and why that is not the run's figure."""
+    """The total of all compute kernels of a window, and why it differs from the run's figure."""
     lost, overlapped, sequential = (
         PLAIN.quantity(sum([getattr(kernel, name) for kernel in kernels]), "ms", decimals=decimals)
         for name in ("lost_ms", "overlapped_ms", "sequential_ms")
@@ -235,7 +235,7 @@ def together(kernels: Sequence[KernelTime], window: int, decimals: int) -> str:
 
 
 def ran_alone(pairs: Sequence[PairTime]) -> str:
-    """A sentence where kernels are slower that ran beside nothing; else empty."""
+    """A sentence if kernels that ran alone are slower too; otherwise empty."""
     if not any(pair.concurrent_with == ALONE and pair.lost_ms > 0 for pair in pairs):
         return ""
     return (
@@ -245,13 +245,13 @@ def ran_alone(pairs: Sequence[PairTime]) -> str:
 
 
 def with_losses(rows: Sequence[_Row], decimals: int) -> tuple[list[_Row], int]:
-    """The rows whose lost time is not shown as zero with these decimals, and how many are left out."""
+    """The rows whose lost time is not shown as zero with these decimals, and the number omitted."""
     shown = [row for row in rows if abs(row.lost_ms) >= 0.5 * 10**-decimals]
     return shown, len(rows) - len(shown)
 
 
 def left_out_in_words(number: int, noun: str, decimals: int) -> str:
-    """How many rows are left out, as a sentence; empty for none."""
+    """How many rows are omitted, as a sentence; empty for none."""
     if not number:
         return ""
     verb, is_or_are = ("loses", "is") if number == 1 else ("lose", "are")

@@ -1,4 +1,4 @@
-"""What the trace of one device shows: what it does with its time, what holds it up, and what overlap costs."""
+"""One device's trace: where its time goes, what limits it, and what overlap costs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from overlap_callbacks.report.views.trace_verdict import verdict
 from overlap_callbacks.traces.device_time import DeviceTime
 from overlap_callbacks.traces.figures import Analysis, CollectiveSize, FamilyFigures, StepFigures, TraceFigures
 
-# Steps in a chart, and characters of a kernel's name.
+# Maximum steps in a chart, and characters of a kernel's name.
 MAX_STEPS, _MAX_NAME = 24, 90
 _PARTS = (
     ("compute", "compute"), ("exposed communication", "communication"), ("copies", "both"),
@@ -66,7 +66,7 @@ def device_page(identity: str, trace: TraceFigures, analysis: Analysis) -> RunPa
         _quality(trace, analysis, alone),
     ]
     warnings = [warning_note(warning) for warning in (*(analysis.warnings if alone else ()), *trace.warnings)]
-    # Shares of a file that lacks kernels are not known.
+    # Shares are unknown if the file lacks kernels.
     blocks = (*warnings, *(() if trace.total.cut else _tiles(trace)))
     name = file_name(trace) if trace.rank is None else f"rank {trace.rank}: {file_name(trace)}"
     head = " · ".join(part for part in (file_name(trace) if alone else "", rank, page_text(where)) if part)
@@ -74,7 +74,7 @@ def device_page(identity: str, trace: TraceFigures, analysis: Analysis) -> RunPa
 
 
 def warning_note(text: str) -> Note:
-    """What must be read before any figure."""
+    """A warning to be read before any figure."""
     return Note(page_text(text, 2000), warning=True, first=True)
 
 
@@ -96,7 +96,7 @@ def _tiles(trace: TraceFigures) -> tuple[Block, ...]:
 
 
 def idle(time: DeviceTime) -> tuple[float | None, float | None]:
-    """Idle time that is the host's, launching included, and other idle time; all is other where the file tells none."""
+    """Idle time caused by the host (launch delay included), and the rest; all of it is rest if causes are unknown."""
     if time.idle_host_ms is None:
         return None, time.idle_ms
     return time.idle_host_ms + (time.idle_launch_ms or 0.0), time.idle_other_ms

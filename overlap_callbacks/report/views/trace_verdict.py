@@ -1,4 +1,4 @@
-"""What traces say, in a few sentences: what the devices do with their time, what holds them up, what could be won."""
+"""The verdict on traces, in a few sentences: where the devices' time goes, what limits them, what could be gained."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime
 from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, RankTime, TraceFigures
 
-# Shares of the time from which on something is worth a sentence.
+# Minimum share of the time for a sentence.
 _MATTERS = 0.05
-# Share of the waiting above which one rank is named as its cause.
+# Minimum share of the waiting for which one rank is named as the cause.
 _MOSTLY = 0.5
-# Waiting from which on one decimal is enough.
+# Waiting times above this have one decimal.
 _LONG_MS = 10
-# Files of different jobs of which something is said.
+# Maximum files of different jobs that are described one by one.
 _MAX_APART = 4
-# Files that one note names.
+# Maximum files named in one note.
 _MAX_FILES = 3
 
 
 def verdict(analysis: Analysis, style: Style = PLAIN) -> tuple[str, ...]:
-    """The sentences, what matters most first; empty if the files hold nothing."""
+    """The sentences, most important first; empty if the files contain nothing."""
     timed = [trace for trace in analysis.traces if trace.time]
     traces = [trace for trace in timed if not trace.total.cut]
     sentences = list(_skew(analysis, style))
@@ -42,7 +42,7 @@ def verdict(analysis: Analysis, style: Style = PLAIN) -> tuple[str, ...]:
 
 
 def _of_job(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
-    """What the devices of one job do, and what holds them up."""
+    """What the devices of one job do, and what limits them."""
     return (_shares(traces, style), *_host(traces, style), *_communication(traces, style))
 
 
@@ -73,13 +73,13 @@ def _skew(analysis: Analysis, style: Style) -> Sequence[str]:
 
 
 def rank_names(ranks: Sequence[RankTime]) -> list[str]:
-    """The number of each rank, with that of its device where any rank has several of them."""
+    """Each rank's number, with its device's if any rank has several."""
     several = len({rank.rank for rank in ranks}) < len({(rank.rank, rank.device) for rank in ranks})
     return [f"{rank.rank}.{rank.device}" if several else str(rank.rank) for rank in ranks]
 
 
 def caused_ms(skews: Sequence[CollectiveSkew]) -> dict[str, dict[str, float]]:
-    """How long the others waited for each rank, by cycle and by the rank's name."""
+    """How long the others waited for each rank, by cycle and rank name."""
     rows = [(skew.cycle, rank) for skew in skews for rank in skew.ranks]
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for name, (cycle, rank) in zip(rank_names([rank for _, rank in rows]), rows, strict=True):
@@ -97,7 +97,7 @@ def waiting_ms(skews: Sequence[CollectiveSkew]) -> dict[tuple[str, int | None, i
 
 
 def _shares(traces: Sequence[TraceFigures], style: Style) -> str:
-    """What the devices do with their time."""
+    """Where the devices' time goes."""
     whole = [trace.time[0] for trace in traces]
 
     def share(part: Callable[[DeviceTime], float | None]) -> float:
@@ -116,7 +116,7 @@ def _shares(traces: Sequence[TraceFigures], style: Style) -> str:
 
 
 def _host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
-    """Whether the host holds the devices up."""
+    """Whether the host limits the devices."""
     limits = [
         (trace.host_limit, name)
         for trace, name in zip(traces, names_of(traces), strict=True)
@@ -143,7 +143,7 @@ def _host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
 
 
 def _communication(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
-    """What exposed communication costs at most."""
+    """The maximum that exposed communication costs."""
     whole = [trace.time[0] for trace in traces]
     if _mean([time.exposed_comm_ms / time.span_ms for time in whole if time.span_ms]) < _MATTERS:
         return ()
@@ -164,9 +164,9 @@ def _communication(traces: Sequence[TraceFigures], style: Style) -> Sequence[str
 def _at_most(
     traces: Sequence[TraceFigures], part: Callable[[CriticalPath], float | None]
 ) -> tuple[float, float] | None:
-    """What a step would win at most, and its length: means over the steps of the file in which that is most.
+    """Maximum gain per step, and the step's length: means over the steps of the file where the gain is largest.
 
-    None where no file tells it.
+    None if no file has it.
     """
     found = []
     for trace in traces:
@@ -177,9 +177,9 @@ def _at_most(
 
 
 def names_of(traces: Sequence[TraceFigures]) -> list[str]:
-    """What each of several devices is called: its rank, or its file where that tells none or others have the rank too.
+    """Name of each of several devices: its rank; the file if that is unknown or not unique.
 
-    Devices of one file have their number too, and files of several cycles their cycle.
+    Several devices of one file are numbered, and files of several cycles have their cycle.
     """
     of_rank = Counter((rank, cycle) for _, rank, cycle in {(trace.file, trace.rank, trace.cycle) for trace in traces})
     of_file = Counter(trace.file for trace in traces)
@@ -195,7 +195,7 @@ def names_of(traces: Sequence[TraceFigures]) -> list[str]:
 
 
 def _told_apart(files: Sequence[str]) -> dict[str, str]:
-    """The name of each file, with as many of its folders as others have files of the name."""
+    """The name of each file, with as many of its folders as needed to distinguish equal names."""
     parts = {file: Path(file).parts for file in dict.fromkeys(files)}
     names = {}
     for file, own in parts.items():
@@ -207,20 +207,20 @@ def _told_apart(files: Sequence[str]) -> dict[str, str]:
 
 
 def problems_of(analysis: Analysis) -> list[str]:
-    """What is wrong or doubtful; with several files, each note names the files that it is about."""
+    """Problems and doubts; with several files, each note names the files that it concerns."""
     warnings = by_file(analysis.traces, lambda trace: trace.warnings)
     return [*analysis.warnings, *warnings, *further_problems(analysis)]
 
 
 def further_problems(analysis: Analysis) -> list[str]:
-    """Those that are no warnings."""
+    """The problems that are not warnings."""
     of_all = [problem for problem in analysis.problems if problem not in analysis.warnings]
     of_files = by_file(analysis.traces, lambda trace: [p for p in trace.problems if p not in trace.warnings])
     return [*of_all, *of_files]
 
 
 def by_file(traces: Sequence[TraceFigures], problems: Callable[[TraceFigures], Sequence[str]]) -> list[str]:
-    """Problems of files, each once; of several files, behind the names of those that have it."""
+    """Each problem of the files once; with several files, preceded by their names."""
     files: dict[str, dict[str, None]] = {}
     for trace in traces:
         for problem in problems(trace):

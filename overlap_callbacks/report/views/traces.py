@@ -1,4 +1,4 @@
-"""What traces show: each device, several side by side, and an overlapped one against a sequential one."""
+"""Screens for traces: each device, several side by side, and an overlapped trace against a sequential one."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ _FOOT = (
     "Equation 2 is that of arXiv 2507.03114, section IV-D. A trace is one observation: there are no intervals. The "
     "slowdown estimated from a trace is an association; a run with the monitor measures the cause."
 )
-# Devices with a part of their own.
+# Maximum devices with their own part.
 MAX_DEVICES = 16
-# Rows of a table of several files in a terminal, and of the table of ranks: they have to fit on two screens.
+# Rows of a table of several files in a terminal, and of the table of ranks: they must fit on two screens.
 _FEW_OF_SEVERAL, _FEW_RANKS = 5, 64
-# Notes on several files that a terminal shows, and ranks whose waiting is named.
+# Maximum notes on several files in a terminal, and ranks whose waiting is named.
 _MAX_NOTES, _MAX_WAITING = 4, 4
 
 
 def trace_document(analysis: Analysis, most: int | None = MAX_DEVICES) -> Document:
-    """What an analysis of traces found; at most ``most`` devices have a part of their own."""
+    """The document of an analysis of traces; at most ``most`` devices have their own part."""
     shown = analysis.traces[:most]
     runs = tuple([device_page(f"run-{i}", trace, analysis) for i, trace in enumerate(shown, 1)])
     names = ", ".join(dict.fromkeys(file_name(trace) for trace in shown[:4]))
@@ -85,7 +85,7 @@ def _heading(analysis: Analysis) -> str:
 
 
 def _together(analysis: Analysis, num_shown: int) -> list[Section]:
-    """Skew first, then the devices side by side, and the kernels of the one that computes most."""
+    """Skew first, then the devices side by side, and the kernels of the device with most compute."""
     named = list(zip(map(page_text, names_of(analysis.traces)), analysis.traces, strict=True))
     sections = []
     if analysis.skew:
@@ -160,7 +160,7 @@ def _skew_tables(skews: Sequence[CollectiveSkew]) -> list[Block]:
 
 
 def _cycle_table(analysis: Analysis) -> Block:
-    """The cycles of a job: means over the devices of each, and for whom the others waited most."""
+    """The cycles of a job: means over each one's devices, and the rank that the others waited for most."""
     waiting, caused = waiting_ms(analysis.skew), caused_ms(analysis.skew)
     cycles: dict[str, list[TraceFigures]] = {}
     for trace in analysis.traces:
@@ -218,7 +218,7 @@ def _rank_table(named: Sequence[tuple[str, TraceFigures]], skews: Sequence[Colle
 
 
 def _mean_step(time: Sequence[DeviceTime]) -> DeviceTime:
-    """The mean over the steps; the whole file where it has none."""
+    """The mean over the steps; of the whole file if it has none."""
     steps = time[1:] or time
     names = [name for name in DeviceTime.__struct_fields__ if name != "step"]
     means: dict[str, Any] = {}
@@ -232,7 +232,7 @@ def _mean_step(time: Sequence[DeviceTime]) -> DeviceTime:
 
 
 def comparison_document(found: Comparison) -> Document:
-    """What a comparison of two traces found."""
+    """The document of a comparison of two traces."""
     files = (Path(side.file).name for side in (found.overlapped, found.sequential))
     ov, seq = (page_text(f"{name} ({count(steps, 'step')})") for name, steps in zip(files, found.steps, strict=True))
     sides = (("overlapped", found.overlapped), ("sequential", found.sequential))

@@ -1,4 +1,4 @@
-"""Who sends how much to whom: the traffic of a step, as a run sent it or as a job should."""
+"""Which ranks send how much to which: the traffic of a step, measured or predicted."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from overlap_callbacks.report.views.elements import (
 
 
 def traffic(record: Record) -> list[Section]:
-    """What is sent in a step; nothing where the record does not tell."""
+    """The traffic of a step; nothing if the record has none."""
     if latest_messages(record) is None:
         return []
     found = traffic_of(record, MatrixOptions(order=PHYSICAL))
@@ -68,7 +68,7 @@ def _answer(found: RunTraffic) -> str:
 
 
 def traffic_document(found: RunTraffic, drawn: Sequence[str], by_size: Sequence[Block]) -> Document:
-    """What ``overlap traffic`` shows: the traffic, how fast messages of each size were, and files with the matrix."""
+    """The document of ``overlap traffic``: the traffic, transfer rates by message size, and files with the matrix."""
     where = "" if found.num_hosts is None else f", {count(found.num_hosts, 'host')}"
     blocks = [*traffic_blocks(found, by_size, drawn=bool(drawn)), *_drawn_in(drawn)]
     head = f"A step of all ranks{where}, window {found.window}"
@@ -77,7 +77,7 @@ def traffic_document(found: RunTraffic, drawn: Sequence[str], by_size: Sequence[
 
 
 def predicted_blocks(mappings: Sequence[Mapping], drawn: Sequence[str]) -> list[Block]:
-    """The traffic that a job should have, by dimension of parallelism, and the matrix, or the files that have it."""
+    """Predicted traffic, by dimension of parallelism, and the matrix, or the files that have it."""
     caption = f"A step of all ranks, as predicted. {SENT}"
     return [dimension_table(mappings, caption, "as given"), *heat_maps(mappings, bool(drawn)), *_drawn_in(drawn)]
 
@@ -94,7 +94,7 @@ def traffic_blocks(found: RunTraffic, by_size: Sequence[Block] = (), *, drawn: b
 
 
 def heat_maps(mappings: Sequence[Mapping], drawn: bool) -> list[Block]:
-    """The matrix of each layout in which anything is sent; what is in a file, only as far as a terminal can show it."""
+    """The matrix of each layout that sends anything; if it is in a file, only if a terminal can show it."""
     several = len(mappings) > 1
     return [
         heat_map(mapping.view, mapping.name if several else "")
@@ -105,7 +105,7 @@ def heat_maps(mappings: Sequence[Mapping], drawn: bool) -> list[Block]:
 
 
 def heat_map(view: TrafficView, layout: str = "") -> Chart:
-    """The matrix as cells, the stronger the more is sent; with the name of the layout where there are several."""
+    """The matrix as cells, stronger for more bytes; with the name of the layout if there are several."""
     most = float(view.sent.max(initial=0.0))
     cells = [
         [row, column, rounded(value), rounded(strength(value, most)), bytes_in_words(value)]
@@ -125,9 +125,9 @@ def heat_map(view: TrafficView, layout: str = "") -> Chart:
 
 
 def dimension_table(mappings: Sequence[Mapping], caption: str, own: str = "as run") -> Table:
-    """What all ranks send, by dimension of parallelism, and in each layout what of it crosses hosts.
+    """What all ranks send, by dimension of parallelism, and how much of it crosses hosts in each layout.
 
-    ``own`` is what to call the job's own layout, the first, beside another.
+    ``own``: name of the job's own layout, the first, next to others.
     """
     totals = mappings[0].dimensions
 
@@ -155,7 +155,7 @@ def dimension_table(mappings: Sequence[Mapping], caption: str, own: str = "as ru
 
 
 def _between(mapping: Mapping, own: str) -> str:
-    """The head of a layout's column; ``own`` is what to call the job's own, empty where there is no other."""
+    """The head of a layout's column; ``own``: the name of the job's own layout, empty if it is the only one."""
     if not own:
         return "Between hosts"
     return f"Between hosts, {page_text(mapping.name, 40)}" + (f", {own}" if mapping.as_run else "")
@@ -190,7 +190,7 @@ def group_table(found: RunTraffic) -> Table:
 
 
 def size_table(found: RunTraffic) -> Table:
-    """How large the messages are."""
+    """The sizes of messages."""
     rows = [(dimension, kind, *row) for dimension, kind, sizes in kinds_of(found.messages.groups) for row in sizes]
     return table_of(
         "Sizes of messages",
@@ -205,7 +205,7 @@ def size_table(found: RunTraffic) -> Table:
     )
 
 
-# -- in words
+# -- text
 
 
 SENT = (
@@ -216,7 +216,7 @@ SENT = (
 
 
 def regularity(num_steps: int, num_alike: int) -> str:
-    """Whether the counted steps send what the recorded step sends."""
+    """Whether the counted steps send the same as the recorded step."""
     if not num_steps:
         return "Whether steps send the same was not measured."
     if num_alike == num_steps:
@@ -233,9 +233,9 @@ def stage_in_words(stage: int) -> str:
 
 
 def kinds_of(groups: Sequence[MessageGroup]) -> list[tuple[str, str, Sizes]]:
-    """Sizes of messages by dimension and kind of collective, those with most bytes first.
+    """Message sizes by dimension and kind of collective, most bytes first.
 
-    Sends and receives tell the same messages: sends count.
+    Sends and receives describe the same messages: only sends count.
     """
     sums: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
     for group in groups:
@@ -261,7 +261,7 @@ def crossing_in_words(between: float | None, sent: float, num_hosts: int | None)
     return f"{bytes_in_words(between)} of it, {PLAIN.percent(between / sent if sent else 0.0)}, crosses hosts."
 
 
-# -- what is sent
+# -- the messages
 
 
 class NoTrafficError(ValueError):
@@ -272,10 +272,10 @@ class Mapping(NamedTuple):
     """The traffic of a layout of the job's dimensions on its hosts.
 
     Attributes:
-        name: the order of the dimensions, the innermost first; empty for the job as it ran, if that shows no order.
-        as_run: whether the job ran like that.
+        name: the order of the dimensions, innermost first; empty for the job as run, if it has no such order.
+        as_run: whether the job ran in this layout.
         dimensions: what is sent.
-        view: between whom.
+        view: who sends it to whom.
     """
 
     name: str
@@ -285,7 +285,7 @@ class Mapping(NamedTuple):
 
 
 class RunTraffic(NamedTuple):
-    """The traffic of a run, in the layout as it ran and in the one that the user asks for.
+    """The traffic of a run, in its own layout and in the one requested by the user.
 
     Attributes:
         num_steps, num_alike: counted steps of all windows, summed over ranks, and those that sent the same.
@@ -302,14 +302,14 @@ class RunTraffic(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MatrixOptions:
-    """What a matrix shows.
+    """The options of a matrix.
 
     Attributes:
-        by: what rows and columns are; see ``view_of``.
+        by: the meaning of rows and columns; see ``view_of``.
         order: of ranks.
         algorithm: of all-reduces.
         mapping: another order of the dimensions to compare with, e.g. ``tp-dp-pp``.
-        ranks_per_host: hosts of this many consecutive ranks each, instead of those that are known.
+        ranks_per_host: assume hosts of this many consecutive ranks each, instead of the known ones.
     """
 
     by: str | None = None
@@ -323,7 +323,7 @@ _DEFAULTS = MatrixOptions()
 
 
 def traffic_of(record: Record, options: MatrixOptions = _DEFAULTS, *, names: bool = True) -> RunTraffic:
-    """The traffic of a run; hosts have their names, where the record has them, or numbers.
+    """The traffic of a run; hosts have their names if the record has them, otherwise numbers.
 
     Raises:
         NoTrafficError: the record has no messages.
@@ -341,7 +341,7 @@ def traffic_of(record: Record, options: MatrixOptions = _DEFAULTS, *, names: boo
         hosts, host_names = equal_hosts(window.world_size, options.ranks_per_host), {}
     placement = Placement(hosts, host_names)
     counted = [report.traffic for report in record.windows if report.traffic is not None]
-    counted = [traffic for traffic in counted if 0 <= traffic.num_alike <= traffic.num_steps]  # others cannot be
+    counted = [traffic for traffic in counted if 0 <= traffic.num_alike <= traffic.num_steps]  # others are implausible
     return RunTraffic(
         window=window.window,
         messages=messages,
@@ -355,7 +355,7 @@ def traffic_of(record: Record, options: MatrixOptions = _DEFAULTS, *, names: boo
 def predicted_traffic(
     messages: JobMessages, world_size: int, options: MatrixOptions = _DEFAULTS
 ) -> tuple[Mapping, ...]:
-    """The traffic that a job should have. Without ``ranks_per_host`` nothing is known of hosts.
+    """The predicted traffic of a job. Without ``ranks_per_host`` hosts are unknown.
 
     Raises:
         MappingError: the job cannot be laid out like that.
@@ -369,7 +369,7 @@ def predicted_traffic(
 
 
 def _laid_out(messages: JobMessages, placement: Placement, options: MatrixOptions) -> tuple[Mapping, ...]:
-    """The traffic of a job as it is laid out, and in another order of its dimensions if one is asked for."""
+    """The traffic of a job in its own layout, and in another order of its dimensions if requested."""
 
     def mapped(name: str, placement: Placement, *, as_run: bool) -> Mapping:
         totals, _ = dimension_totals(messages, placement.hosts, options.algorithm)
@@ -398,7 +398,7 @@ def between_hosts(mapping: Mapping) -> float | None:
 
 
 def host_names(record: Record) -> dict[int, str]:
-    """The names of all hosts by number, as far as the record has them; empty where one is missing."""
+    """The names of all hosts by number, if the record has them; empty if one is missing."""
     window = latest_messages(record)
     if window is None or window.messages is None:
         return {}
@@ -406,7 +406,7 @@ def host_names(record: Record) -> dict[int, str]:
 
 
 def latest_messages(record: Record) -> OverlapReport | None:
-    """The last window that tells who sends what; later ones sent the same. None where what it tells cannot be."""
+    """The last window with messages (later ones are identical); None if they are implausible."""
     window = record.latest("messages")
     if window is None or window.messages is None or not are_sound(window.messages, window.world_size):
         return None
@@ -414,7 +414,7 @@ def latest_messages(record: Record) -> OverlapReport | None:
 
 
 def _names(hosts: Ranks, environment: JobEnvironment | None) -> dict[int, str]:
-    """The names of all hosts; of a job with more hosts than the record names, none: half of them would confuse."""
+    """The names of all hosts; none if the record names only some of them, which would confuse."""
     places = () if environment is None else environment.places
     names = {int(hosts[place.rank]): place.hostname for place in reversed(places) if place.rank < len(hosts)}
     return names if len(names) == int(hosts.max(initial=-1)) + 1 else {}

@@ -40,7 +40,7 @@ from overlap_callbacks.report.views.step_charts import COLORS, stack
 # Maximum points of a line: a wide chart has no more pixels.
 MAX_POINTS = 1000
 
-# With fewer windows in each half, their scatter says too little.
+# Minimum windows in each half: with fewer, their spread is too uncertain.
 MIN_HALF = 3
 
 _COMPARED = tuple(
@@ -75,7 +75,7 @@ def changed(record: Record) -> list[Section]:
 
 
 def in_order(record: Record) -> list[OverlapReport]:
-    """The windows that count, by their steps."""
+    """The windows that count, ordered by step."""
     return sorted(record.valid_windows, key=lambda window: window.first_step)
 
 
@@ -90,7 +90,7 @@ def _read(name: str) -> Reader:
 
     def read(window: OverlapReport) -> Estimate | None:
         found: Estimate | None = getattr(window, name)
-        return None if found is None else bounded(found, bounds)  # records of earlier versions reach beyond them
+        return None if found is None else bounded(found, bounds)  # records of earlier versions exceed them
 
     return read
 
@@ -103,10 +103,10 @@ def _both(figure: Figure) -> Lines:
 def charts_along(
     windows: Sequence[OverlapReport], excluded: Sequence[int], *charts: tuple[str, str, Lines, bool]
 ) -> list[Chart]:
-    """Charts along the run; none of what no window has.
+    """Charts along the run, without those that no window has data for.
 
-    Each has a title, a unit, lines, and whether its axis reaches down to zero; not where lines lie close together far
-    from it.
+    Each has a title, a unit, lines, and whether its axis extends to zero; it does not if lines lie close together far
+    from zero.
     """
     made = []
     for title, unit, lines, zero in charts:
@@ -121,7 +121,7 @@ def charts_along(
 def _caption(
     series: Sequence[dict[str, Any]], windows: Sequence[OverlapReport], excluded: Sequence[int], *, zero: bool
 ) -> tuple[str, Sequence[int]]:
-    """How to read a chart, and the windows that do not count as it marks them."""
+    """How to read a chart, and how it marks the windows that do not count."""
     crosses = excluded[:: max(1, -(-len(excluded) // MAX_POINTS))]
     caption = [_INTERVALS[are_few(series)]] if has_intervals(series) else []
     if not zero:
@@ -137,7 +137,7 @@ def _caption(
     return " ".join(caption), crosses
 
 
-# By whether points are few.
+# Whether there are few points.
 _INTERVALS = {
     True: "Whiskers are the 95% intervals of each window.",
     False: "The band is the 95% intervals of each window.",
@@ -145,7 +145,7 @@ _INTERVALS = {
 
 
 def _line(name: str, color: str, read: Reader, windows: Sequence[OverlapReport]) -> dict[str, Any] | None:
-    """A line, thinned, and of how many points it is; None without any."""
+    """A thinned line, and its number of points; None without any."""
     points = [(w.first_step, w.window, figure) for w in windows if (figure := read(w)) is not None]
     if not points:
         return None
@@ -155,7 +155,7 @@ def _line(name: str, color: str, read: Reader, windows: Sequence[OverlapReport])
 
 
 def slowdowns(runs: Sequence[tuple[str, Record]]) -> Chart | None:
-    """The compute slowdown of several runs, each along its own steps; None where none has two windows."""
+    """The compute slowdown of several runs, each along its own steps; None if none has two windows."""
     shown = [
         drawn
         for color, (name, record) in zip(RUN_COLORS, runs, strict=False)
@@ -169,11 +169,11 @@ def slowdowns(runs: Sequence[tuple[str, Record]]) -> Chart | None:
     return line_chart("Compute slowdown along the runs", "fraction", shown, caption)
 
 
-# -- the halves
+# -- comparing the halves
 
 
 def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
-    """The first half of the windows against the second, in a sentence and a table."""
+    """The first half of the windows compared with the second, in a sentence and a table."""
     half = len(windows) // 2
     if half < MIN_HALF:
         return (
@@ -217,7 +217,7 @@ def _sample(windows: Sequence[OverlapReport], figure: Figure) -> Sample:
 
 
 def _change(early: Sample, late: Sample, *, relative: bool) -> Estimate | None:
-    """Late over early less one where ``relative``, else their difference; None without an interval."""
+    """Late over early minus one if ``relative``, otherwise their difference; None without an interval."""
     if relative:
         change = estimate(lambda a, b: math.log(b[0] / a[0]), early, late, min_blocks=MIN_HALF, scale=math.expm1)
     else:
@@ -235,7 +235,7 @@ _PARTS = (
 
 
 def usage(record: Record) -> list[Section]:
-    """Memory and utilisation; nothing where neither is known."""
+    """Memory and utilisation; nothing if neither is known."""
     blocks: list[Block] = []
     window = record.latest_valid("samples")
     ranks = None if window is None else rank_chart(window)
@@ -258,7 +258,7 @@ def usage(record: Record) -> list[Section]:
 
 
 def rank_chart(window: OverlapReport) -> Chart | None:
-    """An overlapped step of each rank divided; None without a profile of at least two ranks."""
+    """An overlapped step of each rank, divided into parts; None unless at least two ranks have a profile."""
     rows = [(sample.rank, parts) for sample in window.samples if (parts := _step_parts(sample)) is not None]
     if len(rows) < 2:
         return None
@@ -289,7 +289,7 @@ def _step_parts(sample: RankWindow) -> tuple[float, float, float, float] | None:
 
 
 def _answer(window: OverlapReport | None) -> str:
-    """Which rank idles most, in a sentence; empty where ranks are not known."""
+    """Which rank idles most, in a sentence; empty if ranks are not known."""
     if window is None:
         return ""
     idle = {sample.rank: parts for sample in window.samples if (parts := _step_parts(sample)) is not None}
