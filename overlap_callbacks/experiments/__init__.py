@@ -1,1 +1,1 @@
-"""Experiments as commands: the study's benchmarks, and runs that are started, supervised and compared."""
+"""Experiments run from the command line: the study's benchmarks, and jobs that are started, supervised and compared."""

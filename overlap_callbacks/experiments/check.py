@@ -1,4 +1,4 @@
-"""``overlap check``: limits on the figures of a run, whether it keeps to them, and whose communication is exposed."""
+"""``overlap check``: limits on a run's figures, whether it keeps them, and which communication is exposed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from overlap_callbacks.analysis.statistics import Pooling
 from overlap_callbacks.experiments.supervisor import Ending, GrowingRecord, exit_in_words, interruptible, supervise
 from overlap_callbacks.report.record import Record
 
-# A quantity that is no headline figure: exposed communication over the step, both under the profiler.
+# Not a headline figure: exposed communication over the step, both under the profiler.
 EXPOSED_SHARE = "exposed_share"
 
 
@@ -47,8 +47,8 @@ class Limit:
     Attributes:
         option: as the user gave it, e.g. ``--max-exposed``.
         figure: of the catalogue, or ``EXPOSED_SHARE``.
-        is_maximum: whether the figure may not be above; else it may not be below.
-        bound: the limit itself.
+        is_maximum: whether it is an upper limit; otherwise a lower one.
+        bound: the limit's value.
     """
 
     option: str
@@ -63,7 +63,7 @@ class Limit:
 
     @property
     def name(self) -> str:
-        """What to call the figure in a sentence."""
+        """The figure's name in a sentence."""
         if self.figure == EXPOSED_SHARE:
             return "exposed communication, as a share of a profiled step,"
         figure = figure_named(self.figure)
@@ -71,7 +71,7 @@ class Limit:
 
     @property
     def as_option(self) -> str:
-        """As one types it."""
+        """The limit as typed on the command line."""
         value = f"{self.bound:g}"
         return f"{self.option} {f'{self.figure}={value}' if self.option in ('--max', '--min') else value}"
 
@@ -99,15 +99,15 @@ class Finding:
 
 
 def limit_names() -> list[str]:
-    """The figures that ``--max`` and ``--min`` take."""
+    """The figures accepted by ``--max`` and ``--min``."""
     return [figure.name for figure in FIGURES]
 
 
 def parsed_limit(option: str, text: str) -> Limit:
-    """A limit from ``NAME=VALUE`` of ``--max`` or ``--min``.
+    """The limit given by ``NAME=VALUE`` of ``--max`` or ``--min``.
 
     Raises:
-        ValueError: it is not of that form, or there is no such figure.
+        ValueError: it has another form, or there is no such figure.
     """
     name, equals, value = text.partition("=")
     try:
@@ -124,14 +124,14 @@ def parsed_limit(option: str, text: str) -> Limit:
 def judge(
     summary: RunSummary, limits: Sequence[Limit], *, sure: bool = False, pooling: Pooling | None = None
 ) -> list[Finding]:
-    """Judge a run by limits. A figure is its mean over the windows that count. One that was not measured is no pass.
+    """Judge a run by limits. A figure is its mean over the windows that count. An unmeasured figure is not a pass.
 
     Args:
         summary: of the run.
         limits: one or more.
-        sure: count a limit as broken only if the whole interval lies beyond it. Without an interval the figure alone
+        sure: count a limit as broken only if the whole interval lies beyond it. Without an interval the figure itself
             decides.
-        pooling: whether intervals hold at one look or at all; None for all looks while the job runs.
+        pooling: whether intervals are valid at one look or at all looks; None: at all looks while the job runs.
     """
     pooled = summary.pooled(pooling)
     exposed = exposed_share(pooled)
@@ -148,7 +148,7 @@ def _finding(limit: Limit, measured: Estimate | None, sure: bool) -> Finding:
     return Finding(limit, State.BROKEN if limit.is_beyond(deciding) else State.HOLDS, measured)
 
 
-# -- a job that is run for its record
+# -- running a job for its record
 
 
 _STDERR = 2
@@ -159,12 +159,15 @@ def run_for_windows(command: Sequence[str], folder: Path, windows: int | None, t
 
     Args:
         command: program and arguments.
-        folder: gets the record.
-        windows: that must count before the command is ended; None to let it end by itself.
+        folder: for the record.
+        windows: windows that must count before the command is ended; None to let it finish.
         timeout_s: maximum time.
 
     Returns:
-        Why it failed; empty if it did not, or at a Ctrl-C, once the command has ended, a KeyboardInterrupt.
+        Why it failed; empty if it did not.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, once the command has ended.
     """
     growing = GrowingRecord(folder, details=False)
 
@@ -179,36 +182,35 @@ def run_for_windows(command: Sequence[str], folder: Path, windows: int | None, t
                 environment={**os.environ, RUN_DIR: str(folder)},
                 is_done=is_done,
                 timeout_s=timeout_s,
-                stdout=_STDERR,  # stdout is the verdict's
+                stdout=_STDERR,  # stdout is for the verdict
             )
     except OSError as error:
         return f"the command cannot be started: {error.strerror}"
     if outcome.ending is Ending.TIMEOUT:
         return f"the command took longer than {timeout_s:g} s (--timeout)"
-    # Once it has had the windows asked for, how it ends is its own affair.
+    # Once it has measured enough windows, its exit code does not matter.
     if outcome.ending is Ending.BY_ITSELF and outcome.exit_code:
         return f"the command failed ({exit_in_words(outcome.exit_code)})"
     return ""
 
 
-# -- whose communication is exposed
-# A record has the exposed time of each dimension of parallelism, a mean over ranks and steps, and which collectives a
-# dimension issues in a step. A collective is named as the cause where it is the only kind that its dimension has. Of
-# one profiled step of the lowest rank it has each collective: its place among those of its name tells the bucket or
-# the layer.
+# -- exposed communication. A record has the exposed time of each dimension of parallelism, a mean over ranks and steps,
+# and the collectives that a dimension issues in a step. A collective is named as the cause if it is the only kind in
+# its dimension. For one profiled step of the lowest rank the record has each collective: its position among those of
+# its name identifies the bucket or the layer.
 
 _LATEST_MS = 1e12
-# Collectives of one dimension that a line names, and collectives of one step that have a line.
+# Maximum collectives of one dimension named in a line, and maximum lines for collectives of one step.
 _MAX_NAMED = 3
 
 
 def exposed_lines(record: Record) -> list[str]:
-    """Whose communication is exposed, of the last window that counts: by dimension, then by collective."""
+    """Which communication is exposed in the last window that counts: by dimension, then by collective."""
     return [*_dimension_lines(record), *_collective_lines(record)]
 
 
 def _dimension_lines(record: Record) -> list[str]:
-    """A line for each dimension that has exposed communication, the most first."""
+    """A line for each dimension with exposed communication, largest first."""
     window = record.latest_valid("dimensions")
     if window is None:
         return []
@@ -224,7 +226,7 @@ def _line(row: DimensionTime, window: OverlapReport) -> str:
         return line
     kinds.sort(key=lambda kind: -kind.size_bytes)
     names = "; ".join(map(_name, kinds[:_MAX_NAMED])) + ("; ..." if len(kinds) > _MAX_NAMED else "")
-    # Rank 0's collectives; the dimension's messages are a mean over ranks, sends and receives included.
+    # Rank 0's collectives; the dimension's messages are a mean over ranks, including sends and receives.
     if len(kinds) == 1 and kinds[0].messages == row.messages:
         return f"{line}, all of it by {names}"
     return f"{line}; rank {window.first_rank} issues {names} in it (which of them is exposed, the record does not tell)"
@@ -239,7 +241,7 @@ def _name(kind: CollectiveTime) -> str:
 
 
 def _collective_lines(record: Record) -> list[str]:
-    """A line for each of the collectives of one step that are exposed most."""
+    """A line for each of the most exposed collectives of one step."""
     window = record.latest_valid("pictures")
     if window is None:
         return []
@@ -274,12 +276,12 @@ class ExposedCollective(NamedTuple):
 
     Attributes:
         name: of its kernel; on CPU of its operator.
-        place: number among those of its name in the step, by start, from 1; 0 where the record does not keep them all.
-        of: how many of its name the step has; 0 likewise.
+        place: number among those of its name in the step, by start, from 1; 0 if the record does not keep them all.
+        of: number of its name in the step; 0 likewise.
         size_bytes: the larger of what it reads and writes; 0 if unknown.
         in_flight_ms: its length.
-        exposed_ms: its time without compute. Where several collectives are in flight at once, the time counts for the
-            one that began first. So the rows add up to the step's exposed communication.
+        exposed_ms: its time without compute. If several collectives are in flight, the time counts for the one that
+            began first, so that the rows add up to the step's exposed communication.
     """
 
     name: str
@@ -291,9 +293,9 @@ class ExposedCollective(NamedTuple):
 
 
 def exposed_collectives(picture: StepTimeline) -> list[ExposedCollective]:
-    """The exposed collectives of one step, the most exposed first; empty where the record keeps no kernels of it.
+    """The exposed collectives of one step, most exposed first; empty if the record has no kernels of it.
 
-    A gap in compute that is too short for the record counts as compute: see ``StepTimeline.closed_compute_ms``.
+    A gap in compute that is too short for the record counts as compute; see ``StepTimeline.closed_compute_ms``.
     """
     detail = picture.detail
     if detail is None:
@@ -303,7 +305,7 @@ def exposed_collectives(picture: StepTimeline) -> list[ExposedCollective]:
         return []
     start_ns = _nanoseconds([row.start_ms for row in rows])
     end_ns = _nanoseconds([row.start_ms + row.length_ms for row in rows])
-    # In order of start, so what the ones before cover of a collective is all that lies before their latest end.
+    # Sorted by start, so the earlier ones cover a collective up to their latest end.
     latest_ns = np.maximum.accumulate(np.append(start_ns[0], end_ns[:-1]))
     own = Intervals(np.maximum(start_ns, latest_ns), end_ns)
     compute = Intervals(
@@ -323,6 +325,6 @@ def exposed_collectives(picture: StepTimeline) -> list[ExposedCollective]:
 
 
 def _nanoseconds(milliseconds: list[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    # A damaged record may have any time: as far as 64 bits go.
+    # A damaged record may hold any time: clip to 64 bits.
     times_ms = np.array(milliseconds, np.float64).clip(-_LATEST_MS, _LATEST_MS)
     return np.rint(times_ms * 1e6).astype(np.int64)

@@ -1,4 +1,4 @@
-"""What this machine has. A process of its own looks at the GPUs: the command itself holds no context on one."""
+"""Facts about this machine. A separate process examines the GPUs, so that the command itself holds no GPU context."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _TIMEOUT_S = 180.0
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """What a study needs to know of the machine.
+    """What a study needs to know about the machine.
 
     Attributes:
-        num_gpus: that torch can use.
-        gpu: their name; empty without.
+        num_gpus: usable by torch.
+        gpu: their name; empty without GPUs.
         cpu: name of the CPU, with its cores.
         capability: compute capability of the GPUs; None without, and for AMD.
-        is_amd: whether the GPUs are AMD's.
-        cores: that this process may use.
-        free_bytes: memory of the host that programs can have; None where it is not known.
-        versions: of the packages that matter, by name; those that are not installed are not there.
+        is_amd: whether they are AMD GPUs.
+        cores: usable by this process.
+        free_bytes: host memory available to programs; None if not known.
+        versions: of the relevant installed packages, by name.
     """
 
     num_gpus: int = 0
@@ -45,17 +45,17 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_link(self) -> bool:
-        """Whether GPUs can talk to each other: NCCL takes one for each rank."""
+        """Whether GPUs can communicate: NCCL needs one per rank."""
         return self.num_gpus > 1
 
     @property
     def device(self) -> str:
-        """Name of what ranks train on."""
+        """Name of the device that ranks train on."""
         return self.gpu if self.has_link else self.cpu
 
 
 def find_machine() -> Machine:
-    """Look at the machine in a process of its own, or raise a ``CannotGoOnError`` that says why that failed."""
+    """Examine the machine in a separate process, or raise a ``CannotGoOnError`` that says why that failed."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", __name__],
@@ -93,7 +93,7 @@ def _look() -> Machine:
 
 
 def free_bytes() -> int | None:
-    """Memory that programs can have, what caches would give up included; None where Linux does not tell."""
+    """Memory available to programs, including what caches would release; None if Linux does not report it."""
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
     except OSError:
@@ -102,7 +102,7 @@ def free_bytes() -> int | None:
 
 
 def cores() -> int:
-    """Cores that this process may use: of a container, or under taskset, fewer than the machine has."""
+    """Cores usable by this process: in a container, or under taskset, fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

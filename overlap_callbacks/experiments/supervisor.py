@@ -1,6 +1,6 @@
-"""Runs commands until they end, have done enough or have taken too long, and leaves none of their processes behind.
+"""Runs commands until they end, have done enough or take too long, and leaves none of their processes behind.
 
-A run may have a folder for its output and its record. Why it failed is told in a line.
+A run may have a folder for its output and its record. A failure is explained in one line.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from overlap_callbacks.analysis.results.run import FILE_NAME
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.report.record import Record, RecordError, read
 
-# Begins the variable that marks the processes of one command. Those of a command within a command have both.
+# Prefix of the variable that marks a command's processes. Those of a nested command have both.
 _MARK = "OVERLAP_CALLBACKS_COMMAND"
-# Time in which a command that is asked to end may do so. torchrun ends its workers within it.
+# Time for a command to end when asked to. torchrun ends its workers within it.
 GRACE_S = 10.0
 _POLL_S = 0.1
-# After one rank has failed: time for the others to say what they know.
+# After one rank has failed: time for the others to print their errors.
 _LAST_WORDS_S = 3.0
-# Time in which the system takes away processes that were killed.
+# Time for the system to remove killed processes.
 _KILL_WAIT_S = 5.0
 
 
 class Ending(enum.Enum):
-    """Why a command is over."""
+    """Why a command ended."""
 
     BY_ITSELF = "by itself"
     DONE = "done"  # it had done enough, and was ended
@@ -53,9 +53,9 @@ class Outcome:
 
     Attributes:
         ending: why.
-        exit_code: of a command that ended by itself, of several ranks that of the first that failed; negative for a
+        exit_code: of a command that ended by itself; with several ranks, of the first that failed; negative for a
             signal. None if it was ended.
-        seconds: from its start until nothing of it was left.
+        seconds: from its start until none of its processes was left.
     """
 
     ending: Ending
@@ -75,18 +75,19 @@ def supervise(
     stderr: IO[bytes] | int | None = None,
     grace_s: float = GRACE_S,
 ) -> Outcome:
-    """Run a command in a session of its own, so that Ctrl-C in the terminal reaches only us, and we end it in order.
+    """Run a command in its own session, so that Ctrl-C in the terminal reaches only this process, which ends it
+    cleanly.
 
     Args:
         command: program and arguments.
-        environment: of the command. It gets one more variable, by which the command's processes are found.
-        is_done: asked again and again; the command is ended once it says so.
+        environment: of the command. It gets one more variable, which identifies the command's processes.
+        is_done: polled; the command is ended once it returns True.
         on_interrupt: called at a KeyboardInterrupt, before the command is asked to end.
         timeout_s: maximum time.
-        ranks: further variables of each rank; the command is started once for each. If one fails, all are ended.
-        stdout: where the output goes; None for where ours goes.
+        ranks: further variables of each rank; the command is started once per rank. If one fails, all are ended.
+        stdout: where the output goes; None for this process's.
         stderr: the same for errors.
-        grace_s: time in which the command may end when it is asked to; then all of its processes are killed.
+        grace_s: time for the command to end when asked to; then all of its processes are killed.
 
     Raises:
         OSError: the command cannot be started.
@@ -109,7 +110,7 @@ def supervise(
                 started.append(process)
         ending, exit_code = _await(started, is_done, begun_s + timeout_s)
         if exit_code:
-            grace_s = 0.0  # what is left has had its last words
+            grace_s = 0.0  # the remaining processes have had time to print their errors
     except KeyboardInterrupt:
         on_interrupt()
         raise
@@ -127,7 +128,7 @@ def _await(
         if not failed and (failed := next(filter(None, codes), 0)):
             deadline_s = min(deadline_s, time.monotonic() + _LAST_WORDS_S)
         running = [process for process, code in zip(started, codes, strict=True) if code is None]
-        # What it wrote last may be all that was wanted.
+        # Its last output may complete what was needed.
         if is_done():
             return Ending.DONE, None if running else failed
         if not running:
@@ -145,7 +146,7 @@ def _end(started: Sequence[subprocess.Popen[bytes]], mark: str, grace_s: float) 
         return any([process.poll() is None for process in started]) or bool(processes_with(mark, "1"))
 
     def signal_groups(number: signal.Signals) -> None:
-        # Once a leader has ended, its group's number may be another's. What is left is found by the environment.
+        # Once a leader has ended, its group id may be reused. Find the rest by their environment.
         for process in started:
             if process.poll() is None:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -160,7 +161,7 @@ def _end(started: Sequence[subprocess.Popen[bytes]], mark: str, grace_s: float) 
         if any([process.poll() is None for process in started]):
             signal_groups(signal.SIGTERM)
             await_end(grace_s)
-    finally:  # a second Ctrl-C cuts the grace short
+    finally:  # a second Ctrl-C cuts the grace period short
         signal_groups(signal.SIGKILL)
         for pid in processes_with(mark, "1"):
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -169,22 +170,23 @@ def _end(started: Sequence[subprocess.Popen[bytes]], mark: str, grace_s: float) 
 
 
 def unmarked_environment() -> dict[str, str]:
-    """Our environment without the marks of commands: a process that has it is not ended with them."""
+    """Our environment without the marks of commands: a process with it is not ended with them."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_MARK)}
 
 
 def processes_with(variable: str, value: str) -> list[int]:
-    """Ids of the processes, other than this one, that were started with an environment variable of this value.
+    """Ids of the other processes started with this value of an environment variable.
 
-    ``torchrun`` starts each worker in a session of its own, and once it is killed they have another parent. Their
-    environment still says whose they are. Linux only: without ``/proc`` none are found.
+    ``torchrun`` starts each worker in its own session, and once it is killed they have another parent. Their
+    environment still identifies them. Linux only: without ``/proc`` none are found.
     """
     wanted = os.fsencode(f"{variable}={value}")
     found = []
     with contextlib.suppress(OSError):
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit() and int(folder.name) != os.getpid():
-                with contextlib.suppress(OSError):  # it has ended, or is somebody else's; a zombie has none
+                # it has ended, or belongs to another user; a zombie has no environment
+                with contextlib.suppress(OSError):
                     if wanted in (folder / "environ").read_bytes().split(b"\0"):
                         found.append(int(folder.name))
     return found
@@ -195,7 +197,7 @@ def processes_with(variable: str, value: str) -> list[int]:
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Signals that end us come when the block is over: a command that has started and has no name yet would stay."""
+    """Delay signals that end this process until the block is over: a command just started would be orphaned."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -208,7 +210,7 @@ def _signals_held_back() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP end us as Ctrl-C does: the command is ended, and results are kept. Main thread only."""
+    """Make SIGTERM and SIGHUP act like Ctrl-C: the command is ended, and results are kept. Main thread only."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -219,7 +221,7 @@ def interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handled(numbers: Sequence[signal.Signals], handler: Callable[..., object]) -> Iterator[None]:
-    """Handle signals in another way; a process that was started to ignore one goes on ignoring it."""
+    """Install another signal handler; signals that this process was started to ignore stay ignored."""
     before = {number: signal.getsignal(number) for number in numbers}
     before = {number: was for number, was in before.items() if was is not signal.SIG_IGN}
     try:
@@ -235,7 +237,7 @@ def _handled(numbers: Sequence[signal.Signals], handler: Callable[..., object]) 
 
 
 def rank_variables(size: int) -> list[dict[str, str]]:
-    """What ``torchrun`` would tell each of the ranks of a job on this host."""
+    """The variables that ``torchrun`` would set for each rank of a job on this host."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -243,7 +245,7 @@ def rank_variables(size: int) -> list[dict[str, str]]:
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
-# -- a run with a folder of its own
+# -- a run with its own folder
 
 
 _STDOUT, _STDERR = "stdout.log", "stderr.log"
@@ -251,11 +253,11 @@ _STDOUT, _STDERR = "stdout.log", "stderr.log"
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a run may take.
+    """Time limits of a run.
 
     Attributes:
-        timeout_s: after which it has failed.
-        left_s: after which the time for all runs is over; then it counts for nothing.
+        timeout_s: after this it has failed.
+        left_s: time left for all runs; once it is over, the run does not count.
     """
 
     timeout_s: float
@@ -263,10 +265,10 @@ class Limits:
 
 
 def fresh_folder(folder: Path, name: str) -> Path:
-    """The folder of a run, empty; an OSError if it cannot be made."""
+    """An empty folder for a run; raises OSError if it cannot be created."""
     own = (folder / "runs" / name).resolve()
     if own.exists():
-        shutil.rmtree(own)  # of a run that was cut short
+        shutil.rmtree(own)  # from a run that was cut short
     own.mkdir(parents=True)
     return own
 
@@ -286,12 +288,12 @@ def run_kept(
         command: program and arguments.
         own: its folder.
         limits: of time.
-        environment: added to ours, except for what ours tells the library to do.
-        is_done: as of ``supervise``.
-        ranks: as of ``supervise``.
+        environment: added to ours, without our settings for the library.
+        is_done: as in ``supervise``.
+        ranks: as in ``supervise``.
 
     Returns:
-        How it ended; None where the time for all runs was over first.
+        How it ended; None if the time for all runs was over first.
 
     Raises:
         OSError: the command cannot be started, or a file cannot be written.
@@ -312,7 +314,7 @@ def run_kept(
 
 
 class GrowingRecord:
-    """The record of a job under way, read whenever it has grown; None before there is one."""
+    """The record of a running job, read again whenever it has grown; None before there is one."""
 
     def __init__(self, folder: Path, *, details: bool = True) -> None:
         self._path = folder / FILE_NAME
@@ -321,7 +323,7 @@ class GrowingRecord:
         self.record: Record | None = None
 
     def read(self) -> Record | None:
-        """The record as it is now."""
+        """The current record."""
         with contextlib.suppress(OSError, RecordError):
             size = self._path.stat().st_size
             if size != self._size:
@@ -332,16 +334,16 @@ class GrowingRecord:
 
 # -- why a command failed
 
-# So much of the end of the output is looked at.
+# Number of bytes examined at the end of the output.
 _TAIL_BYTES = 256 * 1024
 _MAX_LENGTH = 200
 _COLORS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-# "[rank1]: torch.OutOfMemoryError: CUDA out of memory. ...", with what launchers put before it.
+# "[rank1]: torch.OutOfMemoryError: CUDA out of memory. ...", with the prefixes of launchers.
 _ERROR = re.compile(
     r"^(?:\[[^\]]*\]:?\s*|\d+:\s*)*((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Failure)\b.*)$"
 )
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemory|Cannot allocate memory|can't allocate memory", re.IGNORECASE)
-# What a launcher, or another rank, says of a rank that has failed.
+# How a launcher, or another rank, reports a rank that has failed.
 _CONSEQUENCE = re.compile(
     r"ChildFailedError|ProcessRaisedException|ProcessExitedException|SignalException|CalledProcessError"
     r"|Connection (?:reset|closed|refused)|Broken pipe|DistNetworkError|DistStoreError"
@@ -359,15 +361,15 @@ def exit_in_words(exit_code: int) -> str:
 
 
 def last_words(own: Path) -> str:
-    """What a run said of its failure, to follow other words; empty where it said nothing."""
+    """The error that a run printed, to follow other words; empty if it printed nothing."""
     line = telling_line(_end_of(own / _STDERR)) or telling_line(_end_of(own / _STDOUT))
     return f": {line}" if line else ""
 
 
 def telling_line(output: str) -> str:
-    """The line of a command's output that says most of why it failed; empty where there is no output.
+    """The line of a command's output that best explains its failure; empty without output.
 
-    That is a line on memory; else the last exception that is no consequence of another; else the last line.
+    A line on memory; else the last exception that is not a consequence of another; else the last line.
     """
     lines = [line.strip() for line in _COLORS.sub("", output).splitlines() if line.strip()]
     errors = [found[1] for line in lines if (found := _ERROR.match(line))]
@@ -378,7 +380,7 @@ def telling_line(output: str) -> str:
 
 
 def _end_of(file: Path) -> str:
-    """The end of a file with output; empty where there is none."""
+    """The end of an output file; empty if there is none."""
     try:
         with file.open("rb") as source:
             source.seek(max(0, source.seek(0, 2) - _TAIL_BYTES))

@@ -1,7 +1,7 @@
-"""A sweep measures settings in balanced order, and has each result on the disk before it measures the next.
+"""A sweep measures settings in balanced order, and writes each result to disk before it measures the next.
 
-The file of results has one JSON object a line: first what is measured, then what came of each point. A crash costs the
-line that was being written, and no more.
+The results file has one JSON object per line: first what is measured, then the outcome of each point. A crash loses
+only the line being written.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import msgspec
 
 from overlap_callbacks.experiments.supervisor import Limits
 
-# Of the time for all points, what ending the last one and making the page may take.
+# Reserved from the time for all points: ending the last one and making the page.
 _CLOSING_S = 20.0
-# Reasons, and settings that failed for the same one; the table has all.
+# Maximum reasons, and settings named per reason; the table has all.
 _MAX_REASONS, _MAX_NAMED = 5, 3
 
 _Start = TypeVar("_Start")
@@ -31,19 +31,19 @@ _Line = TypeVar("_Line")
 
 
 class BusyError(ValueError):
-    """Another process writes there."""
+    """Another process is writing there."""
 
 
 class ResultsError(ValueError):
-    """Results that cannot be read or continued, and why."""
+    """Results cannot be read or continued; the message says why."""
 
 
 class CannotGoOnError(Exception):
-    """An experiment cannot begin or go on; the message says why, and what to do."""
+    """An experiment cannot start or continue; the message says why, and what to do."""
 
 
 class Point(NamedTuple):
-    """What is measured at once: a setting, hashable and of the sweep's own type, for the n-th time, from 0."""
+    """The unit of measurement: a setting, hashable and of the sweep's own type, and its repeat, from 0."""
 
     setting: Any
     repeat: int = 0
@@ -51,14 +51,14 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sweep is.
+    """The progress of a sweep.
 
     Attributes:
-        num_done: points that are done, those of an earlier start included.
-        num_planned: points in all, without those of settings that failed.
-        current: name of the setting under way; empty between two.
-        left_s: expected time for the points that are left; None where not known.
-        ended: what came of the point that ended just now; empty where none did.
+        num_done: finished points, including those of an earlier start.
+        num_planned: points in total, without those of settings that failed.
+        current: name of the current setting; empty between two.
+        left_s: expected time for the remaining points; None if not known.
+        ended: outcome of the point that has just ended; empty if none has.
     """
 
     num_done: int
@@ -70,17 +70,17 @@ class Progress:
 
 @dataclass
 class Sweep(ABC, Generic[_Start, _Line]):
-    """The settings of a sweep, and what was measured so far.
+    """The settings of a sweep, and the results so far.
 
     Attributes:
         folder: of the results.
         start: the first line: what is measured, and where.
-        lines: the other lines, in the order in which they were written.
+        lines: the other lines, in the order written.
         broken_lines: lines that could not be read: a crash cuts the last one off.
-        retried: lines at the beginning of which the failures are forgotten.
+        retried: failures in this many first lines are ignored.
     """
 
-    # Of the subclasses: the command of ``overlap`` that measures, its file, and what stands in the file.
+    # Set by subclasses: the ``overlap`` command that measures, its file, and the file's line types.
     COMMAND: ClassVar[str]
     FILE_NAME: ClassVar[str]
     SCHEMA: ClassVar[int]
@@ -96,7 +96,7 @@ class Sweep(ABC, Generic[_Start, _Line]):
     @property
     @abstractmethod
     def settings(self) -> Sequence[Any]:
-        """What is measured, in the order of the first round."""
+        """The settings, in the order of the first round."""
 
     @property
     def repeats(self) -> int:
@@ -105,7 +105,7 @@ class Sweep(ABC, Generic[_Start, _Line]):
 
     @abstractmethod
     def point_of(self, line: _Line) -> Point | None:
-        """The point that a line is of; None of another line."""
+        """The point of a line; None for other lines."""
 
     @abstractmethod
     def failure_of(self, line: _Line) -> str:
@@ -113,21 +113,21 @@ class Sweep(ABC, Generic[_Start, _Line]):
 
     @abstractmethod
     def name(self, setting: Any) -> str:
-        """A setting for people."""
+        """Readable name of a setting."""
 
     def outcome(self, line: _Line) -> str:
-        """What came of a point, for people; empty where that is not worth a line."""
+        """Readable outcome of a point; empty if not worth a line."""
         return ""
 
     def expected_s(self, setting: Any) -> float | None:
-        """Time that a point will take; None where not known."""
+        """Expected time of a point; None if not known."""
         return None
 
     @property
     def left(self) -> list[Point]:
-        """Points to be measured, in balanced order: A B C, C B A, and so on.
+        """The remaining points, in balanced order: A B C, C B A, and so on.
 
-        Drift that is linear in time then cancels over each pair of rounds. A setting that failed is left out.
+        Drift that is linear in time then cancels over each pair of rounds. Failed settings are skipped.
         """
         done, failed = set(), set()
         for place, line in enumerate(self.lines):
@@ -149,7 +149,7 @@ class Sweep(ABC, Generic[_Start, _Line]):
         """Read results from their folder, or from the file in it; ``options`` are further arguments of the class.
 
         Raises:
-            ResultsError: the file cannot be read, holds no such results, or is of a later version.
+            ResultsError: the file cannot be read, has no such results, or is of a later version.
         """
         file = path / cls.FILE_NAME if path.is_dir() else path
         try:
@@ -179,7 +179,7 @@ class Sweep(ABC, Generic[_Start, _Line]):
         return cls(file.parent, start, lines, broken, **options)
 
     def open(self) -> LinesFile:
-        """The file, to append lines to; with the first line, if it is new. Raises as ``LinesFile``."""
+        """The file to append lines to; writes the first line if it is new. Raises like ``LinesFile``."""
         file = LinesFile(self.folder / self.FILE_NAME, self.COMMAND)
         if file.is_new:
             file.write(self.start)
@@ -187,14 +187,14 @@ class Sweep(ABC, Generic[_Start, _Line]):
 
 
 def chosen(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What a user chose: what is asked for, without what is None or empty, each value of a list once."""
+    """The options that the user chose, without None and empty values; lists without duplicates."""
     lists = (tuple, list, range)
     found = {name: tuple(dict.fromkeys(one)) if isinstance(one, lists) else one for name, one in asked.items()}
     return {name: one for name, one in found.items() if one is not None and one != ()}
 
 
 def failures_in_words(failed: Sequence[tuple[str, str]]) -> list[str]:
-    """Settings that failed, by name and reason; those that share a reason in one sentence."""
+    """Failed settings, given as name and reason; one sentence per reason."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in failed:
         by_reason.setdefault(reason, []).append(name)
@@ -210,15 +210,15 @@ def failures_in_words(failed: Sequence[tuple[str, str]]) -> list[str]:
 
 
 class LinesFile:
-    """Appends lines to a file of ``overlap COMMAND``. One process writes at a time.
+    """Appends lines to a file of ``overlap COMMAND``. Only one process can write at a time.
 
-    A line that a crash cut off stays as it is, on a line of its own: readers leave it out.
+    A line that a crash cut off stays on a line of its own: readers skip it.
 
     Attributes:
         is_new: whether the file was empty.
 
     Raises:
-        BusyError: another process writes there.
+        BusyError: another process is writing there.
         OSError: the folder or file cannot be written.
     """
 
@@ -239,13 +239,13 @@ class LinesFile:
                 self._file.write(b"\n")
 
     def write(self, line: Any) -> None:
-        """Append a line: anything that msgspec encodes. It is on the disk when this returns."""
+        """Append a line: anything that msgspec encodes. It is on disk when this returns."""
         self._file.write(msgspec.json.encode(line) + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        """Let others write. Closing twice is harmless."""
+        """Allow other processes to write. Safe to call twice."""
         self._file.close()
 
 
@@ -254,7 +254,7 @@ class _Version(msgspec.Struct):
 
 
 def _refuse_later(file: Path, line: bytes, schema: int) -> None:
-    """Also where this version does not know the line's form."""
+    """Raise for a later version, even if this version does not know the form of its lines."""
     found = msgspec.json.decode(line, type=_Version).schema
     if found > schema:
         raise ResultsError(f"{file} has schema version {found}, this version reads up to {schema}: upgrade to read it")
@@ -273,26 +273,26 @@ def run(
 
     Args:
         sweep: gets each line.
-        measure: measures a point; None where the time for all was over first, or somebody asked for an end. What it
-            puts on the stack is undone once the line is on the disk.
+        measure: measures a point; None if the time for all ran out first, or a stop was requested. What it puts on the
+            stack is undone once the line is on disk.
         file: gets each line too; None on ranks that do not write.
         timeout_s: maximum time of a point.
         total_s: maximum time of all; infinite for no limit.
-        on_progress: called whenever something has changed.
+        on_progress: called on every change.
 
     Returns:
-        Whether all was measured.
+        Whether everything was measured.
 
     Raises:
         OSError: results cannot be written.
-        CannotGoOnError: the experiment cannot go on.
-        KeyboardInterrupt: Ctrl-C. What was measured is kept.
+        CannotGoOnError: the experiment cannot continue.
+        KeyboardInterrupt: Ctrl-C. Results so far are kept.
     """
     deadline_s = time.monotonic() + total_s - _CLOSING_S
     while left := sweep.left:
         point, left_s = left[0], deadline_s - time.monotonic()
         expected_s = sweep.expected_s(point.setting)
-        # The first point says how long others take, so it is measured whatever the time.
+        # The first point shows how long others take, so measure it whatever the time.
         if expected_s is not None and expected_s > left_s:
             return False
         on_progress(_progress(sweep, left, current=sweep.name(point.setting)))

@@ -1,1 +1,1 @@
-"""The study's microbenchmarks: matrix products beside all-reduces, and collectives by size."""
+"""The study's microbenchmarks: matrix products during all-reduces, and collectives by size."""

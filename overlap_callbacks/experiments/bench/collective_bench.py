@@ -1,4 +1,4 @@
-"""One point of ``overlap bench collectives`` in one round: calls of one kind and size, one after another."""
+"""One point of ``overlap bench collectives`` in one round: consecutive calls of one kind and size."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from overlap_callbacks.experiments.bench.results import ELEMENT_BYTES
 from overlap_callbacks.experiments.bench.site import Call, Site
 
 _WARM_UP, _LOOK, _MAX_CALLS = 2, 3, 2000
-# Of these one side is done before the other: the time is that of who receives.
+# One side finishes before the other, so time the receiver.
 _ONE_SIDED = ("broadcast", "send_recv")
-# torch has renamed them, and warns of the old names.
+# torch has renamed it, and warns about the old name.
 _ALL_GATHER = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
 _REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
 def transfer_of(point: TransferPoint, group: Any, members: Sequence[int], device: torch.device) -> Call | None:
-    """A function that does a collective, or issues it and returns its work; None on a rank that has no part in it.
+    """A function that runs a collective, or issues it and returns its work; None on a rank that takes no part.
 
-    ``group`` is this rank's process group of ``members``; messages are on ``device``.
+    ``group``: this rank's process group of ``members``. Messages are on ``device``.
     """
     ranks, place = len(members), list(members).index(dist.get_rank())
     count = point.message_bytes // ELEMENT_BYTES
@@ -65,22 +65,22 @@ def measure_transfer(
     site: Site,
     block_s: float,
 ) -> TransferRound:
-    """Measure a point in one round. All ranks call it together, and all get the same result.
+    """Measure a point in one round. All ranks call it together, and get the same result.
 
     Args:
         point: what is measured.
         number: of the round.
         groups: the ranks of each group; all groups communicate at the same time.
-        transfer: of ``transfer_of``.
+        transfer: from ``transfer_of``.
         site: where it is measured.
-        block_s: least length of a block.
+        block_s: minimum length of a block.
     """
     _chain_ms(transfer, _WARM_UP, site)
     look_ms = _chain_ms(transfer, _LOOK, site)
     one_ms = max(1e-6, max(ms for ms in look_ms if ms is not None) / _LOOK)
     calls = int(site.ranks.agree(max(_LOOK, min(_MAX_CALLS, math.ceil(1e3 * block_s / one_ms)))))
     chains = _chain_ms(transfer, calls, site)
-    # A rank that comes first waits for the others, and who comes last waits for nobody.
+    # An early rank's time includes waiting for the others; the last rank waits for none.
     counts = max if point.kind in _ONE_SIDED else min
     logs = [math.log(counts(_known(chains, group)) / calls) for group in groups]
     time_ms = math.exp(sum(logs) / len(logs))
@@ -88,11 +88,11 @@ def measure_transfer(
 
 
 def _known(chains: Sequence[float | None], group: Sequence[int]) -> list[float]:
-    """Times of the ranks of a group that took part and that measure: a phantom does not."""
+    """Times of the ranks of a group that took part and measure; a phantom does not."""
     return [max(ms, 1e-6) for rank in group if rank < len(chains) and (ms := chains[rank]) is not None]
 
 
 def _chain_ms(transfer: Call | None, calls: int, site: Site) -> list[float | None]:
-    """How long calls without a pause took on each rank; None on a rank that has no part in them."""
+    """How long consecutive calls took on each rank; None on a rank that takes no part."""
     site.ranks.barrier()
     return site.ranks.gather(None if transfer is None else site.trials.run(None, 0, transfer, calls).transfers_ms)

@@ -26,12 +26,12 @@ from overlap_callbacks.experiments.bench.site import Call, Site
 
 DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 _TORCH = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# Ada and Hopper were the first to multiply in 8 bit, Ampere the first in TF32 and BF16.
+# 8-bit products need Ada or Hopper, TF32 and BF16 need Ampere.
 _NEEDS = {"fp8": (8, 9), "tf32": (8, 0), "bf16": (8, 0)}
 
 
 def refusal(dtype: str, device: str) -> str:
-    """Why a device cannot multiply in a precision, in a sentence; empty if it can."""
+    """Why a device cannot multiply in a precision; empty if it can."""
     if device == "cpu":
         if dtype in ("tf32", "fp8"):
             return f"--dtype {dtype} needs a GPU: a CPU multiplies in fp32, fp16 and bf16"
@@ -49,17 +49,17 @@ def refusal(dtype: str, device: str) -> str:
 
 
 def usable(device: str) -> tuple[str, ...]:
-    """The precisions in which a device can multiply."""
+    """The precisions supported by a device."""
     return tuple([dtype for dtype in DTYPES if not refusal(dtype, device)])
 
 
 def message_dtype(dtype: str) -> torch.dtype:
-    """The type of the numbers that are reduced beside products of this precision."""
+    """The type of the numbers that are all-reduced during products of this precision."""
     return _TORCH.get(dtype, torch.bfloat16)
 
 
 def product(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
-    """A function that multiplies two N x N matrices on a device, or issues that on the current stream."""
+    """A function that multiplies two N x N matrices on a device, or enqueues that on the current stream."""
     if device.type == "cuda":
         torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     generator = torch.Generator(device).manual_seed(0)
@@ -67,7 +67,7 @@ def product(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
     left, right = (torch.randn(n, n, device=device, generator=generator) for _ in range(2))
     if dtype == "fp8":
         scale = torch.ones((), device=device)
-        # The second operand stands column by column, as the 8-bit units want it.
+        # The second operand is column-major, as the 8-bit units require.
         a, b = left.to(torch.float8_e4m3fn), right.t().contiguous().to(torch.float8_e4m3fn).t()
         return lambda: torch._scaled_mm(a, b, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16)
     left, right = left.to(_TORCH[dtype]), right.to(_TORCH[dtype])
@@ -76,24 +76,24 @@ def product(dtype: str, n: int, device: torch.device) -> Callable[[], object]:
 
 
 def flop(n: int) -> int:
-    """Floating-point operations of a product of two N x N matrices: a product and a sum for each of N^3 terms."""
+    """Floating-point operations of a product of two N x N matrices: N^3 terms, each a product and a sum."""
     return 2 * n**3
 
 
 # -- one point
 
-# A shorter call cannot be told from the clock's own time.
+# A shorter call is lost in the overhead of timing.
 _MIN_CALL_MS = 0.2
 _MAX_GEMMS = 4096
-# All-reduces of a trial last at least as long as this many calls, so that a call that begins in the first half of that
-# time ends before the all-reduces do.
+# A trial's all-reduces last at least this many calls, so that a call that begins in the first half of them ends before
+# they do.
 _CALLS_BESIDE = 8
 _MAX_TRANSFERS, _MAX_CALLS, _MAX_TRIALS = 64, 400, 200
 _WARM_UP_CALLS, _LOOK = 2, 3
 
 
 class Work(NamedTuple):
-    """What is measured at a point: functions that do or issue one product and one all-reduce, and a product's FLOP."""
+    """The work of a point: functions that run or issue one product and one all-reduce, and a product's FLOP."""
 
     product: Call
     transfer: Call
@@ -101,13 +101,13 @@ class Work(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """How much of each runs in a block; alike on all ranks.
+    """Amount of work in a block; the same on all ranks.
 
     Attributes:
-        gemms: products that are timed together, a call.
-        calls: of a trial.
-        transfers: all-reduces of a trial.
-        trials: of a block, by condition.
+        gemms: products timed together as one call.
+        calls: per trial.
+        transfers: all-reduces per trial.
+        trials: per block, by condition.
     """
 
     gemms: int
@@ -117,14 +117,14 @@ class Shape(NamedTuple):
 
 
 class _Counted(NamedTuple):
-    """What one rank measured in a block.
+    """Measurements of one rank in a block.
 
     Attributes:
-        log_ms: sum of the logarithms of the time of a product, over calls.
-        calls: that count.
-        begun: calls that began in time to count; without transfers as many as ``calls``.
-        chains_ms: time of each trial's all-reduces.
-        power_w, clock_mhz: of the device; None if it does not tell.
+        log_ms: sum over calls of the logarithm of a product's time.
+        calls: number of counted calls.
+        begun: calls that began in time to count; without transfers equal to ``calls``.
+        chains_ms: duration of each trial's all-reduces.
+        power_w, clock_mhz: of the device; None if not available.
     """
 
     log_ms: float
@@ -151,7 +151,7 @@ def measure_gemm(point: GemmPoint, number: int, work: Work, site: Site, block_s:
 
 
 def _shape(work: Work, site: Site, block_s: float) -> Shape:
-    """How much runs in a block, by a short look at both alone; rank 0 decides. It also warms both up."""
+    """Choose the amount of work in a block from a short run of each side alone; rank 0 decides. Also warms both up."""
     ranks, look = site.ranks, _WARM_UP_CALLS + _LOOK
     gemms = 1
     while True:
@@ -209,11 +209,11 @@ def _block(condition: str, call: Call, transfer: Call, shape: Shape, site: Site)
 
 
 def _over_ranks(condition: str, ranks: Sequence[_Counted], shape: Shape, length_s: float) -> Block:
-    """One block of all ranks: products as a mean over the ranks, all-reduces of the rank that waited least."""
+    """One block of all ranks: products as a mean over ranks, all-reduces of the rank that waited least."""
     computed = [rank for rank in ranks if rank.calls]
     begun = sum(rank.begun for rank in ranks)
     counted = sum(rank.calls for rank in ranks)
-    # A rank that comes first to the first all-reduce waits for the others; who comes last waits for nobody.
+    # An early rank's first all-reduce includes waiting for the others; the last rank waits for none.
     chains = [min(times) for times in zip(*[rank.chains_ms for rank in ranks], strict=True)]
     logs = [math.log(max(chain, 1e-6) / shape.transfers) for chain in chains]
     return Block(

@@ -1,4 +1,4 @@
-"""Makes the plan of a benchmark from what a user asked for and what this machine has."""
+"""Makes a benchmark's plan from the user's options and this machine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from overlap_callbacks.experiments.sweep import chosen
 
 _MIB, _GIB = 2**20, 2**30
 _MAX_N, _MAX_RANKS, _MAX_CTAS = 131_072, 1024, 1024
-# Speed of a loopback link, unless one is asked for.
+# Default bandwidth of a loopback link.
 _LOOPBACK_GB_S = {"cuda": 40.0, "cpu": 0.5}
-# Share of the free memory that a benchmark may need.
+# Maximum share of free memory that a benchmark may need.
 _MEMORY_SHARE = 0.8
-# The loopback link's operators; it has no sends and receives.
+# Operators of the loopback link, which has no sends and receives.
 _LOOPBACK_KINDS = tuple([kind for kind in KINDS if kind != "send_recv"])
 
 
@@ -31,13 +31,13 @@ def make_plan(bench: str, asked: Mapping[str, Any], *, quick: bool = True, world
 
     Args:
         bench: ``GEMM`` or ``COLLECTIVES``.
-        asked: what the user asked for: fields of ``Plan``; of collectives also ``max_bytes``, the largest message where
-            ``message_bytes`` says nothing.
+        asked: the user's options: fields of ``Plan``; for collectives also ``max_bytes``, the largest message if
+            ``message_bytes`` is not given.
         quick: whether the defaults are those of a few minutes.
-        world_size: ranks that a launcher has started; None without a launcher.
+        world_size: ranks started by a launcher; None without a launcher.
 
     Raises:
-        ValueError: this machine cannot do what was asked for.
+        ValueError: this machine cannot run it as asked.
     """
     found = chosen(asked)
     device = _device(found)
@@ -105,7 +105,7 @@ def _check_link(asked: Mapping[str, Any], link: str, device: str) -> None:
         if link != LOOPBACK:
             raise ValueError(f"--link-gb-s is the speed of a loopback link: leave it out with {link}")
         _validation.positive("--link-gb-s", asked["link_gb_s"])
-    # Kernels in Python cannot ask earlier versions which reduction a collective is to do.
+    # In earlier versions, kernels in Python cannot read a collective's reduction.
     if link == LOOPBACK and torch.__version__ < "2.9":
         raise ValueError(f"--link loopback needs torch 2.9 or newer, got {torch.__version__}")
     if link == LOOPBACK and device == "cuda":
@@ -120,7 +120,7 @@ def _check_link(asked: Mapping[str, Any], link: str, device: str) -> None:
 
 
 def _gemm_sweep(link: str, device: str, quick: bool) -> dict[str, Any]:
-    """Defaults of a ``gemm-allreduce``."""
+    """Defaults of ``gemm-allreduce``."""
     if device == "cuda":
         types = usable(device)
         return {
@@ -141,7 +141,7 @@ def _gemm_sweep(link: str, device: str, quick: bool) -> dict[str, Any]:
 
 
 def _collectives_sweep(link: str, device: str, quick: bool, largest: int | None) -> dict[str, Any]:
-    """Defaults of a ``collectives``, with messages up to ``largest`` bytes."""
+    """Defaults of ``collectives``, with messages up to ``largest`` bytes."""
     own = (_GIB if quick else 4 * _GIB) if device == "cuda" else (32 if quick else 256) * _MIB
     return {
         "message_bytes": powers_of_two(8, largest or own),
@@ -178,7 +178,7 @@ def _check_gemm(plan: Plan) -> None:
             raise ValueError(f"--message must be whole numbers of {width} bytes with {dtype}, got {odd} bytes")
         if dtype == "fp8" and any(n % 16 for n in plan.sizes):
             raise ValueError(f"--n must be multiples of 16 with fp8, got {', '.join(map(str, plan.sizes))}")
-    # Matrices are made in 32 bit.
+    # Matrices are created in 32 bit.
     _check_memory(plan, 12 * max(plan.sizes) ** 2 + max(plan.message_bytes))
 
 
@@ -187,14 +187,14 @@ def _check_collectives(plan: Plan) -> None:
     for kind in plan.kinds:
         _validation.one_of("--kind", kind, allowed)
     for group in plan.groups:
-        ranks_of(group, plan.ranks)  # refuses a text that means none
+        ranks_of(group, plan.ranks)  # raises if the text is invalid
     if plan.link == LOOPBACK and plan.groups != ("world",):
         raise ValueError("--groups must be world on a loopback link: it has 2 ranks")
     _check_memory(plan, 3 * max(plan.message_bytes))
 
 
 def _check_memory(plan: Plan, rank_bytes: int) -> None:
-    """Refuse what the host has no memory for. On a GPU, a point that does not fit is left out when it is tried."""
+    """Reject what exceeds the host's memory. On a GPU, a point that does not fit is skipped when it is tried."""
     if plan.device != "cpu":
         return
     free = free_bytes()

@@ -1,4 +1,4 @@
-"""The points of a benchmark and what was measured at them, without torch."""
+"""The points of a benchmark and their measurements, without torch."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from overlap_callbacks.experiments.sweep import Point, Sweep
 
 WORLD = "world"
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv")
-# Messages of collectives are 32-bit numbers.
+# Collectives send 32-bit numbers.
 ELEMENT_BYTES = 4
 
 
 @dataclass
 class Bench(Sweep[Start, GemmRound | TransferRound | Failed | Resumed]):
-    """A benchmark. Its settings are points, each measured once a round."""
+    """A benchmark. Its settings are points, each measured once per round."""
 
     COMMAND, FILE_NAME, SCHEMA, START = "bench", FILE_NAME, SCHEMA, Start
     LINE = GemmRound | TransferRound | Failed | Resumed
@@ -62,7 +62,7 @@ class Bench(Sweep[Start, GemmRound | TransferRound | Failed | Resumed]):
 
     @property
     def rounds(self) -> list[GemmRound | TransferRound]:
-        """What was measured."""
+        """The measurements."""
         return [line for line in self.lines if isinstance(line, (GemmRound, TransferRound))]
 
     @property
@@ -72,17 +72,17 @@ class Bench(Sweep[Start, GemmRound | TransferRound | Failed | Resumed]):
 
     @property
     def resumed(self) -> list[Resumed]:
-        """When it went on."""
+        """When it was resumed."""
         return [line for line in self.lines if isinstance(line, Resumed)]
 
     @property
     def gemms(self) -> tuple[GemmFigures, ...]:
-        """The figures of a ``gemm-allreduce``; empty for another benchmark."""
+        """The figures of ``gemm-allreduce``; empty for another benchmark."""
         return gemm_figures([line for line in self.lines if isinstance(line, GemmRound)], self.start.plan.ranks)
 
     @property
     def transfers(self) -> tuple[TransferFigures, ...]:
-        """The figures of a ``collectives``; empty for another benchmark."""
+        """The figures of ``collectives``; empty for another benchmark."""
         return transfer_figures([line for line in self.lines if isinstance(line, TransferRound)])
 
     @property
@@ -100,7 +100,7 @@ def points_of(plan: Plan) -> tuple[GemmPoint | TransferPoint, ...]:
         return tuple(
             [
                 GemmPoint(dtype, ctas, size, n, power_w, clock_mhz)
-                # Outermost: changing them takes time, and devices take their time to follow.
+                # Outermost: changing them takes time, and devices respond slowly.
                 for power_w in plan.power_caps_w
                 for clock_mhz in plan.clock_caps_mhz
                 for dtype in plan.dtypes
@@ -119,18 +119,18 @@ def points_of(plan: Plan) -> tuple[GemmPoint | TransferPoint, ...]:
 
 
 def whole_bytes(size: int, ranks: int) -> int:
-    """The least size of at least ``size`` bytes that has as many whole numbers for each rank."""
+    """The smallest size of at least ``size`` bytes with the same number of whole elements for each rank."""
     unit = ELEMENT_BYTES * ranks
     return -(-size // unit) * unit
 
 
 def ranks_of(group: str, ranks: int) -> tuple[tuple[int, ...], ...]:
-    """The ranks of all groups that a text means; together they are all ranks.
+    """The ranks of each group described by a text; together they are all ranks.
 
     The text is ``world``, ``N`` for groups of N neighbours, or ``N:S`` for groups of N ranks that are S apart.
 
     Raises:
-        ValueError: the text means no groups of this many ranks.
+        ValueError: the text does not describe groups of this many ranks.
     """
     if group == WORLD:
         return (tuple(range(ranks)),)

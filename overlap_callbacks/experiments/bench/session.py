@@ -1,4 +1,4 @@
-"""Measures the points of a plan, one after another, on one rank; rank 0 writes them down."""
+"""Measures the points of a plan one after another, on one rank; rank 0 writes the results."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ UNITS = {
 
 
 class Stop:
-    """Whether somebody asked for an end, by Ctrl-C or as a launcher does. The point under way is still measured."""
+    """Whether a stop was requested, by Ctrl-C or by a launcher. The current point is still measured."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -60,14 +60,14 @@ class Stop:
 def run_session(
     plan: Plan, folder: Path, command: str, stop: Stop, on_progress: Callable[[Progress], None], cap: Cap = capped
 ) -> None:
-    """Measure what a folder of results does not have yet, as one rank of the job that the environment describes.
+    """Measure what is missing from a results folder, as one rank of the job described by the environment.
 
     Args:
         plan: what is measured.
         folder: of the results. Only rank 0 reads and writes it.
         command: the command line, for the file.
-        stop: ends the session after the point under way.
-        on_progress: called on rank 0 whenever something has changed.
+        stop: ends the session after the current point.
+        on_progress: called on rank 0 on every change.
         cap: caps the GPUs of this host, where points ask for it.
     """
     local_rank = os.environ.get("LOCAL_RANK", "0")
@@ -144,7 +144,9 @@ def _once(transfer: Callable[[], Any] | None) -> None:
 
 
 def _tried(site: Site, make: Callable[[], Any]) -> Any:
-    """What ``make`` returns, if it can on every rank; else, on every rank, why it cannot on the first such rank."""
+    """The result of ``make`` if it works on every rank; otherwise, on every rank, the error of the first rank that
+    failed.
+    """
     made, reason = None, ""
     try:
         made = make()
@@ -187,7 +189,7 @@ def _start(plan: Plan, command: str, site: Site) -> Start:
 
 
 class CapsInForce:
-    """Caps that change from point to point, and are put back at the end; a rank that ``sets`` them caps its host."""
+    """Caps that change from point to point, and are restored at the end; a rank that ``sets`` them caps its host."""
 
     def __init__(self, ranks: Ranks, *, sets: bool, cap: Cap = capped) -> None:
         self._ranks = ranks
@@ -198,13 +200,13 @@ class CapsInForce:
         self._stack = contextlib.ExitStack()
 
     def change(self, wanted: Caps) -> str:
-        """Have other caps in force. All ranks call it together.
+        """Apply other caps. All ranks call it together.
 
         Returns:
-            Why they cannot be, on the first host where that is so; empty if they are in force on all.
+            Why they cannot be applied, on the first host where that is so; empty if they apply on all.
 
         Raises:
-            CannotGoOnError: on all ranks: on some host, what was before cannot be put back.
+            CannotGoOnError: on all ranks: the earlier settings of some host cannot be restored.
         """
         if wanted == self._now:
             return self._reason
@@ -226,5 +228,5 @@ class CapsInForce:
         return self._reason
 
     def close(self) -> None:
-        """Put back what was before, or raise a ``CannotGoOnError`` with what to type."""
+        """Restore the earlier settings, or raise a ``CannotGoOnError`` with the command to type."""
         self._stack.close()

@@ -1,4 +1,4 @@
-"""Where a benchmark runs: its ranks, their process group or loopback link, their device, its clock and its sensors."""
+"""Where a benchmark runs: its ranks, their process group or loopback link, their device, clock and sensors."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ from overlap_callbacks.experiments.bench.results import WORLD, ranks_of
 from overlap_callbacks.instruments.power.discovery import CPU, NoPower, find_source, identify
 from overlap_callbacks.instruments.power.sampler import Sampler
 
-# Longest time of one collective: no rank waits longer for one that is gone.
+# Maximum time of one collective: no rank waits longer for a dead one.
 TIMEOUT = datetime.timedelta(seconds=120)
 
 
 class Ranks:
-    """The processes that measure: here one, as on a loopback link."""
+    """The processes that measure: this one alone, as on a loopback link."""
 
     rank = 0
 
     def agree(self, value: Any) -> Any:
-        """What rank 0 says; on all ranks."""
+        """Rank 0's value, on all ranks."""
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """What all ranks say, in their order; on all ranks."""
+        """All ranks' values, in rank order, on all ranks."""
         return [value]
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait for all ranks."""
 
 
 class GroupRanks(Ranks):
-    """Ranks of a process group. They talk over a Gloo group of their own, next to the one that is measured."""
+    """Ranks of a process group. They communicate over their own Gloo group, next to the one being measured."""
 
     def __init__(self, timeout: datetime.timedelta) -> None:
         self.rank = dist.get_rank()
@@ -68,24 +68,24 @@ class GroupRanks(Ranks):
         dist.barrier(group=self._group)
 
 
-# How far the power of one block may be from the truth, as a fraction. Over blocks this averages out, and the interval
-# over blocks shows it.
+# How far one block's power may be off, as a fraction. Over blocks this averages out, and the interval over blocks shows
+# it.
 _MAX_ERROR = 0.1
 
 
 class Read(NamedTuple):
-    """What the device did in a block; None for what it does not tell, or not for a block this short."""
+    """The device's readings in a block; None for those that it lacks, or lacks for a block this short."""
 
     power_w: float | None = None
     clock_mhz: float | None = None
 
 
 class Sensors:
-    """Power and clock of this rank's device until they are closed; of a CPU, the host's first rank reads the package.
+    """Power and clock of this rank's device until closed; for CPUs, the host's first rank reads the package.
 
     Attributes:
-        source: what tells the power; empty if nothing does.
-        missing: why nothing does; empty if something does.
+        source: what power is read from; empty if there is no source.
+        missing: why there is no source; empty if there is one.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Sensors:
         """Means over a block, as of ``time.perf_counter_ns``."""
         if self._sampler is None or end_ns <= start_ns:
             return Read()
-        # The mode says nothing here: what belongs to the stretch of time is asked for.
+        # The mode is irrelevant here: only the time range matters.
         segment = Segment(start_ns, end_ns, Mode.OVERLAPPED, 1)
         readings = self._sampler.readings(start_ns)
         found = [
@@ -130,7 +130,7 @@ class Sensors:
 class Site:
     """Where a benchmark runs, on one rank: its device, the ranks, the device's sensors, and trials on the device.
 
-    ``loop`` is the loopback job; None on another link.
+    ``loop``: the loopback job; None on another link.
     """
 
     def __init__(self, device: torch.device, ranks: Ranks, sensors: Sensors, loop: Any = None) -> None:
@@ -146,7 +146,7 @@ class Site:
             self.trials = CudaTrials(lambda: dist.all_reduce(lead, async_op=True))
 
     def group(self, text: str) -> tuple[Any, tuple[int, ...], Sequence[Sequence[int]]]:
-        """This rank's process group of a text, its ranks, and the ranks of all such groups. All ranks call it alike."""
+        """This rank's process group for a text, its ranks, and the ranks of all such groups. Call it on all ranks."""
         every = ranks_of(text, dist.get_world_size())
         if text not in self._groups:
             found: tuple[Any, tuple[int, ...]] = (dist.group.WORLD, every[0])
@@ -159,7 +159,7 @@ class Site:
         return group, members, every
 
     def group_of_ctas(self, ctas: int) -> Any:
-        """The process group of all ranks whose collectives have so many thread blocks; 0 for the link's own number."""
+        """The process group of all ranks whose collectives use ``ctas`` thread blocks; 0 for the link's default."""
         if self._loop is not None and ctas:
             self._loop.settings = replace(self._loop.settings, ctas=ctas)
         if self._loop is not None or not ctas:
@@ -171,7 +171,7 @@ class Site:
         return self._by_ctas[ctas]
 
     def synchronise(self) -> None:
-        """Wait until the device has done what was issued."""
+        """Wait until the device has finished what was issued."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
@@ -206,23 +206,23 @@ def _loopback(plan: Plan) -> AbstractContextManager[Any]:
 
 
 def reduction(device: torch.device) -> tuple[Any, Callable[[int, torch.dtype], torch.Tensor]]:
-    """What all-reduces do, and a function that makes their message from a number of elements and their type.
+    """The all-reduces' reduction, and a function that makes their message from a number of elements and a type.
 
-    Means of random numbers stay what they are, however often they are taken, and draw the power of real ones. Gloo has
-    no means; there, zeros are summed up.
+    Means of random numbers do not change however often they are taken, and draw realistic power. Gloo has no means: it
+    sums zeros.
     """
     if device.type == "cuda":
         return dist.ReduceOp.AVG, lambda count, dtype: torch.randn(count, device=device).to(dtype)
     return dist.ReduceOp.SUM, lambda count, dtype: torch.zeros(count, dtype=dtype)
 
 
-# -- products and transfers, alone and beside each other
+# -- products and transfers, alone and at the same time
 
 Call = Callable[[], object]
 
 
 class Range(NamedTuple):
-    """Something that began and ended, in nanoseconds of one clock."""
+    """A start and an end, in nanoseconds of one clock."""
 
     start_ns: int
     end_ns: int
@@ -234,21 +234,21 @@ class Range(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What ran once: calls of the products, one after another, and transfers, without a pause between them."""
+    """One trial: consecutive calls of the products, and consecutive transfers, without pauses."""
 
     calls: tuple[Range, ...]
     transfers: tuple[Range, ...]
 
     @property
     def transfers_ms(self) -> float:
-        """From the beginning of the first transfer to the end of the last one; there is at least one."""
+        """From the start of the first transfer to the end of the last one; there is at least one."""
         return Range(self.transfers[0].start_ns, self.transfers[-1].end_ns).ms
 
     def begun_beside(self) -> list[Range]:
         """The calls that began in the first half of the transfers' time; without transfers, all.
 
-        Which calls count is told by their beginnings. Told by their ends, long ones would be left out more often than
-        short ones, because it is a long one that is cut off by the end of the transfers.
+        Selecting calls by their start is unbiased. By their end, long calls would be dropped more often than short
+        ones, because the end of the transfers cuts off a long one.
         """
         if not self.transfers:
             return list(self.calls)
@@ -264,19 +264,19 @@ class Trial(NamedTuple):
 # -- on a GPU
 
 
-# What the host needs to issue a call or a transfer, and clock cycles in that time. The device sleeps meanwhile, so that
-# all of a trial is issued before any of it runs.
+# Host time to issue a call or a transfer, and clock cycles in that time. The device sleeps meanwhile, so that a whole
+# trial is issued before any of it runs.
 _ISSUE_US = 40
 _CYCLES_A_US = 2_000
-# Calls are to last longer than the transfers, whatever each costs the other.
+# Calls must outlast the transfers, however much they slow each other down.
 _MORE_CALLS = 2
 
 
 class CudaTrials:
-    """Products run on the current stream, transfers on the stream of their process group.
+    """Runs products on the current stream, and transfers on the stream of their process group.
 
-    A transfer's function issues it and returns its work. Marks of the transfers stand on a stream of their own, which
-    waits for each work; so neither side waits for the other's marks.
+    A transfer's function issues it and returns its work. The transfers' marks are on a separate stream, which waits for
+    each work, so that neither side waits for the other's marks.
 
     Args:
         lead: issues a tiny transfer and returns its work. Products begin when it is done, and the transfers behind it
@@ -288,13 +288,13 @@ class CudaTrials:
         self._side = torch.cuda.Stream()
 
     def run(self, call: Call | None, calls: int, transfer: Call | None, transfers: int) -> Trial:
-        """Run calls, transfers, or both beside each other.
+        """Run calls, transfers, or both at the same time.
 
         Args:
-            call: issues the products that are timed together; None to run transfers alone.
-            calls: how many; beside transfers, as many as take about as long as those: twice as many are issued.
-            transfer: issues a transfer; None to run calls alone.
-            transfers: how many.
+            call: issues the products that are timed together; None to run only transfers.
+            calls: number of calls; with transfers, about as many as take the same time: twice as many are issued.
+            transfer: issues a transfer; None to run only calls.
+            transfers: number of transfers.
         """
         calls = 0 if call is None else calls if transfer is None else _MORE_CALLS * calls + 1
         transfers = 0 if transfer is None else transfers
@@ -305,7 +305,7 @@ class CudaTrials:
         marks: list[Any] = []
         if transfer is not None:
             lead: Any = self._lead()
-            lead.wait()  # of the current stream, on the device
+            lead.wait()  # by the current stream, on the device
             self._side.wait_stream(current)
             marks.append(_mark(self._side))
             for _ in range(transfers):
@@ -337,18 +337,18 @@ def _ranges(origin: Any, marks: Sequence[Any]) -> tuple[Range, ...]:
 # -- on the CPU
 
 
-# Longest wait for a transfer. The process group's own timeout is shorter.
+# Maximum wait for a transfer. The process group's own timeout is shorter.
 _TIMEOUT_S = 300.0
 
 
 class HostTrials:
-    """Products run on this thread, transfers on one of their own, which waits for each before it begins the next.
+    """Runs products on this thread, and transfers on a second one, which waits for each before starting the next.
 
-    A transfer counts from its issue on this rank. So the ranks begin together, after a barrier.
+    A transfer counts from its issue on this rank. So the ranks start together, after a barrier.
     """
 
     def run(self, call: Call | None, calls: int, transfer: Call | None, transfers: int) -> Trial:
-        """As of ``CudaTrials``. Beside transfers, calls go on until those are done; the last ends beside nothing."""
+        """As in ``CudaTrials``. With transfers, calls continue until those are done; the last one may end alone."""
         if transfer is None:
             return Trial(() if call is None else tuple([_timed(call) for _ in range(calls)]), ())
         beside = _Transfers(transfer, transfers)
@@ -374,7 +374,7 @@ class _Transfers:
         return self._thread.is_alive()
 
     def begin(self) -> None:
-        """Start, and wait until the first is about to be issued."""
+        """Start, and wait until the first transfer is about to be issued."""
         self._thread.start()
         self._began.wait(_TIMEOUT_S)
 

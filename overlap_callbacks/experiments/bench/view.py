@@ -1,4 +1,4 @@
-"""The outcome of a benchmark: a document for the page and the terminal, and plain data."""
+"""The results of a benchmark: a document for the page and the terminal, and plain data."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _FOOT = (
     "Compute slowdown is equation 1 of arXiv 2507.03114. Bus bandwidth is what nccl-tests call so. Intervals are 95% "
     "confidence intervals over blocks."
 )
-# A smaller share of covered products casts doubt on a slowdown.
+# If fewer products are covered, a slowdown is doubtful.
 _COVERED = 0.98
 _LINKS = {
     GLOO: "ranks on the CPU of one host or several, with Gloo",
@@ -62,7 +62,7 @@ _Read = Callable[[GemmFigures], Estimate | None]
 
 
 def bench_document(bench: Bench, peak: Link | None = None) -> Document:
-    """What a benchmark found, with the peak of its link if it is known; that of a loopback link always is."""
+    """The results of a benchmark, with the peak of its link if known; a loopback link's always is."""
     plan, name = bench.start.plan, page_text(bench.folder.resolve().name, 80)
     sections = _gemm_sections(bench, peak) if plan.bench == GEMM else _transfer_sections(bench, peak)
     doubts = [(page_sentence(note), note.startswith(("Not ", "On a loop"))) for note in notes(bench)]
@@ -90,7 +90,7 @@ def bench_data(bench: Bench) -> dict[str, Any]:
 
 
 def gemm_section(bench: Bench) -> list[Section]:
-    """The part of another page on matrix products beside all-reduces; empty where nothing was measured."""
+    """The section on matrix products during all-reduces, for another page; empty if nothing was measured."""
     points = bench.gemms
     if not points:
         return []
@@ -101,11 +101,11 @@ def gemm_section(bench: Bench) -> list[Section]:
     return [Section(title, page_sentence(verdict(bench)), blocks)]
 
 
-# -- in words
+# -- text
 
 
 def _where(bench: Bench) -> str:
-    """What it ran on, in a line."""
+    """What it ran on, in one line."""
     start, plan = bench.start, bench.start.plan
     threads = f", {count(plan.threads, 'thread')} each" if plan.threads else ""
     speed = f" ({plan.link_gb_s:g} GB/s)" if plan.link == LOOPBACK and plan.link_gb_s is not None else ""
@@ -114,7 +114,7 @@ def _where(bench: Bench) -> str:
 
 
 def verdict(bench: Bench) -> str:
-    """The answer, in a sentence or two."""
+    """The answer, in one or two sentences."""
     return _gemm_verdict(bench) if bench.start.plan.bench == GEMM else _transfer_verdict(bench)
 
 
@@ -131,7 +131,7 @@ def _gemm_verdict(bench: Bench) -> str:
 
 
 def _span(changes: Sequence[Estimate], more: str, less: str) -> str:
-    """The least and the largest of relative changes, without signs; e.g. ``12.4% to 76.5% longer``."""
+    """The smallest and largest of relative changes, without signs; e.g. ``12.4% to 76.5% longer``."""
     low, high = min(one.value for one in changes), max(one.value for one in changes)
     first, last = (change_in_words(value, more, less) for value in (low, high))
     if first == last:
@@ -140,7 +140,7 @@ def _span(changes: Sequence[Estimate], more: str, less: str) -> str:
 
 
 def _beyond_chance(changes: Sequence[Estimate]) -> str:
-    """How many changes are beyond chance, to follow a sentence that lacks its end."""
+    """How many changes are beyond noise, as the end of a sentence."""
     known = [change for change in changes if change.ci_low is not None]
     if not known:
         return "."
@@ -251,11 +251,11 @@ def _how(bench: Bench) -> Section:
     return Section("How was it measured?", answer, [Facts("Setting", shown)])
 
 
-# -- products beside all-reduces
+# -- products during all-reduces
 
 
 def _peak(bench: Bench, peak: Link | None) -> Link | None:
-    """The peak that somebody gave, or that of a loopback link."""
+    """The user's peak, or that of a loopback link."""
     plan = bench.start.plan
     if peak is None and plan.link == LOOPBACK and plan.link_gb_s is not None:
         return Link("loopback link", plan.link_gb_s, "given", "")
@@ -275,11 +275,11 @@ def _gemm_sections(bench: Bench, peak: Link | None) -> tuple[Section, ...]:
 
 
 def _gemm_charts(points: Sequence[GemmFigures], peak: Link | None) -> tuple[list[Chart], list[Chart]]:
-    """Charts of what products lose beside all-reduces, and of what doing both at once gains."""
+    """Charts of what products lose during all-reduces, and of the gain from doing both at once."""
     lines = _lines(points)
 
     def chart(title: str, unit: str, caption: str, *reads: tuple[str, _Read], peak: Link | None = None) -> list[Chart]:
-        # Figures against N, a colour for each line; what comes second is dashed.
+        # Figures against N, one colour per line; the second figure is dashed.
         series = [
             (f"{name}, {what}" if what else name, name, number > 0, [(row.point.n, read(row)) for row in rows])
             for name, rows in lines
@@ -315,7 +315,7 @@ def _gemm_charts(points: Sequence[GemmFigures], peak: Link | None) -> tuple[list
 
 
 def _lines(points: Sequence[GemmFigures]) -> list[tuple[str, list[GemmFigures]]]:
-    """Points of one line each, with its name: those that differ in N alone."""
+    """Each line's name and points, which differ only in N."""
     types = {point.point.dtype for point in points}
     ctas = {point.point.ctas for point in points}
     has_caps = any(point.point.cap_in_words for point in points)
@@ -456,7 +456,7 @@ def _rate(gb_s: float | None) -> Cell:
     return EMPTY if gb_s is None else Cell(rate_in_words(gb_s, PAGE), gb_s)
 
 
-# -- what both share
+# -- shared by both benchmarks
 
 
 def _sweep(
@@ -470,7 +470,7 @@ def _sweep(
     x_bytes: bool = False,
     log_y: bool = False,
 ) -> list[Chart]:
-    """A chart of figures against a size, with the link's peak; nothing where there are none.
+    """A chart of figures against a size, with the link's peak; nothing if there are none.
 
     A series is its name, the name of its colour, whether it is dashed, and its points.
     """

@@ -1,4 +1,4 @@
-"""``with capped(Caps(power_w=300)):`` around a part of an experiment, and which caps may be asked for."""
+"""``with capped(Caps(power_w=300)):`` around a part of an experiment, and checks of which caps are possible."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from overlap_callbacks.experiments.sweep import CannotGoOnError
 
 Cap = Callable[[Caps], AbstractContextManager[object]]
 _OPTIONS = "--power-cap and --clock-cap"
-# Maximum time for a keeper to start or to answer; it tries several times to put a value back.
+# Maximum time for a keeper to start or to answer; it retries restoring a value several times.
 _ANSWER_S = 60.0
 
 
 @contextlib.contextmanager
 def capped(caps: Caps, uuids: Sequence[str] = (), *, folder: Path | None = None) -> Iterator[list[str]]:
-    """Cap devices for the length of a block, and put back what was before, whichever way the block ends.
+    """Cap devices for the duration of a block, and restore them however the block ends.
 
-    A process of its own sets the caps and puts them back (``keeper.py``), also if this one is killed. If that one is
-    killed, this one puts them back. Without a cap nothing is done, and no root is needed.
+    A separate process sets and restores the caps (``keeper.py``), even if this one is killed. If that one is killed,
+    this one restores them. Without a cap nothing is done, and root is not needed.
 
     Args:
         caps: to set, the same on all devices.
         uuids: of the devices; empty for all.
-        folder: of the journal; None for that of the machine.
+        folder: of the journal; None for the machine's.
 
     Yields:
-        The devices that are capped.
+        The capped devices.
 
     Raises:
-        CapError: a cap cannot be set, verified or put back; with what to type if a value is not as before.
+        CapError: a cap cannot be set, verified or restored; with the command to type if a value has not been restored.
     """
     if not caps:
         yield []
@@ -59,12 +59,12 @@ def capped(caps: Caps, uuids: Sequence[str] = (), *, folder: Path | None = None)
 
 
 class _KeeperProcess:
-    """The keeper, seen from the experiment. CapError if it does not start."""
+    """The keeper process, seen from the experiment. Raises CapError if it does not start."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # A session of its own: Ctrl-C in the terminal does not reach it. Without the marks by which our processes are
-        # found, it outlives whoever kills them, and puts back what it set. Its errors go where ours go.
+        # Its own session, so that Ctrl-C in the terminal does not reach it. Without the marks that identify our
+        # processes, it outlives whatever kills them, and restores what it set. Its errors go to our stderr.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "overlap_callbacks.experiments.caps.keeper", str(folder)],
             stdin=subprocess.PIPE,
@@ -79,7 +79,7 @@ class _KeeperProcess:
             raise
 
     def ask(self, request: Request) -> list[str]:
-        """Ask for caps; the devices that have them."""
+        """Request caps; returns the capped devices."""
         stdin = self._process.stdin
         assert stdin is not None
         try:
@@ -90,7 +90,7 @@ class _KeeperProcess:
         return self._await_answer()
 
     def end(self) -> None:
-        """Have everything put back, and end the keeper; without it, put it back here. Raises as ``capped``."""
+        """Restore everything, and end the keeper; if it is gone, restore here. Raises like ``capped``."""
         error: CapError | None = None
         if self._process.poll() is None:
             try:
@@ -110,10 +110,10 @@ class _KeeperProcess:
             raise error
 
     def _put_back_here(self) -> None:
-        """The keeper was killed, or crashed: what stood there before is in the journal."""
+        """The keeper was killed, or crashed: restore from its journal."""
         from overlap_callbacks.experiments.caps.drivers import find_driver
 
-        self._process.kill()  # one that does not answer must not change anything any more
+        self._process.kill()  # an unresponsive keeper must not change anything any more
         self._process.wait()
         journal = Journal(self._folder)
         driver = find_driver()
@@ -141,15 +141,15 @@ class _KeeperProcess:
         return answer.uuids
 
 
-# -- caps of an experiment's parts
+# -- caps for parts of an experiment
 
 
 class NotPossibleError(Exception):
-    """A part of an experiment cannot have its caps; every device is as it was."""
+    """A part of an experiment cannot have its caps; every device has its earlier settings."""
 
 
 class Capped(Protocol):
-    """A part of an experiment with caps of its own; None for the device's limit."""
+    """A part of an experiment with its own caps; None for the device's limit."""
 
     @property
     def power_cap_w(self) -> float | None: ...
@@ -159,13 +159,13 @@ class Capped(Protocol):
 
 
 def caps_of(part: Capped) -> Caps:
-    """What a part of an experiment asks for; false if it asks for nothing."""
+    """The caps requested by a part of an experiment; falsy if none."""
     clock_mhz = part.clock_cap_mhz
     return Caps(part.power_cap_w, None if clock_mhz is None else round(clock_mhz))
 
 
 def refuse_on_cpu(asked: Mapping[str, Any]) -> None:
-    """Raise a ``ValueError`` if ``power_caps_w`` or ``clock_caps_mhz`` were asked for where ranks are on the CPU."""
+    """Raise a ``ValueError`` if ``power_caps_w`` or ``clock_caps_mhz`` were requested and ranks are on the CPU."""
     for option, name in (("--power-cap", "power_caps_w"), ("--clock-cap", "clock_caps_mhz")):
         if any([value is not None for value in asked.get(name, ())]):
             raise ValueError(f"{option} caps GPUs, and the ranks are on the CPU here: leave it out")
@@ -187,11 +187,11 @@ def check_may_cap(parts: Iterable[Capped], find_driver: Callable[[], Driver] | N
 
 @contextlib.contextmanager
 def capped_part(wanted: Caps, cap: Cap = capped) -> Iterator[None]:
-    """All GPUs of the host have caps while a part of an experiment runs; ``cap`` sets them and puts them back.
+    """Cap all GPUs of the host while a part of an experiment runs; ``cap`` sets and restores the caps.
 
     Raises:
-        NotPossibleError: a cap cannot be set; every device is as it was.
-        CannotGoOnError: a device is not as it was before. The message has the command to type.
+        NotPossibleError: a cap cannot be set; every device has its earlier settings.
+        CannotGoOnError: a device could not be restored. The message has the command to type.
     """
     stack = contextlib.ExitStack()
     try:

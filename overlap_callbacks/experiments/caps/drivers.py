@@ -1,4 +1,4 @@
-"""Which driver caps the GPUs of this machine."""
+"""The drivers that cap this machine's GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from overlap_callbacks.instruments.power.source import PowerUnavailableError
 
 
 def find_driver() -> Driver:
-    """The driver of the GPUs: NVIDIA's, else AMD's; a CapError says what each of them lacks."""
+    """The driver of the GPUs: NVIDIA's, else AMD's. Raises a CapError that says what each of them lacks."""
     reasons: list[str] = []
     for make in (NvmlDriver, AmdDriver):
         try:
@@ -27,9 +27,9 @@ def find_driver() -> Driver:
 
 
 class _Driver:
-    """What the drivers of both vendors share: a library, which may be missing (CapError), and handles of devices."""
+    """Shared by both vendors' drivers: a library, which may be missing (CapError), and device handles."""
 
-    # What a person types to put the power limit of a device back, and to free its clocks.
+    # The commands to restore a device's power limit, and to release its clocks.
     set_power: ClassVar[str]
     free_clocks: ClassVar[str]
 
@@ -50,11 +50,9 @@ class _Driver:
 
 
 # -- AMD
-# Power limits and clock caps of AMD GPUs, through AMD SMI.
-#
-# A clock cap is AMD's performance determinism: the device keeps its clock at or below a value. It shows in the
-# device's performance level, which can be read. So clocks that somebody has set already are refused, and that they are
-# free again afterwards is seen.
+# Power limits and clock caps of AMD GPUs, through AMD SMI. A clock cap is AMD's performance determinism: the device
+# keeps its clock at or below a value. It shows in the device's performance level, which can be read. So the driver
+# refuses devices whose clocks somebody has already set, and can verify that they are released afterwards.
 
 
 _UW = 1e6
@@ -63,7 +61,7 @@ _FREE, _CAPPED = "AUTO", "DETERMINISM"
 
 
 class AmdDriver(_Driver):
-    """The driver of AMD's GPUs."""
+    """The driver of AMD GPUs."""
 
     set_power = "amd-smi set --gpu {uuid} --power-cap {power_w:g}"
     free_clocks = "amd-smi reset --gpu {uuid} --perf-determinism"
@@ -76,7 +74,7 @@ class AmdDriver(_Driver):
         try:
             handles = self._smi.amdsmi_get_processor_handles()
             self._handles = {self._smi.amdsmi_get_gpu_device_uuid(handle): handle for handle in handles}
-        except Exception as error:  # the package itself fails on values that it does not expect
+        except Exception as error:  # the package itself fails on unexpected values
             raise CapError(f"AMD SMI does not name its devices: {amd_words(error)}") from error
         return list(self._handles)
 
@@ -146,7 +144,7 @@ _MW = 1000.0
 
 
 class NvmlDriver(_Driver):
-    """The driver of NVIDIA's GPUs."""
+    """The driver of NVIDIA GPUs."""
 
     set_power = "nvidia-smi -i {uuid} -pl {power_w:g}"
     free_clocks = "nvidia-smi -i {uuid} -rgc"

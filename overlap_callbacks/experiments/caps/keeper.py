@@ -1,8 +1,8 @@
-"""The keeper: a process of its own that sets caps and puts them back, whatever becomes of the experiment.
+"""The keeper: a separate process that sets and restores caps, whatever happens to the experiment.
 
-It reads requests from its standard input, one JSON object a line, and answers each. It puts everything back when asked
-to, and when the experiment's process has ended in whatever way: its pipe closes, or the keeper gets another parent.
-Signals that end an experiment (Ctrl-C, SIGTERM, SIGHUP) do not end it. It loads no torch.
+It reads requests from its standard input, one JSON object per line, and answers each. It restores everything when asked
+to, and when the experiment's process has ended in any way: its pipe closes, or the keeper gets another parent. Signals
+that end an experiment (Ctrl-C, SIGTERM, SIGHUP) do not end it. It does not import torch.
 """
 
 from __future__ import annotations
@@ -32,40 +32,42 @@ from overlap_callbacks.experiments.caps.settings import (
     set_and_verify,
 )
 
-# Exit code of a keeper that refuses to begin, having changed nothing. That of a Python traceback is another one.
+# Exit code of a keeper that refuses to start, having changed nothing; unlike that of a Python traceback.
 REFUSED = 3
-# Time between two looks at whether the experiment's process is still there: a child of it may hold the pipe open.
+# How often to check that the experiment's process still exists: a child of it may hold the pipe open.
 _LOOK_S = 0.2
 
 
 class Request(msgspec.Struct):
-    """Caps to set on devices (all, if none are named), or without caps to put back what was before."""
+    """Caps to set on devices (all, if none are named); without caps, restore the earlier settings."""
 
     caps: Caps | None = None
     uuids: list[str] = []
 
 
 class Answer(msgspec.Struct):
-    """The devices that are capped, or an error in words."""
+    """The capped devices, or an error message."""
 
     error: str = ""
     uuids: list[str] = []
 
 
 def default_folder() -> Path:
-    """Where the journal is, for all users of root's on this machine, until it starts anew (as caps do)."""
+    """The journal's folder, shared by all users who act as root on this machine, until it reboots (which resets caps
+    too).
+    """
     run = Path("/run")
     return (run if os.access(run, os.W_OK) else Path(tempfile.gettempdir())) / "overlap-callbacks-caps"
 
 
 class Journal:
-    """How devices were before, on disk: written before anything is changed, removed once all is put back.
+    """The devices' earlier settings, on disk: written before anything is changed, removed once all is restored.
 
-    It is for one keeper at a time. If a keeper and its experiment die together, the next keeper on this machine puts
-    back what it finds.
+    Used by one keeper at a time. If a keeper and its experiment die together, the next keeper on this machine restores
+    the settings.
 
     Raises:
-        CapError: another keeper has it, or it cannot be read or written; so do its methods.
+        CapError: another keeper has it, or it cannot be read or written; its methods raise it too.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -80,7 +82,7 @@ class Journal:
             raise CapError(f"what stands on the devices cannot be written down in {folder}: {error.strerror}") from None
 
     def read(self) -> list[Before]:
-        """What an earlier keeper has left; empty if it has put all back."""
+        """The settings left by an earlier keeper; empty if it restored all."""
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=list[Before])
         except FileNotFoundError:
@@ -89,7 +91,7 @@ class Journal:
             raise CapError(f"{self.path} cannot be read, and may say how devices stood: {error}") from None
 
     def write(self, before: list[Before]) -> None:
-        """Keep this instead, on disk when this returns."""
+        """Replace the contents; on disk when this returns."""
         unfinished = self.path.with_suffix(".new")
         try:
             with unfinished.open("wb") as file:
@@ -101,17 +103,17 @@ class Journal:
             raise CapError(f"{self.path} cannot be written: {error.strerror}") from None
 
     def clear(self) -> None:
-        """All is as before."""
+        """Mark everything as restored."""
         with contextlib.suppress(OSError):
             self.path.unlink()
 
     def close(self) -> None:
-        """Let another keeper have it."""
+        """Release it for another keeper."""
         self._lock.close()
 
 
 class Keeper:
-    """Sets caps and puts them back; ``say`` tells a person."""
+    """Sets and restores caps; ``say`` shows a message to the user."""
 
     def __init__(self, driver: Driver, journal: Journal, say: Callable[[str], None]) -> None:
         self._driver = driver
@@ -120,7 +122,7 @@ class Keeper:
         self._before: list[Before] = []
 
     def recover(self) -> None:
-        """Put back what an earlier keeper has left, or raise a CapError."""
+        """Restore the settings left by an earlier keeper, or raise a CapError."""
         self._before = self._journal.read()
         if self._before:
             self._say("an earlier experiment did not put its caps back: doing so now")
@@ -129,7 +131,7 @@ class Keeper:
             raise CapError(why)
 
     def cap(self, uuids: Sequence[str], caps: Caps) -> list[str]:
-        """Set and verify caps, after putting back what is set. Returns the devices; after a ``CapError`` none is."""
+        """Restore, then set and verify caps. Returns the devices; after a ``CapError`` none is capped."""
         why = self.restore()
         if why:
             raise CapError(why)
@@ -151,7 +153,7 @@ class Keeper:
         return chosen
 
     def restore(self) -> str:
-        """Put everything back. Returns why something is not as before, with what to type; empty if all is."""
+        """Restore everything. Returns why something is not restored, with the command to type; empty if all is."""
         failed = []
         left = []
         for before in self._before:
@@ -168,7 +170,7 @@ class Keeper:
 
 
 def serve(keeper: Keeper) -> None:
-    """Answer requests until the experiment's process ends; then put everything back."""
+    """Answer requests until the experiment's process ends; then restore everything."""
     try:
         for line in _lines(os.getppid()):
             _answer(_handle(keeper, msgspec.json.decode(line, type=Request)))
@@ -201,7 +203,7 @@ def _lines(parent: int) -> Iterator[bytes]:
 def _answer(answer: Answer) -> None:
     try:
         os.write(1, msgspec.json.encode(answer) + b"\n")
-    except OSError:  # its reader is gone: the next look at the input says so
+    except OSError:  # its reader is gone, which the next read will notice
         return
 
 

@@ -1,4 +1,4 @@
-"""What a cap is, what stood there before, and how a device is changed and put back. Drivers are behind an interface."""
+"""Caps and earlier settings, and how a device is changed and restored. Drivers are behind an interface."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Protocol
 
 import msgspec
 
-# How often a value is put back before that is given up, and the time between two tries.
+# How often restoring a value is tried, and the time between tries.
 RESTORE_TRIES = 5
 _RETRY_S = 0.2
-# Drivers keep a limit in whole milliwatts.
+# Drivers store a limit in whole milliwatts.
 _SAME_W = 1e-3
 
 
 class CapError(RuntimeError):
-    """A cap was not set; every value is what it was before, unless the message says otherwise."""
+    """A cap was not set; every value is as before, unless the message says otherwise."""
 
 
 class Caps(msgspec.Struct, frozen=True):
-    """A power limit in watts and the highest SM clock in MHz that an experiment asks for; None to leave it."""
+    """A power limit in watts and a maximum SM clock in MHz for an experiment; None to leave it unchanged."""
 
     power_w: float | None = None
     clock_mhz: int | None = None
@@ -31,9 +31,9 @@ class Caps(msgspec.Struct, frozen=True):
 
 
 class Before(msgspec.Struct, frozen=True):
-    """The state of a device before: its power limit, None where that is not changed, and whether its clocks get locked.
+    """Earlier settings of a device: its power limit (None if not changed), and whether its clocks will be locked.
 
-    A driver does not say whether somebody had locked clocks before: they are unlocked afterwards.
+    Drivers do not report whether clocks were already locked: they are unlocked afterwards.
     """
 
     uuid: str
@@ -42,41 +42,41 @@ class Before(msgspec.Struct, frozen=True):
 
 
 class Driver(Protocol):
-    """What is needed of a driver. A device is named by its UUID; what fails raises ``CapError``."""
+    """Interface of a driver. Devices are named by UUID; failures raise ``CapError``."""
 
     def uuids(self) -> list[str]:
         """All devices that can be capped."""
 
     def power_limit_w(self, uuid: str) -> float:
-        """The power limit that somebody has set, or the default."""
+        """The current power limit."""
 
     def power_range_w(self, uuid: str) -> tuple[float, float]:
-        """The lowest and the highest power limit that the device takes."""
+        """The device's lowest and highest possible power limit."""
 
     def set_power_limit(self, uuid: str, power_w: float) -> None:
-        """Set it."""
+        """Set the power limit."""
 
     def clocks_mhz(self, uuid: str) -> tuple[int, int]:
-        """The lowest and the highest SM clock that the device takes."""
+        """The device's lowest and highest SM clock."""
 
     def sm_clock_mhz(self, uuid: str) -> int:
-        """The SM clock now."""
+        """The current SM clock."""
 
     def lock_clocks(self, uuid: str, lowest_mhz: int, highest_mhz: int) -> None:
         """Keep the SM clock between two bounds."""
 
     def unlock_clocks(self, uuid: str) -> None:
-        """Let the device choose again."""
+        """Let the device choose its clock again."""
 
     def undo_command(self, before: Before) -> str:
-        """What a person types to put a device back."""
+        """The command that restores a device."""
 
     def close(self) -> None:
-        """Let the driver go."""
+        """Release the driver."""
 
 
 def check(driver: Driver, uuid: str, caps: Caps) -> None:
-    """Refuse, with a CapError, what is outside of a device's range."""
+    """Raise a CapError for caps outside the device's range."""
     if caps.power_w is not None:
         low_w, high_w = driver.power_range_w(uuid)
         if not low_w <= caps.power_w <= high_w:
@@ -88,7 +88,7 @@ def check(driver: Driver, uuid: str, caps: Caps) -> None:
 
 
 def read_before(driver: Driver, uuid: str, caps: Caps) -> Before:
-    """The state of a device, of what is to be changed."""
+    """The current settings of a device, where the caps will change them."""
     power_w = None if caps.power_w is None else driver.power_limit_w(uuid)
     return Before(uuid, power_w, clocks_locked=caps.clock_mhz is not None)
 
@@ -96,7 +96,7 @@ def read_before(driver: Driver, uuid: str, caps: Caps) -> Before:
 def set_and_verify(driver: Driver, uuid: str, caps: Caps) -> None:
     """Set the caps of a device, and read back what is in force.
 
-    At a ``CapError`` the driver refused, or did something else than it says; the device may be half changed.
+    On a ``CapError`` the driver refused, or did not do what it reported; the device may be partly changed.
     """
     if caps.power_w is not None:
         driver.set_power_limit(uuid, caps.power_w)
@@ -111,7 +111,7 @@ def set_and_verify(driver: Driver, uuid: str, caps: Caps) -> None:
 
 
 def put_back(driver: Driver, before: Before, sleep: Callable[[float], None] = time.sleep) -> str:
-    """Put a device back to what it was, and read it back, in several tries. Returns why it is not; empty if it is."""
+    """Restore a device and read it back, in several tries. Returns why it is not restored; empty if it is."""
     why = ""
     for attempt in range(RESTORE_TRIES):
         if attempt:
@@ -138,7 +138,7 @@ def _put_back_once(driver: Driver, before: Before) -> str:
 
 
 def _put_back_power(driver: Driver, uuid: str, power_w: float) -> None:
-    # A limit that cannot be read may be the cap: it is set all the same.
+    # A limit that cannot be read may be the cap, so set it anyway.
     with contextlib.suppress(CapError):
         if abs(driver.power_limit_w(uuid) - power_w) <= _SAME_W:
             return
@@ -149,7 +149,7 @@ def _put_back_power(driver: Driver, uuid: str, power_w: float) -> None:
 
 
 def not_put_back(driver: Driver, before: Before, why: str) -> str:
-    """The message for a person, with what to type."""
+    """The message for the user, with the command to type."""
     return (
         f"THE DEVICE {before.uuid} IS NOT AS BEFORE: {why}. Put it back by hand, as root: {driver.undo_command(before)}"
     )

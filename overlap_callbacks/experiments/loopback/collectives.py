@@ -1,4 +1,4 @@
-"""What each operator of ``c10d`` does where both ranks have the same data, and the link to the phantom."""
+"""The effect of each ``c10d`` operator if both ranks have the same data, and the link to the phantom."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-# Numbers of ``torch.distributed.ReduceOp.RedOpType``, in the operators' arguments.
+# Values of ``torch.distributed.ReduceOp.RedOpType`` in the operators' arguments.
 SUM, AVG, MIN, MAX = 0, 1, 3, 4
 
-# Of kernels by kind of collective. NCCL has no all-to-all: it sends and receives.
+# Kernel names by kind of collective. NCCL has no all-to-all: it sends and receives.
 KERNEL_NAMES = {
     "all_reduce": "ncclDevKernel_AllReduce_Loop",
     "all_gather": "ncclDevKernel_AllGather_Loop",
@@ -28,7 +28,7 @@ class LoopSettings:
     Attributes:
         device: ``cuda`` (the current device) or ``cpu``.
         ctas: thread blocks of a collective's kernel. Each takes so much shared memory that the large tiles of matrix
-            products find no place next to it, so about as many SMs are gone for those.
+            products do not fit next to it, so about as many SMs are unavailable to those.
         gb_s: bandwidth of the link in 10^9 bytes a second; ``math.inf`` for collectives that do not wait.
     """
 
@@ -37,7 +37,7 @@ class LoopSettings:
     gb_s: float = 40.0
 
     def length_ns(self, num_bytes: int) -> int:
-        """How long a collective of ``num_bytes`` takes at least."""
+        """Minimum duration of a collective of ``num_bytes``."""
         return int(num_bytes / self.gb_s)  # bytes / (10^9 bytes / s) is nanoseconds
 
 
@@ -57,11 +57,11 @@ class Call:
     Attributes:
         operator: of ``c10d``.
         outputs, inputs: tensors written and read, one for each member of a coalesced collective. Those of an
-            ``allgather_`` have one list of outputs for each input.
+            ``allgather_`` have one list of outputs per input.
         reduction: number of the reduction; None without one.
         asynchronous: ``async_op``.
         root: rank of the group that has the data; None without one.
-        splits: rows for each rank in the output and in the input of an all-to-all; empty for equal parts.
+        splits: rows per rank in the output and in the input of an all-to-all; empty for equal parts.
     """
 
     operator: str
@@ -86,12 +86,12 @@ class Call:
         return max(sum(t.nbytes for t in self.output_tensors), sum(t.nbytes for t in self.inputs))
 
     def moves(self, size: int) -> list[Move]:
-        """What rank 0 of ``size`` ranks writes; all of them have the same inputs."""
+        """What rank 0 of ``size`` ranks writes; all ranks have the same inputs."""
         return [move for move in _OPERATORS[self.operator][1](self, size) if move.dst.numel()]
 
 
 def parse(operator: str, group_at: int, async_at: int, args: Sequence[Any]) -> Call:
-    """A call from the operator's positional arguments, of which trailing defaults are left out."""
+    """A call from the operator's positional arguments, whose trailing defaults are omitted."""
     asynchronous = bool(args[async_at]) if len(args) > async_at else True
     reduction = args[group_at + 1].op() if "reduce" in operator else None
     if reduction not in (None, SUM, AVG, MIN, MAX):
@@ -108,7 +108,7 @@ def parse(operator: str, group_at: int, async_at: int, args: Sequence[Any]) -> C
     return Call(operator, as_list(args[0]), as_list(args[1]), asynchronous, reduction)
 
 
-# -- what is written
+# -- the results
 
 
 def _in_place(call: Call, size: int) -> list[Move]:

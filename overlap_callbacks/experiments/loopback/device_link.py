@@ -1,4 +1,4 @@
-"""The link on a GPU: one kernel for each collective, on the streams on which NCCL would run it."""
+"""The link on a GPU: one kernel per collective, on the streams on which NCCL would run it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from torch._C import _distributed_c10d as c10d
 
 from overlap_callbacks.experiments.loopback.collectives import KERNEL_NAMES, Call, LoopSettings, Move
 
-_KINDS = {kind: number for number, kind in enumerate(KERNEL_NAMES)}  # the order of the names in the source
+_KINDS = {kind: number for number, kind in enumerate(KERNEL_NAMES)}  # in the order of the source
 _TYPES = {
     torch.float32: 1, torch.float64: 2, torch.float16: 3, torch.bfloat16: 4, torch.int32: 5, torch.int64: 6,
 }  # fmt: skip
@@ -47,13 +47,13 @@ class _Move(ctypes.Structure):
 
 
 def available() -> bool:
-    """Whether there is a GPU, and kernels for it or a compiler."""
+    """Whether there is a GPU, and compiled kernels for it or a compiler."""
     return torch.cuda.is_available() and (find_library() is not None or compiler() is not None)
 
 
 @functools.cache
 def load_library() -> Any:
-    """The kernels, for the current device."""
+    """The compiled kernels for the current device."""
     library = find_library()
     if library is None:
         major, minor = torch.cuda.get_device_capability()
@@ -74,7 +74,7 @@ def open_library(path: str) -> Any:
 
 
 class DeviceLink:
-    """Runs collectives as kernels on the current device, asynchronous ones on a stream for each group's name."""
+    """Runs collectives as kernels on the current device; asynchronous ones on a stream per group name."""
 
     def __init__(self) -> None:
         self.streams: dict[str, torch.cuda.Stream] = {}
@@ -100,7 +100,7 @@ class DeviceLink:
             for tensor in (*outputs, *call.inputs):
                 tensor.record_stream(stream)  # a caller may drop its tensors before the kernel has run
             future: Any = torch.futures.Future(devices=[torch.cuda.current_device()])
-            future.set_result(outputs)  # after an event on this stream, for which the waiting stream will wait
+            future.set_result(outputs)  # after an event on this stream, which the waiting stream will wait for
             work: dist.Work = c10d._create_work_from_future(future)  # type: ignore[attr-defined]
             return work
 
@@ -114,13 +114,13 @@ class DeviceLink:
         self.launch(call.kind, moves, ctas=settings.ctas, length_ns=settings.length_ns(call.num_bytes))
 
     def launch(self, kind: str, moves: Sequence[Move], *, ctas: int, length_ns: int) -> None:
-        """Launch the kernel of a collective on the current stream: several if it has very many tensors.
+        """Launch a collective's kernel on the current stream; several if it has very many tensors.
 
         Args:
             kind: e.g. ``all_reduce``.
             moves: what it writes; may be empty.
             ctas: thread blocks, of 512 threads each.
-            length_ns: how long the kernels take at least, together.
+            length_ns: minimum total duration of the kernels.
         """
         stream = torch.cuda.current_stream().cuda_stream
         limit = self._library.loopback_max_moves()
@@ -141,24 +141,24 @@ class DeviceLink:
 # -- building the kernels
 
 
-# The compiled kernels of the link are made by nvcc here, or made elsewhere and brought along.
+# The link's kernels are compiled here by nvcc, or come precompiled from elsewhere.
 SOURCE = Path(__file__).with_name("kernels.cu")
-# A compiled library to use in place of the source; and where compiled ones are kept.
+# A compiled library to use instead of the source; and the folder of compiled ones.
 LIBRARY_VARIABLE, CACHE_VARIABLE = "LOOPBACK_LIBRARY", "LOOPBACK_CACHE"
 PACKED = "packed"  # in place of an architecture: for several of them
 
 
 def compiler() -> str | None:
-    """Nvcc of this machine; None without one."""
+    """This machine's nvcc; None without one."""
     return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
 def compile_library(architecture: str, folder: Path, code: Sequence[str] = ()) -> Path:
-    """Compile the kernels, unless ``folder`` has them already.
+    """Compile the kernels, unless ``folder`` already has them.
 
     Args:
         architecture: for nvcc, e.g. ``sm_90``, or ``PACKED``.
-        folder: is made where it is missing.
+        folder: created if missing.
         code: nvcc's options for the code; by default of the architecture.
 
     Raises:
@@ -176,17 +176,17 @@ def compile_library(architecture: str, folder: Path, code: Sequence[str] = ()) -
         partial = library.with_suffix(f".{os.getpid()}.so")
         options = ("-O2", "-shared", "-Xcompiler", "-fPIC", *(code or (f"-arch={architecture}",)))
         subprocess.run([nvcc, *options, str(SOURCE), "-o", str(partial)], check=True, capture_output=True, text=True)
-        partial.rename(library)  # whole or not at all
+        partial.rename(library)  # atomic
     return library
 
 
 def find_library() -> Path | None:
-    """The compiled library that was brought along; None where there is none of these sources."""
+    """The precompiled library; None if there is none for these sources."""
     given = os.environ.get(LIBRARY_VARIABLE)
     if given is not None:
         return Path(given)
     packed = library_file(PACKED, cache())
-    # One made here fits this machine's driver and device best.
+    # One compiled here fits this machine's driver and device best.
     return packed if compiler() is None and packed.exists() else None
 
 
@@ -197,6 +197,6 @@ def cache() -> Path:
 
 
 def library_file(architecture: str, folder: Path) -> Path:
-    """The file of a library, which is another one for other sources."""
+    """The file of a library; its name depends on the sources."""
     name = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:12]
     return folder / f"libloopback-{architecture}-{name}.so"

@@ -1,7 +1,7 @@
-"""The link on a CPU: collectives of Gloo, with a phantom in a thread of its own that joins each of them late.
+"""The link on a CPU: collectives of Gloo, each joined late by a phantom on its own thread.
 
-So the library sees what it sees in a real job on CPUs: works and ranges of Gloo, on Gloo's threads. The phantom is kept
-out of profiles.
+So the library sees what it sees in a real CPU job: works and ranges of Gloo, on Gloo's threads. The phantom is kept out
+of profiles.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _REDUCTIONS = {SUM: dist.ReduceOp.SUM, AVG: dist.ReduceOp.AVG, MIN: dist.ReduceO
 
 
 class HostLink:
-    """Runs collectives on tensors of the CPU, one after another, in the order of their issue.
+    """Runs collectives on CPU tensors one after another, in order of issue.
 
     Attributes:
-        error: what ended the phantom; None while it is well.
+        error: what ended the phantom; None while it runs.
     """
 
     def __init__(self) -> None:
@@ -38,11 +38,11 @@ class HostLink:
         self._phantom: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._be_phantom, name="loopback-phantom", daemon=True)
         self._thread.start()
-        self._lock = threading.Lock()  # of the order of issue, which must be the same on both sides
+        self._lock = threading.Lock()  # for the order of issue, which must be the same on both sides
         self.error: BaseException | None = None
 
     def issue(self, call: Call, group: dist.ProcessGroup, settings: LoopSettings) -> dist.Work | None:
-        """Issue a collective. It begins when the one before it is done, and takes the link's time at least."""
+        """Issue a collective. It begins when the previous one is done, and takes at least the link's time."""
         with self._lock:
             mine, *others = self._backends(group)
             for part in single_calls(call):
@@ -50,13 +50,13 @@ class HostLink:
                 length_s = 1e-9 * settings.length_ns(part.num_bytes)
                 for theirs in others:
                     self._phantom.put(functools.partial(self._join, theirs, part, work, length_s))
-        # The phantom does not join the next before this one is done, so the last is done after all of them.
+        # The phantom joins the next one only after this one is done, so the last is done after all others.
         if not call.asynchronous:
             work.wait()
         return work
 
     def _backends(self, group: dist.ProcessGroup) -> list[Any]:
-        """Gloo's backend of each rank of a group."""
+        """Gloo's backend for each rank of a group."""
         name, size = group.group_name, group.size()
         if name not in self._groups:
             made: list[Any] = [None] * size
@@ -79,7 +79,7 @@ class HostLink:
         while (join := self._phantom.get()) is not None:
             try:
                 join()
-            except BaseException as error:  # rank 0 would wait for ever, without a word
+            except BaseException as error:  # otherwise rank 0 would wait for ever, without a message
                 self.error = error
                 raise
 
@@ -105,7 +105,7 @@ class HostLink:
 
 
 def single_calls(call: Call) -> list[Call]:
-    """The collectives of Gloo that a call is made of: it has no coalesced reduce-scatters and all-gathers in Python."""
+    """The Gloo collectives that make up a call: Python has no coalesced reduce-scatters and all-gathers of Gloo."""
     one = {
         "allgather_into_tensor_coalesced_": "_allgather_base_",
         "reduce_scatter_tensor_coalesced_": "_reduce_scatter_base_",

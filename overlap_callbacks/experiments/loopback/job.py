@@ -1,6 +1,6 @@
 """Opens the job of two ranks in this process.
 
-In place of a backend are kernels for the operators of ``c10d`` at the device's dispatch key. Operators that
+Instead of a backend there are kernels for the operators of ``c10d`` at the device's dispatch key. Operators that
 ``collectives.py`` does not name stay with torch's backend ``fake``, which does nothing.
 """
 
@@ -53,7 +53,7 @@ class LoopJob:
             group: dist.ProcessGroup = dist.ProcessGroup.unbox(args[group_at])
             call = parse(operator, group_at, async_at, args)
             work = self.issue(call, group)
-            # NCCL has no work for a synchronous collective. ``boxed`` of None is a null pointer, as C++ returns it.
+            # NCCL returns no work for a synchronous collective. ``boxed`` of None is a null pointer, as C++ returns it.
             boxed = dist.Work.boxed(work)  # type: ignore[arg-type]
             return (args[0], boxed) if returns_tensors else boxed
 
@@ -68,7 +68,7 @@ def open_job(settings: LoopSettings, make: Callable[[LoopSettings], LoopJob] = L
     job = make(settings)
     library = torch.library.Library("c10d", "IMPL")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch says that other kernels were there before
+        warnings.simplefilter("ignore")  # torch warns about replaced kernels
         for name, kernel in job.kernels():
             library.impl(name, kernel, "CPU" if settings.device == "cpu" else "CUDA")
     try:

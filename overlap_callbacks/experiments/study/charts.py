@@ -1,4 +1,4 @@
-"""The charts of a study: a row for each configuration, or a point for each."""
+"""The charts of a study: a row or a point for each configuration."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from overlap_callbacks.analysis.study import (
 from overlap_callbacks.experiments.study.verdict import Names, factor_in_words, strategy_in_words
 from overlap_callbacks.report.views.elements import EMPTY_LEGEND, RUN_COLORS, Chart, Point, legend_of, line
 
-# More rows than these make no chart that can be read; the table has all.
+# A chart with more rows is unreadable; the table has all.
 MAX_ROWS = 60
 
 Legend = tuple[tuple[str, str], ...]
-# Name of a point, its colour, whether it is hollow, and its figure.
+# A point's name, its colour, whether it is hollow, and its figure.
 Mark = tuple[str, str, bool, Estimate | None]
 
 _NO_CHANGE = Estimate(0.0, None, None, 0, 0)
 
 
 def of_figure(rows: Sequence[StudyRow], names: Names, key: str, title: str, x_label: str, caption: str) -> Chart | None:
-    """One figure of each configuration, with the study's own values."""
+    """One figure of each configuration, with the study's published values."""
 
     def points(row: StudyRow) -> list[Mark]:
         return [(title.lower(), "overlapped", False, value_of(row, key))]
@@ -46,7 +46,7 @@ def of_figure(rows: Sequence[StudyRow], names: Names, key: str, title: str, x_la
 
 
 def savings(rows: Sequence[StudyRow], names: Names) -> Chart | None:
-    """Ideal and sequential step time of each configuration against its overlapped step."""
+    """Ideal and sequential step time of each configuration, relative to its overlapped step."""
 
     def points(row: StudyRow) -> list[Mark]:
         return [
@@ -65,7 +65,7 @@ def savings(rows: Sequence[StudyRow], names: Names) -> Chart | None:
 
 
 def _ideal(gap: Estimate | None) -> Estimate | None:
-    """The ideal step over the overlapped one, less one, from the gap to ideal: overlapped over ideal, less one."""
+    """Ideal over overlapped step time, minus one, from the gap to ideal (overlapped over ideal, minus one)."""
     if gap is None or gap.value <= -1:
         return None
     low, high = (None if bound is None or bound <= -1 else 1 / (1 + bound) - 1 for bound in (gap.ci_high, gap.ci_low))
@@ -73,7 +73,7 @@ def _ideal(gap: Estimate | None) -> Estimate | None:
 
 
 def power(rows: Sequence[StudyRow], names: Names) -> Chart | None:
-    """Mean and highest power of each mode: as a share of the device's limit, else in watts."""
+    """Mean and peak power of each mode: as a share of the device's limit, else in watts."""
     shares = ("avg_tdp_fraction", "peak_tdp_fraction")
     is_share = any(value_of(row, power_key(Mode.OVERLAPPED, shares[0])) is not None for row in rows)
     mean, peak = shares if is_share else ("avg_w", "peak_w")
@@ -99,9 +99,9 @@ def power(rows: Sequence[StudyRow], names: Names) -> Chart | None:
 
 
 def by_factor(rows: Sequence[StudyRow], names: Names, factor: str, key: str, title: str, x_label: str) -> Chart | None:
-    """A figure of configurations that differ in one factor only, those of a kind below one another.
+    """A figure of configurations that differ in one factor only, grouped by the rest.
 
-    Of a time or an energy the chart has its change from the first of each kind.
+    For a time or an energy the chart shows its change from the first of each group.
     """
     is_change = figure_with_key(key).unit != "fraction"
     groups = []
@@ -129,7 +129,7 @@ def _groups(
     *,
     signed: bool = True,
 ) -> list[dict[str, Any]]:
-    """Rows under the names of their jobs; without headings where each job has one row."""
+    """Rows under the names of their jobs; without headings if each job has one row."""
     jobs: dict[str, list[StudyRow]] = {}
     for row in rows:
         if row.figures is not None:
@@ -167,7 +167,7 @@ def _row(
 
 
 def _published(key: str) -> list[list[Any]]:
-    """The study's values of a figure, as lines to compare with."""
+    """The published values of a figure, as reference lines."""
     found = PUBLISHED.get(key)
     if found is None:
         return []
@@ -190,13 +190,13 @@ def row_chart(
 
     Args:
         title: of the chart.
-        groups: their names, and the rows of each. Rows without points are left out.
-        x_label: what the points are, with its unit.
+        groups: their names, and the rows of each. Rows without points are omitted.
+        x_label: meaning and unit of the points.
         caption: how to read it.
-        limits: names and values to compare with, the smallest first.
+        limits: names and values of reference lines, smallest first.
         legend: names and colours.
         unit: of the points.
-        zero: whether the axis holds zero.
+        zero: whether the axis includes zero.
     """
     drawn, total = [], 0
     for group in groups:
@@ -224,7 +224,7 @@ def row_chart(
 
 
 def against_ratio(rows: Sequence[StudyRow], names: Names) -> Chart | None:
-    """Compute slowdown against the overlap ratio, a colour for each strategy."""
+    """Compute slowdown against the overlap ratio, one colour per strategy."""
     by_strategy: dict[str, list[Point]] = {}
     for row in rows:
         ratio, slowdown = value_of(row, RATIO), value_of(row, SLOWDOWN)
@@ -250,7 +250,7 @@ def scatter(
     caption: str,
     limits: Sequence[list[Any]] = (),
 ) -> Chart:
-    """Points of several series, each a name, ``x`` and the figure; limits are names and values of y."""
+    """Points of several series, each a name, ``x`` and the figure; ``limits`` are names and values of y."""
     lines = [line(name, color, series[name]) for name, color in zip(series, itertools.cycle(RUN_COLORS), strict=False)]
     data = {"series": lines, "x_label": labels[0], "y_label": labels[1], "limits": list(limits)}
     return Chart("scatter", title, data, caption, legend_of(lines))

@@ -1,4 +1,4 @@
-"""The parts of a study on one factor each: what changes where nothing else does, and what energy a cap saves."""
+"""The sections of a study on one factor each: its effect with all else equal, and the energy that a cap saves."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from overlap_callbacks.report.views.elements import (
 
 _FACTORS = {BATCH: "the batch", PRECISION: "the precision", POWER_CAP: "the power cap", CLOCK_CAP: "the clock's cap"}
 CAPS = (POWER_CAP, CLOCK_CAP)
-# Figures that a part has a chart of: key, title, and what its axis is.
+# Figures charted in a section: key, title, and label of the axis.
 _CHARTS = (
     (SLOWDOWN, "Compute slowdown", "slower with overlap, %"),
     (STEP, "Step time with overlap", "change of the step time, %"),
@@ -51,7 +51,7 @@ _CHARTS = (
 
 
 def factor_sections(rows: Sequence[StudyRow], names: Names) -> list[Section]:
-    """A part for each factor of which the study has pairs: caps, precisions, tensor cores."""
+    """A section for each factor for which the study has pairs: caps, precisions, tensor cores."""
     cores = [row for row in rows if row.configuration.precision in ("fp32", "tf32")]
     asked = (
         ("What does a power cap do?", rows, POWER_CAP),
@@ -63,7 +63,7 @@ def factor_sections(rows: Sequence[StudyRow], names: Names) -> list[Section]:
 
 
 def missing_factors(rows: Sequence[StudyRow], *, on_cpu: bool) -> list[tuple[str, str]]:
-    """Of each of the study's factors that these rows cannot tell of, its name and what to do."""
+    """The study's factors that these rows do not cover: name and what to do."""
     lacking = []
     if not pairs(rows, POWER_CAP):
         how = "A CPU cannot be capped here." if on_cpu else "Run, as root: overlap study --power-cap none,500,400"
@@ -78,7 +78,7 @@ def missing_factors(rows: Sequence[StudyRow], *, on_cpu: bool) -> list[tuple[str
 
 
 def _types(rows: Sequence[StudyRow]) -> list[StudyRow]:
-    """The rows without TF32 where FP32 is there too: that is about tensor cores, and has a part of its own."""
+    """The rows without TF32 if there is FP32 too: that compares tensor cores, and has its own section."""
     both = {"fp32", "tf32"} <= _precisions(rows)
     return [row for row in rows if not (both and row.configuration.precision == "tf32")]
 
@@ -89,7 +89,7 @@ def _precisions(rows: Sequence[StudyRow]) -> set[str]:
 
 def _section(title: str, rows: Sequence[StudyRow], names: Names, factor: str) -> Section:
     charts = [chart for one in _CHARTS if (chart := by_factor(rows, names, factor, *one)) is not None]
-    if len(charts) == 3:  # two side by side; two alone would differ from the other parts
+    if len(charts) == 3:  # in pairs; a pair alone would look different from the other sections
         charts[1:] = [replace(chart, narrow=True) for chart in charts[1:]]
     compared = pairs(rows, factor)
     blocks: list[Block] = [*charts, pair_table(compared, names, factor)]
@@ -102,7 +102,7 @@ def _section(title: str, rows: Sequence[StudyRow], names: Names, factor: str) ->
 
 
 def pair_answer(compared: Sequence[Pair], names: Names, factor: str) -> str:
-    """In how many pairs the slowdown changes beyond chance, and where most; empty where none has an interval."""
+    """In how many pairs the slowdown changes beyond noise, and where most; empty if none has an interval."""
     known = [(pair, pair.changes[SLOWDOWN]) for pair in compared if SLOWDOWN in pair.changes]
     bounded = [(pair, change) for pair, change in known if change.ci_low is not None]
     if not bounded:
@@ -129,13 +129,13 @@ def pair_answer(compared: Sequence[Pair], names: Names, factor: str) -> str:
 
 
 def pair_table(compared: Sequence[Pair], names: Names, factor: str) -> Table:
-    """What changes from the first of each kind to the others."""
+    """The changes from the first of each group to the others."""
 
     def points(key: str) -> Callable[[Pair], tuple[Cell, Cell]]:
         return lambda pair: _points(pair.changes.get(key))
 
     def size(key: str) -> Callable[[Pair], tuple[Cell, Cell]]:
-        # A larger batch has more to do: its step time and energy say nothing of what it costs.
+        # A larger batch does more work: its step time and energy do not show a cost.
         return lambda pair: estimate_cells(None if factor == BATCH else pair.changes.get(key), "fraction", signed=True)
 
     return table_of(
@@ -162,11 +162,11 @@ def _points(change: Estimate | None) -> tuple[Cell, Cell]:
     return replace(value, text=value.text.replace("%", f"{NBSP}pp")), replace(bounds, text=shown)
 
 
-# -- energy against time of caps
+# -- energy against time under caps
 
 
 def trade_offs(rows: Sequence[StudyRow], names: Names, factor: str) -> list[tuple[str, list[TradeOffRow]]]:
-    """For each job that was trained under several caps: its name, and step time and energy of each cap."""
+    """For each job trained under several caps: its name, and step time and energy under each cap."""
     found = []
     for family in families(rows, factor):
         points = [point for row in family if (point := _point(row, factor)) is not None]
@@ -194,7 +194,7 @@ def _point(row: StudyRow, factor: str) -> TradeOffPoint | None:
 
 
 def _trade_off_blocks(rows: Sequence[StudyRow], names: Names, factor: str) -> list[Block]:
-    """A chart of all jobs and a table; nothing where there is no power."""
+    """A chart of all jobs and a table; nothing without power."""
     jobs = trade_offs(rows, names, factor)
     if not jobs:
         return []
@@ -207,7 +207,7 @@ def _trade_off_blocks(rows: Sequence[StudyRow], names: Names, factor: str) -> li
 
 
 def trade_off_table(jobs: Sequence[tuple[str, Sequence[TradeOffRow]]]) -> Table:
-    """Step time and energy under each cap; those on the Pareto front are marked."""
+    """Step time and energy under each cap, with the Pareto front marked."""
     return table_of(
         "Energy against time",
         [(name, row) for name, caps in jobs for row in caps],

@@ -1,4 +1,4 @@
-"""The models of the studies by name, how they are shrunk, and what a job that trains one is told. Pure."""
+"""The models of the studies by name, how they are shrunk, and the description of a training job. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from overlap_callbacks.analysis.communication.model_shape import PRESETS as KNOW
 from overlap_callbacks.analysis.communication.model_shape import ModelShape
 from overlap_callbacks.analysis.study import Configuration
 
-# Least sizes of a shrunk model.
+# Minimum sizes of a shrunk model.
 _MIN_LAYERS, _MIN_HEADS, _MIN_SEQUENCE, _MIN_VOCABULARY = 2, 2, 32, 256
-# An image of 32 would be a single pixel behind the last stage, of which batch norm has no variance.
+# An image of 32 would be a single pixel after the last stage, for which batch norm has no variance.
 _MIN_CHANNELS, _MIN_IMAGE, _MIN_CLASSES = 8, 64, 16
 
 
@@ -21,7 +21,7 @@ class Transformer(msgspec.Struct, frozen=True, kw_only=True, tag="transformer"):
 
     Attributes:
         shape: its sizes.
-        causal: whether a token sees earlier ones only. False for BERT, which predicts tokens that are hidden.
+        causal: whether a token sees only earlier ones. False for BERT, which predicts masked tokens.
     """
 
     shape: ModelShape
@@ -31,7 +31,7 @@ class Transformer(msgspec.Struct, frozen=True, kw_only=True, tag="transformer"):
         """The model with each of its sizes multiplied; see ``scaled``."""
         shape = self.shape
         heads = _multiple(shape.heads * factor, 2, _MIN_HEADS)
-        # A head is as wide as published: kernels of attention are made for widths of 64 and 128.
+        # Heads keep their published width: attention kernels are made for widths of 64 and 128.
         hidden = heads * shape.head_width
         small = msgspec.structs.replace(
             shape,
@@ -46,7 +46,7 @@ class Transformer(msgspec.Struct, frozen=True, kw_only=True, tag="transformer"):
 
     @property
     def num_blocks(self) -> int:
-        """Parts between which a pipeline can be cut; the first and the last stage have embeddings and output too."""
+        """Parts between which a pipeline can be cut; the first and last stages also have embeddings and output."""
         return self.shape.layers
 
     def sizes(self) -> dict[str, int | float | str]:
@@ -70,7 +70,7 @@ class ConvNet(msgspec.Struct, frozen=True, kw_only=True, tag="convnet"):
         blocks: of each stage: bottleneck blocks of a ResNet, convolutions of a VGG.
         channels: of the first stage.
         image: height and width.
-        classes: that are told apart.
+        classes: number of classes.
         hidden: width of a VGG's linear layers; 0 for a ResNet.
     """
 
@@ -94,7 +94,7 @@ class ConvNet(msgspec.Struct, frozen=True, kw_only=True, tag="convnet"):
 
     @property
     def num_blocks(self) -> int:
-        """Parts between which a pipeline can be cut; the first and the last stage have stem and output too."""
+        """Parts between which a pipeline can be cut; the first and last stages also have stem and output."""
         return sum(self.blocks)
 
     def sizes(self) -> dict[str, int | float | str]:
@@ -139,9 +139,9 @@ def scaled(name: str, factor: float) -> Model:
     """A preset, shrunk.
 
     Layers, heads, the width (by way of the heads), the sequence and the vocabulary are multiplied by the factor and
-    rounded; of image networks the blocks of a stage, the channels, the image and the classes. So a transformer's
-    weights shrink by about the third power of it. No size falls below that of a model that still has what makes its
-    kind: two layers, two heads.
+    rounded; for image networks the blocks of a stage, the channels, the image and the classes. So a transformer's
+    weights shrink by about its third power. No size falls below the minimum of its kind of model, such as two layers
+    and two heads.
 
     Args:
         name: of the preset.
@@ -152,17 +152,17 @@ def scaled(name: str, factor: float) -> Model:
 
 
 def _multiple(value: float, step: int, least: int) -> int:
-    """The multiple of ``step`` that is nearest to a value, and at least ``least``."""
+    """The multiple of ``step`` nearest to a value, and at least ``least``."""
     return max(least, step * math.floor(value / step + 0.5))
 
 
-# -- a training job, in files of its folder
+# -- the files of a training job's folder
 
 
 SPEC_NAME = "job.json"
-# The last rank writes it at the end: of a pipeline, it has the losses.
+# Written by the last rank at the end: it has the losses of a pipeline.
 TRAINED_NAME = "trained.json"
-# Steps of each mode that a window times, and as many under the profiler.
+# Steps of each mode that a window times; the same number is profiled.
 WINDOW_STEPS = 5
 
 
@@ -175,9 +175,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         ranks: of the job.
         link: ``gloo`` or ``nccl``.
         threads: of each rank on a CPU.
-        windows: to measure, of ``WINDOW_STEPS`` timed and as many profiled steps of each mode.
-        scale: by which the model was shrunk; for the record.
-        timeout_s: after so long no rank waits for another any more.
+        windows: number to measure, each of ``WINDOW_STEPS`` timed and as many profiled steps of each mode.
+        scale: factor by which the model was shrunk; for the record.
+        timeout_s: maximum time that ranks wait for each other.
         folder: of the job.
     """
 
@@ -193,13 +193,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trained(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job says of itself at its end.
+    """What a job reports at its end.
 
     Attributes:
-        parameters: of the model, those that are shared counted once.
+        parameters: of the model; shared ones count once.
         samples_per_step: sequences or images of a step of the whole job.
-        steps: that were trained.
-        losses: of this rank, step by step; of a pipeline, the last rank's.
+        steps: number trained.
+        losses: of this rank, step by step; in a pipeline, the last rank's.
     """
 
     parameters: int

@@ -1,4 +1,4 @@
-"""The plan of a study, from what a user asked for and what this machine has; and what it cannot train. Pure."""
+"""The plan of a study, from the user's options and the machine; and what it cannot train. Pure."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from overlap_callbacks.experiments.sweep import chosen
 GLOO, NCCL = "gloo", "nccl"
 STRATEGIES = ("ddp", "fsdp2", "zero3", "tp", "pp")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
-# Measured steps of each mode: the study's, and those of a quick look.
+# Measured steps of each mode: in the study, and in a quick run.
 FULL_STEPS, QUICK_STEPS = 25, 10
-# After so long a job has failed.
+# A job that takes longer has failed.
 QUICK_TIMEOUT_S, FULL_TIMEOUT_S = 600.0, 3600.0
 _MAX_CONFIGURATIONS, _MAX_RANKS, _MAX_BATCH, _MAX_STEPS = 500, 1024, 65_536, 1000
 _MIN_SCALE = 0.01
-# What two CPU cores train in some seconds.
+# Small enough for two CPU cores to train in a few seconds.
 _CPU_SCALE = 0.0625
 
 
 def check(asked: Mapping[str, Any]) -> None:
-    """Refuse what no machine can do, before this one is looked at; ``asked`` as of ``make_start``.
+    """Reject impossible options before the machine is examined; ``asked`` as in ``make_start``.
 
-    A TypeError or ValueError names the option, what was given and what is allowed.
+    A TypeError or ValueError names the option, its value and what is allowed.
     """
     found = chosen(asked)
     for option, name, allowed in (
@@ -56,8 +56,8 @@ def make_start(asked: Mapping[str, Any], machine: Machine, *, quick: bool = True
     """The first line of a study.
 
     Args:
-        asked: what the user asked for, checked: ``models``, ``strategies``, ``precisions``, ``batches``,
-            ``power_caps_w`` and ``clock_caps_mhz`` to combine; ``ranks``, ``scale`` and ``steps`` as in ``StudyStart``.
+        asked: the user's options, checked: ``models``, ``strategies``, ``precisions``, ``batches``, ``power_caps_w``
+            and ``clock_caps_mhz`` to combine; ``ranks``, ``scale`` and ``steps`` as in ``StudyStart``.
         machine: this one.
         quick: whether the defaults are those of a few minutes.
 
@@ -103,7 +103,7 @@ def _defaults(machine: Machine, *, quick: bool) -> dict[str, Any]:
 
 
 def _configurations(combined: Mapping[str, Any]) -> tuple[Configuration, ...]:
-    """All combinations, so ordered that those that are compared stand together."""
+    """All combinations, ordered so that those to compare are adjacent."""
     names = ("models", "precisions", "batches", "power_caps_w", "clock_caps_mhz", "strategies")
     found = [
         Configuration(
@@ -117,7 +117,7 @@ def _configurations(combined: Mapping[str, Any]) -> tuple[Configuration, ...]:
 
 
 def difference(start: StudyStart, machine: Machine) -> str:
-    """Why a study that was begun cannot go on here, in a sentence; empty if it can."""
+    """Why a study cannot be resumed here; empty if it can."""
     if start.device != machine.device:
         return f"it was begun on {start.device}, and this is {machine.device}: begin a new study"
     for name in ("torch", "deepspeed"):
@@ -129,25 +129,25 @@ def difference(start: StudyStart, machine: Machine) -> str:
     return ""
 
 
-# -- what a machine cannot train, as far as that can be told before it is tried
+# -- what a machine cannot train, as far as that is known before trying
 
-# Ampere was NVIDIA's first with TF32 and BF16.
+# NVIDIA supports TF32 and BF16 from Ampere on.
 _NEEDED = {"tf32": (8, 0), "bf16": (8, 0)}
-# Strategies in which each rank holds its part of the weights only.
+# Strategies in which each rank holds only its part of the weights.
 _DIVIDED = ("fsdp2", "zero3", "tp", "pp")
-# Bytes that a weight takes in 32 bit: itself, its gradient, and AdamW's two moments.
+# Bytes per weight in 32 bit: itself, its gradient, and AdamW's two moments.
 _WEIGHT_BYTES = 16
-# Bytes of activations that a token leaves in a layer, for each of its numbers, in 32 bit: inputs of eight matrix
-# products, of the norms and of the activation function ("Reducing Activation Recomputation in Large Transformer
-# Models" (2022), eq. 1 without the part of unfused attention, at twice the bytes).
+# Bytes of activations per token, layer and unit of width in 32 bit: inputs of eight matrix products, of the norms and
+# of the activation function ("Reducing Activation Recomputation in Large Transformer Models" (2022), eq. 1 without the
+# part of unfused attention, at twice the bytes).
 _ACTIVATION_BYTES = 68
-# Share of the free memory that a job may take.
+# Maximum share of free memory that a job may take.
 _MEMORY_SHARE = 0.8
 _GIB = 2**30
 
 
 def why_not(configuration: Configuration, model: Model, ranks: int, link: str, machine: Machine) -> str:
-    """Why a machine cannot train a configuration of a model over a link, in a line; empty where it may work."""
+    """Why a machine cannot train a configuration of a model over a link; empty if it may work."""
     return (
         _precision(configuration, link, machine)
         or _strategy(configuration, model, ranks, machine)
@@ -183,7 +183,7 @@ def _strategy(configuration: Configuration, model: Model, ranks: int, machine: M
 
 
 def _memory(configuration: Configuration, model: Model, ranks: int, link: str, machine: Machine) -> str:
-    """Of a CPU. A GPU that has too little says so itself; a host that has too little ends other programs too."""
+    """CPU only: a GPU reports too little memory itself, but a host that runs out ends other programs too."""
     if link != GLOO or machine.free_bytes is None or not isinstance(model, Transformer):
         return ""
     shape = model.shape

@@ -1,4 +1,4 @@
-"""A study: its rows so far, how long a job will take, and how one is started, supervised and read."""
+"""A study: its rows so far, how long a job will take, and how a job is started, supervised and read."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from overlap_callbacks.report.record import Record, RecordError, read
 
 _WORKER = "overlap_callbacks.experiments.study.job.worker"
 _LEAST_WORK_SHARE = 0.5
-# Of a report's metrics, the sections that a study has beside the figures of the catalogue.
+# Sections of a report's metrics that a study has in addition to the catalogue's figures.
 _SECTIONS = ("power", "device", "memory", "throughput")
 
 
@@ -81,18 +81,18 @@ class Study(Sweep[StudyStart, StudyRow]):
         return f"{name}: {figure} (the job took {line.seconds:.0f} s)"
 
     def expected_s(self, setting: Configuration) -> float | None:
-        """Time that a job will take at most, by those that were measured."""
+        """Maximum time that a job should take, judging by those measured."""
         measured = [row for row in self.lines if row.figures is not None]
         of_kind = [row for row in measured if row.configuration.strategy == setting.strategy] or measured
         work = self._work(setting)
         return max([row.seconds * _growth(work / self._work(row.configuration)) for row in of_kind], default=None)
 
     def _work(self, configuration: Configuration) -> float:
-        """What a step computes, for comparison: numbers of the model's input times its blocks and its width."""
+        """The relative amount of compute: the model's input size times its blocks and its width."""
         return configuration.batch * _work(scaled(configuration.model, self.start.scale))
 
     def trainer(self, machine: Machine, cap: Cap = capped) -> Callable[[Point, Limits, ExitStack], StudyRow | None]:
-        """A function that trains a configuration on this machine, under caps of power and clocks that ``cap`` sets."""
+        """A function that trains a configuration on this machine, under power and clock caps set by ``cap``."""
 
         def train(point: Point, limits: Limits, stack: ExitStack) -> StudyRow | None:
             one: Configuration = point.setting
@@ -111,10 +111,10 @@ class Study(Sweep[StudyStart, StudyRow]):
 
 
 def _growth(work: float) -> float:
-    """How many times as long a job takes that has so many times the work of another.
+    """How many times as long a job takes as another, if its work is ``work`` times as large.
 
-    Half of a measured job's time is taken to be work. Of small jobs it is less: they mostly start their ranks. Of large
-    ones it is more, and one that runs out of the time of the study is ended.
+    Assumes that half of a measured job's time is work. In small jobs it is less: they mostly start their ranks. In
+    large ones it is more, and a job that exceeds the time of the study is ended.
     """
     return 1 + _LEAST_WORK_SHARE * max(0.0, work - 1)
 
@@ -129,7 +129,7 @@ def _work(model: Model) -> float:
 
 
 def run_job(study: Study, configuration: Configuration, limits: Limits) -> StudyRow | None:
-    """Train a configuration once; None where the time of the study was over first.
+    """Train a configuration once; None if the study's time ran out first.
 
     Raises an OSError if a file of the job cannot be written, and a KeyboardInterrupt once the job has ended.
     """
@@ -174,7 +174,7 @@ def _folder_name(number: int, one: Configuration) -> str:
 def _environment(spec: JobSpec) -> dict[str, str]:
     variables = {
         "OMP_NUM_THREADS": str(spec.threads),
-        # What the ranks say is looked through for the reason of a failure: without what is not about it.
+        # The ranks' output is searched for the reason of a failure, so keep unrelated messages out.
         "KINETO_LOG_LEVEL": "99",
         "PYTHONWARNINGS": os.environ.get("PYTHONWARNINGS", "ignore::FutureWarning"),
     }
@@ -196,7 +196,7 @@ def _trained(own: Path) -> Trained | None:
 
 
 def _failure(outcome: Outcome, own: Path, record: Record | None, timeout_s: float) -> str:
-    """Why a job gave no figures, in a line; empty if it did."""
+    """Why a job gave no figures; empty if it did."""
     if outcome.ending is Ending.TIMEOUT:
         return f"it was not measured within {timeout_s:g} s (--timeout)" + last_words(own)
     if outcome.exit_code:
@@ -210,11 +210,11 @@ def _failure(outcome: Outcome, own: Path, record: Record | None, timeout_s: floa
 
 
 def figures_of(record: Record) -> StudyFigures | None:
-    """The means over the windows that count; None where none does."""
+    """The means over the windows that count; None if none does."""
     windows = record.valid_windows
     if not windows:
         return None
-    pooled = record.summary.pooled(ONE_LOOK)  # a job of a study has a fixed length
+    pooled = record.summary.pooled(ONE_LOOK)  # a study's job has a fixed length
     values = {figure.key: pooled[figure.name] for figure in FIGURES if figure.name in pooled}
     return StudyFigures(
         values={**values, **_metrics(windows)},
@@ -224,7 +224,7 @@ def figures_of(record: Record) -> StudyFigures | None:
 
 
 def _metrics(windows: Sequence[OverlapReport]) -> dict[str, Estimate]:
-    """What a window gives without an interval; over several windows it has one."""
+    """Values without an interval in a window; over several windows they have one."""
     found: dict[str, list[Estimate]] = {}
     for window in windows:
         for value in window.values():
@@ -235,6 +235,6 @@ def _metrics(windows: Sequence[OverlapReport]) -> dict[str, Estimate]:
 
 
 def _counted_steps(window: OverlapReport) -> int:
-    """Timed steps of a mode."""
+    """Timed steps of one mode."""
     blocks = window.samples[0].timed if window.samples else ()
     return sum([len(block.step_ms) for block in blocks if block.mode is Mode.OVERLAPPED])

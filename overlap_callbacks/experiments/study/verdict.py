@@ -1,4 +1,4 @@
-"""A study in words: names of its configurations, its outcome, and what casts doubt on it."""
+"""A study in words: names of its configurations, its outcome, and caveats."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _saving(longer: Overall, names: Names, bounds: bool) -> str:
 
 
 def _costly(rows: Sequence[StudyRow], longer: Overall) -> str:
-    """How many configurations overlap makes slower, where the mean says the opposite; else empty."""
+    """How many configurations overlap slows down, if the mean says the opposite; else empty."""
     slower = sum([_high(value) < 0 for row in rows if (value := value_of(row, LONGER)) is not None])
     if not slower or longer.number == 1 or _high(longer.mean) < 0:
         return ""
@@ -99,7 +99,7 @@ def _over(figure: Overall, names: Names) -> str:
 
 
 def _in_brackets(figure: Overall, names: Names, bounds: bool, *, most: bool = True) -> str:
-    """The interval of the mean, and the largest where that is beyond chance."""
+    """The interval of the mean, and the largest value if that is beyond noise."""
     interval = PLAIN.interval(figure.mean, "fraction", signed=True)
     parts = [f"95% interval {interval}"] if interval and bounds else []
     if most and figure.number > 1 and _low(figure.most.estimate) > 0:
@@ -107,7 +107,7 @@ def _in_brackets(figure: Overall, names: Names, bounds: bool, *, most: bool = Tr
     return f" ({'; '.join(parts)})" if parts else ""
 
 
-# -- what a reader must know
+# -- caveats
 
 
 def caveats(start: StudyStart, rows: Sequence[StudyRow]) -> list[str]:
@@ -135,7 +135,7 @@ def caveats(start: StudyStart, rows: Sequence[StudyRow]) -> list[str]:
 
 
 def where(start: StudyStart, rows: Sequence[StudyRow]) -> str:
-    """What ran and on what, in a line."""
+    """What ran on which machine, in one line."""
     measured = sum([row.figures is not None for row in rows])
     failed = sum([row.figures is None for row in rows])
     parts = [count(measured, "configuration") + " measured", *([f"{failed} failed"] if failed else [])]
@@ -145,9 +145,9 @@ def where(start: StudyStart, rows: Sequence[StudyRow]) -> str:
 
 
 def beyond_chance(rows: Sequence[StudyRow], key: str, subject: str, more: str, less: str) -> str:
-    """In how many configurations a change is beyond chance; empty of one alone, or without intervals.
+    """In how many configurations a change is beyond noise; empty for a single one, or without intervals.
 
-    ``subject`` has the verb, e.g. ``Compute is``; ``more`` and ``less`` go before the numbers, e.g. ``slower in``.
+    ``subject`` includes the verb, e.g. ``Compute is``; ``more`` and ``less`` precede the numbers, e.g. ``slower in``.
     """
     values = [value for row in rows if (value := value_of(row, key)) is not None]
     if len(values) < 2 or not any(value.ci_low is not None for value in values):
@@ -170,7 +170,7 @@ def _high(value: Estimate) -> float:
     return 0.0 if value.ci_high is None else value.ci_high
 
 
-# -- names: by what tells a configuration from the others of its study, and by nothing more
+# -- names: only what distinguishes a configuration from the others of its study
 
 _STRATEGIES = {"ddp": "DDP", "fsdp2": "FSDP2", "zero3": "ZeRO-3", "tp": "TP", "pp": "PP"}
 _PRECISIONS = {"fp32": "FP32", "tf32": "TF32", "fp16": "FP16", "bf16": "BF16"}

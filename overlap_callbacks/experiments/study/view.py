@@ -1,4 +1,4 @@
-"""The outcome of a study: a document with a part for each question of the study, and plain data."""
+"""The results of a study: a document with a section for each of its questions, and plain data."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _METHOD = (
     "from one run to the next. Intervals of means and of changes follow from those of their parts, whose errors are "
     "taken as independent. The largest of several measured figures is somewhat too large on average."
 )
-# What the study has and another one may lack: a name, and what to do for it.
+# What the study has and another may lack: a name, and what to do.
 _NO_KERNELS = ("Compute slowdown", "No kernels were compared.")
 _NO_STEPS = ("What overlap saves", "Step times of both modes are missing.")
 _NO_POWER = ("Power", "No sensor could be read. The documentation of power says which there are.")
@@ -97,7 +97,7 @@ _NO_BENCH = (
 
 
 def study_document(study: Study) -> Document:
-    """What a study found. If the folder has results of ``overlap bench gemm-allreduce``, they have a part too."""
+    """The results of a study. Results of ``overlap bench gemm-allreduce`` in its folder get a section too."""
     start, names, rows = study.start, Names(study.settings), last_rows(study.start, study.lines)
     name = page_text(study.folder.resolve().name, 80) or "study"
     failed = [(names.whole(row.configuration), row.failure or "no figures") for row in rows if row.figures is None]
@@ -118,7 +118,7 @@ def study_document(study: Study) -> Document:
 
 
 def study_data(study: Study) -> dict[str, Any]:
-    """Everything, as plain data: what is not known is null or absent."""
+    """Everything, as plain data; unknown values are null or absent."""
     start, rows = study.start, last_rows(study.start, study.lines)
     return {
         "folder": str(study.folder),
@@ -227,7 +227,7 @@ def _power_answer(rows: Sequence[StudyRow]) -> str:
 
 
 def _products(study: Study) -> list[Section]:
-    """Matrix products beside all-reduces, where their results lie in the folder of the study and can be read."""
+    """Matrix products during all-reduces, if their results are in the study's folder and can be read."""
     try:
         return gemm_section(Bench.read(study.folder))
     except ResultsError:
@@ -235,7 +235,7 @@ def _products(study: Study) -> list[Section]:
 
 
 def _power_trace(study: Study, rows: Sequence[StudyRow], names: Names) -> Chart | None:
-    """Power along a window of the configuration whose highest power rises most; None if no record has it."""
+    """Power along a window of the configuration whose peak power rises most; None if no record has it."""
 
     def rise(row: StudyRow) -> float:
         found = value_of(row, PEAK)
@@ -262,7 +262,7 @@ def _window_with_trace(study: Study, row: StudyRow) -> OverlapReport | None:
 
 
 def _overall_table(study: Study, rows: Sequence[StudyRow], names: Names) -> list[Table]:
-    """Means and extremes over the configurations, beside the study's on GPUs; none of one configuration alone."""
+    """Means and extremes over the configurations, next to the study's on GPUs; nothing for a single configuration."""
     known = _overall(rows)
     if max([figure.number for figure in known], default=0) < 2:
         return []
@@ -343,7 +343,7 @@ _KNOWN = {"python": "Python", "threads": "Threads of a rank", "quick": "A quick 
 
 
 def _setting(study: Study, rows: Sequence[StudyRow]) -> Facts:
-    """What ran, with what."""
+    """What ran, and on what."""
     start = study.start
     models = {row.configuration.model: row.model for row in rows if row.model}
     facts = [

@@ -1,4 +1,4 @@
-"""What is tuned: axes, their combinations, the command of each, and the order in which they run. Pure."""
+"""Axes of a tuning, their combinations, the command of each, and the order in which they run. Pure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import NamedTuple
 import msgspec
 
 MAX_COMBINATIONS = 500
-# A value that stands for "as it is": the variable is left alone, the argument is not given.
+# The value for "as it is": the variable is unchanged, the argument is not given.
 AS_IS = ""
 AS_IS_IN_WORDS = "as is"
-# In a command, the folder of the run.
+# Placeholder in a command for the run's folder.
 RUN_FOLDER = "run_dir"
 _VARIABLE = re.compile(r"[A-Za-z_]\w*")
 
@@ -33,7 +33,7 @@ class Axis(msgspec.Struct, frozen=True):
     Attributes:
         kind: environment variable or argument.
         name: of it.
-        values: in the order given; the first is what the others are compared with.
+        values: in the order given; the others are compared with the first.
     """
 
     kind: Kind
@@ -57,7 +57,7 @@ Combination = tuple[Setting, ...]
 
 
 def parsed_axis(kind: Kind, text: str) -> Axis:
-    """An axis from what the user wrote, e.g. ``NCCL_MAX_CTAS=8,16``; a ``ValueError`` says what the form is."""
+    """An axis from the user's text, e.g. ``NCCL_MAX_CTAS=8,16``; a ``ValueError`` gives the expected form."""
     name, equals, values = text.partition("=")
     option = f"--{kind.value} {text}"
     if not equals or not name or (kind is Kind.ENV and not _VARIABLE.fullmatch(name)):
@@ -74,9 +74,9 @@ _EXAMPLES = {Kind.ENV: "NCCL_MAX_CTAS=8,16", Kind.ARG: "bucket-mb=1,25"}
 
 
 def combinations(axes: Sequence[Axis]) -> list[Combination]:
-    """All combinations of the axes' values, that of the first values first.
+    """All combinations of the axes' values, starting with that of the first values.
 
-    Raises a ``ValueError`` if there is nothing to compare, too many combinations, or one name twice.
+    Raises a ``ValueError`` if there is nothing to compare, there are too many combinations, or a name occurs twice.
     """
     names = [axis.name for axis in axes]
     doubled = sorted({name for name in names if names.count(name) > 1})
@@ -98,10 +98,10 @@ def check_command(command: Sequence[str], axes: Sequence[Axis]) -> None:
 
 
 def command_of(command: Sequence[str], combination: Combination, run_folder: str) -> list[str]:
-    """The user's command with the settings of a combination, and the run's folder for ``{run_dir}``.
+    """The user's command with a combination's settings, and the run's folder for ``{run_dir}``.
 
-    ``{NAME}`` in the command is replaced by the setting's value. An argument without such a place is appended, as
-    ``--NAME VALUE``; a name that begins with a dash is appended as it is.
+    ``{NAME}`` in the command is replaced by the setting's value. An argument without a placeholder is appended as
+    ``--NAME VALUE``; a name that begins with a dash is appended unchanged.
     """
     values = {setting.axis.name: setting.value for setting in combination} | {RUN_FOLDER: run_folder}
     filled = [_filled(part, values) for part in command]
@@ -118,7 +118,7 @@ def environment_of(combination: Combination) -> dict[str, str]:
 
 
 def line_of(command: Sequence[str], combination: Combination) -> str:
-    """The line to type for a combination."""
+    """The command line for a combination."""
     variables = [f"{name}={shlex.quote(value)}" for name, value in environment_of(combination).items()]
     return " ".join([*variables, shlex.join(command_of(command, combination, f"{{{RUN_FOLDER}}}"))])
 
@@ -129,5 +129,5 @@ def in_words(combination: Combination) -> str:
 
 
 def _filled(part: str, values: Mapping[str, str]) -> str:
-    # At once: a value may look like a place.
+    # In one pass: a value may look like a placeholder.
     return re.sub(r"\{([^{}]+)\}", lambda found: values.get(found[1], found[0]), part)

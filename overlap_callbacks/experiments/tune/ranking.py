@@ -1,9 +1,9 @@
-"""Which combination is fastest, and whether that can be told from chance. Pure.
+"""Which combination is fastest, and whether that is beyond noise. Pure.
 
-The unit is the run: steps of one run share its placement, its ports and its moment. A run gives one number, the mean of
-the logarithms of its blocks' step times. A combination is compared with the first one by Welch's interval over runs.
-Several combinations are compared with the first at once, so each interval is as wide as it takes for all of them to
-hold together in 95 of 100 tunings (Bonferroni). Else the more values one tries, the surer one is "faster" by chance.
+The unit is the run: steps of one run share its placement, its ports and its moment. A run gives one number, the mean
+logarithm of its blocks' step times. A combination is compared with the first one by Welch's interval over runs. Several
+combinations are compared with the first at once, so each interval is widened until all of them hold together in 95 of
+100 tunings (Bonferroni). Otherwise, the more values one tries, the likelier that one is "faster" by chance.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.statistics import CONFIDENCE, Sample, estimate
 from overlap_callbacks.experiments.tune.sweep import Run, Tune
 
-# Runs of a combination that an interval needs.
+# Minimum runs of a combination for an interval.
 MIN_RUNS = 2
 
 
@@ -27,10 +27,10 @@ class Row:
     """One combination.
 
     Attributes:
-        number: its place in ``Tune.combinations``.
-        num_runs: that were measured.
+        number: its index in ``Tune.combinations``.
+        num_runs: measured runs.
         step_ms: step time, with an interval over runs; None if no run was measured.
-        change: step time over that of the baseline, less one; None of the baseline, and where one of them is missing.
+        change: step time relative to the baseline, minus one; None for the baseline, and if either is missing.
         failure: why it failed; empty if it did not.
     """
 
@@ -51,10 +51,10 @@ class Ranking:
     """All combinations.
 
     Attributes:
-        rows: the fastest first; those that are not ranked last.
-        baseline: the combination that the others are compared with: the first that was measured. None where none was.
-        winner: the fastest of those that are faster than the baseline beyond chance; None if there is none.
-        as_good: others that cannot be told from the winner.
+        rows: fastest first; unranked ones last.
+        baseline: the combination that others are compared with: the first that was measured. None if none was.
+        winner: the fastest of those that beat the baseline beyond noise; None if there is none.
+        as_good: others whose difference from the winner is within noise.
     """
 
     rows: tuple[Row, ...]
@@ -68,7 +68,7 @@ class Ranking:
 
     @property
     def measured(self) -> list[Row]:
-        """The rows that are ranked."""
+        """The ranked rows."""
         return [row for row in self.rows if row.is_ranked]
 
     @property
@@ -78,7 +78,7 @@ class Ranking:
 
 
 def ranked(tune: Tune) -> Ranking:
-    """Rank the combinations of a tuning by what was measured so far."""
+    """Rank the combinations of a tuning by the results so far."""
     runs = {number: [run for run in tune.lines if run.combination == number] for number in tune.settings}
     samples = {number: _sample([run for run in of_one if not run.failure]) for number, of_one in runs.items()}
     failures = {number: next((run.failure for run in of_one if run.failure), "") for number, of_one in runs.items()}

@@ -35,11 +35,11 @@ from overlap_callbacks.report.record import Record
 
 
 class Tuning(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="tune"):
-    """What is tuned: the first line.
+    """The first line: what is tuned.
 
     Attributes:
         schema: of the lines' layout.
-        library_version: that wrote them.
+        library_version: version that wrote them.
         started_at: wall clock, ISO 8601 with time zone.
         command: the user's.
         axes: what varies.
@@ -60,14 +60,14 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="ru
     """One run of one combination.
 
     Attributes:
-        combination: its place in ``Tune.combinations``.
+        combination: its index in ``Tune.combinations``.
         repeat: number of the run of this combination, from 0.
-        seconds: that it took.
+        seconds: its duration.
         block_ms: mean step time of each timed block; empty if it failed.
         num_steps: counted steps in those blocks.
         failure: why it failed; empty if it did not.
-        exit_code: of a command that ended by itself; None of one that was ended.
-        folder: with its record and output, relative to that of the results.
+        exit_code: of a command that ended by itself; None if it was ended.
+        folder: of its record and output, relative to that of the results.
         world_size, device: of the job; 0 and empty if not known.
     """
 
@@ -84,7 +84,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="ru
 
     @property
     def step_ms(self) -> float | None:
-        """The geometric mean of its blocks' step times; None without such times."""
+        """The geometric mean of its blocks' step times; None without any."""
         if not self.block_ms or min(self.block_ms) <= 0:
             return None
         return statistics.geometric_mean(self.block_ms)
@@ -92,7 +92,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="ru
 
 @dataclass
 class Tune(Sweep[Tuning, Run]):
-    """A tuning. Its settings are the places of its combinations, each run ``num_runs`` times."""
+    """A tuning. Its settings are the indices of its combinations, each run ``num_runs`` times."""
 
     COMMAND, FILE_NAME, SCHEMA, START, LINE = "tune", "tune.jsonl", 1, Tuning, Run
 
@@ -100,7 +100,7 @@ class Tune(Sweep[Tuning, Run]):
 
     @property
     def combinations(self) -> list[Combination]:
-        """All of them, that of the first values first."""
+        """All combinations, starting with that of the first values."""
         return combinations(self.start.axes)
 
     @property
@@ -127,12 +127,12 @@ class Tune(Sweep[Tuning, Run]):
         return f"{self.name(line.combination)}: {step} (the run took {line.seconds:.0f} s)"
 
     def expected_s(self, setting: int) -> float | None:
-        # The median: the first run often takes far longer, because it reads the libraries from the disk.
+        # The median: the first run often takes far longer, because it reads the libraries from disk.
         known = [run.seconds for run in self.lines if not run.failure]
         return statistics.median(known) if known else None
 
     def run_once(self, point: Point, limits: Limits, _: ExitStack) -> Run | None:
-        """Run a combination once; None where the time for all runs was over first.
+        """Run a combination once; None if the time for all runs was over first.
 
         Raises an OSError if a file of the run cannot be written, and a KeyboardInterrupt once the command has ended.
         """
@@ -154,7 +154,7 @@ class Tune(Sweep[Tuning, Run]):
             return Run(combination=number, repeat=repeat, seconds=0.0, failure=failure, folder=folder)
         if outcome is None:
             return None
-        # Blocks that were written while it was being ended are as good.
+        # Blocks written while it was being ended are just as good.
         timed = _timed_blocks(growing.read())[:wanted]
         failure = _failure(outcome, growing.record, len(timed), own, limits.timeout_s)
         timed = [] if failure else timed
@@ -174,7 +174,7 @@ class Tune(Sweep[Tuning, Run]):
 
 
 def _timed_blocks(record: Record | None) -> list[TimedBlock]:
-    """The timed blocks so far: of a job that was started again, those since."""
+    """The timed blocks so far; after a restart of the job, only those since."""
     unfinished = None if record is None else record.unfinished
     if unfinished is None or not unfinished.samples:
         return []

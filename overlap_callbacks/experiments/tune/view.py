@@ -1,4 +1,4 @@
-"""The outcome of a tuning: a document for the page and the terminal, and plain data."""
+"""The results of a tuning: a document for the page and the terminal, and plain data."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _METHOD = (
 
 
 def tuning_document(tune: Tune, ranking: Ranking) -> Document:
-    """What a tuning found."""
+    """The results of a tuning."""
     name = page_text(tune.folder.resolve().name, 80) or "tuning"
     run = RunPage(
         "tuning",
@@ -87,11 +87,11 @@ def tuning_data(tune: Tune, ranking: Ranking) -> dict[str, Any]:
     }
 
 
-# -- in words
+# -- text
 
 
 def verdict(tune: Tune, ranking: Ranking) -> str:
-    """Which combination to use, in a sentence or two."""
+    """Which combination to use, in one or two sentences."""
     if ranking.baseline is None:
         return NOTHING
     baseline = tune.name(ranking.baseline)
@@ -130,12 +130,12 @@ def _winner(tune: Tune, ranking: Ranking, baseline: str) -> str:
 
 
 def line_to_use(tune: Tune, ranking: Ranking) -> str | None:
-    """The line to type for the winner; None where no difference was found."""
+    """The command line of the winner; None if no difference was found."""
     return None if ranking.winner is None else line_of(tune.start.command, tune.combinations[ranking.winner])
 
 
 def _extent(tune: Tune, ranking: Ranking) -> str:
-    """What the outcome rests on, in a line."""
+    """What the outcome is based on, in one line."""
     runs = [run for run in tune.lines if not run.failure]
     parts = [
         count(len(ranking.rows), "combination"),
@@ -194,7 +194,7 @@ def _charts(tune: Tune, ranking: Ranking) -> list[Block]:
 
 
 def _chart(tune: Tune, ranking: Ranking, place: int, *, narrow: bool) -> Chart:
-    """Step time against one axis: a line for each setting of the others, that of the fastest first."""
+    """Step time against one axis: one line per setting of the other axes, the fastest one's first."""
     axis = tune.start.axes[place]
     label = page_text(axis.name, _MAX_LABEL)
     numeric = all(_number(value) is not None for value in axis.values)

@@ -1,1 +1,1 @@
-"""A training job of the study: it adds the one line as a user does."""
+"""A training job of the study, with the one line that a user adds."""

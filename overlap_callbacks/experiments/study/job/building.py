@@ -16,16 +16,16 @@ from overlap_callbacks.experiments.study.job.convnet import ImageModel
 from overlap_callbacks.experiments.study.job.transformer import LanguageModel
 from overlap_callbacks.experiments.study.models import Model, Transformer
 
-# Batches that are drawn once and then used in turn: drawing them costs no step anything.
+# Batches drawn once and then used in turn, so that drawing costs no step any time.
 _BATCHES = 4
 _WEIGHT_STD = 0.02
-# BERT's share of tokens that are to be predicted.
+# BERT's share of tokens to predict.
 _HIDDEN_SHARE = 0.15
 _IGNORED = -100
 
 
 def build(model: Model, blocks: range | None = None) -> LanguageModel | ImageModel:
-    """The model on the device in use, or the blocks of one stage of a pipeline."""
+    """The model on the current device, or the blocks of one pipeline stage."""
     own = range(model.num_blocks) if blocks is None else blocks
     if isinstance(model, Transformer):
         return LanguageModel(model.shape, model.causal, own)
@@ -40,10 +40,10 @@ def count_weights(model: Model) -> int:
 
 @torch.no_grad()
 def draw_weights(module: nn.Module, rank: int) -> None:
-    """Draw this rank's part of every weight where it lies, after it was allocated.
+    """Draw this rank's part of every weight in place, after allocation.
 
-    The draw of a tensor depends on its name alone, and in a part of one on the rank too. So no rank ever holds a whole
-    model, and every start of a job begins alike.
+    A tensor's draw depends only on its name and, if it is split, on the rank. So no rank ever holds a whole model, and
+    every run starts with the same weights.
     """
     for name, parameter in module.named_parameters():
         local, is_part, shape = _local(parameter)
@@ -58,7 +58,7 @@ def draw_weights(module: nn.Module, rank: int) -> None:
 
 
 def _local(parameter: Any) -> tuple[torch.Tensor, bool, tuple[int, ...]]:
-    """What this rank holds of a parameter, whether that is a part of it, and the shape of the whole."""
+    """This rank's part of a parameter, whether the parameter is split, and its full shape."""
     if hasattr(parameter, "to_local"):  # DTensor
         return parameter.to_local(), True, tuple(parameter.shape)
     if hasattr(parameter, "ds_tensor"):  # ZeRO-3
@@ -67,7 +67,7 @@ def _local(parameter: Any) -> tuple[torch.Tensor, bool, tuple[int, ...]]:
 
 
 def batches(model: Model, samples: int, seed: int, device: torch.device) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Inputs and targets of random numbers, without end; ranks that share a seed see the same data."""
+    """Endless random inputs and targets; ranks with the same seed see the same data."""
     generator = torch.Generator().manual_seed(seed)
     drawn = [_batch(model, samples, generator) for _ in range(_BATCHES)]
     return itertools.cycle([(inputs.to(device), targets.to(device)) for inputs, targets in drawn])
@@ -86,5 +86,5 @@ def _batch(model: Model, samples: int, generator: torch.Generator) -> tuple[torc
 
 
 def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Mean cross entropy, in 32 bit whatever the logits have."""
+    """Mean cross entropy, in 32 bit whatever the type of the logits."""
     return functional.cross_entropy(logits.flatten(0, -2).float(), targets.flatten(), ignore_index=_IGNORED)

@@ -9,13 +9,13 @@ from torch import nn
 
 from overlap_callbacks.experiments.study.models import ConvNet
 
-# A ResNet's bottleneck block puts out so many times its own channels; the last stages of a VGG do not double theirs.
+# A ResNet's bottleneck block outputs this many times its own channels; the last stages of a VGG do not double theirs.
 _EXPANSION = 4
 _MAX_DOUBLINGS = 3
 
 
 class ImageModel(nn.Module):
-    """All blocks of a network, bottlenecks of a ResNet or convolutions of a VGG, or those of a pipeline's stage."""
+    """All blocks of a network (bottlenecks of a ResNet, convolutions of a VGG), or those of a pipeline stage."""
 
     def __init__(self, net: ConvNet, blocks: range) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class ImageModel(nn.Module):
         self.output = None if not last else _resnet_output(net) if resnet else _vgg_output(net)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From images of shape (samples, 3, height, width), or the stage before, to logits, or the stage behind."""
+        """From images of shape (samples, 3, height, width), or the previous stage, to logits, or the next stage."""
         if self.stem is not None:
             x = self.stem(x)
         for block in self.blocks:
@@ -36,7 +36,7 @@ class ImageModel(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Three convolutions on a residual branch; the middle one takes the stride."""
+    """Three convolutions on a residual branch; the middle one has the stride."""
 
     def __init__(self, inputs: int, channels: int, stride: int) -> None:
         super().__init__()

@@ -17,10 +17,10 @@ from overlap_callbacks.experiments.study.job.building import batches, build, cou
 from overlap_callbacks.experiments.study.job.training import HALF, LoopTraining, Training, optimizer_of
 from overlap_callbacks.experiments.study.models import JobSpec
 
-# DDP's own bucket, and the number of buckets that a model has at least: a shrunk one would have a single bucket, which
-# nothing overlaps with.
+# DDP's own bucket size, and the minimum number of buckets of a model: a shrunk one would have a single bucket, which
+# nothing overlaps.
 _BUCKET_BYTES, _BUCKETS = 25 * 2**20, 8
-# Micro-batches of a step for each stage of a pipeline: with one, stages would stand idle most of the time.
+# Micro-batches of a step per pipeline stage: with one, stages would be idle most of the time.
 MICRO_BATCHES_PER_STAGE = 2
 
 
@@ -64,7 +64,7 @@ def tensor_parallel(spec: JobSpec, device: torch.device) -> Training:
 
 
 class Pipeline(LoopTraining):
-    """Pipeline parallel: each rank has a stage of the blocks, and runs one forward and one backward pass in turn."""
+    """Pipeline parallel: each rank has a stage of the blocks, and alternates forward and backward passes."""
 
     def __init__(self, spec: JobSpec, device: torch.device) -> None:
         blocks, rank, ranks = spec.model.num_blocks, dist.get_rank(), spec.ranks
@@ -108,13 +108,13 @@ def _own_data(spec: JobSpec, device: torch.device) -> Any:
 
 # -- ZeRO-3
 
-# DeepSpeed's own sizes, in elements, and the part of a shrunk model that takes their place.
+# DeepSpeed's default sizes, in elements, and the share of a shrunk model that replaces them.
 _BUCKET, _PREFETCH, _PERSISTENT = 500_000_000, 50_000_000, 100_000
 _SMALL_MODEL = 50_000_000
 
 
 class Zero3(Training):
-    """ZeRO-3: weights, gradients and moments are split over ranks; weights are gathered ahead of use."""
+    """ZeRO-3: weights, gradients and moments are split over ranks; weights are gathered before use."""
 
     def __init__(self, spec: JobSpec, device: torch.device) -> None:
         super().__init__(spec, device)
@@ -122,7 +122,7 @@ class Zero3(Training):
         import deepspeed
 
         if device.type == "cpu":
-            # It would compile a shared-memory all-reduce for inference, for a minute.
+            # Otherwise it compiles a shared-memory all-reduce for inference, for a minute.
             deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         deepspeed.init_distributed(verbose=False)
         config = _config(spec)
@@ -154,7 +154,7 @@ def _config(spec: JobSpec) -> dict[str, Any]:
     weights = count_weights(spec.model)
     zero: dict[str, Any] = {"stage": 3, "overlap_comm": True}
     if weights < _SMALL_MODEL:
-        # With the usual sizes, all of a small model would be one bucket, and stay gathered.
+        # With the default sizes, a small model would be one bucket, and stay gathered.
         zero |= {
             "reduce_bucket_size": max(1, weights // 8),
             "stage3_prefetch_bucket_size": max(1, weights // 8),

@@ -1,4 +1,4 @@
-"""A job on its way, whatever its strategy: what a step is, and how the library is attached."""
+"""A running job of any strategy: its step, and how the library is attached."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 from overlap_callbacks.experiments.study.job.building import loss_of
 from overlap_callbacks.experiments.study.models import JobSpec, Transformer
 
-# As in GPT-3's smaller sizes; what a weight becomes does not matter here.
+# As in GPT-3's smaller sizes; the values of the weights do not matter here.
 _ADAM_RATE, _SGD_RATE, _SGD_MOMENTUM = 1e-4, 1e-2, 0.9
 
 
@@ -42,13 +42,13 @@ class Training(ABC):
 
     @abstractmethod
     def attach(self, steps_done: int, **options: Any) -> Any:
-        """Add the library's one line; its monitor."""
+        """Attach the library as a user does; returns its monitor."""
 
 
 class LoopTraining(Training):
-    """A loop of one's own around a module, in the form of its strategy, that takes a batch.
+    """A plain training loop around a module in its strategy's form, which takes a batch.
 
-    ``casts`` says whether the forward pass runs under autocast where the precision has 16 bit.
+    ``casts``: the forward pass runs under autocast if the precision has 16 bit.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class LoopTraining(Training):
         self.losses.append(loss.detach())
 
     def casting(self) -> AbstractContextManager[object]:
-        """In which the forward pass runs: 32-bit weights, products of 16 bit."""
+        """Context of the forward pass: 32-bit weights, 16-bit products."""
         return nullcontext() if self._half is None else torch.autocast(self.device.type, dtype=self._half)
 
     def attach(self, steps_done: int, **options: Any) -> Any:
@@ -88,8 +88,7 @@ class LoopTraining(Training):
 
 def optimizer_of(spec: JobSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """AdamW for language models, SGD with momentum for image networks."""
-    # torch's optimizers update many tensors at once, but not some that are split over ranks together with some that
-    # are not.
+    # torch's optimizers update many tensors at once, but cannot mix tensors that are split over ranks with others.
     split = [parameter for parameter in parameters if hasattr(parameter, "to_local")]
     whole = [parameter for parameter in parameters if not hasattr(parameter, "to_local")]
     groups = [{"params": group} for group in (split, whole) if group]
@@ -104,16 +103,16 @@ def optimizer_of(spec: JobSpec, parameters: list[nn.Parameter]) -> torch.optim.O
 
 # The 16-bit types.
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
-# Gradients of 16 bit would vanish without. It is fixed: nothing waits for a check whether they overflowed.
+# Without it, 16-bit gradients would vanish. It is fixed, so that no step waits for an overflow check.
 _FP16_LOSS_SCALE = 1024.0
 
 
 def set_tf32(precision: str) -> None:
-    """Have 32-bit matrix products and convolutions of GPUs use TF32, or not."""
+    """Allow or forbid TF32 for 32-bit matrix products and convolutions on GPUs."""
     torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def loss_scale(precision: str) -> float:
-    """What the loss is multiplied by before the backward pass."""
+    """The factor of the loss before the backward pass."""
     return _FP16_LOSS_SCALE if precision == "fp16" else 1.0

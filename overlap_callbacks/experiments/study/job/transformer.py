@@ -1,6 +1,6 @@
 """GPT, LLaMA and BERT in plain torch: pre-norm blocks of attention and MLP between embeddings and an output layer.
 
-Matrices for queries, keys and values stand by themselves, so that tensor parallelism can split each by heads.
+Queries, keys and values have separate matrices, so that tensor parallelism can split each by heads.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.communication.model_shape import ModelShape
 
 
 class LanguageModel(nn.Module):
-    """All layers of a model, or those of one stage of a pipeline; ``shape`` has the sizes of the whole model."""
+    """All layers of a model, or those of one pipeline stage; ``shape`` has the sizes of the whole model."""
 
     def __init__(self, shape: ModelShape, causal: bool, layers: range) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class LanguageModel(nn.Module):
             self.output.words.weight = self.embedding.words.weight
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """From tokens of shape (samples, sequence), or the stage before, to logits, or the stage behind."""
+        """From tokens of shape (samples, sequence), or the previous stage, to logits, or the next stage."""
         if self.embedding is not None:
             x = self.embedding(x)
         for block in self.blocks:
@@ -34,7 +34,7 @@ class LanguageModel(nn.Module):
 
 
 class Embedding(nn.Module):
-    """Words and, of GPT and BERT, positions."""
+    """Token embedding and, for GPT and BERT, position embedding."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Embedding(nn.Module):
 
 
 class Output(nn.Module):
-    """The last norm and the logits of each word."""
+    """The final norm and the logits."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -81,7 +81,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Over the heads that this rank has: all, or its part of them in tensor parallelism."""
+    """Attention over the heads of this rank: all, or its part in tensor parallelism."""
 
     def __init__(self, shape: ModelShape, causal: bool) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """With GELU, or LLaMA's with a gate."""
+    """An MLP with GELU, or LLaMA's with a gate."""
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()

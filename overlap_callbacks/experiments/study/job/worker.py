@@ -32,20 +32,20 @@ from overlap_callbacks.experiments.study.models import (
 
 # Steps before the library is attached: allocators, autotuners and DDP's buckets settle.
 _WARM_UP_STEPS = 5
-# The last of them, by which the time of a step is told.
+# The last of these, which give the step time.
 _TIMED_STEPS = 2
-# Steps between two windows: the report of one is made while they run. On a CPU it takes time from them.
+# Steps between two windows, during which the report is made. On a CPU that takes time from them.
 _REST_STEPS = {"cpu": 10, "cuda": 3}
-# As many O as S, and their mean places half a block apart at most, so that slow drift cancels.
+# Equal numbers of O and S, with mean positions at most half a block apart, so that slow drift cancels.
 _BLOCKS = "OSSOOSSOOS"
-# On a GPU a block is at least so long: sensors of power average over some 100 ms.
+# Minimum block length on a GPU: power sensors average over about 100 ms.
 _GPU_BLOCK_S = 0.3
 _MAX_BLOCK_STEPS = 50
 
 
 def main(folder: str) -> None:
     """Train as this rank."""
-    os.dup2(2, 1)  # the Gloo of torch 2.8 writes lines of its own to stdout
+    os.dup2(2, 1)  # the Gloo of torch 2.8 writes its own lines to stdout
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     spec = msgspec.json.decode(Path(folder, SPEC_NAME).read_bytes(), type=JobSpec)
@@ -56,7 +56,7 @@ def main(folder: str) -> None:
     else:
         torch.set_num_threads(spec.threads)
     set_tf32(spec.configuration.precision)
-    torch.manual_seed(0)  # of dropout
+    torch.manual_seed(0)  # for dropout
     dist.init_process_group(spec.link, timeout=datetime.timedelta(seconds=spec.timeout_s))
     training = STRATEGIES[spec.configuration.strategy](spec, device)
     steps = train(training)
@@ -67,7 +67,7 @@ def main(folder: str) -> None:
 
 
 def train(training: Training) -> int:
-    """Train until the windows are measured; how many steps that took."""
+    """Train until the windows are measured; returns the number of steps."""
     step_s = _warm_up(training)
     options = _window_options(training, step_s)
     windows, every = training.spec.windows, options["every_n_steps"]
@@ -79,7 +79,7 @@ def train(training: Training) -> int:
 
 
 def _warm_up(training: Training) -> float:
-    """Train the first steps; the time of one in seconds, the longest of any rank."""
+    """Train the first steps; returns the time of one in seconds, the longest of any rank."""
     for _ in range(_WARM_UP_STEPS - _TIMED_STEPS):
         training.step()
     device = training.device
@@ -96,11 +96,11 @@ def _warm_up(training: Training) -> float:
 
 
 def _window_options(training: Training, step_s: float) -> dict[str, Any]:
-    """Windows of ``WINDOW_STEPS`` counted steps of each mode; of more where a GPU is so fast that power needs them."""
+    """Windows of ``WINDOW_STEPS`` counted steps of each mode; more on a GPU so fast that power needs more."""
     device = training.device.type
     long_enough = math.ceil(_GPU_BLOCK_S / step_s) if device == "cuda" else 1
     per_block = min(max(1, long_enough), _MAX_BLOCK_STEPS)
-    # One recorded step, blocks with a step of warm-up each, and as many profiled blocks of one step.
+    # One recorded step, blocks with one warm-up step each, and as many profiled blocks of one step.
     window = 1 + len(_BLOCKS) * (1 + per_block) + len(_BLOCKS) * 2
     return {
         "first_step": _WARM_UP_STEPS + 2,
@@ -115,7 +115,7 @@ def _window_options(training: Training, step_s: float) -> dict[str, Any]:
 
 
 def _told(training: Training) -> dict[str, Any]:
-    """What the library is told of the job."""
+    """The facts of the job that the library gets."""
     spec, model = training.spec, training.spec.model
     configuration = spec.configuration
     settings = {
@@ -132,13 +132,13 @@ def _told(training: Training) -> dict[str, Any]:
         "settings": settings,
         "precision": configuration.precision,
         "run_dir": spec.folder,
-        "max_overhead": None,  # measuring is all that the job is for
+        "max_overhead": None,  # measuring is the job's only purpose
         "strict": True,
     }
 
 
 def _tell(training: Training, steps: int) -> None:
-    """Write what the job says of itself: by the last rank, which has the losses of a pipeline."""
+    """Write the job's own results, on the last rank, which has the losses of a pipeline."""
     trained = Trained(
         parameters=count_weights(training.spec.model),
         samples_per_step=training.samples_per_step,
