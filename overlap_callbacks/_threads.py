@@ -63,10 +63,9 @@ class Worker:
         return True
 
     def ask(self, question: Callable[[], T], timeout_s: float) -> T:
-        """Call ``question`` on the worker's thread and return its result. Without an answer in time, it may still be
-        running.
+        """Call ``question`` on the worker's thread and return its result. After a timeout it may still be running.
 
-        Raises NoAnswerError if there is no answer within ``timeout_s``, QuestionFailedError if ``question`` raised, and
+        Raises NoAnswerError without an answer within ``timeout_s``, QuestionFailedError if ``question`` raised, and
         RuntimeError if the system cannot start another thread.
         """
         answers: queue.SimpleQueue[tuple[T] | Exception] = queue.SimpleQueue()

@@ -96,9 +96,7 @@ class SwitchState:
         return self.is_turned and self.form is not None and self.form.sequential
 
     def must_wait(self, *, communicated: bool) -> bool:
-        """Whether the switch is turned and must stay so until the open step ends. ``communicated``: whether the step
-        has.
-        """
+        """Whether the switch stays turned until the open step ends. ``communicated``: the step has communicated."""
         if not self.is_turned or self.form is None or not self.form.only_between_steps:
             return False
         return communicated or not self.form.begins_with_communication

@@ -5,9 +5,9 @@ the collectives of two groups in different orders, a correct program would hang:
 waits in B for rank 0. So before anything is serialised, the union of the ranks' orders must have no cycle.
 
 A node of that union is one collective (the k-th of its group, on every member) or one message (the k-th send from one
-rank to another, with its receive). Each node waits for all that precede it on its rank, including those that are not
-serialised (single messages, members of coalescing blocks, groups of unknown ranks): the job may wait for these at once.
-Only members of one coalescing block, or of one batch that sequential steps wait for (``Gate.post``), start together. (A
+rank to another, with its receive). Each node waits for all that precede it on its rank, even those not serialised
+(single messages, members of coalescing blocks, groups of unknown ranks): the job may wait for these at once. Only
+members of one coalescing block, or of one batch that sequential steps wait for (``Gate.post``), start together. (A
 small message may be buffered, and its send finish before its receive is posted. The check does not rely on that.)
 
 A cycle counts only if it goes through a node that sequential steps wait for: the job has just run without hanging in
@@ -49,9 +49,7 @@ class Item(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def batch(self) -> tuple[int, int]:
-        """Collectives with equal batches start together. In a batch that is waited for, coalescing blocks do not
-        matter.
-        """
+        """Collectives of one batch start together. In a batch that is waited for, coalescing blocks do not matter."""
         return (self.posted, 0) if self.posted else (0, self.coalesced)
 
 
@@ -177,10 +175,9 @@ def find_conflict(sequences: Mapping[int, CollectiveSequence]) -> Conflict | Non
 
 
 def _is_clear(sequences: Sequence[CollectiveSequence]) -> bool:
-    """Whether the union has no cycle at all; False if any collectives start together.
+    """Whether the union has no cycle; False if any collectives start together.
 
-    Gives the same answer as ``PrecedenceGraph`` in a hundredth of the time: it must not keep the interpreter from
-    training.
+    Agrees with ``PrecedenceGraph`` in a hundredth of the time: it must not keep the interpreter from training.
     """
     if any(item.operator in POINT_TO_POINT or item.batch != (0, 0) for of in sequences for item in of.items):
         return False

@@ -395,9 +395,8 @@ class Dispatcher:
         """torch.compile is about to compile on this thread.
 
         The compiled code will compare its dispatch keys with the current ones, so the gate's key is off for the rest of
-        the step, which does not count anyway. Not within a backward pass: autograd restores the key for the next node,
-        and each node would be recompiled. There the code is compiled with the key, and once more without it in a later
-        step.
+        the step, which does not count. Not within a backward pass: autograd restores the key for the next node, and
+        each node would be recompiled. There the code is compiled with the key, and again without it in a later step.
         """
         if self.placement is self.own_key and torch._C._current_graph_task_id() == -1:
             self.own_key.leave()

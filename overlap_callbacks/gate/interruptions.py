@@ -31,9 +31,7 @@ _NO_CHECK = 2  # as when a generator resumes after ``yield from``
 
 
 def without_signal_check(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Change a function so that no signal handler runs on entry: ``RESUME 0`` checks for signals, ``RESUME 2`` does
-    not.
-    """
+    """Change a function so that no signal handler runs on entry: ``RESUME 0`` checks for signals, ``RESUME 2`` not."""
     if _RESUME is not None and isinstance(function, FunctionType):
         code = bytearray(function.__code__.co_code)
         for place in range(0, len(code), 2):

@@ -55,9 +55,7 @@ class Serialiser:
         raise NotImplementedError
 
     def before_batch(self) -> Callable[[], None]:
-        """Order what came before a batch of sends and receives. Returns a function to call once its works were waited
-        for.
-        """
+        """Order what came before a batch of sends and receives. Returns a function to call after their wait."""
         return lambda: None
 
 

@@ -73,9 +73,7 @@ class HostTimes:
         self._latest_ns = math.inf
 
     def recorded(self, mark: device.Event, not_before_ns: int) -> None:
-        """Note a mark on the stream, and a host time before it was recorded: the device may pass it before recording
-        returns.
-        """
+        """Note a mark on the stream, and a host time before it was recorded: it may pass before recording returns."""
         with self._lock:
             self._pending.append((mark, not_before_ns))
 

@@ -79,9 +79,8 @@ def may_end_the_process(torch_version: str, cuda_version: str | None) -> bool:
 def threads_hold_buffers(cuda_version: str | None) -> bool:
     """Whether each thread that calls CUDA holds one of CUPTI's buffers while the first profile of a process runs.
 
-    This is the default since CUDA 13, and Kineto changes it only when its first session ends. So in jobs with many
-    process groups, whose watchdogs call CUDA, the buffers of the first profile may be full at once (from Kineto's
-    source).
+    The default since CUDA 13; Kineto changes it only when its first session ends. So in jobs with many process groups,
+    whose watchdogs call CUDA, the buffers of the first profile may be full at once (from Kineto's source).
     """
     return cuda_version is not None and int(cuda_version.partition(".")[0]) >= 13
 
@@ -313,9 +312,7 @@ def _bursts(events: list[Any]) -> Iterator[list[Any]]:
 
 
 def _let_others_run() -> None:
-    """Release the interpreter to waiting threads. Otherwise a thread waits 5 ms each time it wants the interpreter
-    back.
-    """
+    """Release the interpreter to waiting threads. Without this a thread waits 5 ms each time it wants it back."""
     time.sleep(_PAUSE_S)
 
 
@@ -444,8 +441,8 @@ class _Launches:
         return launched_ns, from_graph
 
     def lost_ns(self, of_kernels: npt.NDArray[np.uint64]) -> Indices:
-        """When the host launched the kernels missing from the profile; ``of_kernels``: correlation numbers of those it
-        has.
+        """When the host launched the kernels missing from the profile; ``of_kernels``: correlation numbers of the
+        others.
         """
         call, begun_ns = np.array(self._call, dtype=np.uint8), np.array(self._time_ns, dtype=np.int64)
         has_row = np.isin(np.array(self._correlation, dtype=np.uint64), of_kernels[of_kernels != 0])

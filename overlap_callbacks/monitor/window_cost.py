@@ -169,9 +169,7 @@ class WindowCost:
         self._in_first_step = True
 
     def closed_unreported(self, now_ns: int) -> int:
-        """The window has ended without a report. Returns its cost in ns: the library's work, and the delay of its
-        steps.
-        """
+        """The window has ended without a report. Returns its cost in ns: the library's work and its steps' delay."""
         self.leave(now_ns)
         self.end()
         lost_ns = float(self._before_ns + self._all_own_ns + self._own_ns)

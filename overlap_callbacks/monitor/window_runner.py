@@ -425,8 +425,8 @@ class WindowRunner(StepRunner):
         self.next_step = self._pace.next_step(self._step, self._schedule.next_window_step(self._step + 1))
 
     def _key(self, window: Window) -> str:
-        """Name of a window in the store, unique after each rewind. Not based on its step, so that ranks whose steps
-        differ still meet and notice.
+        """Name of a window in the store, unique after a rewind. Not by its step, so that ranks whose steps differ
+        notice.
         """
         return f"{self._rewinds}/window{window.number}"
 

@@ -37,9 +37,7 @@ class RecordError(ValueError):
 
 
 class _Head(msgspec.Struct):
-    """The fields common to all lines: the kind, and the first line's fields in any version. Later versions may add
-    more.
-    """
+    """Fields common to all lines: the kind, and the first line's in any version. Later versions may add more."""
 
     record: Any = None
     schema_version: Any = None
@@ -135,9 +133,7 @@ class Record:
 
     @property
     def environment(self) -> RankEnvironment | None:
-        """Environment of the lowest-numbered rank that reported; before the first report, rank 0's. None in older
-        records.
-        """
+        """Environment of the lowest rank that reported; before the first report, rank 0's. None in older records."""
         if self.job_environment is not None:
             return self.job_environment.lowest_rank
         return self.runs[-1].environment if self.runs else None

@@ -144,9 +144,7 @@ def _once(transfer: Callable[[], Any] | None) -> None:
 
 
 def _tried(site: Site, make: Callable[[], Any]) -> Any:
-    """The result of ``make`` if it works on every rank; otherwise, on every rank, the error of the first rank that
-    failed.
-    """
+    """The result of ``make`` if it works on every rank; otherwise, on all, the error of the first rank that failed."""
     made, reason = None, ""
     try:
         made = make()

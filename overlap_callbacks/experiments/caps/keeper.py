@@ -53,9 +53,7 @@ class Answer(msgspec.Struct):
 
 
 def default_folder() -> Path:
-    """The journal's folder, shared by all users who act as root on this machine, until it reboots (which resets caps
-    too).
-    """
+    """The journal's folder, shared by all who act as root on this machine until it reboots, which also resets caps."""
     run = Path("/run")
     return (run if os.access(run, os.W_OK) else Path(tempfile.gettempdir())) / "overlap-callbacks-caps"
 

@@ -224,9 +224,7 @@ class AmdSource(GpuSource):
         return sane_w(self._entry(self._power_key, self.smi.amdsmi_get_power_info))
 
     def _entry(self, key: str, function: Any, *arguments: Any) -> Any:
-        """An entry of the dictionary that a call returns; None if the call fails as in ``_optional``, or has no such
-        entry.
-        """
+        """An entry of the dictionary that a call returns; None if the call fails as in ``_optional``, or lacks it."""
         found = self._optional(function, *arguments)
         return None if found is None else found.get(key)
 

@@ -91,8 +91,7 @@ class CachedRead(Generic[_Value]):
 class EnergyCounter:
     """Joules since the first read, from a device counter, which wraps and may be reset.
 
-    ``tick_j``: joules per count. ``counts``: the counter wraps to zero after this many; None if the device does not
-    say.
+    ``tick_j``: joules per count. ``counts``: where the counter wraps to zero; None if not known.
     """
 
     def __init__(self, tick_j: float, counts: int | None = None) -> None:
@@ -104,8 +103,7 @@ class EnergyCounter:
     def read(self, value: int) -> float | None:
         """Joules since the first read; None if the counter went back without having wrapped.
 
-        Then it was reset (for example, the driver was reloaded) or is faulty, so the energy since the last read is
-        unknown.
+        Then it was reset (by reloading the driver, say) or is faulty, so the energy since the last read is unknown.
         """
         last, self._last = self._last, value
         if last is None:

@@ -47,9 +47,8 @@ class WindowBudget:
     The cost is an estimate, which noise may push below zero. A window is charged the estimate plus half the distance to
     the upper end of its interval (about one standard error), and at least 0: in total more than windows cost.
 
-    A skipped window costs too: its first steps are recorded, and all ranks wait for rank 0's ruling. So when many
-    windows must be skipped, rank 0 announces half of them in advance, and they never open. Not all of them: steps may
-    get slower.
+    A skipped window costs too: its first steps are recorded, and all ranks wait for rank 0's ruling. So when many must
+    be skipped, rank 0 announces half of them in advance, and they never open. Not all: steps may get slower.
 
     Only rank 0 has reports. The reporting thread calls ``record``, the order check's thread ``skip``, the training
     thread the rest.
@@ -69,9 +68,7 @@ class WindowBudget:
         self._late_ms: Callable[[], float] = _nothing_late
 
     def await_cost(self, window: int, opened_ns: int, wall_ms: float) -> None:
-        """Note a window that has ended: when it opened and how long it took. No further one is measured before its cost
-        is known.
-        """
+        """Note a window that has ended: when it opened, how long it took. None is measured until its cost is known."""
         with self._lock:
             self._unknown[window] = opened_ns / 1e9, wall_ms / 1e3
             self._began = window, opened_ns / 1e9
@@ -88,8 +85,7 @@ class WindowBudget:
     def record(self, report: OverlapReport, opened_ns: int, late_ms: Callable[[], float] = _nothing_late) -> None:
         """Note what a window cost, and the time of an overlapped step in it.
 
-        ``late_ms`` returns what it, and the skipped windows after it, cost after the report. It is charged with the
-        next report.
+        ``late_ms`` returns the later cost of it and the skipped windows after it, to be charged with the next report.
         """
         self.long_blocks.record(report)
         with self._lock:
@@ -202,8 +198,7 @@ _MOST_IN_VAIN = 6
 
 
 class LongBlocks:
-    """Decides on rank 0 which windows have a long block of each mode: for slow effects of a mode, and for slow power
-    sensors.
+    """Rank 0: decides which windows have a long block of each mode, for slow effects and slow power sensors.
 
     Decides from the reports so far. Two threads use it: one calls ``record``, the other ``steps``.
     """

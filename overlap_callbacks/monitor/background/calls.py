@@ -159,9 +159,7 @@ def _chosen(issued: Sequence[Collective]) -> list[int]:
 def messages_of(
     recorded: StepLog | None, counted: Sequence[StepLog], rank: int, chunks: int = 1
 ) -> RankMessages | None:
-    """The messages of the recorded step, and how many counted steps sent the same; None if no recorded step is
-    complete.
-    """
+    """The messages of the recorded step, and how many counted steps sent the same; None without a complete one."""
     if recorded is None or not recorded.is_whole:
         return None
     # Group by name first: groups of thousands of ranks are slow as dictionary keys.
@@ -214,9 +212,7 @@ def _stage(recorded: StepLog, rank: int) -> int:
 def experts_of(
     steps: Sequence[MeasuredStep], sampled: Sequence[SampledStep], rank: int, stage: int
 ) -> RankExperts | None:
-    """Token counts from the steps of a window and from those sampled before it; None without all-to-alls with split
-    sizes.
-    """
+    """Token counts from the steps of a window and from those sampled before it; None without split sizes."""
     whole = [step for step in steps if step.log.is_whole and not step.skipped]
     found = [
         (step.number, True, _all_to_alls(step.log.collectives))

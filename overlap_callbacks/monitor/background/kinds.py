@@ -1,8 +1,7 @@
-"""Kinds of steps: steps of one kind issue the same collectives in the same order, over the same number of
-micro-batches.
+"""Kinds of steps: those that issue the same collectives in the same order, over equally many micro-batches.
 
 A generator that trains in every fourth step, a policy that is updated after four steps, local SGD that synchronises now
-and then: such jobs have several kinds of steps, and their mix must not differ between the modes.
+and then: such jobs have several kinds of steps, whose mix must not differ between the modes.
 """
 
 from __future__ import annotations
@@ -152,8 +151,7 @@ class _Labels:
     def match_sides(self) -> None:
         """Match the modes' kinds if they have none in common: an arm may issue different collectives.
 
-        Kinds are paired in order of their collectives. If one mode has more kinds than the other, only the most common
-        of each is.
+        Kinds are paired in order of their collectives; if their numbers differ, only the most common of each mode.
         """
         sides: dict[Mode, Counter[int]] = {mode: Counter() for mode in Mode}
         for index, step in self._steps.items():
@@ -169,9 +167,7 @@ class _Labels:
         self._seen = dict(self.labels)
 
     def without_partner(self, part: Part) -> set[int]:
-        """Steps whose kind the other mode does not have in this part. A step that is nearly of another kind joins that
-        kind.
-        """
+        """Steps whose kind the other mode lacks in this part. A step that is nearly of another kind joins that kind."""
         both = _both(self._steps, self.labels, part)
         if both is None:
             return set()

@@ -284,9 +284,7 @@ class _Measurement:
         return collective_times(recorded, alike or timed, kernels_ms)
 
     def _planned_sequential(self) -> list[tuple[int, StepLog | None]]:
-        """The sequential steps that all ranks planned to time, with their positions; None for a step that does not
-        count.
-        """
+        """The sequential steps that all ranks planned to time, with positions; None for one that does not count."""
         return [
             (place, step.log if step.counted and step.ms is not None else None)
             for place, step in enumerate(self._steps)

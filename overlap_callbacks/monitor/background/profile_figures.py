@@ -157,9 +157,7 @@ def _step_weights(
 def _pictures(
     aligned: Alignment, by_arm: Mapping[Mode, Sequence[int]], steps: Sequence[MeasuredStep], clock: StepClock
 ) -> tuple[StepTimeline, ...]:
-    """The timeline of the first profiled step of each mode, with its longest kernels and the collective calls of its
-    mode.
-    """
+    """The timeline of the first profiled step of each mode, with its longest kernels and its mode's calls."""
     kernels, sizes = aligned.kernels, {row: part.size_bytes for row, part in aligned.of_row.items()}
     begins = {step.profile_index: step.start for step in steps if step.ms is not None}
     found = []
@@ -277,9 +275,7 @@ class CheckedProfile:
 def check_profile(
     kernels: KernelTable, by_arm: dict[Mode, list[int]], kinds: Mapping[int, int], *, on_device: bool
 ) -> CheckedProfile:
-    """Find the steps of a profile that count, equally many of each kind in both modes; a device's steps may lack
-    kernels.
-    """
+    """Find the steps of a profile that count, as many of each kind in both modes; a device's may lack kernels."""
     checked = check_device_profile(kernels, by_arm, kinds) if on_device else CheckedProfile(by_arm)
     if not checked.by_arm or len(set(kinds.values())) == 1:
         return checked

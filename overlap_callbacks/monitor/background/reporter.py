@@ -59,8 +59,7 @@ _AFTERMATH_LOOK_S = 0.05
 def gather_from_children(
     exchange: Exchange, own: JobPart, key: str, timeout_s: float, stop: Callable[[float], bool]
 ) -> JobPart:
-    """Merge this rank's part (``own``) with those below it that arrive in time. ``exchange.unheard`` gets the missing
-    ranks.
+    """Merge this rank's part (``own``) with those from below that arrive in time. ``exchange`` learns who is missing.
 
     Rank 0 waits for ``timeout_s``, other ranks as long as their place in the tree allows. See ``Exchange.gather``.
     """

@@ -152,8 +152,7 @@ _shared = _Shared()
 class StoreChannel:
     """Messages between the ranks. Threads may share it. The first call connects.
 
-    ``prefix`` keeps the library's keys apart from the job's. Without a ``connection`` it uses the one that this process
-    shares.
+    ``prefix`` separates the library's keys from the job's. Without a ``connection`` it uses the process's shared one.
     """
 
     def __init__(self, job: Job, prefix: str, connection: Connection | None = None) -> None:

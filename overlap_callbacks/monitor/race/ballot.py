@@ -73,9 +73,7 @@ class _Used:
 
 
 class Ballot:
-    """Votes of all ranks, one question at a time, called on the training thread. Ranks wait ``timeout_s`` for each
-    other.
-    """
+    """Votes of all ranks, in sequence, called on the training thread. Ranks wait ``timeout_s`` for each other."""
 
     def __init__(self, channel: StoreChannel, timeout_s: float) -> None:
         self._channel = channel

@@ -118,9 +118,7 @@ class _Repetitions:
         self._problem = ""  # why the repetitions do not count
 
     def check(self, window: str, number: int, granted: ExpectedSequence) -> tuple[RaceCheck, BaseException | None]:
-        """Repeat the step if all ranks agree. Also returns an error of this rank alone, which must be raised in the
-        job.
-        """
+        """Repeat the step if all ranks agree. Also returns an error of this rank alone, to be raised in the job."""
         started_s = time.monotonic()
         reason, held, reference = self._prepare()
         if held is None or reference is None:
