@@ -1,1 +1,1 @@
-"""One adapter for each framework: it tells the monitor where optimizer steps begin and end."""
+"""One adapter per framework: it tells the monitor where optimizer steps begin and end."""

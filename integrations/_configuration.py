@@ -1,7 +1,7 @@
-"""What a job's configuration is: model, buckets, switches; so that runs can be compared.
+"""Reads a job's configuration (model, buckets, switches), so that runs can be compared.
 
-It is read once, on the host, and without error: a version that names something otherwise tells less. Nothing here
-communicates, waits for a device or keeps an object.
+Read once, on the host, without raising: a version with other names yields fewer facts. Nothing here communicates, waits
+for a device or keeps an object alive.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ._pytorch_fsdp import fsdp2_state
 
 Facts = dict[str, Any]
 
-# Of DeepSpeed's configuration of ZeRO, what decides its communication.
+# The parts of DeepSpeed's ZeRO configuration that determine its communication.
 _ZERO = (
     "stage", "overlap_comm", "reduce_bucket_size", "allgather_bucket_size", "contiguous_gradients", "reduce_scatter",
     "allgather_partitions", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters",
 )  # fmt: skip
-# Of Megatron's configurations of the model and of its DDP.
+# The same for Megatron's configurations of the model and of its DDP.
 _MEGATRON_MODEL = (
     "num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "num_moe_experts",
     "moe_router_topk", "sequence_parallel", "recompute_granularity", "overlap_p2p_comm", "tp_comm_overlap",
@@ -39,14 +39,14 @@ _MEGATRON_DDP = (
 
 
 def tell(monitor: OverlapMonitor, *readers: Callable[[], Facts]) -> None:
-    """Have the record keep what these read; one that fails tells nothing."""
+    """Add the results of these readers to the record; one that fails adds nothing."""
     for reader in readers:
         with contextlib.suppress(Exception):
             monitor.tell_configuration(reader())
 
 
 def of_models(models: Sequence[nn.Module]) -> Facts:
-    """Names, sizes and wrappers of the models; empty without any."""
+    """Names, sizes and wrappers of the models; empty without models."""
     if not models:
         return {}
     facts: Facts = {"model": ", ".join(dict.fromkeys(type(_inner(model)).__name__ for model in models))}
@@ -66,13 +66,13 @@ def of_optimizer(optimizer: torch.optim.Optimizer) -> Facts:
 
 
 def of_parameters(parameters: Iterable[Any]) -> Facts:
-    """How many, of which types, and a digest of their shapes: two models with the same digest have the same layers.
+    """Number and types of the parameters, and a digest of their shapes: models with equal digests have the same layers.
 
-    Of a parameter that is spread over ranks, the whole where it tells it.
+    A parameter that is split over ranks counts with its full shape, if it has that.
     """
     total, trained, types, shapes = 0, 0, set(), hashlib.sha256()
     for parameter in parameters:
-        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # DeepSpeed keeps ZeRO-3's own shape there
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # DeepSpeed keeps the full shape of ZeRO-3 there
         total += torch.Size(shape).numel()
         trained += torch.Size(shape).numel() if parameter.requires_grad else 0
         types.add(str(parameter.dtype).removeprefix("torch."))
@@ -84,7 +84,7 @@ def of_parameters(parameters: Iterable[Any]) -> Facts:
 
 
 def of_deepspeed(engine: Any) -> Facts:
-    """The model, and what decides ZeRO's communication."""
+    """The model, and the parts of ZeRO's configuration that determine its communication."""
     facts: Facts = {"model": type(engine.module).__name__, **of_parameters(engine.module.parameters())}
     with contextlib.suppress(Exception):
         facts |= _set_of(engine._config.zero_config, _ZERO, "zero_")
@@ -95,7 +95,7 @@ def of_deepspeed(engine: Any) -> Facts:
 
 
 def of_megatron(chunks: Sequence[Any]) -> Facts:
-    """The model, and what decides the communication of Megatron's DDP."""
+    """The model, and the configuration of Megatron's DDP that determines its communication."""
     facts: Facts = {"model": type(_inner(chunks[0])).__name__, "model_chunks": len(chunks)}
     facts |= of_parameters(parameter for chunk in chunks for parameter in chunk.parameters())
     facts |= _set_of(getattr(chunks[0], "config", None), _MEGATRON_MODEL)
@@ -103,12 +103,12 @@ def of_megatron(chunks: Sequence[Any]) -> Facts:
 
 
 def _set_of(holder: Any, names: Iterable[str], prefix: str = "") -> Facts:
-    """Those of these attributes that an object has, and that are not None."""
+    """The attributes among these that an object has and that are not None."""
     return {f"{prefix}{name}": value for name in names if (value := getattr(holder, name, None)) is not None}
 
 
 def _inner(model: Any) -> Any:
-    """The model within its wrappers."""
+    """The model without its wrappers."""
     while isinstance(model, (DistributedDataParallel, FullyShardedDataParallel)) or type(model).__name__ in (
         "DistributedDataParallel", "Float16Module", "OptimizedModule",
     ):  # fmt: skip

@@ -1,8 +1,8 @@
-"""A step of DeepSpeed's ZeRO-1 that can be repeated, for the race check.
+"""A repeatable step of DeepSpeed's ZeRO-1, for the race check.
 
 After a backward pass ZeRO-1 has the gradients that its optimizer would read in ``averaged_gradients``: this rank's part
-of each parameter's. ``engine.step()`` takes them away. A repetition leaves them there, with counters of micro-steps and
-buckets; all of that is put back.
+of each parameter's. ``engine.step()`` removes them. A repetition leaves them there, with counters of micro-steps and
+buckets; all of that is restored.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from .base import patch
 class EngineStep(RepeatableStep):
     """Forward and backward of an engine with ZeRO-1 on a batch that the user holds.
 
-    ``run`` is the user's function: ``engine.backward(engine(batch))``, once. It reduces its gradients, whatever number
-    of micro-batches a step has.
+    ``run`` is the user's function: ``engine.backward(engine(batch))``, once. It reduces its gradients, however many
+    micro-batches a step has.
     """
 
     def __init__(self, run: Callable[[], Any], engine: DeepSpeedEngine) -> None:
         self._run = run
         self._engine = engine
         self._held = HeldAttributes([])
-        self._accumulated: list[tuple[torch.Tensor, Any]] = []  # gradients beside ``.grad``
+        self._accumulated: list[tuple[torch.Tensor, Any]] = []  # gradients outside ``.grad``
 
     def refusal(self) -> str:
         engine, optimizer = self._engine, self._engine.optimizer
@@ -64,7 +64,7 @@ class EngineStep(RepeatableStep):
 
     def run(self) -> None:
         engine, optimizer = self._engine, self._engine.optimizer
-        # Tensors and objects are not put back: ZeRO changes them in a step alone.
+        # Tensors and objects are not restored: ZeRO changes them only in a step.
         self._held = HeldAttributes(_holders(engine))
         self._accumulated = [(p, p.grad_accum) for p in engine.module.parameters() if hasattr(p, "grad_accum")]
         with ExitStack() as stack:
@@ -106,13 +106,13 @@ def _refuse(*_: Any, **__: Any) -> None:
 
 
 def _says(engine: DeepSpeedEngine, name: str, *, absent: bool = False) -> bool:
-    """What an engine says of itself; versions that cannot be asked are as ``absent``."""
+    """An engine's answer about itself; versions without the method count as ``absent``."""
     asked: Callable[[], bool] = getattr(engine, name, lambda: absent)
     return bool(asked())
 
 
 def _holders(engine: DeepSpeedEngine) -> list[tuple[Any, bool]]:
-    """Objects that forward and backward write to, as ``HeldAttributes`` takes them."""
+    """Objects that forward and backward write to, in the form that ``HeldAttributes`` takes."""
     optimizer = engine.optimizer
     inner = [getattr(optimizer, "_backward_hook_state", None), optimizer.loss_scaler, engine.tput_timer]
     inner += [*getattr(optimizer, "ipg_buckets", {}).values()]

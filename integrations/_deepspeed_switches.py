@@ -1,4 +1,4 @@
-"""DeepSpeed's own switches: those that make a step sequential without the gate, and those that arms turn."""
+"""DeepSpeed's own switches: those that make a step sequential without the gate, and those of arms."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _NAMED_BUCKET = "prefetch bucket size of ZeRO-3 under the known name"
 
 
 class Switches(OverlapSwitch):
-    """DeepSpeed's attributes that have one value with overlap, as the job was built, and another without.
+    """DeepSpeed attributes with one value with overlap, as the job was built, and another without.
 
-    Each of ``switches`` is the object that holds it, the attribute, and its value without overlap.
+    Each of ``switches`` is the object that has it, the attribute, and its value without overlap.
     """
 
-    # During accumulation DeepSpeed sets gradients aside. At its end, only the way of reducing that did so finds them.
+    # During accumulation DeepSpeed sets gradients aside. At its end, only the same way of reducing finds them.
     only_between_steps = True
 
     def __init__(self, name: str, *switches: tuple[Any, str, Any]) -> None:
@@ -51,7 +51,9 @@ class Switches(OverlapSwitch):
 
 
 def native_switches(engine: DeepSpeedEngine) -> Switches:
-    """The switches of this job. A ValueError if they must not be flipped, or would change nothing, says why."""
+    """The switches of this job. Raises a ValueError with the reason if they must not be flipped, or would have no
+    effect.
+    """
     optimizer = engine.optimizer
     coordinator = getattr(getattr(optimizer, "parameter_offload", None), "param_coordinator", None)
     why = _why_no_switch(engine, coordinator)
@@ -59,7 +61,7 @@ def native_switches(engine: DeepSpeedEngine) -> Switches:
         raise ValueError(f"sequential='native' is refused: {why}; use 'gate'")
     if engine.zero_optimization_stage() < 3:
         return Switches("overlap_comm", (optimizer, "overlap_comm", False))
-    # A job that was built with overlap_comm off has the main stream in place of these (which are None on the host).
+    # A job built with overlap_comm off has the main stream in place of these (which are None on the host).
     streams = [(coordinator, f"{_COORDINATOR}__allgather_stream"), (optimizer, "reduce_and_partition_stream")]
     main = get_accelerator().default_stream()
     replaced = [(holder, name, main) for holder, name in streams if getattr(holder, name, None) is not None]
@@ -68,7 +70,7 @@ def native_switches(engine: DeepSpeedEngine) -> Switches:
 
 
 class PrefetchBucketSwitch(Switches):
-    """Sets how many parameters ZeRO-3's coordinator prefetches. Steps are overlapped as before."""
+    """Sets how many parameters ZeRO-3's coordinator prefetches. Steps stay overlapped."""
 
     sequential = False
 
@@ -76,11 +78,11 @@ class PrefetchBucketSwitch(Switches):
         super().__init__("stage3_prefetch_bucket_size", (coordinator, PREFETCH_ATTRIBUTE, elements))
 
     def _settle(self) -> None:
-        """No stream is replaced, so the device need not be waited for."""
+        """Do nothing: no stream is replaced, so there is no need to wait for the device."""
 
 
 def prefetch_switch(engine: DeepSpeedEngine, arm: ZeroPrefetchBucket) -> PrefetchBucketSwitch:
-    """The switch of an arm. A ValueError if the engine has no such bucket, or it has this size already."""
+    """The switch of an arm. Raises a ValueError if the engine has no such bucket, or already has this size."""
     coordinator = getattr(getattr(engine.optimizer, "parameter_offload", None), "param_coordinator", None)
     if engine.zero_optimization_stage() != 3:
         raise ValueError(f"the engine has ZeRO stage {engine.zero_optimization_stage()}, and 3 is needed")
@@ -94,15 +96,14 @@ def prefetch_switch(engine: DeepSpeedEngine, arm: ZeroPrefetchBucket) -> Prefetc
 
 
 def _why_no_switch(engine: DeepSpeedEngine, coordinator: Any) -> str:
-    """Why this job's switch must not be flipped; empty where it may be."""
+    """Why this job's switch must not be flipped; empty if it may be."""
     stage, optimizer = engine.zero_optimization_stage(), engine.optimizer
     if isinstance(engine, PipelineEngine):
         return "DeepSpeed does not overlap the communication of pipelines"
     if stage == 0:
         return "ZeRO stage 0 reduces all gradients after the backward pass, and has no switch"
     if not engine.zero_overlap_comm():
-        # Stage 1 created its gradient hooks for the value it was built with. Switched on later, it would not reduce at
-        # all.
+        # Stage 1 created its gradient hooks for its initial setting. Switched on later, it would not reduce at all.
         return "the job was built with overlap_comm off, so there is nothing to switch off"
     if engine.zero_offload_optimizer() or engine.zero_offload_param():
         return "its switches are not known to be safe to flip with offloading"

@@ -1,8 +1,8 @@
 """Sends reports from rank 0 to the last rank, where Megatron-LM has its W&B run.
 
-When training has ended, and not before, both ends wait for each other, each for a bounded time: the last rank for the
-last report, rank 0 for its reports to be taken. What nobody takes, rank 0 takes back. So nothing is left in the store,
-unless both ranks die.
+Only when training has ended do the two ends wait for each other, each for a bounded time: the last rank for the last
+report, rank 0 for its reports to be taken. Rank 0 deletes what is not taken. So nothing is left in the store unless
+both ranks die.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from overlap_callbacks._threads import NoAnswerError, QuestionFailedError, Worke
 from overlap_callbacks.monitor.background.store import ANSWER_TIMEOUT_S, Job, StoreChannel, StoreFailedError, poll
 from overlap_callbacks.sinks import RunInfo
 
-# The rank with the W&B run looks for reports at most this often.
+# Minimum interval at which the rank with the W&B run looks for reports.
 _LOOK_INTERVAL_S = 1.0
-# At the end, this is the time for reports: for rank 0 to make them, and then for the last rank to take them.
+# At the end, time for reports: for rank 0 to make them, and then for the last rank to take them.
 LAST_REPORT_S = 30.0
-# And the last rank waits so much longer than rank 0 may take to make them.
+# Additional time that the last rank waits for rank 0 to make them.
 LATER_S = 15.0
-# The last rank trains the steps of the windows itself, and looks between them. So it is gone if so many reports wait,
-# the oldest of them for so long. In a burst, or while a monitor closes, many may come before it looks.
+# The last rank also trains the steps of the windows, and looks between them. So it is considered gone if this many
+# reports wait, the oldest for this long. In a burst, or while a monitor closes, many may arrive before it looks.
 _MOST_WAITING = 4
 _GONE_AFTER_S = 30.0
-# Time for the store to answer when nothing else is waited for.
+# Time for the store to answer when the call waits for nothing else.
 _STORE_S = 2.0
 
-_READER = "reader"  # its value names what is sent: what a killed job has left under another name is not read
+_READER = "reader"  # names the messages, so that those of a killed job under another name are not read
 _END = "end"
 _NO_ANSWER = "the job's store does not answer"
 
@@ -43,17 +43,17 @@ T = TypeVar("T")
 
 
 class Outbox(Sink):
-    """Rank 0's end: puts reports into the job's store. Other ranks have one that does nothing."""
+    """Rank 0's end: puts reports into the job's store. On other ranks it does nothing."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._run: RunInfo | None = None
-        self._name = ""  # as the reader gave it
+        self._name = ""  # set by the reader
         self._sent = 0
-        self._waiting: deque[tuple[str, float]] = deque()  # keys that were not taken yet, and since when they wait
+        self._waiting: deque[tuple[str, float]] = deque()  # keys not taken yet, and since when they wait
         self._closed = threading.Event()
         self._left = False
-        self._turn = threading.Lock()  # nothing is sent once this rank has left
+        self._turn = threading.Lock()  # nothing is sent after this rank has left
 
     def open(self, run: RunInfo) -> None:
         self._run = run
@@ -76,17 +76,17 @@ class Outbox(Sink):
             self._closed.set()
 
     def leave(self, timeout_s: float) -> Exception | None:
-        """Leave nothing in the store. Waits at most ``timeout_s`` for the last rank to take the reports, if it has not.
+        """Delete what is left in the store, after waiting at most ``timeout_s`` for the last rank to take the reports.
 
-        Returns why reports were taken back, if they were.
+        Returns an error if reports were deleted unread.
         """
         job = Job.current()
         if job is None or job.rank != 0:
             return None
         failed: list[Exception] = []
-        # A store that does not answer keeps the thread, and not the job.
+        # A store that does not answer blocks the worker, not the job.
         worker = Worker("overlap-callbacks-outbox", lambda error: None)
-        with contextlib.suppress(RuntimeError):  # the system has no more threads to give
+        with contextlib.suppress(RuntimeError):  # the system cannot start another thread
             worker.submit(lambda: self._leave(timeout_s, failed))
         worker.close(_STORE_S + (0.0 if self._run is None else timeout_s))
         return failed[0] if failed else None
@@ -101,7 +101,7 @@ class Outbox(Sink):
                 self._forget_taken(channel)
                 return None if self._waiting else True
 
-        with contextlib.suppress(StoreFailedError):  # all that is in it is gone
+        with contextlib.suppress(StoreFailedError):  # the store is gone, and everything in it
             poll(all_taken, timeout_s, lambda: not channel.has(_READER))
             with self._turn:
                 self._left = True
@@ -123,7 +123,7 @@ class Outbox(Sink):
 
     def _post(self, channel: StoreChannel, name: str, message: bytes) -> None:
         reader = None if self._left else channel.peek(_READER)
-        if reader is None:  # the message would stay in the store forever
+        if reader is None:  # the message would stay in the store for ever
             return
         self._name = reader.decode()
         channel.publish(self._key(name), message)
@@ -164,7 +164,7 @@ class Inbox:
                 self._log_all(wait_s)
             except Exception as error:
                 self._failed = True
-                self._leave()  # so rank 0 sends nothing more
+                self._leave()  # so that rank 0 sends no more
                 self._monitor.sink_failed(self._sink, error)
         if ends:
             self._leave()
@@ -184,9 +184,9 @@ class Inbox:
             raise TimeoutError(f"rank 0 has sent no last report within {wait_s:g} s; if it made one, the record has it")
 
     def _ask(self, question: Callable[[], T], wait_s: float = 0.0) -> T:
-        """What ``question`` returns, on a thread of its own: a store that does not answer must not keep training.
+        """Call ``question`` on a separate thread and return its result: an unresponsive store must not block training.
 
-        It uses the store, and may wait ``wait_s`` for other ranks. A StoreFailedError if there is no answer.
+        It uses the store, and may wait ``wait_s`` for other ranks. Raises a StoreFailedError without an answer.
         """
         if self._channel.call.is_stuck:
             raise StoreFailedError(_NO_ANSWER)
@@ -198,15 +198,15 @@ class Inbox:
             raise error.__cause__ or error from None
 
     def _receive(self, wait_s: float | None) -> tuple[list[bytes], bool]:
-        """The reports that have come; at the end, all of them, and whether some may be missing."""
+        """The reports that have arrived; at the end, all of them, and whether some may be missing."""
         missing = wait_s is not None and not self._has_ended(wait_s)
         messages = list(iter(self._take, None))
         if wait_s is not None:
-            self._take_away()  # at once, so that rank 0 need not wait for what W&B takes
+            self._take_away()  # at once, so that rank 0 need not wait for W&B
         return messages, missing
 
     def _has_ended(self, wait_s: float) -> bool:
-        """Wait for rank 0 to have sent all. False if it has not in time; one that has left sends nothing more."""
+        """Wait for rank 0 to have sent everything. False if it has not in time; if it has left, it sends no more."""
 
         def look() -> bool | None:
             return self._channel.has(self._key(_END)) or not self._channel.has(_READER) or None
@@ -214,7 +214,7 @@ class Inbox:
         return bool(poll(look, wait_s, lambda: False))
 
     def _take(self) -> bytes | None:
-        """The next report; None if none has come."""
+        """The next report; None if none has arrived."""
         key = self._key(str(self._taken))
         message = self._channel.peek(key)
         if message is not None:

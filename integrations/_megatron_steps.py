@@ -1,4 +1,6 @@
-"""What both ways into Megatron have in common: Megatron-core, the monitor of a job, where its steps begin and end."""
+"""Shared by both entry points for Megatron: Megatron-core's classes, a job's monitor, and where its steps begin and
+end.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from . import _configuration
 from ._megatron_switches import Switches
 from .base import KNOWN_TO_WORK, MakeSinks, build_monitor, is_native, precision_of, wrap
 
-# The dimensions of parallel_state's groups. Groups that are not named here are named by their descriptions.
+# The dimensions of parallel_state's groups. Other groups are named by their descriptions.
 _DIMENSIONS = {
     "get_tensor_model_parallel_group": "tensor",
     "get_pipeline_model_parallel_group": "pipeline",
@@ -26,10 +28,10 @@ _DIMENSIONS = {
     "get_context_parallel_group": "context",
     "get_expert_model_parallel_group": "expert",
     "get_expert_tensor_parallel_group": "tensor",
-    "get_expert_data_parallel_group": "data",  # the gradients of experts
+    "get_expert_data_parallel_group": "data",  # the experts' gradients
     "get_embedding_group": "embedding",
     "get_position_embedding_group": "embedding",
-    "get_expert_tensor_model_pipeline_parallel_group": "model",  # the norm of gradients
+    "get_expert_tensor_model_pipeline_parallel_group": "model",  # the gradient norm
     "get_intra_distributed_optimizer_instance_group": "model",
 }
 
@@ -39,7 +41,7 @@ class MegatronCore:
     """The classes and the module of Megatron-core that the adapter uses.
 
     Attributes:
-        name: the package with its version, for the record.
+        name: package and version, for the record.
         communicator: the class whose ``_communicate`` posts sends and receives.
         ddp: the class of model chunks whose overlap has switches.
         groups: the module that knows the job's process groups.
@@ -53,7 +55,7 @@ class MegatronCore:
 
     @classmethod
     def load(cls) -> MegatronCore:
-        """Import it. An ImportError if it is not installed, or lacks something."""
+        """Import Megatron-core. Raises an ImportError if it is not installed, or lacks something."""
         version = "of an unknown version"
         try:
             version = getattr(importlib.import_module("megatron.core"), "__version__", version)
@@ -68,7 +70,7 @@ class MegatronCore:
                 optimizer=importlib.import_module("megatron.core.optimizer").MegatronOptimizer,
                 groups=importlib.import_module("megatron.core.parallel_state"),
             )
-            # Used later: if one is missing, the message comes now.
+            # Used later: if one is missing, raise now.
             _ = core.groups.model_parallel_is_initialized, core.communicator._communicate
         except (ImportError, AttributeError) as error:
             known = KNOWN_TO_WORK["megatron-core"]
@@ -93,11 +95,11 @@ class MegatronCore:
 
 
 class Steps:
-    """Marks steps: for a monitor, and for Megatron's switches if they make steps sequential."""
+    """Marks steps for a monitor, and for Megatron's switches if they make steps sequential."""
 
     def __init__(self, monitor: OverlapMonitor) -> None:
         self.monitor = monitor
-        self.switches: Switches | None = None  # once they are in use
+        self.switches: Switches | None = None  # None until they are in use
 
     def begin(self, step: int) -> None:
         self.monitor.step_begin(step)
@@ -158,7 +160,7 @@ def shared_expert_streams(chunks: Iterable[Any]) -> list[Any]:
 
 
 def _precision(config: Any) -> str | None:
-    """That of matrix products, by Megatron's configuration of the model; None without one."""
+    """The precision of matrix products in Megatron's model configuration; None without one."""
     if config is None:
         return None
     kinds = (("fp8", "fp8"), ("bf16", "bf16"), ("fp16", "fp16"))
@@ -167,10 +169,11 @@ def _precision(config: Any) -> str | None:
 
 
 def _waiting(monitor: OverlapMonitor) -> Callable[..., Any]:
-    """For ``_communicate``, which posts a batch of sends and receives: sequential steps wait once all are posted.
+    """Wrapper of ``_communicate``, which posts a batch of sends and receives: sequential steps wait once all are
+    posted.
 
     This cannot hang: the stages go through their batches in step, and each one's k-th forward (or backward) batch is
-    the other side of its neighbour's. Megatron itself waits there if ``overlap_p2p_comm`` is off.
+    the counterpart of its neighbour's. Megatron itself waits there if ``overlap_p2p_comm`` is off.
     """
 
     def works_of(result: Any) -> list[Any]:

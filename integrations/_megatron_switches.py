@@ -6,7 +6,7 @@ from typing import Any
 
 from overlap_callbacks.gate.arms import AttributeSwitch, OverlapSwitch
 
-# With these settings the switches were seen to leave every bit of the weights as it is. Tensor, context and expert
+# With these settings the switches were verified to leave the weights bit-identical. Tensor, context and expert
 # parallelism also have communication that no switch reaches.
 _PROVEN: dict[str, Any] = {
     "tensor_model_parallel_size": 1,
@@ -25,9 +25,9 @@ _PROVEN: dict[str, Any] = {
 
 
 class Switches(AttributeSwitch, OverlapSwitch):
-    """Those of Megatron's switches that the job was built with; ``by_hand`` if the user marks the steps.
+    """Megatron's switches that are on in this job. ``by_hand``: the user marks the steps.
 
-    A ValueError if they are not known to be safe for this job, or do not reach all of its communication.
+    Raises a ValueError if they are not known to be safe for this job, or do not reach all of its communication.
     """
 
     def __init__(self, ddp: type[Any], chunks: list[Any], by_hand: bool) -> None:
@@ -56,7 +56,8 @@ class Switches(AttributeSwitch, OverlapSwitch):
         self._configs = configs
 
     def disable(self) -> None:
-        for config, name in self._flags:  # all, before one is set: with half of them off, gradients are reduced twice
+        # check all before setting one: with half of them off, gradients are reduced twice
+        for config, name in self._flags:
             if getattr(config, name) is not True:
                 raise RuntimeError(f"{name} was switched off by somebody else: it is left alone")
         for config, name in self._flags:
@@ -75,7 +76,7 @@ class Switches(AttributeSwitch, OverlapSwitch):
     def gather_parameters(self) -> None:
         """Gather all parameters when a sequential step begins, so that the layers' hooks find them gathered.
 
-        The flag and the hooks stay, because Megatron-LM itself removes the hooks and adds them again.
+        The flag and the hooks stay: Megatron-LM itself removes the hooks and adds them again.
         """
         for chunk in self._gathering:
             if chunk.remove_forward_pre_hook_handles:  # empty in Megatron-LM's first step

@@ -1,8 +1,8 @@
-"""DDP without overlap, by DDP's own parts: the backward pass waits for each bucket where DDP issues it.
+"""DDP without overlap, by DDP's own means: the backward pass waits for each bucket where DDP issues it.
 
 Without a communication hook the reducer calls ``allreduce`` of its process group. That group can be replaced between
-steps, by one that passes the call on and waits. Buckets, operands and division stay the reducer's own. A communication
-hook is held by the reducer itself and cannot be replaced, so the user has to register it through ``switchable``.
+steps by one that passes the call on and waits. Buckets, operands and division stay the reducer's own. A communication
+hook is held by the reducer itself and cannot be replaced, so the user must register it through ``switchable``.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def switchable(hook: Hook) -> Hook:
 
 
 class _HookSwitch:
-    """Whether a hook waits, and for how many buckets it has waited."""
+    """Whether a hook waits, and the number of buckets that it has waited for."""
 
     def __init__(self) -> None:
         self.sequential = False
@@ -81,9 +81,9 @@ class WaitingGroup(dist.ProcessGroup):
 
 
 class DdpWaits(OverlapSwitch):
-    """Waits for every bucket of these models, all DDP modules of the job, where it is issued.
+    """Waits for every bucket of these models (all DDP modules of the job) where it is issued.
 
-    A ValueError says why a model's reduction cannot be made to wait, or cannot be put back.
+    Raises a ValueError with the reason if a model's reduction cannot be made to wait, or cannot be restored.
     """
 
     name = "ddp_bucket_wait"
@@ -92,7 +92,7 @@ class DdpWaits(OverlapSwitch):
         self._models = models
         self._hooks = [switch for model in models if (switch := _switch_of(model)) is not None]
         self._groups: list[WaitingGroup] = []
-        self._had_no_effect = False  # there was a sequential step that waited for no bucket
+        self._had_no_effect = False  # a sequential step waited for no bucket
 
     def disable(self) -> None:
         if self._had_no_effect:

@@ -1,9 +1,9 @@
-"""What can be switched in FSDP between steps: its streams, so that nothing overlaps, and FSDP2's own options.
+"""FSDP's switches between steps: its streams, so that nothing overlaps, and FSDP2's own options.
 
-Both FSDPs overlap because they issue their collectives and copies on separate streams. If each of these is the compute
+Both FSDPs overlap because they issue their collectives and copies on separate streams. If all of these are the compute
 stream, the device runs everything in the order of issue. The streams are attributes of FSDP's state, which reads them
-at every use, so they can be replaced between steps and put back. Without an accelerator, streams are placeholders and
-Gloo's collectives block: the switch changes nothing.
+at every use, so they can be replaced between steps and restored. Without an accelerator, streams are placeholders and
+Gloo's collectives block: the switch has no effect.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from .base import check_version, missing_of, torch_lacks
 # Attributes that hold communication streams.
 FSDP1_STREAMS = ("_unshard_stream", "_pre_unshard_stream", "_post_backward_stream", "_all_reduce_stream")
 FSDP2_STREAMS = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
-# Attributes of FSDP2's state with the modules whose parameters are gathered ahead.
+# Attributes of FSDP2's state with the modules to prefetch.
 _PREFETCH = ("_states_to_forward_prefetch", "_states_to_backward_prefetch")
 
 
 class FsdpStreams(OverlapSwitch):
-    """Replaces the communication streams of these modules, all FSDP1 or FSDP2 modules of the job, by the compute
-    stream.
+    """Replaces the communication streams of these modules (all FSDP modules of the job) by the compute stream.
 
-    A ValueError says which of their communication does not run on these streams.
+    Raises a ValueError if some of their communication does not run on these streams.
     """
 
     name = "fsdp_streams"
@@ -47,7 +46,7 @@ class FsdpStreams(OverlapSwitch):
         self._replaced: list[tuple[Any, str, Any]] = []  # holder, attribute, FSDP's own stream
 
     def disable(self) -> None:
-        for holder, handle, names in list(_holders(self._modules)):  # a list: all are checked before one is changed
+        for holder, handle, names in list(_holders(self._modules)):  # a list: check all before changing one
             compute = handle.current_stream()
             for name in names:
                 own = getattr(holder, name)
@@ -100,7 +99,7 @@ def fsdp2_state(module: Any) -> Any:
 
 
 def param_groups_of(modules: Iterable[nn.Module]) -> Iterator[Any]:
-    """The groups of parameters that FSDP2 modules gather and reduce together."""
+    """The parameter groups that FSDP2 modules gather and reduce together."""
     for module in modules:
         if isinstance(module, FSDPModule):
             state = fsdp2_state(module)
@@ -122,18 +121,18 @@ def data_groups(modules: Iterable[nn.Module]) -> list[dist.ProcessGroup]:
     return [group for group in candidates if group is not None]
 
 
-# -- FSDP2's own options that can be turned between two steps: prefetching, and freeing after the forward pass
+# -- FSDP2's own options that can be switched between steps: prefetching, and freeing after the forward pass
 
 
 class PrefetchSwitch(AttributeSwitch):
-    """Has each sharded module gather the parameters of the next ones ahead, in the order in which the model holds them.
+    """Makes each sharded module prefetch the parameters of the next ones, in the order in which the model holds them.
 
-    Where the model runs its modules in another order, results are the same, and prefetching is of little use. A
-    ValueError if the models have no such module, or one only, or torch keeps them elsewhere.
+    If the model runs its modules in another order, results are the same, but prefetching is of little use. Raises a
+    ValueError if the models have fewer than two such modules, or torch keeps them elsewhere.
     """
 
     name = "set_modules_to_forward_prefetch, set_modules_to_backward_prefetch"
-    only_between_steps = False  # what is read in mid-step only says what is gathered next
+    only_between_steps = False  # a read in mid-step only affects what is gathered next
 
     def __init__(self, models: Sequence[nn.Module], arm: Prefetch) -> None:
         super().__init__()
@@ -159,11 +158,12 @@ class PrefetchSwitch(AttributeSwitch):
 class ReshardSwitch(AttributeSwitch):
     """Frees gathered parameters after the forward pass, or keeps them until the backward pass has used them.
 
-    A ValueError if the models have no sharded module, all are so already, or torch keeps this elsewhere.
+    Raises a ValueError if the models have no sharded module, all are in that state already, or torch keeps it
+    elsewhere.
     """
 
     name = "set_reshard_after_forward"
-    only_between_steps = False  # parameters that are gathered are not gathered again
+    only_between_steps = False  # gathered parameters are not gathered again
 
     def __init__(self, models: Sequence[nn.Module], arm: Reshard) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
 """torch.distributed.pipelining: sequential steps wait for each batch of sends and receives that a stage posts.
 
 Every schedule posts through ``schedules._batch_p2p``. In sequential steps the whole batch is posted, and then waited
-for. The schedule, which waits later, gets works that are completed.
+for. The schedule, which waits later, gets completed works.
 
 This cannot hang if all batches finish when each is waited for before the next is posted: a batch finishes once the
 neighbour has posted the other half. For GPipe and 1F1B this holds for any number of stages and micro-batches: the
-messages that they do not wait for themselves are forward sends while a stage warms up, and backward sends while it
-cools down, and the neighbour posts the matching receive after earlier messages of the same direction only. Schedules
-with several stages per rank hold the order of all ranks, which is simulated. Those of torch 2.8 have none: they run in
-time steps, and wait for each batch themselves before they post the next.
+messages that they do not wait for themselves are forward sends during warm-up and backward sends during cool-down, and
+the neighbour posts the matching receive after only earlier messages of the same direction. Schedules with several
+stages per rank contain the order of all ranks, which is simulated. Those of torch 2.8 contain none: they run in time
+steps, and wait for each batch themselves before they post the next.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from .base import check_version, missing_of, patch
 # A message: its direction, the stage that receives it, the micro-batch.
 Message = tuple[str, int, int]
 
-# Names of the schedules' module that are not public.
+# Non-public names in the schedules' module.
 _NEEDED = ("_PipelineSchedule", "_batch_p2p", "SEND_F", "SEND_B", "RECV_F", "RECV_B")
 
 
 def check_type(pipeline: Any) -> None:
-    """Refuse what is not a schedule, by a TypeError with what was given."""
-    # If torch has no such class, check_order() says so.
+    """Reject anything that is not a schedule, by a TypeError that names what was given."""
+    # If torch has no such class, check_order() reports it.
     if not isinstance(pipeline, getattr(schedules, "_PipelineSchedule", object)):
         given = f"{pipeline!r} (a {type(pipeline).__name__})"
         raise TypeError(f"pipeline must be a schedule of torch.distributed.pipelining, got {given}")
 
 
 def check_order(pipeline: Any) -> None:
-    """Refuse schedules that might hang if each batch is waited for: a ValueError has the reason, and what to do.
+    """Reject schedules that might hang if each batch is waited for: a ValueError has the reason, and what to do.
 
-    A RuntimeError says what this torch lacks.
+    Raises a RuntimeError if this torch lacks something.
     """
     missing = missing_of(schedules, *_NEEDED)
     if not hasattr(pipeline, "_stages"):
@@ -77,7 +77,7 @@ def groups_of(pipeline: Any) -> list[dist.ProcessGroup]:
 
 
 def messages(actions: Iterable[Any]) -> list[Message]:
-    """What one rank sends and receives, in order."""
+    """One rank's sends and receives, in order."""
     in_order: list[Message] = []
     for action in actions:
         kind = action.computation_type
@@ -92,7 +92,7 @@ def messages(actions: Iterable[Any]) -> list[Message]:
 
 
 def all_finish(orders: Sequence[Sequence[Message]]) -> bool:
-    """Whether all ranks finish if each does one message at a time, and waits for the other side of each."""
+    """Whether all ranks finish if each handles one message at a time, and waits for its counterpart."""
     remaining = [list(reversed(order)) for order in orders]  # the next message is last
     while True:
         sides = Counter(order[-1] for order in remaining if order)
@@ -107,7 +107,7 @@ def all_finish(orders: Sequence[Sequence[Message]]) -> bool:
 class _Batches:
     """Replaces ``schedules._batch_p2p`` while a monitor needs it.
 
-    All monitors share one, because they may be closed in any order, and of nested wrappers only the outermost can go.
+    All monitors share one: they may be closed in any order, but only the outermost of nested wrappers can be removed.
     """
 
     def __init__(self, original: Callable[..., list[Any]]) -> None:
@@ -127,9 +127,9 @@ def _post(monitor: OverlapMonitor, issue: Callable[[], list[Any]]) -> list[Any]:
 
 
 def wait_for_batches(monitor: OverlapMonitor) -> Callable[[], None]:
-    """Pass every batch of sends and receives through ``monitor.post``. Returns what ends that.
+    """Pass every batch of sends and receives through ``monitor.post``. Returns a function that stops it.
 
-    Once no monitor is left, that puts torch's own function back.
+    When no monitor is left, that restores torch's own function.
     """
     current: Any = schedules._batch_p2p
     batches = current if isinstance(current, _Batches) else _Batches(current)

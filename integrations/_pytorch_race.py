@@ -1,7 +1,7 @@
-"""A step of a plain PyTorch loop that can be repeated, for the race check; and where its gradients are reduced.
+"""A repeatable step of a plain PyTorch loop, for the race check; and where its gradients are reduced.
 
 DDP, FSDP2 and torch's ZeRO-1 (``ZeroRedundancyOptimizer``, whose gradients are DDP's) leave the gradients that their
-optimizer reads in ``.grad``, of which each rank compares its own part.
+optimizer reads in ``.grad``; each rank compares its own part.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from overlap_callbacks.monitor.race.repeatable import RepeatableStep, local, mod
 
 from ._pytorch_fsdp import param_groups_of
 
-# Values that a communication hook's state may have: they are put back, or are not the hook's to change.
+# Types of values in a communication hook's state that are restored, or that the hook must not change.
 _PLAIN = (type(None), bool, int, float, str, dist.ProcessGroup)
 
 
 class PlainStep(RepeatableStep):
-    """Forward and backward of a loop of the user's own, by the user's function ``run``.
+    """Forward and backward of the user's own loop, by the user's function ``run``.
 
-    ``models`` are all that it trains, ``optimizer`` the one that it steps, ``pipeline`` its schedule, None without one.
+    ``models``: everything that it trains. ``optimizer``: the one that it steps. ``pipeline``: its schedule, or None.
     """
 
     def __init__(
@@ -104,12 +104,12 @@ class ReducedTogether:
     """Gradients that are reduced together: those of a bucket, or of a group of sharded parameters.
 
     Attributes:
-        bucket: what to call them.
+        bucket: display name.
         parameters: whose gradients they are.
         number: in the order in which the backward pass reduces them, from 0.
-        num_places: how many of the same framework there are.
-        words: one of them is in the name of the operator that reduces them.
-        nbytes: that it reads or writes on this rank.
+        num_places: number of places of the same framework.
+        words: one of these is in the name of the operator that reduces them.
+        nbytes: bytes that it reads or writes on this rank.
     """
 
     bucket: str
@@ -123,7 +123,7 @@ class ReducedTogether:
         return any(own is parameter for own in self.parameters)
 
     def collective_in(self, log: StepLog) -> str:
-        """The collective that reduces them, in words: by its place if each has one, else by its size; empty if none."""
+        """The collective that reduces them: by its position if each has one, else by its size; empty if unknown."""
         of_kind = [
             (index, call)
             for index, call in enumerate(log.collectives)
@@ -173,7 +173,7 @@ def _has_fields(state: Any) -> bool:
 
 
 def _stateful_hook(module: DistributedDataParallel) -> str:
-    """Why a communication hook's state cannot be put back, in words; empty if it can, or there is none."""
+    """Why a communication hook's state cannot be restored; empty if it can, or there is none."""
     for hook, state in getattr(module, "_comm_hooks", ()):
         if isinstance(state, _PLAIN):
             continue

@@ -1,4 +1,4 @@
-"""What the adapters share: options, versions, replacing a framework's functions, logging on the training thread."""
+"""Shared by the adapters: options, versions, patching a framework's functions, logging on the training thread."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from overlap_callbacks.sinks import FunctionSink, Sink
 _SCHEDULE_OPTIONS = frozenset(f.name for f in dataclasses.fields(Schedule) if f.init)
 _MONITOR_OPTIONS = frozenset(inspect.signature(OverlapMonitor).parameters) - {"framework"}
 
-# From the user's sinks (None where none were given) and the run's folder to the sinks of the monitor.
+# From the user's sinks (None if not given) and the run's folder to the monitor's sinks.
 MakeSinks = Callable[[list[Sink] | None, Path], list[Sink]]
 
 
@@ -41,7 +41,7 @@ def build_monitor(
     check: Callable[[], None] = lambda: None,
     precision: Callable[[], str | None] = lambda: None,
 ) -> OverlapMonitor:
-    """A monitor from the options of ``Schedule`` and ``OverlapMonitor`` taken together.
+    """A monitor from the combined options of ``Schedule`` and ``OverlapMonitor``.
 
     A wrong value does not stop the job. Unless ``strict`` is set, it gives one warning and a monitor that is switched
     off. The same holds for whatever ``sinks`` or ``check`` raises.
@@ -51,8 +51,8 @@ def build_monitor(
         options: keyword arguments of either class. ``schedule`` excludes those of ``Schedule``.
         root: the folder that holds the run's own folder by default.
         sinks: makes the monitor's sinks. By default they are those of the options.
-        check: raises where the framework cannot be measured.
-        precision: that of the framework's matrix products, or None; it counts where the user gave none.
+        check: raises if the framework cannot be measured.
+        precision: of the framework's matrix products, or None; used if the user gives none.
 
     Raises:
         TypeError: an option that does not exist; (strict only) a wrong type, or ``schedule`` with its own options.
@@ -62,7 +62,7 @@ def build_monitor(
     try:
         check()
         if options.get("precision") is None:
-            with contextlib.suppress(Exception):  # a version that names it otherwise: only MFU needs it
+            with contextlib.suppress(Exception):  # another version may rename it: only MFU needs it
                 options = {**options, "precision": precision()}
         schedule_options = {name: value for name, value in options.items() if name in _SCHEDULE_OPTIONS}
         monitor_options = {name: value for name, value in options.items() if name in _MONITOR_OPTIONS}
@@ -80,9 +80,9 @@ def build_monitor(
 
 
 def switched_off(framework: str, error: Exception, *, strict: Any = False) -> OverlapMonitor:
-    """Warn that nothing is measured, and why (``error``); give a monitor that does nothing.
+    """Warn that nothing is measured, and why (``error``); return a monitor that does nothing.
 
-    ``strict`` is the user's option of that name, as given: raise ``error`` instead.
+    ``strict``: the user's option, as given: raise ``error`` instead.
     """
     if strict:
         raise error
@@ -93,7 +93,7 @@ def switched_off(framework: str, error: Exception, *, strict: Any = False) -> Ov
 
 
 def full_precision() -> str | None:
-    """That of matrix products of 32-bit tensors, by torch's setting; None where its old and new settings are mixed."""
+    """The precision of 32-bit matrix products, by torch's setting; None if its old and new settings conflict."""
     try:
         return "tf32" if device.has_cuda() and torch.backends.cuda.matmul.allow_tf32 else "fp32"
     except RuntimeError:
@@ -101,19 +101,19 @@ def full_precision() -> str | None:
 
 
 def precision_of(dtype: Any) -> str | None:
-    """That of matrix products of tensors of a type; None for types without a peak."""
+    """The precision of matrix products of a tensor type; None for types without a peak."""
     known = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     return full_precision() if dtype is torch.float32 else known.get(dtype)
 
 
 def check_callable(name: str, given: Any) -> None:
-    """Refuse what is neither None nor a function, by a TypeError with its ``name``."""
+    """Raise a TypeError with the ``name`` unless ``given`` is None or callable."""
     if given is not None and not callable(given):
         raise TypeError(f"{name} must be callable, got {given!r} (a {type(given).__name__})")
 
 
 def check_names(options: dict[str, Any]) -> None:
-    """Refuse names that are not options, by a TypeError with the names that are."""
+    """Reject unknown options by a TypeError that lists the known ones."""
     unknown = sorted(options.keys() - _SCHEDULE_OPTIONS - _MONITOR_OPTIONS)
     if unknown:
         allowed = ", ".join(sorted(_SCHEDULE_OPTIONS | _MONITOR_OPTIONS))
@@ -121,7 +121,7 @@ def check_names(options: dict[str, Any]) -> None:
 
 
 def is_native(sequential: str) -> bool:
-    """Whether ``sequential`` asks for the framework's own switches; a ValueError if for neither these nor the gate."""
+    """Whether ``sequential`` asks for the framework's own switches; a ValueError if for neither them nor the gate."""
     if sequential not in ("gate", "native"):
         raise ValueError(f"sequential must be 'gate' or 'native', got {sequential!r} (a {type(sequential).__name__})")
     return sequential == "native"
@@ -135,8 +135,8 @@ def _folder(run_dir: Any, root: str | os.PathLike[str]) -> Path:
     return Path(run_dir)
 
 
-# -- versions. Adapters use names that other packages do not promise to keep, and look for them before they need them.
-# So a missing name costs the measuring and one message, which has the installed version and those that work.
+# -- versions. Adapters use names that other packages do not promise to keep, and check for them in advance. So a
+# missing name disables measuring with one message, which has the installed version and those that work.
 
 KNOWN_TO_WORK = {
     "torch": "2.8.0, 2.13.0 and 2.15.0",
@@ -149,7 +149,7 @@ KNOWN_TO_WORK = {
 
 
 def lacks(package: str, version: str, what: str) -> str:
-    """The message for something that a package does not have."""
+    """The message for something that a package lacks."""
     return f"{package} {version} has no {what}, which is needed here; known to work: {KNOWN_TO_WORK[package]}"
 
 
@@ -158,25 +158,24 @@ def torch_lacks(what: str) -> str:
 
 
 def missing_of(holder: Any, *names: str) -> list[str]:
-    """Which of these names an object, a class or a module does not have, each with the holder's name before it."""
+    """The names that an object, a class or a module lacks, each prefixed with the holder's name."""
     owner = getattr(holder, "__name__", type(holder).__name__).rpartition(".")[2]
     return [f"{owner}.{name}" for name in names if not hasattr(holder, name)]
 
 
 def check_version(package: str, version: str, missing: list[str]) -> None:
-    """Refuse a version in which something is missing: a RuntimeError has the installed one, and those known to work."""
+    """Reject a version in which something is missing, by a RuntimeError with the installed and the known versions."""
     if missing:
         raise RuntimeError(lacks(package, version, " and no ".join(missing)))
 
 
-# -- a framework's objects, for as long as a monitor is attached
+# -- patching a framework's objects while a monitor is attached
 
 
 def patch(holder: Any, name: str, value: Any) -> Callable[[], None]:
-    """Set an attribute of an object, a class or a module. Returns what undoes it.
+    """Set an attribute of an object, a class or a module. Returns a function that undoes it.
 
-    That does nothing where somebody else has set the attribute since: what we set then stays inside what they set, and
-    does nothing any more.
+    It does nothing if somebody else has set the attribute since: our value then stays inside theirs, without effect.
     """
     before, was_there = vars(holder).get(name), name in vars(holder)
     setattr(holder, name, value)
@@ -193,7 +192,7 @@ def patch(holder: Any, name: str, value: Any) -> Callable[[], None]:
 
 
 def wrap(holder: Any, name: str, around: Callable[..., Any]) -> Callable[[], None]:
-    """Replace a function or method by ``around(original, ...)``, by ``patch``; returns what undoes it."""
+    """Replace a function or method by ``around(original, ...)``, using ``patch``; returns a function that undoes it."""
     original = getattr(holder, name)
 
     @functools.wraps(original)
@@ -204,35 +203,35 @@ def wrap(holder: Any, name: str, around: Callable[..., Any]) -> Callable[[], Non
 
 
 class Attachments:
-    """Which objects have a monitor: each takes one at a time. ``kind`` is what they are, for the message."""
+    """The objects that have a monitor, one each. ``kind``: what the objects are, for the message."""
 
     def __init__(self, kind: str) -> None:
         self._kind = kind
         self._attached: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def check_free(self, target: Any) -> None:
-        """Refuse an object that has a monitor, by a ValueError."""
+        """Raise a ValueError if an object already has a monitor."""
         if target in self._attached:
             raise ValueError(f"{self._kind} is attached to already: close() that monitor first, or use it")
 
     def add(self, target: Any, monitor: OverlapMonitor) -> None:
-        """Note that an object has this monitor, until the monitor is closed."""
+        """Record that an object has this monitor, until the monitor is closed."""
         self._attached.add(target)
         monitor.call_on_close(lambda: self._attached.discard(target))
 
 
 def expect_dtensors(monitor: OverlapMonitor, parameters: Iterable[Any]) -> None:
-    """Prepare the monitor for collectives that operators on DTensors issue, if any of the parameters is one."""
-    tensor: Any = sys.modules.get("torch.distributed.tensor")  # without it there is no DTensor
+    """Prepare the monitor for collectives issued by operators on DTensors, if any of the parameters is one."""
+    tensor: Any = sys.modules.get("torch.distributed.tensor")  # without it there are no DTensors
     if tensor is not None and any(isinstance(parameter, tensor.DTensor) for parameter in parameters):
         monitor.expect_nested_collectives()
 
 
-# -- a framework's loggers, which may be used on the training thread only
+# -- a framework's loggers, which may only be used on the training thread
 
 
 def flush_sinks(sinks: list[FunctionSink], monitor: OverlapMonitor) -> None:
-    """Write what waits in deferred sinks. Call it on the training thread, between steps.
+    """Write the waiting windows of deferred sinks. Call it on the training thread, between steps.
 
     A sink that fails is stopped and removed from the list, with one warning.
     """

@@ -119,7 +119,7 @@ def attach(
     _configuration.tell(monitor, lambda: _configuration.of_deepspeed(engine))
     steps = _Steps(engine, monitor, events)
     methods = ("train_batch",) if isinstance(engine, PipelineEngine) else ("forward", "step")
-    for method in methods:  # on this one engine, not on its class
+    for method in methods:  # on this engine only, not on its class
         monitor.call_on_close(wrap(engine, method, getattr(steps, method)))
     _attachments.add(engine, monitor)
     return monitor
@@ -155,8 +155,8 @@ class _Steps:
         return result
 
     def train_batch(self, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        # It begins with a later stage's first receive and ends with the broadcast of the loss. Both lie outside forward
-        # and step.
+        # A later stage begins it with its first receive, and it ends with the broadcast of the loss; both are outside
+        # forward and step.
         self._begin()
         try:
             result = inner(*args, **kwargs)
@@ -167,7 +167,7 @@ class _Steps:
         return result
 
     def _begin(self) -> None:
-        # A step that was aborted and is tried again has its number already: it is not measured, the next one is.
+        # A step that is retried after an abort has the same number: it is not measured, the next one is.
         if not self._monitor.in_step and self._engine.global_steps != self._number:
             self._number = self._engine.global_steps
             self._monitor.step_begin(self._number)
@@ -185,17 +185,17 @@ class _Steps:
 
 
 class EventsSink(FunctionSink):
-    """Passes reports on to the backends of ``engine.monitor``, on the training thread, against the samples seen.
+    """Passes reports to the backends of ``engine.monitor``, on the training thread, against the samples seen.
 
-    Its W&B backend is left out. The run that this backend starts is the active one, and ``WandbSink`` logs the same
-    there, with tables and against an axis of steps.
+    Its W&B backend is left out: the run that it starts is the active one, and ``WandbSink`` logs the same there, with
+    tables and against a step axis.
     """
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
         # ``close`` writes the last reports, which come while the training thread waits in the monitor's close().
         super().__init__(self._write_events, deferred=True, exact_keys=True)
         self._engine = engine
-        backends = vars(engine.monitor).values()  # None where one is not enabled, and on all ranks but the first
+        backends = vars(engine.monitor).values()  # None if not enabled, and on all ranks but the first
         self.backends = [b for b in backends if isinstance(b, Monitor) and not isinstance(b, WandbMonitor)]
 
     def _write_events(self, metrics: dict[str, float], step: int) -> None:
@@ -205,7 +205,7 @@ class EventsSink(FunctionSink):
 
 
 def sinks_of(given: list[Sink] | None, folder: Path, engine: DeepSpeedEngine, events: EventsSink) -> list[Sink]:
-    """The monitor's sinks: those given or the default ones, and the engine's backends. One W&B sink at most."""
+    """The monitor's sinks: the given or the default ones, and the engine's backends; at most one W&B sink."""
     sinks = default_sinks(folder) if given is None else given
     if not engine.monitor.enabled:
         return sinks
@@ -215,11 +215,11 @@ def sinks_of(given: list[Sink] | None, folder: Path, engine: DeepSpeedEngine, ev
     return [*sinks, *extra]
 
 
-# -- what the job is
+# -- facts of the job
 
 
 def _precision(engine: DeepSpeedEngine) -> str | None:
-    """That of matrix products; None where torch's autocast, which the engine may use, has another type."""
+    """The precision of matrix products; None if torch's autocast, which the engine may use, has another type."""
     autocast = getattr(engine, "torch_autocast_enabled", None)
     if autocast is not None and autocast():
         return precision_of(engine.torch_autocast_dtype())

@@ -66,7 +66,7 @@ class OverlapCallback(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._close()
         version = cast(Any, pl).__version__
-        # Not trainer.log_dir: reading that one broadcasts on the job's communicator.
+        # Not trainer.log_dir: reading it broadcasts on the job's communicator.
         self.monitor = build_monitor(
             f"lightning {version}",
             self._options,
@@ -106,7 +106,7 @@ class OverlapCallback(pl.Callback):
         self._pause.close()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        # A step may continue in the next epoch (left-over micro-batches). What lies between is not part of the step.
+        # A step may continue in the next epoch (left-over micro-batches); anything in between is not part of it.
         if self.monitor is not None and self.monitor.in_step:
             with self.monitor.pause():
                 pass
@@ -155,10 +155,10 @@ class OverlapCallback(pl.Callback):
 
 
 class LoggerSink(FunctionSink):
-    """Passes reports on to a Lightning logger, on the training thread: loggers need not be thread-safe."""
+    """Passes reports to a Lightning logger, on the training thread: loggers need not be thread-safe."""
 
     def __init__(self, logger: Any) -> None:
-        # Sinks are closed on another thread, so ``close`` writes nothing: the callback flushes after that.
+        # Sinks are closed on another thread, so ``close`` writes nothing: the callback flushes afterwards.
         super().__init__(
             lambda metrics, step: logger.log_metrics(metrics, step=step),
             deferred=True,
@@ -168,7 +168,7 @@ class LoggerSink(FunctionSink):
 
 
 def _precision(name: Any) -> str | None:
-    """That of matrix products, of Lightning's name for it; None for 64 bit and whatever else."""
+    """The precision of matrix products from Lightning's name for it; None for 64 bit and unknown names."""
     kind = str(name).removesuffix("-mixed").removesuffix("-true")
     # "transformer-engine" chooses 8 bit layer by layer.
     known = {"16": "fp16", "bf16": "bf16", "transformer-engine": "fp8", "transformer-engine-float16": "fp8"}
@@ -176,7 +176,7 @@ def _precision(name: Any) -> str | None:
 
 
 def _facts(trainer: pl.Trainer, pl_module: pl.LightningModule) -> dict[str, Any]:
-    """The configuration of the job: the model as the strategy has wrapped it, and what the trainer does with it."""
+    """The job's configuration: the model as wrapped by the strategy, and the trainer's settings."""
     wrapped = trainer.strategy.model
     return {
         **_configuration.of_models([pl_module if wrapped is None else wrapped]),
@@ -196,8 +196,8 @@ def _check_version() -> None:
 
 
 def _dimensions(strategy: Any) -> dict[str, str]:
-    """The dimension of process groups that no description tells, by group name."""
-    # DDP mostly uses the default group, and DeepSpeed gives its groups no descriptions.
+    """The dimension of process groups without a description, by group name."""
+    # DDP usually uses the default group, and DeepSpeed gives its groups no descriptions.
     groups = [getattr(strategy.model, name, None) for name in ("process_group", "seq_data_parallel_group")]
     known: dict[str, str] = {group.group_name: "data" for group in groups if isinstance(group, dist.ProcessGroup)}
     if isinstance(strategy, pl.strategies.ModelParallelStrategy):

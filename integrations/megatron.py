@@ -26,11 +26,11 @@ def attach(
     """Measure the loop that steps ``optimizer``: a step lasts from one ``optimizer.step()`` to the next.
 
     Micro-batches and pipeline schedules need no setting. A step that the optimizer skipped, for an overflow, does not
-    count. Put evaluations within the loop into ``with monitor.pause():``. Call ``monitor.close()`` after the loop, or
+    count. Wrap evaluations inside the loop in ``with monitor.pause():``. Call ``monitor.close()`` after the loop, or
     use ``with attach(...):``.
 
     Args:
-        model_chunks: what the pipeline schedule is given as ``model``: a module or a list of them.
+        model_chunks: the pipeline schedule's ``model``: a module or a list of them.
         optimizer: what ``get_megatron_optimizer`` returned. None if you mark the steps yourself, with
             ``monitor.step()``.
         start_step: optimizer steps done before, when a job resumes.
@@ -40,7 +40,7 @@ def attach(
         **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``.
 
     Returns:
-        The monitor; its ``close()`` puts everything back.
+        The monitor; its ``close()`` restores everything.
 
     Raises:
         ImportError: Megatron-core is not installed, or lacks what is needed here.
@@ -86,8 +86,8 @@ def hook_pretrain(*, sequential: str = "gate", **options: Any) -> None:
     """Measure the next ``pretrain(...)`` of Megatron-LM: call this once before it, on all ranks.
 
     A step is a call of ``train_step``. Evaluation and checkpoints lie between steps. When training ends, measuring ends
-    and everything is put back. Rank 0 writes the record. The W&B run that Megatron-LM opens on the last rank gets the
-    reports.
+    and everything is restored. Rank 0 writes the record. Reports also go to the W&B run that Megatron-LM opens on the
+    last rank.
 
     Args:
         sequential: as in ``attach``.
@@ -121,8 +121,8 @@ def _check_free() -> None:
 class _PretrainHook:
     """Wraps Megatron-LM's ``train`` and ``train_step`` until ``train`` ends.
 
-    The monitor is built at the first step, because the model does not exist before. ``training`` is the module that
-    holds both functions; ``on_end`` is called when ``train`` has ended, before the monitor is closed.
+    The monitor is built at the first step, because the model does not exist before. ``training``: the module with both
+    functions. ``on_end`` is called when ``train`` has ended, before the monitor is closed.
     """
 
     def __init__(
@@ -140,9 +140,9 @@ class _PretrainHook:
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
-        """Wrap both, in their module: ``pretrain`` looks them up there whenever it calls them.
+        """Wrap both, in their module: ``pretrain`` looks them up there at each call.
 
-        An AttributeError if the module lacks one of them. Then none is wrapped.
+        Raises an AttributeError if the module lacks one of them; then neither is wrapped.
         """
         _ = self._training.train, self._training.train_step
         self._undo = [wrap(self._training, "train", self._train), wrap(self._training, "train_step", self._train_step)]
@@ -164,9 +164,9 @@ class _PretrainHook:
                 self._leave(timeout_s, wait_s)
 
     def _leave(self, timeout_s: float, wait_s: float) -> None:
-        """Have the last reports pass to the last rank, and leave nothing in the store.
+        """Pass the last reports to the last rank, and leave nothing in the store.
 
-        ``wait_s`` is the longest time for rank 0 to send them, ``timeout_s`` for the last rank to take them.
+        ``wait_s``: maximum time for rank 0 to send them. ``timeout_s``: for the last rank to take them.
         """
         if self._inbox is not None:
             self._inbox.look(wait_s=wait_s)
@@ -213,15 +213,15 @@ class _PretrainHook:
             self._inbox = None if writer is None else Inbox(prefix, writer, monitor)
         except Exception as error:
             if strict:
-                monitor.close(EXCEPTION_CLOSE_TIMEOUT_S)  # nobody else would: Megatron's methods would stay wrapped
+                monitor.close(EXCEPTION_CLOSE_TIMEOUT_S)  # otherwise Megatron's methods would stay wrapped
                 raise
-            # This rank alone has the error: if its monitor were closed, the other ranks' windows would wait for it.
+            # Only this rank has the error: if its monitor were closed, the other ranks' windows would wait for it.
             monitor.sink_failed(WandbSink(start=False), error)
         return steps
 
 
 def _tokens_per_step(training: Any) -> int | None:
-    """From Megatron-LM's arguments; None while the batch size still grows, or if a version names them otherwise."""
+    """From Megatron-LM's arguments; None while the batch size is still growing, or if a version renames them."""
     try:
         arguments = training.get_args()  # asserts that they exist
         if arguments.rampup_batch_size is not None:

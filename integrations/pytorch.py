@@ -39,14 +39,13 @@ def attach(
 ) -> OverlapMonitor:
     """Measure the loop that steps ``optimizer``: a step lasts from one ``optimizer.step()`` to the next.
 
-    Gradient accumulation needs no setting: its micro-batches lie between two optimizer steps. Put evaluations within
-    the loop into ``with monitor.pause():``. Call ``monitor.close()`` after the loop, or use ``with attach(...):``.
-    Unless ``strict=True``, a wrong value or a call at the wrong time gives one warning and a monitor that is switched
-    off.
+    Gradient accumulation needs no setting: its micro-batches lie between two optimizer steps. Wrap evaluations inside
+    the loop in ``with monitor.pause():``. Call ``monitor.close()`` after the loop, or use ``with attach(...):``. Unless
+    ``strict=True``, a wrong value or a call at the wrong time gives one warning and a monitor that is switched off.
 
     Args:
         optimizer: if there are several, the one that steps last.
-        model: the model, or a list of them. ``sequential="native"`` needs it; else it helps to tell which groups serve
+        model: the model, or a list of them. ``sequential="native"`` needs it; otherwise it helps to find the groups for
             data parallelism.
         pipeline: the schedule of ``torch.distributed.pipelining``, if there is one. Sequential steps then also wait for
             each batch of its sends and receives. Without it these are recorded and not serialised.
@@ -89,12 +88,12 @@ def attach(
 
     accelerator = device.accelerator()
 
-    # The current step began before we attached. The first step with a known begin is the next one.
+    # The current step began before we attached. The first step with a known start is the next one.
     def after_step(*_: Any) -> None:
         nonlocal step
         if accelerator.is_initialized() and accelerator.is_capturing():
-            # Nothing was trained, and an event recorded or asked for here would invalidate the user's graph. The open
-            # step goes on, and does not count.
+            # Nothing was trained, and an event recorded or queried here would invalidate the user's graph. The open
+            # step continues, but does not count.
             with monitor.pause():
                 return
         if monitor.in_step:
@@ -114,8 +113,8 @@ def attach(
         monitor.offer_repetition(PlainStep(repeat_step, models, optimizer, pipeline))
     if pipeline is not None:
         monitor.call_on_close(pipelining.wait_for_batches(monitor))
-    # If optimizer.step() is compiled, Dynamo would trace into the monitor and break the graph there. Disabling costs no
-    # import: torch.optim loads Dynamo when an optimizer is made.
+    # If optimizer.step() is compiled, Dynamo would trace into the monitor and break the graph there. Disabling that
+    # needs no import: torch.optim loads Dynamo when an optimizer is created.
     hook: Any = torch.compiler.disable(after_step)
     monitor.call_on_close(optimizer.register_step_post_hook(hook).remove)
     _attachments.add(optimizer, monitor)
@@ -123,9 +122,9 @@ def attach(
 
 
 def arms_of(models: Sequence[nn.Module]) -> Offers:
-    """What DDP and FSDP offer to arms."""
+    """The switches that DDP and FSDP offer to arms."""
     if not models:
-        return {}  # each arm then says what it needs
+        return {}  # each arm then reports what it needs
     return {
         "native": lambda arm: _switch(models),
         "fsdp2_prefetch": lambda arm: _pytorch_fsdp.PrefetchSwitch(models, arm),
@@ -145,7 +144,7 @@ def _as_list(model: Any) -> list[nn.Module]:
 def _check_ready(optimizer: torch.optim.Optimizer) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         raise RuntimeError("attach(optimizer) was called before torch.distributed.init_process_group: call it after")
-    if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # a wrapper, which is an optimizer by name only
+    if not hasattr(optimizer, "_optimizer_step_post_hooks"):  # a wrapper, which is an optimizer only by name
         raise ValueError(
             f"optimizer must take step hooks, which a {type(optimizer).__name__} does not: give the torch optimizer "
             "within it (for Accelerate's: integrations.transformers.attach_accelerate)"
@@ -154,7 +153,7 @@ def _check_ready(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _switch(models: Sequence[nn.Module]) -> OverlapSwitch:
-    """The switch for the DDP or FSDP modules of these models. Raises a ``ValueError`` if there is none that works."""
+    """The switch for these models' DDP or FSDP modules. Raises a ``ValueError`` if none works."""
     if not models:
         raise ValueError("sequential='native' needs the model: attach(optimizer, model=model, sequential='native')")
     ddp = [m for m in _modules(models) if isinstance(m, DistributedDataParallel)]
@@ -173,7 +172,7 @@ def _modules(models: Sequence[nn.Module]) -> Iterator[nn.Module]:
 
 
 def _dimensions(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module], pipeline: Any) -> dict[str, str]:
-    """Dimensions that descriptions do not tell; above all the default group's, which a mesh over all ranks uses."""
+    """Dimensions of groups without descriptions; above all the default group's, which a mesh over all ranks uses."""
     known: dict[str, str] = {}
 
     def learn(group: dist.ProcessGroup, dimension: str) -> None:

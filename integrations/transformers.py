@@ -44,7 +44,7 @@ except ImportError as error:
     raise ImportError(lacks("accelerate", accelerate.__version__, f"{error.name} as here ({error})")) from error
 
 
-# What ``attach`` takes beside the options of the monitor.
+# Arguments of ``attach`` other than the monitor's options.
 _ARGUMENTS = frozenset(inspect.signature(attach).parameters) - {"options"}
 
 
@@ -53,7 +53,7 @@ class OverlapCallback(transformers.TrainerCallback):
 
     A step is an optimizer step, from ``on_step_begin`` to ``on_step_end``: all its micro-batches, clipping included.
     Loading its batches, logging, evaluating and saving lie between steps. Steps are numbered by ``state.global_step``,
-    so a resumed job continues where it was. Each ``train()`` has its own monitor. Reports go to the JSONL record and to
+    so a resumed job continues from there. Each ``train()`` has its own monitor. Reports go to the JSONL record and to
     the W&B run, if there is one (the Trainer's or your own).
 
     The Trainer does not report exceptions to its callbacks. After one, measuring ends with the next ``train()`` or with
@@ -159,7 +159,7 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
     check_names({name: value for name, value in options.items() if name not in _ARGUMENTS})
     try:
         check_version("accelerate", accelerate.__version__, missing_of(optimizer, "optimizer"))
-        # Accelerate's wrapper is an optimizer by name only: it takes no hooks.
+        # Accelerate's wrapper is an optimizer only by name: it takes no hooks.
         inner = optimizer.optimizer
         if type(optimizer) is not AcceleratedOptimizer or not isinstance(inner, torch.optim.Optimizer):
             raise ValueError(
@@ -176,7 +176,7 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
 
 
 def _accelerate_precision(optimizer: AcceleratedOptimizer) -> str | None:
-    """That of matrix products: of Accelerate's mixed precision, else of the parameters."""
+    """The precision of matrix products: Accelerate's mixed precision, else that of the parameters."""
     mixed = getattr(getattr(optimizer, "accelerator_state", None), "mixed_precision", "no")
     if mixed != "no":
         return mixed if mixed in PRECISIONS else None
@@ -185,14 +185,14 @@ def _accelerate_precision(optimizer: AcceleratedOptimizer) -> str | None:
 
 
 def _precision(args: Any, model: Any) -> str | None:
-    """That of matrix products: of autocast, else of the model's parameters."""
+    """The precision of matrix products: that of autocast, else of the model's parameters."""
     if getattr(args, "bf16", False) or getattr(args, "fp16", False):
         return "bf16" if args.bf16 else "fp16"
     return precision_of(getattr(model, "dtype", None))
 
 
 def _facts(args: Any, model: Any) -> dict[str, Any]:
-    """The configuration of the job: the model, and what the trainer does with it."""
+    """The job's configuration: the model, and the trainer's settings."""
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "optim")
     told = {name: getattr(args, name) for name in names if hasattr(args, name)}
     return {**_configuration.of_models([model]), **{name: getattr(v, "value", v) for name, v in told.items()}}
@@ -208,13 +208,13 @@ def _check_version(args: Any, state: Any, objects: dict[str, Any]) -> None:
 
 
 def dimensions_of(parameters: Iterable[torch.Tensor]) -> dict[str, str]:
-    """The dimension of the default group: DDP and FSDP use it, and so does any mesh dimension over all ranks."""
+    """The dimension of the default group, which DDP, FSDP and any mesh dimension over all ranks use."""
     world = dist.group.WORLD if dist.is_initialized() else None
     if world is None:
         return {}
     meshes = {parameter.device_mesh for parameter in parameters if isinstance(parameter, DTensor)}
     named = [(mesh.get_group(name), dimension_of(name)) for mesh in meshes for name in mesh.mesh_dim_names or ()]
-    # Without a ParallelismConfig no mesh has names. All ranks then have one thing in common: they divide the data.
+    # Without a ParallelismConfig no mesh has names. All ranks are then data-parallel in any case: they divide the data.
     return {str(group.group_name): dimension for group, dimension in named or [(world, "data")]}
 
 

@@ -441,9 +441,7 @@ class _Launches:
         return launched_ns, from_graph
 
     def lost_ns(self, of_kernels: npt.NDArray[np.uint64]) -> Indices:
-        """When the host launched the kernels missing from the profile; ``of_kernels``: correlation numbers of the
-        others.
-        """
+        """When the host launched the kernels missing from the profile. ``of_kernels``: numbers of those it has."""
         call, begun_ns = np.array(self._call, dtype=np.uint8), np.array(self._time_ns, dtype=np.int64)
         has_row = np.isin(np.array(self._correlation, dtype=np.uint64), of_kernels[of_kernels != 0])
         captures = (call == CAPTURE_BEGINS) | (call == CAPTURE_ENDS)

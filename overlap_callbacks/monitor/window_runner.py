@@ -425,9 +425,7 @@ class WindowRunner(StepRunner):
         self.next_step = self._pace.next_step(self._step, self._schedule.next_window_step(self._step + 1))
 
     def _key(self, window: Window) -> str:
-        """Name of a window in the store, unique after a rewind. Not by its step, so that ranks whose steps differ
-        notice.
-        """
+        """Name of a window in the store, unique after a rewind. Not by its step, so that differing ranks still meet."""
         return f"{self._rewinds}/window{window.number}"
 
 
