@@ -51,9 +51,7 @@ class Switches(OverlapSwitch):
 
 
 def native_switches(engine: DeepSpeedEngine) -> Switches:
-    """The switches of this job. Raises a ValueError with the reason if they must not be flipped, or would have no
-    effect.
-    """
+    """The switches of this job. Raises a ValueError if they must not be flipped, or would have no effect."""
     optimizer = engine.optimizer
     coordinator = getattr(getattr(optimizer, "parameter_offload", None), "param_coordinator", None)
     why = _why_no_switch(engine, coordinator)

@@ -1,6 +1,4 @@
-"""Shared by both entry points for Megatron: Megatron-core's classes, a job's monitor, and where its steps begin and
-end.
-"""
+"""Shared by both entry points for Megatron: Megatron-core's classes, a job's monitor, and its steps."""
 
 from __future__ import annotations
 
@@ -169,8 +167,7 @@ def _precision(config: Any) -> str | None:
 
 
 def _waiting(monitor: OverlapMonitor) -> Callable[..., Any]:
-    """Wrapper of ``_communicate``, which posts a batch of sends and receives: sequential steps wait once all are
-    posted.
+    """Wrapper of ``_communicate``, which posts a batch of sends and receives: sequential steps wait after posting.
 
     This cannot hang: the stages go through their batches in step, and each one's k-th forward (or backward) batch is
     the counterpart of its neighbour's. Megatron itself waits there if ``overlap_p2p_comm`` is off.

@@ -158,8 +158,7 @@ class PrefetchSwitch(AttributeSwitch):
 class ReshardSwitch(AttributeSwitch):
     """Frees gathered parameters after the forward pass, or keeps them until the backward pass has used them.
 
-    Raises a ValueError if the models have no sharded module, all are in that state already, or torch keeps it
-    elsewhere.
+    Raises a ValueError if the models have no sharded module, all are so already, or torch keeps this elsewhere.
     """
 
     name = "set_reshard_after_forward"

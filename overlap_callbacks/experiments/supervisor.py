@@ -75,8 +75,7 @@ def supervise(
     stderr: IO[bytes] | int | None = None,
     grace_s: float = GRACE_S,
 ) -> Outcome:
-    """Run a command in its own session, so that Ctrl-C in the terminal reaches only this process, which ends it
-    cleanly.
+    """Run a command in its own session, so that Ctrl-C reaches only this process, which ends it cleanly.
 
     Args:
         command: program and arguments.
