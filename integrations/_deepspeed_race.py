@@ -49,12 +49,12 @@ class EngineStep(RepeatableStep):
         features = {
             "offload of the optimizer": optimizer.cpu_offload,
             "experts": engine.has_moe_layers,
-            "DeepCompile": _says(engine, "is_deepcompile_enabled"),
+            "DeepCompile": _ask(engine, "is_deepcompile_enabled"),
             "ZenFlow": getattr(engine, "zenflow", False),
-            "random-LTD": _says(engine, "random_ltd_enabled"),
-            "wall_clock_breakdown": _says(engine, "wall_clock_breakdown"),
-            "the FLOPs profiler": _says(engine, "flops_profiler_enabled"),
-            "managed_gradient_accumulation=false": not _says(engine, "managed_gradient_accumulation", absent=True),
+            "random-LTD": _ask(engine, "random_ltd_enabled"),
+            "wall_clock_breakdown": _ask(engine, "wall_clock_breakdown"),
+            "the FLOPs profiler": _ask(engine, "flops_profiler_enabled"),
+            "managed_gradient_accumulation=false": not _ask(engine, "managed_gradient_accumulation", absent=True),
             "Muon": "muon" in type(optimizer.optimizer).__name__.lower(),
         }
         used = [name for name, is_used in features.items() if is_used]
@@ -105,7 +105,7 @@ def _refuse(*_: Any, **__: Any) -> None:
     raise SteppedAnOptimizerError
 
 
-def _says(engine: DeepSpeedEngine, name: str, *, absent: bool = False) -> bool:
+def _ask(engine: DeepSpeedEngine, name: str, *, absent: bool = False) -> bool:
     """An engine's answer about itself; versions without the method count as ``absent``."""
     asked: Callable[[], bool] = getattr(engine, name, lambda: absent)
     return bool(asked())

@@ -202,7 +202,7 @@ class Inbox:
         missing = wait_s is not None and not self._has_ended(wait_s)
         messages = list(iter(self._take, None))
         if wait_s is not None:
-            self._take_away()  # at once, so that rank 0 need not wait for W&B
+            self._delete_unread()  # at once, so that rank 0 need not wait for W&B
         return messages, missing
 
     def _has_ended(self, wait_s: float) -> bool:
@@ -224,9 +224,9 @@ class Inbox:
 
     def _leave(self) -> None:
         with contextlib.suppress(StoreFailedError):
-            self._ask(self._take_away)
+            self._ask(self._delete_unread)
 
-    def _take_away(self) -> None:
+    def _delete_unread(self) -> None:
         self._channel.delete(_READER)
         while self._take() is not None:
             pass

@@ -130,12 +130,12 @@ class ReducedTogether:
             if any(word in call.operator for word in self.words)
         ]
         if len(of_kind) == self.num_places:
-            return _said(*of_kind[self.number])
+            return _described(*of_kind[self.number])
         by_size = [(index, call) for index, call in of_kind if self.nbytes in (call.bytes_in, call.bytes_out)]
-        return _said(*by_size[0]) if by_size else ""
+        return _described(*by_size[0]) if by_size else ""
 
 
-def _said(index: int, call: Collective) -> str:
+def _described(index: int, call: Collective) -> str:
     return f"collective {index} of the step, {call} of {max(call.bytes_in, call.bytes_out):,} bytes"
 
 

@@ -25,15 +25,15 @@ from overlap_callbacks.cli._output import one_line
 from overlap_callbacks.cli.experiment import (
     INTERRUPTED_CODE,
     Ending,
-    go_on,
     new_folder,
     output_option,
+    reporting_interrupts,
+    resume_hint,
     resume_option,
     run_to_end,
     sentences,
     show,
     shown_progress,
-    told_of_interrupts,
 )
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def collectives(**given: Any) -> None:
 def _run(bench: str, swept: Callable[[], dict[str, Any]], given: dict[str, Any]) -> None:
     """Measure, print, and say how to continue."""
     command = f"overlap bench {bench}"
-    with told_of_interrupts(command) as folder_is:
+    with reporting_interrupts(command) as folder_is:
         world_size = _launched_ranks()
         with sentences(click.ClickException):
             peak = _peak(given["link_peak"])
@@ -251,7 +251,7 @@ def _show(folder: Path, command: str, stopped: bool, peak: Any, given: dict[str,
     is_whole = show(bench_document(bench, peak), bench_data(bench), given["as_json"], page)
     click.echo(one_line(f"The results are in {folder / bench.FILE_NAME}."), err=True)
     if bench.left:
-        click.echo(one_line(go_on(command, folder)), err=True)
+        click.echo(one_line(resume_hint(command, folder)), err=True)
     if not is_whole:
         raise SystemExit(1)
     return bool(bench.left)

@@ -175,20 +175,20 @@ def show(document: Document, data: dict[str, Any], as_json: bool, page: Path | N
 def finish(ending: Ending, folder: Path, command: str, *, measured: bool) -> None:
     """Say how to continue, and exit as the experiment ended: with an error if nothing was measured."""
     if ending is not Ending.COMPLETE:
-        click.echo(one_line(f"{ending.value} {go_on(command, folder)}"), err=True)
+        click.echo(one_line(f"{ending.value} {resume_hint(command, folder)}"), err=True)
     if ending is Ending.INTERRUPTED:
         raise SystemExit(INTERRUPTED_CODE)
     if not measured:
         raise SystemExit(1)
 
 
-def go_on(command: str, folder: Path) -> str:
+def resume_hint(command: str, folder: Path) -> str:
     """How to continue, in a sentence."""
     return f"Go on with: {command} --resume {folder}"
 
 
 @contextlib.contextmanager
-def told_of_interrupts(command: str) -> Iterator[Callable[[Path], None]]:
+def reporting_interrupts(command: str) -> Iterator[Callable[[Path], None]]:
     """Say what is kept on a Ctrl-C while nothing runs, e.g. while libraries load or the page is drawn.
 
     Yields a function to call with the results folder once it is known.
@@ -198,7 +198,7 @@ def told_of_interrupts(command: str) -> Iterator[Callable[[Path], None]]:
         yield known.append
     except KeyboardInterrupt:
         if known and known[0].is_dir() and any(known[0].glob("*.jsonl")):
-            click.echo(one_line(f"{KEPT} {go_on(command, known[0])}"), err=True)
+            click.echo(one_line(f"{KEPT} {resume_hint(command, known[0])}"), err=True)
         else:
             click.echo("Interrupted before anything was measured.", err=True)
         raise SystemExit(INTERRUPTED_CODE) from None

@@ -311,7 +311,7 @@ def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardwar
     needed = [name for name, size in sizes if size > 1 or (given["what_if"] and job.layout == "megatron")]
     missing = [name for name in needed if name not in links]
     if rate is None or missing:
-        notes.append(_what_is_missing(missing, given["sources"], with_rate=rate is not None))
+        notes.append(_missing_rates(missing, given["sources"], with_rate=rate is not None))
         return None
     known = [links[name] for name in needed] or [Link(_GB)]
     # The gradient norm's few bytes count with the gradients, even in a job that reduces none.
@@ -323,7 +323,7 @@ def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardwar
     )
     hardware.check()
     if given["sources"]:
-        notes.append(_what_is_taken(hardware, needed))
+        notes.append(_assumed_rates(hardware, needed))
     return hardware
 
 
@@ -336,7 +336,7 @@ def _recorded_rates(sources: Sequence[Path]) -> RecordedRates:
     return rates
 
 
-def _what_is_missing(missing: Sequence[str], sources: Sequence[Path], *, with_rate: bool) -> str:
+def _missing_rates(missing: Sequence[str], sources: Sequence[Path], *, with_rate: bool) -> str:
     wanted = ([] if with_rate else ["--peak"]) + [f"--{name}-bandwidth" for name in missing]
     hint = " (--bandwidth stands for all of them)" if len(missing) > 1 else ""
     if sources:
@@ -347,7 +347,7 @@ def _what_is_missing(missing: Sequence[str], sources: Sequence[Path], *, with_ra
     return f"no step time without {' and '.join(wanted)}{hint}"
 
 
-def _what_is_taken(hardware: Hardware, dimensions: Sequence[str]) -> str:
+def _assumed_rates(hardware: Hardware, dimensions: Sequence[str]) -> str:
     """The rates assumed for a prediction, if the user did not give them all."""
     rates = [f"{hardware.utilisation * hardware.peak_flop_per_s / _TERA:,.4g} TFLOP/s of compute"]
     for name in dimensions:

@@ -59,7 +59,7 @@ def report(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_jso
     from overlap_callbacks.report import write_page
     from overlap_callbacks.report.run_json import run_as_json
     from overlap_callbacks.report.views.runs import distinct_names
-    from overlap_callbacks.report.views.scaling import AxisError, as_plain, compared
+    from overlap_callbacks.report.views.scaling import AxisError, compared, scaling_data
 
     if axis is not None and len(runs) < 2:
         raise click.UsageError("--axis compares several runs: give two or more")
@@ -73,7 +73,7 @@ def report(runs: tuple[Path, ...], output: Path | None, axis: str | None, as_jso
     if as_json:
         content = {"page": str(output), "bytes": size, "runs": [run_as_json(record) for record in records]}
         found = compared(distinct_names(records), records, axis) if len(records) > 1 else None
-        print_json(content if found is None else {**content, "against": as_plain(found)})
+        print_json(content if found is None else {**content, "against": scaling_data(found)})
 
 
 def _written(output: Path, write: Callable[[Path], int]) -> int:

@@ -24,10 +24,10 @@ from overlap_callbacks.cli.experiment import (
     measure_all,
     new_folder,
     output_option,
+    reporting_interrupts,
     resume_option,
     sentences,
     show,
-    told_of_interrupts,
 )
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def command(**given: Any) -> None:
     """
     require("jinja2", "report")
     began_s = time.monotonic()
-    with told_of_interrupts(_COMMAND) as folder_is:
+    with reporting_interrupts(_COMMAND) as folder_is:
         from overlap_callbacks.experiments.caps.capped import check_may_cap
         from overlap_callbacks.experiments.study.plan import FULL_TIMEOUT_S, QUICK_TIMEOUT_S
         from overlap_callbacks.experiments.study.view import study_data, study_document

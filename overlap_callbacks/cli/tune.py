@@ -15,10 +15,10 @@ from overlap_callbacks.cli.experiment import (
     measure_all,
     new_folder,
     output_option,
+    reporting_interrupts,
     resume_option,
     sentences,
     show,
-    told_of_interrupts,
 )
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def command(**given: Any) -> None:
     NCCL_MAX_CTAS=,8,16. Each run is ended once its steps are timed. {run_dir} in COMMAND is a folder of that run.
     """
     require("jinja2", "report")
-    with told_of_interrupts(_COMMAND) as folder_is:
+    with reporting_interrupts(_COMMAND) as folder_is:
         from overlap_callbacks.experiments.tune.ranking import ranked
         from overlap_callbacks.experiments.tune.view import tuning_data, tuning_document
 

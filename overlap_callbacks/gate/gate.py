@@ -307,7 +307,7 @@ class Gate:
             return NotSerialised.UNKNOWN_GROUP
         if spec.point_to_point and not call.posted:
             return NotSerialised.SINGLE_MESSAGE
-        if not call.posted and (call.coalesced or self._blocks.hold_back(spec)):
+        if not call.posted and (call.coalesced or self._blocks.is_held_back(spec)):
             return NotSerialised.COALESCING_BLOCK
         serialiser: Serialiser | None = self._on_stream if call.on_device else self._on_host
         return NotSerialised.OTHER_DEVICE if serialiser is None else serialiser.obstacle(tensor) or serialiser

@@ -57,7 +57,7 @@ class CoalescingBlocks:
             self._last[group] = (block, number)
         return number
 
-    def hold_back(self, spec: OperatorSpec) -> bool:
+    def is_held_back(self, spec: OperatorSpec) -> bool:
         """Whether a collective issued now will only start when a block ends, of any group."""
         return bool(self.open) or (spec.ends_block and _within_manager_with_device())
 

@@ -81,7 +81,7 @@ class StreamSerialiser(Serialiser):
         return NotSerialised.CAPTURE if self._accelerator.is_capturing() else None
 
     def before(self, call: Collective) -> None:
-        call.stream = issuing = self._gather()
+        call.stream = issuing = self._wait_for_known()
         if self._num_timed < MAX_TIMED:
             self._num_timed += 1
             call.start = self._accelerator.mark(issuing)
@@ -93,12 +93,12 @@ class StreamSerialiser(Serialiser):
         if work is not None and "barrier" not in call.operator:
             work.wait()  # the issuing stream waits for the communicator's; the host continues
         call.end = mark = None if call.start is None else self._accelerator.mark(issuing)
-        self._release(issuing, mark)
+        self._make_known_wait(issuing, mark)
         return True
 
     def before_batch(self) -> Callable[[], None]:
-        issuing = self._gather()
-        return lambda: self._release(issuing)
+        issuing = self._wait_for_known()
+        return lambda: self._make_known_wait(issuing)
 
     def skip(self, tensor: torch.Tensor | None) -> None:
         """Do not serialise what is issued now, which must be ``IN_CHECKED_ORDER``: then this cannot deadlock.
@@ -106,24 +106,24 @@ class StreamSerialiser(Serialiser):
         Everything else on its stream is ordered with later collectives.
         """
         if self.obstacle(tensor) is None:
-            self._know_issuing()
+            self._track_current_stream()
 
-    def _know_issuing(self) -> device.Stream:
+    def _track_current_stream(self) -> device.Stream:
         """The current stream, which is ordered from now on."""
         issuing = self._accelerator.current_stream(self._compute.device)
         if issuing not in self._known:
             self._known.append(issuing)
         return issuing
 
-    def _gather(self) -> device.Stream:
+    def _wait_for_known(self) -> device.Stream:
         """Make the current stream wait for everything enqueued on the known streams, and return it."""
-        issuing = self._know_issuing()
+        issuing = self._track_current_stream()
         for stream in self._known:
             if stream != issuing:
                 issuing.wait_stream(stream)
         return issuing
 
-    def _release(self, issuing: device.Stream, mark: device.Event | None = None) -> None:
+    def _make_known_wait(self, issuing: device.Stream, mark: device.Event | None = None) -> None:
         """Make the other known streams wait for the issuing one: one event, however many there are."""
         others = [stream for stream in self._known if stream != issuing]
         if others:

@@ -79,7 +79,7 @@ class OtherProfilers:
         finally:
             self._starting = 0
 
-    def take_back(self, ours: Yielding) -> bool:
+    def claim(self, ours: Yielding) -> bool:
         """Whether the session is still the library's; if so, the caller must end it. True for one caller at most."""
         with self._lock:
             if self._ours is not ours:
@@ -97,7 +97,7 @@ class OtherProfilers:
         def prepare_and_note(*args: Any, **kwargs: Any) -> Any:
             if self._starting == threading.get_ident():
                 return prepare(*args, **kwargs)
-            self._have_ours_give_way()
+            self._end_own_session()
             result = prepare(*args, **kwargs)
             self.prepared = self._num_watching > 0
             self._disturbed = False
@@ -110,7 +110,7 @@ class OtherProfilers:
             if self._starting == threading.get_ident():
                 return enable(*args, **kwargs)
             unprepared = self._disturbed and not self.prepared
-            if self._have_ours_give_way():
+            if self._end_own_session():
                 _torch_profiler._run_on_profiler_start()  # ending the library's session has cleared the other's flag
             if unprepared:
                 # Prepared before the watch began, then undone by the library's session. Unprepared, it would crash the
@@ -122,7 +122,7 @@ class OtherProfilers:
 
         return enable_and_note
 
-    def _have_ours_give_way(self) -> bool:
+    def _end_own_session(self) -> bool:
         with self._lock:
             ours, self._ours = self._ours, None
             if ours is None:

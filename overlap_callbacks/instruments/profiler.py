@@ -134,7 +134,7 @@ class Profile:
         self.bounds: list[tuple[int, int]] = []
         self._quiet_ns: list[int] = []
         self._step_start = 0
-        self._deaf = False  # the training thread is not recording
+        self._not_recording = False  # the training thread is not recording
         self.taken_over = False
         self.truncated = False
         self._ended_ns: int | None = None
@@ -165,7 +165,7 @@ class Profile:
         """
         # Once another profiler runs, leave nothing out: the operators are its own now.
         if not (record or self._on_cuda or self.taken_over):
-            self._deaf = True
+            self._not_recording = True
             _record_on_this_thread(False)
         self._step_start = time.time_ns()
 
@@ -178,8 +178,8 @@ class Profile:
         end_ns = time.time_ns()
         if quiet:
             self._quiet_ns.append(end_ns)
-        if self._deaf:
-            self._listen()
+        if self._not_recording:
+            self._resume_recording()
             return -1
         self.bounds.append((self._step_start, end_ns))
         return len(self.bounds) - 1
@@ -194,8 +194,8 @@ class Profile:
 
         If torch's profiler raises, the session has ended too, and its events are lost.
         """
-        self._listen()
-        if other_profilers.take_back(self):
+        self._resume_recording()
+        if other_profilers.claim(self):
             try:
                 self._end()
             finally:
@@ -205,17 +205,17 @@ class Profile:
     def give_way(self) -> None:
         """End the session at once, because another profiler starts. Its events are lost."""
         self.taken_over = True
-        self._listen()
+        self._resume_recording()
         try:
             self._end()
         finally:
             other_profilers.unwatch()
 
-    def _listen(self) -> None:
+    def _resume_recording(self) -> None:
         """Make the training thread record again, for other profilers. No other thread can."""
-        if self._deaf and threading.get_native_id() == self._thread:
+        if self._not_recording and threading.get_native_id() == self._thread:
             _record_on_this_thread(True)  # before the flag: a signal handler may raise in between
-            self._deaf = False
+            self._not_recording = False
 
     def _end(self) -> None:
         assert self.session is not None

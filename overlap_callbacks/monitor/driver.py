@@ -75,7 +75,7 @@ class StepDriver:
             self.faults.run(action, *args, **kwargs)
         except BaseException as error:
             if not isinstance(error, Exception) or is_from_handler(error):
-                self._give_up_window()
+                self._abandon_window()
             raise
         finally:
             self.in_runner_step = self.runner.in_step
@@ -94,10 +94,10 @@ class StepDriver:
         if is_own(error):
             self.guarded(_raise, error)
             return
-        self._give_up_window()
+        self._abandon_window()
         raise error
 
-    def _give_up_window(self) -> None:
+    def _abandon_window(self) -> None:
         try:
             self.runner.abandon("a signal handler raised an exception", within_step=self.open)
         except Exception:
@@ -111,7 +111,7 @@ class StepDriver:
         if isinstance(self.runner, Stopped) and type(step) is int:
             self.last_step = step
             self.runner.begin(step)
-            self._take_off_hooks_if_closing()
+            self._remove_hooks_if_closing()
             return
         try:
             number = _validation.count("step", step, minimum=0)
@@ -129,7 +129,7 @@ class StepDriver:
         if self.runner.in_step:
             self.ring.spoil(number)
         if self.runner.finished:
-            self._give_to_windows()
+            self._return_to_windows()
 
     def pause(self) -> None:
         """Begin something that is not part of training, within the latest step or after it."""
@@ -168,7 +168,7 @@ class StepDriver:
         self.open = False
         if self.runner.in_step:
             self.runner.end()
-            self._take_off_hooks_if_closing()
+            self._remove_hooks_if_closing()
 
     def abort(self) -> None:
         """Abandon the open step, because of an exception in it."""
@@ -181,11 +181,11 @@ class StepDriver:
         if self.runner is not self.window_runner or self.runner.in_window:
             self.runner.abandon("a mode was pinned by hand", within_step=self.open)
         if mode is None:
-            self._give_to_windows()
+            self._return_to_windows()
         else:
             self.runner = PinnedRunner(mode, self.slot)
 
-    def _give_to_windows(self) -> None:
+    def _return_to_windows(self) -> None:
         self.runner = self.window_runner
         self.window_runner.next_step = 0  # its step numbers are out of date
 
@@ -203,14 +203,14 @@ class StepDriver:
         self.stop()
         self._closing = waits
         if not self._closing:
-            self._take_off_hooks()
+            self._remove_hooks()
         return not self._closing
 
-    def _take_off_hooks_if_closing(self) -> None:
+    def _remove_hooks_if_closing(self) -> None:
         if self._closing:
-            self._take_off_hooks()
+            self._remove_hooks()
 
-    def _take_off_hooks(self) -> None:
+    def _remove_hooks(self) -> None:
         self._closing = False
         while self.on_close:
             self.guarded(self.on_close.pop())

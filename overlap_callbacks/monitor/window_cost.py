@@ -163,7 +163,7 @@ class WindowCost:
         self._is_known = True
         if self.usual is None:
             return
-        took_ns = now_ns - self.opened_ns - self._not_ours_ns()
+        took_ns = now_ns - self.opened_ns - self._foreign_ns()
         self._window_ns = self._lost_ns = took_ns - num_steps * self.usual.mean_ns
         self._last_ns = self._working_since_ns = now_ns
         self._in_first_step = True
@@ -174,7 +174,7 @@ class WindowCost:
         self.end()
         lost_ns = float(self._before_ns + self._all_own_ns + self._own_ns)
         if self.usual is not None:
-            longer_ns = sum(self._steps_ns) - self._not_ours_ns() - len(self._steps_ns) * self.usual.mean_ns
+            longer_ns = sum(self._steps_ns) - self._foreign_ns() - len(self._steps_ns) * self.usual.mean_ns
             lost_ns += max(0.0, longer_ns)
         return round(lost_ns)
 
@@ -228,7 +228,7 @@ class WindowCost:
         return self.over or self._settled.wait(wait_s)
 
     @property
-    def stands_still(self) -> bool:
+    def is_stalled(self) -> bool:
         """Whether no step has begun for a long time: the job is not training."""
         if self.usual is None or self._last_ns is None:
             return True
@@ -257,7 +257,7 @@ class WindowCost:
         late_ns = max(0.0, self._lost_ns - self._reported_ns) if self.usual is not None else 0.0
         return (late_ns + self.left_out_ns) / 1e6
 
-    def _not_ours_ns(self) -> float:
+    def _foreign_ns(self) -> float:
         """Time in the window, within or between its steps, that is neither training nor caused by the library."""
         # If the library slows steps down, it slows down several.
         third_ns = sorted(self._steps_ns)[-3] if len(self._steps_ns) >= 3 else 0

@@ -227,11 +227,11 @@ class WindowRunner(StepRunner):
         plan = (self._schedule if self._window is None else self._window.schedule).plan(step)
         if plan is not None and plan.offset == 0:
             if plan.window < self._skip.next_window:
-                self._leave_closed(plan.window, step)
+                self._skip_unopened(plan.window, step)
             elif plan.window >= self._backoff.next_window:
                 self._open(plan, begun_ns)
         if self._window is None:
-            self._rest()
+            self._await_next_window()
             return
         self.next_step = 0  # call ``begin`` at every step of a window
         if self._phase is Phase.WAITING_FOR_RULING and self._schedule.is_decided_at(step):
@@ -274,7 +274,7 @@ class WindowRunner(StepRunner):
         if step.plan.offset < self._schedule.recorded_steps - 1:
             return
         if not window.recorded:
-            self._leave_out(window, f"its recorded steps were skipped, {step.skipped}")
+            self._close_unreported(window, f"its recorded steps were skipped, {step.skipped}")
             return
         window.request(self._key(window.marks), self._balance, self._ring)
         self._phase = Phase.WAITING_FOR_RULING
@@ -334,7 +334,7 @@ class WindowRunner(StepRunner):
                 self._close(complete=False, report=False)
             case Decision.SKIPPED:
                 self._skip = Skip(ruling.reason, ruling.next_window)
-                self._leave_out(window, ruling.reason)
+                self._close_unreported(window, ruling.reason)
             case Decision.LATE:
                 self._notices.warn_once("late", f"a window has no sequential steps: {ruling.reason}")
                 self._notices.info(f"windows before number {self._backoff.next_window} are left out")
@@ -376,7 +376,7 @@ class WindowRunner(StepRunner):
         window = self._window
         self._phase, self.in_step = Phase.IDLE, False
         if window is None:
-            self._rest()
+            self._await_next_window()
             return
         marks, cost = window.marks, window.cost
         cost.enter(clocks.now())
@@ -389,18 +389,18 @@ class WindowRunner(StepRunner):
             marks.race = window.race_check(self._slot.race, self._step)
         num_steps = self._step - marks.first_step + 1
         self._pace.window_closed(cost, clocks.now(), self._step, num_steps, is_reported=report, job_ends=job_ends)
-        self._rest()
+        self._await_next_window()
         if report:
             window.session.reporter.submit_window(marks, self._key(marks), self.tokens_per_step)
 
-    def _leave_closed(self, window: int, first_step: int) -> None:
+    def _skip_unopened(self, window: int, first_step: int) -> None:
         """Skip a window without opening it: rank 0 has announced in advance that it is skipped."""
         self._notices.info(f"window left out: {self._skip.reason}")
         session = self._slot.acquire()
         if session is not None:
             session.reporter.submit_left_out(window, first_step, self._skip.reason)
 
-    def _leave_out(self, window: _OpenWindow, reason: str) -> None:
+    def _close_unreported(self, window: _OpenWindow, reason: str) -> None:
         """Close the window without a report."""
         self._notices.info(f"window left out: {reason}")
         window.session.reporter.submit_left_out(window.marks.number, window.marks.first_step, reason)
@@ -420,7 +420,7 @@ class WindowRunner(StepRunner):
         if window is not None:
             window.marks.discard()
 
-    def _rest(self) -> None:
+    def _await_next_window(self) -> None:
         """Wait for the next window; until then only the steps around windows are observed."""
         self.next_step = self._pace.next_step(self._step, self._schedule.next_window_step(self._step + 1))
 
@@ -493,7 +493,7 @@ class SamplingRunner(WindowRunner):
             self._kept.clear()
         super()._close(complete, report, job_ends)
 
-    def _rest(self) -> None:
-        super()._rest()
+    def _await_next_window(self) -> None:
+        super()._await_next_window()
         if self.num_opened:
             self.next_step = min(self.next_step, (self._step // self._every + 1) * self._every)

@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 import pytest
 
-from overlap_callbacks.cli.experiment import Ending, finish, new_folder, run_to_end, told_of_interrupts
+from overlap_callbacks.cli.experiment import Ending, finish, new_folder, reporting_interrupts, run_to_end
 
 
 def interrupted(folder: Path | None) -> None:
-    with told_of_interrupts("overlap tune") as folder_is:
+    with reporting_interrupts("overlap tune") as folder_is:
         if folder is not None:
             folder_is(folder)
         raise KeyboardInterrupt

@@ -134,8 +134,8 @@ del c10d._world
 from overlap_callbacks.gate.process_groups import CoalescingBlocks
 from overlap_callbacks.gate.collectives import operator_specs
 blocks = CoalescingBlocks()
-print(sorted({blocks.hold_back(spec) for spec in operator_specs() if spec.ends_block}))
-print(any(blocks.hold_back(spec) for spec in operator_specs() if not spec.ends_block))
+print(sorted({blocks.is_held_back(spec) for spec in operator_specs() if spec.ends_block}))
+print(any(blocks.is_held_back(spec) for spec in operator_specs() if not spec.ends_block))
 """
 
 

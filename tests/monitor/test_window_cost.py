@@ -235,16 +235,16 @@ def test_a_job_whose_pace_has_changed_is_not_looked_at_for_ever(clock: Clock) ->
 def test_without_steps_before_it_nothing_is_told_and_nothing_is_waited_for(clock: Clock) -> None:
     cost = closed(clock, None)
     assert cost.over
-    assert cost.stands_still
+    assert cost.is_stalled
     assert told_ms(cost, 80.0) is None
     assert cost.cost_after_report_ms == 0.0
 
 
 def test_a_job_that_no_longer_steps_is_not_waited_for(clock: Clock) -> None:
     cost = closed(clock)
-    assert not cost.stands_still
+    assert not cost.is_stalled
     clock.ns += 2000 * MS
-    assert cost.stands_still
+    assert cost.is_stalled
 
 
 # -- which steps are looked at

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from overlap_callbacks.report.record import read
-from overlap_callbacks.report.views.scaling import AxisError, as_plain, compared
+from overlap_callbacks.report.views.scaling import AxisError, compared, scaling_data
 from tests.report.runs import window, write
 from tests.report.scaling_runs import write_sized
 
@@ -42,7 +42,7 @@ def test_figures_of_each_run_by_hand(sized: tuple[list[str], list[Any]]) -> None
     assert small.work_per_s.ci_high is not None
     assert small.work_per_s.ci_low < small.work_per_s.value < small.work_per_s.ci_high
     # 3.2 times as many on 4 times the ranks: 80 %.
-    rows = as_plain(found)["runs"]
+    rows = scaling_data(found)["runs"]
     assert rows[-1]["scaling_factor"] == pytest.approx(3.2, rel=0.01)
     assert rows[-1]["scaling_efficiency"] == pytest.approx(0.8, rel=0.01)
     # A ring of 8: 2 * 7/8 * 80 MB in 10 ms are 14 GB/s; of 2: 2 * 1/2 * 80 MB, 8 GB/s.
@@ -106,4 +106,4 @@ def test_old_records_have_step_times_and_no_scaling_factor(tmp_path: Path) -> No
     against = compared(names, found, None)
     assert against is not None
     assert against.work == "tokens"
-    assert all("scaling_factor" not in row for row in as_plain(against)["runs"])
+    assert all("scaling_factor" not in row for row in scaling_data(against)["runs"])

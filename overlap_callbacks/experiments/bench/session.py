@@ -95,7 +95,7 @@ def _opened(plan: Plan, folder: Path, command: str, site: Site) -> tuple[Bench, 
     if (folder / FILE_NAME).exists():
         bench = Bench.read(folder)
         file = bench.open()
-        file.write(Resumed(at=_now(), **_with_what(site)))
+        file.write(Resumed(at=_now(), **_versions(site)))
         return bench, file
     bench = Bench(folder, _start(plan, command, site))
     return bench, bench.open()
@@ -105,13 +105,13 @@ def _measure(
     plan: Plan, number: int, point: GemmPoint | TransferPoint, site: Site
 ) -> GemmRound | TransferRound | Failed:
     if isinstance(point, GemmPoint):
-        work: Any = _tried(site, lambda: _gemm_work(point, site))
+        work: Any = _on_every_rank(site, lambda: _gemm_work(point, site))
         if isinstance(work, str):
             return _failed(point, work)
         return measure_gemm(point, number, work, site, plan.block_s)
     group, members, every = site.group(point.group)
-    transfer: Any = _tried(site, lambda: [transfer_of(point, group, members, site.device)])
-    refused = transfer if isinstance(transfer, str) else _tried(site, lambda: _once(transfer[0]))
+    transfer: Any = _on_every_rank(site, lambda: [transfer_of(point, group, members, site.device)])
+    refused = transfer if isinstance(transfer, str) else _on_every_rank(site, lambda: _once(transfer[0]))
     if isinstance(refused, str):
         return _failed(point, refused)
     return measure_transfer(point, number, every, transfer[0], site, plan.block_s)
@@ -143,7 +143,7 @@ def _once(transfer: Callable[[], Any] | None) -> None:
         work.wait()
 
 
-def _tried(site: Site, make: Callable[[], Any]) -> Any:
+def _on_every_rank(site: Site, make: Callable[[], Any]) -> Any:
     """The result of ``make`` if it works on every rank; otherwise, on all, the error of the first rank that failed."""
     made, reason = None, ""
     try:
@@ -159,7 +159,7 @@ def _now() -> str:
     return datetime.datetime.now().astimezone().isoformat(timespec="seconds")
 
 
-def _with_what(site: Site) -> dict[str, str]:
+def _versions(site: Site) -> dict[str, str]:
     on_gpu = site.device.type == "cuda"
     return {
         "library_version": __version__,
@@ -179,7 +179,7 @@ def _start(plan: Plan, command: str, site: Site) -> Start:
         power_missing=site.sensors.missing,
         environment=EnvironmentReader().read(),
         units=UNITS,
-        **_with_what(site),
+        **_versions(site),
     )
 
 

@@ -181,7 +181,7 @@ class Names:
     """Names of the configurations of one study."""
 
     def __init__(self, configurations: Sequence[Configuration]) -> None:
-        self._tells_precision = len({one.precision for one in configurations}) > 1
+        self._shows_precision = len({one.precision for one in configurations}) > 1
 
     def job(self, one: Configuration) -> str:
         """Model and strategy, e.g. ``gpt3-xl FSDP2``."""
@@ -192,7 +192,7 @@ class Names:
         parts = []
         if without != BATCH:
             parts.append(f"batch {one.batch}")
-        if self._tells_precision and without != PRECISION:
+        if self._shows_precision and without != PRECISION:
             parts.append(factor_in_words(one, PRECISION))
         parts += [
             factor_in_words(one, cap)

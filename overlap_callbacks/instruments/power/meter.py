@@ -75,7 +75,7 @@ class PowerMeter:
         self._worker = Worker("overlap-callbacks-power-control", self._fail)
         self._sampler: Sampler | None = None
         self._given_up = not options.enabled or not identities
-        self._told = (0, 0)  # ticks skipped and reads failed until the last window
+        self._counted = (0, 0)  # ticks skipped and reads failed until the last window
         self._on_tick: Callable[[], None] = lambda: None
 
     @property
@@ -117,8 +117,8 @@ class PowerMeter:
         if sampler is None or not segments:
             return MeasuredPower()
         # Ticks skipped and reads failed since the last window.
-        before, self._told = self._told, (sampler.late, sampler.failed)
-        late, failed = self._told[0] - before[0], self._told[1] - before[1]
+        before, self._counted = self._counted, (sampler.late, sampler.failed)
+        late, failed = self._counted[0] - before[0], self._counted[1] - before[1]
 
         def figures_of(number: int, blocks: Sequence[Segment]) -> DevicePower:
             return power_figures(
@@ -135,9 +135,9 @@ class PowerMeter:
         figures = []
         for number in range(len(sampler.sources)):
             found = figures_of(number, segments)
-            if {block.mode for block in long} == set(Mode) and not _tells_both(found):
+            if {block.mode for block in long} == set(Mode) and not _has_both_watts(found):
                 of_long = figures_of(number, long)
-                found = of_long if _tells_both(of_long) else found
+                found = of_long if _has_both_watts(of_long) else found
             figures.append(found)
         first = sampler.sources[0].info
         trace = power_trace(
@@ -195,5 +195,5 @@ class PowerMeter:
         self._tell(f"power is not measured: {type(error).__name__}: {error}", True)
 
 
-def _tells_both(power: DevicePower) -> bool:
+def _has_both_watts(power: DevicePower) -> bool:
     return len(power.modes) == len(Mode) and all(mode.avg_w is not None for mode in power.modes)

@@ -21,7 +21,7 @@ from overlap_callbacks.monitor.schedule import Schedule
 _NOT_KNOWN = "what a window costs is not known, and max_overhead is kept"
 
 
-def _nothing_late() -> float:
+def _no_late_cost() -> float:
     return 0.0
 
 
@@ -65,7 +65,7 @@ class WindowBudget:
         self._began = 0, -math.inf  # the last window that came, and when
         # windows of unknown cost: when they opened, how long they took
         self._unknown: dict[int, tuple[float, float]] = {}
-        self._late_ms: Callable[[], float] = _nothing_late
+        self._late_ms: Callable[[], float] = _no_late_cost
 
     def await_cost(self, window: int, opened_ns: int, wall_ms: float) -> None:
         """Note a window that has ended: when it opened, how long it took. None is measured until its cost is known."""
@@ -73,16 +73,16 @@ class WindowBudget:
             self._unknown[window] = opened_ns / 1e9, wall_ms / 1e3
             self._began = window, opened_ns / 1e9
 
-    def give_up(self, window: int, late_ms: Callable[[], float] = _nothing_late) -> None:
+    def give_up(self, window: int, late_ms: Callable[[], float] = _no_late_cost) -> None:
         """Charge a window whose cost is still unknown its whole duration, and ``late_ms`` with the next report."""
         with self._lock:
             lost = self._unknown.pop(window, None)
             if lost is not None:
-                self._take_late(late_ms)
+                self._charge_late(late_ms)
                 self._owe(*lost)
                 self._reason = _NOT_KNOWN
 
-    def record(self, report: OverlapReport, opened_ns: int, late_ms: Callable[[], float] = _nothing_late) -> None:
+    def record(self, report: OverlapReport, opened_ns: int, late_ms: Callable[[], float] = _no_late_cost) -> None:
         """Note what a window cost, and the time of an overlapped step in it.
 
         ``late_ms`` returns the later cost of it and the skipped windows after it, to be charged with the next report.
@@ -92,7 +92,7 @@ class WindowBudget:
             self._unknown.pop(report.window, None)
             if report.e2e_overlapped_ms is not None:
                 self._step_s = report.e2e_overlapped_ms.value / 1e3
-            known_s = self._take_late(late_ms)
+            known_s = self._charge_late(late_ms)
             # If the cost is unknown, charge the window's duration: it cost no more than that.
             charged_ms = report.wall_ms if report.lost_ms is None else _charged(report.lost_ms, report.lost_high_ms)
             self._owe(opened_ns / 1e9, max(0.0, charged_ms / 1e3 - known_s))
@@ -124,7 +124,7 @@ class WindowBudget:
             left = unpaid_s / taken_s * passed if passed > 0 and taken_s > 0 else 0.0
             return Skip(self._reason, window + max(1, math.ceil(left / 2)))
 
-    def _take_late(self, late_ms: Callable[[], float]) -> float:
+    def _charge_late(self, late_ms: Callable[[], float]) -> float:
         """Charge and return what the last window has cost since its report; from now on ``late_ms`` reports that."""
         late_s = self._late_ms() / 1e3
         self._paid_at_s += self._paid_after_s(late_s)
@@ -206,7 +206,7 @@ class LongBlocks:
     def __init__(self) -> None:
         self._step_s = 0.0
         self._lacks_watts = False
-        self._too_dear = True
+        self._too_expensive = True
         self._in_vain = 0
         self._memory_is_open = True
         self._long: set[int] = set()
@@ -220,7 +220,7 @@ class LongBlocks:
         if overlapped is None or sequential is None:
             return
         self._step_s = overlapped.value / 1e3
-        self._too_dear = sequential.value > _MOST_LONGER * overlapped.value
+        self._too_expensive = sequential.value > _MOST_LONGER * overlapped.value
         was_long = report.window in self._long
         if report.settled is not None and (was_long or not self._memory_is_open):
             self._memory_is_open = report.settled.verdict is not Verdict.SHORT
@@ -237,12 +237,12 @@ class LongBlocks:
         for_power = self._lacks_watts and self._in_vain < _MOST_IN_VAIN
         if not (self._memory_is_open or for_power or self._windows[arm] == 2):
             return 0
-        if self._windows[arm] % _EVERY != 2 or self._too_dear or self._step_s <= 0:
+        if self._windows[arm] % _EVERY != 2 or self._too_expensive or self._step_s <= 0:
             return 0
         wanted = max(_WANTED_STEPS, math.ceil(_WANTED_S / self._step_s) if for_power else 0)
         steps = min(wanted, schedule.most_long_steps(steps_per_block))
-        tells_power = for_power and steps > steps_per_block and steps * self._step_s >= _LEAST_S
-        if steps < _LEAST_STEPS and not tells_power:
+        gives_watts = for_power and steps > steps_per_block and steps * self._step_s >= _LEAST_S
+        if steps < _LEAST_STEPS and not gives_watts:
             return 0
         self._long.add(window)
         return steps

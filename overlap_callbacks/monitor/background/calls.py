@@ -175,7 +175,7 @@ def messages_of(
         total = sum([of_size for *_, of_size in of_sizes])
         found.append(RankRow(operator, dimension, group_size, ranks, len(calls), total, bytes_in, of_sizes))
     compared, expected = counted[:_MAX_COMPARED], _contents(recorded)
-    num_alike = sum([_are_alike(_contents(log), expected) for log in _with_pauses(compared)])
+    num_alike = sum([_same_calls(_contents(log), expected) for log in _with_pauses(compared)])
     return RankMessages(tuple(found), _stage(recorded, rank), len(compared), num_alike, chunks)
 
 
@@ -194,7 +194,7 @@ def _contents(log: StepLog) -> list[tuple[str, str, int, int, int]]:
     return [(c.operator, c.group.name, c.peer, c.bytes_in, c.bytes_out) for c in log.collectives]
 
 
-def _are_alike(one: Sequence[Any], other: Sequence[Any]) -> bool:
+def _same_calls(one: Sequence[Any], other: Sequence[Any]) -> bool:
     """Whether two steps issued the same calls; threads may issue them in a different order."""
     return one == other or Counter(one) == Counter(other)
 

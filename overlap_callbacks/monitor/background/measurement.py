@@ -166,7 +166,7 @@ class _Measurement:
             profile.own,
             timed=timed,
             collectives=self._collectives(recorded, profile.kernels_ms),
-            let_pass=self._let_pass(),
+            let_pass=self._unserialised(),
             messages=messages,
             experts=experts_of(self._steps, window.sampled, rank, NO_STAGE if messages is None else messages.stage),
             power=power.figures,
@@ -291,7 +291,7 @@ class _Measurement:
             if step.plan.part is Part.TIMED and step.plan.mode is Mode.SEQUENTIAL and step.plan.counted
         ]
 
-    def _let_pass(self) -> tuple[str, ...]:
+    def _unserialised(self) -> tuple[str, ...]:
         """Why collectives were not serialised in sequential steps; only a note if they are negligible."""
         sentences = unserialised_notes(self._steps)
         if not is_negligible(self._steps):

@@ -113,7 +113,7 @@ def profile_figures(
             if recorded is not None
             else ()
         ),
-        pictures=_pictures(aligned, by_arm, steps, window.clock) if own.rank == 0 else (),
+        pictures=_timelines(aligned, by_arm, steps, window.clock) if own.rank == 0 else (),
         sm_loss=sm_loss(kernels, kernels.launches, chip_of(window.clock.compute_stream), overlapped, sequential),
         num_sms=num_sms(kernels),
         num_streams=num_streams(kernels) if on_device else 0,
@@ -154,7 +154,7 @@ def _step_weights(
     return weights
 
 
-def _pictures(
+def _timelines(
     aligned: Alignment, by_arm: Mapping[Mode, Sequence[int]], steps: Sequence[MeasuredStep], clock: StepClock
 ) -> tuple[StepTimeline, ...]:
     """The timeline of the first profiled step of each mode, with its longest kernels and its mode's calls."""

@@ -240,7 +240,7 @@ class Reporter:
         """Add the window's cost, and the previous one's after its report; waits a bounded time for normal steps."""
         cost.work_done()
         wait_until_s = time.monotonic() + min(_AFTERMATH_S, _AFTERMATH_PART * self._timeout_s)
-        while not (self._closing.is_set() or cost.stands_still or time.monotonic() >= wait_until_s):
+        while not (self._closing.is_set() or cost.is_stalled or time.monotonic() >= wait_until_s):
             if cost.await_settled(_AFTERMATH_LOOK_S):
                 break
         lost = cost.lost(stretches_of(steps), own.report_cpu_ms)
@@ -281,7 +281,7 @@ class Reporter:
             for each in exchanges:
                 each.leave(parent_is_gone=not all(taken) and all_end)
             for messages in stale:
-                messages.take_away(deadline - time.monotonic(), self._stop.is_set, after_s=SETTLE_S)
+                messages.delete_unread(deadline - time.monotonic(), self._stop.is_set, after_s=SETTLE_S)
 
     def _is_over(self, last_s: float) -> bool:
         """Whether to stop waiting for reports of a window; the last one came at ``last_s`` (``time.monotonic``)."""

@@ -128,7 +128,7 @@ class Tree:
 
 
 # Message slots on an edge, per direction.
-PLACES = 4
+SLOTS = 4
 # Maximum number of missing ranks below a leaving rank, or below a lost parent, whose messages it deletes: each takes
 # several store calls, and many ranks may leave at once.
 MAX_UNHEARD = 1024
@@ -272,7 +272,7 @@ class Exchange:
 
     def _empty(self, direction: str, child: int) -> None:
         edge = self._edge(direction, child)
-        self._channel.delete(*[_place(edge, number) for number in range(PLACES)])
+        self._channel.delete(*[_slot(edge, number) for number in range(SLOTS)])
 
     def _edge(self, direction: str, child: int) -> str:
         return f"{self._kind}/{direction}/{child}"
@@ -284,24 +284,24 @@ class StaleMessages:
     def __init__(self, channel: StoreChannel, edges: Iterable[str]) -> None:
         self._channel = channel
         self._seen_s = time.monotonic()
-        places = [_place(edge, number) for edge in edges for number in range(PLACES)]
-        found = [(place, channel.peek(place)) for place in places]
-        self._lying = {place: message for place, message in found if message is not None}
+        slots = [_slot(edge, number) for edge in edges for number in range(SLOTS)]
+        found = [(slot, channel.peek(slot)) for slot in slots]
+        self._unread = {slot: message for slot, message in found if message is not None}
 
-    def take_away(self, timeout_s: float, stop: Callable[[], bool], *, after_s: float) -> None:
+    def delete_unread(self, timeout_s: float, stop: Callable[[], bool], *, after_s: float) -> None:
         """Wait until they are read; delete unread ones if they were first seen at least ``after_s`` ago."""
 
         def look() -> bool | None:
-            for place in list(self._lying):
-                if not self._channel.has(place):
-                    del self._lying[place]
-            return None if self._lying else True
+            for slot in list(self._unread):
+                if not self._channel.has(slot):
+                    del self._unread[slot]
+            return None if self._unread else True
 
         if poll(look, timeout_s, stop) is None and time.monotonic() - self._seen_s >= after_s:
-            for place, message in self._lying.items():
+            for slot, message in self._unread.items():
                 # A different message in the same slot belongs to live ranks.
-                if self._channel.peek(place) == message:
-                    self._channel.delete(place)
+                if self._channel.peek(slot) == message:
+                    self._channel.delete(slot)
 
 
 class _Sender:
@@ -314,22 +314,22 @@ class _Sender:
 
     def offer(self, key: str, message: bytes) -> bool:
         """Send, if the next slot is free."""
-        place = _place(self._edge, self._number)
-        if self._number >= PLACES and self._channel.has(place):
+        slot = _slot(self._edge, self._number)
+        if self._number >= SLOTS and self._channel.has(slot):
             return False
-        self._channel.publish(place, f"{self._number} {key}\n".encode() + message)
+        self._channel.publish(slot, f"{self._number} {key}\n".encode() + message)
         self._number += 1
         return True
 
     def withdraw(self) -> None:
         """Withdraw the last message, unless it was taken."""
         # A FileStore reports every delete as successful, so check first.
-        if not self.is_empty() and self._channel.delete(_place(self._edge, self._number - 1)):
+        if not self.is_empty() and self._channel.delete(_slot(self._edge, self._number - 1)):
             self._number -= 1
 
     def is_empty(self) -> bool:
         """Whether all messages were taken. They are taken in order."""
-        return self._number == 0 or not self._channel.has(_place(self._edge, self._number - 1))
+        return self._number == 0 or not self._channel.has(_slot(self._edge, self._number - 1))
 
 
 class _Receiver:
@@ -344,17 +344,17 @@ class _Receiver:
     def look(self, key: str, over: Iterable[str]) -> bytes | None:
         """The message under ``key``, or None if it has not come yet. Keys in ``over`` will not be asked for again."""
         while key not in self._early:
-            place = _place(self._edge, self._number)
-            data = self._channel.peek(place)
+            slot = _slot(self._edge, self._number)
+            data = self._channel.peek(slot)
             # The sender may withdraw it between our two calls. Only one side's delete succeeds, and both know which:
             # otherwise the two ends would continue from different numbers and miss each other in every later window.
-            if data is None or not self._channel.delete(place):
+            if data is None or not self._channel.delete(slot):
                 return None
             number, sent_key, message = _opened(data)
             self._number = number + 1
             if sent_key not in over:
                 self._early[sent_key] = message
-                if len(self._early) > PLACES:
+                if len(self._early) > SLOTS:
                     self._early.pop(next(iter(self._early)))
         return self._early.pop(key)
 
@@ -366,8 +366,8 @@ class _Receiver:
         """
         found = self.look(key, over)
         if found is None:
-            places = [self._channel.peek(_place(self._edge, number)) for number in range(PLACES)]
-            numbers = [_opened(data)[0] for data in places if data is not None]
+            slots = [self._channel.peek(_slot(self._edge, number)) for number in range(SLOTS)]
+            numbers = [_opened(data)[0] for data in slots if data is not None]
             if numbers:
                 self._number = min(numbers)
                 found = self.look(key, over)
@@ -381,5 +381,5 @@ def _opened(data: bytes) -> tuple[int, str, bytes]:
     return int(number), key, message
 
 
-def _place(edge: str, number: int) -> str:
-    return f"{edge}/{number % PLACES}"
+def _slot(edge: str, number: int) -> str:
+    return f"{edge}/{number % SLOTS}"

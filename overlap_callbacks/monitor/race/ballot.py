@@ -49,7 +49,7 @@ class Decision:
 
 
 @dataclass
-class _Used:
+class _Question:
     """What a rank has used in the store for one question."""
 
     decision: str  # key of the decision
@@ -78,7 +78,7 @@ class Ballot:
     def __init__(self, channel: StoreChannel, timeout_s: float) -> None:
         self._channel = channel
         self._timeout_s = timeout_s
-        self._used: dict[tuple[str, str], _Used] = {}  # by window and question
+        self._questions: dict[tuple[str, str], _Question] = {}  # by window and question
         self._expected = ""
         self._worker = Worker("overlap-callbacks-ballot", lambda error: None)
 
@@ -120,19 +120,19 @@ class Ballot:
     # -- on the ballot's thread
 
     def _vote(self, window: str, question: str, terms: str) -> Decision:
-        self._take_away(but=window)
-        used = self._use(window, question)
+        self._delete_earlier_votes(but=window)
+        used = self._question(window, question)
         unlike = f"not all ranks came to the same step, and wanted the same of it, within {self._timeout_s:g} s"
         try:
             if self._channel.set_if_absent(used.terms, terms.encode()) != terms.encode():
-                return self._settle(used, _NO + unlike.encode())
+                return self._decide(used, _NO + unlike.encode())
             used.has_voted = True
             votes = self._channel.add(used.count)
         except StoreFailedError:
             return Decision(False, _NO_ANSWER)  # not counted
         if votes == self._channel.job.world_size:
             used.is_read = True  # only this rank can decide yes for all, and does so now
-            decision = self._settle(used, _YES)
+            decision = self._decide(used, _YES)
             if not decision.agreed:  # too late; leaving ranks need not keep the keys for it
                 with contextlib.suppress(StoreFailedError):
                     self._channel.add(used.count, -1)
@@ -140,24 +140,24 @@ class Ballot:
         answer = self._channel.await_message(used.decision, self._timeout_s, lambda: False)
         if answer is not None:
             return _decided(used, answer)
-        return self._settle(used, _NO + unlike.encode())
+        return self._decide(used, _NO + unlike.encode())
 
     def _decline(self, window: str, question: str, reason: str) -> Decision:
         try:
-            return self._settle(self._use(window, question), _NO + reason.encode())
+            return self._decide(self._question(window, question), _NO + reason.encode())
         except StoreFailedError:
             return Decision(False, reason)
 
-    def _settle(self, used: _Used, proposal: bytes) -> Decision:
+    def _decide(self, used: _Question, proposal: bytes) -> Decision:
         """Write the decision, unless there is one already; the stored one counts."""
         return _decided(used, self._channel.set_if_absent(used.decision, proposal))
 
-    def _use(self, window: str, question: str) -> _Used:
-        return self._used.setdefault((window, question), _Used(f"race/{window}/{question}"))
+    def _question(self, window: str, question: str) -> _Question:
+        return self._questions.setdefault((window, question), _Question(f"race/{window}/{question}"))
 
-    def _take_away(self, *, but: str) -> None:
+    def _delete_earlier_votes(self, *, but: str) -> None:
         """Delete earlier windows' votes, on rank 0. All ranks have read them: they have trained together since."""
-        old = [self._used.pop(place) for place in list(self._used) if place[0] != but]
+        old = [self._questions.pop(place) for place in list(self._questions) if place[0] != but]
         if self._channel.job.rank == 0:
             with contextlib.suppress(StoreFailedError):
                 for used in old:
@@ -165,16 +165,16 @@ class Ballot:
 
     def _leave(self) -> None:
         """Delete all keys of this rank's questions: any other rank may be gone, or have voted alone."""
-        windows = {window for window, _ in self._used} | ({self._expected} if self._expected else set())
+        windows = {window for window, _ in self._questions} | ({self._expected} if self._expected else set())
         with contextlib.suppress(StoreFailedError):
             for window in sorted(windows):
                 for question in (REPEAT, FAILED):
-                    used = self._use(window, question)
+                    used = self._question(window, question)
                     if used.is_read or self._close(used):
                         self._channel.delete(*used.keys)
-        self._used.clear()
+        self._questions.clear()
 
-    def _close(self, used: _Used) -> bool:
+    def _close(self, used: _Question) -> bool:
         """Close the votes on a question that was decided with no. Returns whether no vote completed the count.
 
         A rank may arrive after the others stopped waiting. If its vote completed the count, it is about to vote yes,
@@ -185,7 +185,7 @@ class Ballot:
         return not used.has_voted or self._channel.add(used.count, _CLOSED) % _CLOSED < self._channel.job.world_size
 
 
-def _decided(used: _Used, message: bytes) -> Decision:
+def _decided(used: _Question, message: bytes) -> Decision:
     if message != _YES:
         return Decision(False, message.removeprefix(_NO).decode(errors="replace"))
     # If all agreed, they repeat the step together: each has read the decision before any of them leaves.

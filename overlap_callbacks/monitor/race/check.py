@@ -168,17 +168,17 @@ class _Repetitions:
         """Run all repetitions. Raises _StepFailedError from an error of the user's function."""
         compute_stream = StepClock().compute_stream
         for number, sequential in enumerate(_SEQUENTIAL):
-            self._ours(held.rewind)
-            self._ours(self._begin, sequential, granted, compute_stream)
+            self._guarded(held.rewind)
+            self._guarded(self._begin, sequential, granted, compute_stream)
             try:
                 self._step.run()
             except BaseException as error:
                 raise _StepFailedError from error
-            self._ours(self._look, number, reference)
-            self._ours(self._end, sequential)
-            self._ours(self._step.put_back)
+            self._guarded(self._compare, number, reference)
+            self._guarded(self._end, sequential)
+            self._guarded(self._step.put_back)
 
-    def _ours(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    def _guarded(self, action: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         """Do the library's own work between the user's: no error in it may keep this rank from the next repetition."""
         try:
             action(*args, **kwargs)
@@ -194,7 +194,7 @@ class _Repetitions:
             sequential=sequential and self._switch.form is None, expected=expected, compute_stream=compute_stream
         )
 
-    def _look(self, number: int, reference: Reference) -> None:
+    def _compare(self, number: int, reference: Reference) -> None:
         gradients = self._step.gradients()
         counted = reference.count_differing(gradients) if number else {}
         if number in (0, 2):
@@ -334,7 +334,7 @@ class Reference:
                 continue
             part = local(gradient)
             room = self._room.get(name)
-            if room is not None and part.layout is torch.strided and _alike(part, room):
+            if room is not None and part.layout is torch.strided and _same_shape_and_type(part, room):
                 self._copies[name] = room.copy_(part)
             else:
                 self._copies[name] = part.clone()
@@ -346,7 +346,7 @@ class Reference:
             parts = [local(of) for of in (gradients.get(name), self._copies.get(name)) if of is not None]
             if not parts:
                 continue
-            if len(parts) == 1 or not _alike(*parts):
+            if len(parts) == 1 or not _same_shape_and_type(*parts):
                 found[name] = max([part.numel() for part in parts])
             else:
                 one, other = map(bits, parts)
@@ -356,7 +356,7 @@ class Reference:
         return found
 
 
-def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _same_shape_and_type(one: torch.Tensor, other: torch.Tensor) -> bool:
     return one.shape == other.shape and one.dtype == other.dtype
 
 

@@ -187,7 +187,7 @@ def of_the_job(rows: Sequence[Difference]) -> list[Difference]:
 def difference_table(names: Sequence[str], records: Sequence[Record]) -> Block:
     """A table of the differences; a note if the records show none."""
     rows = differences(records)
-    untold = not_told(records)
+    untold = missing_from_records(records)
     if not rows:
         return Note(f"The records know of no difference between the configurations. {untold}")
     cells = tuple([tuple(map(name_cell, (label, *values))) for label, values in rows])
@@ -265,7 +265,7 @@ def collectives_of_a_step(record: Record) -> dict[str, tuple[int, int]]:
     return found
 
 
-def not_told(records: Sequence[Record]) -> str:
+def missing_from_records(records: Sequence[Record]) -> str:
     """A sentence on parts of the configuration missing from the records, which may therefore differ."""
     lacking = [what for what, told in _PARTS if not all(map(told, records))]
     if not lacking:
@@ -275,11 +275,11 @@ def not_told(records: Sequence[Record]) -> str:
     )
 
 
-def _tells(record: Record, begins: tuple[str, ...]) -> bool:
+def _has_configuration(record: Record, begins: tuple[str, ...]) -> bool:
     return any(name.startswith(begins) for name in record.runs[-1].configuration)
 
 
-def _tells_work(record: Record) -> bool:
+def _has_work(record: Record) -> bool:
     work = record.runs[-1].workload or Workload()
     if work.tokens_per_step is not None or work.samples_per_step is not None:
         return True
@@ -287,8 +287,8 @@ def _tells_work(record: Record) -> bool:
 
 
 _PARTS: tuple[tuple[str, Callable[[Record], bool]], ...] = (
-    ("the model", lambda record: _tells(record, _MODEL)),
-    ("the buckets of communication", lambda record: _tells(record, _BUCKETS)),
+    ("the model", lambda record: _has_configuration(record, _MODEL)),
+    ("the buckets of communication", lambda record: _has_configuration(record, _BUCKETS)),
     ("the collectives of a step", lambda record: bool(collectives_of_a_step(record))),
-    ("the size of the batch", _tells_work),
+    ("the size of the batch", _has_work),
 )

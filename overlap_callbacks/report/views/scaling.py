@@ -288,7 +288,7 @@ def known_axes(records: Sequence[Record]) -> list[str]:
     return [*dict.fromkeys([*_facts(records[0]), *sorted(dimensions), *sorted(settings)])]
 
 
-def as_plain(found: Comparison) -> dict[str, Any]:
+def scaling_data(found: Comparison) -> dict[str, Any]:
     """As plain data, for other programs."""
     relative = scaled(found.runs)
     rows = []

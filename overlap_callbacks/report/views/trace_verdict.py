@@ -183,7 +183,7 @@ def names_of(traces: Sequence[TraceFigures]) -> list[str]:
     """
     of_rank = Counter((rank, cycle) for _, rank, cycle in {(trace.file, trace.rank, trace.cycle) for trace in traces})
     of_file = Counter(trace.file for trace in traces)
-    files = _told_apart([trace.file for trace in traces])
+    files = _distinct_names([trace.file for trace in traces])
     names = []
     for trace in traces:
         alone = trace.rank is not None and of_rank[trace.rank, trace.cycle] == 1
@@ -194,7 +194,7 @@ def names_of(traces: Sequence[TraceFigures]) -> list[str]:
     return names
 
 
-def _told_apart(files: Sequence[str]) -> dict[str, str]:
+def _distinct_names(files: Sequence[str]) -> dict[str, str]:
     """The name of each file, with as many of its folders as needed to distinguish equal names."""
     parts = {file: Path(file).parts for file in dict.fromkeys(files)}
     names = {}

@@ -120,7 +120,7 @@ class WandbSink(Sink):
         self._owns_run = False
         self._starting = False  # W&B was asked for a run, and has not started it
         self._had_run = False
-        self._told_finished: Any = None  # the run that was finished early and whose user was warned
+        self._warned_finished: Any = None  # the run that was finished early and whose user was warned
         self._defined: set[str] = set()
         self._aggregates: dict[str, str] = {}  # by key
         self._described: dict[str, Any] | None = None  # as in the run's configuration
@@ -200,7 +200,7 @@ class WandbSink(Sink):
     def _finish(self) -> None:
         run = self._run
         if run is not None and _is_finished(run):
-            self._tell_finished(run)
+            self._warn_finished(run)
         if run is None or _is_finished(run):
             if run is None and self._start and self._info is not None and not self._had_run:
                 logger.warning("overlap-callbacks: no window ended before the job did, so no W&B run was begun")
@@ -309,7 +309,7 @@ class WandbSink(Sink):
 
     def _find_run(self) -> Any:
         if self._run is not None and _is_finished(self._run):
-            self._tell_finished(self._run)
+            self._warn_finished(self._run)
             if self._given_run is not None:
                 return None
         elif self._run is not None:
@@ -341,9 +341,9 @@ class WandbSink(Sink):
         record = Path(self._record or "").resolve()
         run.save(glob.escape(str(record)), base_path=str(record.parent), policy="end")
 
-    def _tell_finished(self, run: Any) -> None:
-        if run is not self._told_finished:
-            self._told_finished = run
+    def _warn_finished(self, run: Any) -> None:
+        if run is not self._warned_finished:
+            self._warned_finished = run
             logger.warning(
                 "overlap-callbacks: the W&B run was finished before measuring ended. It has the windows and the record "
                 "up to then: %s",

@@ -191,8 +191,8 @@ def test_a_point_that_one_rank_cannot_measure_is_left_out_with_its_reason() -> N
     def fail() -> None:
         raise RuntimeError("out of memory\nand a long trace")
 
-    assert session._tried(site, fail) == "out of memory"
-    assert session._tried(site, lambda: 5) == 5
+    assert session._on_every_rank(site, fail) == "out of memory"
+    assert session._on_every_rank(site, lambda: 5) == 5
 
 
 def test_a_plan_that_was_written_is_the_plan_that_is_read(tmp_path: Path) -> None:

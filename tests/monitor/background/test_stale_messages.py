@@ -16,7 +16,7 @@ from overlap_callbacks.monitor.background import reporter as reporting
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.reporter import Reporter
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
-from overlap_callbacks.monitor.background.tree import FAN_IN, PLACES, WATCHED, Exchange, Tree
+from overlap_callbacks.monitor.background.tree import FAN_IN, SLOTS, WATCHED, Exchange, Tree
 from overlap_callbacks.monitor.config import MonitorConfig
 from tests.margins import near
 
@@ -102,7 +102,7 @@ class Ranks:
         for exchange in leaving:
             exchange.leave(parent_is_gone=not exchange.await_taken(NOW, never))
         for messages in stale:
-            messages.take_away(NOW, never, after_s=0.0)
+            messages.delete_unread(NOW, never, after_s=0.0)
 
 
 def some_of(ranks: Sequence[int]) -> list[tuple[int, ...]]:
@@ -140,7 +140,7 @@ def test_an_answer_that_a_dead_rank_has_not_taken_from_its_dead_parent_is_not_le
     assert store.num_keys() == before
 
 
-@pytest.mark.parametrize("num_windows", [0, 1, PLACES + 2])
+@pytest.mark.parametrize("num_windows", [0, 1, SLOTS + 2])
 @pytest.mark.parametrize("num_dead", range(2, WATCHED + 1))
 def test_no_few_dead_leave_anything_in_the_store_wherever_they_are(num_windows: int, num_dead: int) -> None:
     """Parents and children, chains of them, and both directions."""
@@ -187,7 +187,7 @@ def test_a_message_is_left_to_a_parent_that_lives_and_comes_later(store: Any) ->
 
     parent = threading.Thread(target=come_later)
     parent.start()
-    stale.take_away(LONG_S, never, after_s=0.0)  # and waits no longer than the parent does
+    stale.delete_unread(LONG_S, never, after_s=0.0)  # and waits no longer than the parent does
     parent.join()
     assert taken == [{2: b"-"}]
 
@@ -196,18 +196,18 @@ def test_a_message_that_has_come_into_the_same_place_is_left_to_its_reader(store
     ranks = Ranks(store, 5, fan_in=2)
     ranks[2].send_up("window0", b"-", NOW, never)
     stale = ranks[1].stale_messages()
-    for window in range(PLACES):
+    for window in range(SLOTS):
         assert ranks[0].gather(f"window{window}", NOW, never) == {2: b"-"}
         assert ranks[2].send_up(f"window{window + 1}", b"-", NOW, never)
-    stale.take_away(NOW, never, after_s=0.0)
-    assert ranks[0].gather(f"window{PLACES}", NOW, never) == {2: b"-"}
+    stale.delete_unread(NOW, never, after_s=0.0)
+    assert ranks[0].gather(f"window{SLOTS}", NOW, never) == {2: b"-"}
 
 
 def test_a_message_that_was_not_seen_for_long_is_left_to_its_reader(store: Any) -> None:
     """The time to close was over too soon to know."""
     ranks = Ranks(store, 5, fan_in=2)
     ranks[2].send_up("window", b"-", NOW, never)
-    ranks[1].stale_messages().take_away(NOW, never, after_s=LONG_S)
+    ranks[1].stale_messages().delete_unread(NOW, never, after_s=LONG_S)
     assert ranks[0].gather("window", NOW, never) == {2: b"-"}
 
 
@@ -215,21 +215,21 @@ def test_a_message_that_was_not_seen_for_long_is_left_to_its_reader(store: Any) 
 def test_to_leave_a_job_that_is_well_takes_few_calls_of_the_store_and_no_waiting(num_ranks: int) -> None:
     store: Any = CountedCalls()
     ranks = Ranks(store, num_ranks, FAN_IN)
-    for _ in range(PLACES + 1):
+    for _ in range(SLOTS + 1):
         ranks.hold_window()
     store.calls.clear()
     for exchange in ranks:
         before = store.calls.total()
         stale = exchange.stale_messages()
-        assert store.calls.total() - before <= 2 * PLACES * WATCHED
+        assert store.calls.total() - before <= 2 * SLOTS * WATCHED
         assert exchange.await_taken(LONG_S, must_not_wait)
         exchange.leave()
         before = store.calls.total()
-        stale.take_away(LONG_S, must_not_wait, after_s=0.0)
+        stale.delete_unread(LONG_S, must_not_wait, after_s=0.0)
         assert store.calls.total() == before
     # Edges are one fewer than ranks. On each, both ends see that what they sent was taken, and empty all places.
-    edges = (num_ranks - 1) * 2 * (1 + 2 * PLACES)
-    assert store.calls.total() <= edges + num_ranks * 2 * PLACES * WATCHED
+    edges = (num_ranks - 1) * 2 * (1 + 2 * SLOTS)
+    assert store.calls.total() <= edges + num_ranks * 2 * SLOTS * WATCHED
 
 
 def reporter_beside_a_stray(store: Any) -> Reporter:

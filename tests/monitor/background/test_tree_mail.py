@@ -15,7 +15,7 @@ from overlap_callbacks.analysis.rank_set import joined
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, check_order
 from overlap_callbacks.monitor.background.store import Connection, Job, StoreChannel
 from overlap_callbacks.monitor.background.submissions import OrderMessage, RecordedKinds
-from overlap_callbacks.monitor.background.tree import PLACES, Exchange, Tree
+from overlap_callbacks.monitor.background.tree import SLOTS, Exchange, Tree
 from tests.gate.sequences import A, order
 from tests.margins import near
 
@@ -94,7 +94,7 @@ class Ranks:
 
 def test_all_ranks_are_heard_and_answered_and_nothing_is_left(server: Any) -> None:
     before, ranks = server.num_keys(), Ranks(server)
-    for window in range(3 * PLACES):
+    for window in range(3 * SLOTS):
         assert ranks.send_all_up(f"window{window}") == list(range(RANKS))
         assert ranks.send_all_down(f"window{window}") == list(range(RANKS))
         assert server.num_keys() == before
@@ -132,7 +132,7 @@ def test_a_late_message_is_not_taken_for_one_of_the_next_window(server: Any) -> 
     assert server.num_keys() == before
 
 
-@pytest.mark.parametrize("num_sent", range(1, 2 * PLACES))
+@pytest.mark.parametrize("num_sent", range(1, 2 * SLOTS))
 def test_what_a_killed_job_has_left_is_not_taken_for_a_message_of_the_one_that_starts_again(
     server: Any, num_sent: int
 ) -> None:
@@ -147,7 +147,7 @@ def test_what_a_killed_job_has_left_is_not_taken_for_a_message_of_the_one_that_s
     again = Ranks(server, prefix=killed.prefix)
     assert again.exchanges[0].gather(f"window{num_sent}", NOW, lambda _: False) == {}
     assert again.exchanges[1].await_answer(f"window{num_sent}", NOW, lambda: False) is None
-    for window in range(num_sent + 1, num_sent + 2 * PLACES):
+    for window in range(num_sent + 1, num_sent + 2 * SLOTS):
         assert again.send_all_up(f"window{window}") == list(range(RANKS))
         assert again.send_all_down(f"window{window}") == list(range(RANKS))
     assert server.num_keys() == before
@@ -264,7 +264,7 @@ def test_a_window_that_a_parent_has_not_come_to_yet_waits_for_it(server: Any) ->
 def test_what_nobody_takes_does_not_pile_up(server: Any) -> None:
     before, ranks = server.num_keys(), Ranks(server)
     sent = [ranks.exchanges[1].send_up(f"window{window}", b"-", NOW, lambda: False) for window in range(50)]
-    assert sum(sent) == PLACES == server.num_keys() - before
+    assert sum(sent) == SLOTS == server.num_keys() - before
     # Once its parent goes on, so does it: what is over is dropped.
     for window in range(50):
         ranks.exchanges[0].gather(f"window{window}", NOW, lambda _: False)

@@ -61,7 +61,7 @@ def main(folder: str) -> None:
     training = STRATEGIES[spec.configuration.strategy](spec, device)
     steps = train(training)
     if training.rank == spec.ranks - 1:
-        _tell(training, steps)
+        _write_results(training, steps)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -72,7 +72,7 @@ def train(training: Training) -> int:
     options = _window_options(training, step_s)
     windows, every = training.spec.windows, options["every_n_steps"]
     last: int = options["first_step"] + windows * every - _REST_STEPS[training.device.type]
-    with training.attach(_WARM_UP_STEPS, **options, **_told(training)):
+    with training.attach(_WARM_UP_STEPS, **options, **_job_facts(training)):
         for _ in range(_WARM_UP_STEPS, last + 1):
             training.step()
     return last + 1
@@ -114,7 +114,7 @@ def _window_options(training: Training, step_s: float) -> dict[str, Any]:
     }
 
 
-def _told(training: Training) -> dict[str, Any]:
+def _job_facts(training: Training) -> dict[str, Any]:
     """The facts of the job that the library gets."""
     spec, model = training.spec, training.spec.model
     configuration = spec.configuration
@@ -137,7 +137,7 @@ def _told(training: Training) -> dict[str, Any]:
     }
 
 
-def _tell(training: Training, steps: int) -> None:
+def _write_results(training: Training, steps: int) -> None:
     """Write the job's own results, on the last rank, which has the losses of a pipeline."""
     trained = Trained(
         parameters=count_weights(training.spec.model),
