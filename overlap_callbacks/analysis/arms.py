@@ -1,4 +1,4 @@
-"""What a run has measured of each arm: figures over the windows that count."""
+"""A run's results for each arm: figures over the windows that count."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SEQUENTIAL = ComparedArm("sequential", equal_results=True, sequential=True)
 
 
 def arm_report_of(report: OverlapReport, arm: ComparedArm, sums: FigureSums) -> ArmReport:
-    """The report of an arm's window, from one of the same window with the arm in the place of sequential steps."""
+    """The report of an arm's window, from a report of the same window that has the arm in place of sequential steps."""
     fields: dict[str, Any] = {name: getattr(report, name) for name in WindowReport.__struct_fields__}
-    if report.complete:  # else its blocks are not balanced
+    if report.complete:  # otherwise its blocks are not balanced
         fields |= figures_from(sums, ARM_FIGURES)
     return ArmReport(arm=arm, num_ranks=report.num_reporting, **fields)
 
@@ -69,14 +69,14 @@ class ArmSummary:
 
 
 def arm_summaries(summary: RunSummary, reports: Sequence[ArmReport]) -> list[ArmSummary]:
-    """Each arm of a run, the best first; sequential steps among them, if the run has other arms.
+    """Each arm of a run, best first; sequential steps are among them if the run has other arms.
 
-    ``reports`` are those of its windows with other arms.
+    ``reports``: those of its windows with other arms.
     """
     if not reports:
         return []
     by_name = grouped(reports, lambda report: report.arm.name)
-    # Each further arm is one more that may seem better by chance (Bonferroni).
+    # Each further arm may look better by chance (Bonferroni).
     has_sequential = not summary.control and bool(summary.valid_windows)
     pooling = Pooling(all_looks=True, confidence=1 - (1 - CONFIDENCE) / (len(by_name) + has_sequential))
     found = [_of(windows, pooling) for windows in by_name.values()]
@@ -86,7 +86,7 @@ def arm_summaries(summary: RunSummary, reports: Sequence[ArmReport]) -> list[Arm
 
 
 def _of(windows: Sequence[ArmReport], pooling: Pooling) -> ArmSummary:
-    # Control windows, in which nothing was turned, and real ones are not mixed: the last window's kind counts.
+    # Do not mix control windows, in which nothing was turned, with real ones: the last window's kind counts.
     counting = [window for window in windows if window.counts and window.control is windows[-1].control]
     measured: dict[str, list[Estimate]] = {figure.name: [] for figure in ARM_FIGURES}
     device: dict[str, list[float]] = {name: [] for name in _DEVICE}
@@ -122,7 +122,7 @@ def _over_windows(figure: Figure, values: Sequence[float]) -> float | None:
 
 
 def _points(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Mean times over windows, and the ratios and differences of these: so figures add up."""
+    """Mean times over windows, and ratios and differences of these, so that figures add up."""
     points = {
         figure.name: fmean(values[figure.name]) for figure in ARM_FIGURES if figure.unit == "ms" and values[figure.name]
     }
@@ -135,7 +135,7 @@ def _points(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return points
 
 
-# Figures of sequential steps as an arm, by those of overlap.
+# Figures of sequential steps as an arm, from those of overlap.
 _OF_OVERLAP = {
     "speedup": "speedup_vs_sequential",
     "compute_slowdown": "compute_slowdown",
@@ -150,7 +150,7 @@ _OF_OVERLAP = {
 
 
 def _sequential(summary: RunSummary, pooling: Pooling) -> ArmSummary:
-    """Sequential steps as an arm: their figures are those of overlap with the sign turned."""
+    """Sequential steps as an arm: the figures of overlap with the opposite sign."""
     pooled = summary.pooled(pooling)
     figures = {name: pooled[of_overlap] for name, of_overlap in _OF_OVERLAP.items() if of_overlap in pooled}
     changes = {name: inverted_change(figures[name]) for name in ("speedup", "compute_slowdown") if name in figures}

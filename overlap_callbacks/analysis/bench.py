@@ -1,6 +1,6 @@
 """Figures of ``overlap bench`` with 95 % intervals, and the sizes of its messages as text. Pure.
 
-The unit of analysis is the block: each gives one mean of logarithms, and intervals are Welch's over the blocks
+The unit of analysis is the block: each gives one mean logarithm, and intervals are Welch's over the blocks
 (``overlap_callbacks.analysis.statistics``). A figure that was not measured is None.
 """
 
@@ -33,17 +33,17 @@ _MS_PER_S, _TERA, _BYTES_PER_MS = 1e3, 1e12, 1e6
 
 
 class GemmFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a point of ``gemm-allreduce`` gives.
+    """The figures of a point of ``gemm-allreduce``.
 
     Attributes:
         point: what was measured.
         flop: of a product.
-        rounds: in which it was measured.
-        gemm_alone_ms, gemm_beside_ms: a product alone, and beside an all-reduce.
-        slowdown: of products beside an all-reduce, equation 1 of arXiv 2507.03114.
+        rounds: number of rounds measured.
+        gemm_alone_ms, gemm_beside_ms: a product alone, and during an all-reduce.
+        slowdown: of products during an all-reduce, equation 1 of arXiv 2507.03114.
         alone_tflop_s, beside_tflop_s: 10^12 floating-point operations a second of one rank.
-        all_reduce_alone_ms, all_reduce_beside_ms: an all-reduce alone, and beside products.
-        all_reduce_slowdown: of all-reduces beside products.
+        all_reduce_alone_ms, all_reduce_beside_ms: an all-reduce alone, and during products.
+        all_reduce_slowdown: of all-reduces during products.
         alone_busbw_gb_s, beside_busbw_gb_s: bus bandwidth as nccl-tests define it, in 10^9 bytes a second.
         speedup: work done at once over that done one after the other in the same time, less 1: the rates of products
             and all-reduces beside each other, as shares of those alone, add up to 1 more. 0 if nothing is gained.
@@ -77,9 +77,9 @@ class GemmFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TransferFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a point of ``collectives`` gives: time of a call, and message size over it, in 10^9 bytes a second.
+    """The figures of a point of ``collectives``: time of a call, and bandwidth in 10^9 bytes a second.
 
-    ``busbw_gb_s`` is the bus bandwidth as nccl-tests define it: what passes a rank's link.
+    ``busbw_gb_s`` is the bus bandwidth as defined by nccl-tests: the rate on a rank's link.
     """
 
     point: TransferPoint
@@ -98,7 +98,7 @@ def gemm_figures(rounds: Iterable[GemmRound], ranks: int) -> tuple[GemmFigures, 
 
 def _place(point: GemmPoint) -> tuple[object, ...]:
     caps = (point.power_cap_w, point.clock_cap_mhz)
-    # Points that differ in caps alone stand together, the one without a cap first, then from the highest down.
+    # Points that differ only in caps are adjacent: without a cap first, then from the highest down.
     return point.dtype, point.ctas, point.message_bytes, point.n, *[0.0 if cap is None else 1 / cap for cap in caps]
 
 
@@ -177,7 +177,7 @@ def _logs(blocks: Sequence[Block], condition: str, name: str) -> Sample:
 
 
 def _pairs(blocks: Sequence[Block]) -> Sample:
-    """Logarithms of both times of the blocks in which products and all-reduces ran beside each other."""
+    """Logarithms of both times, of the blocks in which products and all-reduces ran at the same time."""
     rows = [
         (_log(block.gemm_ms), _log(block.all_reduce_ms))
         for block in blocks
@@ -227,7 +227,7 @@ def bytes_of(text: str, option: str) -> int:
 
 
 def size_in_words(size: float, space: str = " ") -> str:
-    """A size for people: ``16 MiB``, ``1 GB``, ``72 B``."""
+    """A readable size: ``16 MiB``, ``1 GB``, ``72 B``."""
     for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= unit and size % unit == 0:
             return f"{size / unit:,.0f}{space}{name}"
@@ -238,12 +238,12 @@ def size_in_words(size: float, space: str = " ") -> str:
 
 
 def rate_in_words(gb_s: float, style: Style = PLAIN) -> str:
-    """A bandwidth with three digits that count, each in its unit: ``7.43 kB/s``, ``1.66 GB/s``."""
+    """A bandwidth with three significant digits: ``7.43 kB/s``, ``1.66 GB/s``."""
     shown = float(f"{gb_s:.3g}")
     name, unit = next(((name, unit) for name, unit in _RATES if shown >= unit), _RATES[-1])
     return f"{three_digits(shown / unit, style)}{style.space}{name}"
 
 
 def powers_of_two(low: int, high: int) -> tuple[int, ...]:
-    """The powers of two from ``low`` to ``high``; if that is none, ``low`` itself."""
+    """The powers of two from ``low`` to ``high``; if there are none, ``low`` itself."""
     return tuple([2**exponent for exponent in range((low - 1).bit_length(), high.bit_length())]) or (low,)

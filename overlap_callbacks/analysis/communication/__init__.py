@@ -1,1 +1,1 @@
-"""Who sends what to whom in a step, how long it should take, and what was measured of it. Pure."""
+"""Messages of a step: who sends what to whom, how long it should take, and what was measured. Pure."""

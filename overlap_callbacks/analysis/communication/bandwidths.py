@@ -1,8 +1,9 @@
-"""How fast a job's messages are, by dimension of parallelism: from a record, or from times that a benchmark measured.
+"""Bandwidths of a job's messages by dimension of parallelism: from a record, or from a benchmark's times.
 
-A ring passes a message on in steps, each to the next rank. So a collective takes ``steps * latency + wire_bytes /
-bandwidth``: R. Hockney, "The communication challenge for MPP" (Parallel Computing 20, 1994), as in R. Thakur et al.,
-"Optimization of Collective Communication Operations in MPICH" (IJHPCA 19, 2005), section 4.
+A ring passes a message on in steps, each to the next rank. So a collective takes
+``steps * latency + wire_bytes / bandwidth``: R. Hockney, "The communication challenge for MPP" (Parallel Computing 20,
+1994), as in R. Thakur et al., "Optimization of Collective Communication Operations in MPICH" (IJHPCA 19, 2005), section
+4.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from overlap_callbacks.analysis.sums import each_sum, grouped
 
 TENSOR, PIPELINE, DATA = "tensor", "pipeline", "data"
 _MS_PER_S = 1e3
-# Jobs with data parallelism only use the default group.
+# The default group, which is all that purely data-parallel jobs use.
 _WORLD = "world"
-# Sizes must differ by this factor at least to separate latency and bandwidth.
+# Sizes must differ by at least this factor to separate latency and bandwidth.
 _LEAST_SPREAD = 2.0
 
 
 def term_of(dimension: str) -> str:
-    """The term of a step's time that messages belong to: those of the norm and the embeddings to the gradients'."""
+    """The term of step time for these messages: those of the norm and the embeddings count with the gradients."""
     return dimension if dimension in (TENSOR, PIPELINE) else DATA
 
 
@@ -65,16 +66,16 @@ class RecordedRates(msgspec.Struct, frozen=True):
     compute_flop_per_s: float | None = None
 
     def completed_by(self, other: RecordedRates) -> RecordedRates:
-        """The same with what only the other has."""
+        """This, with values that only the other has."""
         rate = other.compute_flop_per_s if self.compute_flop_per_s is None else self.compute_flop_per_s
         return RecordedRates({**other.links, **self.links}, rate)
 
 
 def recorded_rates(windows: Sequence[OverlapReport]) -> RecordedRates:
-    """Rates from whole windows of one run: links with a latency where messages have several sizes."""
+    """Rates from complete windows of one run; links have a latency if messages have several sizes."""
     effective = effective_bandwidths([row for window in windows for row in window.collectives])
     fitted = fitted_links([row for window in windows if window.valid for row in window.transfers])
-    # Mean of the times that a FLOP takes.
+    # Average the time per FLOP.
     rates = [rate for window in windows if (rate := compute_flop_per_s(window)) is not None]
     return RecordedRates(
         {**{name: Link(bandwidth) for name, bandwidth in effective.items()}, **fitted},
@@ -83,7 +84,7 @@ def recorded_rates(windows: Sequence[OverlapReport]) -> RecordedRates:
 
 
 def effective_bandwidths(collectives: Iterable[CollectiveTime]) -> dict[str, float]:
-    """Bytes on the wire a second, by dimension: from transfers (the least time over the ranks), never from waiting."""
+    """Bytes on the wire per second, by dimension: from transfers (the minimum over the ranks), never from waiting."""
     timed = [(row, *row.transfer) for row in collectives if row.group_size >= 2 and row.transfer is not None]
     return _bytes_per_s(
         [
@@ -94,9 +95,9 @@ def effective_bandwidths(collectives: Iterable[CollectiveTime]) -> dict[str, flo
 
 
 def fitted_links(transfers: Iterable[SizeTransfer]) -> dict[str, Link]:
-    """The links by dimension, by least squares of relative errors, none of them below zero.
+    """The links by dimension, by least squares of relative errors, with non-negative coefficients.
 
-    Each size counts as often as it was timed. Dimensions without a second size, or without a bandwidth, are missing.
+    Each size is weighted by how often it was timed. Dimensions without a second size or a bandwidth are missing.
     """
     known = [row for row in transfers if row.is_valid and row.group_size != 1]
     by_dimension = grouped(known, lambda row: _dimension(row.dimension))
@@ -115,7 +116,7 @@ def _fitted(rows: Sequence[SizeTransfer]) -> Link | None:
     wire = np.array([row.bytes * wire_factor(*kind) for row, kind in zip(rows, kinds, strict=True)])
     seconds = np.array([row.transfer_ms / _MS_PER_S for row in rows])
     weight = np.sqrt([row.calls for row in rows]) / seconds
-    # Columns of about the same size: bytes are many, and seconds a byte few.
+    # Scale the columns to similar size: bytes are many, and seconds per byte few.
     unit = wire.max() / steps.max()
     (latency_s, per_unit), _ = nnls(np.stack((steps, wire / unit), axis=1) * weight[:, None], seconds * weight)
     bytes_per_s = unit / per_unit if per_unit > 0 else math.inf
@@ -123,10 +124,10 @@ def _fitted(rows: Sequence[SizeTransfer]) -> Link | None:
 
 
 def compute_flop_per_s(window: OverlapReport) -> float | None:
-    """Model FLOP a second of one device, in the time of a sequential step without its transfers.
+    """Model FLOP per second of one device, in the time of a sequential step without its transfers.
 
-    That is kernels, the optimizer, and the host's work that no kernel hides. None without FLOP or a sequential step,
-    and with a pipeline, whose bubble is in that time too.
+    That time is kernels, the optimizer, and the host's work that no kernel hides. None without FLOP or a sequential
+    step, and with a pipeline, whose bubble is in that time too.
     """
     work = window.throughput
     if work is None or work.flop_per_step is None or work.num_devices < 1 or window.e2e_sequential_ms is None:
@@ -138,7 +139,7 @@ def compute_flop_per_s(window: OverlapReport) -> float | None:
 
 
 def _transfer_ms(collectives: Iterable[CollectiveTime]) -> float:
-    """Time of the transfers of a step; those that were not timed take as long for a byte as those of their kind."""
+    """Transfer time of a step; transfers that were not timed count at the rate per byte of their kind."""
     found = 0.0
     for row in collectives:
         if row.group_size > 1 and row.transfer is not None:
@@ -147,9 +148,9 @@ def _transfer_ms(collectives: Iterable[CollectiveTime]) -> float:
     return found
 
 
-# -- of a benchmark
-# A bandwidth depends on the size of messages. So each message of the job takes the time that ``overlap bench
-# collectives`` measured at its size, and the bandwidth of a dimension is its bytes on the wire over these times.
+# -- from a benchmark. A bandwidth depends on the size of messages. So each message of the job takes the time that
+# ``overlap bench collectives`` measured at its size, and the bandwidth of a dimension is its bytes on the wire over
+# these times.
 
 
 class Curve(NamedTuple):
@@ -163,7 +164,7 @@ class Curve(NamedTuple):
     def time_ms(self, size: float) -> float:
         """The time of a message of ``size`` bytes, interpolated in logarithms.
 
-        Beyond the sizes, it is the time of the smallest, or the bandwidth of the largest.
+        Outside the measured sizes, it is the time of the smallest, or follows the bandwidth of the largest.
         """
         if size >= self.sizes[-1]:
             return self.times_ms[-1] * size / self.sizes[-1]
@@ -173,14 +174,14 @@ class Curve(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """Bytes a second on the wire, by dimension, and notes on what was measured with another group, or not at all."""
+    """Bytes per second on the wire, by dimension, and notes on groups that were measured differently, or not at all."""
 
     bytes_per_s: dict[str, float]
     notes: tuple[str, ...]
 
 
 def curves_of(figures: Iterable[TransferFigures]) -> tuple[Curve, ...]:
-    """The curves of a benchmark: one for each kind and size of group, the first group of that size."""
+    """The curves of a benchmark: one for each kind and group size, from the first group of that size."""
     found = grouped(figures, lambda row: (row.point.kind, row.group_size, row.point.group))
     curves: dict[tuple[str, int], Curve] = {}
     for (kind, size, _), rows in found.items():
@@ -192,7 +193,7 @@ def curves_of(figures: Iterable[TransferFigures]) -> tuple[Curve, ...]:
 def measured_bandwidths(job: JobShape, curves: Sequence[Curve]) -> Measured:
     """The effective bandwidth of each dimension of a job's messages.
 
-    A group of a size that was not measured takes the curve of the nearest size, with a note. A dimension with a kind of
+    A group size that was not measured uses the curve of the nearest size, with a note. A dimension with a kind of
     collective that was not measured has no bandwidth.
     """
     times: list[tuple[str, float, float]] = []

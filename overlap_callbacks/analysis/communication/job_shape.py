@@ -1,4 +1,4 @@
-"""How a job is parallelised: what a user says of it, checked once."""
+"""How a job is parallelised, as given by the user, validated once."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from overlap_callbacks.analysis.communication.model_shape import BYTES_OF_DTYPE,
 
 LAYOUTS = ("megatron", "ddp", "fsdp2", "hsdp", "zero1", "zero2", "zero3")
 RECOMPUTE = ("none", "selective", "full")
-# Far above any job. Rows of all ranks take memory.
+# Far above any real job; bounds the memory for rows of all ranks.
 MAX_RANKS = 10**6
-# What users call them.
+# The names that users see.
 _OPTIONS = {"p": "pp", "t": "tp", "d": "dp"}
 
 
@@ -20,9 +20,9 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         model: its sizes.
-        layout: who communicates, one of ``LAYOUTS``.
+        layout: the framework that communicates, one of ``LAYOUTS``.
         p, t, d: pipeline stages, tensor-parallel ranks, and data-parallel ranks.
-        ep: ranks, of the data-parallel ones, over which the experts of a layer are split.
+        ep: data-parallel ranks over which the experts of a layer are split.
         micro_batch, global_batch: sequences of a micro-batch, and of a step on all ranks.
         stages: layers of each stage; empty for an even split.
         chunks: model chunks of a rank in the interleaved schedule.
@@ -69,7 +69,7 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_value(self) -> int:
-        """Of activations and parameters."""
+        """Bytes of an activation or parameter."""
         return BYTES_OF_DTYPE[self.dtype]
 
     @property
@@ -79,7 +79,7 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def layers_of_stages(self) -> tuple[int, ...]:
-        """Layers of each stage; where they do not divide, the first stages have one more."""
+        """Layers of each stage; if they do not divide evenly, the first stages have one more."""
         if self.stages:
             return self.stages
         each, more = divmod(self.model.layers, self.p)
@@ -104,7 +104,7 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
         return rank // self.ranks_per_stage
 
     def check(self) -> None:
-        """Refuse an impossible job with a TypeError or ValueError that names the parameter."""
+        """Reject an impossible job by a TypeError or ValueError that names the parameter."""
         self.model.check()
         for name in ("p", "t", "d", "micro_batch", "global_batch", "chunks", "vocabulary_multiple", "replicas", "ep"):
             _validation.count(_OPTIONS.get(name, name), getattr(self, name), minimum=1, maximum=MAX_SIZE)

@@ -1,6 +1,6 @@
-"""Peaks of the links between devices, which of them a job has, and what share of them its messages reach.
+"""Peak bandwidths of the links between devices, the links of a job, and the share of their peak that messages reach.
 
-A peak is of one device and direction, in 10^9 bytes a second, without protocol, as nccl-tests' bus bandwidth.
+A peak is per device and direction, in 10^9 bytes a second, without protocol overhead, like nccl-tests' bus bandwidth.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.results.environment import JobEnvironment
 
 
 class Link(NamedTuple):
-    """A link: users' name for it, its peak, what makes it up, and the address of its documentation."""
+    """A link: its common name, its peak, its components, and the address of its documentation."""
 
     name: str
     gb_s: float
@@ -58,7 +58,7 @@ LINKS = (
 )
 _BY_NAME = {link.name: link for link in LINKS}
 
-# By the names of devices, the first that fits. Cards with an NVLink bridge between two of them have none here.
+# By device name; the first match counts. Cards with an NVLink bridge between two of them have none here.
 _NVLINK_OF = (
     (r"\b[AH]800\b", "nvlink-8x25"),
     (r"PCIe|NVL\b|A10\b|A16\b|A30\b|A40\b|RTX", ""),
@@ -85,7 +85,7 @@ class Peaks(NamedTuple):
 
 
 def peaks_of(job: JobEnvironment | None, own: Peaks = Peaks()) -> Peaks:  # noqa: B008 - it is immutable
-    """The links of a job: the user's own, else by the record's transport and device. Only users know the network."""
+    """The links of a job: the user's, else from the record's transport and device. Only users know their network."""
     within = own.within
     if within is None and job is not None:
         transport = next((row.transport for row in job.transports if row.between == WITHIN), "")

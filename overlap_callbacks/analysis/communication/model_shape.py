@@ -1,4 +1,4 @@
-"""The sizes of a transformer that decide what its training sends, its parameters, and models that are known by name."""
+"""Transformer sizes that determine a job's messages; parameter counts; models by name."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import msgspec
 from overlap_callbacks import _validation
 
 BYTES_OF_DTYPE = {"bf16": 2, "fp16": 2, "fp32": 4}
-# Far above any model. Time and memory grow with the layers.
+# Far above any real model. Time and memory grow with the layers.
 MAX_SIZE, MAX_LAYERS = 10**9, 10**4
 
 
 class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
-    """A decoder of equal layers, as GPT (the defaults) or as LLaMA.
+    """A decoder of equal layers, like GPT (the defaults) or LLaMA.
 
     Attributes:
         layers: number of layers.
@@ -71,7 +71,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def token_flop(self) -> float:
-        """FLOP of a token, forward and backward, if nothing is recomputed."""
+        """FLOP of a token, forward and backward, without recomputation."""
         layers = self.layers * (2 * self.layer_weights + self.attention_flop(1))
         return 3 * (layers + 2 * self.hidden * self.vocabulary)
 
@@ -80,7 +80,7 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
         return 4 * tokens * self.sequence * self.hidden
 
     def check(self) -> None:
-        """Refuse impossible sizes with a TypeError or ValueError that names the parameter."""
+        """Reject impossible sizes by a TypeError or ValueError that names the parameter."""
         _validation.count("layers", self.layers, minimum=1, maximum=MAX_LAYERS)
         for name in ("hidden", "heads", "sequence", "vocabulary", "experts_per_token"):
             _validation.count(name, getattr(self, name), minimum=1, maximum=MAX_SIZE)
@@ -114,8 +114,8 @@ def _llama(
 
 
 PRESETS: dict[str, ModelShape] = {
-    # "Language Models are Few-Shot Learners" (2020), table 2.1. Of the 1.3B model, the paper's 24 heads of 128 do not
-    # make 2048; 32 heads of 64 are in use. The 13B model's 5140 is 5120 wherever it is trained.
+    # "Language Models are Few-Shot Learners" (2020), table 2.1. For the 1.3B model, the paper's 24 heads of 128 do not
+    # give 2048; 32 heads of 64 are in use. The 13B model's 5140 is 5120 wherever it is trained.
     "gpt3-125m": _gpt(12, 768, 12),
     "gpt3-350m": _gpt(24, 1024, 16),
     "gpt3-760m": _gpt(24, 1536, 16),
@@ -127,8 +127,8 @@ PRESETS: dict[str, ModelShape] = {
     # Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
     "gpt2": _gpt(12, 768, 12, 1024),
     "gpt2-xl": _gpt(48, 1600, 25, 1024),
-    # The communication study (APNet '24), which gives no heads. No message has their size; 16 is ours, and lets tp
-    # be 2, 4, 8 and 16.
+    # The communication study (APNet '24), which gives no number of heads. No message depends on it; 16 is our choice,
+    # which allows tp of 2, 4, 8 and 16.
     "gpt-1.5b": _gpt(48, 1600, 16, 1024),
     "gpt-3b": _gpt(54, 2000, 16, 1024),
     # "Llama 2: Open Foundation and Fine-Tuned Chat Models" (2023), and the released configurations.
@@ -146,9 +146,9 @@ def preset(name: str) -> ModelShape:
     return PRESETS[_validation.one_of("model", name, tuple(PRESETS))]
 
 
-# -- parameters, tensor by tensor
-# Their order and sizes decide the edges of buckets. Megatron-core's are those of ``GPTModel`` with its local layers;
-# with Transformer Engine's the order of norms within a layer differs. All others are Hugging Face's GPT-2 and LLaMA.
+# -- parameters, tensor by tensor. Their order and sizes determine the edges of buckets. Megatron-core's are those of
+# ``GPTModel`` with its local layers; with Transformer Engine the order of norms within a layer differs. All others are
+# Hugging Face's GPT-2 and LLaMA.
 
 
 class Parameter(msgspec.Struct, frozen=True):
@@ -169,12 +169,12 @@ class Parameter(msgspec.Struct, frozen=True):
 
     @property
     def elements(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return math.prod(self.shape)
 
 
 def elements(parameters: Iterable[Parameter]) -> int:
-    """Numbers of several parameters together."""
+    """Total number of elements of several parameters."""
     return sum([parameter.elements for parameter in parameters])
 
 
@@ -184,7 +184,7 @@ def padded_vocabulary(vocabulary: int, t: int, multiple: int) -> int:
 
 
 def count_parameters(shape: ModelShape) -> int:
-    """Parameters of a model, exactly; eq. 10 leaves out the last norm and missing biases."""
+    """Exact number of parameters of a model; eq. 10 omits the last norm and missing biases."""
     stage = megatron_parameters(shape, 1, range(shape.layers), first=True, last=True, multiple=1)
     return elements(stage)
 
@@ -200,7 +200,7 @@ def megatron_parameters(
     alone: bool = True,
     ep: int = 1,
 ) -> list[Parameter]:
-    """Those of a model chunk on one of ``t`` tensor-parallel ranks, in the order of ``named_parameters``.
+    """The parameters of a model chunk on one of ``t`` tensor-parallel ranks, in the order of ``named_parameters``.
 
     Args:
         shape: the model.
@@ -208,7 +208,7 @@ def megatron_parameters(
         layers: the chunk's layers.
         first: whether it has the embeddings.
         last: whether it has the last norm and the output layer.
-        multiple: to which the vocabulary is padded on each rank.
+        multiple: multiple to which the vocabulary is padded on each rank.
         alone: whether no other stage has the word embeddings; a tied output layer then has no tensor.
         ep: ranks over which the experts are split.
     """
@@ -263,7 +263,7 @@ def _rows(shape: ModelShape, outputs: int, inputs: int, layer: int) -> Iterator[
 
 
 def huggingface_parameters(shape: ModelShape) -> list[Parameter]:
-    """Those of Hugging Face's GPT-2 (a model with biases) or LLaMA (one without), in the order of use."""
+    """The parameters of Hugging Face's GPT-2 (a model with biases) or LLaMA (one without), in the order of use."""
     hidden, found = shape.hidden, [Parameter((shape.vocabulary, shape.hidden), word_embedding=True)]
     if shape.learned_positions:
         found.append(Parameter((shape.sequence, hidden)))

@@ -1,7 +1,7 @@
-"""Where the ranks of a job are: which of them share a host, and how the dimensions of parallelism are laid out.
+"""Placement of a job's ranks: which ones share a host, and the layout of the dimensions of parallelism.
 
-In another layout ranks keep their work, and move. Its order names dimensions, the innermost first, as Megatron-core's
-``order`` does: in ``tp-dp-pp`` the ranks of a tensor group are neighbours.
+In another layout ranks keep their work, and move. An order names dimensions, innermost first, like Megatron-core's
+``order``: in ``tp-dp-pp`` the ranks of a tensor group are neighbours.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import numpy as np
 from overlap_callbacks.analysis.communication.rank_grids import Ranks, ranks_in
 from overlap_callbacks.analysis.results.messages import JobMessages, MessageGroup
 
-# The host of a rank that no rank shares, or that did not report one.
+# The host of a rank that shares it with no other, or did not report one.
 UNKNOWN = -1
 
-# Short names of the dimensions that users write.
+# The users' short names for dimensions.
 _SHORT = {"tp": "tensor", "cp": "context", "dp": "data", "pp": "pipeline"}
 _LAID_OUT = tuple(_SHORT.values())
 
 
-# Mostly the messages of a window are those of the window before, and several parts of a report ask.
+# The messages of a window usually equal those of the previous one, and several parts of a report need this.
 @lru_cache(maxsize=2)
 def host_numbers(messages: JobMessages, world_size: int) -> Ranks:
     """The number of each rank's host, by the order of their lowest ranks; ``UNKNOWN`` if not known. A shared array."""
@@ -46,7 +46,7 @@ def equal_hosts(world_size: int, ranks_per_host: int) -> Ranks:
 
 
 class MappingError(ValueError):
-    """Why the job cannot be laid out as asked."""
+    """The job cannot be laid out as asked; the message says why."""
 
 
 class Dimension(NamedTuple):
@@ -58,7 +58,7 @@ class Dimension(NamedTuple):
 
 
 def layout_of(messages: JobMessages, world_size: int) -> tuple[Dimension, ...]:
-    """The dimensions of a job as its groups show them, the innermost first; MappingError if they do not make it up."""
+    """The dimensions of a job, from its groups, innermost first; MappingError if they do not make up the job."""
     found: dict[str, Dimension] = {}
     for dimension in filter(None, map(_dimension, messages.groups)):
         if dimension.name not in found or dimension.size > found[dimension.name].size:
@@ -77,7 +77,9 @@ def layout_of(messages: JobMessages, world_size: int) -> tuple[Dimension, ...]:
 
 
 def _dimension(group: MessageGroup) -> Dimension | None:
-    """Of a group whose ranks have equal distances; of a pipeline's send, from the distance to the next stage."""
+    """The dimension of a group with equal distances between ranks; for a pipeline's send, the distance to the next
+    stage.
+    """
     name, size, offsets = group.dimension, group.group_size, group.offsets
     if name not in _LAID_OUT or size < 2 or len(offsets) != 1 or len(offsets[0][1]) != 1:
         return None
@@ -88,14 +90,14 @@ def _dimension(group: MessageGroup) -> Dimension | None:
 
 
 def _without_context(data: Dimension, context: Dimension) -> Dimension:
-    """Megatron-core reduces gradients over data and context at once; what is left is data alone."""
+    """Megatron-core reduces gradients over data and context at once; this gives the data dimension alone."""
     if data.stride == context.stride and data.size % context.size == 0:
         return Dimension("data", context.stride * context.size, data.size // context.size)
     return data
 
 
 def parse_order(text: str, layout: Sequence[Dimension]) -> tuple[str, ...]:
-    """An order of the dimensions of a layout, the innermost first, from text such as ``tp-dp-pp``.
+    """An order of a layout's dimensions, innermost first, from text such as ``tp-dp-pp``.
 
     MappingError unless it names each dimension of the job once; it may also name dimensions of one rank.
     """
@@ -125,6 +127,6 @@ def placed(layout: Sequence[Dimension], order: Sequence[str]) -> Ranks:
 
 
 def order_of(names: Sequence[str]) -> str:
-    """An order of dimensions in short, e.g. ``tp-dp-pp``."""
+    """Short text for an order of dimensions, e.g. ``tp-dp-pp``."""
     short = {name: text for text, name in _SHORT.items()}
     return "-".join(short[name] for name in names)

@@ -1,4 +1,4 @@
-"""The messages that a job should send: of single ranks, as a record has them, and compared with a record's."""
+"""Predicted messages of a job: for single ranks, in the form of a record, and compared with a record."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from overlap_callbacks.analysis.sums import grouped, table_sum
 
 
 def sent_rows(job: JobShape, *, all_ranks: bool = False) -> tuple[MessageRow, ...]:
-    """The messages of the lowest rank of each kind, or of all ranks, without groups of one rank, which send nothing."""
+    """The messages of the lowest rank of each kind, or of all ranks. Groups of one rank, which send nothing, are
+    omitted.
+    """
     stages = [rank_rows(job, stage * job.ranks_per_stage) for stage in range(job.p)]
     if not all_ranks:
         kinds: dict[tuple[MessageRow, ...], tuple[MessageRow, ...]] = {}
         for rows in stages:
             kinds.setdefault(tuple([msgspec.structs.replace(row, rank=0, peer=-1) for row in rows]), rows)
         stages = list(kinds.values())
-    # The ranks of a stage send the same, to the ranks of equal place in other stages.
+    # The ranks of a stage send the same, to the corresponding ranks of other stages.
     return tuple(
         [
             msgspec.structs.replace(row, rank=row.rank + place, peer=row.peer + place if row.peer >= 0 else -1)
@@ -37,7 +39,7 @@ def sent_rows(job: JobShape, *, all_ranks: bool = False) -> tuple[MessageRow, ..
 
 
 def predicted_messages(job: JobShape) -> JobMessages:
-    """Who should send what in a step of a job, as a record has it, without hosts and without groups of one rank."""
+    """Predicted messages of a step, in a record's form, without hosts and groups of one rank."""
     groups: list[MessageGroup] = []
     for stage in range(job.p):
         rows = [row for row in rank_rows(job, stage * job.ranks_per_stage) if row.group_size != 1]
@@ -70,7 +72,7 @@ def _group(job: JobShape, stage: int, rows: Sequence[MessageRow]) -> MessageGrou
 
 
 def _places(job: JobShape, stage: int, row: MessageRow) -> tuple[Grid, Grid]:
-    """The first ranks of the groups in which a stage's ranks issue this, and a group's ranks less its first.
+    """The first ranks of the groups in which a stage's ranks issue this, and a group's ranks relative to its first.
 
     Megatron-core counts tensor, then data, then pipeline ranks. Experts are split over neighbours in data parallelism,
     and the shards of a model in HSDP are neighbours too.
@@ -95,7 +97,7 @@ def _places(job: JobShape, stage: int, row: MessageRow) -> tuple[Grid, Grid]:
         if collective_of(row.operator) == "all_reduce":
             return _grid(start, (1, shards)), _grid(0, (shards, n))
         return _grid(start, (shards, job.replicas)), _grid(0, (1, shards))
-    # Of experts that are split over ``d // n`` neighbours, each rank shares its own with ``n`` ranks.
+    # Experts are split over ``d // n`` neighbours, so each rank shares its own with ``n`` ranks.
     return _grid(start, (1, stride // n)), _grid(0, (stride // n, n))
 
 
@@ -105,7 +107,7 @@ def _grid(first: int, *levels: tuple[int, int]) -> Grid:
 
 
 class CheckedRow(msgspec.Struct, frozen=True):
-    """One operator of one dimension on one rank, per step: predicted, and as the gate recorded it; 0 if missing."""
+    """One operator of one dimension on one rank, per step: predicted, and recorded by the gate; 0 if missing."""
 
     rank: int
     dimension: str
@@ -122,13 +124,13 @@ class CheckedRow(msgspec.Struct, frozen=True):
 
 
 def check_rank(job: JobShape, rank: int, collectives: Sequence[CollectiveTime]) -> tuple[CheckedRow, ...]:
-    """Predicted messages of a rank, and those that a window recorded, without groups of one rank."""
+    """Predicted and recorded messages of a rank, without groups of one rank."""
     predicted = [
         CheckedRow(rank, row.dimension, row.operator, row.messages, row.bytes, 0, 0)
         for row in rank_rows(job, rank)
         if row.group_size != 1
     ]
-    # Jobs with data parallelism only use the default group.
+    # Purely data-parallel jobs only use the default group.
     name = {} if job.layout == "megatron" else {"world": "data"}
     recorded = [
         CheckedRow(rank, name.get(row.dimension, row.dimension), row.operator, 0, 0, row.messages, row.size_bytes)

@@ -1,4 +1,4 @@
-"""Ranks in a form that stays small for the regular layouts that jobs have: grids of a few strides each."""
+"""A compact form for sets of ranks in regular layouts: grids of a few strides each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis.intervals import distinct_values
 
-# The first rank, and (stride, count) of each level, the innermost first: ``(0, ((1, 8), (64, 4)))`` are the ranks 0-7,
-# 64-71, 128-135 and 192-199.
+# The first rank, and (stride, count) of each level, innermost first: ``(0, ((1, 8), (64, 4)))`` is ranks 0-7, 64-71,
+# 128-135 and 192-199.
 Grid = tuple[int, tuple[tuple[int, int], ...]]
 Grids = tuple[Grid, ...]
 Ranks = npt.NDArray[np.int64]
 
-# What is kept of one set of ranks. The layouts of frameworks need one; a set that chance has made needs many.
+# Maximum grids kept for a set of ranks. Layouts of frameworks need one; irregular sets need many.
 MAX_GRIDS = 16
 _MAX_LEVELS = 4
 
@@ -26,7 +26,7 @@ def grids_of(ranks: Iterable[int]) -> Grids:
 
 
 def in_order(ranks: Sequence[int]) -> Grids:
-    """Ranks in their order, e.g. that of a group."""
+    """Ranks in a given order, e.g. a group's."""
     return _grids(np.array(ranks, dtype=np.int64))
 
 
@@ -41,7 +41,7 @@ def _grids(ranks: Ranks) -> Grids:
 
 
 def _rows(ranks: Ranks) -> list[Grid]:
-    """Neighbours at equal distances become one item: ``_combined`` of single ranks, which are many."""
+    """Merge runs of single ranks at equal distances; like ``_combined``, for many single ranks."""
     if not ranks.size:
         return []
     distances = np.diff(ranks)
@@ -49,7 +49,7 @@ def _rows(ranks: Ranks) -> list[Grid]:
     found: list[Grid] = []
     at = 0
     for end in [*changes, len(distances)] if distances.size else []:
-        if end > at:  # else its only distance leads to the row before
+        if end > at:  # otherwise its only distance leads back to the previous row
             found.append((int(ranks[at]), ((int(distances[at]), end - at + 1),)))
             at = end + 1
     if at < len(ranks):
@@ -58,7 +58,7 @@ def _rows(ranks: Ranks) -> list[Grid]:
 
 
 def _combined(items: Sequence[Grid]) -> list[Grid]:
-    """Neighbours of one shape at equal distances become one item."""
+    """Merge neighbouring items of equal shape at equal distances."""
     found: list[Grid] = []
     at = 0
     while at < len(items):
@@ -76,7 +76,7 @@ def _combined(items: Sequence[Grid]) -> list[Grid]:
 
 
 def ranks_in(grids: Grids) -> Ranks:
-    """The ranks, in the order in which they were given."""
+    """The ranks, in their original order."""
     parts = [_expanded(grid) for grid in grids]
     return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
@@ -90,7 +90,7 @@ def _expanded(grid: Grid) -> Ranks:
 
 
 def number_in(grids: Grids) -> int:
-    """How many ranks there are."""
+    """Number of ranks."""
     total = 0
     for _, levels in grids:
         size = 1
@@ -111,5 +111,5 @@ def union(sets: Sequence[Grids]) -> Grids:
 
 
 def cut(grids: Grids) -> Grids:
-    """The first of them, as many as are kept."""
+    """The first grids, up to the maximum kept."""
     return grids[:MAX_GRIDS]

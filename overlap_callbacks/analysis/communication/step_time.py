@@ -1,10 +1,11 @@
-"""How long a step should take, and which layouts of a job are possible and fastest.
+"""Predicted step time, and which layouts of a job are possible and fastest.
 
-Equation 1 is taken with exact counts, and in the paper's own form. Feasible is what fits into memory, by a rule. Model
-states: parameters and gradients in their widths, and 12 bytes a parameter of the optimizer (its 32-bit copy and Adam's
-two moments; 8 where parameters are in 32 bit), divided by the ranks over which the layout splits them. Activations:
-Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), equations 1 to 5, for the
-micro-batches that the first stage keeps. Leave 10 to 20 % for fragments and the buffers of NCCL and kernels.
+Equation 1 is used with exact counts, and in the paper's own form. A layout is feasible if it fits into memory, by this
+rule. Model states: parameters and gradients in their widths, and 12 bytes per parameter for the optimizer (its 32-bit
+copy and Adam's two moments; 8 if parameters are in 32 bit), divided by the ranks over which the layout splits them.
+Activations: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models" (2022), equations 1 to
+5, for the micro-batches that the first stage keeps. Leave 10 to 20 % for fragmentation and the buffers of NCCL and
+kernels.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _PASSES = {"none": 3, "selective": 3, "full": 4}
 
 
 class Hardware(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job runs on.
+    """The hardware of a job.
 
     Attributes:
         links: of ``tensor``, ``pipeline`` and ``data`` messages. The paper has no latency.
         peak_flop_per_s: of one device, in the precision of the job.
-        utilisation: fraction of the peak that the compute kernels reach.
+        utilisation: fraction of the peak reached by compute kernels.
     """
 
     links: dict[str, Link]
@@ -41,7 +42,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: float
 
     def check(self) -> None:
-        """Refuse impossible hardware with a ValueError that names the parameter."""
+        """Reject impossible hardware by a ValueError that names the parameter."""
         for name, link in self.links.items():
             _validation.positive(f"{name} bandwidth", link.bytes_per_s)
             _validation.seconds(f"{name} latency", link.latency_s, zero=True)
@@ -72,7 +73,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def exact_step(job: JobShape, hardware: Hardware) -> StepTime:
-    """Equation 1 with counted messages and FLOP; a stage's share of the bubble is its own micro-batch's time."""
+    """Equation 1 with exact messages and FLOP; a stage's share of the bubble is its own micro-batch time."""
     m = job.micro_batches
     rate = hardware.utilisation * hardware.peak_flop_per_s
     compute = [flop / rate * equations.MS_PER_S for flop in per_stage_flop(job)]
@@ -82,7 +83,7 @@ def exact_step(job: JobShape, hardware: Hardware) -> StepTime:
 
 
 def paper_step(job: JobShape, hardware: Hardware) -> StepTime:
-    """Equation 1 in the paper's forms: equations 2 to 5, 8, 9, with the parameters of eq. 10. Width 16 bit as there."""
+    """Equation 1 in the paper's forms: equations 2 to 5, 8 and 9, with eq. 10's parameters, in 16 bit as there."""
     model, m, p, t = job.model, job.micro_batches, job.p, job.t
     rates = {name: link.bytes_per_s for name, link in hardware.links.items()}
     number = equations.parameters(
@@ -132,13 +133,13 @@ def _step(job: JobShape, compute: float, times: Mapping[str, float], bubble: flo
     )
 
 
-# -- FLOP, counted by the model's matrices; equation 11 is the same sum for a GPT that is split evenly
+# -- FLOP, counted by the model's matrices; equation 11 is the same sum for an evenly split GPT
 
 
 def per_stage_flop(job: JobShape) -> list[float]:
     """FLOP of one micro-batch, forward and backward, on a rank of each stage.
 
-    Counted are matrix products and attention's, unmasked, as eq. 11 does. Selective recomputation repeats attention's.
+    Counts matrix products and attention, unmasked, like eq. 11. Selective recomputation repeats attention.
     """
     model, tokens = job.model, job.micro_batch * job.model.sequence
     attention = model.attention_flop(tokens)
@@ -159,7 +160,7 @@ def step_flop(job: JobShape) -> float:
 
 
 def memory_bytes(job: JobShape) -> float:
-    """Bytes that the rank with the highest need takes: model states and activations."""
+    """Bytes on the rank that needs most: model states and activations."""
     return max([_states(job, stage) + _activations(job, stage) for stage in range(job.p)])
 
 
@@ -181,7 +182,7 @@ def _states(job: JobShape, stage: int) -> float:
 def _activations(job: JobShape, stage: int) -> float:
     model, t = job.model, job.t
     token = job.micro_batch * model.sequence * model.hidden
-    # In 16 bit; in 32 bit all is twice as large but for the masks of dropout, which stay as they are.
+    # In 16 bit; in 32 bit everything doubles except dropout masks.
     scale = job.bytes_per_value / 2
     attention = 5 * model.heads * model.sequence / model.hidden
     if job.recompute == "full":
@@ -189,22 +190,22 @@ def _activations(job: JobShape, stage: int) -> float:
     else:
         replicated = 10 / t if job.sequence_parallel else 10
         layer = token * (replicated + 24 / t + (attention / t if job.recompute == "none" else 0))
-    # 1F1B keeps as many micro-batches as stages follow; interleaving some more.
+    # 1F1B keeps one micro-batch per following stage, its own included; interleaving keeps a few more.
     kept = min(job.p - stage, job.micro_batches)
     extra = 1 + (job.p - 1) / (job.p * job.chunks) if job.chunks > 1 else 1
     return scale * layer * job.layers_of_stages[stage] * kept * extra
 
 
-# -- the same job spread over the same ranks in other ways
+# -- other ways to spread the job over the same ranks
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
     """One way to spread a job over ``p``, ``t``, ``d`` ranks, see ``JobShape``.
 
     Attributes:
-        infeasible: why it is impossible; empty if it is not.
-        memory_bytes: need of the rank with the highest; None if it cannot be counted.
-        step: predicted; None where it is impossible, or without hardware.
+        infeasible: why it is impossible; empty if it is possible.
+        memory_bytes: of the rank that needs most; None if it cannot be counted.
+        step: predicted; None if impossible, or without hardware.
     """
 
     p: int
@@ -216,9 +217,9 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def what_if(job: JobShape, hardware: Hardware | None, device_bytes: float | None = None) -> tuple[Choice, ...]:
-    """Every (p, t, d) whose product is the job's ranks: the feasible ones first, by step time.
+    """Every (p, t, d) whose product is the number of ranks: feasible ones first, by step time.
 
-    Only the job's own p keeps a split of layers by hand. Without ``device_bytes`` memory has no limit.
+    A manual split of layers is kept only for the job's own p. Without ``device_bytes`` memory is unlimited.
     """
     choices = [
         _choice(job, (p, t, job.world_size // (p * t)), hardware, device_bytes)
@@ -233,7 +234,7 @@ def what_if(job: JobShape, hardware: Hardware | None, device_bytes: float | None
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of a positive number, in order."""
+    """All divisors of a positive number, ascending."""
     small = [candidate for candidate in range(1, math.isqrt(number) + 1) if number % candidate == 0]
     return sorted({*small, *[number // candidate for candidate in small]})
 

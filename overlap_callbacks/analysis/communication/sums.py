@@ -1,6 +1,6 @@
-"""The messages of ranks, added up on their way to rank 0: equal ones are one row, with the ranks.
+"""The messages of ranks, merged on the way to rank 0: equal ones become one row, with their ranks.
 
-Sums are of whole numbers, so they are equal for every tree of ranks. The ranks of irregular jobs are cut.
+Sums are of integers, so they do not depend on the tree. The ranks of irregular jobs are truncated.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from overlap_callbacks.analysis.results.messages import (
 )
 from overlap_callbacks.analysis.sums import digest, each_sum, first, grouped, named_sum, same_or, struct_sum
 
-# Rows of a part, and of a line of the record. A stage of a pipeline has about ten.
+# Maximum rows of a part, and of a line of the record. A pipeline stage has about ten.
 MAX_ROWS = 320
-# Grids of the ranks that were heard.
+# Maximum grids for the ranks that reported.
 MAX_HEARD = 256
-# Hosts that a part tells apart.
+# Maximum hosts that a part distinguishes.
 MAX_HOSTS = 4096
 
 
 class MessageSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a set of ranks sends in a step, and those that are known; hosts are by their digest.
+    """Messages of a set of ranks in a step, and which ranks reported; hosts are given by digest.
 
     ``num_steps`` and ``num_alike`` are as in ``RankMessages``, summed.
     """
@@ -56,7 +56,7 @@ def _form(group: MessageGroup) -> tuple[Hashable, ...]:
 
 
 def _content(group: MessageGroup) -> tuple[Hashable, ...]:
-    """What each of its ranks issues; of ranks that differ, nothing."""
+    """The calls of each of its ranks; None if ranks differ."""
     if not group.alike:
         return (*_form(group), None)
     n = group.num_members
@@ -69,7 +69,7 @@ def _outline(group: MessageGroup) -> tuple[Hashable, ...]:
 
 
 def _add_groups(parts: Iterable[Iterable[MessageGroup]]) -> tuple[MessageGroup, ...]:
-    """At most so many rows: ranks that differ share one first, then forms and stages do."""
+    """Limit the number of rows: first ranks that differ share one, then forms and stages."""
     groups = list(chain.from_iterable(parts))
     for key in (_content, _form, _outline):
         groups = [_sum(rows) for rows in grouped(groups, key).values()]
@@ -103,7 +103,7 @@ def _sum(rows: Sequence[MessageGroup]) -> MessageGroup:
 
 
 def _heard(sets: Sequence[Grids]) -> Grids:
-    """The ranks of all sets; if they are too scattered to be kept, all from the lowest to the highest."""
+    """The ranks of all sets; if they are too scattered to keep, all from the lowest to the highest."""
     ranks = union([grids for grids in sets if grids] or [()])
     if len(ranks) <= MAX_HEARD:
         return ranks
@@ -120,7 +120,7 @@ add_sums = struct_sum(MessageSums)
 
 
 def sums_of(rank: int, messages: RankMessages | None, host: str) -> MessageSums:
-    """What one rank sends in its recorded step, if it ran; ``host`` identifies its machine, and is empty if unknown."""
+    """The messages of one rank's recorded step, if it ran. ``host`` identifies its machine; empty if unknown."""
     if messages is None:
         return MessageSums()
     own = grids_of([rank])
@@ -151,7 +151,7 @@ def sums_of(rank: int, messages: RankMessages | None, host: str) -> MessageSums:
 
 
 def job_messages(sums: MessageSums) -> JobMessages | None:
-    """As the record has it; None where no rank tells."""
+    """The messages in a record's form; None if no rank reported any."""
     if not sums.ranks:
         return None
     groups = sorted(
@@ -162,7 +162,7 @@ def job_messages(sums: MessageSums) -> JobMessages | None:
 
 
 def _host_shapes(hosts: Mapping[bytes, Grids]) -> tuple[HostShape, ...]:
-    # Without numbering the ranks of each host: there are a thousand hosts, and few shapes.
+    # Without numbering each host's ranks: there are a thousand hosts, and few shapes.
     by_shape = grouped(hosts.values(), lambda grids: tuple([(at - grids[0][0], levels) for at, levels in grids]))
     return tuple(
         [

@@ -1,9 +1,9 @@
-"""Bytes that each rank sends to each other in a step, from the groups that send and their algorithms.
+"""Bytes that each rank sends to each other rank in a step, from the groups that send and their algorithms.
 
-Ring: each rank sends to the next; a host's ranks follow each other, as NCCL orders them, so that each host is entered
-once. Tree: NCCL's double binary tree over the hosts, half of the bytes on each, up and down again; the ranks of a host
-form a chain (`ncclGetDtree` in NCCL's src/graph/trees.cc). Direct: each rank sends to each other one. Which ranks
-NCCL's rings pass depends on its channels and on the machine; the totals do not.
+Ring: each rank sends to the next; a host's ranks are adjacent, as NCCL orders them, so that each host is entered once.
+Tree: NCCL's double binary tree over the hosts, half of the bytes on each, up and down again; the ranks of a host form a
+chain (`ncclGetDtree` in NCCL's src/graph/trees.cc). Direct: each rank sends to every other one. The actual order of
+ranks in NCCL's rings depends on its channels and on the machine; the totals do not.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from overlap_callbacks.analysis.results.messages import DimensionTraffic, JobMes
 from overlap_callbacks.analysis.sums import grouped
 
 Matrix = npt.NDArray[np.float64]
-# Pairs that are added at once, so that a large job takes no more memory than its matrix.
+# Number of pairs added at once, so that a large job needs no more memory than its matrix.
 _PAIRS_AT_ONCE = 1 << 18
 
 RING, TREE, AUTO = "ring", "tree", "auto"
 ALGORITHMS = (AUTO, RING, TREE)
-# The rule of ``AUTO``: an all-reduce runs as a tree where its group spans two hosts or more and its message has fewer
-# bytes than this for each host. A ring's latency grows with the hosts, a tree's with their logarithm; NCCL's tuning
-# weighs latency and bandwidth of the machine, of which a record knows nothing.
+# The rule of ``AUTO``: an all-reduce runs as a tree if its group spans at least two hosts and its message has fewer
+# bytes than this per host. A ring's latency grows with the hosts, a tree's with their logarithm; NCCL's tuning weighs
+# latency and bandwidth of the machine, which a record does not know.
 TREE_BYTES_PER_HOST = 4 * 2**20
 
 # Each member sends to the next.
 _RINGS = ("all_reduce", "all_gather", "reduce_scatter")
-# The data goes along the ring from the group's first rank, or to it: one link has nothing to carry.
+# Data goes along the ring from the group's first rank, or to it: one link carries nothing.
 _CHAINS = ("broadcast", "reduce")
-# Of one rank to the others, or of the others to it: an n-th of the size each.
+# From one rank to the others, or from the others to it: an n-th of the size each.
 _ROOTED = ("scatter", "gather")
 _DIRECT, _POINT_TO_POINT = "all_to_all", "send_recv"
 _KNOWN = (*_RINGS, *_CHAINS, *_ROOTED, _DIRECT, _POINT_TO_POINT)
@@ -47,7 +47,9 @@ _KNOWN = (*_RINGS, *_CHAINS, *_ROOTED, _DIRECT, _POINT_TO_POINT)
 
 @dataclass(frozen=True)
 class TrafficMatrix:
-    """``sent[i, j]`` bytes of a step go from label i to label j (ranks or hosts, say); others between unknown ranks."""
+    """Bytes per step: ``sent[i, j]`` from label i to label j (ranks or hosts, for example), the rest between unknown
+    ranks.
+    """
 
     sent: Matrix
     unplaced_bytes: float
@@ -64,9 +66,9 @@ def traffic_matrix(
 
     Args:
         groups: of messages.
-        heard: the ranks that reported; what others send is taken from the other ranks of their group.
+        heard: the ranks that reported; others are assumed to send what the rest of their group does.
         hosts: the number of each rank's host, ``UNKNOWN`` where it is not known.
-        labels: the label of each rank, from 0, by default its number; ranks with a label below 0 are left out.
+        labels: the label of each rank, from 0, by default its number; ranks with a negative label are omitted.
         algorithm: of all-reduces; ValueError unless it is one of ``ALGORITHMS``.
     """
     _validation.one_of("algorithm", algorithm, ALGORITHMS)
@@ -77,7 +79,7 @@ def traffic_matrix(
 
 
 def matrix_of(messages: JobMessages, hosts: Ranks, labels: Ranks | None = None, algorithm: str = RING) -> TrafficMatrix:
-    """As ``traffic_matrix``, of all messages of a job."""
+    """``traffic_matrix`` of all messages of a job."""
     return traffic_matrix(messages.groups, ranks_in(messages.ranks), hosts, labels, algorithm)
 
 
@@ -85,7 +87,7 @@ def matrix_of(messages: JobMessages, hosts: Ranks, labels: Ranks | None = None, 
 
 
 def traffic_of(sums: MessageSums, world_size: int) -> tuple[JobMessages | None, Traffic | None]:
-    """Who sends what in a step of the job, and how much that is; None where no rank reported messages."""
+    """The job's messages in a step, and their amount; None if no rank reported any."""
     messages = job_messages(sums)
     if messages is None:
         return None, None
@@ -93,7 +95,7 @@ def traffic_of(sums: MessageSums, world_size: int) -> tuple[JobMessages | None, 
     return messages, Traffic(dimensions, sums.num_steps, sums.num_alike, unplaced)
 
 
-# Mostly the messages of a window are those of the window before.
+# The messages of a window usually equal those of the previous one.
 @lru_cache(maxsize=2)
 def _dimensions(messages: JobMessages, world_size: int) -> tuple[tuple[DimensionTraffic, ...], float]:
     return dimension_totals(messages, host_numbers(messages, world_size))
@@ -102,7 +104,7 @@ def _dimensions(messages: JobMessages, world_size: int) -> tuple[tuple[Dimension
 def dimension_totals(
     messages: JobMessages, hosts: Ranks, algorithm: str = RING
 ) -> tuple[tuple[DimensionTraffic, ...], float]:
-    """What all ranks send in each dimension, the most bytes sent first; and the bytes sent between unknown ranks."""
+    """Totals over all ranks by dimension, most bytes sent first; and the bytes sent between unknown ranks."""
     heard = ranks_in(messages.ranks)
     known = bool((hosts != UNKNOWN).all())
     labels = hosts if known else np.zeros(len(hosts), dtype=np.int64)
@@ -122,7 +124,7 @@ def dimension_totals(
     return tuple(sorted(totals, key=lambda row: (-row.sent_bytes, row.dimension))), unplaced
 
 
-# -- between which ranks
+# -- between ranks
 
 
 class _Adder:
@@ -151,7 +153,7 @@ class _Adder:
             return
         members = self._members(group)
         if members is None:
-            # The sender of what is received reports it too.
+            # The sender of a received message reports it too.
             self.unplaced_bytes += 0.0 if _receives(group) else _sent_in_all(kind, group)
         elif kind == _DIRECT:
             self._add_direct(group, members)
@@ -161,16 +163,16 @@ class _Adder:
                 self._add_pairs(source, target, amounts)
 
     def _members(self, group: MessageGroup) -> Ranks | None:
-        """Ranks of each group, of shape (groups, ranks of a group); None where they are not known."""
+        """Ranks of each group, of shape (groups, ranks per group); None if not known."""
         if not group.whole:
             return None
         members: Ranks = ranks_in(group.firsts)[:, None] + ranks_in(group.offsets)
         return members if members.size and members.min() >= 0 and members.max() < len(self._hosts) else None
 
     def _weights(self, group: MessageGroup, members: Ranks) -> Matrix:
-        """How much of a message each member sends: 1 if it reported so, 0 if it reported otherwise.
+        """The share of a message that each member sends: 1 if it reported so, 0 if it reported otherwise.
 
-        A member that did not report sends what the others of its group do: its part of each row, if these differ.
+        A member that did not report sends what the others of its group do: its share of each row, if these differ.
         """
         sends, heard = self._mask(ranks_in(group.ranks))[members], self._is_heard[members]
         if heard.all():
@@ -179,7 +181,9 @@ class _Adder:
         return np.where(heard, sends, part)
 
     def _messages(self, group: MessageGroup, members: Ranks, kind: str) -> Iterator[tuple[Ranks, Ranks, Matrix]]:
-        """Sends of ranks that reported; receives say the same, so they count where the sender did not report."""
+        """Sends of ranks that reported; a receive counts only if its sender did not report, since both describe one
+        message.
+        """
         counted = members[self._is_heard[members[:, 0]] != _receives(group)]
         yield counted[:, 0], counted[:, 1], np.full(len(counted), group.bytes / group.num_members)
 
@@ -195,12 +199,12 @@ class _Adder:
                 self.sent[label, label] -= amounts[label]
 
     def _rooted(self, group: MessageGroup, members: Ranks, kind: str) -> Iterator[tuple[Ranks, Ranks, Matrix]]:
-        """What roots scatter or gather: only the root reads all parts, or writes them.
+        """Messages that roots scatter or gather: only the root reads, or writes, all parts.
 
-        A rank that did not report counts as the root where none of those that reported is.
+        A rank that did not report counts as the root if none that reported is.
         """
         n, number = members.shape[1], group.num_members
-        # The root's own part does not travel.
+        # The root's own part is not sent.
         each = group.bytes_in / number / n if kind == "scatter" else (group.bytes - group.bytes_in) / number / (n - 1)
         reported = self._mask(ranks_in(group.ranks))[members]
         if each > 0:
@@ -223,7 +227,7 @@ class _Adder:
         total = group.bytes / group.num_members
         weights = self._weights(group, ordered)
         if kind in _CHAINS:
-            # The ring begins at the group's first rank: hosts are ordered as they first come.
+            # The ring begins at the group's first rank: hosts are ordered by first occurrence.
             before, after = ordered[:, :-1], ordered[:, 1:]
             source, target = (before, after) if kind == "broadcast" else (after, before)
             yield source, target, weights[:, :-1] * total
@@ -240,7 +244,7 @@ class _Adder:
             yield parent, child, amounts
 
     def _tree_bytes(self, group: MessageGroup, members: Ranks) -> Matrix:
-        """How many of the bytes of each all-reducing group run as a tree."""
+        """The bytes of each all-reducing group that use a tree."""
         if self._algorithm == RING:
             return np.zeros(len(members))
         hosts = _num_hosts(members, self._hosts)
@@ -254,7 +258,7 @@ class _Adder:
         return found
 
     def _add_pairs(self, source: Ranks, target: Ranks, amounts: Matrix) -> None:
-        """Add each amount between its two ranks; all of one shape."""
+        """Add each amount between its two ranks; all arrays have one shape."""
         source, target, amounts = self._labels[source.ravel()], self._labels[target.ravel()], amounts.ravel()
         kept = (source >= 0) & (target >= 0) & (amounts > 0)
         source, target, amounts = source[kept], target[kept], amounts[kept]
@@ -268,7 +272,7 @@ def _receives(group: MessageGroup) -> bool:
 
 
 def _sent_in_all(kind: str, group: MessageGroup) -> float:
-    """Bytes that a group's members send, of a group whose ranks are not known."""
+    """Bytes sent by the members of a group whose ranks are not known."""
     n = group.group_size
     if kind == _POINT_TO_POINT or n < 2:
         return float(group.bytes)
@@ -281,9 +285,9 @@ def _sent_in_all(kind: str, group: MessageGroup) -> float:
 
 
 def in_ring_order(members: Ranks, hosts: Ranks) -> Ranks:
-    """The places of each group's members in the order of the ring: hosts follow each other as they first come.
+    """The positions of each group's members in ring order: hosts in order of first occurrence.
 
-    ``members`` has shape (groups, ranks of a group), ``hosts`` is of all ranks.
+    ``members`` has shape (groups, ranks per group); ``hosts`` is of all ranks.
     """
     places = np.broadcast_to(np.arange(members.shape[1]), members.shape)
     of_member = hosts[members]
@@ -300,7 +304,7 @@ def in_ring_order(members: Ranks, hosts: Ranks) -> Ranks:
 
 
 def _num_hosts(members: Ranks, hosts: Ranks) -> Ranks:
-    """On how many hosts each group's members are; 1 where a host is not known."""
+    """Number of hosts of each group's members; 1 if a host is not known."""
     of_member = np.sort(hosts[members], axis=1)
     distinct: Ranks = (np.diff(of_member, axis=1) != 0).sum(axis=1) + 1
     return np.where((of_member == UNKNOWN).any(axis=1), 1, distinct)
@@ -308,7 +312,7 @@ def _num_hosts(members: Ranks, hosts: Ranks) -> Ranks:
 
 @lru_cache(maxsize=256)
 def tree_edges(ranks_of_hosts: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
-    """The edges of both trees, from child to parent, as places in the ring's order; each carries half, both ways."""
+    """The edges of both trees, from child to parent, as ring positions; each carries half, in both directions."""
     heads = np.cumsum([0, *ranks_of_hosts[:-1]]).tolist()
     chains = [
         (head + place, head + place - 1)
@@ -321,7 +325,7 @@ def tree_edges(ranks_of_hosts: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
         first = _parent(n, host)
         if first >= 0:
             edges.append((heads[host], heads[first]))
-        # The second tree is the first one mirrored, or shifted by one where the number is odd.
+        # The second tree is the first one mirrored, or shifted by one if the number is odd.
         mirrored = (host - 1 + n) % n if n % 2 else n - 1 - host
         second = _parent(n, mirrored)
         if second >= 0:
@@ -330,7 +334,7 @@ def tree_edges(ranks_of_hosts: tuple[int, ...]) -> tuple[tuple[int, int], ...]:
 
 
 def _parent(n: int, node: int) -> int:
-    """The parent of a node in NCCL's binary tree of n; -1 of the root."""
+    """The parent of a node in NCCL's binary tree of n; -1 for the root."""
     if node == 0:
         return -1
     bit = node & -node
@@ -338,9 +342,9 @@ def _parent(n: int, node: int) -> int:
     return up if up < n else node ^ bit
 
 
-# -- whether the messages of a record are possible
+# -- are a record's messages possible?
 
-# Ranks of a job, far above any.
+# Maximum ranks of a job, far above any real one.
 MAX_RANKS = 1 << 20
 _MAX_EXPONENT = 63
 _MAX_AMOUNT = 1 << 63
@@ -384,7 +388,7 @@ def _are_ranks(grids: Grids, world_size: int) -> bool:
 
 
 def _fit(grids: Grids, world_size: int) -> bool:
-    """Whether no rank lies beyond the job, above or below, and no grid has more of them than it."""
+    """Whether all ranks lie within the job, and no grid has more ranks than the job."""
     if len(grids) > MAX_GRIDS:
         return False
     for first, levels in grids:

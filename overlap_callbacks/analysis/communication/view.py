@@ -1,4 +1,4 @@
-"""The traffic of a job as people see it: a matrix small enough to read, with labels, and its picture."""
+"""Display of a job's traffic: a matrix small enough to read, with labels, and its picture."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ RANK, HOST, STAGE = "rank", "host", "stage"
 LABELS = (RANK, HOST, STAGE)
 LOGICAL, PHYSICAL = "logical", "physical"
 ORDERS = (LOGICAL, PHYSICAL)
-# Rows and columns of a matrix that can be read.
+# Maximum rows and columns of a readable matrix.
 MAX_CELLS = 64
 
 
 class ViewError(ValueError):
-    """Why the traffic cannot be shown as it was asked for."""
+    """The traffic cannot be shown as asked; the message says why."""
 
 
 @dataclass(frozen=True)
 class TrafficView:
-    """A matrix to be shown.
+    """A matrix to show.
 
     Attributes:
-        by: what a row and a column are, one of ``LABELS``.
+        by: meaning of rows and columns, one of ``LABELS``.
         labels: of the rows and columns.
         sent: ``sent[i, j]`` bytes a step go from label i to label j.
         title: what is shown.
-        bounds: rows before which a host begins, where ranks are in physical order.
-        unplaced_bytes: bytes that are in no cell.
+        bounds: rows at which a new host begins, if ranks are in physical order.
+        unplaced_bytes: bytes in no cell.
     """
 
     by: str
@@ -70,16 +70,16 @@ class Placement:
 
     @property
     def num_hosts(self) -> int:
-        """How many hosts there are."""
+        """Number of hosts."""
         return int(self.hosts.max(initial=-1)) + 1
 
     def name(self, host: int) -> str:
-        """What to call a host."""
+        """Display name of a host."""
         return self.names.get(host, f"host {host}")
 
 
 def stages_of(messages: JobMessages, world_size: int) -> Ranks:
-    """The pipeline stage of each rank; -1 where it has none."""
+    """The pipeline stage of each rank; -1 if it has none."""
     stages = np.full(world_size, -1, dtype=np.int64)
     for group in messages.groups:
         if group.stage >= 0 and group.whole:
@@ -98,7 +98,7 @@ def view_of(
 ) -> TrafficView:
     """The matrix of a job; ViewError if the traffic cannot be shown like that.
 
-    Rows and columns are ranks by default if they are few, else hosts, else stages. ``algorithm`` is of all-reduces.
+    By default rows and columns are ranks if there are few, else hosts, else stages. ``algorithm``: of all-reduces.
     """
     stages = stages_of(messages, len(placement.hosts))
     by = by or _default(placement, stages)
@@ -125,7 +125,7 @@ def _default(placement: Placement, stages: Ranks) -> str:
 
 
 def _by_rank(placement: Placement, order: str) -> tuple[Ranks, list[str], str, tuple[int, ...]]:
-    """The label of each rank, what to call labels, the title, and the labels before which a host begins."""
+    """The label of each rank, the labels' names, the title, and the labels at which a new host begins."""
     hosts = placement.hosts
     world_size = len(hosts)
     physical = order == PHYSICAL and placement.known
@@ -151,7 +151,7 @@ def _by_host(placement: Placement) -> tuple[Ranks, list[str], str]:
     return placement.hosts // per_cell, texts, f"Bytes sent between hosts, {per_cell} hosts a cell"
 
 
-# -- as a picture: SVG, which needs no plotting library, or PNG, by matplotlib
+# -- pictures: SVG, which needs no plotting library, or PNG, by matplotlib
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1f2328;--dim:#59636e;--paper:#ffffff;--none:#f0f2f4;--hue:#084c8d;--line:#8c959f}
@@ -162,13 +162,13 @@ STYLE = """
 """
 _MAX_LABEL = 14
 _WIDTH = 480.0
-# Least opacity of a cell with traffic, and cells in which figures find room.
+# Minimum opacity of a cell with traffic, and maximum number of cells that have room for figures.
 _FAINTEST = 0.18
 _MAX_LABELLED = 16
 
 
 def strength(value: float, most: float) -> float:
-    """How dark a cell is, from 0 (nothing is sent) to 1 (the most of any cell)."""
+    """Strength of a cell's colour, from 0 (nothing is sent) to 1 (the maximum of all cells)."""
     return 0.0 if value <= 0 or most <= 0 else max(_FAINTEST, math.sqrt(value / most))
 
 
@@ -227,7 +227,7 @@ def png(view: TrafficView) -> bytes:
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     most = float(view.sent.max(initial=0.0)) or 1.0
-    # By the square root, as in the SVG: so small traffic can be told from none.
+    # Square root, as in the SVG, so that small traffic differs visibly from none.
     image = axes.imshow(view.sent, cmap="Blues", norm=PowerNorm(0.5, 0.0, most), interpolation="nearest")
     number = len(view.labels)
     ticks = range(0, number, -(-number // _MAX_LABELLED))

@@ -1,7 +1,7 @@
-"""What each rank of a job sends in a step, message by message, as its framework issues it.
+"""Predicted messages of each rank in a step, as its framework issues them.
 
-Counted are Megatron-core 0.16's own calls for ``GPTModel`` with local layers, and those of torch's DDP and FSDP2 and of
-DeepSpeed 0.19 for Hugging Face's GPT-2 and LLaMA; ``docs/predict.md`` says what differs elsewhere.
+Counts the calls of Megatron-core 0.16 for ``GPTModel`` with local layers, of torch's DDP and FSDP2, and of DeepSpeed
+0.19 for Hugging Face's GPT-2 and LLaMA; ``docs/predict.md`` says what differs elsewhere.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class MessageRow(msgspec.Struct, frozen=True):
         operator: as the gate names it: ``allreduce_``, ``send``, ...
         messages: calls in a step.
         bytes_each: the larger of the bytes that one call reads and writes on this rank.
-        bytes: ``messages`` times ``bytes_each``, as the APNet '24 study counts.
-        wire_bytes: what passes the rank's link if the collective runs as a ring, as nccl-tests counts.
+        bytes: ``messages`` times ``bytes_each``, as counted by the APNet '24 study.
+        wire_bytes: bytes on the rank's link if the collective runs as a ring, as counted by nccl-tests.
         group_size: ranks of the group; 0 if unknown.
-        peer: global rank of the other side of a send or receive; -1 for collectives.
+        peer: global rank of a send's or receive's counterpart; -1 for collectives.
     """
 
     rank: int
@@ -54,7 +54,7 @@ class MessageRow(msgspec.Struct, frozen=True):
 
 
 class _Calls(NamedTuple):
-    """Equal calls of a rank, as ``MessageRow`` has them."""
+    """Equal calls of a rank, with the fields of ``MessageRow``."""
 
     dimension: str
     operator: str
@@ -65,7 +65,7 @@ class _Calls(NamedTuple):
 
 
 def rank_rows(job: JobShape, rank: int) -> tuple[MessageRow, ...]:
-    """What one rank sends and receives in a step, including the calls on groups of one rank."""
+    """A rank's messages in a step, including calls on groups of one rank."""
     if job.layout == "megatron":
         calls = _megatron(job, rank)
     elif job.layout.startswith("zero"):
@@ -90,11 +90,11 @@ def _up(number: int, multiple: int) -> int:
 # -- Megatron-core
 
 
-# The loss and the norm of the gradients are computed in 32 bit, whatever the model has.
+# The loss and the gradient norm are computed in 32 bit, whatever the model uses.
 _FLOAT_BYTES = 4
-# Ranks exchange how many tokens each expert gets, in 64 bit.
+# Ranks exchange the number of tokens for each expert, in 64 bit.
 _COUNT_BYTES = 8
-# Of a token, the vocabulary-parallel loss reduces the largest logit, the target's logit and the sum of exponentials.
+# Per token, the vocabulary-parallel loss reduces the largest logit, the target's logit and the sum of exponentials.
 _LOSS_MESSAGES = 3
 
 
@@ -109,7 +109,7 @@ def _megatron(job: JobShape, rank: int) -> Iterator[_Calls]:
 
 
 def chunk_parameters(job: JobShape, stage: int) -> list[list[Parameter]]:
-    """The parameters of each model chunk of a stage, as one of its tensor-parallel ranks has them."""
+    """The parameters of each model chunk of a stage, on one of its tensor-parallel ranks."""
     return [
         megatron_parameters(
             job.model,
@@ -133,36 +133,37 @@ def _tensor(job: JobShape, stage: int) -> Iterator[_Calls]:
     first, last = m * (stage == 0), m * (stage == job.p - 1)
     again = job.recompute == "full"
     if t > 1 and job.sequence_parallel:
-        # A layer gathers its two inputs, forward and, for the weights' gradients, backward; and the gradients of its
-        # two outputs. It scatters its two outputs, and the gradients of its two inputs. The output layer is half of
-        # one half: one input, twice gathered, and the gradient of it. The embedding's gradient is gathered.
+        # A layer gathers its two inputs in the forward pass and, for the weights' gradients, in the backward pass; and
+        # the gradients of its two outputs. It scatters its two outputs, and the gradients of its two inputs. The output
+        # layer is half of one half: one input, gathered twice, and its gradient. The embedding's gradient is gathered.
         gathers = layers * (8 if again else 6) + 2 * last + first
         scatters = layers * (6 if again else 4) + last
-        if model.learned_positions:  # the sum of words and positions is cut afterwards, so words are reduced whole
+        if model.learned_positions:  # words and positions are summed before splitting, so words are all-reduced in full
             yield _Calls("tensor", "allreduce_", first, activation, t)
         else:
             scatters += first
         yield _Calls("tensor", "_allgather_base_", gathers, activation, t)
         yield _Calls("tensor", "_reduce_scatter_base_", scatters, activation, t)
         whole = [parameter for chunk in chunk_parameters(job, stage) for parameter in chunk if parameter.whole]
-        # Gradients of what all ranks have but see a part of the sequence through, in one message.
+        # Gradients of parameters that all ranks have but that see part of the sequence, in one message.
         yield _Calls("tensor", "allreduce_", 1, elements(whole) * job.bytes_per_gradient, t)
     elif t > 1:
-        # A layer sums its two outputs forward, and the gradients of its two inputs backward; recomputed, the outputs
-        # once more. The embedding sums its output, the output layer the gradient of its input.
+        # A layer sums its two outputs in the forward pass, and the gradients of its two inputs in the backward pass;
+        # with recomputation, the outputs again. The embedding sums its output, the output layer the gradient of its
+        # input.
         yield _Calls("tensor", "allreduce_", layers * (6 if again else 4) + first + last, activation, t)
     yield _Calls("tensor", "allreduce_", _LOSS_MESSAGES * last, tokens * _FLOAT_BYTES, t)
 
 
 def _experts(job: JobShape) -> Iterator[_Calls]:
-    """The all-to-alls of a mixture of experts; what a rank gets depends on the routing, here it is balanced."""
+    """The all-to-alls of a mixture of experts. A rank's share depends on the routing; balanced here."""
     model, ep = job.model, job.ep
     if not model.experts or ep == 1:
         return
     layers = job.micro_batches * model.layers
     copies = job.micro_batch * model.sequence * model.experts_per_token
     yield _Calls("expert", "_allgather_base_", layers, ep * model.experts * _COUNT_BYTES, ep)
-    # Tokens go to the experts and come back, forward and backward; so do their weights, one way each.
+    # Tokens go to the experts and come back, forward and backward; their routing weights go one way each.
     yield _Calls("expert", "alltoall_base_", 4 * layers, copies * model.hidden * job.bytes_per_value, ep)
     yield _Calls("expert", "alltoall_base_", 2 * layers, copies * job.bytes_per_value, ep)
 
@@ -173,8 +174,8 @@ def _pipeline(job: JobShape, rank: int, stage: int) -> Iterator[_Calls]:
     model, m = job.model, job.micro_batches
     cut = job.t if job.sequence_parallel else 1
     size = job.micro_batch * model.sequence * model.hidden * job.bytes_per_value // cut
-    # Activations go to the next stage, gradients to the one before. The model's first chunk gets no activations, and
-    # the last one sends none.
+    # Activations go to the next stage, gradients to the previous one. The model's first chunk receives no activations,
+    # and the last one sends none.
     following, before = [(rank + stride) % job.world_size for stride in (job.ranks_per_stage, -job.ranks_per_stage)]
     forward_in = m * (job.chunks - (stage == 0))
     forward_out = m * (job.chunks - (stage == job.p - 1))
@@ -188,7 +189,7 @@ def _data(job: JobShape, stage: int) -> Iterator[_Calls]:
     chosen = job.bucket or _default_bucket(job.d)
     shared = job.model.tied and job.p > 1
     for number, parameters in enumerate(chunk_parameters(job, stage)):
-        # Only the first stage's gradients are on the critical path; all others are reduced whole.
+        # Only the first stage's gradients are on the critical path; all others are reduced in one piece.
         bucket = chosen if job.overlap_grad_reduce and stage == 0 and number == 0 else None
         experts = [parameter for parameter in parameters if parameter.expert]
         for size in _megatron_buckets(experts, job.d // job.ep, bucket, distributed_optimizer=False, shared=False):
@@ -214,7 +215,7 @@ def _embedding(job: JobShape, stage: int) -> Iterator[_Calls]:
 
 def _norm_of_gradients(job: JobShape) -> Iterator[_Calls]:
     ranks = job.world_size if job.distributed_optimizer else job.p * job.t
-    messages = 2 if job.dtype == "fp16" else 1  # the loss scale asks first whether a gradient is infinite
+    messages = 2 if job.dtype == "fp16" else 1  # the loss scaler first checks whether a gradient is infinite
     yield _Calls("model", "allreduce_", messages, _FLOAT_BYTES, ranks)
     if job.model.experts and job.ep > 1:
         yield _Calls("model", "allreduce_", 1, _FLOAT_BYTES, job.ep)
@@ -223,13 +224,14 @@ def _norm_of_gradients(job: JobShape) -> Iterator[_Calls]:
 # -- buckets
 
 
-# The distributed optimizer begins each parameter at a multiple of 64, and ends each bucket at one of 128 and of d.
+# The distributed optimizer aligns each parameter to a multiple of 64, and the end of each bucket to one of 128 and of
+# d.
 _PARAMETER_ALIGNMENT = 64
 _BUCKET_ALIGNMENT = 128
 
 
 def _default_bucket(d: int) -> int:
-    """Parameters of a bucket where the user chose none (``DistributedDataParallelConfig.bucket_size``)."""
+    """Default bucket size in parameters (``DistributedDataParallelConfig.bucket_size``)."""
     return max(40_000_000, 1_000_000 * d)
 
 
@@ -238,8 +240,8 @@ def _megatron_buckets(
 ) -> list[int]:
     """Elements of each bucket of a model chunk, including padding.
 
-    A bucket is full from ``bucket`` parameters on; None for a single one. The distributed optimizer pads buckets so
-    that they divide by ``d``, and gives word embeddings that another stage has too (``shared``) a bucket.
+    A bucket is full once it has ``bucket`` parameters; None for a single one. The distributed optimizer pads buckets to
+    a multiple of ``d``, and gives word embeddings that another stage shares (``shared``) their own bucket.
     """
     multiple = math.lcm(d, _BUCKET_ALIGNMENT) if distributed_optimizer else 1
     alignment = _PARAMETER_ALIGNMENT if distributed_optimizer else 1
@@ -262,12 +264,12 @@ def _megatron_buckets(
 # -- DDP, FSDP2 and HSDP: DDP reduces after the last micro-batch, FSDP2 after each
 
 
-# DDP's own limits of its first bucket and of all others (torch.nn.parallel.distributed), in bytes.
+# DDP's limits, in bytes, of its first bucket and of all others (torch.nn.parallel.distributed).
 _FIRST_BUCKET_BYTES, _BUCKET_BYTES = 2**20, 25 * 2**20
 
 
 def _ddp(job: JobShape) -> Iterator[_Calls]:
-    # Gradients are ready in reverse order of the parameters. A bucket ends once it has reached its limit.
+    # Gradients become ready in reverse order of the parameters. A bucket ends once it reaches its limit.
     limit = job.bucket or _FIRST_BUCKET_BYTES
     size = 0
     for parameter in reversed(huggingface_parameters(job.model)):
@@ -283,11 +285,11 @@ def _ddp(job: JobShape) -> Iterator[_Calls]:
 
 
 def _fsdp2(job: JobShape) -> Iterator[_Calls]:
-    """Units are the layers, and the root with the rest; each is gathered whole, and its gradients are reduced whole."""
+    """Units are the layers, and the root with the rest; each is gathered, and its gradients reduced, in one piece."""
     shards, m = job.d // job.replicas, job.micro_batches
     for unit, parameters in grouped(huggingface_parameters(job.model), lambda parameter: parameter.unit).items():
         elements = _padded_elements(parameters, shards)
-        # A layer is let go after the forward pass and gathered again; the root is kept until the backward pass ends.
+        # A layer is freed after the forward pass and gathered again; the root is kept until the backward pass ends.
         gathers = m * (1 if unit < 0 else 2)
         yield _Calls("data", "_allgather_base_", gathers, elements * job.bytes_per_value, shards)
         yield _Calls("data", "_reduce_scatter_base_", m, elements * job.bytes_per_gradient, shards)
@@ -297,7 +299,7 @@ def _fsdp2(job: JobShape) -> Iterator[_Calls]:
 
 
 def _padded_elements(parameters: Iterable[Parameter], shards: int) -> int:
-    """Elements of parameters once the first size of each divides by the shards."""
+    """Elements of the parameters, with the first dimension of each padded to a multiple of the shards."""
     return sum(
         [math.ceil(parameter.shape[0] / shards) * shards * math.prod(parameter.shape[1:]) for parameter in parameters]
     )
@@ -318,22 +320,22 @@ def _zero(job: JobShape) -> Iterator[_Calls]:
         for size in _bucket_elements(parameters, job.bucket or _BUCKET, d):
             yield _Calls("data", "_reduce_scatter_base_", m, size * job.bytes_per_gradient, d)
         yield from _gathers(job, parameters)
-        yield _Calls("data", "allreduce_", 1, 8, d)  # the norm of the gradients, and whether one is infinite
+        yield _Calls("data", "allreduce_", 1, 8, d)  # the gradient norm, and whether a gradient is infinite
         return
     reductions = m if job.layout == "zero2" else 1
     for size in _bucket_elements(parameters, job.bucket or _BUCKET, 1):
         yield _Calls("data", "allreduce_", reductions, size * job.bytes_per_gradient, d)
     if job.dtype != "fp32":
         yield _Calls("data", "allreduce_", 1, 1, d)  # whether a gradient is infinite
-    yield _Calls("data", "allreduce_", 1, 4, d)  # the norm of the gradients
+    yield _Calls("data", "allreduce_", 1, 4, d)  # the gradient norm
     whole = _up(elements(parameters), _ALIGNMENT * d)
     yield _Calls("data", "_allgather_base_", 1, whole * job.bytes_per_value, d)
 
 
 def _bucket_elements(parameters: Sequence[Parameter], bucket: int, multiple: int) -> Iterator[int]:
-    """Elements of each message of gradients, in reverse order, each gradient padded to a multiple of ``multiple``.
+    """Elements of each gradient message, in reverse order, each gradient padded to a multiple of ``multiple``.
 
-    A bucket has at most ``bucket`` elements; a larger parameter has one of its own.
+    A bucket has at most ``bucket`` elements; a larger parameter has its own.
     """
     held = padded = 0
     for parameter in reversed(parameters):
@@ -348,12 +350,12 @@ def _bucket_elements(parameters: Sequence[Parameter], bucket: int, multiple: int
 def _gathers(job: JobShape, parameters: Sequence[Parameter]) -> Iterator[_Calls]:
     """ZeRO-3 gathers a module's parameters before its forward and before its backward pass.
 
-    Small parameters stay whole, and are gathered once, after the optimizer has changed them.
+    Small parameters stay whole, and are gathered once, after the optimizer step.
     """
     d, m, width = job.d, job.micro_batches, job.bytes_per_value
     for module in _modules(job, parameters):
         size = sum([_up(parameter.elements, d) for parameter in module if parameter.elements > job.persistence])
-        # Tied words are gathered as embeddings and as output layer.
+        # Tied word embeddings are gathered as embeddings and as output layer.
         uses = 2 if job.model.tied and module[0].word_embedding else 1
         if size:
             yield _Calls("data", "_allgather_base_", 2 * uses * m, size * width, d)
@@ -363,7 +365,7 @@ def _gathers(job: JobShape, parameters: Sequence[Parameter]) -> Iterator[_Calls]
 
 
 def _modules(job: JobShape, parameters: Iterable[Parameter]) -> Iterator[list[Parameter]]:
-    """Parameters by module: a vector belongs to the matrix before it, and a norm has two where it has a bias."""
+    """Parameters by module: a vector belongs to the preceding matrix, and a norm has two if it has a bias."""
     found: list[Parameter] = []
     for parameter in parameters:
         bias = len(parameter.shape) == 1 and len(found) == 1 and _biased(job, found[0])
@@ -376,7 +378,7 @@ def _modules(job: JobShape, parameters: Iterable[Parameter]) -> Iterator[list[Pa
 
 
 def _biased(job: JobShape, parameter: Parameter) -> bool:
-    """Whether the module of this first parameter has a bias too."""
+    """Whether the module of this first parameter also has a bias."""
     if len(parameter.shape) == 1:
         return job.model.norm_biases
     return job.model.biases and parameter.unit >= 0
