@@ -2,19 +2,19 @@
 
 Source: "Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning" (arXiv 2507.03114),
 section IV-D. Equation 3 has no function: it is the measured time of an overlapped step. T_comp is the sum of the
-compute kernels' times in a step. "Isolated" means: in sequential steps, where no communication runs beside compute.
+compute kernels' times in a step. "Isolated" means: in sequential steps, where no communication runs during compute.
 
-The two functions of what is attainable are no equations of the study. They say how near overlap comes to the best
-that it can do.
+The two functions for attainable overlap are not in the study. They measure how close overlap comes to its best possible
+effect.
 
-The functions raise ``ZeroDivisionError`` (or give NaN, for numbers of numpy) where a figure is undefined.
+The functions raise ``ZeroDivisionError`` (or return NaN, for NumPy numbers) if a figure is undefined.
 """
 
 from __future__ import annotations
 
 import math
 
-# A gain that is attainable but shorter than this share of a sequential step is not told from noise.
+# An attainable gain below this share of a sequential step cannot be distinguished from noise.
 MIN_ATTAINABLE_GAIN = 0.05
 
 
@@ -29,7 +29,7 @@ def overlap_ratio(covered_compute_ms: float, compute_ms: float) -> float:
 
 
 def ideal_step_ms(step_ms: float, compute_ms: float, compute_isolated_ms: float) -> float:
-    """Equation 4: the time that an overlapped step would take if overlap did not slow its compute kernels down.
+    """Equation 4: the time of an overlapped step if overlap did not slow down its compute kernels.
 
     ``compute_ms`` is T_comp.
     """
@@ -37,19 +37,19 @@ def ideal_step_ms(step_ms: float, compute_ms: float, compute_isolated_ms: float)
 
 
 def sequential_step_ms(ideal_ms: float, hidden_comm_ms: float, more_waiting_ms: float = 0.0) -> float:
-    """Equation 5: the time of a sequential step, as a model: nothing is slowed down, and nothing is hidden.
+    """Equation 5: modelled time of a sequential step, in which nothing is slowed down and nothing is hidden.
 
     Args:
         ideal_ms: equation 4.
-        hidden_comm_ms: time per overlapped step during which communication ran beside compute.
+        hidden_comm_ms: time per overlapped step during which communication ran during compute.
         more_waiting_ms: how much longer collectives and messages of an overlapped step wait for other ranks than those
-            of a sequential one. A rank that is early waits within its kernels, which hides nothing.
+            of a sequential one. An early rank waits within its kernels, which hides nothing.
     """
     return ideal_ms + hidden_comm_ms - more_waiting_ms
 
 
 def attainable_step_ms(compute_busy_isolated_ms: float, comm_busy_isolated_ms: float) -> float:
-    """The time of a step if overlap were perfect and free: compute or communication, whichever takes longer alone.
+    """The step time if overlap were perfect and free: the longer of compute and communication alone.
 
     Args:
         compute_busy_isolated_ms: time in which compute kernels run in a sequential step on the rank that has the most:
@@ -61,9 +61,9 @@ def attainable_step_ms(compute_busy_isolated_ms: float, comm_busy_isolated_ms: f
 
 
 def attained_fraction(sequential_ms: float, overlapped_ms: float, attainable_ms: float) -> float:
-    """How much of the way from a sequential step to the attainable one overlap has made; 1 is all of it.
+    """How far overlap has come from a sequential step to the attainable one; 1 is all the way.
 
-    NaN where less than ``MIN_ATTAINABLE_GAIN`` of a sequential step is to be gained: the quotient would be noise.
+    NaN if less than ``MIN_ATTAINABLE_GAIN`` of a sequential step can be gained: the quotient would be noise.
     """
     gain_ms = sequential_ms - attainable_ms
     if not gain_ms > MIN_ATTAINABLE_GAIN * sequential_ms:
@@ -71,11 +71,11 @@ def attained_fraction(sequential_ms: float, overlapped_ms: float, attainable_ms:
     return (sequential_ms - overlapped_ms) / gain_ms
 
 
-# -- what a collective sends over a rank's link: bus bandwidth as nccl-tests define it, and the steps of a ring
+# -- bytes of a collective on a rank's link: bus bandwidth as defined by nccl-tests, and the steps of a ring
 
-# What a collective of n ranks sends over each rank's link, as a multiple of its size, is this times (n-1)/n. A ring
-# passes all parts of a message on to the other n-1 ranks so often.
-# Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+# Bytes on each rank's link in a collective of n ranks, as a multiple of its size, are this times (n-1)/n: how often a
+# ring passes all parts of a message on to the other n-1 ranks. Source:
+# https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
 _ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 # The root receives or sends the parts of the n-1 others.
 _ROOTED = ("gather", "scatter")
@@ -84,9 +84,9 @@ _WHOLE = ("broadcast", "reduce", "send_recv")
 
 
 def size_of(kind: str, group_size: int, bytes_in: float, bytes_out: float) -> float:
-    """Bytes of a collective, from those that it reads and writes on one rank: of a gather those of its whole result.
+    """Size of a collective from the bytes that it reads and writes on one rank; for a gather, its whole result.
 
-    Of a gather or scatter, ranks that are not its root see a single part.
+    In a gather or scatter, ranks other than the root see only one part.
     """
     if kind == "gather":
         return max(bytes_in * group_size, bytes_out)
@@ -94,7 +94,7 @@ def size_of(kind: str, group_size: int, bytes_in: float, bytes_out: float) -> fl
 
 
 def bus_factor(kind: str, size: int | None) -> float | None:
-    """Bus bandwidth over algorithm bandwidth of a collective in a group of ``size`` ranks; None if it is unknown."""
+    """Bus bandwidth over algorithm bandwidth of a collective in a group of ``size`` ranks; None if unknown."""
     if size is None or size < 1:
         return None
     if kind in _WHOLE:
@@ -104,7 +104,7 @@ def bus_factor(kind: str, size: int | None) -> float | None:
 
 
 def wire_factor(kind: str, size: int) -> float:
-    """``bus_factor``, for what passes a rank's link: 1 where it is unknown, 0 in a group of one rank."""
+    """``bus_factor`` for the bytes on a rank's link: 1 if unknown, 0 in a group of one rank."""
     if size == 1:
         return 0.0
     factor = bus_factor(kind, size)
@@ -112,9 +112,9 @@ def wire_factor(kind: str, size: int) -> float:
 
 
 def ring_steps(kind: str, size: int) -> int:
-    """Steps in which a collective sends one after the other, if it runs as a ring; 0 in a group of one rank.
+    """Number of consecutive steps of a collective that runs as a ring; 0 in a group of one rank.
 
-    An all-reduce takes 2(n-1), an all-gather, a reduce-scatter and an all-to-all n-1, all others are taken as one.
+    2(n-1) for an all-reduce, n-1 for an all-gather, a reduce-scatter and an all-to-all, 1 for all others.
     """
     if size == 1:
         return 0

@@ -1,8 +1,8 @@
-"""From the split sizes of all-to-alls to how evenly a mixture of experts spreads its tokens. Pure.
+"""How evenly a mixture of experts spreads its tokens, from the split sizes of all-to-alls. Pure.
 
-Two views of it. The **splits** are what one rank sends to each expert rank in one all-to-all: every layer and
-micro-batch counts by itself. The **load** is what an expert rank receives in a step, from all ranks and in all layers:
-what it has to compute.
+There are two views. The **splits** are what one rank sends to each expert rank in one all-to-all: every layer and
+micro-batch counts separately. The **load** is what an expert rank receives in a step, from all ranks and in all layers:
+the work that it has to do.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from overlap_callbacks.analysis.results.experts import (
 )
 from overlap_callbacks.analysis.sums import each_sum, first, grouped, named_sum, struct_sum, table_sum
 
-# Steps that a part keeps, of a window and of those sampled before it. The same on every rank, so that they meet.
+# Maximum steps that a part keeps, of a window and sampled before it. The same on every rank, so that they match.
 MAX_STEPS = 64
-# Places in a group, and stages times steps, that a part tells apart.
+# Maximum positions in a group, and stages times steps, that a part distinguishes.
 MAX_POSITIONS = 256
 MAX_ROWS = 1024
 _ALL_STAGES = -2
-# The dimension of groups of experts; others are looked at only if there are none.
+# The dimension of expert groups; others are used only if there are none.
 EXPERT = "expert"
 
 
 class AllToAll(NamedTuple):
-    """One all-to-all with split sizes, on one rank; ``ranks`` of the group are in its order.
+    """One all-to-all with split sizes, on one rank; ``ranks`` are in the group's order.
 
     Attributes:
-        sent, received: rows that go to each of them, and that come from each.
+        sent, received: rows sent to each of them, and received from each.
         bytes_in, bytes_out: of the rows sent, and received.
     """
 
@@ -52,9 +52,9 @@ class AllToAll(NamedTuple):
 
 
 def dispatches(calls: Iterable[AllToAll]) -> list[AllToAll]:
-    """Those that carry tokens to the experts: each is paid back by one that has its splits the other way round.
+    """The all-to-alls that dispatch tokens to the experts; each is followed by a combine with transposed splits.
 
-    The backward pass dispatches gradients by the same splits, in the same way.
+    The backward pass dispatches gradients with the same splits.
     """
     open_ones: Counter[tuple[str, tuple[int, ...], tuple[int, ...]]] = Counter()
     found = []
@@ -96,10 +96,10 @@ def step_experts(step: int, calls: Sequence[AllToAll], *, in_window: bool) -> St
 
 
 def rank_experts(rank: int, stage: int, steps: Sequence[tuple[int, bool, Sequence[AllToAll]]]) -> RankExperts | None:
-    """What one rank saw; None without an all-to-all that has split sizes.
+    """One rank's result; None without an all-to-all that has split sizes.
 
-    Of groups of several kinds, those of experts count, else those with most bytes. ``steps`` have the number of each,
-    whether it is a window's, and its all-to-alls.
+    If there are several kinds of groups, expert groups count, else those with most bytes. ``steps`` have each step's
+    number, whether it is a window's, and its all-to-alls.
     """
     sizes: Counter[tuple[bool, str, int]] = Counter()
     for _, _, calls in steps:
@@ -122,7 +122,7 @@ def rank_experts(rank: int, stage: int, steps: Sequence[tuple[int, bool, Sequenc
 
 
 def _some(steps: Sequence[StepExperts]) -> list[StepExperts]:
-    """At most ``MAX_STEPS``, evenly chosen; the same on all ranks that saw the same steps."""
+    """At most ``MAX_STEPS``, evenly spaced; the same on all ranks with the same steps."""
     in_order = sorted(steps, key=lambda one: one.step)
     if len(in_order) <= MAX_STEPS:
         return in_order
@@ -136,7 +136,7 @@ class Loads(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One step over ranks of one stage.
 
     Attributes:
-        total, squares, most: sums over the ranks of what each received, and of its square; the most.
+        total, squares, most: sums over the ranks of bytes received, and of their squares; the maximum.
         split_max_over_mean, split_cv: sums over the ranks.
     """
 
@@ -152,15 +152,15 @@ class Loads(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ExpertSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a set of ranks saw; empty without any that saw something.
+    """Results of a set of ranks; empty if none has any.
 
     Attributes:
-        num_ranks: that were heard; ranks in another kind of group are left out.
+        num_ranks: ranks included; those in another kind of group are left out.
         num_steps, all_to_alls, sent_bytes: sums over ranks and steps.
         steps: by step and stage.
-        positions: by place in the group, what was received, and in how many steps of ranks; empty for large groups.
-        highest: the most that any rank received in a step, as the mean over its steps; and minus that rank, so that of
-            equal ones the lowest counts.
+        positions: by position in the group, the bytes received, and number of steps of ranks; empty for large groups.
+        highest: the most that any rank received per step, as the mean over its steps; and minus that rank, so that the
+            lowest of equal ones counts.
     """
 
     dimension: Annotated[str, first] = ""
@@ -179,7 +179,7 @@ _rows = table_sum(Loads, 3)
 
 def _steps(tables: Iterable[Iterable[Loads]]) -> tuple[Loads, ...]:
     rows = _rows(tables)
-    if len(rows) > MAX_ROWS:  # a pipeline of many stages: they share rows
+    if len(rows) > MAX_ROWS:  # in a pipeline with many stages, stages share rows
         rows = _rows([[msgspec.structs.replace(row, stage=_ALL_STAGES) for row in rows]])
     return rows[-MAX_ROWS:]
 
@@ -214,7 +214,7 @@ def _loads(one: StepExperts, stage: int) -> Loads:
 
 
 def add_experts(parts: Sequence[ExpertSums]) -> ExpertSums:
-    """What the ranks of all parts saw. Of several kinds of groups, those with most bytes stay."""
+    """The results of all parts' ranks. If there are several kinds of groups, those with most bytes stay."""
     kinds = grouped([part for part in parts if part.num_ranks], lambda part: (part.dimension, part.group_size))
     if not kinds:
         return ExpertSums()
@@ -248,7 +248,7 @@ def pooled_experts(sums: ExpertSums) -> tuple[ExpertLoads | None, ExpertDetails 
 
 
 def _expert_step(stages: Sequence[Loads]) -> ExpertStep | None:
-    """One step: of the stages of a pipeline, which have layers of their own, each by itself."""
+    """One step; the stages of a pipeline, which have different layers, count separately."""
     loaded = [row for row in stages if row.total > 0]
     if not loaded:
         return None

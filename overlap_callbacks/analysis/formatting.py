@@ -1,7 +1,7 @@
-"""A figure as text, once: its unit, its sign, its interval; and text of a record for the page.
+"""Formats figures as text (unit, sign, interval), and record text for the page.
 
-``PLAIN`` writes for terminals, logs, JSON and W&B, ``PAGE`` for the HTML page. They differ in characters alone: a
-figure has the same digits everywhere. ``decimals_of`` says how many; ``page.js`` has the same rule for charts.
+``PLAIN`` writes for terminals, logs, JSON and W&B, ``PAGE`` for the HTML page. They differ only in characters: a figure
+has the same digits everywhere. ``decimals_of`` sets how many; ``page.js`` has the same rule for charts.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from overlap_callbacks.analysis.results.estimate import Estimate
     from overlap_callbacks.analysis.results.figure import Figure
 
-# Names longer than this are cut: the record holds them whole, and a page must stay a page.
+# Longer names are cut: the record has them in full, but a page must stay readable.
 MAX_TEXT = 300
 
 # Keeps a figure and its unit on one line.
@@ -29,17 +29,17 @@ DASH = "\N{EN DASH}"
 
 
 class Style(msgspec.Struct, frozen=True):
-    """How a medium writes figures: its minus sign, what is between number and unit, and what separates thousands."""
+    """How a medium writes figures: minus sign, space between number and unit, and thousands separator."""
 
     minus: str
     space: str
     thousands: str
 
     def number(self, value: float, decimals: int) -> str:
-        """E.g. ``-1,234.5``; never a negative zero. A whole number beyond a float's range is ``inf``."""
+        """E.g. ``-1,234.5``; never a negative zero. An integer beyond a float's range is ``inf``."""
         try:
             text = f"{abs(value):,.{decimals}f}"
-        except OverflowError:  # in a record that somebody else has written
+        except OverflowError:  # in a record written by somebody else
             text = "inf"
         is_negative = value < 0 and bool(text.strip("0.,"))
         return (self.minus if is_negative else "") + text.replace(",", self.thousands)
@@ -49,7 +49,7 @@ class Style(msgspec.Struct, frozen=True):
         return self.number(value, decimals_of(value, unit))
 
     def milliseconds(self, value: float) -> str:
-        """A time of a trace in milliseconds, without its unit: with microseconds unless it is long."""
+        """A time of a trace in milliseconds, without unit; with microseconds unless it is long."""
         return self.number(value, 3 if abs(value) < 100 else 2 if abs(value) < 1000 else 1)
 
     def ms(self, value: float) -> str:
@@ -63,7 +63,7 @@ class Style(msgspec.Struct, frozen=True):
         return self._with_sign(self.number(100 * fraction, decimals), signed) + "%"
 
     def quantity(self, value: float, unit: str, *, signed: bool = False, decimals: int | None = None) -> str:
-        """A value in its unit, e.g. ``12.34 ms``; a ``fraction`` in percent. By default with ``decimals_of``."""
+        """A value in its unit, e.g. ``12.34 ms``; a ``fraction`` in percent. ``decimals_of`` is the default."""
         if decimals is None:
             decimals = decimals_of(value, unit)
         if unit == "fraction":
@@ -71,11 +71,11 @@ class Style(msgspec.Struct, frozen=True):
         return f"{self._with_sign(self.number(value, decimals), signed)}{self.space}{unit}"
 
     def share_of_training(self, fraction: float) -> str:
-        """What measuring costs, e.g. ``0.42%``: it should be little, so it has two decimals."""
+        """The cost of measuring, e.g. ``0.42%``, with two decimals because it should be small."""
         return self.percent(fraction, decimals=2)
 
     def measuring_cost(self, cost: Estimate) -> str:
-        """What measuring costs, e.g. ``2.10% of training (1.40 to 2.80)`` or ``not resolved (below 4.00%)``."""
+        """The cost of measuring, e.g. ``2.10% of training (1.40 to 2.80)`` or ``not resolved (below 4.00%)``."""
         if cost.ci_low is None or cost.ci_high is None:
             return f"{self.share_of_training(cost.value)} of training"
         if cost.ci_low <= 0:
@@ -87,9 +87,9 @@ class Style(msgspec.Struct, frozen=True):
         return any(character in "123456789" for character in self.quantity(value, unit))
 
     def interval(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
-        """Its 95% interval, e.g. ``5.1% to 7.3%`` or ``11.50 to 12.50 ms``; empty where there is none.
+        """Its 95% interval, e.g. ``5.1% to 7.3%`` or ``11.50 to 12.50 ms``; empty without one.
 
-        Both ends have the decimals of the value that they belong to.
+        Both ends have the decimals of the value.
         """
         if estimate.ci_low is None or estimate.ci_high is None:
             return ""
@@ -117,11 +117,11 @@ class Style(msgspec.Struct, frozen=True):
         return self.quantity(value, figure.unit, signed=figure.signed)
 
     def figure_interval(self, figure: Figure, estimate: Estimate) -> str:
-        """The 95% interval of a headline figure; empty where there is none."""
+        """The 95% interval of a headline figure; empty without one."""
         return self.interval(estimate, figure.unit, signed=figure.signed)
 
     def _with_sign(self, text: str, signed: bool) -> str:
-        """With a plus sign, unless there is a minus or it shows zero."""
+        """Add a plus sign, unless there is a minus sign or the number shows as zero."""
         return f"+{text}" if signed and not text.startswith(self.minus) and text.strip("0.") else text
 
 
@@ -130,9 +130,10 @@ PAGE = Style(minus=MINUS, space=NBSP, thousands=",")
 
 
 def decimals_of(value: float, unit: str = "") -> int:
-    """How many decimals a value has wherever it is shown.
+    """Number of decimals of a value, wherever it is shown.
 
-    Percent have one. Else some four digits count, three of power, and a clock is whole: no sensor tells more.
+    Percentages have one. Otherwise about four significant digits, three for power, and integers for a clock: no sensor
+    is more precise.
     """
     size = abs(value)
     if unit == "fraction":
@@ -145,12 +146,12 @@ def decimals_of(value: float, unit: str = "") -> int:
 
 
 def column_decimals(values: Iterable[float]) -> int:
-    """Decimals for a column of times in milliseconds, which stand below one another: more where all are short."""
+    """Decimals for a column of times in milliseconds, aligned below each other: more if all are short."""
     return 2 if max(map(abs, values), default=0.0) >= 1 else 4
 
 
 def three_digits(value: float, style: Style = PLAIN) -> str:
-    """Three digits that count, whatever the size: a latency of microseconds is some thousandths of a millisecond."""
+    """Three significant digits, whatever the size: a latency of microseconds is thousandths of a millisecond."""
     size = abs(value)
     return style.number(value, 0 if size >= 100 or not size else min(9, 2 - math.floor(math.log10(size))))
 
@@ -173,22 +174,21 @@ def range_in_words(estimate: Estimate, more: str, less: str, style: Style = PLAI
 
 
 def may_be_chance(estimate: Estimate) -> bool:
-    """Whether the interval holds zero."""
+    """Whether the interval includes zero."""
     return estimate.ci_low is not None and estimate.ci_high is not None and estimate.ci_low <= 0 <= estimate.ci_high
 
 
 CLEAR, WITHIN_NOISE, INCONCLUSIVE = "clear", "within noise", "inconclusive"
-# A change that is smaller matters to nobody: a whole interval this near to zero says that there is none.
+# Smaller changes do not matter: an interval entirely this near to zero means that there is none.
 _MATTERS = 0.01
-# A fraction below it is 0.0 %.
+# A smaller fraction is shown as 0.0 %.
 _SHOWN_AS_ZERO = 0.0005
 
 
 def certainty(change: Estimate) -> str:
-    """How sure a relative change is; empty without an interval.
+    """How certain a relative change is; empty without an interval.
 
-    ``CLEAR`` where its interval does not hold zero, ``WITHIN_NOISE`` where all of it is near zero, else
-    ``INCONCLUSIVE``.
+    ``CLEAR`` if its interval excludes zero, ``WITHIN_NOISE`` if all of it is near zero, else ``INCONCLUSIVE``.
     """
     if change.ci_low is None or change.ci_high is None:
         return ""
@@ -198,12 +198,12 @@ def certainty(change: Estimate) -> str:
 
 
 def is_no_difference(change: Estimate) -> bool:
-    """Whether all of the interval of a relative change is zero as it is shown."""
+    """Whether a relative change's whole interval shows as zero."""
     return None not in (change.ci_low, change.ci_high) and _furthest(change) < _SHOWN_AS_ZERO
 
 
 def certainty_in_words(change: Estimate, style: Style = PLAIN) -> str:
-    """``certainty`` with what could be seen, e.g. ``within noise: no difference above 0.4%``."""
+    """``certainty`` and what would have shown, e.g. ``within noise: no difference above 0.4%``."""
     state, would_show = certainty(change), what_would_show(change)
     if not state or would_show is None:
         return "too few blocks for an interval"
@@ -213,7 +213,7 @@ def certainty_in_words(change: Estimate, style: Style = PLAIN) -> str:
 
 
 def what_would_show(change: Estimate) -> float | None:
-    """The least true change whose interval would not hold zero, as a rule: half the width of the interval."""
+    """The smallest true change whose interval would exclude zero, as a rule: half the interval's width."""
     return None if change.ci_low is None or change.ci_high is None else (change.ci_high - change.ci_low) / 2
 
 
@@ -222,7 +222,7 @@ def _furthest(change: Estimate) -> float:
 
 
 def listed(names: Sequence[str], most: int | None = None) -> str:
-    """Names for people, one or more, e.g. ``a, b and c``; ``most`` of them are named."""
+    """One or more names in a sentence, e.g. ``a, b and c``; at most ``most`` of them."""
     shown = list(names[:most])
     left = len(names) - len(shown)
     *others, last = [*shown, f"{left:,} more"] if left else shown
@@ -235,7 +235,7 @@ def count(amount: int, noun: str) -> str:
 
 
 def ranges(numbers: Iterable[int], max_ranges: int = 12) -> str:
-    """Whole numbers in ascending order, consecutive ones as a range with a dash, e.g. ``0-4, 7``."""
+    """Integers in ascending order, consecutive ones as a range with a dash, e.g. ``0-4, 7``."""
     runs: list[tuple[int, int]] = []
     for value in sorted(set(numbers)):
         if runs and value == runs[-1][1] + 1:
@@ -246,34 +246,34 @@ def ranges(numbers: Iterable[int], max_ranges: int = 12) -> str:
 
 
 def ranges_in_words(runs: Sequence[tuple[int, int]], max_ranges: int = 12, *, more: bool = False) -> str:
-    """As ``ranges``, from the first and last number of each range; ``more`` if there are others besides."""
+    """Like ``ranges``, from the first and last number of each range; ``more`` if there are others."""
     shown = [str(low) if low == high else f"{low}{DASH}{high}" for low, high in runs[:max_ranges]]
     return ", ".join(shown) + (", …" if more or len(runs) > max_ranges else "")
 
 
 def rounded(value: float | None) -> float | None:
-    """To six significant digits: more than anything here is known to, and shorter in the page."""
+    """Round to six significant digits: more than any figure's precision, and shorter on the page."""
     if value is None or not math.isfinite(value):
         return None
     return float(f"{value:.6g}")
 
 
 def name_ranks(ranks: Sequence[int]) -> str:
-    """Ranks for people, e.g. ``ranks 0, 3``."""
+    """Ranks in a sentence, e.g. ``ranks 0, 3``."""
     shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
-# -- text that is not ours
+# -- text from elsewhere
 
 
 def shortened(text: str, max_length: int = MAX_TEXT) -> str:
-    """Text of bounded length, with an ellipsis where it is cut."""
+    """Text of limited length, with an ellipsis if it is cut."""
     return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
 
 
 def one_line(text: str, max_length: int = MAX_TEXT) -> str:
-    """Text of a record as a line of its own: no name may look like a line of ours, or fill the terminal."""
+    """A record's text on one line: no name may look like a line of ours, or fill the terminal."""
     return shortened(clean(text), max_length)
 
 
@@ -281,12 +281,12 @@ _COMMON_PARTS = re.compile(r"^void |\(anonymous namespace\)::|at::native::|c10::
 
 
 def short_kernel_name(name: str) -> str:
-    """A kernel's name without the parts that all of torch's kernels share, so that the rest can be seen."""
+    """A kernel's name without the parts common to all of torch's kernels, so that the rest is visible."""
     return _COMMON_PARTS.sub("", name) or name
 
 
 def page_text(text: object, max_length: int = MAX_TEXT) -> str:
-    """Any text of a record as a page can show it: printable, of bounded length, with its lines."""
+    """A record's text made safe for a page: printable, of limited length, with its line breaks."""
     return shortened(printable(str(text), keep=f"\t\n{NBSP}"), max_length)
 
 
@@ -294,12 +294,12 @@ _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|W|J|MHz|GB|GB/s|tokens/s|samples/
 
 
 def page_sentence(text: str) -> str:
-    """A sentence in ``PLAIN`` style for the page, with true minus signs, and no line's end before a unit."""
+    """A sentence in ``PLAIN`` style for the page, with true minus signs, and no line break before a unit."""
     return page_text(_BEFORE_UNIT.sub(NBSP, re.sub(r"(?<!\w)-(?=\d)", MINUS, text)), 2000)
 
 
 def one_digit(value: float) -> str:
-    """A number with one significant digit: for notes that all ranks of a job should give in the same words."""
+    """A number with one significant digit: for notes that all ranks should word identically."""
     return f"{float(f'{value:.1g}'):,g}"
 
 
@@ -311,7 +311,7 @@ def bytes_in_words(number: float) -> str:
 
 
 def unit_of(number: float) -> tuple[str, float]:
-    """The unit in which to show so many bytes, and its bytes."""
+    """The unit for this many bytes, and the unit's size."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if number >= size * 0.9995:
             return unit, size

@@ -1,4 +1,4 @@
-"""What overlap does to a run's steps, in a sentence; or why that is not known, and what to do."""
+"""What overlap does to a run's steps, in a sentence; or why that is unknown, and what to do."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ CONTROL = "A/A control: both sides ran overlapped, so every difference is chance
 _LET_IT_END = "Let the job run on until a window ends."
 _READ_NOTES = "Look up the notes in docs/troubleshooting.md."
 _PROFILE = "Set profiled_steps to 4."
-# What stands in a window's first problem, and what to do about it; docs/troubleshooting.md says more.
+# Texts in a window's first problem, and what to do about them; docs/troubleshooting.md says more.
 _WHAT_TO_DO = (
     (
         ("residual overlap", "of communication time ran beside compute"),
@@ -51,18 +51,18 @@ _WHAT_TO_DO = (
     (("compiled",), "Look for what recompiles in the steps of a window."),
 )
 _MAX_PROBLEM = 400
-# Blocks under the profiler are of few steps: a settled slowdown of kernels would need long ones.
+# Profiled blocks have few steps; a settled slowdown of kernels would need long ones.
 _KERNELS_UNSETTLED = " Kernels were profiled in short blocks: their slowdown is not the settled one."
 
 
 class Headline(NamedTuple):
-    """The answer of a run. What is not the sentence is empty where there is nothing to say.
+    """The answer of a run. Parts without content are empty.
 
     Attributes:
-        interval: its 95 % intervals, as a line of its own.
-        why: why the answer is missing, or doubtful.
+        interval: its 95 % intervals, as a separate line.
+        why: why the answer is missing or doubtful.
         what_to_do: about that.
-        settled: what the difference becomes once a mode has lasted.
+        settled: the difference once a mode has lasted.
     """
 
     sentence: str
@@ -87,7 +87,7 @@ class Headline(NamedTuple):
 
 
 def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
-    """What overlap does to the steps of this run. ``num_arms`` windows are of other arms."""
+    """What overlap does to the steps of this run; ``num_arms`` windows are of other arms."""
     if not summary.measured:
         if num_arms:
             return Headline(NO_SEQUENTIAL_ARM, what_to_do="Add Sequential() to the arms.")
@@ -113,13 +113,13 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
         found = found._replace(settled=settled_in_words(settled) + (_KERNELS_UNSETTLED if unsettled else ""))
     remarks = (found.interval, WINDOWS_DIFFER if summary.windows_differ else "", summary.stalls)
     interval = " ".join([remark for remark in remarks if remark])
-    if interval and len(summary.valid_windows) == 1:  # as sure as others by its words, and less so
+    if interval and len(summary.valid_windows) == 1:  # worded as certain as others, but less so
         interval += " All of this rests on one window."
     return found._replace(interval=interval, **_unverified(summary))
 
 
 def _all_left_out(reasons: Sequence[str]) -> Headline:
-    """Why a run without any window has none."""
+    """The headline of a run without windows: why it has none."""
     which = "The only window was" if len(reasons) == 1 else f"All {len(reasons):,} windows were"
     reason = shortened(reasons[-1], _MAX_PROBLEM).rstrip(".")
     todo = next((todo for marks, todo in _WHAT_TO_DO if any(mark in reason for mark in marks)), _READ_NOTES)
@@ -127,15 +127,15 @@ def _all_left_out(reasons: Sequence[str]) -> Headline:
 
 
 def step_change(figures: Mapping[str, Estimate]) -> Estimate | None:
-    """How much longer a step is with overlap, as a fraction of a sequential step; below zero it is shorter."""
+    """How much longer a step is with overlap, as a fraction of a sequential step; negative if shorter."""
     speedup = figures.get("speedup_vs_sequential")
     return None if speedup is None else inverted_change(speedup)
 
 
 def answer(figures: Mapping[str, Estimate], looks: str = "") -> Headline:
-    """What overlap does to steps, by these figures.
+    """What overlap does to steps, from these figures.
 
-    ``looks`` says how often their intervals may be looked at, in brackets after a space; it is empty of a window.
+    ``looks`` says, in brackets after a space, how often their intervals may be looked at; empty for a window.
     """
     change, slowdown = step_change(figures), figures.get("compute_slowdown")
     if change is None:
@@ -162,7 +162,7 @@ def answer(figures: Mapping[str, Estimate], looks: str = "") -> Headline:
 
 
 def settled_in_words(settled: Settled) -> str:
-    """What the difference becomes once a mode has lasted.
+    """The difference once a mode has lasted.
 
     E.g. ``Settled: 12.1% shorter (11.0% to 13.3% shorter); in blocks of 3 steps 9.8% shorter.``
     """
@@ -184,7 +184,7 @@ def _in_words(change: float) -> str:
 
 
 def _turned(longer: float) -> float:
-    """How much longer steps without overlap are, as how much longer those with it are."""
+    """Convert how much longer steps without overlap are into how much longer those with it are."""
     return 1 / (1 + longer) - 1
 
 
@@ -229,7 +229,7 @@ def _no_window_counts(summary: RunSummary) -> Headline:
     states = summary.states()
     state = max((NOT_VALID, CUT_SHORT), key=lambda each: states[each])
     alike = [window for window in windows if summary.state_of(window) == state]
-    if not alike:  # windows of another kind: control windows in a run that is none, or the other way round
+    if not alike:  # windows of another kind: control windows in a normal run, or the reverse
         return Headline(
             sentence, why="control windows and others are not mixed, and the last start of the job has none.",
             what_to_do=_LET_IT_END,
@@ -245,7 +245,7 @@ def _no_window_counts(summary: RunSummary) -> Headline:
 
 
 def _unverified(summary: RunSummary) -> dict[str, str]:
-    """Why the answer is doubtful, where windows compare the modes without proof that sequential steps were so."""
+    """Why the answer is doubtful, if windows compare the modes without proof that sequential steps were sequential."""
     comparing = [window for window in summary.valid_windows if window.speedup_vs_sequential is not None]
     number = sum(not window.verified for window in comparing)
     if not number:
@@ -264,12 +264,12 @@ def _unverified(summary: RunSummary) -> dict[str, str]:
 
 
 def profile_more(summary: RunSummary) -> str:
-    """What to do where no profile shows something: profile, or where that was asked for, see why there is none."""
+    """What to do if no profile shows something: profile, or if that was enabled, find out why there is no profile."""
     profiled = None if summary.run is None else summary.run.schedule.get("profiled_steps")
     return f"Steps were to be profiled, but their profile is missing. {_READ_NOTES}" if profiled else _PROFILE
 
 
-# What the log says of a window.
+# Figures in a window's log line.
 _LOGGED = (
     "e2e_overlapped_ms", "e2e_sequential_ms", "e2e_ideal_ms", "compute_slowdown", "speedup_vs_sequential",
 )  # fmt: skip
@@ -292,7 +292,7 @@ def _state(report: WindowReport, states: Mapping[str, bool], arm: str = "") -> s
 
 
 def arm_summary(report: ArmReport) -> str:
-    """A window of an arm in one line for the log."""
+    """A window of an arm as one log line."""
     states = {"INVALID": not report.valid, "INCOMPLETE": not report.complete, "A/A": report.control}
     parts = [_state(report, states, f", arm {report.arm.name}")]
     for what, estimate, unit, signed in (
@@ -307,7 +307,7 @@ def arm_summary(report: ArmReport) -> str:
 
 
 def summary(report: OverlapReport) -> str:
-    """A window in one line for the log."""
+    """A window as one log line."""
     unverified = report.valid and not report.verified and report.speedup_vs_sequential is not None
     states = {"INVALID": not report.valid, "NOT VERIFIED": unverified, "INCOMPLETE": not report.complete}
     parts = [_state(report, {**states, "A/A control": report.control})]
@@ -335,7 +335,7 @@ _MOST_NAMED = 3
 
 
 class RunSpeed(NamedTuple):
-    """How fast a run is, with overlap. ``work_per_s`` are tokens, or samples, a second; None to compare steps."""
+    """How fast a run is, with overlap. ``work_per_s`` is tokens, or samples, a second; None to compare steps."""
 
     name: str
     step_ms: Estimate
@@ -343,24 +343,24 @@ class RunSpeed(NamedTuple):
 
 
 class Fastest(NamedTuple):
-    """What is known of the fastest of several runs. ``name`` is empty unless it is faster than the others for sure."""
+    """The result of comparing several runs. ``name`` is empty unless that run is clearly faster than the others."""
 
     headline: Headline
     name: str = ""
 
 
 def fastest(runs: Sequence[RunSpeed], work: str = "") -> Fastest:
-    """Which of two runs or more is the fastest, against the one that comes next.
+    """Which of two or more runs is fastest, compared with the next one.
 
-    Nothing is claimed of a run whose interval against the fastest one holds zero. To pick the shortest of several
-    makes no false claim more likely: its distance from the next one is smaller than that of any two. ``work`` is what
-    ``work_per_s`` of all runs counts, ``tokens`` or ``samples``, if that is compared.
+    Nothing is claimed about a run whose interval against the fastest one includes zero. Selecting the minimum does not
+    inflate the error rate here: its distance from the next one is smaller than that of any other pair. ``work``: what
+    all runs' ``work_per_s`` counts, ``tokens`` or ``samples``, if that is compared.
     """
     ordered = sorted(runs, key=lambda run: -_of(run, work).value if work else run.step_ms.value)
     first, second, *_ = ordered
     changes = {run.name: relative_change(_of(run, work), _of(first, work)) for run in ordered[1:]}
     change = changes[second.name]
-    if change is None:  # a time of nothing, in a record that somebody else has written
+    if change is None:  # a zero time, in a record written by somebody else
         return Fastest(Headline("Which run is faster is not known: a step of no time was recorded."))
     unsure = [name for name, each in changes.items() if not _sure(each)]
     sentence = _sentence(first.name, second.name, change, unsure, len(runs), work)

@@ -1,1 +1,1 @@
-"""What a job runs on: which settings are kept, what the ranks have in common, and which settings are known traps."""
+"""A job's environment: the settings kept, what the ranks have in common, and settings that are known traps."""

@@ -1,6 +1,6 @@
-"""The environments of ranks, added up, and that of the job: what differs, where they run, what carries their messages.
+"""Merges the ranks' environments into the job's: differences, places, and the transports of messages.
 
-Hosts are kept one by one as long as they are few: their ranks may be heard through different leaders.
+A few hosts are kept one by one, because the ranks of one host may report through different leaders.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from overlap_callbacks.analysis.sums import (
     table_sum,
 )
 
-# What a record keeps of a large job. Counts are of all ranks.
+# Limits of the record in a large job. Counts are of all ranks.
 MAX_PLACES = 64
-# Hosts that are kept one by one: a leader has up to 64 members.
+# Maximum hosts kept one by one: a leader has up to 64 members.
 MAX_HOSTS = 64
-# Values of one name that are kept, those of most ranks, and names of variables.
+# Maximum values kept per name (those of most ranks), and maximum names of variables.
 MAX_VALUES_KEPT = 12
 MAX_NAMES = 128
 # Of so many variables with several values, all runs of ranks are kept that a set keeps; of others, so few.
@@ -48,33 +48,34 @@ COMPARED = ("torch", "cuda", "hip", "nccl", "driver", "device")
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A value, None where it is not set, and the ranks that have it."""
+    """A value, None if not set, and the ranks that have it."""
 
     value: str | None
     ranks: Annotated[RankSet, union]
 
 
 class Values(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The values of a name, those of most ranks, and how many are not kept; each part counts what it had to drop."""
+    """The values of a name, those of most ranks, and the number not kept; each part counts what it dropped."""
 
     values: tuple[Value, ...]
     num_more: int = 0
 
     @property
     def common(self) -> str | None:
-        """The value that all ranks have; None if they have several, or none is set."""
+        """The value that all ranks have; None if they differ, or it is not set."""
         return self.values[0].value if len(self.values) == 1 and not self.num_more else None
 
 
 class HostsFound(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What was found on hosts.
+    """Facts about hosts.
 
     Attributes:
         shared: whether ranks share a host.
-        linked, not_linked: whether two of these are on GPUs that NVLink connects (or on one GPU), and that it does not.
-        rank_unknown: whether one of them does not know its GPU, or what NVLink connects.
-        no_pcie: whether the GPU of one is not known to be connected with its host by PCIe.
-        crowded: lowest rank of the first host whose ranks have more threads than CPUs, and that in words; None without.
+        linked, not_linked: whether two of these are on GPUs connected by NVLink (or on one GPU), and whether two are
+            not.
+        rank_unknown: whether one of them does not know its GPU, or its NVLink connections.
+        no_pcie: whether the GPU of one is not known to be connected to its host by PCIe.
+        crowded: lowest rank of the first host whose ranks have more threads than CPUs, and a description; None without.
     """
 
     shared: Annotated[bool, any] = False
@@ -93,15 +94,15 @@ class Host(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         identity: of the machine.
-        lowest: the lowest of its ranks, and the host's name there.
+        lowest: its lowest rank, and the host's name there.
         num_ranks: its ranks.
-        num_threads: threads of their operators, in all.
-        threads_known: whether every rank tells its threads and CPUs.
+        num_threads: total threads of their operators.
+        threads_known: whether every rank reported its threads and CPUs.
         cpus: the lists of CPUs that they may use.
-        num_known: ranks that know their GPU, and which others it reaches by NVLink.
+        num_known: ranks that know their GPU and its NVLink neighbours.
         gpus: PCI addresses of the GPUs of these.
-        reached: those that any of them reaches by NVLink.
-        reached_by_all: those that each of them reaches by NVLink, or is; None without such ranks.
+        reached: GPUs that any of these reaches by NVLink.
+        reached_by_all: GPUs that each of these reaches by NVLink, or is; None without such ranks.
         no_pcie: as in ``HostsFound``.
     """
 
@@ -127,22 +128,22 @@ class EnvironmentSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The environments of ranks.
 
     Attributes:
-        ranks: that sent theirs.
-        lowest: the environment of the lowest.
+        ranks: ranks included.
+        lowest: the environment of the lowest rank.
         places: where the lowest ranks run.
         values: of ``COMPARED``, then of the environment variables that any rank has, the first in the alphabet.
         on_cpu: whether all train on CPU.
         devices: distinct devices.
-        devices_known: whether each rank's device has an identity.
+        devices_known: whether every rank's device has an identity.
         host_names: distinct hosts.
-        hosts: the hosts, where they are few.
-        found: on the hosts that are not kept.
+        hosts: the hosts, if there are few.
+        found: facts about the hosts that are not kept.
     """
 
     ranks: Annotated[RankSet, union]
     lowest: Annotated[RankEnvironment, first]
     places: Annotated[tuple[RankPlace, ...], _places]
-    values: Annotated[dict[str, Values], first]  # not added up in this way
+    values: Annotated[dict[str, Values], first]  # not merged in this way
     on_cpu: Annotated[bool, all]
     devices: Annotated[Identities, add_identities]
     devices_known: Annotated[bool, all]
@@ -158,7 +159,7 @@ _add = struct_sum(EnvironmentSums)
 
 
 def host_of(environment: RankEnvironment) -> str:
-    """What identifies the machine of a rank."""
+    """Identifies a rank's machine."""
     return environment.host_id or environment.hostname
 
 
@@ -198,7 +199,7 @@ def environment_of(rank: int, environment: RankEnvironment) -> EnvironmentSums:
 
 
 def add_environments(parts: Sequence[EnvironmentSums]) -> EnvironmentSums:
-    """The environments of all parts, of which there is at least one."""
+    """The merged environments of all parts (at least one)."""
     parts = sorted(parts, key=lambda part: part.ranks.lowest)
     added = _add(parts)
     names = [*COMPARED, *sorted(set().union(*[part.values for part in parts]) - set(COMPARED))[:MAX_NAMES]]
@@ -218,12 +219,12 @@ def add_environments(parts: Sequence[EnvironmentSums]) -> EnvironmentSums:
 
 
 def all_found(sums: EnvironmentSums) -> HostsFound:
-    """What was found on all hosts."""
+    """Facts about all hosts."""
     return add_found([sums.found, *map(_found_on, sums.hosts)])
 
 
 def _found_on(host: Host) -> HostsFound:
-    """What there is on a whole host."""
+    """Facts about a complete host."""
     rank, name = host.lowest
     cpus = len(set().union(*[cpus_of(cpus) for cpus in host.cpus]))
     crowded = None
@@ -243,7 +244,7 @@ def _found_on(host: Host) -> HostsFound:
 
 
 def cpus_of(cpu_list: str) -> set[int]:
-    """The CPUs of a list such as ``0-3,8``; those that can be read."""
+    """The CPUs of a list such as ``0-3,8``; unreadable parts are skipped."""
     cpus: set[int] = set()
     for part in cpu_list.split(","):
         low, _, high = part.partition("-")
@@ -252,17 +253,17 @@ def cpus_of(cpu_list: str) -> set[int]:
     return cpus
 
 
-# What a record keeps of a large job. Counts are of all ranks.
+# Limit of the record in a large job. Counts are of all ranks.
 MAX_DIFFERENCES = 40
 MAX_VALUES = 8
 
-# Of a transport that nothing shows.
+# For a transport without evidence.
 UNKNOWN = "unknown"
 WITHIN, BETWEEN = "ranks of one host", "hosts"
 
 
 def pooled_environment(sums: EnvironmentSums, backend: str) -> JobEnvironment:
-    """The environment of the job, from the sums over its ranks and the backend of the default process group."""
+    """The job's environment, from the sums over its ranks and the backend of the default process group."""
     crowded = all_found(sums).crowded
     return JobEnvironment(
         lowest_rank=sums.lowest,
@@ -285,19 +286,19 @@ def _differences(sums: EnvironmentSums) -> Iterator[Difference]:
 def _difference(name: str, values: Values) -> Difference:
     shown = []
     for value in values.values[:MAX_VALUES]:
-        # E.g. ``ranks 0-6, 8``: of a job in which one rank differs, the others are most.
+        # E.g. ``ranks 0-6, 8``, if one rank of a job differs from the rest.
         ranks = f"{'rank' if value.ranks.count == 1 else 'ranks'} {value.ranks.in_words().replace(DASH, '-')}"
         shown.append(RanksValue(value.value, ranks, value.ranks.count))
     return Difference(name, tuple(shown), len(values.values) + values.num_more)
 
 
-# -- transports: what carries messages between the ranks, by settings and hardware
+# -- transports between the ranks, from settings and hardware
 
 
 def _transports(sums: EnvironmentSums, backend: str) -> tuple[Transport, ...]:
-    """The transport between ranks that share a host, and between hosts, where there are such ranks."""
+    """The transport between ranks on one host, and between hosts, if there are such ranks."""
     if "nccl" in backend:
-        # A group with a backend for each kind of device communicates by that of the device that trains.
+        # A group with one backend per kind of device communicates by that of the training device.
         backend = "gloo" if sums.on_cpu and "gloo" in backend else "nccl"
     found = []
     if all_found(sums).shared:
@@ -357,11 +358,11 @@ def _without_nccl(between: str, sums: EnvironmentSums, backend: str) -> Transpor
 
 
 def _common(sums: EnvironmentSums, name: str) -> str | None:
-    """The value that a variable has on all ranks; None if it has none, or several."""
+    """The value of a variable on all ranks; None if it is not set, or ranks differ."""
     values = sums.values.get(name)
     return None if values is None else values.common
 
 
 def is_on(value: str | None) -> bool:
-    """Whether a variable that is 1 or 0 switches something on."""
+    """Whether a variable with value 1 or 0 switches something on."""
     return value is not None and value.strip().isdigit() and int(value) > 0

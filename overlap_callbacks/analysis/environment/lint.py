@@ -1,6 +1,6 @@
-"""Known traps in the environment of a job: settings that cost performance, or that make figures mean something else.
+"""Known traps in a job's environment: settings that cost performance, or that change the meaning of figures.
 
-Each rule cites a public document. A rule says nothing where it lacks a fact.
+Each rule cites a public document. A rule stays silent if it lacks a fact.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ MEGATRON_FSDP_DOCS = "https://github.com/NVIDIA/Megatron-LM/blob/main/docs/user-
 TORCH_ISSUE_TIMING = "https://github.com/pytorch/pytorch/issues/143890"
 TORCH_RUN = "https://github.com/pytorch/pytorch/blob/main/torch/distributed/run.py"
 
-# Share of the device's SMs from which on we point at the blocks of a communication kernel. The limit is ours.
+# Minimum share of the device's SMs for a finding on the blocks of a communication kernel. Our judgement.
 MIN_SM_SHARE = 0.25
 
 _BLACKWELL = 10  # major compute capability
 
 _QUEUES, _DEFAULT_QUEUES = "GPU_MAX_HW_QUEUES", 4
 
-# What is kept of many ranks: rules ask for the first alone.
+# Maximum launches kept over many ranks: rules only use the first.
 _MAX_GRIDS = 8
 _MAX_DIMENSIONS = 32
 
 
 class Grid(NamedTuple):
-    """The largest launch of a communication kernel of NCCL or RCCL; ``num_sms`` of the device is 0 if unknown."""
+    """The largest launch of an NCCL or RCCL kernel; ``num_sms`` of the device is 0 if unknown."""
 
     kernel: str
     num_blocks: int
@@ -48,7 +48,7 @@ class Grid(NamedTuple):
 
     @property
     def limited(self) -> bool:
-        """Whether NCCL's limits of blocks hold for it. Sends, NVLink SHARP and symmetric kernels have others."""
+        """Whether NCCL's block limits apply to it. Sends, NVLink SHARP and symmetric kernels have others."""
         return not any(part in self.kernel for part in ("SendRecv", "NVLS", "Symk"))
 
     @property
@@ -58,9 +58,9 @@ class Grid(NamedTuple):
 
 
 class Traits(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What rules ask of ranks' windows.
+    """Facts from ranks' windows that rules use.
 
-    Dimensions that groups of several ranks serve, NCCL's largest launches, and the streams that run kernels in a step.
+    Dimensions served by groups of several ranks, NCCL's largest launches, and the streams that run kernels in a step.
     """
 
     dimensions: Annotated[tuple[str, ...], _dimensions]
@@ -84,7 +84,7 @@ add_traits = struct_sum(Traits)
 
 
 def traits_of(window: RankWindow) -> Traits:
-    """Of one rank's window."""
+    """From one rank's window."""
     grids = [
         Grid(kernel.name, kernel.num_blocks, window.num_sms)
         for kernel in window.kernels
@@ -98,7 +98,7 @@ _Limited = tuple[Union[Grid, None], str, int]
 
 
 class JobFacts:
-    """What rules may ask, of the job and of its ranks' windows."""
+    """Facts available to rules, from the job and from its ranks' windows."""
 
     def __init__(self, environment: JobEnvironment, traits: Traits) -> None:
         self.environment = environment
@@ -109,11 +109,11 @@ class JobFacts:
         self.uses_nccl = traits.uses_nccl
         self.num_streams = traits.num_streams
         self.grids = sorted(traits.grids, key=lambda grid: (-grid.num_blocks, grid.kernel))
-        # The largest launch for which NCCL's limits hold.
+        # The largest launch that NCCL's limits apply to.
         self.largest = next((grid for grid in self.grids if grid.limited), None)
 
     def values(self, name: str) -> Iterator[tuple[str, str]]:
-        """The values of a variable, and the ranks that have each; empty words where all have it."""
+        """The values of a variable, and the ranks that have each; empty text if all have it."""
         for difference in self.environment.differing:
             if difference.name == name:
                 for value in difference.values:
@@ -124,9 +124,9 @@ class JobFacts:
             yield self.own.variables[name], ""
 
     def setting(self, patterns: str) -> str:
-        """The first setting of some, e.g. ``NCCL_DEBUG=INFO on rank 3``; empty without one.
+        """The first of some settings that is made, e.g. ``NCCL_DEBUG=INFO on rank 3``; empty without one.
 
-        A pattern in capitals follows ``=``; a variable without one must be on, as ``NCCL_IB_DISABLE=1``.
+        A pattern in capitals follows ``=``; a variable without a pattern must be on, as in ``NCCL_IB_DISABLE=1``.
         """
         for name, _, pattern in [setting.partition("=") for setting in patterns.split()]:
             for value, ranks in self.values(name):
@@ -143,7 +143,7 @@ class JobFacts:
 
 
 class Rule(NamedTuple):
-    """A trap: ``check`` gives the finding in a sentence, None where it is not there, and ``action`` says what to do."""
+    """A trap: ``check`` returns the finding as a sentence, or None; ``action`` says what to do."""
 
     name: str
     severity: Severity
@@ -153,7 +153,7 @@ class Rule(NamedTuple):
 
 
 def lint_job(environment: JobEnvironment, traits: Traits) -> tuple[Finding, ...]:
-    """What the rules find in a window, the most serious first."""
+    """The findings of a window, most serious first."""
     facts = JobFacts(environment, traits)
     found = [
         Finding(rule.name, rule.severity, message, rule.action, rule.source)
@@ -169,7 +169,7 @@ def lint_job(environment: JobEnvironment, traits: Traits) -> tuple[Finding, ...]
 def _setting(
     says: str, patterns: str, where: Callable[[JobFacts], bool] = lambda facts: True
 ) -> Callable[[JobFacts], str | None]:
-    """The check for settings (see ``JobFacts.setting``), of which it says what they do, in some jobs."""
+    """A check for settings (see ``JobFacts.setting``) whose effect it describes, in some jobs."""
 
     def check(facts: JobFacts) -> str | None:
         setting = facts.setting(patterns) if where(facts) else ""
@@ -225,7 +225,7 @@ def _timing_on_one_connection(facts: JobFacts) -> str | None:
 def _too_few_queues(facts: JobFacts) -> str | None:
     values = [(value, ranks) for value, ranks in facts.values(_QUEUES) if value.strip().isdigit() and int(value) > 0]
     queues, ranks = min(((int(value), ranks) for value, ranks in values), default=(_DEFAULT_QUEUES, ""))
-    if not facts.on_amd or facts.num_streams <= queues or queues == 1:  # of 1, another rule tells
+    if not facts.on_amd or facts.num_streams <= queues or queues == 1:  # for 1, another rule applies
         return None
     setting = f"{_QUEUES}={queues}{ranks}" if values else f"{_QUEUES} is not set, and HIP's default is {queues}"
     return f"{setting}: a step ran kernels on {facts.num_streams} streams, and those that share a queue take turns."
@@ -256,9 +256,9 @@ def _minimum_binds(facts: JobFacts) -> str | None:
 
 
 def _largest_and_limit(facts: JobFacts, choose: Callable[..., tuple[str, int]], *names: str) -> _Limited:
-    """The largest launch, and of two variables for one limit the one in force: NCCL takes the more restrictive.
+    """The largest launch, and the effective one of two variables for one limit: NCCL takes the more restrictive.
 
-    The launch is None where there is none, or no limit.
+    The launch is None if there is none, or no limit.
     """
     limits = [limit for name in names if (limit := facts.number(name)) is not None]
     if not limits or facts.largest is None:
@@ -299,7 +299,7 @@ def _differing(facts: JobFacts) -> str | None:
     return f"The ranks do not run alike: {shown} {'differs' if len(names) == 1 else 'differ'} between them."
 
 
-# Variables that name parts of a host, which may have other names on the next one.
+# Variables that name parts of a host, whose names may differ on another.
 _MAY_DIFFER = frozenset(
     {
         "GLOO_SOCKET_IFNAME", "NCCL_DEBUG_FILE", "NCCL_HOSTID", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME", "NCCL_TOPO_FILE",

@@ -1,6 +1,7 @@
-"""What a record must not say: secrets and users in environment variables, and, with ``hosts=False``, names of hosts.
+"""Removes private content from a record: secrets and user names in environment variables, and, with ``hosts=False``,
+host names.
 
-A rank replaces its host's name by a mark, and rank 0, which knows the order of the hosts, marks by numbers.
+A rank replaces its host's name by a mark, and rank 0, which knows the order of the hosts, replaces marks by numbers.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from overlap_callbacks.analysis.safe_text import digest
 
 T = TypeVar("T")
 
-# In place of a host whose number is unknown.
+# Replaces a host whose number is unknown.
 ANOTHER_HOST = "another host"
-# Variables whose value is a name or an address of a host, which may be another rank's.
+# Variables whose value is a host's name or address, possibly another rank's.
 _NAMES_A_HOST = frozenset({"NCCL_COMM_ID", "NCCL_HOSTID"})
 _MARK = re.compile(r"host:[0-9a-f]{12}")
 _LOCAL = frozenset({"", "localhost", "localhost.localdomain"})
 
 
 def mark_of(identity: str) -> str:
-    """The mark of a host until its number is known. No host's name has a colon."""
+    """The mark of a host until its number is known. Host names contain no colon."""
     return f"host:{digest(identity)[:12]}"
 
 
 class HiddenNames:
-    """Replaces names of hosts in texts, with or without their domains; ``localhost`` and the like stay."""
+    """Replaces host names in texts, with or without their domains; ``localhost`` and similar names stay."""
 
     def __init__(self, names: Mapping[str, str]) -> None:
         by_name: dict[str, str] = {}
@@ -46,7 +47,7 @@ class HiddenNames:
             by_name.setdefault(short.lower(), instead)
         self._instead = by_name
         longest_first = sorted(map(re.escape, by_name), key=len, reverse=True)
-        # Not within another word; with the domain that may follow.
+        # Not within another word; including a domain that follows.
         self._pattern = re.compile(
             rf"(?<![\w.-])({'|'.join(longest_first)})(?:\.[\w-]+)*(?![\w-])" if by_name else r"(?!)", re.IGNORECASE
         )
@@ -74,14 +75,14 @@ def _is_address(name: str) -> bool:
 
 
 def hidden_environment(environment: RankEnvironment, hide: Callable[[str], str]) -> RankEnvironment:
-    """The environment of a rank with a mark in place of its host's name; ``hide`` replaces names in texts."""
+    """A rank's environment with a mark instead of its host's name; ``hide`` replaces names in texts."""
     variables = {name: hide(value) for name, value in environment.variables.items() if name not in _NAMES_A_HOST}
     mark = mark_of(environment.host_id or environment.hostname)
     return msgspec.structs.replace(environment, hostname=mark, variables=variables)
 
 
 def hidden_window(window: RankWindow, hide: Callable[[str], str]) -> RankWindow:
-    """A rank's window without names of hosts, but for its environment (``hidden_environment``)."""
+    """A rank's window without host names, except in its environment (``hidden_environment``)."""
     parts = {
         name: with_texts(getattr(window, name), hide) for name in ("problems", "doubts", "let_pass", "power", "race")
     }
@@ -92,7 +93,7 @@ def hidden_window(window: RankWindow, hide: Callable[[str], str]) -> RankWindow:
 
 
 def host_numbers_of(sums: EnvironmentSums | None) -> dict[str, int]:
-    """The number of each host by its mark, in the order of their lowest ranks; of many hosts, only the first."""
+    """The number of each host by its mark, in the order of their lowest ranks; limited to the first hosts."""
     if sums is None:
         return {}
     names = [host.lowest[1] for host in sums.hosts] or [place.hostname for place in sums.places]
@@ -100,7 +101,7 @@ def host_numbers_of(sums: EnvironmentSums | None) -> dict[str, int]:
 
 
 def numbered(content: T, numbers: Mapping[str, int]) -> T:
-    """Plain data with the numbers of hosts in place of their marks, and without the digests of their machines."""
+    """Plain data with host numbers instead of marks, and without the digests of machines."""
 
     def number(found: re.Match[str]) -> str:
         known = numbers.get(found[0])
@@ -115,7 +116,7 @@ def has_marks(sums: EnvironmentSums | None) -> bool:
 
 
 def with_texts(content: T, change: Callable[[str], str]) -> T:
-    """Plain data with all its texts changed; what does not change stays the same object."""
+    """Plain data with all texts changed; unchanged parts stay the same objects."""
     value: Any = content
     if isinstance(value, str):
         return value if isinstance(value, Enum) else change(value)  # type: ignore[return-value]
@@ -141,9 +142,9 @@ def _same(before: Iterable[Any], after: Iterable[Any]) -> bool:
     return all(old is new for old, new in zip(before, after, strict=True))
 
 
-# -- environment variables: an allow list, without secrets, of bounded length
+# -- environment variables: an allow list, without secrets, of limited length
 
-# Variables of the libraries that communicate, and of those whose settings change how kernels run side by side.
+# Variables of communication libraries, and those that affect how kernels run concurrently.
 _PREFIXES = (
     "NCCL_", "RCCL_", "TORCH_NCCL_", "GLOO_", "NVTE_", "NVSHMEM_", "UCX_", "FI_EFA_", "HSA_", "MSCCL_", "MSCCLPP_",
 )  # fmt: skip
@@ -157,7 +158,8 @@ _NAMES = frozenset(
         "ROC_GLOBAL_CU_MASK", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG",
     }
 )  # fmt: skip
-# A name with one of these may hold a secret, whatever its prefix: NCCL_PSK is the key of encrypted sockets.
+# A variable with one of these in its name may hold a secret, whatever its prefix: NCCL_PSK is the key of encrypted
+# sockets.
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|PSK|AUTH|CERT")
 
 MAX_VARIABLES = 100
@@ -169,21 +171,21 @@ _USER_OF_ADDRESS = re.compile(r"://[^/@\s]+@")
 
 
 def environment_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that a record keeps, by name in alphabetical order.
+    """The variables that a record keeps, sorted by name.
 
-    They are on an allow list of names and prefixes, and their name does not suggest a secret. Names of users in a path
-    below ``/home`` or ``/Users``, or before the ``@`` of an address, are left out. Long values are cut.
+    They match an allow list of names and prefixes, and their name does not suggest a secret. User names in a path below
+    ``/home`` or ``/Users``, or before the ``@`` of an address, are removed. Long values are cut.
     """
     names = sorted(name for name in environment if is_kept(name))[:MAX_VARIABLES]
     return {name: shown_value(environment[name]) for name in names}
 
 
 def is_kept(name: str) -> bool:
-    """Whether a record keeps the variable of this name."""
+    """Whether a record keeps this variable."""
     return (name in _NAMES or name.startswith(_PREFIXES)) and _SECRET.search(name) is None
 
 
 def shown_value(value: str) -> str:
-    """A value as the record has it."""
+    """A value in the form kept by the record."""
     value = _USER_OF_ADDRESS.sub("://…@", _HOME.sub(r"/\1/…", value))
     return value if len(value) <= MAX_VALUE_LENGTH else f"{value[: MAX_VALUE_LENGTH - 1]}…"

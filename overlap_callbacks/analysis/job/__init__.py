@@ -1,1 +1,1 @@
-"""What the ranks of a job measured in a window, as sums that can be added level by level."""
+"""The ranks' measurements of a window, as sums that can be merged level by level."""

@@ -1,13 +1,13 @@
-"""Means of a window's blocks over its ranks, also where some ranks lack some blocks, from sums over the ranks.
+"""Block means of a window over its ranks, from sums over the ranks, even if ranks lack blocks.
 
-A rank leaves out steps of its own (an odd number of kernels, a compilation), so ranks may lack blocks. A plain mean of
-each block over the ranks that have it would compare other ranks in one mode than in the other: with ranks of 100 and
-200 ms, one missing block looks like a slowdown of 9 %. So each rank's own mean of the mode
-(``overlap_callbacks.analysis.design``) stands for the blocks that it lacks. The mean of a mode over the ranks is the
-mean of these, and the tables of kernels add up to it.
+A rank excludes steps of its own (an odd number of kernels, a compilation), so ranks may lack blocks. Averaging each
+block over the ranks that have it would compare different ranks in the two modes: with ranks of 100 and 200 ms, one
+missing block looks like a slowdown of 9 %. So each rank's own mean of the mode (``overlap_callbacks.analysis.design``)
+replaces the blocks that it lacks. The mean of a mode over the ranks is the mean of these, and the tables of kernels add
+up to it.
 
-A rank counts with more than half of the blocks of each mode, else it is left out of both. Which these are is known only
-at the end, so sums are kept by how many blocks of each mode the ranks have.
+A rank counts if it has more than half of the blocks of each mode, otherwise it is left out of both. Which ranks these
+are is known only at the end, so sums are kept by the number of blocks of each mode.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from overlap_callbacks.analysis.rank_set import RankSet, union
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.sums import Floats, array_max, array_sum, distinct, grouped, table_sum
 
-# Groups of ranks that are kept apart, by the number of their blocks.
+# Maximum groups of ranks kept apart by their number of blocks.
 MAX_GROUPS = 4
 
 
 class Block(NamedTuple):
-    """One block of one rank, with the means of its counted steps; ``covariates`` as ``design_of`` takes them."""
+    """One block of one rank, with the means of its counted steps; ``covariates`` as in ``design_of``."""
 
     mode: Mode
     number: int
@@ -44,11 +44,11 @@ class ModeSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     A row has a block's quantities, its covariates and its number of counted steps: C columns.
 
     Attributes:
-        blocks: numbers of the blocks that any of the ranks has, ascending; B of them.
-        num_steps: counted steps of each block, the most of any rank; B.
+        blocks: numbers of the B blocks that any rank has, ascending.
+        num_steps: counted steps of each block, the maximum over the ranks; B.
         num_ranks: ranks.
-        table: of each block the sum of its rows, the sum of the own means of the ranks that have it, and their number;
-            B times 2C + 1 numbers.
+        table: per block the sum of its rows, the sum of the own means of the ranks that have it, and their number; B
+            times 2C + 1 numbers.
         own_means: sum over the ranks of their own means of the mode; shape (C,).
         most: the largest of these means; shape (C,).
     """
@@ -83,14 +83,14 @@ class ModeSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return self.own_means / max(1, self.num_ranks)
 
     def rows(self) -> Floats:
-        """The mean over the ranks of each block; shape (B, C)."""
+        """The mean of each block over the ranks; shape (B, C)."""
         values, having, num_having = self._parts()
         if (num_having == self.num_ranks).all():
             return values / max(1, self.num_ranks)
         return np.asarray((values + (self.own_means - having)) / self.num_ranks)
 
     def weights(self) -> Floats:
-        """Counted steps of each block over the number of all ranks; shape (B,)."""
+        """Counted steps of each block divided by the number of ranks; shape (B,)."""
         return self._parts()[0][:, -1] / max(1, self.num_ranks)
 
     def _parts(self) -> tuple[Floats, Floats, Floats]:
@@ -100,7 +100,7 @@ class ModeSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def add_modes(parts: Sequence[ModeSums]) -> ModeSums:
-    """The sums over the ranks of all."""
+    """The sums over all ranks."""
     parts = [part for part in parts if part.blocks]
     if len(parts) <= 1:
         return parts[0] if parts else ModeSums()
@@ -123,13 +123,13 @@ def _add_each_mode(parts: Sequence[Sequence[ModeSums]]) -> tuple[ModeSums, ...]:
 
 
 class Group(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Ranks that have as many blocks of each mode as each other.
+    """Ranks with the same number of blocks of each mode.
 
     Attributes:
-        counts: blocks of each mode, in the order of ``Mode``; of groups that were joined, the least.
+        counts: blocks of each mode, in the order of ``Mode``; for merged groups, the minimum.
         ranks: the ranks.
         modes: their sums, in the order of ``Mode``.
-        tables: what else counts only if the ranks do.
+        tables: other data that counts only if the ranks do.
     """
 
     counts: tuple[int, ...]
@@ -147,7 +147,7 @@ class BlockSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         seen: numbers of the blocks that any rank has, of each mode in the order of ``Mode``.
         groups: the ranks that may count.
-        left_out: ranks that have at most half of the blocks of a mode.
+        left_out: ranks with at most half of the blocks of a mode.
     """
 
     seen: tuple[tuple[int, ...], ...]
@@ -160,7 +160,7 @@ class BlockSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def block_sums(rank: int, blocks: Iterable[Block], tables: ProfileTables | None = None) -> BlockSums:
-    """The blocks of one rank; ``tables`` are what counts only if the rank does."""
+    """The blocks of one rank; ``tables``: other data that counts only if the rank does."""
     kept = {(block.mode, block.number): block for block in blocks}.values()
     numbers_of, numbers, num_steps, quantities, covariates = zip(*kept, strict=True) if kept else ((),) * 5
     modes = tuple([ModeSums() for _ in Mode])
@@ -192,10 +192,10 @@ def design_over_ranks(modes: Sequence[ModeSums], num_covariates: int) -> tuple[D
 
 
 def add_blocks(parts: Sequence[BlockSums]) -> BlockSums:
-    """The blocks of all parts, which are of distinct ranks.
+    """The blocks of all parts, which have distinct ranks.
 
-    A rank that has too few blocks now has too few however many more ranks are heard. Where there are too many groups,
-    the smallest become one. That changes no sum unless later ranks show so many more blocks that none of it counts.
+    A rank with too few blocks now has too few whatever ranks follow. If there are too many groups, the smallest are
+    merged. That changes no sum unless later ranks have so many more blocks that none of the merged group counts.
     """
     seen = tuple([distinct(of_mode) for of_mode in zip(*[part.seen for part in parts], strict=True)])
     totals = [len(blocks) for blocks in seen]

@@ -1,7 +1,7 @@
-"""The bubble of each stage of a pipeline, summed over ranks in bounded space, and what its schedule should give.
+"""The bubble of each pipeline stage, summed over ranks in limited space, and what its schedule should give.
 
-A rank alone tells a part of it. What its messages waited for their peers is known where their two kernels were compared
-(``waiting``). Of a large job some messages are, drawn by chance, and stand for those like them on a stage.
+A single rank knows only part of it. How long its messages waited for their peers is known if both kernels of a message
+were compared (``waiting``). In a large job only some are, drawn at random to represent similar ones of a stage.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from overlap_callbacks.analysis.results.window import RankWindow
 from overlap_callbacks.analysis.sums import table_sum
 
 MAX_STAGES = 64
-# Of messages that are alike on a stage, so many stand for all.
+# Minimum number of messages of a kind on a stage that can represent all.
 ENOUGH = 4
 _NS_PER_MS = 1e6
 
 
 class StageSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Ranks of one stage; times are whole nanoseconds, so that their sums are the same for every tree of ranks.
+    """Ranks of one stage; times are integer nanoseconds, so that sums do not depend on the tree of ranks.
 
     Attributes:
         stage: of the pipeline.
         num_ranks: ranks.
-        step_ns, bubble_ns, most_ns: sums over them; the last is all time without compute, which a bubble cannot exceed.
-        chunks: model chunks of a rank, the most of any.
+        step_ns, bubble_ns, most_ns: sums over them; the last is all time without compute, an upper bound of the bubble.
+        chunks: model chunks per rank, the maximum.
     """
 
     stage: int
@@ -45,7 +45,7 @@ class StageSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def stages_of(window: RankWindow) -> tuple[StageSum, ...]:
-    """That of one rank; none where it is in no pipeline, or no profile shows its bubble."""
+    """The stage of one rank; empty if it has no pipeline, or no profile shows its bubble."""
     stage, chunks = (-1, 1) if window.messages is None else (window.messages.stage, window.messages.chunks)
     blocks = [b for b in window.profiled if b.mode is Mode.OVERLAPPED and b.bubble_ms is not None]
     steps = sum([block.num_steps for block in blocks])
@@ -72,13 +72,13 @@ class Side(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class StageMessages(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Messages of a stage of a pipeline that are alike (as in ``CollectiveCalls``), per step, summed over ranks.
+    """Similar messages of a pipeline stage (as in ``CollectiveCalls``), per step, summed over ranks.
 
     Attributes:
         stage: its number.
-        compared, dropped: ranks' rows that were compared, and that were not because there are many.
+        compared, dropped: ranks' rows that were compared, and those skipped because there were too many.
         waited_us, waited_isolated_us: of those compared, in overlapped and in sequential steps.
-        bubble_us: the part of ``waited_us`` in which nothing else ran and which no rank could tell alone.
+        bubble_us: the part of ``waited_us`` in which nothing else ran and that no rank could know alone.
     """
 
     stage: int
@@ -91,24 +91,26 @@ class StageMessages(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_told(self) -> bool:
-        """Whether those compared can stand for all."""
+        """Whether the compared ones can represent all."""
         return not self.dropped or self.compared >= ENOUGH
 
     @property
     def scale(self) -> float:
-        """All of them over those compared."""
+        """All messages over compared ones."""
         return 1 + self.dropped / self.compared if self.compared else 0.0
 
 
 class MessageScale(NamedTuple):
-    """What all messages waited over what those compared did, and the same of their bubbles: factors."""
+    """Factors from compared messages to all messages: for their waiting, and for their bubbles."""
 
     waited: float
     bubble: float
 
 
 def message_scale(rows: Sequence[StageMessages], *, sequential: bool) -> MessageScale:
-    """Of a mode; zeros where some kind of message cannot be told: then none counts, so stages stay comparable."""
+    """The factors of a mode; zeros if some kind of message is not represented: then none counts, so that stages stay
+    comparable.
+    """
     if not all([row.is_told for row in rows]):
         return MessageScale(0.0, 0.0)
     waited = [(row.scale, row.waited_isolated_us if sequential else row.waited_us) for row in rows]
@@ -116,14 +118,14 @@ def message_scale(rows: Sequence[StageMessages], *, sequential: bool) -> Message
 
 
 def bubble_us(rows: Sequence[StageMessages], stage: int) -> float:
-    """What the ranks of a stage wait in an overlapped step while nothing else runs, beyond what each can tell."""
+    """How long a stage's ranks wait in an overlapped step while nothing else runs, beyond what each knows alone."""
     if not all([row.is_told for row in rows]):
         return 0.0
     return sum([row.scale * row.bubble_us for row in rows if row.stage == stage])
 
 
 def _factor(rows: Sequence[tuple[float, float]]) -> float:
-    """All of it, over those compared."""
+    """Total over the compared part."""
     compared = sum([us for _, us in rows])
     return sum([scale * us for scale, us in rows]) / compared if compared > 0 else 1.0
 
@@ -131,7 +133,7 @@ def _factor(rows: Sequence[tuple[float, float]]) -> float:
 def stage_messages(
     side: Side, bubble: npt.NDArray[np.float64], time: npt.NDArray[np.float64], sequential: npt.NDArray[np.bool_]
 ) -> StageMessages:
-    """One side of messages that were compared; times are in us, those of the transfers of shape (steps, bins)."""
+    """One side of compared messages; times are in us, those of the transfers of shape (steps, bins)."""
     waited = np.maximum(np.array(side.time_us) - time.sum(axis=1), 0)
 
     def mean(times_us: npt.NDArray[np.float64], own: npt.NDArray[np.bool_]) -> float:
@@ -144,7 +146,7 @@ def stage_messages(
 def pipeline_bubble(
     sums: Sequence[StageSum], messages: JobMessages | None, waited: Sequence[StageMessages]
 ) -> PipelineBubble | None:
-    """The bubble of the job's pipeline; None where it has none, or no profile shows it."""
+    """The bubble of the job's pipeline; None without a pipeline, or if no profile shows it."""
     if messages is None or not sums:
         return None
     sizes = [group.group_size for group in messages.groups if group.dimension == "pipeline"]
@@ -164,14 +166,14 @@ def pipeline_bubble(
 
 
 def _schedule(messages: JobMessages, told: int) -> tuple[int | None, int]:
-    """Micro-batches of a step and model chunks of a rank, from what the first stage sends; None where that is unclear.
+    """Micro-batches per step and model chunks per rank, from the first stage's sends; None if unclear.
 
     The first stage sends the activations of each micro-batch to the second, once for each of its v chunks: vm messages.
     Interleaved, it sends gradients of all but its first chunk to the last stage: (v-1)m. The rule needs one message for
     each, so it takes those of the largest size. In a pipeline of two stages both go to the same one, (2v-1)m messages;
-    so it takes v as the adapter has ``told`` it, 1 if none did.
+    so it takes v from the adapter (``told``), or 1.
     """
-    sent: dict[int, int] = {}  # by the distance to the receiver, messages of each rank
+    sent: dict[int, int] = {}  # by distance to the receiver, messages per rank
     for group in messages.groups:
         if group.dimension != "pipeline" or group.stage != 0 or group.operator != "send" or not group.whole:
             continue

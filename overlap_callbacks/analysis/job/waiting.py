@@ -1,12 +1,12 @@
-"""How much of the collectives' time is waiting for the rank that comes last, from the kernels of single collectives.
+"""How much of collective time is waiting for the last rank, from the kernels of single collectives.
 
-A collective's kernel waits on the device for the last rank of its group. That rank's own kernel is the shortest, and is
-the transfer; what ran beside the transfer is taken from it too. Where the calls of a step were added up, or some ranks
+A collective's kernel waits on the device for the last rank of its group. That rank's own kernel is the shortest, and
+gives the transfer; what ran during the transfer is taken from it too. If the calls of a step were added up, or ranks
 are missing, the waiting is a lower bound.
 
-The same holds for a message and its two kernels. What a rank waits for its peer while nothing else runs is a part of
-the pipeline's bubble. Of a large job, some messages are compared, drawn by chance. Where NCCL buffers a message, its
-kernels end apart, and up to its transfer counts as waiting.
+The same holds for a message and its two kernels. The time that a rank waits for its peer while nothing else runs is
+part of the pipeline's bubble. In a large job, a random sample of messages is compared. If NCCL buffers a message, its
+kernels end at different times, and the time up to its transfer counts as waiting.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ from overlap_callbacks.analysis.results.kernel_times import ALONE, PairTime
 from overlap_callbacks.analysis.results.window import DimensionTime
 from overlap_callbacks.analysis.sums import each_sum, grouped, in_a_row, named_sum, struct_sum, table_sum
 
-# What a part keeps of groups of which ranks are missing, in bytes, and of such messages.
+# Maximum bytes that a part keeps for groups with missing ranks, and for such messages; maximum dimensions.
 MAX_OPEN_BYTES, MAX_MESSAGE_BYTES, MAX_DIMENSIONS = 40_000, 200_000, 32
 MAX_TRANSFERS, MAX_STAGE_KINDS = 250, 400
 # The pairs of a kind are known if this share of its kernels' time is.
 _WHOLE = 0.99
-# Ranks came as late as each other if their kernels' times differ by less than this share.
+# Ranks are equally late if their kernels' times differ by less than this share.
 _ALIKE, _SHORTEST_US, _MOST_HIDDEN = 0.01, 1e-3, 0.999
 
 _Floats = npt.NDArray[np.float32]
 
 
 class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One kind of collective on one group, on the ranks that were heard.
+    """One kind of collective on one group, on the ranks that have reported.
 
     Attributes:
-        calls: of each collective, the shortest of the ranks' times, and what ran beside compute on the rank that came
+        calls: for each collective, the minimum of the ranks' times, and what ran during compute on the rank that came
             last.
         heard: ranks.
-        time_us: of each step, the sum of all calls of all ranks.
-        sides: of messages, those of the ranks.
+        time_us: per step, the sum over all calls of all ranks.
+        sides: for messages, the ranks' sides.
     """
 
     calls: CollectiveCalls
@@ -57,9 +57,10 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Waiting in a profiled block, per step, summed over ranks: kernels of collectives, and messages, beyond transfers.
+    """Waiting in a profiled block, per step, summed over ranks: kernel time of collectives and messages minus
+    transfers.
 
-    ``bubble_us`` is the part of the messages' in which nothing else ran and which no rank could tell alone.
+    ``bubble_us``: the part of the messages' waiting in which nothing else ran and that no rank could know alone.
     """
 
     block: int
@@ -75,7 +76,8 @@ class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class GroupTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The transfers of a kind of collective on a group, in a sequential step.
 
-    ``transfer_us`` is of all calls of one rank, each the least over the ranks; ``first_rank`` the group's lowest rank.
+    ``transfer_us`` is of all calls of one rank, each the minimum over the ranks; ``first_rank``: the group's lowest
+    rank.
     """
 
     first_rank: int
@@ -87,7 +89,7 @@ class GroupTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class DimensionTransfer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Collectives of a dimension of parallelism, per step, summed over ranks.
 
-    ``time_us`` is of the kernels of an overlapped step, waiting included, the others are of the transfers alone.
+    ``time_us``: kernel time in an overlapped step, including waiting; the others are of transfers only.
     """
 
     dimension: str
@@ -100,10 +102,10 @@ class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The waiting of a set of ranks.
 
     Attributes:
-        open: groups some of whose ranks were not heard yet.
+        open: groups with ranks that have not reported yet.
         blocks, dimensions, transfers: of the other groups.
-        pairs: their transfers beside the families of compute.
-        kinds_us: time of their kernels in an overlapped step, waiting included, by kind of collective.
+        pairs: their transfers paired with families of compute.
+        kinds_us: kernel time in an overlapped step, including waiting, by kind of collective.
         stages: of messages.
     """
 
@@ -113,7 +115,7 @@ class WaitingSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kinds_us: Annotated[dict[str, float], named_sum(sum)] = {}
     dimensions: Annotated[tuple[DimensionTransfer, ...], table_sum(DimensionTransfer, 1, limit=MAX_DIMENSIONS)] = ()
     stages: Annotated[tuple[StageMessages, ...], table_sum(StageMessages, 2, limit=MAX_STAGE_KINDS)] = ()
-    # The report shows the collectives of the lowest rank, which come first.
+    # The report shows the lowest rank's collectives, which come first.
     transfers: Annotated[tuple[GroupTransfer, ...], table_sum(GroupTransfer, 4, limit=MAX_TRANSFERS)] = ()
 
 
@@ -121,7 +123,7 @@ _add = struct_sum(WaitingSums)
 
 
 def waiting_of(calls: Sequence[CollectiveCalls], stage: int) -> WaitingSums:
-    """That of one rank's collectives and messages; ``stage`` is -1 if it is in no pipeline."""
+    """The waiting of one rank's collectives and messages; ``stage`` is -1 without a pipeline."""
     rows = []
     for row in calls:
         if row.group_size > 1:
@@ -132,7 +134,7 @@ def waiting_of(calls: Sequence[CollectiveCalls], stage: int) -> WaitingSums:
 
 
 def add_waiting(parts: Sequence[WaitingSums]) -> WaitingSums:
-    """That of the ranks of all parts, of which no two have a rank in common."""
+    """The waiting of the ranks of all parts, which have distinct ranks."""
     if len(parts) == 1:
         return parts[0]
     sums = _add(parts)
@@ -145,14 +147,14 @@ def add_waiting(parts: Sequence[WaitingSums]) -> WaitingSums:
 
 
 def reported_waiting(sums: WaitingSums) -> WaitingSums:
-    """With what is known of the groups of which ranks were not heard."""
+    """Adds what is known of groups with missing ranks."""
     return _settled(sums, lambda row: True)
 
 
 def _settled(sums: WaitingSums, is_over: Callable[[OpenGroup], bool]) -> WaitingSums:
-    """With sums in place of the groups of which no more ranks are waited for, and of those that are too many.
+    """Replaces groups that are complete, or too many, by sums.
 
-    All ranks draw the same messages: by their names' checksums.
+    All ranks sample the same messages: by their names' checksums.
     """
     closed, kept = [], []
     left = [MAX_OPEN_BYTES, MAX_MESSAGE_BYTES]
@@ -171,7 +173,7 @@ def _settled(sums: WaitingSums, is_over: Callable[[OpenGroup], bool]) -> Waiting
 
 
 def _dropped(row: OpenGroup) -> WaitingSums:
-    """Messages that are not compared, because there are many or the peer was not heard."""
+    """Messages that are not compared, because there are too many or the peer is missing."""
     return WaitingSums(stages=tuple([StageMessages(side.stage, side.alike, dropped=1) for side in row.sides]))
 
 
@@ -190,7 +192,7 @@ def _shares(row: CollectiveCalls) -> npt.NDArray[np.uint8]:
 
 
 def _is_sound(row: OpenGroup) -> bool:
-    """Whether it can be: another rank may have sent it."""
+    """Whether the row is plausible: another rank may have sent it."""
     bins = len(row.calls.time_us) // 4
     return (
         row.calls.is_valid
@@ -254,7 +256,7 @@ def _picked(rows: Sequence[OpenGroup], steps: Sequence[Sequence[int]], field: st
 
 
 def _last(time: _Floats, hidden: _Floats) -> npt.NDArray[np.intp]:
-    """The rank that came last to each call. Of those that came as late, the one that computes most beside it."""
+    """The rank that came last to each call. Of equally late ones, the one with most compute during it."""
     with np.errstate(all="ignore"):
         alike = np.floor(np.log(np.maximum(time, _SHORTEST_US)) / _ALIKE)
         return np.asarray((alike - np.minimum(hidden / np.maximum(time, _SHORTEST_US), _MOST_HIDDEN)).argmin(axis=0))
@@ -305,7 +307,7 @@ def _pairs(
     hidden: npt.NDArray[np.float64],
     sequential: npt.NDArray[np.bool_],
 ) -> tuple[PairSum, ...]:
-    """What each call of an overlapped step took and took alone, divided among what ran beside it."""
+    """For each call of an overlapped step, its time and its time alone, divided among what ran at the same time."""
     having = (time > 0).any(axis=1)
     if not (having & sequential).any():
         return ()
@@ -329,7 +331,7 @@ def _pairs(
 def transfers_of_dimensions(
     dimensions: Sequence[DimensionTime], ranks: Mapping[str, int], sums: WaitingSums
 ) -> tuple[DimensionTime, ...]:
-    """The dimensions with the transfers of their collectives in place of their kernels' times, where all are known.
+    """Replaces the kernel times of dimensions by the transfers of their collectives, if all are known.
 
     They are means over the ranks that have them, whose numbers are ``ranks``.
     """
@@ -347,9 +349,9 @@ def transfers_of_dimensions(
 
 
 def without_waiting(pairs: Sequence[PairTime], sums: WaitingSums, num_ranks: int) -> tuple[PairTime, ...]:
-    """The pairs with those of collectives by their transfers, where all of a kind's kernels are known.
+    """Replaces collectives' times in the pairs by their transfers, if all of a kind's kernels are known.
 
-    Messages have none: single ones run beside compute in both modes. ``pairs`` are means over ``num_ranks`` ranks.
+    Messages have none: single ones run during compute in both modes. ``pairs`` are means over ``num_ranks`` ranks.
     """
     known_ms = {kind: us / 1e3 / num_ranks for kind, us in sums.kinds_us.items()} if num_ranks else {}
     time_ms: dict[str, float] = defaultdict(float)
