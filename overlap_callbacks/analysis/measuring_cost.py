@@ -1,10 +1,10 @@
-"""What a window costs training, by the contrasts inside it. Pure.
+"""The cost of a window to training, from contrasts within it. Pure.
 
-The modes take turns within a window, so what its sequential steps cost more than overlapped ones is known there, and so
-is what the profiler adds. Steps before the window would tell it worse: the pace of a job changes by more than measuring
-costs. All stretches of steps in one mode are fitted by least squares: an overlapped step, a straight trend, and what
-each other kind of step takes more. The cost is what each kind takes more times the number of such steps, the slower
-steps after the window, and the library's own work on the training thread, which is counted and not estimated.
+The modes alternate within a window, so the extra cost of sequential steps over overlapped ones is known there, and so
+is the profiler's. Steps before the window would be a worse reference: a job's pace changes by more than measuring
+costs. All stretches of steps in one mode are fitted by least squares: an overlapped step, a linear trend, and the extra
+time of each other kind of step. The cost is each kind's extra time multiplied by the number of such steps, the slower
+steps after the window, and the library's own work on the training thread, which is measured directly.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from overlap_callbacks.analysis.results.report import WindowReport
 
 _MIN_FREEDOM = 3
-# Noise that is tried: for how many steps a part of it lasts, and the share of that part.
+# Noise models tried: how many steps a part of the noise lasts, and the share of that part.
 _NOISE = ((1.0, 0.0), *[(lasts, share) for lasts in (2.0, 5.0, 12.0, 30.0) for share in (0.3, 0.6, 1.0)])
 
 
 class Kind(enum.Enum):
-    """What steps of a window are, beside overlapped ones that are only timed."""
+    """Kinds of steps of a window other than overlapped, only timed ones."""
 
     OVERLAPPED = "overlapped"
     RECORDED = "recorded"
@@ -38,12 +38,12 @@ class Kind(enum.Enum):
 
 
 class Stretch(NamedTuple):
-    """Steps in a row of one kind.
+    """Consecutive steps of one kind.
 
     Attributes:
-        at: the middle of them, in steps from the window's first.
-        num_known: those that ``mean_ms`` is of; others held something that is not the window's.
-        mean_ms: time of a step, the time between two steps included; 0 where none is known.
+        at: their middle, in steps from the window's first.
+        num_known: number of steps in ``mean_ms``; others contained something foreign to the window.
+        mean_ms: step time, including the time between two steps; 0 if none is known.
     """
 
     kind: Kind
@@ -54,16 +54,16 @@ class Stretch(NamedTuple):
 
 
 class StepsAfter(NamedTuple):
-    """The steps after a window, until they were back to normal, and what they took together."""
+    """The steps after a window, until they were back to normal, and their total time."""
 
     num_steps: int
     total_ms: float
 
 
 class LostTime(NamedTuple):
-    """Time that training lost to a window, with its 95 % interval; below zero where chance is larger than the cost.
+    """Time that training lost to a window, with its 95 % interval; negative if noise exceeds the cost.
 
-    ``step_ms`` is that of an overlapped step.
+    ``step_ms``: time of an overlapped step.
     """
 
     ms: float
@@ -75,13 +75,13 @@ class LostTime(NamedTuple):
 def lost_time(
     stretches: Sequence[Stretch], own_ms: float, after: StepsAfter, least_after_ms: float = -math.inf
 ) -> LostTime | None:
-    """What a window cost; None where it has too few stretches for an interval.
+    """The cost of a window; None if it has too few stretches for an interval.
 
     Args:
-        stretches: of the window. Steps between them that were not measured cost nothing.
-        own_ms: the library's own work on the training thread, none of which is in the stretches.
-        after: the window.
-        least_after_ms: that is known to have been lost after it.
+        stretches: of the window. Unmeasured steps between them cost nothing.
+        own_ms: the library's own work on the training thread, which the stretches do not include.
+        after: the steps after the window.
+        least_after_ms: minimum loss known to have occurred after it.
     """
     known = [stretch for stretch in stretches if stretch.num_known]
     others = [kind for kind in Kind if kind is not Kind.OVERLAPPED and any(s.kind is kind for s in known)]
@@ -112,7 +112,7 @@ class _Fit(NamedTuple):
     """Least squares over the stretches: a value for each column, and their covariance.
 
     Attributes:
-        with_after: their covariance with the chance in the sum of the steps after the window.
+        with_after: their covariance with the noise in the sum of the steps after the window.
         of_after: variance of that sum.
     """
 
@@ -123,7 +123,7 @@ class _Fit(NamedTuple):
     freedom: int
 
     def error(self, wanted: Floats, with_after: bool) -> float:
-        """Standard error of a sum of the columns' values, with that of the steps after the window or without."""
+        """Standard error of a sum of the columns' values, with or without that of the steps after the window."""
         variance = float(wanted @ self.covariance @ wanted)
         if with_after:
             variance += self.of_after + 2 * float(wanted @ self.with_after)
@@ -131,10 +131,10 @@ class _Fit(NamedTuple):
 
 
 def _fitted(design: Floats, stretches: Sequence[Stretch], at_after: Floats) -> _Fit | None:
-    """The fit under the noise that explains the stretches best, by restricted likelihood.
+    """The fit under the noise model that explains the stretches best, by restricted likelihood.
 
-    Step times wander: noise is a part that each step has anew, and one that lasts for some steps. Intervals without the
-    second are too narrow by a third and more.
+    Step times wander: noise has a part that is new in each step, and one that lasts for some steps. Without the second,
+    intervals are too narrow by a third or more.
     """
     freedom = len(stretches) - int(np.linalg.matrix_rank(design))
     if freedom < _MIN_FREEDOM or freedom != len(stretches) - design.shape[1]:
@@ -172,10 +172,10 @@ def _fitted(design: Floats, stretches: Sequence[Stretch], at_after: Floats) -> _
 
 
 def cost_of_run(windows: Sequence[WindowReport], every_n_steps: int) -> Estimate | None:
-    """By how much measuring made training longer; None if no window tells.
+    """By how much measuring lengthened training; None if no window has it.
 
-    What windows cost by chance more or less evens out, so their intervals are those of independent estimates. Windows
-    that were skipped, because of ``max_overhead`` say, cost nothing. ``every_n_steps`` is 0 where it is not known.
+    Random deviations of the windows' costs average out, so their intervals are treated as independent. Skipped windows
+    (because of ``max_overhead``, for example) cost nothing. ``every_n_steps`` is 0 if not known.
     """
     told = [(window.first_step, cost) for window in windows if (cost := window.cost) is not None]
     if not told:

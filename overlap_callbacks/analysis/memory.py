@@ -1,7 +1,7 @@
 """The memory peak of each mode, from readings of the allocator at the bounds of steps.
 
-The allocator keeps the highest value of each of its counters since the last reset. It belongs to the user, who reads
-and resets it, so nothing here resets it. For a step with readings before (b) and after (a) it follows:
+The allocator keeps the highest value of each of its counters since the last reset. The user reads and resets it, so
+nothing here does. For a step with readings before (b) and after (a):
 
 - The peak rose, peak(a) > peak(b): the new value was reached within the step, so the step's peak is peak(a), exactly.
 - It stayed, peak(a) = peak(b): the step's peak is at most peak(a), and at least what was allocated at either reading.
@@ -19,7 +19,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import MemoryPeak
 from overlap_callbacks.analysis.sums import table_sum
 
-# Of a rank that has no reading of a mode.
+# Marks a rank without a reading of a mode.
 _NO_READING = -1
 
 
@@ -32,7 +32,7 @@ class AllocatorReading(NamedTuple):
 
 
 class SteppedMemory(NamedTuple):
-    """The allocator when a step began and when it ended; ``mode`` is the side of the comparison on which it counts."""
+    """The allocator at the start and end of a step; ``mode`` is the side of the comparison that the step counts for."""
 
     mode: Mode
     before: AllocatorReading
@@ -40,7 +40,7 @@ class SteppedMemory(NamedTuple):
 
 
 def peak_of_step(before: AllocatorReading, after: AllocatorReading) -> tuple[int, int | None]:
-    """Bounds of a step's peak in bytes, lower and upper; the upper is None if unknown."""
+    """Lower and upper bound of a step's peak in bytes; the upper is None if unknown."""
     at_least = max(before.allocated_bytes, after.allocated_bytes)
     was_reset = after.peak_bytes < before.peak_bytes or any(
         a < b for a, b in zip(after.peaks, before.peaks, strict=False)
@@ -64,9 +64,9 @@ def peaks_by_mode(steps: Iterable[SteppedMemory]) -> tuple[MemoryPeak, ...]:
 
 
 def peaks_of(peaks: Sequence[MemoryPeak]) -> tuple[MemoryPeak, ...]:
-    """Those of one rank, to be added to those of others: also of a mode that it has no reading of, if it has any.
+    """One rank's peaks, to be merged with others': includes a mode without a reading, if the rank has any reading.
 
-    Its peak there may be the highest of all: so nothing bounds that mode from above.
+    Its peak in that mode may be the highest of all, so nothing bounds the mode from above.
     """
     unknown = [MemoryPeak(mode, _NO_READING, None) for mode in Mode if peaks]
     return add_peaks([peaks, [peak for peak in unknown if all(peak.mode is not known.mode for known in peaks)]])

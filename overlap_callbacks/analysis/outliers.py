@@ -1,7 +1,7 @@
-"""Steps that took far longer than others of their mode: somebody's save, an evaluation, a core that was taken away.
+"""Steps that took far longer than others of their mode: somebody's save, an evaluation, a core taken away.
 
-They are left out of both modes by one rule, which looks at each mode alone. If it leaves out many more steps of one
-mode than of the other, the stalls may belong to that mode, and all steps count.
+They are excluded from both modes by one rule, which examines each mode separately. If it excludes many more steps of
+one mode than of the other, the stalls may belong to that mode, and all steps count.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import numpy.typing as npt
 from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.sums import grouped
 
-# A step is left out that exceeds the median of its like by more than both.
+# A step is excluded if it exceeds the median of comparable steps by more than both.
 _MIN_SHARE = 0.1
 _MIN_DEVIATIONS = 5.0
 _MAD_TO_SD = 1.4826
-# Fewer steps that are alike cannot tell which of them is too long.
+# Minimum number of comparable steps to tell which of them is too long.
 _MIN_ALIKE = 4
-# Chance that numbers of steps as unlike as those left out of the modes come from stalls that hit both alike.
+# Probability that stalls which hit both modes equally are split this unevenly.
 _CHANCE = 0.01
 _MAX_NAMED = 3
 
 
 class LeftOut(NamedTuple):
-    """Which steps of one part of a window took far longer than comparable ones; shape (number of steps,).
+    """Steps of one part of a window that took far longer than comparable ones; shape (number of steps,).
 
-    They count anyway if they are ``kept``, since nearly all are of one mode.
+    They count anyway if ``kept``, because nearly all are of one mode.
     """
 
     far: npt.NDArray[np.bool_]
@@ -41,8 +41,8 @@ def far_longer(step_ms: Sequence[float], like: Sequence[Hashable], sequential: S
     """The steps that took far longer than others of their mode.
 
     Args:
-        step_ms: how long each step took, without what a rhythm of the job adds.
-        like: steps with the same value are compared: the same mode, kind and so on.
+        step_ms: duration of each step, without the effect of the job's rhythms.
+        like: steps with equal values are compared: the same mode, kind and so on.
         sequential: whether the step is of the sequential side.
     """
     times = np.asarray(step_ms, dtype=np.float64)
@@ -57,9 +57,9 @@ def far_longer(step_ms: Sequence[float], like: Sequence[Hashable], sequential: S
 
 
 def are_of_one_mode(overlapped: int, sequential: int) -> bool:
-    """Whether stalls that hit both modes alike would hardly be spread like this: an exact binomial test, two-sided."""
+    """Whether stalls that hit both modes equally would rarely be split like this: an exact binomial test, two-sided."""
     total, most = overlapped + sequential, max(overlapped, sequential)
-    # By logarithms: over a long run there are thousands.
+    # By logarithms: a long run has thousands.
     of_all = math.lgamma(total + 1) - total * math.log(2)
     chances = [
         math.exp(of_all - math.lgamma(number + 1) - math.lgamma(total - number + 1))
@@ -69,9 +69,9 @@ def are_of_one_mode(overlapped: int, sequential: int) -> bool:
 
 
 def stalls_of_a_run(left_out: Iterable[tuple[int, int]]) -> str:
-    """A sentence if stalls belong to one mode over the windows of a run, which one window rarely shows; else empty.
+    """A sentence if stalls belong to one mode over a run's windows, which a single window rarely shows; else empty.
 
-    ``left_out`` has the overlapped and the sequential steps that were left out of each window.
+    ``left_out``: the overlapped and the sequential steps excluded from each window.
     """
     windows = list(left_out)
     overlapped, sequential = sum([window[0] for window in windows]), sum([window[1] for window in windows])
@@ -88,7 +88,7 @@ def stalls_of_a_run(left_out: Iterable[tuple[int, int]]) -> str:
 def stalls_in_words(
     overlapped: Sequence[int], sequential: Sequence[int], *, kept: bool = False, what: str = "step"
 ) -> str:
-    """What was left out of a window, by step numbers, or is ``kept``; ``what`` they are, e.g. ``profiled step``."""
+    """The steps that were excluded from a window, or ``kept``, by number; ``what`` they are, e.g. ``profiled step``."""
     steps = sorted([*overlapped, *sequential])
     named = ", ".join(map(str, steps[:_MAX_NAMED])) + (", ..." if len(steps) > _MAX_NAMED else "")
     numbers = f"overlapped {len(overlapped)}, sequential {len(sequential)}"

@@ -1,4 +1,4 @@
-"""Pairs the communication kernels of a profile with the collectives that the gate saw, and keeps what is left over.
+"""Pairs a profile's communication kernels with the collectives that the gate saw, and keeps what is left over.
 
 Within a lane (a stream of the device, or a thread of Gloo) kernels run in the order of issue; across lanes they do not:
 
@@ -8,7 +8,7 @@ Within a lane (a stream of the device, or a thread of Gloo) kernels run in the o
 - Each of Gloo's threads serves one group; sends and receives of all groups share one.
 
 Lanes are learned from steps whose kernels start in the order of issue: sequential ones. Then each step is paired lane
-by lane. Where a lane has another number of kernels than of collectives, only its usual dimension is known, if it has
+by lane. If a lane has a different number of kernels than of collectives, only its usual dimension is known, if it has
 one.
 """
 
@@ -50,9 +50,9 @@ from overlap_callbacks.analysis.sums import grouped
 
 PEER_COPY = "peer_copy"
 
-# A lane has a usual dimension, and a collective a usual lane, if this share of what was learned agrees.
+# A lane has a usual dimension, and a collective a usual lane, if this share of the learned pairs agrees.
 _AGREEMENT = 0.9
-# Kinds that a kernel's name gives to several kinds of collectives. NCCL runs all-to-alls, gathers and scatters as
+# Kernel kinds shared by several kinds of collectives. NCCL runs all-to-alls, gathers and scatters as
 # ``ncclDevKernel_SendRecv``; RCCL has one name for all, ``ncclDevKernel_Generic``.
 _AMBIGUOUS = (SEND_RECV, PEER_COPY, name_rules.OTHER)
 
@@ -61,7 +61,7 @@ class AlignedStep(NamedTuple):
     """One step.
 
     Attributes:
-        expected: what its collectives should launch, in the order of issue.
+        expected: what its collectives should launch, in order of issue.
         copies: rows of the copies that communicate.
         lacking: collectives, blocks and batches without a kernel; barriers need none.
         surplus: kernels of each kind (by their names) that belong to no collective.
@@ -74,32 +74,32 @@ class AlignedStep(NamedTuple):
 
     @property
     def lacking_copied(self) -> tuple[Expected, ...]:
-        """Those without a kernel that copy engines can do."""
+        """The missing ones that copy engines may have done."""
         return tuple([part for part in self.lacking if part.kind in COPIED])
 
     @property
     def copies_explain(self) -> bool:
-        """Whether the copies are those of collectives that lack a kernel: one for each, or more."""
+        """Whether the copies explain the collectives without a kernel: at least one copy each."""
         return 0 < len(self.lacking_copied) <= len(self.copies)
 
     @property
     def missing(self) -> tuple[Expected, ...]:
-        """Those with neither a kernel nor copies."""
+        """Collectives with neither a kernel nor copies."""
         explained = COPIED if self.copies_explain else frozenset[str]()
         return tuple([part for part in self.lacking if part.kind not in explained])
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """A profile and the gate's log, paired.
+    """A profile paired with the gate's log.
 
     Attributes:
         kernels: the profile, with the log's kinds of collectives, and copies that are a collective's work as
             communication.
-        on_device: whether communication is kernels of a device; else it is ranges of a library on the host.
+        on_device: whether communication is kernels of a device; otherwise it is a library's ranges on the host.
         issued: the log.
         steps: what should run in each of its steps, and what is left over.
-        of_row: what each communication kernel of these steps is, by row; fields that the log leaves open are empty.
+        of_row: what each communication kernel of these steps is, by row; fields are empty if the log does not say.
     """
 
     kernels: KernelTable
@@ -156,17 +156,17 @@ def align(
 
 
 class _Sides(NamedTuple):
-    """Of a step, the rows of its communication kernels in order of their starts, without copies; and the log's side."""
+    """The rows of a step's communication kernels, ordered by start, without copies; and the log's side of the step."""
 
     rows: Indices
     expected: Sequence[Expected]
 
 
-# -- what is left over
+# -- leftovers
 
 
 def _left_over(kernels: KernelTable, sides: Mapping[int, _Sides], *, on_device: bool) -> dict[int, AlignedStep]:
-    """What is left over on either side, by the numbers of kernels of each kind alone."""
+    """The leftovers of both sides, judging only by the numbers of kernels of each kind."""
     kinds = [runs_as(kind, on_device=on_device) for kind in kernels.collectives]
     copied = (kernels.kind == Kind.COMMUNICATION) & copies_of(kernels)
     found = {}
@@ -179,7 +179,9 @@ def _left_over(kernels: KernelTable, sides: Mapping[int, _Sides], *, on_device: 
 
 
 def _take_all(left: Counter[str], expected: Sequence[Expected]) -> tuple[Expected, ...]:
-    """Give each collective a kernel of its own name, then one of another name that it may run as; those without any."""
+    """Match each collective with a kernel of its own name, then with one of another name that it may run as. Returns
+    those without one.
+    """
 
     def take(kinds: Iterable[str]) -> bool:
         kind = next((kind for kind in kinds if left[kind] > 0), None)
@@ -189,7 +191,7 @@ def _take_all(left: Counter[str], expected: Sequence[Expected]) -> tuple[Expecte
 
     lacking = [part for part in expected if part.kind != "barrier" and not take((part.runs_as, part.kind))]
     lacking = [part for part in lacking if not take([kind for kind in left if part.may_run_as(kind)])]
-    # A barrier is a kernel or none, and a block is one kernel or several.
+    # A barrier is one kernel or none, and a block is one or more.
     for part in expected:
         for _ in range(1 if part.kind == "barrier" else part.members - 1):
             take((part.runs_as, *[kind for kind in left if part.may_run_as(kind)]))
@@ -199,7 +201,7 @@ def _take_all(left: Counter[str], expected: Sequence[Expected]) -> tuple[Expecte
 def _further_copies(kernels: KernelTable, steps: Mapping[int, AlignedStep], whole: Collection[int]) -> dict[int, str]:
     """Copies within the device that are the work of collectives without a kernel: their rows, and their kind.
 
-    All steps must agree: if one has fewer such copies than it lacks, all copies stay copies.
+    All steps must agree: if one has fewer such copies than missing kernels, all copies stay copies.
     """
     lacking = {step: len(steps[step].lacking_copied) - len(steps[step].copies) for step in whole}
     candidates = may_communicate(kernels)
@@ -221,7 +223,7 @@ class _Kernel(NamedTuple):
 def _paired(
     kernels: KernelTable, sides: Mapping[int, _Sides], serialised: set[int], *, on_device: bool
 ) -> dict[int, Expected]:
-    """What each kernel is, by its row."""
+    """What each kernel is, by row."""
     kinds = [runs_as(kind, on_device=on_device) for kind in kernels.collectives]
     ran: dict[int, list[_Kernel]] = {}
     for step, (rows, _) in sides.items():
@@ -241,7 +243,7 @@ def _paired(
 
 
 def _in_order(kinds: Sequence[str], expected: Sequence[Expected]) -> list[Expected] | None:
-    """What each kernel is if they ran in the order of issue; None if the numbers or the kinds do not allow that."""
+    """What each kernel is if they ran in order of issue; None if the numbers or the kinds rule that out."""
     for way in readings(expected):
         if len(way) == len(kinds) and all(part.may_run_as(kind) for kind, part in zip(kinds, way, strict=True)):
             return way
@@ -249,7 +251,7 @@ def _in_order(kinds: Sequence[str], expected: Sequence[Expected]) -> list[Expect
 
 
 def _in_order_of_kind(kinds: Sequence[str], expected: Sequence[Expected]) -> list[Expected] | None:
-    """The same if only kernels of one kind ran in the order of issue."""
+    """The same, if only kernels of one kind ran in order of issue."""
     for way in readings(expected):
         following = grouped(way, lambda part: part.runs_as)
         if Counter(kinds) == {kind: len(parts) for kind, parts in following.items()}:
@@ -258,16 +260,16 @@ def _in_order_of_kind(kinds: Sequence[str], expected: Sequence[Expected]) -> lis
 
 
 def _in_common(parts: Sequence[Expected]) -> Expected:
-    """The kind and the dimension that all have; empty where they differ."""
+    """The kind and the dimension that all share; empty if they differ."""
     kinds, dimensions = {part.kind for part in parts}, {part.dimension for part in parts}
     kind, dimension = (found.pop() if len(found) == 1 else "" for found in (kinds, dimensions))
     return Expected(kind, "", "", dimension, own_lane=False)
 
 
 class _Lanes:
-    """Which collectives run on which lane.
+    """Learns which collectives run on which lane.
 
-    ``votes`` is how often a lane ran each kind of collective of each group, in steps that were matched in order.
+    ``votes``: how often a lane ran each kind of collective of each group, in steps matched in order.
     """
 
     def __init__(self, on_device: bool) -> None:
@@ -276,7 +278,7 @@ class _Lanes:
         self._classes: dict[Expected, Expected] = {}
 
     def learn(self, kernels: Sequence[_Kernel], expected: Sequence[Expected]) -> None:
-        """Note which lanes a step's collectives ran on, if its kernels can be matched in order."""
+        """Note the lanes of a step's collectives, if its kernels can be matched in order."""
         for kernel, part in zip(kernels, _in_order([k.kind for k in kernels], expected) or (), strict=False):
             if self._has_lane(kernel.kind):
                 self.votes[kernel.lane][self._class(part)] += 1
@@ -284,7 +286,7 @@ class _Lanes:
     def parts(
         self, kernels: Sequence[_Kernel], expected: Sequence[Expected]
     ) -> list[tuple[list[_Kernel], list[Expected]]]:
-        """A step in parts, each with lanes and collectives that belong together, by what was learned."""
+        """Split a step into parts with lanes and collectives that belong together, by what was learned."""
         of_lane, of_class = self._places
 
         def place_of_kernel(kernel: _Kernel) -> str:
@@ -303,14 +305,14 @@ class _Lanes:
         return found or [self._without_order(kernel, set(kinds), expected) for kernel in kernels]
 
     def _without_order(self, kernel: _Kernel, kinds: Collection[str], expected: Sequence[Expected]) -> Expected:
-        """What can be said of a kernel where the numbers differ."""
+        """What is known of a kernel if the numbers differ."""
         found = _in_common(
             [
                 part
                 for part in expected
                 if part.may_run_as(kernel.kind)
                 and part.kind != "barrier"
-                # A collective runs as another kind (an all-gather as broadcasts) only where none has its own name.
+                # A collective runs as another kind (an all-gather as broadcasts) only if no kernel has its own name.
                 and (part.runs_as not in kinds or part.runs_as == kernel.kind)
             ]
         )
@@ -325,11 +327,13 @@ class _Lanes:
         return found
 
     def _has_lane(self, kind: str) -> bool:
-        """Whether lanes tell groups: the sends and receives of all groups share one of Gloo's threads."""
+        """Whether lanes identify groups: the sends and receives of all groups share one of Gloo's threads."""
         return self._on_device or kind != SEND_RECV
 
     def _class(self, part: Expected) -> Expected:
-        """What runs on the same lanes: all of a group on its own lane, else one kind of collective of a group."""
+        """The class of collectives that share lanes: all of a group on its own lane, else one kind of collective of a
+        group.
+        """
         found = self._classes.get(part)
         if found is None:
             kind = "" if part.own_lane else part.kind
@@ -338,7 +342,7 @@ class _Lanes:
 
     @cached_property
     def _places(self) -> tuple[dict[int, str], dict[Expected, str]]:
-        """The place of each lane and of each class, where a place is a set of lanes and of classes of no other lane."""
+        """The place of each lane and of each class; a place is a set of lanes and the classes that use only these."""
         of_lane: dict[int, str] = {}
         of_class: dict[Expected, str] = {}
         for lane, votes in self.votes.items():
@@ -370,12 +374,12 @@ class _Lanes:
 
 
 def _relabelled(kernels: KernelTable, of_row: Mapping[int, Expected], steps: Iterable[AlignedStep]) -> KernelTable:
-    """The same kernels; those whose name leaves several kinds of collectives have the kind that the log gives."""
+    """The same kernels; if a name may mean several kinds of collectives, the kernel gets the kind from the log."""
     ambiguous = [kernels.collectives.index(kind) for kind in _AMBIGUOUS if kind in kernels.collectives]
     rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.collective, ambiguous))
     if not len(rows):
         return kernels
-    # Where no step issued a send or a receive, an unpaired SendRecv is of the most frequent kind that runs so.
+    # If no step issued a send or a receive, an unpaired SendRecv is of the most frequent kind that runs as one.
     kinds = Counter(part.kind for step in steps for part in step.expected if part.runs_as == SEND_RECV)
     usual = kinds.most_common(1)[0][0] if kinds and SEND_RECV not in kinds else ""
     labels, collective = StringTable(kernels.collectives), kernels.collective.copy()

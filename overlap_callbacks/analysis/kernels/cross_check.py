@@ -1,11 +1,11 @@
-"""Compares the gate's log with the profile of a device, and names compute that overlaps in sequential steps.
+"""Compares the gate's log with a device's profile, and names compute that overlaps in sequential steps.
 
 A collective without a kernel makes the profile worthless: communication is too short, and overlapped steps look
-sequential. A kernel without a collective is a note: graph replays, other threads and libraries communicate past the
-gate, and the residual overlap shows whether that matters.
+sequential. A kernel without a collective only gets a note: graph replays, other threads and libraries communicate past
+the gate, and the residual overlap shows whether that matters.
 
-The gate does not order work on a stream of the user's own. A profile does not say which stream is the model's, nor need
-it: what was ordered overlapped nothing. So each stream is judged by its own compute that overlapped.
+The gate does not order work on the user's own streams. A profile does not say which stream is the model's, but need
+not: ordered work did not overlap. So each stream is judged by its own compute that overlapped.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from overlap_callbacks.analysis.kernels.alignment import AlignedStep, Alignment
 from overlap_callbacks.analysis.kernels.issued import Expected, IssuedCollective, is_of_host_library, runs_as
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, copies_of, within_device
 
-# Above this share of all collectives, or where a kind of a group has no kernel at all, missing kernels are no accident.
+# Above this share of all collectives, or if a kind of a group has no kernel at all, missing kernels are not accidental.
 _MAX_LACKING = 0.1
-# Collectives with less than this share of all bytes cannot change the figures: a counter that Gloo sums on the host.
+# Collectives with less than this share of all bytes cannot change the figures: for example, a counter summed by Gloo on
+# the host.
 _MIN_BYTES = 0.01
 # Below this share of the kernels of a kind, and this share of the time of all communication, kernels without a
 # collective are not worth a note.
 _MIN_SURPLUS, _MIN_SURPLUS_TIME = 0.1, 0.01
-# Below this share of the compute, overlap is the uncertainty of the kernels' times.
+# Below this share of the compute, overlap is within the uncertainty of kernel times.
 _MIN_OVERLAP = 0.002
-# A stream with less than this share of the overlapping compute is not worth its place in the text.
+# A stream with less than this share of the overlapping compute is not named.
 _MIN_PART = 0.05
 _MAX_NAMED, _MAX_NAME_LENGTH = 3, 80
 
 
 class CrossCheck(NamedTuple):
-    """What the comparison found, in words.
+    """The result of the comparison.
 
     Attributes:
         missing: why the profile must not be used: collectives without a kernel. Empty if it may be.
@@ -88,7 +89,7 @@ def cross_check(
 
 
 def _largest(numbers: Mapping[str, float], words: Callable[[str, float], str]) -> str:
-    """The names with the largest numbers, as text of bounded length."""
+    """The names with the largest numbers, as text of limited length."""
     names = sorted(numbers, key=lambda name: -numbers[name])
     shown = [words(name[:_MAX_NAME_LENGTH], numbers[name]) for name in names[:_MAX_NAMED]]
     more = len(names) - len(shown)
@@ -103,7 +104,7 @@ def _number(value: float) -> str:
 
 
 def _lacking(steps: Mapping[int, AlignedStep]) -> tuple[str, bool]:
-    """The collectives without a kernel, in words, and whether they make the profile worthless."""
+    """The collectives without a kernel, as text, and whether they make the profile worthless."""
     expected = {step: [part for part in of.expected if part.kind != "barrier"] for step, of in steps.items()}
     lacking = {step: of.missing for step, of in steps.items()}
     missing, wanted = ([part for parts in of.values() for part in parts] for of in (lacking, expected))
@@ -121,7 +122,7 @@ def _lacking(steps: Mapping[int, AlignedStep]) -> tuple[str, bool]:
 def _lacks_a_group(expected: Mapping[int, Sequence[Expected]], lacking: Mapping[int, Sequence[Expected]]) -> bool:
     """Whether all collectives of one kind on one group lack a kernel, in every step that has any.
 
-    Kernels do not show their group, so a group counts if as many kernels of its kind are missing.
+    Kernels do not show their group, so a group counts if that many kernels of its kind are missing.
     """
     whole: dict[tuple[str, str], bool] = {}
     num_bytes: Counter[tuple[str, str]] = Counter()
@@ -135,7 +136,7 @@ def _lacks_a_group(expected: Mapping[int, Sequence[Expected]], lacking: Mapping[
 
 
 def _of_host_libraries(collectives: Iterable[IssuedCollective]) -> str:
-    """A note, if collectives on tensors of the device launch no kernel and have bytes that matter."""
+    """A note, if collectives on device tensors launch no kernel and their bytes matter."""
     num_bytes: Counter[str] = Counter()
     for collective in collectives:
         if collective.on_device and collective.group_size > 1:
@@ -150,7 +151,7 @@ def _of_host_libraries(collectives: Iterable[IssuedCollective]) -> str:
 
 
 def _unseen(kernels: KernelTable, steps: Mapping[int, AlignedStep]) -> dict[str, float]:
-    """Names of kernels and copies that communicate without a collective, and how many there are a step."""
+    """Names of kernels and copies that communicate without a collective, and their number per step."""
     in_steps = (kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.step, list(steps))
     copy = copies_of(kernels)
     kinds = np.array([runs_as(kind, on_device=True) for kind in kernels.collectives])
@@ -162,7 +163,7 @@ def _unseen(kernels: KernelTable, steps: Mapping[int, AlignedStep]) -> dict[str,
         rows = in_steps & ~copy & np.isin(kernels.collective, np.flatnonzero(kinds == kind))
         if count > _MIN_SURPLUS * rows.sum() or _are_long(kernels, rows, count, in_steps):
             names = _names(kernels, rows)
-            for name in sorted(names, key=_is_nccl):  # those of other libraries first
+            for name in sorted(names, key=_is_nccl):  # other libraries' first
                 found[name] += min(count, names[name])
                 count -= min(count, names[name])  # noqa: PLW2901
     unexplained = [step for step, of in steps.items() if not of.copies_explain]
@@ -175,7 +176,7 @@ def _names(kernels: KernelTable, rows: npt.NDArray[np.bool_]) -> Counter[str]:
 
 
 def _are_long(kernels: KernelTable, rows: npt.NDArray[np.bool_], count: int, all_rows: npt.NDArray[np.bool_]) -> bool:
-    """Whether so many kernels take time that matters: the longest of other libraries, or the shortest of NCCL's."""
+    """Whether this many kernels take significant time: the longest of other libraries, or the shortest of NCCL's."""
     durations_ns = kernels.intervals.durations_ns
     longest_ns = np.sort(durations_ns[rows & ~kernels.named(_is_nccl)])[-count:]
     shortest_ns = np.sort(durations_ns[rows])[:count]
@@ -189,10 +190,10 @@ def _is_nccl(name: str) -> bool:
 def _lower_bound(
     kernels: KernelTable, unseen: Collection[str], steps: Sequence[int], symmetric_groups: Collection[str]
 ) -> str:
-    """Why communication and residual overlap may be more than the profile shows; empty where they may not.
+    """Why communication and residual overlap may exceed what the profile shows; empty if they cannot.
 
-    Direct access to another rank's mapped memory may show as a copy within the device, known for communication only if
-    a collective explains it.
+    Direct access to another rank's mapped memory may appear as a copy within the device, which is recognised as
+    communication only if a collective explains it.
     """
     direct = [name for name in unseen if any(re.search(pattern, name) for pattern in name_rules.direct_communication)]
     used = ", ".join([name[:60] for name in sorted(direct)[:_MAX_NAMED]])
@@ -210,9 +211,9 @@ def _lower_bound(
 
 
 def residual_overlap(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[str, float]) -> str:
-    """What overlapped with communication in sequential steps, in words; empty if it is too little to matter.
+    """What overlapped with communication in sequential steps; empty if it is too little to matter.
 
-    ``unseen`` is communication without a collective: the kernels or copies of each name a step.
+    ``unseen``: communication without a collective: kernels or copies per step, by name.
     """
     communication = kernels.of(Kind.COMMUNICATION).union()
     rows = np.flatnonzero((kernels.kind == Kind.COMPUTE) & np.isin(kernels.step, sequential))
@@ -237,9 +238,10 @@ def residual_overlap(kernels: KernelTable, sequential: Sequence[int], unseen: Ma
 
 
 def _escaped(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[str, float]) -> str:
-    """The overlapping communication that belongs to no collective, in words; empty if there is none.
+    """The overlapping communication that belongs to no collective; empty if there is none.
 
-    A name that collectives have too counts only if what belongs to none can be all of it that overlapped.
+    A name that collectives also have counts only if its kernels without a collective may account for all of its
+    overlap.
     """
     candidates = (kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.step, sequential)
     rows = np.flatnonzero(candidates & kernels.named(unseen.__contains__))
@@ -252,7 +254,7 @@ def _escaped(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[st
 
 
 def _named(kernels: KernelTable, rows: Indices, times_ns: Indices, num_steps: int) -> str:
-    """The kernels with the most time, as text of bounded length."""
+    """The kernels with the most time, as text of limited length."""
     names = kernels.name[rows]
     by_name = {kernels.names[n]: int(times_ns[names == n].sum()) for n in distinct_values(names).tolist()}
     return _largest(
@@ -262,5 +264,5 @@ def _named(kernels: KernelTable, rows: Indices, times_ns: Indices, num_steps: in
 
 
 def _ms(time_ns: float, num_steps: int) -> str:
-    """Time of a step, rounded so that the ranks of a job say the same."""
+    """Time per step, rounded so that all ranks word it identically."""
     return f"{one_digit(time_ns / num_steps / 1e6)} ms"

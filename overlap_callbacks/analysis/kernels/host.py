@@ -1,6 +1,6 @@
-"""The kernels of a CPU job: the training thread's operators compute, communication libraries' ranges communicate.
+"""Kernels of a CPU job: the training thread's operators compute, communication libraries' ranges communicate.
 
-An operator is whatever torch's profiler calls one (``cpu_op``), whatever its name. Ranges named by hand are none.
+An operator is whatever torch's profiler calls one (``cpu_op``), whatever its name. User-named ranges are not operators.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from overlap_callbacks.analysis.kernels.table import (
     step_of,
 )
 
-# Share of a step from which on it is told that so much of it counts as nothing.
+# Share of a step that must count as nothing for a note about it.
 MAX_UNCOUNTED = 0.2
 
-# Patterns, compiled where they are used: traces of a device need none.
-# Functional collectives, whose waits have ranges of their own.
+# Patterns, compiled on use: device traces need none.
+# Functional collectives, whose waits have their own ranges.
 _FUNCTIONAL = r"^_?c10d_functional|^_dtensor::shard_dim|wait_tensor"
 # Other operators that issue a collective, or wait for one.
 _ISSUES = r"^c10d::|^symm_mem::|^record_param_comms"
-# No operators, although old versions of torch file them under operators: ranges of torch's own, named by hand.
+# Not operators, although old versions of torch list them as such: torch's own named ranges.
 _ANNOTATIONS = r"^(Optimizer\.(step|zero_grad)#|enumerate\(DataLoader\)#|DistributedDataParallel\.forward$)"
-# What does not compute itself. Hooks run in the time of the engine and of AccumulateGrad, and many hooks wait.
+# Does not compute by itself. Hooks run in the time of the engine and of AccumulateGrad, and many hooks wait.
 _NO_COMPUTE = r"^autograd::engine::|^torch::autograd::AccumulateGrad|^aten::(record_stream|is_pinned)|" + _ANNOTATIONS
 
 
@@ -50,12 +50,12 @@ def host_kernels(
         host: the operators of the training thread.
         ranges: asynchronous ranges, of communication or of anything else.
         bounds: start and end of each step, in nanoseconds.
-        quiet_ns: ascending times at which no collective was in flight; ranges that reach beyond one are cut there.
+        quiet_ns: ascending times at which no collective was in flight; ranges that extend beyond one are cut there.
     """
     calls = host.intervals
     called, call_names = np.array(host.name, dtype=np.int64), host.names.texts
     pieces, owner, waiting = own_time(calls, called, call_names)
-    # The call's start decides the step, so that all pieces of a call are in the same step.
+    # A call belongs to the step of its start, so that all its pieces are in one step.
     step = step_of(calls.start_ns, bounds)[owner]
 
     is_comm = communicates(ranges)
@@ -90,8 +90,8 @@ def own_time(
 ) -> tuple[Intervals, npt.NDArray[np.intp], Intervals]:
     """The own time of calls of one thread.
 
-    ``called`` is the index into ``names`` of each call; shape (n,). Returns the pieces of time in which a call
-    computes, ascending, with the row of the call of each; and pieces in which a call issues a collective or waits.
+    ``called``: index into ``names`` of each call; shape (n,). Returns the pieces of time in which a call computes,
+    ascending, with each piece's call; and pieces in which a call issues a collective or waits.
     """
     pieces, owner = self_segments(calls)
     waits, computes = _kinds(calls, called, names)
@@ -100,7 +100,7 @@ def own_time(
 
 
 def uncounted_note(shares: Sequence[float]) -> str:
-    """What to say of steps whose ``KernelTable.uncounted`` shares are large; empty where they are small."""
+    """A note on steps with large ``KernelTable.uncounted`` shares; empty if they are small."""
     share = float(np.mean(shares)) if len(shares) else 0.0
     if share <= MAX_UNCOUNTED:
         return ""
@@ -112,13 +112,13 @@ def _kinds(
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Which calls issue collectives or wait for them, and which compute; in their own time; shape (n,) each.
 
-    The wait for a ``Work`` has no range: it is in the own time of the operator that issued it, which counts as neither.
+    Waiting for a ``Work`` has no range: it is in the own time of the operator that issued it, which counts as neither.
     """
     functional, issues, idle = (
         rows_named(re.compile(pattern).search, names, called) for pattern in (_FUNCTIONAL, _ISSUES, _NO_COMPUTE)
     )
     issues = (issues | rows_named(name_rules.is_communication, names, called)) & ~functional
-    # Those that a functional collective issues itself have a range for the wait.
+    # Collectives issued by a functional collective have a range for the wait.
     alone = issues & (calls.covered_ns(calls[functional]) < calls.durations_ns)
     starts = np.sort(calls.start_ns[alone])
     within = np.searchsorted(starts, calls.end_ns) > np.searchsorted(starts, calls.start_ns)

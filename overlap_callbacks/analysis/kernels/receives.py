@@ -1,11 +1,11 @@
-"""Tells the transfer of a receive from the time for which it waited for its sender.
+"""Separates a receive's transfer from the time it waited for its sender.
 
-NCCL's receive spins until the sender has come. A profile does not tell when, and the ranks' clocks do not agree. But
+NCCL's receive spins until the sender arrives. A profile does not show when, and the ranks' clocks do not agree. But
 messages of one peer bound each other's transfer: a smaller one takes no longer than a larger one, and a larger one no
-longer than in proportion to its bytes. (That holds for a latency and a bandwidth, and also where NCCL takes a faster
-protocol for larger messages.) Where the shortest receives of most sizes lie on one line, it bounds the sizes between
-them (``fitted_bandwidth``). What a receive took beyond the least bound it waited, at its beginning: a lower bound,
-since all may have waited. Rank 0 knows more where it has both kernels of a message
+longer than in proportion to its bytes. (This holds for a latency and a bandwidth, and also if NCCL uses a faster
+protocol for larger messages.) If the shortest receives of most sizes lie on one line, it bounds the sizes between them
+(``fitted_bandwidth``). Any time beyond the lowest bound is waiting, at the receive's start: a lower bound, since all
+messages may have waited. Rank 0 knows more if it has both kernels of a message
 (``overlap_callbacks.analysis.job.waiting``).
 """
 
@@ -31,9 +31,9 @@ class Transfers(NamedTuple):
 
     Attributes:
         start_ns: when each row began to do work: a receive once it stopped waiting, others at their start; shape (n,).
-            None where the kernels of a step cannot be matched to its sends and receives.
-        messages: what each row sends and receives; empty where that is not known.
-        notes: in words, which receives' waiting rests on a fitted bandwidth.
+            None if a step's kernels cannot be matched to its sends and receives.
+        messages: what each row sends and receives; empty if not known.
+        notes: which receives' waiting is based on a fitted bandwidth.
     """
 
     start_ns: Indices | None
@@ -76,9 +76,9 @@ def _size(message: Expected) -> int:
 def _fitted_transfers(
     least_ns: Mapping[Expected, int], longest_ns: Mapping[Expected, int]
 ) -> dict[Expected, Bandwidth]:
-    """The messages whose transfer a fitted bandwidth bounds more tightly than other sizes do.
+    """The messages whose transfer is bounded more tightly by a fitted bandwidth than by other sizes.
 
-    Messages of one peer are fitted together, those received alone apart from those with as many bytes sent.
+    Messages of one peer are fitted together; those only received separately from those with equally many bytes sent.
     """
     alike = [message for message in least_ns if message.bytes_in in (0, message.bytes_out)]
     of_peer = grouped(alike, lambda message: (message.group, message.peers, bool(message.bytes_in)))
@@ -108,27 +108,27 @@ def _notes(fitted: Mapping[Expected, Bandwidth], num_messages: int) -> tuple[str
 
 
 def _longest_transfers_ns(least_ns: Mapping[Expected, int]) -> dict[Expected, int]:
-    """The longest that the transfer of each message can take, by the shortest kernels of all messages of its peers."""
+    """The maximum duration of each message's transfer, from the shortest kernels of all messages of its peers."""
     longest: dict[Expected, int] = {}
     for messages in grouped(least_ns, lambda message: (message.group, message.peers)).values():
         times_ns = np.array([least_ns[message] for message in messages])
         sizes = np.array([(message.bytes_in, message.bytes_out) for message in messages], dtype=float).T
-        with np.errstate(divide="ignore", invalid="ignore"):  # no bytes are no more than none, any are far more
+        with np.errstate(divide="ignore", invalid="ignore"):  # zero bytes are no more than zero, any others far more
             times_as_many = np.nan_to_num(sizes[:, :, None] / sizes[:, None, :], nan=0.0, posinf=np.inf)
         longest |= zip(messages, (times_ns * np.maximum(1.0, times_as_many.max(axis=0))).min(axis=1), strict=True)
     return {message: int(time_ns) for message, time_ns in longest.items()}
 
 
 def _direction(name: str) -> str:
-    """``send`` or ``recv``, as Gloo names its ranges; empty for NCCL's one kernel for both."""
+    """``send`` or ``recv``, as in Gloo's range names; empty for NCCL's single kernel for both."""
     sends, receives = "send" in name.lower(), "recv" in name.lower()
     return "" if sends == receives else "send" if sends else "recv"
 
 
 def _send_recv_rows(kernels: KernelTable, step: int) -> Indices:
-    """The rows of a step that send or receive, in the order of their launches, else of their starts.
+    """The rows of a step that send or receive, ordered by launch, otherwise by start.
 
-    NCCL has a stream for each peer, so a later message may start earlier.
+    NCCL has one stream per peer, so a later message may start earlier.
     """
     rows = np.flatnonzero(kernels.runs(SEND_RECV) & (kernels.step == step))
     times_ns = kernels.intervals.start_ns[rows]
@@ -137,24 +137,22 @@ def _send_recv_rows(kernels: KernelTable, step: int) -> Indices:
     return rows[np.argsort(times_ns, kind="stable")]
 
 
-# -- the fitted bandwidth
-#
-# NCCL takes one of several protocols by the size of a message, each with a latency and a bandwidth. If it takes the
-# fastest, the time of a transfer is a concave function of its bytes. A concave function that meets a straight line at
-# three places is that line between the outer two of them. So between sizes that lie on one line a transfer takes what
-# the line says, although other sizes may lie on another line. Outside of them nothing follows. A message that waited
-# lies above its transfer, never below it. So a line below which any message lies is wrong.
+# -- the fitted bandwidth. NCCL chooses one of several protocols by message size, each with a latency and a bandwidth.
+# If it chooses the fastest, transfer time is a concave function of bytes. A concave function that meets a straight line
+# at three points is that line between the outer two of them. So between sizes that lie on one line a transfer takes
+# what the line says, although other sizes may lie on another line. Outside them nothing follows. A message that waited
+# lies above its transfer, never below. So a line with any message below it is wrong.
 
-# A size lies on the line if its time is this close. Real transfers of one size differ by as much.
+# A size lies on the line if its time is this close. Real transfers of one size vary by as much.
 _ON_LINE = 0.03
-# The least number of sizes on a line; it also needs more than half of all.
+# Minimum number of sizes on a line; more than half of all are also required.
 _MIN_SIZES = 3
-# No line is fitted to more sizes: each pair of sizes is tried, and no job has as many.
+# Maximum number of sizes fitted: each pair of sizes is tried, and no job has this many.
 _MAX_SIZES = 64
 
 
 class Bandwidth(NamedTuple):
-    """A line: time of a message without bytes, 10^9 bytes a second, and the sizes in bytes between which it holds."""
+    """A line: time of a message without bytes, 10^9 bytes per second, and the range of sizes (bytes) where it holds."""
 
     latency_ns: float
     bytes_per_ns: float
@@ -166,16 +164,16 @@ class Bandwidth(NamedTuple):
         return round(self.latency_ns + num_bytes / self.bytes_per_ns)
 
     def bounds(self, num_bytes: float, least_ns: float) -> bool:
-        """Whether the shortest message of a size, between those on the line, took clearly longer than the line says."""
+        """Whether a size within the line's range took clearly longer in its shortest message than the line says."""
         within = self.smallest < num_bytes < self.largest
         return within and least_ns > (1 + _ON_LINE) * self.transfer_ns(num_bytes)
 
 
 def fitted_bandwidth(least: Sequence[tuple[float, float]]) -> Bandwidth | None:
-    """The line on which the shortest messages of most sizes lie; of several such lines, the one with most on it.
+    """The line through the shortest messages of most sizes; if there are several, the one with most sizes on it.
 
-    ``least`` is the bytes of each size, and the nanoseconds of its shortest message. None without three sizes, or more
-    than half of them, on one line; and where that line has no bandwidth, or a latency below zero.
+    ``least``: bytes of each size, and nanoseconds of its shortest message. None unless three sizes, and more than half
+    of them, lie on one line, and if that line has no bandwidth or a negative latency.
     """
     if not _MIN_SIZES <= len(least) <= _MAX_SIZES:
         return None
@@ -197,7 +195,7 @@ def fitted_bandwidth(least: Sequence[tuple[float, float]]) -> Bandwidth | None:
 
 
 def _least_squares(sizes: Floats, times: Floats) -> Bandwidth | None:
-    """The line through sizes that lie on one, by the least relative errors."""
+    """The line through collinear sizes, with least relative errors."""
     weight = 1 / times
     matrix = np.stack((np.ones_like(sizes), sizes), axis=1) * weight[:, None]
     (latency_ns, per_byte), *_ = np.linalg.lstsq(matrix, times * weight, rcond=None)

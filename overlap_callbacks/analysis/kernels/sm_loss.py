@@ -1,13 +1,12 @@
-"""What the compute kernels of a profile should lose to the SMs that communication holds, per step.
+"""Predicted loss of a profile's compute kernels to the SMs that communication holds, per step.
 
 A kernel runs its blocks in waves: as many at a time as the SMs hold. A collective's kernel holds SMs while it runs.
-That costs a kernel of many waves the share of the SMs that are taken. It costs a kernel of few waves nothing, if its
-blocks still fit, or a whole wave, if they do not (wave quantisation): one that fills all SMs once takes twice as long
-if one SM is missing.
+That costs a kernel of many waves the share of SMs that are taken. It costs a kernel of few waves nothing, if its blocks
+still fit, or a whole wave, if they do not (wave quantisation): one that fills all SMs once takes twice as long if one
+SM is missing.
 
-The model assumes that each block of a collective's kernel has an SM of its own, as the blocks of NCCL do. It leaves out
-what only a measurement shows: blocks of unequal length, stream-K, and kernels that wait for memory and do not need all
-SMs.
+The model assumes that each block of a collective's kernel has its own SM, as NCCL's blocks do. It ignores what only a
+measurement shows: blocks of unequal length, stream-K, and kernels that wait for memory and do not need all SMs.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ from overlap_callbacks.analysis.kernels.calls import Calls, alone_ns
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, LaunchShape
 from overlap_callbacks.analysis.results.window import SmLoss
 
-# Blocks do not end all at once. After some waves they are out of step, and the last wave is no longer a step of its
-# own. From this many waves on, only the share of the SMs counts. A judgement, not a published figure.
+# Blocks do not all end at once. After some waves they are out of phase, and the last wave is no longer a separate step.
+# From this many waves on, only the share of SMs counts. A judgement, not a published figure.
 FEW_WAVES = 8
 
 
@@ -37,8 +36,8 @@ def sm_loss(
 ) -> SmLoss | None:
     """The predicted loss of a profile, as means per step.
 
-    A call loses its time alone, times its predicted loss, times the share of its time that communication ran. None if
-    no compute kernel that overlapped has a known launch; ``launches`` has that of each number of ``kernels.shape``.
+    A call loses its time alone, times its predicted loss, times the share of its time during which communication ran.
+    None if no compute kernel that overlapped has a known launch; ``launches`` maps the numbers in ``kernels.shape``.
     """
     if chip is None or not len(overlapped) or not len(sequential) or len(launches) != len(kernels.shapes):
         return None
@@ -67,7 +66,7 @@ def sm_loss(
         lost_ns += (alone[rows] * share)[:, None] * np.where(known[:, None], loss, 0.0)
         modelled_ns += np.where(known, covered_ns, 0)
         held_ns += np.where(known, covered_ns * min(beside.num_blocks, chip.num_sms), 0)
-    # Where two communication kernels run at once, the time next to them counts once.
+    # If two communication kernels run at once, the shared time counts once.
     modelled_ns = np.minimum(modelled_ns, beside_ns[rows])
     if not modelled_ns.any():
         return None
@@ -84,16 +83,16 @@ def sm_loss(
 
 
 class Loss(NamedTuple):
-    """Extra time of a kernel, as fractions of its time alone: by fewer blocks at a time, and by a further wave."""
+    """Extra time of a kernel, as fractions of its time alone: from fewer blocks at a time, and from an extra wave."""
 
     from_sms: float
     from_waves: float
 
 
 def predicted_loss(launch: LaunchShape, beside: LaunchShape, chip: Chip) -> Loss | None:
-    """What a compute kernel should lose while a communication kernel runs on the same chip.
+    """Predicted loss of a compute kernel while a communication kernel runs on the same chip.
 
-    None if it is not known how many of its blocks an SM holds, or if none fits next to the other kernel.
+    None if the number of its blocks that an SM holds is unknown, or if none fits next to the other kernel.
     """
     limits = chip.limits
     per_sm = resident_blocks(launch, limits)
@@ -109,16 +108,15 @@ def predicted_loss(launch: LaunchShape, beside: LaunchShape, chip: Chip) -> Loss
     if waves >= FEW_WAVES:
         return Loss(by_share - 1, 0.0)
     longer = -(-launch.num_blocks // capacity_beside) / waves
-    # A last wave that is not full takes some or all of the blocks that found no place.
+    # An incomplete last wave absorbs some or all of the displaced blocks.
     from_sms = min(by_share, longer)
     return Loss(from_sms - 1, longer - from_sms)
 
 
-# -- how many thread blocks of a kernel an SM holds at a time
-# The limits are those of NVIDIA's "CUDA C++ Programming Guide", table "Technical Specifications per Compute
-# Capability". Registers are given out in units of 256 to a warp, and each of an SM's four parts has a quarter of them;
-# from compute capability 8.0 on, the system takes 1 KiB of shared memory for each block (``cuda_occupancy.h`` of the
-# CUDA toolkit). The compute units of AMD's devices follow other rules and are left out.
+# -- how many thread blocks of a kernel an SM holds at a time. The limits are those of NVIDIA's "CUDA C++ Programming
+# Guide", table "Technical Specifications per Compute Capability". Registers are allocated in units of 256 per warp, and
+# each of an SM's four parts has a quarter of them; from compute capability 8.0 on, the system reserves 1 KiB of shared
+# memory per block (``cuda_occupancy.h`` of the CUDA toolkit). AMD's compute units follow other rules and are left out.
 
 _WARP = 32
 _REGISTERS = 65_536  # of an SM; the same for all compute capabilities here
@@ -129,7 +127,7 @@ _KIB = 1024
 
 @dataclass(frozen=True)
 class SmLimits:
-    """What one SM holds at a time; the system reserves some shared memory for each block."""
+    """What one SM holds at a time; the system reserves some shared memory per block."""
 
     threads: int
     blocks: int
@@ -138,7 +136,7 @@ class SmLimits:
 
     @property
     def shared_unit(self) -> int:
-        """The unit in which shared memory is given out, in bytes."""
+        """Allocation unit of shared memory, in bytes."""
         return 128 if self.reserved_bytes else 256
 
 
@@ -157,32 +155,32 @@ _MOST_SHARED_BYTES = max(limits.shared_bytes for limits in LIMITS.values())
 
 @dataclass(frozen=True)
 class Chip:
-    """A device of NVIDIA: its SMs, and its compute capability, e.g. (9, 0), if known."""
+    """An NVIDIA device: its SMs, and its compute capability, e.g. (9, 0), if known."""
 
     num_sms: int
     capability: tuple[int, int] | None = None
 
     @property
     def limits(self) -> SmLimits | None:
-        """Limits of one SM; None if they are not known for this compute capability."""
+        """Limits of one SM; None if not known for this compute capability."""
         return None if self.capability is None else LIMITS.get(self.capability)
 
 
 def resident_blocks(launch: LaunchShape, limits: SmLimits | None) -> int | None:
-    """The blocks of a kernel that one SM holds at a time; None if that is not known.
+    """Number of a kernel's blocks that one SM holds at a time; None if unknown.
 
     Without ``limits``, it is 1 for blocks that take more than half of the registers, or of the shared memory of any
-    known SM, and unknown for others. Registers of 0 count as unknown, and then do not limit.
+    known SM, and unknown for others. Zero registers count as unknown, and do not limit.
     """
     if limits is None:
         registers = _registers_per_warp(launch) * _warps(launch)
         is_big = 2 * registers > _REGISTERS or 2 * launch.shared_memory_bytes > _MOST_SHARED_BYTES
         return 1 if is_big else None
-    return _fit(launch, limits, None) or None  # none at all: the limits do not fit the device that it ran on
+    return _fit(launch, limits, None) or None  # none at all: the limits do not match the actual device
 
 
 def resident_next_to(launch: LaunchShape, limits: SmLimits | None, guest: LaunchShape) -> int:
-    """The blocks of a kernel that one SM holds next to one block of another kernel: none if its needs are unknown."""
+    """Number of a kernel's blocks that one SM holds next to one block of another: none if its needs are unknown."""
     if limits is None or not guest.registers_per_thread:
         return 0
     return max(0, _fit(launch, limits, guest))

@@ -1,4 +1,4 @@
-"""Whether the steps of a profile are like each other: what a profile has lost shows in their numbers of kernels."""
+"""Whether the steps of a profile match each other: lost records show in their numbers of kernels."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ import numpy as np
 from overlap_callbacks.analysis.kernels.table import KernelTable
 from overlap_callbacks.analysis.results.mode import Mode
 
-# Steps of one mode are like each other if their numbers of kernels differ from the usual one by at most this share.
+# Maximum relative deviation of a step's number of kernels from the usual one of its mode.
 _MAX_DEVIATION = 0.02
-# Kinds of steps of one sequence of collectives: where there are more, the numbers vary by chance.
+# Maximum kinds of steps with one sequence of collectives: more mean that the numbers vary randomly.
 _MOST_KINDS = 3
 
 
 @dataclass(frozen=True)
 class StepCounts:
-    """What the numbers of kernels tell of a profile's steps.
+    """What the numbers of kernels say about a profile's steps.
 
     Attributes:
         truncated: the profile ends before its last step does.
-        odd: the steps that have another number of kernels than most of their mode.
-        varying: more than half of the steps of a mode differ from the usual number (e.g. where tokens choose experts),
-            or a mode has two steps that differ. Then none is odd.
+        odd: the steps with a different number of kernels than most of their mode.
+        varying: more than half of the steps of a mode differ from the usual number (e.g. if tokens choose experts), or
+            a mode has two steps that differ. Then no step is odd.
     """
 
     truncated: bool = False
@@ -41,7 +41,7 @@ def kernels_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, in
 
 
 def tails_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, tuple[str, ...]]:
-    """Names of the last compute or communication kernel on each stream, for each of the steps; the latest last."""
+    """Name of the last compute or communication kernel on each stream, for each of the steps; latest last."""
     tails = {}
     for step in steps:
         rows = np.flatnonzero(kernels.busy & (kernels.step == step))
@@ -54,10 +54,10 @@ def tails_of_steps(kernels: KernelTable, steps: Sequence[int]) -> dict[int, tupl
 def kinds_by_number(
     counts: Mapping[int, int], by_arm: Mapping[Mode, Sequence[int]], kinds: Mapping[int, int]
 ) -> dict[int, int]:
-    """Split the kinds of steps further, by the number of kernels: steps may differ only in their micro-batches.
+    """Split kinds of steps further, by their number of kernels: steps may differ only in their micro-batches.
 
-    A number makes a kind if both modes have it, and if there are few. The commonest steps of each kind keep its number.
-    ``by_arm`` has the counted steps of each mode.
+    A number makes a kind if both modes have it, and if there are few. The most common steps of each kind keep its
+    number. ``by_arm`` has the counted steps of each mode.
     """
     found = dict(kinds)
     arm_of = {step: arm for arm, steps in by_arm.items() for step in steps}
@@ -82,9 +82,9 @@ def compare_counts(
 ) -> StepCounts:
     """Compare the steps of each mode, or of each mode and kind, with each other.
 
-    A profiler whose buffers are full records nothing more. So a truncated profile has fewer kernels in its last steps,
-    and the last one does not end with a kernel that ends the others of its mode (``tails_of_steps``). Other odd steps
-    are of the job's making.
+    A profiler with full buffers records nothing more. So a truncated profile has fewer kernels in its last steps, and
+    the last one does not end with a kernel that ends the others of its mode (``tails_of_steps``). Other odd steps are
+    the job's own.
     """
     in_order = sorted(counts)
     if not any(counts.values()):
@@ -99,14 +99,14 @@ def compare_counts(
     for steps in by_arm.values():
         if not steps:
             continue
-        # Of an even number, the higher one of the two in the middle: kernels get lost, and never too many are found.
+        # With an even number, use the higher of the middle two: kernels get lost, but there are never too many.
         usual = statistics.median_high(counts[step] for step in steps)
         of_mode = {step for step in steps if abs(counts[step] - usual) > _MAX_DEVIATION * usual}
         if 2 * len(of_mode) > len(steps):
             return StepCounts(varying=True)
         all_short = all_short and all(counts[step] < usual for step in of_mode)
         unlike |= of_mode
-        if len(steps) > 2:  # of two, nobody can say which one is odd
+        if len(steps) > 2:  # of two, either may be odd
             odd |= of_mode
         if last in steps:
             usual_ends = {name for step in steps if step not in of_mode for name in tails[step]}

@@ -1,4 +1,6 @@
-"""What a page draws of one step: when compute and communication ran, the longest kernels, and how long calls take."""
+"""The timeline of one step for the page: when compute and communication ran, the longest kernels, and how long calls
+take.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,20 @@ from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.results.kernel_times import CallTimes, StepDetail, StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 
-# Intervals of each kind in a timeline. A chart that is a thousand pixels wide cannot show more.
+# Maximum intervals of each kind in a timeline. A chart that is a thousand pixels wide cannot show more.
 MAX_INTERVALS = 400
-# Kernels of one step that the record keeps, and the length of their names. So a step takes some tens of kilobytes.
+# Maximum kernels of one step in the record, and maximum length of their names: tens of kilobytes per step.
 MAX_SLICES, MAX_NAME_LENGTH = 400, 120
-# Of them, this share is for communication first: so that a collective can be told by its place among its like.
+# Share of these reserved for communication, so that a collective can be identified by its position among similar ones.
 _COMMUNICATION_SHARE = 0.75
-# Kernels whose calls the record keeps, and the length of their names.
+# Maximum kernels whose calls the record keeps, and maximum length of their names.
 _MAX_KERNELS, _MAX_CALL_NAME_LENGTH = 40, 200
 
 
 def step_timeline(kernels: KernelTable, step: int, arm: Mode) -> StepTimeline | None:
     """The timeline of one step, from its first kernel to its last; None if it has no kernels.
 
-    Communication of other steps that is in flight during this one is shown too.
+    Includes communication of other steps that is in flight during this one.
     """
     own = kernels.intervals[kernels.busy & (kernels.step == step)]
     if not len(own):
@@ -53,8 +55,8 @@ def step_detail(
 ) -> StepDetail:
     """The longest compute and communication kernels of one step, one by one. On CPU, a row is a piece of an operator.
 
-    Communication comes first: up to three quarters of the kernels that are kept. ``sizes`` are those of rows'
-    collectives, and ``start_ns`` is when the device began the step, on the clock of the rank.
+    Communication comes first: up to three quarters of the kernels kept. ``sizes``: those of rows' collectives.
+    ``start_ns``: when the device began the step, on the rank's clock.
     """
     rows = np.flatnonzero(kernels.busy & (kernels.step == step))
     own, is_comm = kernels.intervals[rows], kernels.kind[rows] == Kind.COMMUNICATION
@@ -65,7 +67,7 @@ def step_detail(
     kept = kept[np.argsort(own.start_ns[kept], kind="stable")]
     begin = int(own.start_ns.min()) if len(rows) else 0
     names: dict[tuple[str, bool], int] = {}
-    lanes: dict[tuple[bool, int], int] = {}  # on CPU, threads of the two kinds have the same numbers
+    lanes: dict[tuple[bool, int], int] = {}  # on CPU, threads of the two kinds share numbers
     slices = []
     for place, row in zip(kept.tolist(), rows[kept].tolist(), strict=True):
         communicates = bool(is_comm[place])
@@ -93,7 +95,7 @@ def step_detail(
 
 
 def call_times(kernels: KernelTable, steps: Sequence[int]) -> tuple[CallTimes, ...]:
-    """How long single calls of each kernel took in these steps, the most time first. Pieces of a call are added up."""
+    """How long single calls of each kernel took in these steps, most time first. Pieces of a call are added up."""
     rows = np.flatnonzero(kernels.busy & np.isin(kernels.step, np.asarray(steps, dtype=np.int64)))
     _, first, call = np.unique(kernels.call[rows], return_index=True, return_inverse=True)
     length_ns = np.bincount(call, weights=kernels.intervals.durations_ns[rows])
@@ -104,7 +106,7 @@ def call_times(kernels: KernelTable, steps: Sequence[int]) -> tuple[CallTimes, .
     for number in np.argsort(-totals, kind="stable")[:_MAX_KERNELS].tolist():
         ms = length_ns[key == number] / 1e6
         if not len(ms):
-            break  # the rest have no calls either
+            break  # nor has any of the rest
         name, communicates = kernels.names[number // 2][:_MAX_CALL_NAME_LENGTH], bool(number % 2)
         least, middle, most = float(ms.min()), float(np.median(ms)), float(ms.max())
         found.append(CallTimes(name, communicates, len(ms), least, middle, most))
