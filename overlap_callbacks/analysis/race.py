@@ -1,4 +1,4 @@
-"""The race check of a window: from what single ranks saw to what holds for the job, and in words."""
+"""The race check of a window: merging the ranks' results, and text."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from overlap_callbacks.analysis.results.race import MAX_DIFFERENCES, GradientDif
 
 
 def add_checks(parts: Sequence[RaceCheck | None]) -> RaceCheck | None:
-    """What several disjoint sets of ranks saw, as one; the order of the parts does not matter.
+    """The combined result of disjoint sets of ranks, in any order.
 
-    A race is only certain where every rank's sequential steps gave the same gradients twice: ranks add up each other's
-    gradients. So one rank whose did not is enough for the job's to be called not repeatable.
+    A race is certain only if every rank's sequential steps gave the same gradients twice, because ranks add up each
+    other's gradients. So a single rank whose did not makes the job not repeatable.
     """
     known = [part for part in parts if part is not None]
     if not known:

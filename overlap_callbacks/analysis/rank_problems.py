@@ -1,4 +1,4 @@
-"""Problems of ranks as sentences of the whole job: their number does not grow with the ranks."""
+"""Merges the ranks' problems into a bounded list of sentences for the job."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.rank_set import RankSet, union
 from overlap_callbacks.analysis.sums import digest, grouped
 
-# Sentences that a report keeps. The record has those of every rank whose measurements it keeps whole.
+# Maximum sentences in a report. The record has those of every rank whose measurements it keeps in full.
 MAX_PROBLEMS = 30
-# Sentences that are kept on the way, and their characters in all.
+# Maximum sentences kept on the way, and their total characters.
 _MAX_KEPT = 64
 _MAX_CHARACTERS = 12_000
 
@@ -21,13 +21,13 @@ _NUMBER = re.compile(r"\d+(?:[.,]\d+)*(?:e[+-]?\d+)?")
 
 
 class Sentence(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Sentences of several ranks that count as one, such as those that differ in their numbers alone.
+    """Sentences of several ranks that count as one, such as those that differ only in their numbers.
 
     Attributes:
         key: digest of what they have in common.
-        text: of them that with the largest numbers; of equal ones that of the lowest rank.
-        shown: the ranks that say just that.
-        first: the first rank, and the sentence's place among those of that rank.
+        text: the one with the largest numbers; if equal, the lowest rank's.
+        shown: the ranks with exactly this text.
+        first: the first rank, and the sentence's index among that rank's sentences.
     """
 
     key: bytes
@@ -38,21 +38,21 @@ class Sentence(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Sentences(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The sentences of ranks; ``num_more`` are not kept: of several parts that had to drop the same, each counts."""
+    """The sentences of ranks; ``num_more`` were dropped: if several parts dropped the same one, each counts it."""
 
     rows: tuple[Sentence, ...] = ()
     num_more: int = 0
 
     def of_job(self, num_ranks: int) -> list[str]:
-        """One sentence for like ones of several ranks, and the ranks that have it unless all ``num_ranks`` do."""
+        """One sentence for similar ones of several ranks, with the ranks that have it, unless all ``num_ranks`` do."""
         return list(dict.fromkeys(_with_ranks(row, num_ranks) for row in self.rows))
 
 
 def sentences_of(rank: int, problems: Iterable[str], *, by_words: bool = True) -> Sentences:
-    """The sentences of one rank; they are never merged with each other.
+    """The sentences of one rank, which are never merged with each other.
 
-    ``by_words``: they count as one with those of other ranks that differ from them in numbers: that with the largest
-    numbers with the largest of another rank, the next with the next.
+    ``by_words``: sentences of different ranks that differ only in numbers are merged: the one with the largest numbers
+    with that of another rank, then the next.
     """
     distinct = list(dict.fromkeys(problems))
     own = RankSet.of((rank, rank))
@@ -99,9 +99,9 @@ def _with_ranks(row: Sentence, num_ranks: int) -> str:
 
 
 def bounded(problems: Sequence[str], *, num_more: int = 0, of_each: bool = True) -> tuple[str, ...]:
-    """The same, each once, with a count in the place of those that are too many.
+    """The sentences without repetition, and a count instead of those beyond the limit.
 
-    ``num_more`` were dropped before. ``of_each``: the record keeps what each rank measured, and its problems with it.
+    ``num_more`` were dropped before. ``of_each``: the record keeps what each rank measured, and its problems.
     """
     distinct = tuple(dict.fromkeys(problems))
     if len(distinct) <= MAX_PROBLEMS and not num_more:
@@ -112,7 +112,7 @@ def bounded(problems: Sequence[str], *, num_more: int = 0, of_each: bool = True)
 
 
 def too_many(more: str) -> str:
-    """What stands in the place of the problems of a large job that are not kept, e.g. of ``3 more problems``."""
+    """The text that replaces dropped problems of a large job, e.g. for ``3 more problems``."""
     return f"and {more}: the record has those of the ranks that it keeps whole"
 
 

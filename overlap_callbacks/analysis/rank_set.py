@@ -1,4 +1,4 @@
-"""Sets of ranks: as runs of ranks that follow each other, and in bounded space as their number and the lowest runs."""
+"""Sets of ranks: as runs of consecutive ranks, and in bounded space as their number and the lowest runs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import msgspec
 
 from overlap_callbacks.analysis.formatting import name_ranks, ranges_in_words
 
-# The first and the last of ranks that follow each other.
+# First and last of consecutive ranks.
 Run = tuple[int, int]
-# Runs that a set keeps. ``ranges_in_words`` shows fewer, and ``name_ranks`` names fewer ranks. The 64 ranks that one
-# leader hears have no more.
+# Maximum runs of a set. ``ranges_in_words`` shows fewer, and ``name_ranks`` names fewer ranks. The 64 ranks below one
+# leader need no more.
 MAX_RUNS = 32
-# Of more ranks than this, ``name_ranks`` says that there are more.
+# For more ranks than this, ``name_ranks`` only says that there are more.
 _NAMED = 9
 
 
 def joined(runs: Iterable[Run]) -> list[Run]:
-    """Runs in order, those that follow each other joined. No two have a rank in common."""
+    """Disjoint runs in order, with adjacent ones joined."""
     found: list[Run] = []
     for first, last in sorted(runs):
         if found and found[-1][1] + 1 == first:
@@ -33,7 +33,7 @@ def in_runs(runs: Iterable[Run]) -> list[int]:
 
 
 class RankSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Ranks: their number, which is exact, and runs of the lowest, ascending, not adjacent."""
+    """Ranks: their exact number, and runs of the lowest, ascending, not adjacent."""
 
     count: int = 0
     runs: tuple[Run, ...] = ()
@@ -51,33 +51,33 @@ class RankSet(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the runs hold every rank of the set."""
+        """Whether the runs contain every rank of the set."""
         return sum(last - first + 1 for first, last in self.runs) == self.count
 
     def cut(self, max_runs: int) -> RankSet:
-        """The same with fewer runs at most."""
+        """The same set with at most ``max_runs`` runs."""
         return self if len(self.runs) <= max_runs else RankSet(self.count, self.runs[:max_runs])
 
     def first(self, number: int) -> tuple[int, ...]:
-        """The lowest ranks, as many as asked for, or as are known."""
+        """The lowest ranks, up to ``number`` or as many as are known."""
         ranks: list[int] = []
         for first, last in self.runs:
             ranks += range(first, min(last + 1, first + number - len(ranks)))
         return tuple(ranks)
 
     def named(self) -> str:
-        """E.g. ``ranks 0, 3``; of many the first."""
+        """E.g. ``ranks 0, 3``; only the first if there are many."""
         return name_ranks(self.first(_NAMED))
 
     def in_words(self) -> str:
-        """E.g. ``0-4, 7``, with a dash; of many runs the first."""
+        """E.g. ``0-4, 7``, with a dash; only the first runs if there are many."""
         return ranges_in_words(self.runs, more=not self.is_whole)
 
 
 def union(sets: Iterable[RankSet]) -> RankSet:
-    """The ranks of all sets, no two of which have a rank in common."""
+    """The ranks of all sets, which are disjoint."""
     sets = [ranks for ranks in sets if ranks.count]
-    # Beyond the last run of a set that is not whole, ranks of it are missing here.
+    # After the last run of an incomplete set, its further ranks are missing here.
     cut = [ranks.runs[-1][1] for ranks in sets if not ranks.is_whole]
     runs = joined([run for ranks in sets for run in ranks.runs if not cut or run[0] <= min(cut)])
     return RankSet(sum(ranks.count for ranks in sets), tuple(runs[:MAX_RUNS]))

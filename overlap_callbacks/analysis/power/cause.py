@@ -1,16 +1,16 @@
 """What slows the compute kernels down (equation 1): a verdict, and the share of each cause.
 
-A kernel that only computes loses the ratio of the clocks, one that waits for memory loses less. So ``clock_seq /
-clock_ov - 1`` is the most that the clock explains, and what remains, multiplicatively, the least that contention does.
-The thresholds are cautious judgements: if two causes are close, the verdict is "undecided".
+A kernel that only computes slows down by the ratio of the clocks, one that waits for memory by less. So the clock
+explains at most ``clock_seq / clock_ov - 1``, and contention at least the (multiplicative) rest. The thresholds are
+cautious judgements: if two causes are close, the verdict is "undecided".
 
 Shares: with the loss to the clock ``c`` and the losses to other causes ``e`` at an equal clock::
 
     1 + slowdown = (1 + c) * (1 + e_sms + e_waves + ...)
 
 The share of the clock is ``c``, that of each other cause is ``(1 + c) * e``, and the shares add up to the slowdown.
-Only the clock is measured; SMs taken and waves are modelled (``kernels.sm_loss``). What remains is memory bandwidth's
-if the device's counters say that it was exhausted, else it is unexplained.
+Only the clock is measured; SMs taken and waves are modelled (``kernels.sm_loss``). The rest is due to memory bandwidth
+if the device's counters show that it was exhausted, otherwise unexplained.
 """
 
 from __future__ import annotations
@@ -47,21 +47,21 @@ MEMORY_BANDWIDTH = "memory bandwidth"
 SM_CONTENTION = "SM contention"
 UNDECIDED = "undecided"
 
-# A smaller slowdown needs no explanation: a window's slowdown is known to a percent or two at best.
+# A smaller slowdown needs no explanation: a window measures it to a percent or two at best.
 MIN_SLOWDOWN = 0.02
-# Share of the slowdown that the clock must explain to be the cause, and below which contention is. In between, neither.
+# The clock is the cause from the first share of the slowdown on, contention up to the second; in between, neither.
 CLOCK_SHARE = 0.6
 CONTENTION_SHARE = 0.4
-# A reason counts if it was in force for a tenth of the overlapped time: one reading in a block of ten.
+# Minimum share of the overlapped time for which a reason must be in force: one reading in a block of ten.
 MIN_REASON_FRACTION = 0.1
-# Kernels reach about nine tenths of the memory's bandwidth at best, and parts of a step need little of it. A mean of
+# Kernels reach about nine tenths of the memory bandwidth at best, and parts of a step need little of it. So a mean of
 # six tenths over overlapped steps means that it was exhausted for much of the time.
 DRAM_BUSY = 0.6
 # If the mean is below four tenths, kernels do not wait for memory.
 DRAM_FREE = 0.4
-# An SM counts as busy if a warp is on it. At nine tenths and more, communication had to take SMs from computation.
+# An SM counts as busy if a warp is on it. At nine tenths or more, communication had to take SMs from computation.
 SM_BUSY = 0.9
-# With fewer readings of the clock in compute, in either mode, the means over all of the modes' time are compared.
+# With fewer clock readings during compute, in either mode, means over all of the modes' time are compared.
 MIN_CLOCK_READINGS = 5
 
 
@@ -69,7 +69,7 @@ ModeFigures = Union[ModePower, JobModePower]
 
 
 class Explanation(NamedTuple):
-    """What the compute slowdown of a window is due to: the shares of all causes, and the cause that stands out.
+    """The cause of a window's compute slowdown: the shares of all causes, and the dominant one.
 
     There is no verdict without power, or if the slowdown is within noise.
     """
@@ -81,9 +81,9 @@ class Explanation(NamedTuple):
 def explain(
     figures: Mapping[str, Estimate], power: JobPower | None, losses: Sequence[SmLoss], compute_ms: float | None
 ) -> Explanation:
-    """What the compute slowdown of a window is due to, by clocks, counters and launches.
+    """The cause of a window's compute slowdown, from clocks, counters and launches.
 
-    ``losses`` are the model's, or their mean, and ``compute_ms`` the sequential compute per step of the same ranks.
+    ``losses`` are the model's, or their mean; ``compute_ms``: sequential compute per step of the same ranks.
     """
     slowdown = figures.get("compute_slowdown")
     if slowdown is None:
@@ -102,7 +102,7 @@ def explain(
 def attribute(
     slowdown: float | None, overlapped: ModeFigures | None, sequential: ModeFigures | None
 ) -> SlowdownCause | None:
-    """The cause of a slowdown; None if it or the figures of a mode were not measured.
+    """The cause of a slowdown; None if it or a mode's figures were not measured.
 
     Raises:
         ValueError: ``slowdown`` is -1 or less, as if kernels took no time.
@@ -151,12 +151,12 @@ class Clocks(NamedTuple):
 
     @property
     def explains(self) -> float:
-        """The most of a slowdown that the clocks explain, as a fraction; negative if the overlapped one is higher."""
+        """The maximum slowdown that the clocks explain, as a fraction; negative if the overlapped clock is higher."""
         return self.sequential_mhz / self.overlapped_mhz - 1
 
 
 def clocks_of(overlapped: ModeFigures, sequential: ModeFigures) -> Clocks | None:
-    """The clocks to compare: while computing if enough readings fall there, else the modes' means; None without."""
+    """The clocks to compare: during compute if there are enough readings, else the modes' means; None without."""
     counts = overlapped.compute_clock_readings, sequential.compute_clock_readings
     if overlapped.compute_clock_mhz and sequential.compute_clock_mhz and min(counts) >= MIN_CLOCK_READINGS:
         basis = f"readings that fall into compute ({counts[0]} overlapped, {counts[1]} sequential)"
@@ -193,7 +193,7 @@ def _cause_of_clock(overlapped: ModeFigures, sequential: ModeFigures) -> tuple[s
                 "time"
             )
         if fraction >= MIN_REASON_FRACTION:
-            # The increase only ranks the causes, it is not required: a cap that is always in force still lowers the
+            # The increase only ranks the causes, and is not required: a cap that is always in force still lowers the
             # clock further under more load.
             candidates.append((fraction - before, fraction, verdict))
     if not candidates:
@@ -202,7 +202,7 @@ def _cause_of_clock(overlapped: ModeFigures, sequential: ModeFigures) -> tuple[s
 
 
 def _contention_of(overlapped: ModeFigures, sequential: ModeFigures) -> tuple[str, list[str]]:
-    """What kernels contend for, memory bandwidth or SMs, by the counters of the device's parts."""
+    """What kernels contend for, memory bandwidth or SMs, from the counters of the device's units."""
     parts, before = overlapped.parts, sequential.parts
     if parts is None or parts.dram is None:
         return UNDECIDED, ["what kernels contend for is not known: the device has no counters of its parts"]
@@ -233,7 +233,7 @@ def slowdown_shares(
     overlapped: ModeFigures | None,
     sequential: ModeFigures | None,
 ) -> SlowdownShares | None:
-    """The share of each cause; None without a slowdown to divide, or if nothing is known of any cause."""
+    """The share of each cause; None without a slowdown to divide, or if no cause is known."""
     if slowdown is None or slowdown < MIN_SLOWDOWN:
         return None
     notes: list[str] = []
@@ -275,7 +275,7 @@ def slowdown_shares(
 def _modelled(
     losses: Sequence[SmLoss], compute_ms: float, from_clock: float, remainder: float, notes: list[str]
 ) -> list[SlowdownShare]:
-    """The shares of SMs taken and of waves, as means over the ranks, scaled down to what remains of the slowdown."""
+    """The shares of SMs taken and of waves, as means over the ranks, scaled down to the rest of the slowdown."""
     per_rank_ms = len(losses) * compute_ms
     sms, waves = (
         (1 + from_clock) * sum(times_ms) / per_rank_ms

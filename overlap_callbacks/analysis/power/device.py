@@ -1,8 +1,8 @@
 """Power, energy and clocks per mode of one device in one window.
 
-The energy counter misses nothing: watts and joules come from it where its reads span the blocks of every mode well
-enough, else from readings of power, if these give the mean well enough. Both modes use one method, since methods differ
-by more than modes do. Where the methods disagree, neither is used.
+The energy counter misses nothing: watts and joules come from it if its reads span the blocks of every mode well enough,
+else from power readings, if these give the mean well enough. Both modes use the same method, because methods differ by
+more than modes do. If the methods disagree, neither is used.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from overlap_callbacks.analysis.sums import grouped
 
 COUNTER = "counter"
 SAMPLES = "samples"
-# Places in a block that are distinguished: a change along a block that goes on for longer is a drift.
+# Maximum positions in a block that are distinguished: a longer change along a block is a drift.
 _MAX_POSITIONS = 32
 
 
 class _OfMode(NamedTuple):
-    """What both methods give for a mode."""
+    """The results of both methods for a mode."""
 
     mode: Mode
     segments: Sequence[Segment]
@@ -81,7 +81,7 @@ def power_figures(
     """
     covers_s = covered_s(readings, stretches or segments, source)
     as_known = source
-    if covers_s is not None:  # the sensor that the readings show
+    if covers_s is not None:  # the averaging time that the readings show
         source = msgspec.structs.replace(source, averaging_s=covers_s, window_s=covers_s - source.renewed_s)
     in_order = sorted(segments, key=lambda segment: segment.start_ns)
     by_mode = grouped(in_order, lambda segment: segment.mode)
@@ -134,7 +134,7 @@ def power_figures(
 
 
 def _method(found: Sequence[_OfMode]) -> str:
-    """The method that gives the power of most modes; the counter, where both give as many."""
+    """The method that gives the power of most modes; if equal, the counter."""
 
     def known(method: str) -> int:
         return sum(power is not None and power.is_known for power in [of.by(method) for of in found])
@@ -143,10 +143,10 @@ def _method(found: Sequence[_OfMode]) -> str:
 
 
 def _power(of: _OfMode, method: str, readings: Readings, source: SourceInfo, interval_s: float) -> dict[str, Any]:
-    """The fields of ``ModePower`` that are of power and energy."""
+    """The power and energy fields of ``ModePower``."""
     power, sampled, tdp_w = of.by(method), of.sampled, source.tdp_w
     peaks: dict[str, Any] = {}
-    if len(sampled.power_w):  # readings of the mode alone
+    if len(sampled.power_w):  # readings of this mode only
         peak_w = float(sampled.power_w.max())
         p99_w = _percentile(sampled.power_w, sampled.seconds, 0.99)
         peaks = {"peak_w": peak_w, "p99_w": p99_w, "peak_tdp_fraction": peak_w / tdp_w if tdp_w else None}
@@ -154,7 +154,7 @@ def _power(of: _OfMode, method: str, readings: Readings, source: SourceInfo, int
         return peaks | {"missing": _why_missing(of, readings, source, interval_s)}
     watts, joules = estimate_w(power), estimate_j(power, of.segments)
     step_s = joules.value / watts.value if watts.value else 0.0
-    if peaks and peaks["peak_w"] < watts.value * (1 - power.error):  # readings that missed it
+    if peaks and peaks["peak_w"] < watts.value * (1 - power.error):  # the readings missed the peak
         peaks = {}
     return peaks | {
         "num_steps": power.num_steps,
@@ -177,16 +177,16 @@ def _percentile(values: Floats, seconds: Floats, fraction: float) -> float:
     """The smallest value that is not exceeded for ``fraction`` of the time."""
     order = np.argsort(values)
     reached = np.cumsum(seconds[order])
-    # Sums of many lengths have rounding errors; those must not select the next value.
+    # Rounding errors of long sums must not select the next value.
     index = int(np.searchsorted(reached, fraction * reached[-1] * (1 - 1e-12)))
     return float(values[order[min(index, len(values) - 1)]])
 
 
-# -- clocks, their reasons, and how busy parts of the device were
+# -- clocks, their reasons, and utilisation of the device's units
 
 
 def _momentary(of: _OfMode, readings: Readings, clocks: Mapping[Mode, tuple[float, int]]) -> ModePower:
-    """The figures of a mode that no method of power decides; clocks are of ``clocks_while_computing``."""
+    """The figures of a mode that do not depend on the power method; clocks are from ``clocks_while_computing``."""
     reasons, throttle_fraction = _reason_fractions(readings, of.segments)
     compute_clock_mhz, compute_clock_readings = clocks.get(of.mode, (None, 0))
     return ModePower(
@@ -206,7 +206,7 @@ def _momentary(of: _OfMode, readings: Readings, clocks: Mapping[Mode, tuple[floa
 
 
 def mean_now(readings: Readings, segments: Sequence[Segment], values: Floats) -> float | None:
-    """Mean over time of what is momentary; None without any reading of it."""
+    """Mean over time of momentary values; None without any reading."""
     total, seconds = 0.0, 0.0
     for segment in segments:
         held = hold(readings, segment, values, readings.time_ns)
@@ -216,7 +216,7 @@ def mean_now(readings: Readings, segments: Sequence[Segment], values: Floats) ->
 
 
 def _by_position(readings: Readings, segments: Sequence[Segment]) -> tuple[PositionPower, ...]:
-    """Clock and power by place in the block, of the readings that are of one step alone."""
+    """Clock and power by position in the block, from readings that belong to a single step."""
     columns = (readings.sm_clock_mhz, readings.time_ns), (readings.power_w, readings.since_ns)
     found: dict[int, tuple[list[float], ...]] = defaultdict(lambda: ([], []))
     for segment in segments:
@@ -239,7 +239,7 @@ def _number_and_mean(values: Sequence[float]) -> tuple[int, float | None]:
 
 
 def _reason_fractions(readings: Readings, segments: Sequence[Segment]) -> tuple[dict[str, float] | None, float | None]:
-    """Fraction of time for each reason that occurred, and in which the clock was held back; None without any reading.
+    """Fraction of time for each reason that occurred, and for which the clock was held back; None without readings.
 
     Reasons whose times the device counts may coincide: then the second is an upper bound.
     """
@@ -262,7 +262,7 @@ def _reason_fractions(readings: Readings, segments: Sequence[Segment]) -> tuple[
 
 
 def _parts_use(readings: Readings, segments: Sequence[Segment]) -> UnitUtilisation | None:
-    """Means over the intervals that lie within a segment, weighted by their lengths."""
+    """Means over the intervals within a segment, weighted by their lengths."""
     used = [
         (use, (time_ns - use.since_ns) / 1e9)
         for time_ns, use in zip(readings.time_ns.tolist(), readings.utilisation, strict=True)
@@ -279,7 +279,7 @@ def _parts_use(readings: Readings, segments: Sequence[Segment]) -> UnitUtilisati
     return UnitUtilisation(measured_s=measured_s, **means)
 
 
-# -- problems, in words
+# -- problems, as text
 
 
 def _peaks_missing(modes: Sequence[ModePower], found: Sequence[_OfMode]) -> list[str]:
@@ -296,7 +296,7 @@ def _peaks_missing(modes: Sequence[ModePower], found: Sequence[_OfMode]) -> list
 
 
 def _without_reasons(modes: Sequence[ModePower], readings: Readings) -> list[str]:
-    """A problem, if the blocks of a mode are shorter than the time that the device's reasons cover."""
+    """A problem, if the blocks of a mode are shorter than the time covered by the device's reasons."""
     with_reasons = np.flatnonzero([reasons is not None for reasons in readings.reasons])
     without = [mode.mode.value for mode in modes if mode.reasons is None]
     if not without or len(with_reasons) < 2:
@@ -304,7 +304,7 @@ def _without_reasons(modes: Sequence[ModePower], readings: Readings) -> list[str
     covered_ns = readings.time_ns[with_reasons] - readings.reasons_since_ns[with_reasons]
     covered_s = float(np.median(covered_ns)) / 1e9
     every_s = float(np.median(np.diff(readings.time_ns[with_reasons]))) / 1e9
-    if not covered_s:  # momentary reasons: no block is too short for them, so the calls failed
+    if not covered_s:  # momentary reasons: no block is too short, so the calls failed
         return []
     return [
         f"why the clock was held back in {' and '.join(without)} steps is not known: the device tells it of "
@@ -354,7 +354,7 @@ def _any_within(readings: Readings, segments: Sequence[Segment]) -> bool:
 
 
 def steps_needed(step_s: float, min_block_s: float) -> int:
-    """Number of steps of ``step_s``, which must be positive (ValueError), that a block of ``min_block_s`` needs."""
+    """Minimum steps of ``step_s`` for a block of ``min_block_s``; raises ValueError unless ``step_s`` is positive."""
     if not step_s > 0:
         raise ValueError(f"step_s must be positive, got {step_s!r}")
     return max(1, math.ceil(min_block_s / step_s - 1e-9))

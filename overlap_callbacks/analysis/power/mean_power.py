@@ -1,7 +1,7 @@
-"""Mean power of a mode over its blocks: how well it is known, by the energy counter, and whether two methods agree.
+"""Mean power of a mode over its blocks: its error, from the energy counter, and whether two methods agree.
 
-Of the counter, only reads within a block count, from the first whose value cannot be from before it: interpolating over
-an edge would mix in the power of the other mode.
+For the counter, only reads within a block count, from the first whose value cannot precede it: interpolating over an
+edge would mix in the power of the other mode.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import SourceInfo
 from overlap_callbacks.analysis.statistics import MIN_BLOCKS, Interval, Sample, interval_of
 
-# A figure that is known less well than this is none: a fraction, at 95 % confidence.
+# A mean with a larger error is not reported: a fraction, at 95 % confidence.
 MAX_ERROR = 0.02
-# No figure is taken to be known better: sensors round, and their calibration drifts between two readings.
+# Minimum error assumed for any mean: sensors round, and their calibration drifts between two readings.
 MIN_ERROR = 0.005
 
-# Energy by the counter over energy by the readings of power. Outside these bounds the counter is not used: some
-# counters stand still, some count in another unit.
+# Energy by the counter over energy by power readings. Outside these bounds the counter is not used: some counters do
+# not move, some have another unit.
 _PLAUSIBLE_RATIO = (0.1, 10.0)
-# Where the two differ by more, one of them is wrong, and it is unknown which.
+# If the two differ by more, one of them is wrong, and it is unknown which.
 _MAX_DIFFERENCE = 0.05
-# Both are known to so much at most, or they are not compared.
+# Maximum error of each for a comparison.
 _MAX_DOUBT = 0.1
 # A difference counts from this multiple of the one expected at 95 % confidence.
 _BEYOND_CHANCE = 1.5
@@ -39,8 +39,8 @@ class MeanPower(NamedTuple):
 
     Attributes:
         power_w: over the time of the measured blocks.
-        error: how far it may be from the truth of these steps, at 95 % confidence, as a fraction.
-        weighted, weights: of each block, power times weight, and weight; 0 where it was not measured; shape (B,).
+        error: maximum relative error for these steps, at 95 % confidence.
+        weighted, weights: of each block, power times weight, and weight; 0 if it was not measured; shape (B,).
         num_steps, measured_s: of the measured blocks.
     """
 
@@ -53,7 +53,7 @@ class MeanPower(NamedTuple):
 
     @property
     def is_known(self) -> bool:
-        """Whether it is known well enough to be a figure."""
+        """Whether its error is small enough to report it."""
         return self.error <= MAX_ERROR
 
 
@@ -73,7 +73,7 @@ def mean_power(segments: Sequence[Segment], weighted: Floats, weights: Floats, e
 
 
 def spread_over_blocks(weighted: Floats, weights: Floats) -> float:
-    """Half the width of the 95 % interval over blocks, as a fraction; 0 where there are too few blocks for one."""
+    """Half the width of the 95 % interval over blocks, as a fraction; 0 with too few blocks."""
     interval = _over_blocks(weighted, weights, 0)
     return 0.0 if interval is None or interval.half_width is None else interval.half_width
 
@@ -88,9 +88,9 @@ def estimate_w(found: MeanPower) -> Estimate:
     """Mean power with its interval over blocks."""
     interval = _over_blocks(found.weighted, found.weights, found.num_steps)
     num_blocks = int((found.weights > 0).sum())
-    if interval is None:  # a power of zero
+    if interval is None:  # zero power
         return Estimate(found.power_w, None, None, found.num_steps, num_blocks)
-    if interval.half_width is None:  # too few blocks to show their spread: what is known of the measuring itself
+    if interval.half_width is None:  # too few blocks to show their spread: use the measurement's own error
         half_w = found.error * found.power_w
         return Estimate(found.power_w, found.power_w - half_w, found.power_w + half_w, found.num_steps, num_blocks)
     return interval.estimate(found.error)
@@ -99,7 +99,7 @@ def estimate_w(found: MeanPower) -> Estimate:
 def estimate_j(found: MeanPower, segments: Sequence[Segment]) -> Estimate:
     """Energy of a step with its interval: mean power times the mean time of all steps, measured or not.
 
-    A sensor measures the long blocks, with slow steps, which may draw less: so the interval is joint.
+    A sensor measures the long blocks, with slow steps, which may draw less power: so the interval is joint.
     """
     times_s = np.array([segment.duration_s for segment in segments])
     num_steps = np.array([float(segment.num_steps) for segment in segments])
@@ -111,7 +111,7 @@ def estimate_j(found: MeanPower, segments: Sequence[Segment]) -> Estimate:
     )
     num_measured = int((found.weights > 0).sum())
     if interval is not None and interval.half_width is None and num_measured == len(rows):
-        half_j = found.error * value  # the steps are those whose power is known, and their time is exact
+        half_j = found.error * value  # the power is of these very steps, and their time is exact
         return Estimate(value, value - half_j, value + half_j, total_steps, len(rows))
     if interval is None or num_measured < 2:
         return Estimate(value, None, None, total_steps, len(rows))
@@ -122,7 +122,7 @@ def estimate_j(found: MeanPower, segments: Sequence[Segment]) -> Estimate:
 
 
 class Agreement(NamedTuple):
-    """How the counter compares with readings of power: why its energy cannot be true, and why neither is used."""
+    """How the counter compares with power readings: why its energy is implausible, and why neither is used."""
 
     counter_problems: tuple[str, ...] = ()
     disagreement: str = ""
@@ -134,8 +134,8 @@ def compare(
     source: SourceInfo,
     interval_s: float,
 ) -> Agreement:
-    """Compare mean power by readings and by the counter, in each mode, or else over the window."""
-    if source.energy_lag_s is None or source.averaging_s is None:  # without a counter, or power is made from it
+    """Compare mean power by readings and by the counter, in each mode, otherwise over the window."""
+    if source.energy_lag_s is None or source.averaging_s is None:  # no counter, or power is derived from it
         return Agreement()
     pairs = [
         (f"in {mode.value} steps", counted.power_w, sampled.power_w, math.hypot(counted.error, sampled.error))
@@ -163,7 +163,7 @@ def compare(
 
 
 def _over_window(readings: Readings, lag_s: float, interval_s: float) -> tuple[float, float, float] | None:
-    """Mean power by the counter and by readings over the window, and their doubt; None where readings are missing."""
+    """Mean power by the counter and by readings over the window, and their errors; None if readings are missing."""
     known = np.flatnonzero(~np.isnan(readings.power_w) & ~np.isnan(readings.energy_j))
     if len(known) < 20 or len(known) < len(readings):
         return None
@@ -183,27 +183,27 @@ def _over_window(readings: Readings, lag_s: float, interval_s: float) -> tuple[f
 
 # -- by the energy counter
 
-# A counter is renewed at times of its own, so the age of a read's value is anything up to its period. The difference of
-# two such ages has a standard deviation of the period over the square root of 6. Ticks come at random times, so the
-# differences of a mode's blocks are independent.
+# A counter updates at times of its own, so the age of a value is anything up to its period. The difference of two such
+# ages has a standard deviation of the period over the square root of 6. Ticks come at random times, so the differences
+# of a mode's blocks are independent.
 _AGES = 1 / math.sqrt(6)
 _TWO_SIGMA = 1.96
-# Where blocks begin at the same place of the counter's period, the first and the last read of a block are of certain
-# ages, the same in all blocks, and are left out. The mean of these places, as points on the unit circle, is longer than
-# this then.
+# If blocks begin at the same phase of the counter's period, the first and the last read of a block have certain ages,
+# equal in all blocks, and are left out. The mean of these phases, as points on the unit circle, is then longer than
+# this.
 _ONE_PLACE = 0.6
-# 95th percentile of the observed over the expected spread of so few blocks.
+# 95th percentile of the observed over the expected spread with so few blocks.
 _SPREAD = 1.7
-# How much more the part of a block that no two reads span differs from the rest than blocks do from each other.
+# How much more the part of a block that no two reads span differs from the rest than blocks differ from each other.
 _UNSEEN = 3.0
-# Places at which the energy of whole steps is compared.
+# Number of positions at which the energy of whole steps is compared.
 _PLACES = 33
-# Between two reads energy is taken to grow evenly. What that does to a block, as a share of the time between two reads
-# and of half the swing of power.
+# Between two reads energy is assumed to grow evenly. The error in a block, as a share of the time between two reads and
+# of half the swing of power.
 _BETWEEN = 0.5
-# Half the swing of power that is assumed where no reading shows it.
+# Half the swing of power, assumed if no reading shows it.
 _ANY_SWING = 0.5
-# The sensor's averaging time over a step's, up to which readings show the swing of power within steps.
+# Maximum ratio of the sensor's averaging time to step time for which readings show the swing of power within steps.
 _SHOWS_SWING = 0.5
 
 
@@ -227,7 +227,7 @@ def counted_power(readings: Readings, segments: Sequence[Segment], source: Sourc
         step_s, gap_s = length_s / segment.num_steps, span_s / (len(times_s) - 1)
         if whole_w is None:
             left_out_s += max(0.0, length_s - span_s)
-        elif gap_s > step_s / 2:  # where in the steps the reads came is lost: the rest of a step is left out
+        elif gap_s > step_s / 2:  # the phase of the reads is lost: leave out the rest of a step
             left_out_s += max(0.0, min(length_s - span_s, step_s / 2))
         else:
             between_s += (_BETWEEN * gap_s * length_s / span_s) ** 2
@@ -241,7 +241,7 @@ def counted_power(readings: Readings, segments: Sequence[Segment], source: Sourc
     half_swing = _half_swing(readings, segments, source)
     by_age = _TWO_SIGMA * _AGES * math.sqrt(ages_s) / total_s
     by_chance = math.hypot(by_age, _TWO_SIGMA * half_swing * math.sqrt(between_s) / total_s)
-    # Blocks that differ by more than chance explains have a power that wanders, also in the part between no two reads.
+    # If blocks differ by more than noise explains, power wanders, also in the part between no two reads.
     wander = math.sqrt(max(0.0, spread_over_blocks(weighted, weights) ** 2 - (_SPREAD * by_chance) ** 2))
     unseen = _UNSEEN * math.sqrt(max(0.0, 1 - seen_s / total_s)) * wander
     error = math.hypot(by_chance, unseen) + left_out_s * half_swing / total_s
@@ -249,14 +249,14 @@ def counted_power(readings: Readings, segments: Sequence[Segment], source: Sourc
 
 
 def _is_in_step(segments: Sequence[Segment], lag_s: float) -> bool:
-    """Whether blocks begin, or end, at the same place of the counter's period."""
+    """Whether blocks begin, or end, at the same phase of the counter's period."""
     edges_ns = np.array([(segment.start_ns, segment.end_ns) for segment in segments], dtype=np.float64)
     places = np.exp(2j * np.pi * edges_ns / (lag_s * 1e9))
     return len(segments) >= MIN_BLOCKS and bool((abs(places.mean(axis=0)) > _ONE_PLACE).any())
 
 
 def _reads(readings: Readings, segment: Segment, lag_s: float) -> tuple[Floats, Floats]:
-    """Times in seconds, from the segment's start, and joules of the reads that are of the segment alone."""
+    """Times in seconds from the segment's start, and joules, of the reads that belong to this segment only."""
     low, high = np.searchsorted(
         readings.time_ns, (segment.start_ns + round(lag_s * 1e9), segment.end_ns + 1), side="left"
     )
@@ -265,7 +265,7 @@ def _reads(readings: Readings, segment: Segment, lag_s: float) -> tuple[Floats, 
 
 
 def _over_whole_steps(times_s: Floats, energy_j: Floats, segment: Segment) -> float | None:
-    """Mean power over whole steps; None where the reads do not span one."""
+    """Mean power over whole steps; None if the reads do not span one."""
     bounds_s = np.concatenate((segment.starts_ns - segment.start_ns, [segment.end_ns - segment.start_ns])) / 1e9
     number = np.arange(len(bounds_s))
     first, last = np.interp((times_s[0], times_s[-1]), bounds_s, number)
@@ -291,5 +291,5 @@ def _half_swing(readings: Readings, segments: Sequence[Segment], source: SourceI
         window_s = float(np.median(readings.time_ns[within] - readings.since_ns[within])) / 1e9
     if window_s is None or window_s > _SHOWS_SWING * step_s:  # a mean over most of a step does not show its swing
         return _ANY_SWING
-    # A mean over a part of the step shows less of the swing than there is.
+    # A mean over part of the step shows less than the full swing.
     return float((power_w.max() - power_w.min()) / 2 / power_w.mean()) / (1 - window_s / step_s)

@@ -1,7 +1,7 @@
-"""When a profiled step computed and when communication was in flight, on the clock of the readings of power.
+"""When a profiled step computed and when communication was in flight, on the clock of the power readings.
 
 While only communication runs the clock may rise, and sequential steps have more of such time. So the SM clock is taken
-from readings that fall into compute.
+from readings during compute.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.power.readings import Readings
 from overlap_callbacks.analysis.results.mode import Mode
 
-# A reading counts if compute ran for so much of the time in which it may have been taken. The rest allows for the gaps
+# Minimum share of the time in which a reading may have been taken during which compute ran. The rest allows for gaps
 # between kernels.
 MIN_COMPUTE_SHARE = 0.9
-# Besides the bounds of the step's start: the driver takes about this long to read a clock.
+# Added to the bounds of the step's start: the driver takes about this long to read a clock.
 _READ_NS = 1_000_000
 
 
@@ -28,7 +28,7 @@ _READ_NS = 1_000_000
 class StepPhases:
     """When a profiled step computed and communicated, in nanoseconds of ``time.perf_counter_ns``.
 
-    The intervals are disjoint and ascending; all may be earlier or later by ``uncertainty_ns``.
+    The intervals are disjoint and ascending; all may be off by up to ``uncertainty_ns``.
     """
 
     mode: Mode
@@ -44,7 +44,7 @@ class StepPhases:
 
 
 class ProfilePhases:
-    """Finds the phases of single steps of a profile, including kernels of other steps that run during a step."""
+    """Computes the phases of single steps of a profile, including kernels of other steps that run during a step."""
 
     def __init__(self, kernels: KernelTable) -> None:
         self._kernels = kernels
@@ -68,7 +68,7 @@ class ProfilePhases:
 
 
 def _shifted_part(union: Intervals, start_ns: int, end_ns: int, shift_ns: int) -> Intervals:
-    """What lies between two times, moved by ``shift_ns``."""
+    """The part between two times, moved by ``shift_ns``."""
     low = np.searchsorted(union.end_ns, start_ns, side="right")
     high = np.searchsorted(union.start_ns, end_ns, side="left")
     starts, ends = (np.clip(side[low:high], start_ns, end_ns) + shift_ns for side in (union.start_ns, union.end_ns))
@@ -76,7 +76,7 @@ def _shifted_part(union: Intervals, start_ns: int, end_ns: int, shift_ns: int) -
 
 
 def clocks_while_computing(readings: Readings, phases: Sequence[StepPhases]) -> dict[Mode, tuple[float, int]]:
-    """The mean SM clock of the readings that fall into compute, and their number; by mode, where there are any."""
+    """The mean SM clock of the readings during compute, and their number; by mode, if there are any."""
     found: dict[Mode, list[float]] = defaultdict(list)
     known = ~np.isnan(readings.sm_clock_mhz)
     times_ns, clocks_mhz = readings.time_ns[known], readings.sm_clock_mhz[known]

@@ -1,7 +1,7 @@
-"""What a power source reads at one time (``Reading``), many readings in columns, and which belong to a stretch of time.
+"""One reading of a power source (``Reading``), readings in columns, and which of them belong to a time range.
 
-A reading covers the time from its ``since_ns`` to its ``time_ns``. It belongs to a segment, a stretch of time in one
-mode, only if all that time lies within it: an average over two modes is the value of neither.
+A reading covers the time from its ``since_ns`` to its ``time_ns``. It belongs to a segment (a time range in one mode)
+only if it covers no time outside it: an average over two modes is the value of neither.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from overlap_callbacks.analysis.results.mode import Mode
 Floats = npt.NDArray[np.float64]
 Times = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.intp]
-# Reasons for a clock, keys of ``REASONS``: those in force, or of each the share of the time in which it was.
+# Reasons for a clock, keys of ``REASONS``: those in force, or the share of time in which each was.
 Reasons = Union[frozenset[str], Mapping[str, float]]
 _COLUMNS = ("power_w", "energy_j", "sm_clock_mhz", "memory_clock_mhz", "temperature_c", "limit_w")
 
 
 @dataclass(frozen=True)
 class Readings:
-    """Readings of one source in columns of shape (n,), in order of time; NaN or None where a reading has no value.
+    """Readings of one source in columns of shape (n,), ordered by time; NaN or None if a reading has no value.
 
-    ``since_ns`` and ``reasons_since_ns`` are when the time that each ``power_w`` and ``reasons`` covers began.
+    ``since_ns`` and ``reasons_since_ns``: start of the time that each ``power_w`` and ``reasons`` covers.
     """
 
     time_ns: Times
@@ -66,10 +66,10 @@ class Readings:
 
 
 class Utilisation(msgspec.Struct, frozen=True):
-    """Busy parts of a device since ``since_ns``, as fractions of time or of the maximum; None where not measured.
+    """Utilisation of a device's units since ``since_ns``, as fractions of time or of the maximum; None if not measured.
 
-    ``sm_occupancy`` is active warps over the most there can be, ``dram`` the used share of the memory's bandwidth, and
-    the rates of ``nvlink`` are over all links, in GB/s.
+    ``sm_occupancy``: active warps over the maximum. ``dram``: used share of memory bandwidth. ``nvlink`` rates are over
+    all links, in GB/s.
     """
 
     since_ns: int
@@ -82,11 +82,11 @@ class Utilisation(msgspec.Struct, frozen=True):
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """What was read from a device at one time; None for what it does not measure.
+    """One reading of a device; None for values that it lacks.
 
     Attributes:
         time_ns: middle of the read, as of ``time.perf_counter_ns``.
-        averaging_s: length of the time before ``time_ns`` that ``power_w`` covers: the sensor averages, and is late.
+        averaging_s: time before ``time_ns`` that ``power_w`` covers: the sensor averages, and is late.
         energy_j: since the source was made, without the counter's wraps. None also if the counter was reset since the
             last reading.
         sm_clock_mhz, memory_clock_mhz: clocks.
@@ -94,8 +94,8 @@ class Reading(msgspec.Struct, frozen=True):
         limit_w: power limit in force.
         reasons: why the clock is what it is, keys of ``REASONS``; empty if nothing limits it. Where the device says for
             how long, the share of the covered time of each.
-        utilisation: how busy the device's parts were.
-        reasons_since_ns: when the time that ``reasons`` cover began; None if they are momentary.
+        utilisation: utilisation of the device's units.
+        reasons_since_ns: start of the time that ``reasons`` cover; None if they are momentary.
     """
 
     time_ns: int
@@ -113,16 +113,16 @@ class Reading(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Segment:
-    """A stretch of time in one mode: the counted steps of a block, or its warm-up.
+    """A time range in one mode: the counted steps of a block, or its warm-up.
 
     Attributes:
         start_ns, end_ns: when the device began the first step and finished the last, as of ``time.perf_counter_ns``.
         mode: of its steps.
         num_steps: number of steps in it.
-        step_starts_ns: when each of them began; empty for equally long ones.
+        step_starts_ns: start of each; empty if they are equally long.
         counted, profiled: whether the steps count (those of a warm-up do not), and ran under the profiler.
-        length_s: length by the device's own clock; None for the time between the bounds.
-        position: place of its first step among the counted steps of the block, from 0.
+        length_s: duration by the device's own clock; None for the time between the bounds.
+        position: index of its first step among the counted steps of the block, from 0.
     """
 
     start_ns: int
@@ -143,12 +143,12 @@ class Segment:
 
     @property
     def duration_s(self) -> float:
-        """Length, in seconds."""
+        """Duration in seconds."""
         return (self.end_ns - self.start_ns) / 1e9 if self.length_s is None else self.length_s
 
     @property
     def starts_ns(self) -> Times:
-        """When each step began; shape (num_steps,)."""
+        """Start of each step; shape (num_steps,)."""
         if self.step_starts_ns:
             return np.array(self.step_starts_ns, dtype=np.int64)
         step_ns = (self.end_ns - self.start_ns) / self.num_steps
@@ -156,34 +156,35 @@ class Segment:
 
 
 class HeldReadings(NamedTuple):
-    """Indices of the readings of a segment, and the seconds for which each is held; they add up to its duration."""
+    """Indices of a segment's readings, and the seconds for which each is held, which add up to its duration."""
 
     rows: Rows
     seconds: Floats
 
 
 def rows_within(readings: Readings, start_ns: int, end_ns: int, values: Floats, since_ns: Times) -> Rows:
-    """Indices of the readings that have a value and cover no time outside two times.
+    """Indices of the readings that have a value and cover no time outside ``start_ns`` to ``end_ns``.
 
-    ``values`` is a column of the readings, ``since_ns`` when the time that each covers began.
+    ``values``: a column of the readings. ``since_ns``: start of the time that each covers.
     """
     low = np.searchsorted(readings.time_ns, start_ns)
-    rows = np.arange(low, np.searchsorted(readings.time_ns, end_ns, side="right"))  # one at the very end belongs to it
+    # a reading at the very end is included
+    rows = np.arange(low, np.searchsorted(readings.time_ns, end_ns, side="right"))
     within: Rows = rows[(since_ns[rows] >= start_ns) & ~np.isnan(values[rows])]
     return within
 
 
 def hold(readings: Readings, segment: Segment, values: Floats, since_ns: Times) -> HeldReadings:
-    """The readings of a segment that have a value, and for how long each of them is held.
+    """A segment's readings with a value, and how long each is held.
 
     A value is held from the start of the time that it covers until the time that the next reading covers; the first and
-    the last reach to the segment's edges. Arguments as in ``rows_within``.
+    the last extend to the segment's edges. Arguments as in ``rows_within``.
     """
     rows = rows_within(readings, segment.start_ns, segment.end_ns, values, since_ns)
     if not len(rows):
         return HeldReadings(rows, np.empty(0))
-    # A value is held until the time that the next reading covers, however far back that reaches.
+    # Hold a value until the time that the next reading covers, however far back that reaches.
     changes = np.maximum(readings.time_ns[rows[:-1]], since_ns[rows[1:]])
     lengths_ns = np.diff(np.concatenate(([segment.start_ns], changes, [segment.end_ns])))
-    is_held = lengths_ns > 0  # a momentary reading at the very end belongs to the next segment, if to any
+    is_held = lengths_ns > 0  # a momentary reading at the very end belongs to the next segment, if any
     return HeldReadings(rows[is_held], lengths_ns[is_held] / 1e9)

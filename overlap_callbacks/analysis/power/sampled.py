@@ -1,15 +1,15 @@
-"""Mean power of a mode by readings of power, where there is no energy counter that is known well enough.
+"""Mean power of a mode from power readings, if no energy counter is accurate enough.
 
 A reading is late, by an unknown part of the time that it covers. So a block's readings are taken from a time that is
-whole steps before its end: then every part of a step counts the same.
+whole steps before its end: then every part of a step has equal weight.
 
-Readings come at random times, one in each interval. Power that swings within steps is then known to ``s / sqrt(n)``. A
-sensor that looks at part of the time only may do so in step with training, and see the same part of each step in any
-number of readings. Readings cannot show that, so the sampled places in steps must balance, and differences between
-blocks count as error.
+Readings come at random times, one in each interval, so power that varies within steps is known to ``s / sqrt(n)``. But
+a sensor that samples only part of the time may stay in phase with training, and see the same part of each step however
+many readings there are. This aliasing cannot be detected from the readings, so the sampled step phases must be
+balanced, and differences between blocks count as error.
 
-A driver may average over a longer time than tables say; then readings mix the modes. A reading that covers the time
-from ``d + w`` to ``d`` before it follows the share of sequential time in there: covered times that the table allows are
+A driver may average for longer than tables say; then readings mix the modes. A reading that covers the time from
+``d + w`` to ``d`` before it follows the share of sequential time in that range: covered times that the table allows are
 compared with longer ones, by least squares.
 """
 
@@ -29,16 +29,17 @@ from overlap_callbacks.analysis.power.readings import Floats, Readings, Rows, Se
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import SourceInfo
 
-# Ticks come at random times, one in each interval, so up to two intervals lie between two. A thread may also wake late.
+# Ticks come at random times, one in each interval, so up to two intervals may separate them. A thread may also wake
+# late.
 _MAX_GAP = 2.0
 _LATE_S = 0.02
-# Fewer degrees of freedom within blocks, and all readings of the mode are compared with each other.
+# With fewer degrees of freedom within blocks, all readings of the mode are compared with each other.
 _FEW = 3
-# Times at which a sensor may be renewed that are tried, within its period.
+# Number of sensor update phases that are tried within its period.
 _OFFSETS = 8
 _TWO_SIGMA = 1.96
-# The mean of the places in steps that readings of a block are of, as points on the unit circle, is longer than this
-# only where the sensor is in step with training.
+# The mean step phase of a block's readings, as points on the unit circle, is longer than this only if the sensor is in
+# phase with training.
 _ONE_PLACE = 0.6
 
 
@@ -46,18 +47,18 @@ Places = npt.NDArray[np.complex128]
 
 
 class Unmeasured(enum.Enum):
-    """Why a block gives nothing."""
+    """Why a block gives no power."""
 
-    SHORT = enum.auto()  # for the time that a reading covers
+    SHORT = enum.auto()  # shorter than the time that a reading covers
     GAP = enum.auto()  # readings are missing
     CHANCE = enum.auto()  # no tick came
 
 
 @dataclass
 class SampledPower:
-    """What the readings of a mode give: the mean, the readings that belong to it and how long each is held; shape (n,).
+    """Result of a mode's readings: the mean, the readings that belong to it and how long each is held; shape (n,).
 
-    ``num_readings`` are in the mean, and ``unmeasured`` is why blocks gave nothing.
+    ``num_readings`` are in the mean; ``unmeasured``: why blocks gave nothing.
     """
 
     mean: MeanPower | None = None
@@ -70,7 +71,7 @@ class SampledPower:
 def sampled_power(
     readings: Readings, segments: Sequence[Segment], source: SourceInfo, interval_s: float
 ) -> SampledPower:
-    """What the readings of a mode, of which ``segments`` are the blocks, say of its power."""
+    """Power of a mode from its readings; ``segments`` are its blocks."""
     found = SampledPower()
     weighted, weights = np.zeros(len(segments)), np.zeros(len(segments))
     of_blocks: list[Floats] = []
@@ -109,7 +110,7 @@ def sampled_power(
         return found
     power_w = np.concatenate(of_blocks)
     if source.averaging_s is None:
-        # The counter itself is better than power that is made from it.
+        # The counter itself is better than power derived from it.
         error = math.inf if source.has_energy or len(power_w) < 2 else 0.0
     else:
         error = (
@@ -126,7 +127,7 @@ def sampled_power(
 def _first_of_whole_steps(segment: Segment, clear_ns: int) -> tuple[int | None, bool]:
     """From when on readings of a block count, and whether whole steps lie between that and its end.
 
-    None where the block is too short. Less than a step will do if it is most of the block: steps may be long.
+    None if the block is too short. Less than a step is enough if it is most of the block: steps may be long.
     """
     if not clear_ns:
         return segment.start_ns, True
@@ -139,7 +140,7 @@ def _first_of_whole_steps(segment: Segment, clear_ns: int) -> tuple[int | None, 
 
 
 def _taken(readings: Readings, segment: Segment, begin_ns: int, since_last: bool) -> tuple[Rows, Floats]:
-    """The readings of a block that count, and how much each does."""
+    """The readings of a block that count, and the weight of each."""
     if since_last:  # each is the mean of its own time
         rows = rows_within(readings, segment.start_ns, segment.end_ns, readings.power_w, readings.since_ns)
         return rows, (readings.time_ns[rows] - readings.since_ns[rows]) / 1e9
@@ -151,7 +152,7 @@ def _taken(readings: Readings, segment: Segment, begin_ns: int, since_last: bool
 
 def _has_gap(readings: Readings, start_ns: int, end_ns: int, interval_s: float, since_last: bool) -> bool:
     """Whether readings are missing between two times, so that the power is unknown."""
-    if since_last:  # a reading covers all the time since the one before
+    if since_last:  # a reading covers all the time since the previous one
         return False
     low, high = np.searchsorted(readings.time_ns, (start_ns, end_ns))
     times_ns = readings.time_ns[low:high][~np.isnan(readings.power_w[low:high])]
@@ -160,7 +161,7 @@ def _has_gap(readings: Readings, start_ns: int, end_ns: int, interval_s: float, 
 
 
 def _places_in_steps(times_ns: Times, segment: Segment, renewed_s: float) -> Places:
-    """Where in their steps the sensor may have looked, as points on the unit circle; shape (_OFFSETS, n)."""
+    """Possible step phases of the sensor's samples, as points on the unit circle; shape (_OFFSETS, n)."""
     bounds_ns = np.concatenate((segment.starts_ns, [segment.end_ns])).astype(np.float64)
     renewed_ns = renewed_s * 1e9
     offsets_ns = np.arange(_OFFSETS)[:, None] / _OFFSETS * renewed_ns
@@ -170,15 +171,15 @@ def _places_in_steps(times_ns: Times, segment: Segment, renewed_s: float) -> Pla
 
 
 def _is_in_step(of_steps: Sequence[Places]) -> bool:
-    """Whether the sensor looks at one place of the steps of each block."""
+    """Whether the sensor samples the same phase of the steps in each block."""
     held = [abs(places.mean(axis=1)) for places in of_steps if places.shape[1] >= _FEW]
     return bool(held) and float(np.mean(held, axis=0).max()) > _ONE_PLACE
 
 
 def _chance(of_blocks: Sequence[Floats], of_steps: Sequence[Places], left_out: float, most: float) -> float:
-    """How far the mean of readings may be from the mean of power, at 95 % confidence, as a fraction.
+    """Maximum deviation of the mean of readings from mean power, at 95 % confidence, as a fraction.
 
-    No readings count of ``left_out``, a share of the blocks' time. One value of the sensor gives up to ``most``
+    No readings count in ``left_out``, a share of the blocks' time. One value of the sensor gives up to ``most``
     readings.
     """
     power_w = np.concatenate(of_blocks)
@@ -190,12 +191,12 @@ def _chance(of_blocks: Sequence[Floats], of_steps: Sequence[Places], left_out: f
         return 0.0
     from scipy.special import stdtrit  # takes half a second to import
 
-    # Equal readings in a row are one value of the sensor: n is (sum of w)^2 / (sum of w^2) for w readings of a value.
+    # Consecutive equal readings are one value of the sensor: n is (sum of w)^2 / (sum of w^2) for w readings per value.
     often = np.minimum(np.concatenate([_runs(block) for block in of_blocks]), max(1.0, most))
-    # A longer run is of several equal values.
+    # A longer run consists of several equal values.
     independent = len(power_w) * float(often.sum() / (often**2).sum())
     by_chance = float(stdtrit(freedom, 0.975)) * math.sqrt(variance / independent)
-    # Power that swings once in a step, with this variance, has an amplitude of sqrt(2) times its root.
+    # Power that oscillates once per step, with this variance, has an amplitude of sqrt(2) times its root.
     spread = math.sqrt(float(np.mean([block.var() for block in of_blocks])))
     in_step = math.sqrt(2) * spread * float(abs(np.concatenate(of_steps, axis=1).mean(axis=1)).max())
     unseen = _TWO_SIGMA * left_out * spread / math.sqrt(len(of_blocks))
@@ -211,8 +212,8 @@ def _runs(power_w: Floats) -> Floats:
 def _variance(of_blocks: Sequence[Floats]) -> tuple[float, int]:
     """Variance of a reading around the power of its time, and its degrees of freedom.
 
-    Power that swings slowly is known better than its variance says, as readings follow the swing: then half of the mean
-    square of the differences between two readings in a row is used.
+    Slowly varying power is known better than its variance says, because readings follow it: then half of the mean
+    square of the differences between consecutive readings is used.
     """
     freedom = sum(len(power_w) - 1 for power_w in of_blocks)
     if freedom < _FEW:
@@ -223,25 +224,25 @@ def _variance(of_blocks: Sequence[Floats]) -> tuple[float, int]:
     return min(around_mean, in_a_row), freedom
 
 
-# -- what time a sensor really covers, by how its readings follow the changes of mode
+# -- the time that a sensor really covers, from how its readings follow changes of mode
 
-# Times over which a sensor may average, in seconds, and how late it may be.
+# Possible averaging times of a sensor, in seconds, and possible delays.
 _WINDOWS_S = (0.001, 0.025, 0.05, 0.1, 0.15, 0.22, 0.3, 0.4, 0.5, 0.63, 0.8, 1.0, 1.25, 1.6, 2.0, 2.5, 3.2)
 _DELAYS_S = (0.0, 0.05, 0.1, 0.2)
-# Readings in a row are correlated, so parts of the window are compared: a longer time must fit nearly all better.
+# Consecutive readings are correlated, so parts of the window are compared: a longer time must fit nearly all better.
 _PARTS = 8
-# After fewer changes of mode a slow sensor looks like a drift of power.
+# With fewer changes of mode a slow sensor looks like a drift of power.
 _MIN_CHANGES = 3
 _MIN_READINGS_OF_PART = 3
-# In standard errors over the parts. A longer time is reported only if it fits better by so much than all that the table
-# allows; of those that fit about as well as the best, the longest is taken.
+# In standard errors over the parts. A longer time is reported only if it fits better by the first than all that the
+# table allows; of those within the second of the best, the longest is chosen.
 _SURELY, _ABOUT = 3.0, 2.0
 
 
 def covered_s(readings: Readings, stretches: Sequence[Segment], source: SourceInfo) -> float | None:
-    """The time that a reading covers, where the readings show a longer one than the table has; else None.
+    """The time that a reading covers, if the readings show a longer one than the table has; else None.
 
-    ``stretches`` are all of the window in one mode, including warm-up steps.
+    ``stretches``: all of the window in one mode, including warm-up steps.
     """
     known_s = source.averaging_s
     in_order = [stretch.mode for stretch in sorted(stretches, key=lambda stretch: stretch.start_ns)]
@@ -253,7 +254,7 @@ def covered_s(readings: Readings, stretches: Sequence[Segment], source: SourceIn
     if len(known) < _PARTS * _MIN_READINGS_OF_PART:
         return None
     times_s, power_w = readings.time_ns[known] / 1e9, readings.power_w[known]
-    if np.ptp(power_w) == 0:  # what would fit better or worse is rounding alone
+    if np.ptp(power_w) == 0:  # only rounding could fit better or worse
         return None
     edges_s, sequential_s = _sequential(stretches)
     tried = [(late + window, late, window) for window in _WINDOWS_S for late in _DELAYS_S]
@@ -287,7 +288,7 @@ def _sequential(stretches: Sequence[Segment]) -> tuple[Floats, Floats]:
 
 
 def _residuals(power_w: Floats, share: Floats) -> Floats:
-    """Of a straight line through the readings, over the share of sequential time that each covers."""
+    """Residuals of a straight line through the readings, over the share of sequential time that each covers."""
     centred = share - share.mean()
     spread = float(centred @ centred)
     slope = float(centred @ power_w) / spread if spread > 0 else 0.0

@@ -1,6 +1,6 @@
-"""Power of the ranks' devices as sums; a device that several ranks share counts once.
+"""Power of the ranks' devices as sums; a device shared by several ranks counts once.
 
-Devices are kept one by one as long as they are few: ranks that share one may be heard through different leaders.
+A few devices are kept one by one, because ranks that share one may report through different leaders.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from overlap_callbacks.analysis.sums import (
     table_sum,
 )
 
-# Devices that are kept one by one: a leader has up to 64 members.
+# Maximum devices kept one by one: a leader has up to 64 members.
 MAX_DEVICES = 64
-# Ranks that a report names one by one.
+# Maximum ranks that a report names one by one.
 MAX_RANKS = 64
 
 _PARTS = tuple([name for name in UnitUtilisation.__struct_fields__ if name != "measured_s"])
 _METHODS = ("counter", "samples", "held samples")
-# What is known of a device in a mode. Where it was not measured it is NaN, also whether there are reasons and the like.
+# The numbers of a device in a mode. NaN if not measured, including whether there are reasons and the like.
 _NUMBERS = (
     "avg_w", "peak_w", "p99_w", "avg_tdp_fraction", "peak_tdp_fraction", "energy_per_step_j", "sm_clock_mhz",
     "throttle_fraction", "avg_w_ci_low", "avg_w_ci_high", "energy_per_step_j_ci_low", "energy_per_step_j_ci_high",
@@ -58,10 +58,10 @@ def _best_known(of_ranks: Sequence[tuple[bool, int, Floats]]) -> tuple[bool, int
 
 
 class Device(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the ranks that share a device know of it.
+    """What the ranks that share a device know about it.
 
-    ``known`` is whether it has no power figures, the rank whose figures these are, and the numbers of ``_COLUMNS`` in
-    each mode: those of the lowest rank that has power figures.
+    ``known``: whether it lacks power figures, the rank whose figures these are, and the numbers of ``_COLUMNS`` in each
+    mode, from the lowest rank with power figures.
     """
 
     identity: bytes
@@ -76,13 +76,13 @@ class PowerSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Power of the devices of some ranks.
 
     Attributes:
-        ranks: that have power.
-        without: that have none.
-        unread: of these, the ranks whose device no other rank reads either.
-        devices: those that are kept one by one.
+        ranks: ranks that have power.
+        without: ranks that have none.
+        unread: ranks among these whose device no other rank reads.
+        devices: the devices kept one by one.
         num_others, others: the other devices, and sums over them.
         problems: of the devices.
-        source: the lowest rank that has power, and where its figures come from.
+        source: the lowest rank that has power, and the source of its figures.
     """
 
     ranks: Annotated[RankSet, union] = RankSet()
@@ -133,8 +133,8 @@ def _missing(power: DevicePower) -> list[str]:
 
 
 def _numbers(device: DevicePower) -> Floats:
-    """What the device measured; shape (modes times columns,)."""
-    # Else the clock of one mode would be of other devices than that of the other.
+    """The device's measurements; shape (modes times columns,)."""
+    # Otherwise the modes' clocks would be of different devices.
     has_clocks = all((of := device.of(mode)) is not None and of.compute_clock_mhz is not None for mode in Mode)
     rows = []
     for mode in Mode:
@@ -154,7 +154,7 @@ def _numbers(device: DevicePower) -> Floats:
 
 
 def add_power(parts: Sequence[PowerSums]) -> PowerSums:
-    """Power of the devices of all parts. If ranks share a device, the lowest that has power figures speaks for it."""
+    """Power of the devices of all parts. If ranks share a device, the lowest with power figures counts."""
     added = _add(parts)
     if len(added.devices) > MAX_DEVICES:
         return replace(added, devices=(), num_others=_num_devices(added), others=tuple(_summed(added)))
@@ -166,7 +166,7 @@ def _num_devices(sums: PowerSums) -> int:
 
 
 def _summed(sums: PowerSums) -> list[Aggregate]:
-    """Over all devices; none where there are none."""
+    """Totals over all devices; empty if there are none."""
     aggregates = list(sums.others)
     if sums.devices:
         _, owners, numbers = zip(*[device.known for device in sums.devices], strict=True)
@@ -178,7 +178,7 @@ def _summed(sums: PowerSums) -> list[Aggregate]:
 
 
 class _Column(NamedTuple):
-    """One number over the devices that have it."""
+    """One quantity over the devices that have it."""
 
     number: int = 0
     total: float | None = None
@@ -192,7 +192,7 @@ class _Column(NamedTuple):
 
 
 def pooled_power(sums: PowerSums, *, whole: bool) -> JobPower:
-    """Power over all ranks of a part. Without ``whole``, all ranks of the job, there are no sums over devices."""
+    """Power over all ranks of a part. Unless ``whole`` (all ranks of the job), there are no sums over devices."""
     num_devices = _num_devices(sums)
     columns = [
         _Column(int(number), total, total / number, low, high) if number else _Column()
@@ -221,7 +221,7 @@ def pooled_power(sums: PowerSums, *, whole: bool) -> JobPower:
 
 def _of_mode(mode: Mode, of: dict[str, _Column], num_devices: int | None) -> JobModePower:
     def mean_of_all(name: str) -> float | None:
-        """The mean, if every device that has mean power has this bound of it too."""
+        """The mean, if every device with mean power also has this bound of it."""
         return of[name].mean if of[name].number == of["avg_w"].number else None
 
     methods = [name for name in _METHODS if of[name].number]

@@ -1,4 +1,4 @@
-"""The trace of power against time in one window, thinned to what a page can draw."""
+"""The trace of power over time in one window, thinned for the page."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from overlap_callbacks.analysis.power.phases import StepPhases
 from overlap_callbacks.analysis.power.readings import Floats, Readings, Segment
 from overlap_callbacks.analysis.results.power import PowerTrace, TraceSegment
 
-# Thousandths of a millisecond and of a watt are more precise than any sensor, and keep a record short.
+# Thousandths of a millisecond and of a watt exceed any sensor's precision, and keep a record short.
 _DIGITS = 3
-# Intervals that are kept of each profiled step: power sensors resolve no more than some of them.
+# Maximum intervals kept per profiled step: power sensors resolve only a few.
 _MAX_INTERVALS = 60
-# Points that are kept.
+# Maximum points kept.
 MAX_POINTS = 600
 
 
@@ -28,9 +28,9 @@ def power_trace(
     tdp_w: float | None = None,
     phases: Sequence[StepPhases] = (),
 ) -> PowerTrace | None:
-    """The trace of a window, bounded by its segments if there are any; None without readings of power.
+    """The trace of a window, limited to its segments if there are any; None without power readings.
 
-    Peaks stay: the extremes of each stretch of time are kept.
+    Peaks are preserved: thinning keeps the extremes of each stretch of time.
     """
     rows = np.flatnonzero(~np.isnan(readings.power_w))
     if segments:
@@ -70,7 +70,7 @@ def power_trace(
 
 
 def _thinned(of_steps: Sequence[Intervals], start_ns: int) -> tuple[tuple[float, float], ...]:
-    """Some intervals of each step, in milliseconds from the start of the trace; none that rounding makes empty."""
+    """Some intervals of each step, in milliseconds from the start of the trace; none that rounding would make empty."""
     found: list[tuple[float, float]] = []
     for intervals in of_steps:
         thin = intervals.thinned(_MAX_INTERVALS)
@@ -92,7 +92,7 @@ def thin(values: Floats, max_points: int) -> npt.NDArray[np.intp]:
     """Indices of at most ``max_points`` values: the first, the last, and the extremes of each stretch in between."""
     if len(values) <= max_points:
         return np.arange(len(values))
-    # The two ends take two points, and each stretch takes two.
+    # The two ends take two points, and so does each stretch.
     edges = np.linspace(0, len(values), (max_points - 2) // 2 + 1).astype(np.intp)
     kept = {0, len(values) - 1}
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
