@@ -1,1 +1,1 @@
-"""Plain data, as it is sent between ranks, written to the record and shown."""
+"""Plain data that is sent between ranks, written to the record and shown."""

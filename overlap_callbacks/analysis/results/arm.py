@@ -15,7 +15,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import WindowReport
 from overlap_callbacks.analysis.results.report_parts import Parts
 
-# The steps with the arm take the place of sequential ones: timed steps, then profiled ones.
+# Steps with the arm replace sequential ones: first timed, then profiled steps.
 _TIMED, _PROFILED = (SEQ, STEP), (ISO, OV)
 
 
@@ -58,7 +58,7 @@ ARM_FIGURES = (
          between=(-math.inf, math.inf),
          formula=Formula(_PROFILED, lambda arm, configured: _exposed_ms(arm) - _exposed_ms(configured))),
 )  # fmt: skip
-# Of power and memory, without intervals.
+# Figures of power and memory, without intervals.
 ARM_DEVICE_FIGURES = (
     *_both("avg_w", "W", "mean power of a device"),
     *_both("peak_w", "W", "highest power of a device", aggregate=HIGHEST),
@@ -104,7 +104,7 @@ ARM_FAMILIES = (
 
 
 class ComparedArm(msgspec.Struct, frozen=True):
-    """What the steps as configured were compared with. ``equal_results``: it leaves losses and weights as they are."""
+    """The arm that the steps as configured were compared with. ``equal_results``: losses and weights do not change."""
 
     name: str
     equal_results: bool

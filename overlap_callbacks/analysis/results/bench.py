@@ -1,6 +1,6 @@
-"""What ``overlap bench`` measures: plain data, the lines of its result file.
+"""Measurements of ``overlap bench``: plain data, the lines of its result file.
 
-The first line is a ``Start``, each further one a point measured in one round: a crash costs one point at most.
+The first line is a ``Start``, each further one a point measured in one round, so that a crash costs at most one point.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import msgspec
 
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 
-# Name of the file in the folder of results.
+# File name in the results folder.
 FILE_NAME = "bench.jsonl"
 SCHEMA = 1
 
@@ -19,7 +19,7 @@ GEMM, COLLECTIVES = "gemm-allreduce", "collectives"
 GLOO, NCCL, LOOPBACK = "gloo", "nccl", "loopback"
 # What runs in a block.
 COMPUTE, COMMUNICATION, BOTH = "compute", "communication", "both"
-# The blocks of a point in one round. What drifts evenly along them adds as much to each.
+# The blocks of a point in one round. Linear drift affects all conditions equally.
 CONDITIONS = (COMPUTE, COMMUNICATION, BOTH, BOTH, COMMUNICATION, COMPUTE)
 
 
@@ -30,10 +30,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         link: ``gloo``, ``nccl``, or ``loopback``: one process whose second rank is a phantom.
         device: ``cpu`` or ``cuda``.
         threads: threads of each rank's matrix products on a CPU; 0 for torch's own number.
-        rounds: how often each point is measured.
-        block_s: least length of a block.
+        rounds: number of measurements of each point.
+        block_s: minimum length of a block.
         sizes, dtypes: of ``gemm-allreduce``, its N x N matrices.
-        ctas: thread blocks of its all-reduces; 0 for the link's own number.
+        ctas: thread blocks of its all-reduces; 0 for the link's default.
         link_gb_s: of a loopback link, its bandwidth in 10^9 bytes a second.
         kinds: of ``collectives``, e.g. ``all_reduce``.
         groups: of ``collectives``: ``world``, ``N`` for groups of N neighbours, ``N:S`` for N ranks that are S apart.
@@ -59,7 +59,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GemmPoint(msgspec.Struct, frozen=True):
-    """Matrix products of one size, N x N, beside all-reduces of one size; see ``Plan``."""
+    """Matrix products of one size, N x N, during all-reduces of one size; see ``Plan``."""
 
     dtype: str
     ctas: int
@@ -90,15 +90,15 @@ class TransferPoint(msgspec.Struct, frozen=True, order=True):
 
 
 class Block(msgspec.Struct, frozen=True, kw_only=True):
-    """One block of a point: mean times over its calls and ranks. What was not measured is None.
+    """One block of a point: mean times over its calls and ranks; None if not measured.
 
     Attributes:
         condition: ``compute``, ``communication`` or ``both``.
-        gemm_ms: geometric mean of the time of a matrix product. In ``both``, of those that began in the first half of
-            the time of communication, and ended within it.
-        gemms: products that it rests on, of all ranks.
-        covered: in ``both``, these as a share of the products that began in the first half of that time.
-        all_reduce_ms: geometric mean of the time of an all-reduce, of the rank that waited least.
+        gemm_ms: geometric mean time of a matrix product; in ``both``, of those that began in the first half of the
+            communication and ended within it.
+        gemms: number of these products, on all ranks.
+        covered: in ``both``, these as a share of the products that began in the first half of the communication.
+        all_reduce_ms: geometric mean time of an all-reduce, on the rank that waited least.
         power_w, sm_clock_mhz: means of a device.
     """
 
@@ -114,9 +114,9 @@ class Block(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start", tag_field="line"):
-    """The first line: what is measured, with what, and on what.
+    """The first line: what is measured, with which options, on which machine.
 
-    ``device_name`` and ``environment`` are of rank 0. ``power_missing`` says why there is no power, if there is none.
+    ``device_name`` and ``environment`` are rank 0's. ``power_missing``: why there is no power; empty if there is.
     """
 
     schema: int
@@ -138,8 +138,8 @@ class GemmRound(msgspec.Struct, frozen=True, kw_only=True, tag="gemm", tag_field
 
     Attributes:
         flop: floating-point operations of a product, 2 N^3.
-        gemms_per_call: products that were timed together, so that the clock is fine enough.
-        all_reduces_per_trial: all-reduces that followed one another without a pause.
+        gemms_per_call: products timed together, so that the clock is precise enough.
+        all_reduces_per_trial: consecutive all-reduces.
         blocks: in the order in which they ran.
     """
 
@@ -152,7 +152,7 @@ class GemmRound(msgspec.Struct, frozen=True, kw_only=True, tag="gemm", tag_field
 
 
 class TransferRound(msgspec.Struct, frozen=True, kw_only=True, tag="collective", tag_field="line"):
-    """One point of ``collectives`` in one round: mean time of ``calls`` that followed one another without a pause."""
+    """One point of ``collectives`` in one round: mean time of ``calls`` consecutive calls."""
 
     point: TransferPoint
     round: int
@@ -162,7 +162,7 @@ class TransferRound(msgspec.Struct, frozen=True, kw_only=True, tag="collective",
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", tag_field="line"):
-    """A point that cannot be measured here, and why; later rounds leave it out."""
+    """A point that cannot be measured here, and why; later rounds skip it."""
 
     gemm: GemmPoint | None = None
     transfer: TransferPoint | None = None
@@ -170,7 +170,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed", tag_field=
 
 
 class Resumed(msgspec.Struct, frozen=True, kw_only=True, tag="resumed", tag_field="line"):
-    """The benchmark went on after it had been ended, on this machine and with these versions."""
+    """The benchmark was resumed, on this machine and with these versions."""
 
     at: str
     library_version: str

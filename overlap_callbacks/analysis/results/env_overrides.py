@@ -1,4 +1,4 @@
-"""The environment variables by which a job is told from outside what to measure."""
+"""Environment variables that override what a job measures."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from typing import Annotated
 
 import msgspec
 
-# Switches everything off.
+# Disables everything.
 SWITCH = "OVERLAP_CALLBACKS"
-# The folder of the record, whatever the script says.
+# The record's folder; overrides the script.
 RUN_DIR = "OVERLAP_CALLBACKS_RUN_DIR"
-# Times steps as they are, and measures nothing else: a ``TimingPlan``.
+# Times steps and measures nothing else: a ``TimingPlan``.
 TIME_ONLY = "OVERLAP_CALLBACKS_TIME_ONLY"
 
 
 class TimingPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Steps are timed in blocks, one after the other, and nothing else is measured.
+    """Times consecutive blocks of steps, and measures nothing else.
 
-    The first ``warmup_steps`` do not count. A block has as many counted steps, and lasts as long, as told at least.
+    The first ``warmup_steps`` do not count. A block has at least the given number of counted steps, and at least the
+    given duration.
     """
 
     warmup_steps: Annotated[int, msgspec.Meta(ge=0)] = 10
@@ -29,7 +30,7 @@ class TimingPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     @classmethod
     def of(cls, text: str) -> TimingPlan:
-        """The plan of such a value; ``1`` stands for the defaults.
+        """The plan of a variable's value; ``1`` stands for the defaults.
 
         Raises:
             ValueError: the value is neither.

@@ -1,4 +1,4 @@
-"""The software, settings and machines that a job ran on, and what is wrong with them: plain data."""
+"""A job's software, settings and machines, and problems with them: plain data."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from enum import StrEnum
 
 import msgspec
 
-# What ``RankEnvironment.host_link`` says of a device on the PCI bus of its host.
+# ``RankEnvironment.host_link`` of a device on its host's PCI bus.
 PCIE = "PCIe"
 
 
 class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """What one rank runs on. Text is empty and numbers are 0 where a value is not known.
+    """One rank's environment. Unknown texts are empty, unknown numbers 0.
 
     Attributes:
         host_id: digest of the machine's boot, the same in all containers of one machine.
@@ -20,13 +20,13 @@ class RankEnvironment(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         cuda, hip: version of CUDA or HIP that torch was built for.
         nccl: version of NCCL, or of RCCL in a build for ROCm.
         device: name of the device; ``cpu`` for a job on the host.
-        compute_capability: of NVIDIA, e.g. ``9.0``; of AMD, the architecture, e.g. ``gfx942``.
-        num_sms: SMs (of AMD, compute units) of the device.
+        compute_capability: NVIDIA: e.g. ``9.0``; AMD: the architecture, e.g. ``gfx942``.
+        num_sms: SMs (AMD: compute units) of the device.
         pci_bus_id: PCI address of the device, e.g. ``0000:3b:00.0``.
         nvlink_devices: PCI addresses of the host's other GPUs that this one reaches by NVLink; None if unknown.
         framework: the adapter in use, with its framework's version.
-        variables: environment variables, by name; ``analysis/environment/privacy.py`` says which.
-        host_link: what connects the device with its host, ``PCIe`` where that is known.
+        variables: environment variables, by name; ``analysis/environment/privacy.py`` selects them.
+        host_link: what connects the device to its host, ``PCIe`` if known.
     """
 
     hostname: str
@@ -61,7 +61,7 @@ class RankPlace(msgspec.Struct, frozen=True):
 
 
 class RanksValue(msgspec.Struct, frozen=True):
-    """A value that some of the ranks have; None where it is not set. ``ranks`` names the first of them, in words."""
+    """A value that some of the ranks have; None if not set. ``ranks`` names the first of them."""
 
     value: str | None
     ranks: str
@@ -71,7 +71,7 @@ class RanksValue(msgspec.Struct, frozen=True):
 class Difference(msgspec.Struct, frozen=True):
     """An environment variable, or a field of ``RankEnvironment``, that differs between ranks.
 
-    ``values`` has the most frequent first, and of many only the first; there are ``num_values``.
+    ``values``: most frequent first, limited to the first few; there are ``num_values``.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 class Transport(msgspec.Struct, frozen=True):
-    """What carries messages between ``ranks of one host`` or ``hosts``, in words, and what tells it."""
+    """The transport of messages between ``ranks of one host`` or ``hosts``, as text, and the evidence for it."""
 
     between: str
     transport: str
@@ -88,12 +88,13 @@ class Transport(msgspec.Struct, frozen=True):
 
 
 class JobEnvironment(msgspec.Struct, frozen=True, kw_only=True):
-    """What the ranks of a job run on, of bounded size: of many places and differences only the first.
+    """The ranks' environments, of limited size: only the first of many places and differences.
 
     Attributes:
-        lowest_rank: of the lowest rank heard. What ``differing`` does not name is the same on all ranks.
-        num_devices: distinct devices that they use; None on CPU, or if a device has no known identity.
-        crowded_host: a host whose ranks have more threads than it gives them CPUs, in words; empty if there is none.
+        lowest_rank: environment of the lowest rank that reported. What ``differing`` does not name is the same on all
+            ranks.
+        num_devices: distinct devices in use; None on CPU, or if a device has no known identity.
+        crowded_host: a host whose ranks have more threads than CPUs, as text; empty if there is none.
     """
 
     lowest_rank: RankEnvironment
@@ -107,15 +108,15 @@ class JobEnvironment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Severity(StrEnum):
-    SERIOUS = "serious"  # figures do not show what they would without it
-    WARNING = "warning"  # it costs time, or may
+    SERIOUS = "serious"  # distorts the figures
+    WARNING = "warning"  # costs time, or may
     NOTE = "note"  # worth knowing
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """A setting that costs performance, or that makes figures mean something else, and what to do about it.
+    """A setting that costs performance, or that changes the meaning of figures, and what to do about it.
 
-    ``source`` is the address at which it is documented.
+    ``source``: address of its documentation.
     """
 
     rule: str

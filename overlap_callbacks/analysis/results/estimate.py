@@ -6,17 +6,17 @@ from typing import Any
 
 import msgspec
 
-# Of a long run there are hundreds of thousands, which the garbage collector need not look at: they hold numbers alone.
+# A long run has hundreds of thousands, which the garbage collector need not scan: they only hold numbers.
 
 
 class Estimate(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """A figure with its 95% confidence interval; the bounds are None where there are too few blocks for one.
+    """A figure with its 95% confidence interval; the bounds are None with too few blocks.
 
     Attributes:
-        num_steps, num_blocks: counted steps, and blocks (or, for a run, windows), that it rests on.
-        standard_error: of the figure on the scale on which its interval is symmetric: of times that the step takes and
-            of sums of compute, their logarithm; of changes, the logarithm of one and the change; else the figure
-            itself. None without an interval, and in records of earlier versions.
+        num_steps, num_blocks: counted steps, and blocks (for a run, windows), behind the figure.
+        standard_error: of the figure on the scale on which its interval is symmetric: for step times and sums of
+            compute, their logarithm; for changes, the logarithm of one plus the change; else the figure itself. None
+            without an interval, and in records of earlier versions.
     """
 
     value: float
@@ -29,7 +29,7 @@ class Estimate(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 class Spread(msgspec.Struct, frozen=True, gc=False):
-    """The smallest and largest of the ranks' values of one figure, and the ranks that have them.
+    """The smallest and largest value of a figure over the ranks, and the ranks that have them.
 
     ``std`` is the standard deviation over ranks; None for one rank.
     """
@@ -42,9 +42,9 @@ class Spread(msgspec.Struct, frozen=True, gc=False):
 
 
 def stored_estimate(part: Any, name: str, num_steps: int = 0) -> Estimate | None:
-    """A figure of one window that the record holds as ``<name>``, ``<name>_ci_low`` and ``<name>_ci_high`` of ``part``.
+    """A window's figure that the record stores as ``<name>``, ``<name>_ci_low`` and ``<name>_ci_high`` of ``part``.
 
-    It has its interval if both ends are known; None where it was not measured.
+    It has an interval if both ends are known; None if it was not measured.
     """
     value, low, high = (getattr(part, f"{name}{end}") for end in ("", "_ci_low", "_ci_high"))
     if low is None or high is None:

@@ -6,10 +6,10 @@ import msgspec
 
 
 class StepExperts(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The all-to-alls of one rank's step that carry tokens to the experts, with what it sends and receives in them.
+    """The all-to-alls of one rank's step that dispatch tokens to the experts, and what it sends and receives in them.
 
     Attributes:
-        in_window: whether it was a step of a window; else one that was sampled between windows.
+        in_window: whether it was a step of a window; otherwise sampled between windows.
         all_to_alls: those that dispatch tokens, with split sizes; not those that return them.
         split_max_over_mean, split_cv: of what the rank sends to each expert rank: the largest over the mean, and the
             coefficient of variation; means over the all-to-alls.
@@ -25,9 +25,9 @@ class StepExperts(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class RankExperts(msgspec.Struct, frozen=True):
-    """What one rank saw of the experts' tokens; its steps are ascending.
+    """One rank's view of the experts' tokens; its steps are ascending.
 
-    ``position`` is the rank's place in its group: ranks at the same place have the same experts.
+    ``position``: the rank's index in its group; ranks with the same index have the same experts.
     """
 
     dimension: str
@@ -41,8 +41,8 @@ class ExpertStep(msgspec.Struct, frozen=True):
     """How unevenly the tokens of one step were spread, over all ranks.
 
     Attributes:
-        in_window: whether it was a step of a window; else one that was sampled between windows.
-        load_max_over_mean: bytes that an expert rank receives in the step, the most over the mean; of the stages of a
+        in_window: whether it was a step of a window; otherwise sampled between windows.
+        load_max_over_mean: bytes that an expert rank receives in the step, maximum over mean; for the stages of a
             pipeline, the highest.
         load_cv: coefficient of variation of the same.
         split_max_over_mean, split_cv: of what one rank sends to each expert rank in one all-to-all; means.
@@ -60,8 +60,8 @@ class ExpertDetails(msgspec.Struct, frozen=True):
     """How evenly the tokens are spread, step by step and by expert rank.
 
     Attributes:
-        steps: of the window, and those sampled since the window before; of many, some.
-        by_expert_rank: bytes that a rank receives in a step, by its place in its group; mean. Empty for large groups.
+        steps: of the window, and sampled since the previous window; some of them if there are many.
+        by_expert_rank: bytes that a rank receives in a step, by its index in its group; mean. Empty for large groups.
     """
 
     steps: tuple[ExpertStep, ...]
@@ -72,10 +72,10 @@ class ExpertLoads(msgspec.Struct, frozen=True):
     """How evenly the tokens are spread over the expert ranks: means over the steps; see ``ExpertStep``.
 
     Attributes:
-        num_ranks: ranks that were heard.
-        num_sampled: steps that were sampled between windows, of ``num_steps``.
-        all_to_alls, dispatched_bytes: of a rank and step, those that dispatch tokens, and what is sent in them.
-        highest_rank, highest_bytes: the rank that received most, and what it received in a step.
+        num_ranks: ranks that reported.
+        num_sampled: how many of ``num_steps`` were sampled between windows.
+        all_to_alls, dispatched_bytes: per rank and step, those that dispatch tokens, and the bytes sent in them.
+        highest_rank, highest_bytes: the rank that received most, and its bytes per step.
     """
 
     dimension: str

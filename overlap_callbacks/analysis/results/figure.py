@@ -1,4 +1,4 @@
-"""What a figure is, and one value of it. ``overlap_callbacks.analysis.results.catalogue`` declares them all."""
+"""A figure, and one value of it. ``overlap_callbacks.analysis.results.catalogue`` declares them all."""
 
 from __future__ import annotations
 
@@ -11,40 +11,40 @@ import msgspec
 
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 
-# What is appended to a figure's key for a value that is not the figure itself.
+# Suffixes of a figure's key for values other than the figure itself.
 BOUNDS = ("ci_low", "ci_high", "rank_low", "rank_high")
-# What aggregates of a figure mean something over a run.
+# The aggregates of a figure that are meaningful over a run.
 ALL, LAST, HIGHEST, LOWEST, SHARE = "min,max,mean,last", "last", "max,last", "min,last", "mean,last"
 _PLACEHOLDER = re.compile(r"\{(\w+)\}_?")
 
 
 class Formula(NamedTuple):
-    """A figure as a function of mean times, of timed and of profiled steps: ``STEP``, ``SEQ``, ... of the catalogue."""
+    """A figure as a function of mean times of timed and profiled steps: ``STEP``, ``SEQ``, ... of the catalogue."""
 
     samples: tuple[int, ...]
     of: Callable[..., float]
 
 
 class Figure(NamedTuple):
-    """Everything there is to know of a figure but its value.
+    """Everything about a figure except its value.
 
     Attributes:
         key: of its metric: a section, a slash and its name, with a placeholder for each label, as in
             ``power/{mode}_avg_w``.
         unit: ``ms``, ``fraction``, ``W``, ...; empty for flags and plain numbers.
-        short_label: what to call it where its definition is not at hand; empty where that is ``label``.
-        part_label: what to call it below the figure that it is a part of; empty where it is no part of one.
-        of: its value, by what measured it; None for the attribute or item that has its name.
-        formula: its definition by mean times; None where it is measured otherwise.
-        compares: whether it rests on sequential steps, and so means nothing in an invalid window.
-        signed: whether it is a relative change, which is shown with its sign; other fractions are shares.
+        short_label: label if its definition is not nearby; empty if that is ``label``.
+        part_label: label below the figure that it is a part of; empty if it is not a part.
+        of: reads its value from what measured it; None for the attribute or item of its name.
+        formula: its definition by mean times; None if it is measured otherwise.
+        compares: whether it depends on sequential steps, and so is meaningless in an invalid window.
+        signed: whether it is a relative change, shown with its sign; other fractions are shares.
         less_is_worse: whether a limit on it is passed from above.
         log: whether its interval is symmetric on a logarithmic scale.
-        detail: whether a summary leaves it out.
-        card: whether a small card has it too.
-        optional: whether most jobs have none, so that a summary does not say that it was not measured.
-        between: the least and the most that it can be, where its unit and sign do not say so.
-        aggregate: its aggregates over a run, where its unit does not say so.
+        detail: whether a summary omits it.
+        card: whether a small card shows it too.
+        optional: whether most jobs lack it, so that a summary does not report it as not measured.
+        between: its minimum and maximum, if its unit and sign do not imply them.
+        aggregate: its aggregates over a run, if its unit does not imply them.
     """
 
     key: str
@@ -71,7 +71,7 @@ class Figure(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Its key without section and labels; of a headline figure, the field of the report."""
+        """Its key without section and labels; for a headline figure, the field of the report."""
         return _PLACEHOLDER.sub("", self.key.partition("/")[2])
 
     @property
@@ -90,7 +90,7 @@ class Figure(NamedTuple):
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The least and the most that it can be: times from 0, shares from 0 to 1, changes from -1."""
+        """Its minimum and maximum: times from 0, shares from 0 to 1, changes from -1."""
         if self.between is not None:
             return self.between
         if self.unit != "fraction":
@@ -101,8 +101,8 @@ class Figure(NamedTuple):
     def aggregates(self) -> str:
         """Its aggregates over a run.
 
-        Figures have all four: a run is judged by its mean and by its worst window, and the last window says how it
-        stands now. A number that cannot be averaged (the bytes of a step) has its last value.
+        Figures have all four: a run is judged by its mean and by its worst window, and the last window shows the
+        current state. A number that cannot be averaged (the bytes of a step) has its last value.
         """
         return self.aggregate or (LAST if self.unit in ("bytes", "messages", "") else ALL)
 
@@ -115,7 +115,7 @@ class Figure(NamedTuple):
         return self.short[0].upper() + self.short[1:]
 
     def value(self, part: Any) -> Any:
-        """What ``part`` of a report says of it: a number, an estimate, a spread over ranks, or None."""
+        """The figure in ``part`` of a report: a number, an estimate, a spread over ranks, or None."""
         if self.of is not None:
             return self.of(part)
         return part.get(self.name) if isinstance(part, Mapping) else getattr(part, self.name)
@@ -128,8 +128,8 @@ class Figure(NamedTuple):
 class Value(NamedTuple):
     """One number of a report.
 
-    ``labels`` tell it from other values of the figure; they are the job's, of any characters. ``bound`` is one of
-    ``BOUNDS``, or empty for the figure itself.
+    ``labels`` distinguish it from other values of the figure; they come from the job, with any characters. ``bound`` is
+    one of ``BOUNDS``, or empty for the figure itself.
     """
 
     figure: Figure
@@ -147,16 +147,16 @@ class Value(NamedTuple):
 
     @property
     def aggregates(self) -> str:
-        """The aggregates over a run that mean something: of an interval's end none but the last."""
+        """The meaningful aggregates over a run: for an interval's end only the last."""
         if self.bound.startswith("ci"):
             return LAST
         return {"rank_low": LOWEST, "rank_high": HIGHEST}.get(self.bound) or self.figure.aggregates
 
 
 class Family(NamedTuple):
-    """Figures that the same part of a report has.
+    """Figures of the same part of a report.
 
-    ``parts`` gives these parts, each with its labels; none where it was not measured, or means nothing.
+    ``parts`` yields these parts, each with its labels; none if it was not measured, or is meaningless.
     """
 
     parts: Callable[[Any], Iterable[tuple[Mapping[str, str], Any]]]
@@ -170,7 +170,7 @@ class Family(NamedTuple):
 
 
 class Reported(msgspec.Struct, frozen=True, kw_only=True):
-    """A report, with a field for each of its figures: an ``Estimate``, or None where it was not measured.
+    """A report with a field for each of its figures: an ``Estimate``, or None if it was not measured.
 
     ``with_fields`` makes the base class of one.
     """
@@ -184,7 +184,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def with_fields(cls, figures: tuple[Figure, ...], families: tuple[Family, ...]) -> type[Reported]:
-        """The same with a field for each of ``figures``, which are among those of ``families``."""
+        """A base class with a field for each of ``figures``, which are among those of ``families``."""
         fields = [(figure.name, Estimate | None, None) for figure in figures]
         made: type[Any] = msgspec.defstruct(
             "Figures", fields, bases=(cls,), namespace={"_figures": figures, "_families": families}, frozen=True,
@@ -193,24 +193,24 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
         return made
 
     def figures(self) -> dict[str, Estimate]:
-        """The figures that were measured, by name, in order."""
+        """The measured figures by name, in order."""
         values = ((figure.name, getattr(self, figure.name)) for figure in self._figures)
         return {name: value for name, value in values if value is not None}
 
     def values(self) -> list[Value]:
-        """Everything that was measured, with what it means and the labels of its key.
+        """All measured values, with their meaning and the labels of their keys.
 
-        A window that is not valid says nothing that rests on its sequential steps.
+        An invalid window has none that depend on its sequential steps.
         """
         return [value for family in self._families for value in family.values(self)]
 
     def metrics(self) -> dict[str, float]:
-        """The same as flat metrics, under the names that every sink uses; absent figures have no key."""
+        """The values as flat metrics, with the names used by every sink; missing figures have no key."""
         return {value.key: value.number for value in self.values()}
 
 
 def values_of(figure: Figure, found: Any, labels: Mapping[str, str] | None = None) -> Iterator[Value]:
-    """The values of a figure: of an estimate with the ends of its interval, of a spread the extremes; none of None."""
+    """The values of a figure: an estimate and the ends of its interval, or the extremes of a spread; none for None."""
     numbers: dict[str, float | None] = {}
     if isinstance(found, Spread):
         numbers = {"rank_low": found.low, "rank_high": found.high}

@@ -1,7 +1,7 @@
-"""What ranks send each other in a step: plain data, as it is sent between ranks and written to the record.
+"""Messages between ranks in a step: plain data, as sent between ranks and written to the record.
 
-Ranks stand as grids: the first rank, and (stride, count) of each level, the innermost first. ``(0, ((1, 8), (64, 4)))``
-are the ranks 0-7, 64-71, 128-135 and 192-199.
+Ranks are stored as grids: the first rank, and (stride, count) of each level, innermost first.
+``(0, ((1, 8), (64, 4)))`` is ranks 0-7, 64-71, 128-135 and 192-199.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import msgspec
 
 Grids = tuple[tuple[int, tuple[tuple[int, int], ...]], ...]
-# Exponent of the size, messages, and their bytes: messages of 2**exponent bytes or more, and less than twice that; -1
-# for messages of no bytes.
+# Exponent of the size, number of messages, and their bytes: messages of at least 2**exponent bytes and less than twice
+# that; -1 for messages without bytes.
 Sizes = tuple[tuple[int, int, int], ...]
 
-# In ``MessageGroup.stage``: the job has no pipeline; or the stages were added up, because there were too many rows.
+# Values of ``MessageGroup.stage``: the job has no pipeline; or stages were merged because there were too many rows.
 NO_STAGE = -1
 SEVERAL_STAGES = -2
 
@@ -23,7 +23,7 @@ class RankRow(msgspec.Struct, frozen=True):
 
     Attributes:
         group_size: ranks of the process group.
-        ranks: global ranks of the group, in its order; of a send or receive, sender and receiver; empty if unknown.
+        ranks: global ranks of the group, in its order; for a send or receive, sender and receiver; empty if unknown.
         messages: calls; by size in ``sizes``.
         bytes: of each call, the larger of what it reads and writes on this rank.
         bytes_in: bytes that the calls read on this rank.
@@ -43,9 +43,9 @@ class RankMessages(msgspec.Struct, frozen=True):
     """The messages of one rank's recorded step, by operator, group and peer.
 
     Attributes:
-        num_steps, num_alike: counted steps of the window, and those that issued the same calls as the recorded step:
+        num_steps, num_alike: counted steps of the window, and those with the same calls as the recorded step:
             operator, group, peer and bytes of each.
-        chunks: model chunks of an interleaved pipeline on this rank; 1 without, or if no adapter tells.
+        chunks: model chunks of an interleaved pipeline on this rank; 1 without, or if unknown.
     """
 
     rows: tuple[RankRow, ...]
@@ -56,21 +56,21 @@ class RankMessages(msgspec.Struct, frozen=True):
 
 
 class MessageGroup(msgspec.Struct, frozen=True):
-    """Messages of all ranks that send alike: sums over these ranks, for one step.
+    """Messages of all ranks that send the same: sums over these ranks, for one step.
 
     Attributes:
         operator: the gate's name: ``allreduce_``, ``send``, ...
-        stage: of the pipeline; ``NO_STAGE`` without one, ``SEVERAL_STAGES`` where stages were added up.
+        stage: of the pipeline; ``NO_STAGE`` without one, ``SEVERAL_STAGES`` if stages were merged.
         group_size: ranks of each process group.
         num_members: members of groups that issue these calls; a rank counts once for each of its groups.
         messages: calls of these ranks; by size in ``sizes``.
         bytes: of each call, the larger of what it reads and writes on its rank.
         bytes_in: bytes that the calls read.
         ranks: the ranks that issue them.
-        firsts: the first rank of each group; of sends and receives, the senders.
-        offsets: ranks of a group, in its order, less its first rank; of sends and receives, sender and receiver.
+        firsts: the first rank of each group; for sends and receives, the senders.
+        offsets: ranks of a group, in its order, minus its first rank; for sends and receives, sender and receiver.
         alike: whether each of the ranks issues the same.
-        whole: whether ``ranks``, ``firsts`` and ``offsets`` are known; they are left out where they are irregular.
+        whole: whether ``ranks``, ``firsts`` and ``offsets`` are known; they are omitted if irregular.
     """
 
     operator: str
@@ -90,18 +90,18 @@ class MessageGroup(msgspec.Struct, frozen=True):
 
 
 class HostShape(msgspec.Struct, frozen=True):
-    """Hosts whose ranks lie alike: the lowest rank of each, and the ranks of any one less its lowest."""
+    """Hosts with the same layout of ranks: the lowest rank of each, and the ranks of any one minus its lowest."""
 
     firsts: Grids
     offsets: Grids
 
 
 class JobMessages(msgspec.Struct, frozen=True):
-    """Who sends what in a step of the job. Its size does not grow with the ranks as long as their layout is regular.
+    """The job's messages in a step. The size does not grow with the number of ranks if their layout is regular.
 
     Attributes:
         groups: messages by operator, dimension, stage and form of the group.
-        ranks: the ranks that were heard; if they are too scattered to be kept, all from the lowest to the highest.
+        ranks: the ranks that reported; if too scattered to keep, all from the lowest to the highest.
         hosts: which ranks share a host; without names. Ranks in none are on an unknown host.
     """
 
@@ -111,7 +111,7 @@ class JobMessages(msgspec.Struct, frozen=True):
 
 
 class DimensionTraffic(msgspec.Struct, frozen=True):
-    """What all ranks send in one dimension of parallelism, for one step.
+    """Messages of all ranks in one dimension of parallelism, for one step.
 
     Attributes:
         messages: calls of all ranks.
@@ -130,11 +130,11 @@ class DimensionTraffic(msgspec.Struct, frozen=True):
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """The traffic of a job in numbers; the dimension with most bytes sent first.
+    """The traffic of a job in numbers; dimensions ordered by bytes sent.
 
     Attributes:
-        num_steps, num_alike: counted steps, summed over ranks, and those that issued the calls of the recorded step.
-        unplaced_bytes: bytes that are sent, but between which ranks is not known; not in ``between_hosts_bytes``.
+        num_steps, num_alike: counted steps, summed over ranks, and those with the calls of the recorded step.
+        unplaced_bytes: bytes sent between unknown ranks; not in ``between_hosts_bytes``.
     """
 
     dimensions: tuple[DimensionTraffic, ...]

@@ -1,4 +1,4 @@
-"""How the collectives of a step run."""
+"""The mode in which the collectives of a step run."""
 
 from __future__ import annotations
 
@@ -7,4 +7,4 @@ import enum
 
 class Mode(enum.Enum):
     OVERLAPPED = "overlapped"  # as the framework was configured
-    SEQUENTIAL = "sequential"  # each collective is a barrier between compute and communication on its device
+    SEQUENTIAL = "sequential"  # each collective waits for earlier work on its device, and later work for it

@@ -18,10 +18,10 @@ class Cause(enum.Enum):
     UNNAMED = "a reason that the driver does not name"
 
 
-# Every reason that a reading may carry, and the cause for which it throttles; None where it does not throttle. NVML's
-# reasons come first. ``sw_power_cap`` is the normal state of a busy device near its limit: it is throttling, but no
-# fault. ``hw_slowdown`` halves the clock or worse, for heat, the power brake or a current peak. The two other ``hw_``
-# reasons say which of these it is, if NVML knows.
+# Every reason that a reading may have, and its cause of throttling; None if it does not throttle. NVML's reasons come
+# first. ``sw_power_cap`` is the normal state of a busy device near its limit: throttling, but not a fault.
+# ``hw_slowdown`` at least halves the clock, for heat, the power brake or a current peak. The two other ``hw_`` reasons
+# say which of these it is, if NVML knows.
 REASONS: dict[str, Cause | None] = {
     "gpu_idle": None,
     "application_clocks": None,
@@ -42,21 +42,21 @@ REASONS: dict[str, Cause | None] = {
 
 
 class SourceInfo(msgspec.Struct, frozen=True):
-    """Where power figures come from, and what they mean.
+    """The source of power figures, and their meaning.
 
     Attributes:
         name: ``nvml``, ``amdsmi`` or ``rapl``.
         device_id: the same on every rank that uses the device, and on no other device of any node.
         power_kind: ``instantaneous``, ``1 s average``, ``mean between reads``, ...
-        averaging_s: a reading is of some of this time before it: the sensor averages, and is late. None where it is
-            the mean since the previous reading.
-        energy_lag_s: how much older than the read the energy counter's value may be; None without a counter.
+        averaging_s: the sensor averages over some part of this time before a reading. None if the reading is
+            a mean since the previous one.
+        energy_lag_s: maximum age of the energy counter's value at a read; None without a counter.
         default_interval_s: time between readings, unless the user chooses another.
         tdp_w: the device's default limit.
         limit_w: the limit in force when the source was made.
-        notes: what a reader of the figures must know.
-        window_s: time over which the sensor averages; None where that is not known.
-        renewed_s: time between two values of the sensor; 0 where it is shorter than any between two readings.
+        notes: notes for readers of the figures.
+        window_s: averaging time of the sensor; None if not known.
+        renewed_s: update interval of the sensor; 0 if shorter than any interval between readings.
     """
 
     name: str
@@ -77,7 +77,7 @@ class SourceInfo(msgspec.Struct, frozen=True):
         return self.energy_lag_s is not None
 
     def min_block_s(self, interval_s: float) -> float:
-        """Minimum length of a block that holds at least one reading of this block alone.
+        """Minimum length of a block that contains at least one reading of this block only.
 
         One averaging interval must pass before a reading counts. Up to one sampling interval passes until the next
         tick, and one more allows for a late tick.
@@ -87,7 +87,7 @@ class SourceInfo(msgspec.Struct, frozen=True):
 
 
 class UnitUtilisation(msgspec.Struct, frozen=True):
-    """How busy the units of the device were, as fractions over ``measured_s`` of a mode; None where it does not say."""
+    """Utilisation of the device's units, as fractions over ``measured_s`` of a mode; None if not available."""
 
     sm: float | None
     sm_occupancy: float | None
@@ -99,7 +99,7 @@ class UnitUtilisation(msgspec.Struct, frozen=True):
 
 
 class PositionPower(msgspec.Struct, frozen=True):
-    """Mean clock and power of the steps at one place of their blocks, from 0; None without readings of these alone."""
+    """Mean clock and power of the steps at one block position, from 0; None without readings of these alone."""
 
     position: int
     num_clocks: int
@@ -109,18 +109,18 @@ class PositionPower(msgspec.Struct, frozen=True):
 
 
 class PowerFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Power and clock of one mode, on one device or on several; None for what was not measured.
+    """Power and clock of one mode, on one device or on several; None if not measured.
 
     Attributes:
         peak_w, p99_w: highest power, and its 99th percentile by time; the highest of any device.
         avg_tdp_fraction, peak_tdp_fraction: mean and highest power over the device's default limit.
-        energy_per_step_j: energy of a step; of several devices the sum. Its 95 % interval is over blocks.
+        energy_per_step_j: energy of a step; for several devices the sum. Its 95 % interval is over blocks.
         energy_method: ``counter`` or ``samples`` (``held samples`` in older records, of energy alone), the same for all
             modes; ``mixed`` if devices differ; empty without a figure.
         sm_clock_mhz: mean over time.
-        throttle_fraction: fraction of time in which the clock was held back, for any cause.
+        throttle_fraction: fraction of time with a reduced clock, for any cause.
         reasons: fraction of time for each reason that occurred, throttling or not.
-        compute_clock_mhz: mean SM clock of the readings during compute of profiled steps; of several devices, over
+        compute_clock_mhz: mean SM clock of the readings during compute of profiled steps; for several devices, over
             those that have it in both modes.
     """
 
@@ -140,7 +140,7 @@ class PowerFigures(msgspec.Struct, frozen=True, kw_only=True):
     compute_clock_readings: int = 0
 
     def cause_fraction(self, cause: Cause) -> float | None:
-        """Fraction of time for which the clock was held back for ``cause``, at most: reasons of one cause may coincide.
+        """Maximum fraction of time for which the clock was reduced by ``cause``: its reasons may coincide.
 
         None if no device gives reasons.
         """
@@ -150,17 +150,17 @@ class PowerFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModePower(PowerFigures, frozen=True):
-    """Power of one mode on one device; None for what was not measured.
+    """Power of one mode on one device; None if not measured.
 
     Attributes:
         num_steps, measured_s: steps whose power was measured, and their time.
-        num_readings: readings of power that count for the mean.
+        num_readings: power readings in the mean.
         avg_w: mean power, by time. Its 95 % interval is over blocks.
         sampled_energy_per_step_j: energy of a step from power readings; cross-checks the energy counter.
         energy_steps: counted steps; their mean time times mean power is the energy of a step.
         missing: why there is no power figure, and what would help; empty if there is one.
         sampled_w, counted_w: mean power from power readings, and from the energy counter.
-        power_error: 95 % bound of the relative error of mean power for these very steps.
+        power_error: 95 % bound of the relative error of mean power for these steps.
         positions: clock and power by position in the block, if the sensor resolves single steps: memory effects show
             there first.
     """
@@ -186,10 +186,10 @@ class DevicePower(msgspec.Struct, frozen=True):
     """Power of one rank's device in one window.
 
     Attributes:
-        min_block_s: length that a block must have for power figures.
-        limit_w: lowest power limit that was in force; None where the device does not say.
-        late: ticks that were skipped because a reading came too late.
-        problems: what makes figures doubtful or missing, in words.
+        min_block_s: minimum block length for power figures.
+        limit_w: lowest power limit in force; None if not available.
+        late: ticks skipped because a reading came too late.
+        problems: why figures are doubtful or missing.
         failed: reads that failed.
     """
 
@@ -210,14 +210,14 @@ class DevicePower(msgspec.Struct, frozen=True):
 class JobModePower(PowerFigures, frozen=True):
     """Power of one mode over several devices.
 
-    There is a sum only if every device of the job has the figure: a partial sum would be taken for the total.
+    There is a sum only if every device of the job has the figure: a partial sum would look like the total.
 
     Attributes:
         num_devices: devices that have power figures.
         total_avg_w, mean_avg_w: sum and mean of their mean powers. The mean's 95 % interval over blocks is the mean of
             the devices' intervals, as the devices of a job step together.
-        min_sm_clock_mhz: of the slowest device, for which all others wait.
-        max_throttle_fraction: of the device that was throttled most.
+        min_sm_clock_mhz: of the slowest device, which all others wait for.
+        max_throttle_fraction: of the most throttled device.
     """
 
     mode: Mode
@@ -236,8 +236,8 @@ class JobPower(msgspec.Struct, frozen=True):
     Attributes:
         num_devices: devices that the ranks use; two ranks may share one.
         ranks, without: ranks whose devices these are, and those that have no source of power; of many the lowest.
-        problems: those of the ranks, each once, and why figures of a mode are missing.
-        source: where the figures of the lowest rank come from.
+        problems: of the ranks, each once, and why figures of a mode are missing.
+        source: source of the lowest rank's figures.
         num_without: ranks that have no source of power; unset where ``without`` lists them all.
     """
 
@@ -275,14 +275,14 @@ class PowerTrace(msgspec.Struct, frozen=True):
     Attributes:
         start_ns: where the trace starts, on ``time.perf_counter_ns`` of the rank.
         time_ms: of the points, from the start of the trace, ascending.
-        sm_clock_mhz: the clock at each, the last known where a reading has none; empty where the device never tells.
+        sm_clock_mhz: the clock at each, the last known if a reading has none; empty if never available.
         averaging_s: a point is the mean power over this time at most before it; None where it is the mean since the
             previous reading, and of momentary power.
         tdp_w, limit_w: the default limit, and the lowest in force.
         num_readings: number of readings before thinning.
         communication: when communication was in flight, as (start, end) in milliseconds from the start of the trace;
             known for the profiled steps alone.
-        both: the part of it in which compute ran too.
+        both: the part of it during which compute also ran.
     """
 
     start_ns: int

@@ -1,4 +1,4 @@
-"""The race check: are the gradients of a step the same overlapped and sequential? Plain data."""
+"""The race check: are a step's gradients the same in both modes? Plain data."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import enum
 
 import msgspec
 
-# Gradients that a report lists one by one.
+# Maximum gradients listed one by one in a report.
 MAX_DIFFERENCES = 16
 
 
 class RaceVerdict(enum.Enum):
-    """What repeated steps showed. Of several ranks the first one in this order holds for the job."""
+    """Result of repeating steps. Over several ranks, the first result in this order applies to the job."""
 
-    # The same sequential step gave different gradients twice: nothing can be said of overlap.
+    # The same sequential step gave different gradients twice: nothing can be said about overlap.
     NOT_REPEATABLE = "not_repeatable"
 
     # Sequential steps gave the same gradients twice, and an overlapped one gave others.
@@ -30,9 +30,9 @@ class GradientDifference(msgspec.Struct, frozen=True):
     """A parameter whose gradient was not the same, on the lowest rank that saw this.
 
     Attributes:
-        bucket: of the framework, whose gradients are reduced together; empty where none is known.
-        collective: that reduces it, with its place in the step; empty where none is known.
-        num_different: elements of this rank's gradient that differ, the most of any two repetitions.
+        bucket: the framework's bucket, whose gradients are reduced together; empty if unknown.
+        collective: the collective that reduces it, with its position in the step; empty if unknown.
+        num_different: elements of this rank's gradient that differ, the maximum over pairs of repetitions.
     """
 
     rank: int
@@ -44,13 +44,13 @@ class GradientDifference(msgspec.Struct, frozen=True):
 
 
 class RaceCheck(msgspec.Struct, frozen=True):
-    """What one rank or all of them saw. Numbers of gradients, time and memory are the most of any rank.
+    """Result of one rank, or of all. Numbers of gradients, time and memory are maxima over the ranks.
 
     Attributes:
         num_differing: ranks that saw a difference of the verdict's kind.
-        differences: the first of them, of the lowest rank that saw any.
+        differences: the first of them, from the lowest rank with any.
         reason: why the step was not checked; empty if it was.
-        took_ms, held_bytes: time that training stood still for it, and memory that held copies meanwhile.
+        took_ms, held_bytes: time that training was stopped for it, and memory of the copies meanwhile.
     """
 
     verdict: RaceVerdict

@@ -1,4 +1,4 @@
-"""What is known of a run before its first window: plain data, the first line of a record."""
+"""The facts of a run that are known before its first window: plain data, the first line of a record."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ Setting = str | int | float | bool
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the job's work. Everything is optional.
+    """The work of the job per step. Everything is optional.
 
     Attributes:
         tokens_per_step: tokens that one step of the whole job trains on.
-        samples_per_step: samples (sequences, images) of it.
-        flop_per_step: model FLOP of one step of the whole job; nothing that is recomputed counts.
-        model_parameters: parameters that a token passes, of a transformer; of experts, only those that are active.
+        samples_per_step: samples (sequences, images) of that step.
+        flop_per_step: model FLOP of one step of the whole job; recomputation does not count.
+        model_parameters: parameters that a token passes in a transformer; of experts, only active ones.
         model_preset: the model by name, one of those of ``overlap predict``.
-        precision: of the matrix products, which decides the peak: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``fp8``.
-        peak_flop_per_s: of one device; empty for that of the table.
+        precision: of the matrix products, which determines the peak: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``fp8``.
+        peak_flop_per_s: of one device; empty for the table's value.
         settings: what the user varies from run to run, by name.
     """
 
@@ -39,7 +39,7 @@ SCHEMA_VERSION = 2
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known before the first window: enough to read the rest of a record without this library.
+    """Facts known before the first window: enough to read the rest of a record without this library.
 
     Attributes:
         schema_version: of the record's layout.
@@ -47,10 +47,10 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
         hostname, device: of rank 0.
         framework: the adapter in use, with its framework's version.
         units, meanings: of each figure, by name.
-        environment, workload: what rank 0 runs on, and what the user tells of the job's work; None in older records.
-        hosts_named: False where hosts have numbers in the place of their names.
-        tells_end: whether the record has a line of kind ``end`` once the job has ended; False in older records.
-        configuration: what the adapter read of the job, by name: model, buckets; empty in older records.
+        environment, workload: of rank 0, and as given by the user; None in older records.
+        hosts_named: False if hosts have numbers instead of names.
+        tells_end: whether the record gets a line of kind ``end`` when the job ends; False in older records.
+        configuration: facts that the adapter read from the job, by name: model, buckets; empty in older records.
     """
 
     schema_version: int = SCHEMA_VERSION

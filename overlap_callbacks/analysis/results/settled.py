@@ -1,4 +1,4 @@
-"""The difference between the modes once it has settled, and the series of steps that it is fitted to: plain data."""
+"""The settled difference between the modes, and the series of steps that it is fitted to: plain data."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import msgspec
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 
-# Half of a settled interval may be so many times as wide as what it or the short blocks say, and as one point.
+# Maximum half-width of a resolved interval, as a multiple of the largest of the settled difference, the short blocks'
+# and one percentage point.
 _WIDEST, _LEAST = 2.5, 0.01
 _LETTERS = {"O": Mode.OVERLAPPED, "S": Mode.SEQUENTIAL}
 
 
 class StepSeries(msgspec.Struct, frozen=True):
-    """Consecutive steps of a window on one rank, in the order in which they ran.
+    """Consecutive steps of a window on one rank, in order.
 
-    ``modes`` has a letter for each: ``O`` overlapped, ``S`` sequential; in lower case where its time does not count.
+    ``modes`` has a letter for each: ``O`` overlapped, ``S`` sequential; lower case if its time does not count.
     """
 
     first_step: int
@@ -27,14 +28,14 @@ class StepSeries(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, first_step: int, steps: list[tuple[Mode, float, bool]]) -> StepSeries:
-        """A series, of the mode of each step, its time in milliseconds, and whether that counts."""
+        """A series, from each step's mode, its time in milliseconds, and whether that counts."""
         letters = {mode: letter for letter, mode in _LETTERS.items()}
         modes = [letters[mode] if counts else letters[mode].lower() for mode, _, counts in steps]
         return cls(first_step, tuple([round(time_ms, 4) for _, time_ms, _ in steps]), "".join(modes))
 
 
 class Verdict(enum.Enum):
-    """Which value of the difference holds for training that keeps one mode."""
+    """Which value of the difference applies to training that keeps one mode."""
 
     SHORT = "short blocks"
     SETTLED = "settled"
@@ -42,19 +43,19 @@ class Verdict(enum.Enum):
 
 
 class Settled(msgspec.Struct, frozen=True):
-    """How much longer a step is without overlap once the mode has lasted, over the windows of a run so far.
+    """How much longer a step is without overlap once the mode has lasted, over a run's windows so far.
 
     Attributes:
         value: the settled difference, as a fraction of an overlapped step.
         short: the same in the short blocks of the windows, of ``short_steps`` each.
-        constant_steps: time constant of what follows the mode, in steps; 0 where nothing does.
-        verdict: which of the values holds.
-        at_least: where it is not settled, the least that the difference is in size, with its sign; None elsewhere, and
-            where the difference shrinks.
-        after_steps: the most steps in one mode after a change.
+        constant_steps: time constant of effects that follow the mode, in steps; 0 if there are none.
+        verdict: which of the values applies.
+        at_least: if not settled, the minimum size of the difference, with its sign; None otherwise, and
+            if the difference shrinks.
+        after_steps: maximum steps in one mode after a change.
 
     Raises:
-        ValueError: a step would take no time or less, or none that is known.
+        ValueError: a step's time would be zero, negative or unknown.
     """
 
     value: float
@@ -77,9 +78,9 @@ class Settled(msgspec.Struct, frozen=True):
 
     @property
     def resolved(self) -> bool:
-        """Whether the interval tells more than that there is a difference, if any: half of it is not too wide.
+        """Whether the interval is narrow enough to say more than the difference's sign.
 
-        Windows without enough steps in one mode, or with noise, leave open what comes after a long time.
+        Windows without enough steps in one mode, or with noise, leave open what happens after a long time.
         """
         half = (math.log1p(self.ci_high) - math.log1p(self.ci_low)) / 2
         return half <= _WIDEST * max(abs(math.log1p(self.value)), abs(math.log1p(self.short)), _LEAST)
