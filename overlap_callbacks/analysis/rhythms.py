@@ -1,9 +1,9 @@
-"""Which steps of a job recur and take longer, or shorter, than the others: from the times of steps outside windows.
+"""Finds periodic steps of a job that take longer, or shorter, than others, from the times of steps outside windows.
 
 A rhythm is a period and a phase. For each, the steps that it hits are compared with all others, by rank, so that a
-heavy tail or a few stalls weigh no more than other slow steps. Since times of steps in a row are correlated, what a
-step shares with its neighbours is removed first: of noise in which each step depends on the one before, the remainders
-at two steps of a rhythm are independent.
+heavy tail or a few stalls weigh no more than other slow steps. Because consecutive step times are correlated, the part
+that a step shares with its neighbours is removed first: for noise in which each step depends on the previous one, the
+remainders at two steps of a rhythm are independent.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _PERIODS = range(2, 65)
-# Where each period's phases begin in an array of the phases of all periods.
+# Start of each period's phases in an array of the phases of all periods.
 _FIRST_PHASES = [0, *itertools.accumulate(_PERIODS[:-1])]
 _PHASES = sum(_PERIODS)
-# There are 2,079 phases, longer or shorter: by chance, one of them exceeds this in 0.4 % of jobs.
+# There are 2,079 phases, longer or shorter: in 0.4 % of jobs one exceeds this by chance.
 _MIN_Z = 4.75
-# A period is told from its multiples only if it recurs.
+# Minimum hits to distinguish a period from its multiples.
 _MIN_HITS = 5
-# What explains as much as another within this factor ties with it: longer wins over shorter, and a short period over a
-# long one.
+# Candidates that explain equally much within this factor tie: longer steps win over shorter ones, and a short period
+# over a long one.
 _TIE = 1.02
-# Slow changes are followed by the medians of so many steps in a row: more than the longest period.
+# Slow changes are followed by the medians of this many consecutive steps: more than the longest period.
 _TREND_STEPS = 96
-# How much a step depends on its neighbours at most: beyond it, little would be left of a rhythm.
+# Maximum dependence of a step on its neighbours: beyond it, little would be left of a rhythm.
 _MAX_CORRELATION = 0.95
-# A step that stands out tells little of its neighbours. In robust standard deviations.
+# Limit, in robust standard deviations, of what a step says about its neighbours: an outlier says little.
 _MAX_TOLD = 3.0
 # A rhythm that is less than half as strong in one part of the steps as in the other has begun or ended if the
-# difference is so many standard deviations.
+# difference exceeds this many standard deviations.
 _CHANGED_Z = 4.0
 _USUAL_STEPS = 512
 _MAD_TO_SD = 1.4826
@@ -53,8 +53,8 @@ def find_rhythms(steps: Ints, step_ms: Floats, max_rhythms: int = 3) -> tuple[Rh
 
     Args:
         steps: step numbers, ascending, without those of windows and pauses.
-        step_ms: how long each of them took. What is not above zero or not finite is ignored.
-        max_rhythms: how many are returned at most.
+        step_ms: duration of each. Values that are not positive and finite are ignored.
+        max_rhythms: maximum number returned.
     """
     known = np.isfinite(step_ms) & (step_ms > 0)
     steps, logs = steps[known], np.log(step_ms[known])
@@ -64,7 +64,7 @@ def find_rhythms(steps: Ints, step_ms: Floats, max_rhythms: int = 3) -> tuple[Rh
     rest = untold
     folds = _Folds(steps)
     found: list[_Found] = []
-    # A rhythm may explain less than one that is found after it: more are sought than are told.
+    # A rhythm may explain less than one found later, so search for more than are reported.
     for _ in range(2 * max_rhythms):
         correlation = _correlation(steps, rest)
         scores = _normal_scores(_without_neighbours(steps, rest, correlation))
@@ -89,7 +89,7 @@ def find_rhythms(steps: Ints, step_ms: Floats, max_rhythms: int = 3) -> tuple[Rh
 
 @dataclass
 class _Found:
-    """A rhythm, which steps it hits, and by how much these are longer, as a logarithm."""
+    """A rhythm, the steps that it hits, and how much longer these are, as a logarithm."""
 
     period: int
     phase: int
@@ -98,7 +98,7 @@ class _Found:
 
 
 def _any(found: Sequence[_Found], number: int) -> Bools:
-    """The steps that are hits of any."""
+    """The steps hit by any rhythm."""
     return np.asarray(
         np.any([np.zeros(number, dtype=bool), *[rhythm.hits for rhythm in found]], axis=0), dtype=np.bool_
     )
@@ -109,28 +109,29 @@ def _sum(found: Sequence[_Found]) -> Floats:
 
 
 def _fit(found: Sequence[_Found], steps: Ints, untold: Floats, correlation: float) -> None:
-    """By how much the steps of each rhythm are longer than a usual step, told apart from the others."""
+    """How much longer than usual the steps of each rhythm are, separated from the others."""
     usual = ~_any(found, len(steps))
     for _ in range(3):
         for rhythm in found:
             others = [other for other in found if other is not rhythm]
             alone = rhythm.hits & ~_any(others, len(steps))
-            if np.count_nonzero(alone) < _MIN_HITS:  # say every 8th step beside every 4th
+            if np.count_nonzero(alone) < _MIN_HITS:  # for example, every 8th step next to every 4th
                 alone = rhythm.hits
             compared = usual if np.count_nonzero(usual) >= _MIN_HITS else ~rhythm.hits
-            # Raw times are a poor guess where steps in a row are alike: what is left would look like another rhythm.
+            # Raw times are a poor estimate if consecutive steps are correlated: the remainder would look like another
+            # rhythm.
             values = _without_neighbours(steps, untold - _sum(found), correlation)
-            # Each of the others has 2 / (period - 1) neighbours among the hits.
+            # Each of the other steps has 2 / (period - 1) neighbours among the hits.
             of_neighbours = 2 * correlation / (1 + correlation**2) / (rhythm.period - 1)
             rhythm.extra += float(np.median(values[alone]) - np.median(values[compared])) / (1 + of_neighbours)
 
 
 class _Folds:
-    """The steps, folded onto the phases of all periods."""
+    """The steps folded onto the phases of all periods."""
 
     def __init__(self, steps: Ints) -> None:
         self._first_step = int(steps[0])
-        numbers = (steps - steps[0]).astype(np.int32)  # of 32 bits, because a remainder then takes half as long
+        numbers = (steps - steps[0]).astype(np.int32)  # 32 bits, because a remainder then takes half the time
         self._phases = [(numbers % period).astype(np.intp) for period in _PERIODS]
         self._counts = np.concatenate([np.bincount(of, minlength=p) for of, p in self._folds()]).astype(np.float64)
         self._shares = self._counts / len(steps)
@@ -142,17 +143,17 @@ class _Folds:
     def strongest(self, scores: Floats, correlation: float, known: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
         """Period and phase that explain most, unless that is within noise.
 
-        ``scores`` of each step are without what its neighbours explain; their mean is zero. ``known`` are left out.
+        ``scores`` of the steps exclude what their neighbours explain; their mean is zero. ``known`` are skipped.
         """
         sums = np.concatenate([np.bincount(of, weights=scores, minlength=p) for of, p in self._folds()])
-        # By generalised least squares, with the mean of all steps unknown. Hits are no neighbours, so what is left at
-        # two of them is independent.
+        # By generalised least squares, with the mean of all steps unknown. Hits are not neighbours, so the remainders
+        # at two of them are independent.
         of_mean = (1 - correlation) ** 2 / (1 + correlation**2)
         variances = self._counts * (1 - self._shares * of_mean) * max(1e-12, float(np.mean(scores**2)))
         z = np.divide(sums, np.sqrt(variances), out=np.zeros(_PHASES), where=self._enough)
         for period, phase in known:
             first = _FIRST_PHASES[period - 2]
-            # Of two steps that take turns, one is as much longer as the other is shorter.
+            # With period 2, one step is as much longer as the other is shorter.
             places = range(2) if period == 2 else [(phase - self._first_step) % period]
             z[[first + place for place in places]] = 0.0
         explained = np.where(z > 0, _TIE * z * z, z * z)
@@ -166,7 +167,7 @@ class _Folds:
 
 
 def _trend(logs: Floats) -> Floats:
-    """Slow changes: a line through the medians of stretches."""
+    """Slow changes: linear interpolation of the medians of stretches."""
     stretches = np.array_split(logs, max(1, len(logs) // _TREND_STEPS))
     ends = np.cumsum([len(stretch) for stretch in stretches])
     middles = ends - np.array([len(stretch) for stretch in stretches]) / 2
@@ -174,17 +175,17 @@ def _trend(logs: Floats) -> Floats:
 
 
 def _normal_scores(values: Floats) -> Floats:
-    """What normal noise of the same ranks would be."""
-    from scipy.special import ndtri  # takes half a second to import, so only where a job is measured
+    """The values of normal noise with the same ranks."""
+    from scipy.special import ndtri  # takes half a second to import, so only if a job is measured
 
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks = np.cumsum(counts) - (counts - 1) / 2  # of equal values, their mean rank
+    ranks = np.cumsum(counts) - (counts - 1) / 2  # the mean rank of equal values
     scores = np.asarray(ndtri((ranks - 0.5) / len(values)), dtype=np.float64)[places]
     return np.asarray(scores - scores.mean(), dtype=np.float64)
 
 
 def _correlation(steps: Ints, rest: Floats) -> float:
-    """How much a step is like the one before."""
+    """Correlation of a step with the previous one."""
     scores = _normal_scores(rest)
     both = (scores[1:] * scores[:-1])[np.diff(steps) == 1]
     found = float(both.mean()) / max(1e-12, float(np.mean(scores**2))) if len(both) else 0.0
@@ -192,7 +193,7 @@ def _correlation(steps: Ints, rest: Floats) -> float:
 
 
 def _without_neighbours(steps: Ints, rest: Floats, correlation: float) -> Floats:
-    """What the steps before and after a step do not tell of it."""
+    """The part of each step that its neighbours do not explain."""
     in_a_row = np.diff(steps) == 1
     deviation = _MAD_TO_SD * float(np.median(np.abs(rest - np.median(rest))))
     told = np.clip(rest, -_MAX_TOLD * deviation, _MAX_TOLD * deviation)
@@ -203,13 +204,13 @@ def _without_neighbours(steps: Ints, rest: Floats, correlation: float) -> Floats
     num_known[:-1] += in_a_row
     square = correlation * correlation
     weights = np.array([0.0, correlation, correlation / (1 + square)])[num_known]
-    # In units of a step with two neighbours: others are known less well.
+    # In units of a step with two neighbours: others are less certain.
     units = np.sqrt(np.array([(1 + square) / (1 - square), 1 + square, 1.0]))[num_known]
     return np.asarray((rest - weights * sums) / units, dtype=np.float64)
 
 
 def _has_changed(scores: Floats, hits: Bools) -> bool:
-    """Whether a rhythm has begun or ended while these steps ran: its newest quarter differs from what was before."""
+    """Whether a rhythm has begun or ended during these steps: its newest quarter differs from the rest."""
     of_hits = scores[hits]
     recent = len(of_hits) // 4
     if recent < _MIN_HITS:
@@ -221,7 +222,9 @@ def _has_changed(scores: Floats, hits: Bools) -> bool:
 
 
 def _levelled(rest: Floats, hits: Bools) -> Floats:
-    """The same, where hits vary no more than others: else they would look like a rhythm again."""
+    """The remainders with the hits' spread limited to that of other steps; otherwise they would look like a rhythm
+    again.
+    """
     middle, others = float(np.median(rest[hits])), float(np.median(rest[~hits]))
     spread = float(np.median(np.abs(rest[hits] - middle)))
     usual_spread = float(np.median(np.abs(rest[~hits] - others)))

@@ -1,17 +1,17 @@
-"""Text that is not ours (names of kernels, groups, files) made safe to show: printable, and of bounded length."""
+"""Makes foreign text (names of kernels, groups, files) safe to show: printable, and of limited length."""
 
 from __future__ import annotations
 
 import json
 
-# Names are kept for tables and for matching. Some kernels have names of 10 kB of template arguments; those are cut.
+# Names are kept for tables and for matching. Some kernels have names with 10 kB of template arguments, which are cut.
 MAX_NAME_LENGTH = 1000
 
 
 def printable(text: str, keep: str = "") -> str:
-    """Text without the characters that could steer a screen, each but those to ``keep`` replaced by a mark.
+    """Text in which characters that could control a screen, except those in ``keep``, are replaced by a mark.
 
-    These are all that Unicode does not call printable: control characters, marks that turn the direction of writing,
+    These are all that Unicode does not call printable: control characters, marks that change the direction of writing,
     surrogates, and spaces other than the plain one.
     """
     if text.isprintable():
@@ -30,19 +30,19 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def spreadsheet_cell(value: object) -> object:
-    """A cell of a CSV: text that a spreadsheet would take for a formula gets an apostrophe; numbers stay."""
+    """A cell of a CSV: text that a spreadsheet would take for a formula gets an apostrophe; numbers are unchanged."""
     return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
 
 
 def clean(name: str, max_length: int = MAX_NAME_LENGTH) -> str:
-    """A name for tables: of bounded length, still distinct from other names, and without control characters."""
+    """A name for tables: of limited length, still distinct from other names, and without control characters."""
     if len(name) > max_length:
         name = f"{name[: max_length - 13]}~{digest(name)[:12]}"
     return printable(name)
 
 
 def digest(name: str) -> str:
-    """A hash that identifies the name where it cannot be shown whole."""
+    """A hash that identifies a name too long to show in full."""
     import hashlib
 
     return hashlib.sha256(name.encode(errors="replace")).hexdigest()

@@ -1,15 +1,15 @@
-"""The settled difference between the modes: what it becomes once a mode has lasted.
+"""The settled difference between the modes: its value once a mode has lasted.
 
-What follows the mode slowly (clocks, heat, caches) shows only in part in blocks of a few steps. But the modes of all
-steps are known. So the logarithm of a step's time is fitted as
+Effects that follow the mode slowly (clocks, heat, caches) show only partly in blocks of a few steps. But the modes of
+all steps are known. So the logarithm of a step's time is fitted as
 
     window's own line + a S + b h(tau),
 
 where S is 1 in sequential steps, and h is S filtered with a time constant of tau steps. Before the first step the job
-ran overlapped, so h begins at 0. The settled difference is a + b. Noise is autoregressive of the first order.
+ran overlapped, so h starts at 0. The settled difference is a + b. Noise is first-order autoregressive.
 
-Each tau and each autocorrelation of a grid is a least-squares problem. Only a window's normal equations are kept, so
-that windows can be added one by one, and a run of any length takes the same memory.
+Each tau and each autocorrelation of a grid is a least-squares problem. Only the normal equations are kept, so that
+windows can be added one by one, in constant memory.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ Array = npt.NDArray[np.float64]
 CONSTANTS = (0.5, 1, 1.5, 2, 3, 4, 5, 6.5, 8, 10, 12, 14, 17, 20, 30, 50)
 _TOO_LONG = 20
 AUTOCORRELATIONS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.87, 0.95)
-# Chi-square at 5 %: where memory fits better than none by so much, it shows.
+# Chi-square at 5 %: memory shows if it improves the fit by at least this.
 _MEMORY_SHOWS = 3.84
-# The difference has not settled where memory is sure (two degrees of freedom at 0.1 %, as there are many looks), and
-# one constant does not do: the best is long, or the square of its state beside it, or a second constant, fits better
-# (one and two degrees of freedom at 1 %).
+# The difference has not settled if memory is certain (two degrees of freedom at 0.1 %, because there are many looks),
+# and one time constant is not enough: the best is long, or adding the square of its state, or a second constant, fits
+# better (one and two degrees of freedom at 1 %).
 _MEMORY_SURE, _BENT_BETTER, _TWO_BETTER = 13.8, 6.63, 9.21
-# A variance below this, of logarithms, is rounding: times that are all alike are not measured ones.
+# A smaller variance of logarithms is rounding: identical times are not measurements.
 _LEAST_NOISE = 1e-14
 _LEAST_FREEDOM = 3
-# No mode makes steps a thousand times longer: a fit that says so tells nothing.
+# No mode makes steps a thousand times longer: a fit that says so is meaningless.
 _MOST = math.log(1000)
-# A settled interval within so much of the short blocks' value says the same.
+# A settled interval within this of the short blocks' value agrees with it.
 _ONE_POINT = 0.01
-# A step counts unless it takes this much longer than the others of its window say, and as many robust standard
+# A step counts unless it exceeds the estimate from others of its window by this much, and by this many robust standard
 # deviations.
 _LONGER, _DEVIATIONS = math.log(1.1), 5.0
-# The columns of the states by which that is judged.
+# The state columns used for that estimate.
 _JUDGED_BY = [CONSTANTS.index(constant) for constant in (1, 5, 17)]
-# No memory and one constant, two, one and the square of its state: the columns that they have beside S.
+# No memory and one constant, two, one and the square of its state: their columns in addition to S.
 _CHOSEN = ((), *[(column,) for column in range(1, len(CONSTANTS) + 1)])
 _BENT = tuple([(column, len(CONSTANTS) + column) for column in range(1, CONSTANTS.index(6.5) + 2)])
 _PAIRS = tuple(itertools.combinations(range(1, CONSTANTS.index(_TOO_LONG) + 2), 2))
 
 
 class _Fits(NamedTuple):
-    """Least squares of S and up to two states, at one autocorrelation; of each choice of states.
+    """Least squares of S and up to two states, at one autocorrelation, for each choice of states.
 
     Attributes:
         rss: residual sum of squares; shape (choices,).
-        beta: coefficients of S and of the states, 0 for those that a choice has not; shape (choices, 3).
-        solved: the same for a right side of ones: the settled difference's variance is their sum; the same shape.
+        beta: coefficients of S and of the states, 0 for those that a choice lacks; shape (choices, 3).
+        solved: the same for a right side of ones: their sum is the settled difference's variance; same shape.
     """
 
     rss: Array
@@ -75,20 +75,20 @@ class _Fits(NamedTuple):
 
     @classmethod
     def of(cls, gram: Array, choices: Sequence[Sequence[int]]) -> _Fits:
-        """Fit each choice of states to normal equations whose last column is what is fitted."""
+        """Fit each choice of states to normal equations whose last column is the dependent variable."""
         columns = np.array([(0, *choice, *[-1] * (2 - len(choice))) for choice in choices])
         used = columns >= 0
         both = used[:, :, None] & used[:, None, :]
         equations = np.where(both, gram[columns[:, :, None], columns[:, None, :]], 0.0)
         right = np.where(used, gram[columns, -1], 0.0)
-        inverse = np.linalg.pinv(equations, rcond=1e-9, hermitian=True)  # states of close constants are nearly alike
+        inverse = np.linalg.pinv(equations, rcond=1e-9, hermitian=True)  # states of similar constants are nearly equal
         beta = np.einsum("kij,kj->ki", inverse, right)
         return cls(gram[-1, -1] - (right * beta).sum(axis=1), beta, np.einsum("kij,kj->ki", inverse, used * 1.0))
 
     def allowed(self, criterion: float, best: float) -> tuple[Array, Array]:
-        """The settled differences that are no worse than the best fit by more than the criterion: lowest and highest.
+        """Lowest and highest settled difference that fits no worse than the best fit by more than the criterion.
 
-        Of a choice that allows none, they are infinite the wrong way round; shape (choices,).
+        For a choice that allows none, they are infinite with swapped signs; shape (choices,).
         """
         room = criterion - (self.rss - best)
         half = np.sqrt(np.maximum(room, 0.0) * self.solved.sum(axis=1))
@@ -101,7 +101,7 @@ class SettledFit:
 
     def __init__(self) -> None:
         num_rhos, num_states = len(AUTOCORRELATIONS), len(CONSTANTS)
-        # Normal equations: of S, the states, their squares and the logarithm of the time, by autocorrelation.
+        # Normal equations of S, the states, their squares and the logarithm of the time, by autocorrelation.
         self._gram = np.zeros((num_rhos, 2 * num_states + 2, 2 * num_states + 2))
         # Second moments over windows of (S'y, h'y, S'S, S'h, h'h), by autocorrelation and time constant.
         self._moments = np.zeros((num_rhos, num_states, 5, 5))
@@ -113,7 +113,9 @@ class SettledFit:
         self._after_steps = 0
 
     def after(self, report: OverlapReport, own: RankWindow) -> Settled | None:
-        """The settled difference with this window, by what this rank measured; None where the window does not count."""
+        """The settled difference including this window, from this rank's measurement; None if the window does not
+        count.
+        """
         short = report.speedup_vs_sequential
         if own.series is None or short is None or not (report.valid and report.complete):
             return None
@@ -121,10 +123,10 @@ class SettledFit:
         return self.result()
 
     def add(self, series: StepSeries, short: float, rhythms: Sequence[Rhythm] = ()) -> None:
-        """Add a window; one without both modes says nothing and is left out.
+        """Add a window; one without both modes is ignored.
 
-        ``short`` is the difference in its short blocks, as a fraction of an overlapped step. What steps of ``rhythms``
-        take longer is fitted with the window's line.
+        ``short``: the difference in its short blocks, as a fraction of an overlapped step. The extra time of steps of
+        ``rhythms`` is fitted together with the window's line.
         """
         times_ms, letters = np.array(series.step_ms), np.array(list(series.modes), dtype="U1")
         counted = np.isin(letters, ("O", "S")) & (times_ms > 0) & np.isfinite(times_ms)
@@ -165,7 +167,7 @@ class SettledFit:
     def result(self) -> Settled | None:
         """The settled difference over the windows so far.
 
-        None without any windows, without noise to judge by, and where the steps do not hold the difference at all.
+        None without windows, without noise to judge by, and if the steps do not contain the difference at all.
         """
         freedom = self._freedom - 3
         if not self._num_windows or freedom < 1:
@@ -219,17 +221,17 @@ class SettledFit:
         return found
 
     def _inflation(self, at: int, constant: int, fit: _Fits, noise: float) -> tuple[float, float]:
-        """How much more the windows vary than their steps say, as a factor of the variance; and degrees of freedom.
+        """How much more the windows vary than their steps imply, as a factor of the variance; and degrees of freedom.
 
-        A variance between windows is added to that of the steps, if there is any; Satterthwaite's degrees of freedom,
-        but ``_LEAST_FREEDOM`` at least: two windows differ by more than their steps say in a third of all runs by
-        chance, and one degree would then make the interval several times as wide.
+        A variance between windows, if any, is added to that of the steps; Satterthwaite's degrees of freedom, at least
+        ``_LEAST_FREEDOM``: by chance, two windows differ by more than their steps imply in a third of all runs, and one
+        degree would then make the interval several times as wide.
         """
         steps, windows = self._freedom - 3, self._num_windows - 1
         if not windows:
             return 1.0, steps
         v, beta = fit.solved[constant], fit.beta[constant]
-        # A window's part of the error of a + b is linear in its normal equations.
+        # A window's contribution to the error of a + b is linear in its normal equations.
         q = np.array([v[0], v[1], -v[0] * beta[0], -v[0] * beta[1] - v[1] * beta[0], -v[1] * beta[1]])
         between = float(q @ self._moments[at, max(constant - 1, 0)] @ q) * self._num_windows / windows
         inflation = max(1.0, between / (noise * float(v.sum())))
@@ -238,12 +240,12 @@ class SettledFit:
 
 
 def _usual(columns: Array, log_times: Array) -> npt.NDArray[np.bool_]:
-    """Which steps are not far above what the others say.
+    """Which steps are not far above the estimate from the others.
 
-    ``columns`` are what a step's time may follow; shape (steps, columns).
+    ``columns``: what step time may depend on; shape (steps, columns).
     """
     usual = np.ones(len(log_times), dtype=bool)
-    for _ in range(2):  # the first time, what is far above pulls the others up
+    for _ in range(2):  # at first, outliers pull the others up
         beyond = log_times - columns @ np.linalg.lstsq(columns[usual], log_times[usual], rcond=None)[0]
         center = np.median(beyond[usual])
         deviation = 1.4826 * np.median(np.abs(beyond[usual] - center))
@@ -252,7 +254,7 @@ def _usual(columns: Array, log_times: Array) -> npt.NDArray[np.bool_]:
 
 
 def _states(sequential: npt.NDArray[np.bool_]) -> Array:
-    """What follows the mode, for each time constant; shape (number of steps, number of constants)."""
+    """The state that follows the mode, for each time constant; shape (number of steps, number of constants)."""
     kept = np.exp(-1 / np.array(CONSTANTS))
     states, state = np.empty((len(sequential), len(CONSTANTS))), np.zeros(len(CONSTANTS))
     for step, mode in enumerate(sequential):
@@ -262,7 +264,7 @@ def _states(sequential: npt.NDArray[np.bool_]) -> Array:
 
 
 def _whitened(rows: Array, gaps: npt.NDArray[np.int64]) -> tuple[Array, Array]:
-    """Rows of consecutive steps as they are where noise is autoregressive, for each autocorrelation.
+    """Rows of consecutive steps, whitened for autoregressive noise, for each autocorrelation.
 
     Args:
         rows: shape (number of steps, number of columns).

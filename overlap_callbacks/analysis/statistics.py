@@ -2,12 +2,12 @@
 
 Step times are autocorrelated: clocks, other tenants and the order of the data change them for many steps at a time. An
 interval over single steps would be too narrow, and up to one window in four would report a difference that is not
-there. So the unit is the block: each gives one mean, from which ``analysis.design`` removes what else differs between
+there. So the unit is the block: each gives one mean, from which ``analysis.design`` removes other differences between
 blocks. If a figure combines several quantities (equations 4 and 5), their means are combined by the delta method, with
-Satterthwaite's degrees of freedom. For a difference of two plain means that is exactly Welch's interval.
+Satterthwaite's degrees of freedom. For a difference of two plain means this is Welch's interval.
 
-Over a run, windows are pooled. People look at a run's interval after each window, so there are two: one that holds at
-one look, and a wider one that holds at all looks together.
+Over a run, windows are pooled. Users look at a run's interval after each window, so there are two: one valid at a
+single look, and a wider one valid at all looks together.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ CONFIDENCE = 0.95
 
 Floats = npt.NDArray[np.float64]
 
-# Of a figure that may be of any size and sign.
+# Bounds of a figure of any size and sign.
 UNBOUNDED = (-math.inf, math.inf)
 
-# Two groups of OSSO. The spread of fewer blocks of a mode is not known well enough for an interval.
+# Two groups of OSSO. With fewer blocks of a mode the spread is too uncertain for an interval.
 MIN_BLOCKS = 4
 
 
@@ -42,19 +42,19 @@ class Scale(NamedTuple):
 
 
 PLAIN = Scale(float, float)
-LOG = Scale(math.log, math.exp)  # of times: their interval does not reach below zero
-CHANGE = Scale(math.log1p, math.expm1)  # of a ratio less one, whichever is divided by which
+LOG = Scale(math.log, math.exp)  # for times: their interval does not reach below zero
+CHANGE = Scale(math.log1p, math.expm1)  # for a ratio minus one, whichever way round
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Quantities that were measured together, block by block.
+    """Quantities measured together, block by block.
 
     Attributes:
         blocks: block means, shape (number of blocks, number of quantities).
         num_steps: counted steps in those blocks.
         columns: the named tuple whose fields are the quantities; None if they have no names.
-        adjusted: means to take in the place of plain ones; None for plain ones.
+        adjusted: means that replace the plain ones; None for plain ones.
     """
 
     blocks: Floats
@@ -63,12 +63,12 @@ class Sample:
     adjusted: Adjusted | None = None
 
     def named(self, means: Floats) -> Any:
-        """Means of the quantities, shape (number of quantities,), under their names if they have any."""
+        """Means of the quantities, shape (number of quantities,), with their names if they have any."""
         return means if self.columns is None else self.columns(*means.tolist())
 
     @property
     def moments(self) -> Moments:
-        """Means of the quantities and what is known of their errors."""
+        """Means of the quantities, and the covariance of their errors."""
         if self.adjusted is not None:
             return self.adjusted.sums
         number = len(self.blocks)
@@ -77,11 +77,11 @@ class Sample:
 
     @property
     def log_moments(self) -> Moments:
-        """The same from the blocks' logarithms, where it is known."""
+        """The same from the blocks' logarithms, if known."""
         return self.moments if self.adjusted is None else self.adjusted.logs
 
     def exponential(self, means: Floats) -> Floats:
-        """What ``log_moments`` has as logarithms, as it is."""
+        """Convert ``log_moments`` from logarithms."""
         return means if self.adjusted is None else np.where(self.adjusted.is_log, np.exp(means), means)
 
 
@@ -94,9 +94,9 @@ class Moments(NamedTuple):
 
 
 class Adjusted(NamedTuple):
-    """Means of quantities from which a design has removed what else differs between blocks.
+    """Means of quantities from which a design has removed other differences between blocks.
 
-    They are by the blocks' times, and by their logarithms, of the quantities that ``is_log`` names; shape (n,).
+    From the blocks' times, and from their logarithms for the quantities that ``is_log`` names; shape (n,).
     """
 
     sums: Moments
@@ -109,10 +109,10 @@ class Interval:
     """An estimate on the scale on which its interval is symmetric.
 
     Attributes:
-        half_width: half the width of its interval; None with too few blocks.
+        half_width: half the width of the interval; None with too few blocks.
         scale: increasing function from that scale to the figure's own.
-        bounds: the least and the most that the figure can be.
-        standard_error, degrees: behind the width.
+        bounds: minimum and maximum of the figure.
+        standard_error, degrees: from which the width follows.
     """
 
     center: float
@@ -129,7 +129,7 @@ class Interval:
         low = high = None
         if self.half_width is not None:
             half = max(self.half_width, least_half_width)
-            with np.errstate(all="ignore"):  # what is beyond a float's range gives no interval
+            with np.errstate(all="ignore"):  # values beyond a float's range give no interval
                 low, high = _finite(self.scale, [self.center - half]), _finite(self.scale, [self.center + half])
         if low is None or high is None:
             low = high = None
@@ -148,9 +148,9 @@ def _six_digits(value: float | None) -> float | None:
 
 
 def bounded(estimate: Estimate, bounds: tuple[float, float]) -> Estimate:
-    """An estimate between two bounds, beyond which its interval is cut off.
+    """An estimate with its interval cut off at two bounds.
 
-    Cutting impossible values off does not change how often the interval holds the truth.
+    Cutting off impossible values does not change how often the interval contains the truth.
     """
     low, high = bounds
 
@@ -183,10 +183,10 @@ def interval_of(
     min_blocks: int = MIN_BLOCKS,
     confidence: float = CONFIDENCE,
 ) -> Interval | None:
-    """Estimate a function of the means of independent samples; None if one is empty, or it is not finite.
+    """Estimate a function of the means of independent samples; None if one is empty, or the result is not finite.
 
-    The figure is that of the mean times, so that figures add up. Its interval has the width that the blocks' logarithms
-    give, unless these lead to another figure: heavy tails. Then the times themselves give the width.
+    The figure is that of the mean times, so that figures add up. Its interval has the width given by the blocks'
+    logarithms, unless these give a different figure, because of heavy tails: then the times themselves give the width.
 
     Args:
         combine: takes the means of each sample (its named tuple, or an array of shape (quantities,)) and returns the
@@ -194,14 +194,14 @@ def interval_of(
         samples: independent of each other; the quantities within one sample may be correlated.
         scale: increasing function from that scale to the figure's own, e.g. ``math.expm1``.
         min_blocks: minimum number of blocks that each sample needs for an interval.
-        confidence: of the interval. More than the usual one where several intervals are to hold together.
+        confidence: of the interval; higher than usual if several intervals must hold together.
     """
     if any(not len(sample.blocks) for sample in samples):
         return None
     num_steps = sum(sample.num_steps for sample in samples)
     num_blocks = sum(len(sample.blocks) for sample in samples)
     width = None
-    with np.errstate(all="ignore"):  # what is beyond a float's range gives no figure, or no interval
+    with np.errstate(all="ignore"):  # values beyond a float's range give no figure, or no interval
         center = _finite(combine, [sample.named(sample.moments.means) for sample in samples])
         if center is None:
             return None
@@ -211,7 +211,7 @@ def interval_of(
     return Interval(center, half, scale, num_steps, num_blocks, standard_error=error, degrees=degrees)
 
 
-# The blocks' logarithms give the width where they lead to the same figure, but for this share of the width.
+# The blocks' logarithms give the width if they give the same figure, up to this share of the width.
 _MOST_APART = 0.1
 
 
@@ -237,9 +237,9 @@ def _width(
 
 
 class Pooling(NamedTuple):
-    """How windows are pooled: so that the interval holds at one look, or at ``all_looks`` while windows are added.
+    """How windows are pooled: the interval is valid at one look, or at ``all_looks`` while windows are added.
 
-    The confidence is more than the usual one where several intervals are to hold together.
+    The confidence is higher than usual if several intervals must hold together.
     """
 
     all_looks: bool = False
@@ -260,9 +260,9 @@ def pool(
 ) -> Estimate | None:
     """One figure for a run, from its windows' estimates.
 
-    The error is estimated from the blocks of all windows, and the windows' differences beyond it are added (random
-    effects). Windows without an interval of their own are the units, from ``MIN_WINDOWS`` on. The figure is their mean
-    on the scale, unless ``point`` says another; ``deviations`` are what each window adds to that on the scale.
+    The error is estimated from the blocks of all windows, plus the windows' differences beyond it (random effects).
+    Windows without their own interval are the units, from ``MIN_WINDOWS`` on. The figure is their mean on the scale,
+    unless ``point`` is given; ``deviations`` are each window's contribution to that on the scale.
     """
     if not windows:
         return None
@@ -285,7 +285,7 @@ def pool(
     return interval.estimate()
 
 
-# Windows whose blocks tell nothing of their error must be so many for an interval.
+# Minimum number of windows for an interval if their blocks give no error.
 MIN_WINDOWS = 4
 
 
@@ -299,7 +299,7 @@ def _on_scale(windows: Sequence[Estimate], scale: Scale) -> Floats | None:
 
 
 def _errors(windows: Sequence[Estimate], scale: Scale) -> tuple[Floats, Floats]:
-    """The variance of each window's estimate and its degrees of freedom; NaN where it has no interval."""
+    """The variance of each window's estimate and its degrees of freedom; NaN without an interval."""
     known = [_error(window, scale) for window in windows]
     return np.array([error**2 for error, _ in known]), np.array([degrees for _, degrees in known])
 
@@ -309,7 +309,7 @@ def _error(window: Estimate, scale: Scale) -> tuple[float, float]:
         return window.standard_error, window.degrees_of_freedom
     if window.ci_low is None or window.ci_high is None or window.num_blocks <= 2:
         return math.nan, math.nan
-    # Of a record of an earlier version. One end may be cut where the figure cannot be.
+    # From a record of an earlier version. One end may be cut off at the figure's bounds.
     center, low, high = (_finite(scale.to, [value]) for value in (window.value, window.ci_low, window.ci_high))
     halves = [abs(end - center) for end in (low, high) if end is not None and center is not None]
     degrees = window.num_blocks - 2.0
@@ -320,13 +320,13 @@ def pooled_error(values: Floats, variances: Floats, degrees: Floats) -> tuple[An
     """The standard error of the mean over windows, and its degrees of freedom (Satterthwaite).
 
     Args:
-        values: the estimate of each window, the windows along the last axis.
-        variances: of its error within the window; NaN where not known.
+        values: the estimate of each window, windows along the last axis.
+        variances: of its error within the window; NaN if not known.
         degrees: degrees of freedom of these.
     """
     number = values.shape[-1]
     known = np.isfinite(variances)
-    with np.errstate(all="ignore"):  # of a damaged record; what is not finite gives no interval
+    with np.errstate(all="ignore"):  # a damaged record; values that are not finite give no interval
         between = values.var(axis=-1, ddof=1) if number > 1 else np.zeros(values.shape[:-1])
         num_known = known.sum(axis=-1)
         within = np.where(known, variances, 0.0).sum(axis=-1) / num_known
@@ -343,8 +343,8 @@ def half_width_factor(degrees: Any, num_windows: int, pooling: Pooling, *, alone
     """Half the width of a run's interval over its standard error.
 
     For all looks it is a mixture of t-tests over effects of any size (Lai's, of known scale ``_MIXED`` windows): a
-    sequence of intervals that holds the truth throughout with at least the wanted confidence. ``alone``: windows
-    themselves are the units, for want of an error of their own.
+    sequence of intervals that contains the truth throughout with at least the wanted confidence. ``alone``: windows
+    themselves are the units, because they have no error of their own.
     """
     if not pooling.all_looks:
         return t_quantile(degrees, pooling.confidence)
@@ -354,16 +354,17 @@ def half_width_factor(degrees: Any, num_windows: int, pooling: Pooling, *, alone
         return np.sqrt(np.where(root > share, degrees * (1 - root) / (root - share), np.inf))
 
 
-# Windows that the mixture's effect is worth. Over one look's interval, the sequence is narrowest at some 20 times that.
+# Number of windows that the mixture's effect is worth. The sequence is narrowest, relative to one look's interval, at
+# about 20 times that.
 _MIXED = 0.2
-# The mixture's own level is for looks without end, at any time. Looked at after whole windows it is wrong far more
-# rarely, so it may have this many times the level: ``benchmarks/intervals.py`` has what runs of 2,000 windows give. Not
-# so where windows themselves are the units: their error is known from few.
+# The mixture's level is for infinitely many looks, at any time. Looking only after whole windows, it is wrong far more
+# rarely, so it may have this many times the level: ``benchmarks/intervals.py`` has the results of runs of 2,000
+# windows. Not if windows themselves are the units: their error is estimated from few.
 _LEVEL = 1.4
 
 
 def windows_differ(windows: Sequence[Estimate], scale: Scale) -> bool:
-    """Whether windows differ by more than their own errors let expect, at 1 %."""
+    """Whether windows differ by more than their own errors explain, at 1 %."""
     values = _on_scale(windows, scale)
     if values is None or len(windows) < 2:
         return False
@@ -377,7 +378,7 @@ def windows_differ(windows: Sequence[Estimate], scale: Scale) -> bool:
 
 
 def inverted_change(ratio: Estimate) -> Estimate:
-    """Of a over b, less one, that of b over a."""
+    """Convert a / b - 1 into b / a - 1."""
 
     def turn(value: float | None) -> float | None:
         return None if value is None or value <= -1 else 1 / (1 + value) - 1
@@ -399,8 +400,8 @@ def _finite(function: Callable[..., float], arguments: Sequence[Any]) -> float |
 def _half_width(
     combine: Callable[..., float], samples: Sequence[Moments], confidence: float
 ) -> tuple[float, float, float] | None:
-    """By the delta method: the standard error, Satterthwaite's degrees of freedom, and half the width."""
-    parts: list[tuple[float, float]] = []  # of the variance, with their degrees of freedom
+    """The delta method: the standard error, Satterthwaite's degrees of freedom, and half the width."""
+    parts: list[tuple[float, float]] = []  # contributions to the variance, with their degrees of freedom
     for position, sample in enumerate(samples):
         slopes = gradient(combine, [each.means for each in samples], position)
         if slopes is None:
@@ -413,14 +414,14 @@ def _half_width(
         return 0.0, sum([freedom for _, freedom in parts]), 0.0
     if not math.isfinite(variance):
         return None
-    # Of shares: squares of the parts themselves may be out of a float's range.
+    # From shares: squares of the contributions themselves may exceed a float's range.
     degrees = 1.0 / sum([(part / variance) ** 2 / freedom for part, freedom in parts])
     return math.sqrt(variance), degrees, t_quantile(degrees, confidence) * math.sqrt(variance)
 
 
 def t_quantile(degrees: Any, confidence: float = CONFIDENCE) -> Any:
-    """Half the width of an interval over its standard error, by Student's t; of a number or an array."""
-    from scipy.special import stdtrit  # takes half a second to import, so only where a window was measured
+    """Half the width of an interval over its standard error, by Student's t; for a number or an array."""
+    from scipy.special import stdtrit  # takes half a second to import, so only if a window was measured
 
     return stdtrit(degrees, 0.5 + confidence / 2)
 
@@ -444,27 +445,26 @@ def gradient(combine: Callable[..., float], means: Sequence[Floats], position: i
     return slopes
 
 
-# -- estimates that were measured independently of each other, together
-#
-# Limits of sums and differences follow from the limits of their parts by "MOVER" (Zou and Donner, Statistics in
-# Medicine 27, 2008): of x - y, the lower one is x - y - sqrt((x - l_x)^2 + (u_y - y)^2).
+# -- combining estimates that were measured independently. Limits of sums and differences follow from the limits of
+# their parts by "MOVER" (Zou and Donner, Statistics in Medicine 27, 2008): for x - y, the lower one is x - y - sqrt((x
+# - l_x)^2 + (u_y - y)^2).
 
 
 def mean_of(estimates: Sequence[Estimate]) -> Estimate:
-    """The mean of one figure or more, which were measured independently of each other."""
+    """The mean of one or more figures that were measured independently."""
     number = len(estimates)
     value = math.fsum([one.value for one in estimates]) / number
     return _together(value, [_below(one) for one in estimates], [_above(one) for one in estimates], estimates, number)
 
 
 def difference(base: Estimate, other: Estimate) -> Estimate:
-    """Other less base, which were measured independently of each other."""
+    """Other minus base, measured independently."""
     below, above = [_below(other), _above(base)], [_above(other), _below(base)]
     return _together(other.value - base.value, below, above, (base, other))
 
 
 def relative_change(base: Estimate, other: Estimate) -> Estimate | None:
-    """Other over base, less one; None unless both are above zero. On the scale of logarithms it is a difference."""
+    """Other over base, minus one; None unless both are positive. On the scale of logarithms it is a difference."""
     if base.value <= 0 or other.value <= 0:
         return None
     logs = difference(_log(base), _log(other))
@@ -492,7 +492,7 @@ def _together(
     parts: Sequence[Estimate],
     number: int = 1,
 ) -> Estimate:
-    """A sum over ``number``: half its width is the root of the sum of squares. Half an interval says nothing."""
+    """A sum over ``number``: half its width is the root of the sum of squares. One-sided intervals are ignored."""
     low, high = (None if None in each else math.hypot(*filter(None, each)) / number for each in (below, above))
     steps, blocks = sum([one.num_steps for one in parts]), sum([one.num_blocks for one in parts])
     if low is None or high is None:

@@ -1,4 +1,4 @@
-"""Which ranks and hosts come last to collectives, over the windows of a run, and how sure that is. Pure."""
+"""Which ranks and hosts come last to collectives, over a run's windows, and how certain that is. Pure."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from overlap_callbacks.analysis.formatting import PLAIN, Style
 from overlap_callbacks.analysis.results.arrivals import Arrivals, Lateness
 from overlap_callbacks.analysis.sums import grouped
 
-# For whom others wait for less of the time of their collectives is not worth a line.
+# Minimum share of collective time lost to waiting for a rank that is worth reporting.
 _LEAST_LOST = 0.01
 _MAX_LISTED = 8
-# A window has fewer steps.
+# More steps than any window has.
 _MANY = 10**6
 _NORMAL_95 = 1.959964
 
 
 class Straggler(NamedTuple):
-    """A rank or a host for which others wait in the collectives of one dimension of parallelism.
+    """A rank or a host that others wait for in the collectives of one dimension of parallelism.
 
     Attributes:
         rank: global rank; -1 for a host.
         host: its number; -1 if unknown.
-        calls, last: collectives that were timed, and those in which it came last.
-        share, low, high: of steps, in which the others waited for it longest, with its 95 % interval.
-        chance: the share if all ranks were alike.
-        windows, all_windows: those in which it is among the last, and all that tell.
-        waiting_ms: how long the others waited, each time.
-        lost_fraction: what that is of the time of these collectives.
+        calls, last: collectives timed, and those in which it came last.
+        share, low, high: share of steps in which the others waited longest for it, with its 95 % interval.
+        chance: the share expected by chance.
+        windows, all_windows: windows in which it is among the last, and all windows with data.
+        waiting_ms: mean waiting of the others when it was last.
+        lost_fraction: that waiting as a share of these collectives' time.
     """
 
     rank: int
@@ -59,7 +59,7 @@ class Straggler(NamedTuple):
         return f"rank {self.rank}" if self.rank >= 0 else f"host {self.host}"
 
     def how_sure(self, style: Style = PLAIN) -> str:
-        """How often the others wait for it longest, with the interval, as the end of a sentence."""
+        """How often the others wait longest for it, with the interval, as the end of a sentence."""
         share, chance = style.percent(self.share, decimals=0), style.percent(self.chance, decimals=0)
         words = f"in {share} of steps the others wait for it longest (95% interval {self.interval(style)}, by chance "
         return f"{words}{chance}){'' if self.sure else ', which may be chance'}"
@@ -70,9 +70,9 @@ class Straggler(NamedTuple):
 
 
 def stragglers(windows: Iterable[Arrivals | None], *, hosts: bool = False) -> list[Straggler]:
-    """Those for whom others wait longest in the windows of a run, the worst first; ranks, or hosts.
+    """The ranks, or hosts, that others wait longest for in a run's windows, worst first.
 
-    A window keeps some ranks only. In those in which a rank is not among them, it counts as never last.
+    A window keeps only some ranks. A rank that is not among them counts as never last.
     """
     known = [arrivals for arrivals in windows if arrivals is not None and 0 < arrivals.num_steps < _MANY]
     late = [row for arrivals in known for row in (arrivals.hosts if hosts else arrivals.ranks) if row.is_valid]
@@ -85,13 +85,13 @@ def stragglers(windows: Iterable[Arrivals | None], *, hosts: bool = False) -> li
 
 
 def _straggler(rows: Sequence[Lateness], all_windows: int, num_steps: int) -> Straggler:
-    # Windows that do not list it have timed about as much.
+    # Windows that do not list it have timed about the same number.
     calls = round(sum([row.calls for row in rows]) * all_windows / len(rows))
     steps = round(sum([row.steps for row in rows]) * all_windows / len(rows))
     last = sum([row.times_last for row in rows])
     share = min(
         1.0, sum([row.steps_blamed for row in rows]) / max(1, steps)
-    )  # of a rank that a window lists twice, all
+    )  # all rows, if a window lists a rank twice
     low, high = wilson(share, min(steps, num_steps))
     first = rows[0]
     return Straggler(
@@ -112,10 +112,10 @@ def _straggler(rows: Sequence[Lateness], all_windows: int, num_steps: int) -> St
 
 
 def wilson(share: float, number: int) -> tuple[float, float]:
-    """The 95 % interval of a share of so many independent cases.
+    """The 95 % interval of a share of ``number`` independent cases.
 
     The collectives of a step are not independent: a rank that is slow in a step may be last in all of them, or in the
-    first one alone, after which all start together. So steps are the cases, not collectives.
+    first one only, after which all start together. So steps are the cases, not collectives.
 
     Source: E. B. Wilson, "Probable Inference, the Law of Succession, and Statistical Inference" (JASA 22, 1927).
     """

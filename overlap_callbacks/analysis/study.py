@@ -1,8 +1,9 @@
-"""What ``overlap study`` measures, and its configurations together: means, extremes, pairs that differ in one factor.
+"""Measurements of ``overlap study``, and statistics over its configurations: means, extremes, pairs that differ in one
+factor.
 
-The configurations are those that somebody chose, and not a sample of more. So the interval of a mean over them says how
-well the mean of these is known, and not what further ones would give. Each configuration is one run, and the runs are
-independent of each other.
+The configurations were chosen by the user, and are not a sample. So the interval of a mean over them is the uncertainty
+of the mean of these, not a prediction for further ones. Each configuration is one run, and the runs are independent of
+each other.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.statistics import difference, mean_of, relative_change
 from overlap_callbacks.analysis.sums import grouped
 
-# -- the lines of its result file: a ``StudyStart``, then a configuration that was trained once in each, so that a crash
-# costs the one that was under way, and no more
+# -- the lines of its result file: a ``StudyStart``, then one configuration trained once per line, so that a crash costs
+# only the current one
 
-# Name of the file in the folder of results.
+# File name in the results folder.
 FILE_NAME = "study.jsonl"
 SCHEMA = 1
 
@@ -48,9 +49,9 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, order=True):
 
 
 class StudyFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Figures of one configuration, over all its counted windows and ranks. What was not measured is None.
+    """Figures of one configuration, over all its counted windows and ranks. Unmeasured values are None.
 
-    ``values`` are by the keys of the catalogue, e.g. ``power/overlapped_avg_w``; ``num_steps`` is that of each mode.
+    ``values`` are by catalogue key, e.g. ``power/overlapped_avg_w``; ``num_steps`` is that of each mode.
     """
 
     values: dict[str, Estimate]
@@ -59,10 +60,10 @@ class StudyFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StudyStart(msgspec.Struct, frozen=True, kw_only=True, tag="start", tag_field="line"):
-    """What a study was asked for, and where it ran.
+    """The options of a study, and the machine it ran on.
 
     Attributes:
-        scale: by which the presets' sizes are shrunk; 1 for the models as published.
+        scale: factor by which the presets' sizes are shrunk; 1 for the models as published.
         steps: measured steps of each mode.
         device: name of the ranks' device, such as ``NVIDIA H100 80GB HBM3``, or of the CPU.
         link: ``gloo``, ``nccl`` or ``loopback``.
@@ -82,10 +83,10 @@ class StudyStart(msgspec.Struct, frozen=True, kw_only=True, tag="start", tag_fie
 
 
 class StudyRow(msgspec.Struct, frozen=True, kw_only=True, tag="row", tag_field="line"):
-    """One configuration, trained once, with the time that this took.
+    """One configuration, trained once, and the time it took.
 
     Attributes:
-        failure: why it failed, in a line; None where it did not, and has ``figures``.
+        failure: why it failed; None if it did not, and has ``figures``.
         record: path of the job's record, relative to the folder of results.
         model: sizes of the model as trained, e.g. layers, hidden, parameters.
     """
@@ -98,9 +99,9 @@ class StudyRow(msgspec.Struct, frozen=True, kw_only=True, tag="row", tag_field="
     model: dict[str, int | float | str] = {}
 
 
-# -- configurations together
+# -- statistics over configurations
 
-# Keys of the figures that a study is about.
+# Keys of the study's main figures.
 SLOWDOWN = figure_named("compute_slowdown").key
 LONGER = figure_named("speedup_vs_sequential").key  # how much longer sequential steps take
 RATIO = figure_named("overlap_ratio").key
@@ -120,7 +121,7 @@ ENERGY = power_key(Mode.OVERLAPPED, "energy_per_step_j")
 
 
 class Published(NamedTuple):
-    """What arXiv 2507.03114 found over its own configurations, as fractions: mean (if it gives one) and largest."""
+    """Results of arXiv 2507.03114 over its own configurations, as fractions: mean (if it gives one) and largest."""
 
     mean: float | None
     most: float
@@ -134,9 +135,9 @@ PUBLISHED: Mapping[str, Published] = {
 
 # Factors of a configuration, by their fields.
 BATCH, PRECISION, POWER_CAP, CLOCK_CAP = "batch", "precision", "power_cap_w", "clock_cap_mhz"
-# Precisions from the one that is compared with: without tensor cores first.
+# Precisions, in order of comparison: without tensor cores first.
 _PRECISIONS = ("fp32", "tf32", "fp16", "bf16")
-# Figures that are shares or changes themselves: of two such, the difference is what changes.
+# Figures that are shares or changes: two of them are compared by their difference.
 _IN_POINTS = frozenset({SLOWDOWN, LONGER, PEAK})
 _COMPARED = (STEP, SLOWDOWN, LONGER, POWER, ENERGY)
 
@@ -164,8 +165,8 @@ class Overall:
 class Pair:
     """Two configurations that differ in one factor only.
 
-    ``changes`` are from base to other, by the key of the figure: of figures that are changes themselves the difference,
-    of all others the relative change, as fractions.
+    ``changes`` are from base to other, by the figure's key: the difference for figures that are changes themselves,
+    otherwise the relative change, as fractions.
     """
 
     base: Configuration
@@ -174,7 +175,7 @@ class Pair:
 
 
 def last_rows(start: StudyStart, rows: Sequence[StudyRow]) -> list[StudyRow]:
-    """One row of each configuration, in the order of the study: the last that was measured, else the last that failed.
+    """One row per configuration, in the study's order: the last measured one, otherwise the last failed one.
 
     Rows of configurations that the study does not name come last.
     """
@@ -188,7 +189,7 @@ def last_rows(start: StudyStart, rows: Sequence[StudyRow]) -> list[StudyRow]:
 
 
 def value_of(row: StudyRow, key: str) -> Estimate | None:
-    """A figure of a configuration; None where it was not measured or is not finite."""
+    """A figure of a configuration; None if it was not measured or is not finite."""
     estimate = None if row.figures is None else row.figures.values.get(key)
     return estimate if estimate is not None and math.isfinite(estimate.value) else None
 
@@ -206,7 +207,7 @@ def overall(rows: Iterable[StudyRow], key: str) -> Overall | None:
 
 
 def families(rows: Iterable[StudyRow], factor: str) -> list[list[StudyRow]]:
-    """Measured configurations that differ in this factor (a field of ``Configuration``) only, two or more of each kind.
+    """Groups of at least two measured configurations that differ only in this factor (a field of ``Configuration``).
 
     Each begins with the one that the others are compared with: the smallest batch, the first precision of fp32, tf32,
     fp16 and bf16, a device without a cap and then with the largest.
@@ -221,7 +222,7 @@ def families(rows: Iterable[StudyRow], factor: str) -> list[list[StudyRow]]:
 
 
 def pairs(rows: Iterable[StudyRow], factor: str) -> list[Pair]:
-    """The first of each family against each of the others."""
+    """The first of each group with each of the others."""
     return [pair_of(family[0], other) for family in families(rows, factor) for other in family[1:]]
 
 

@@ -1,7 +1,7 @@
-"""How what ranks measured adds up: each struct says it once, field by field, and one code does it at every level.
+"""Merging of the ranks' measurements: each struct declares it field by field, and one function does it at every level.
 
-A *way* makes one value of those that several sets of ranks have: ``sum``, ``max``, ``any``, ``RankSet.union``, or what
-``struct_sum``, ``table_sum`` and ``named_sum`` make of other ways. No two of the sets have a rank in common.
+A *way* makes one value from those of several disjoint sets of ranks: ``sum``, ``max``, ``any``, ``RankSet.union``, or
+what ``struct_sum``, ``table_sum`` and ``named_sum`` build from other ways.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _COUNT, _TOTAL, _SQUARES, _LOW, _LOW_RANK, _HIGH, _HIGH_RANK = range(7)
 
 
 def struct_sum(of: type[S], /, **told: Way) -> Callable[[Sequence[S]], S]:
-    """The way of a struct, field by field: as its annotation says, ``Annotated[float, max]``; without one, by ``sum``.
+    """The way of a struct, field by field: given by an annotation such as ``Annotated[float, max]``, otherwise ``sum``.
 
     ``told`` has the ways of fields without an annotation, of structs that are part of the record.
     """
@@ -43,8 +43,8 @@ def table_sum(
     Args:
         of: a row.
         key: number of its first fields that are the key.
-        order: of the rows; those for which it is the same, and all by default, come in the order of their keys.
-        limit: number of rows that are kept.
+        order: sort key of the rows; rows with equal ones, and by default all, are sorted by key.
+        limit: maximum number of rows.
         told: as in ``struct_sum``.
     """
     ways = _ways_of(of, told)
@@ -63,7 +63,7 @@ def table_sum(
 
 
 def named_sum(way: Way) -> Callable[[Iterable[Mapping[Any, Any]]], dict[Any, Any]]:
-    """The way of values by name, from that of the values; sorted by name."""
+    """The way for values by name, from the way for the values; sorted by name."""
 
     def add(parts: Iterable[Mapping[Any, Any]]) -> dict[Any, Any]:
         by_name = grouped(chain.from_iterable([part.items() for part in parts]), lambda item: item[0])
@@ -73,7 +73,7 @@ def named_sum(way: Way) -> Callable[[Iterable[Mapping[Any, Any]]], dict[Any, Any
 
 
 def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
-    """The values by their keys, both in the order in which they come."""
+    """The values by key, both in order of first occurrence."""
     found: dict[Any, list[T]] = {}
     for value in values:
         found.setdefault(key(value), []).append(value)
@@ -82,7 +82,7 @@ def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
 
 def _ways_of(of: type[msgspec.Struct], told: Mapping[str, Way]) -> Callable[[], list[Way]]:
     @cache
-    def ways() -> list[Way]:  # not before all are defined that the annotations name
+    def ways() -> list[Way]:  # only when all classes in the annotations are defined
         hints = get_type_hints(of, include_extras=True)
         return [told.get(name) or getattr(hints[name], "__metadata__", (sum,))[0] for name in of.__struct_fields__]
 
@@ -95,21 +95,21 @@ def _added(ways: Sequence[Way], parts: Sequence[tuple[Any, ...]]) -> Sequence[An
     return [way(column) for way, column in zip(ways, zip(*parts, strict=True), strict=True)]
 
 
-# -- ways of values
+# -- ways for values
 
 
 def first(values: Sequence[T]) -> T:
-    """The first of values that are the same, or in the order of their ranks."""
+    """The first value, if all are equal or in the order of their ranks."""
     return values[0]
 
 
 def same_or(other: T) -> Callable[[Sequence[T]], T]:
-    """The value where all have the same one, else ``other``."""
+    """The value if all are equal, otherwise ``other``."""
     return lambda values: values[0] if len(set(values)) == 1 else other
 
 
 def of_lowest(values: Sequence[tuple[int, T] | None]) -> tuple[int, T] | None:
-    """That of the lowest rank, of values with their ranks; None where no rank has any."""
+    """The value of the lowest rank, from values with their ranks; None if no rank has any."""
     return min([value for value in values if value is not None], key=lambda value: value[0], default=None)
 
 
@@ -134,11 +134,11 @@ def array_max(values: Sequence[Floats]) -> Floats:
 
 
 class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Some quantities over ranks, or over devices.
+    """Quantities over ranks, or over devices.
 
     Attributes:
-        rows: of each quantity how many have it, their sum, the sum of the squared distances from their mean, the
-            smallest with the lowest rank that has it, and the largest with its rank; 7 rows of one length.
+        rows: for each quantity its count, sum, sum of squared distances from the mean, minimum with the lowest rank
+            that has it, and maximum with its rank; 7 rows of equal length.
     """
 
     rows: Floats
@@ -149,7 +149,7 @@ class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @classmethod
     def of(cls, ranks: Sequence[int], values: Floats) -> Aggregate:
-        """The quantities of some ranks; NaN for those that a rank lacks. Shape (ranks, quantities)."""
+        """The quantities of some ranks; NaN if a rank lacks one. Shape (ranks, quantities)."""
         known = ~np.isnan(values)
         of_each = np.broadcast_to(np.array(ranks, dtype=np.float64)[:, None], values.shape)
         value, low, high = (np.where(known, values, absent) for absent in (0.0, np.inf, -np.inf))
@@ -176,19 +176,19 @@ def _added_up(parts: Floats) -> Aggregate:
     distances = parts[_TOTAL] / np.maximum(parts[_COUNT], 1) - rows[_TOTAL] / number
     distances -= (parts[_COUNT] * distances).sum(axis=0) / number
     rows[_LOW], rows[_HIGH] = parts[_LOW].min(axis=0), parts[_HIGH].max(axis=0)
-    spreads = rows[_LOW] < rows[_HIGH]  # means of equal values differ by rounding alone
+    spreads = rows[_LOW] < rows[_HIGH]  # means of equal values differ only by rounding
     rows[_SQUARES] += np.where(spreads, (parts[_COUNT] * distances**2).sum(axis=0), 0.0)
     for extreme, rank in ((_LOW, _LOW_RANK), (_HIGH, _HIGH_RANK)):
         rows[rank] = np.where(parts[extreme] == rows[extreme], parts[rank], np.inf).min(axis=0)
     return Aggregate(rows)
 
 
-# -- distinct things that have names, such as hosts and devices, as digests: they can be counted over all ranks
+# -- distinct named things, such as hosts and devices, as digests, so that they can be counted over all ranks
 
-# Digests of 48 bits: of 10,000 names two are alike with a chance of two in ten million.
+# Digests of 48 bits: among 10,000 names, a collision has a probability of two in ten million.
 _DIGEST_BYTES = 6
-# Names that a part tells apart from those of other parts. Beyond, what two parts have in common counts twice; parts
-# are of neighbouring ranks, and these share hosts and devices long before.
+# Maximum names that a part distinguishes from those of other parts. Beyond it, names common to two parts count twice;
+# but parts are of neighbouring ranks, which share hosts and devices long before.
 MAX_IDENTITIES = 4096
 
 

@@ -1,4 +1,4 @@
-"""Marks of a picture in SVG: a few bars and lines need no plotting library."""
+"""SVG elements: a few bars and lines need no plotting library."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ def mark(tag: str, css: str = "", text: str = "", /, *, title: str = "", **attri
 
     Args:
         tag: its name.
-        css: its class.
-        text: in it.
-        title: what is shown on hovering.
-        **attributes: others; ``_`` in a name stands for ``-``. Numbers have two decimals at most.
+        css: CSS class.
+        text: text content.
+        title: shown on hovering.
+        **attributes: others; ``_`` in a name means ``-``. Numbers have at most two decimals.
     """
     given = {"class": css, **attributes} if css else attributes
     written = "".join([f' {name.replace("_", "-")}="{_shown(value)}"' for name, value in given.items()])
@@ -34,10 +34,10 @@ def picture(
     Args:
         width: of the coordinates.
         height: likewise.
-        label: what it shows, for those who do not see it.
-        marks: in it.
+        label: description for those who cannot see it.
+        marks: its content.
         css: its class.
-        standalone: whether it is a file, and no part of a page.
+        standalone: whether it is a file of its own, not part of a page.
     """
     space = ' xmlns="http://www.w3.org/2000/svg"' if standalone else ""
     box = f"0 0 {width:.0f} {height:.0f}"

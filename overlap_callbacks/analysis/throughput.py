@@ -1,4 +1,4 @@
-"""Tokens and model FLOP a second, model FLOP utilisation by the peaks of devices, and how runs scale. Pure."""
+"""Tokens and model FLOP per second, model FLOP utilisation from the devices' peaks, and scaling of runs. Pure."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from overlap_callbacks.analysis.results.report import OverlapReport, Throughput
 from overlap_callbacks.analysis.results.run import Workload
 
 MS_PER_S = 1e3
-# Forward 2 and backward 4, for each parameter and token.
+# 2 forward and 4 backward, per parameter and token.
 FLOP_PER_PARAMETER_AND_TOKEN = 6
 GIVEN = "given"
 
 
 def step_flop(work: Workload) -> tuple[float, str] | None:
-    """Model FLOP of a step of the whole job, and what they rest on; None where they are not known.
+    """Model FLOP of a step of the whole job, and their source; None if not known.
 
-    Model FLOP are those of one forward and one backward pass. What is recomputed counts nothing.
+    Model FLOP are those of one forward and one backward pass, without recomputation.
     """
     if work.flop_per_step is not None:
         return work.flop_per_step, GIVEN
@@ -40,9 +40,9 @@ def step_flop(work: Workload) -> tuple[float, str] | None:
 
 
 def throughput_of(work: Workload, step_ms: float | None, *, device: str, num_devices: int) -> Throughput | None:
-    """What the job does in a second; None where nothing of it is known.
+    """The job's work per second; None if none of it is known.
 
-    ``step_ms`` is that of an overlapped step; ``device`` is empty if the devices that do the work are not alike.
+    ``step_ms``: time of an overlapped step. ``device`` is empty if the working devices differ.
     """
     if step_ms is None or step_ms <= 0 or num_devices < 1:
         return None
@@ -67,9 +67,9 @@ def throughput_of(work: Workload, step_ms: float | None, *, device: str, num_dev
 
 
 def run_throughput(windows: Sequence[OverlapReport]) -> Throughput | None:
-    """The work of the steps of all windows over their time: total tokens over total time; None where none is known.
+    """Total work of all windows' steps over their total time; None if not known.
 
-    So a window of slow steps weighs more. What the rates rest on is that of the last window.
+    So a window of slow steps weighs more. The source of the rates is that of the last window.
     """
     known = [
         (window.throughput, window.e2e_overlapped_ms.value)
@@ -93,10 +93,9 @@ def _peak(work: Workload, device: str) -> tuple[float | None, str]:
     return found or (None, "")
 
 
-# -- peaks of devices by precision: dense matrix products, as their makers' data sheets give them
-#
-# Data sheets of NVIDIA since Ampere give many figures with 2:4 sparsity; those here are without it, half of them. What
-# is not in the table is not known, and no figure is made of it.
+# -- peaks of devices by precision: dense matrix products, from the manufacturers' data sheets. Many figures in NVIDIA's
+# data sheets since Ampere are with 2:4 sparsity; those here are without it, half of them. What is not in the table is
+# unknown, and gives no figure.
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8")
 _TERA = 1e12
@@ -106,8 +105,8 @@ class _Device(NamedTuple):
     """A kind of device.
 
     Attributes:
-        name: regular expression for the whole of the name that torch gives it, without ``NVIDIA`` and the like.
-        tflop_per_s: by precision; what it lacks, or what its data sheet does not tell, is left out.
+        name: regular expression for its full name in torch, without ``NVIDIA`` and the like.
+        tflop_per_s: by precision; without those that it lacks, or that its data sheet does not give.
     """
 
     label: str
@@ -119,7 +118,7 @@ class _Device(NamedTuple):
 def _rates(
     fp32: float, tf32: float = 0.0, half: float = 0.0, fp8: float = 0.0, bf16: float | None = None
 ) -> dict[str, float]:
-    """Rates by precision. Tensor cores have the same for bf16 and fp16 since Ampere."""
+    """Rates by precision. Tensor cores have equal rates for bf16 and fp16 since Ampere."""
     rates = {"fp32": fp32, "tf32": tf32, "bf16": half if bf16 is None else bf16, "fp16": half, "fp8": fp8}
     return {precision: rate for precision, rate in rates.items() if rate}
 
@@ -159,14 +158,14 @@ DEVICES = (
     _Device("GH200", r"GH200.*", _HOPPER, "https://resources.nvidia.com/en-us-grace-cpu/grace-hopper-superchip"),
     _Device("H200 NVL", r"H200 NVL", _rates(60.0, 417.5, 835.5, 1670.5), _H200),
     _Device("H200", r"H200", _HOPPER, _H200),
-    # Their documents do not agree on fp32.
+    # Its documents disagree on fp32.
     _Device("B200", r"B200", _rates(0.0, 1100.0, 2250.0, 4500.0), _BLACKWELL),
     _Device("GB200", r"GB200", _rates(0.0, 1250.0, 2500.0, 5000.0), _BLACKWELL),
-    # Of GeForce, products in 16 bit that add up in 32 bit, as training does, run at half of the advertised rate.
+    # On GeForce, 16-bit products accumulated in 32 bit, as in training, run at half of the advertised rate.
     _Device("GeForce RTX 3090", r"GeForce RTX 3090", _rates(35.6, 35.6, 71.0), _AMPERE_GEFORCE),
     _Device("GeForce RTX 4090", r"GeForce RTX 4090", _rates(82.6, 82.6, 165.2, 330.3), _ADA_GEFORCE),
     _Device("Instinct MI100", r"Instinct MI100", _rates(46.1, half=184.6, bf16=92.3), f"{_AMD}/mi100.html"),
-    # Each of the two dies of these is a device of its own to torch, with half of the module's rate.
+    # torch sees each of the two dies as a device, with half of the module's rate.
     _Device("Instinct MI250X, a die", r"Instinct MI250X.*", _rates(47.9, half=191.5), f"{_AMD}/mi200/mi250x.html"),
     _Device("Instinct MI250, a die", r"Instinct MI250", _rates(45.3, half=181.0), f"{_AMD}/mi200/mi250.html"),
     _Device("Instinct MI210", r"Instinct MI210", _rates(45.3, half=181.0), f"{_AMD}/mi200/mi210.html"),
@@ -179,7 +178,7 @@ _MAKER = re.compile(r"^(NVIDIA|Tesla|Quadro|AMD|Radeon)\s+", re.IGNORECASE)
 
 
 def peak_of(device: str, precision: str) -> tuple[float, str] | None:
-    """FLOP a second of a device by torch's name, and the address of the document; None where that is not known."""
+    """FLOP per second of a device by torch's name, and the address of the document; None if not known."""
     name = device.strip()
     while (found := _MAKER.match(name)) is not None:
         name = name[found.end() :]
@@ -192,20 +191,19 @@ def peak_of(device: str, precision: str) -> tuple[float, str] | None:
     return None
 
 
-# -- runs against what varies between them: the ranks, the batch, a setting of the user's
-#
-# The study's figure 13 has these against the world size: scaling factor, effective bandwidth, communication ratio, and
-# communication that is not overlapped.
+# -- runs plotted against what varies between them: the ranks, the batch, a setting of the user's. The study's figure 13
+# shows these against the world size: scaling factor, effective bandwidth, communication ratio, and exposed
+# communication.
 
 WORLD_SIZE = "world_size"
 Value = int | float | str
 
 
 class RunFigures(NamedTuple):
-    """What one run shows against others.
+    """One run, for comparison with others.
 
     Attributes:
-        value: its place on the axis.
+        value: its value on the axis.
         work_per_s: tokens, or samples, a second; None if not known. ``Comparison.work`` says which.
         comm_ratio, exposed: communication, and exposed communication, over the step.
         mfu: model FLOP utilisation.
@@ -229,11 +227,11 @@ class ScaledRun(NamedTuple):
 
 
 def scaled(runs: Sequence[RunFigures]) -> dict[str, ScaledRun]:
-    """Scaling factor and efficiency of each run with a throughput, by its name; nothing if all have as many ranks.
+    """Scaling factor and efficiency of each run with a throughput, by name; empty if all have the same number of ranks.
 
     The base is the mean over the runs with the fewest ranks.
     """
-    # A record that somebody else has written may have no ranks.
+    # A record written by somebody else may have no ranks.
     known = [
         (r, r.work_per_s.value) for r in runs if r.work_per_s is not None and r.work_per_s.value > 0 and r.ranks > 0
     ]
@@ -250,7 +248,7 @@ def is_numeric(runs: Sequence[RunFigures]) -> bool:
 
 
 def in_order(runs: Sequence[RunFigures]) -> list[RunFigures]:
-    """By their place on the axis: numbers by size, words by the alphabet; equal ones as they were given."""
+    """Sorted by value on the axis: numbers by size, text alphabetically; equal ones in the given order."""
     if is_numeric(runs):
         return sorted(runs, key=lambda run: float(run.value))
     return sorted(runs, key=lambda run: str(run.value))

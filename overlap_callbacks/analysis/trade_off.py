@@ -1,4 +1,4 @@
-"""Energy against time over configurations of one workload: which of them no other one beats in both."""
+"""Energy against time over configurations of one workload: the Pareto front."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class TradeOffPoint:
 
 @dataclass(frozen=True)
 class TradeOffRow:
-    """A configuration against the one that others are compared with.
+    """A configuration compared with the baseline.
 
     Attributes:
-        slowdown: its step time against that one's, less one.
-        saving: energy of a step that it saves against that one, as a fraction; negative if it takes more.
+        slowdown: its step time relative to the baseline, minus one.
+        saving: energy per step that it saves relative to the baseline; negative if it needs more.
         power_w: mean power over a step.
         on_front: whether no other configuration beats it: it is on the Pareto front.
     """
@@ -45,7 +45,7 @@ class TradeOffRow:
 
 
 def trade_off(points: Sequence[TradeOffPoint], baseline: TradeOffPoint) -> list[TradeOffRow]:
-    """Each configuration of a workload against one of them, mostly that without a cap, the fastest first."""
+    """Each configuration of a workload compared with one of them, usually the uncapped one; fastest first."""
     return [
         TradeOffRow(
             point=point,

@@ -1,4 +1,4 @@
-"""Why a window does not count, and what is doubtful about its figures, in words."""
+"""Why a window does not count, and doubts about its figures, as sentences."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.sums import table_sum
 
-# Overlap that is left in sequential steps. Above the limit, steps that are called sequential were not. Gloo's host
-# threads hand over within scheduler latency, so a little always remains there.
+# Maximum overlap left in sequential steps. Above it, supposedly sequential steps were not. Gloo's host threads hand
+# over within scheduler latency, so a little always remains there.
 RESIDUAL_LIMIT = 0.02
 RESIDUAL_LIMIT_GLOO = 0.05
-# The same overlap as a share of communication: where communication is short, all of it may run beside compute and still
-# be little of the compute. Jobs of this library's tests on Gloo had 0.00, and 0.55 where another thread communicated.
+# The same overlap as a share of communication: short communication may run entirely during compute and still be little
+# of the compute. Jobs of this library's tests on Gloo had 0.00, and 0.55 if another thread communicated.
 RESIDUAL_COMM_LIMIT = 0.2
 RESIDUAL_COMM_LIMIT_GLOO = 0.3
-# Idle time that sequential steps have beyond overlapped ones, as a share of a sequential step.
+# Idle time of sequential steps beyond that of overlapped ones, as a share of a sequential step.
 MAX_HOST_WAIT = 0.02
-# Slowdown of a step by the profiler, and its difference between the modes.
+# Slowdown of a step by the profiler, and its maximum difference between the modes.
 MAX_PROFILER_SLOWDOWN = 0.10
 MAX_PROFILER_DIFFERENCE = 0.05
 
@@ -42,7 +42,7 @@ def _hands_over_late(device: str, backend: str) -> bool:
 
 
 def escaped_communication(figures: Mapping[str, Estimate], device: str, backend: str) -> str | None:
-    """Why the sequential steps were not sequential, in words, by the figures over all ranks; None if they were."""
+    """Why the sequential steps were not sequential, from the figures over all ranks; None if they were."""
     of_compute, of_comm = figures.get("residual_overlap"), figures.get("residual_comm_overlap")
     limit = residual_limit(device, backend)
     if of_compute is not None and of_compute.value > limit:
@@ -61,12 +61,12 @@ def escaped_communication(figures: Mapping[str, Estimate], device: str, backend:
     return None
 
 
-# Different things that ranks of one part measured.
+# Maximum different configurations that ranks of one part measured.
 _MAX_TERMS = 16
 
 
 class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What must be the same on all ranks, as in ``RankWindow``, and the ranks that have it."""
+    """The configuration that must be the same on all ranks, as in ``RankWindow``, and the ranks that have it."""
 
     terms: str
     window: int
@@ -74,12 +74,12 @@ class Measured(msgspec.Struct, frozen=True, array_like=True, gc=False):
     ranks: Annotated[RankSet, union]
 
 
-# Of more, only the first are named, and these are of the lowest ranks.
+# Beyond the limit, only the first are named, which have the lowest ranks.
 add_measured = table_sum(Measured, 3, order=lambda row: row.ranks.lowest, limit=_MAX_TERMS)
 
 
 def uncounted_modes(figures: Mapping[str, Estimate]) -> str | None:
-    """Which mode a whole window has no step time of, in words, by the figures over all ranks; None if it has both."""
+    """Which mode a complete window lacks step times of, from the figures over all ranks; None if it has both."""
     missing = [
         mode.value
         for mode, name in ((Mode.OVERLAPPED, "e2e_overlapped_ms"), (Mode.SEQUENTIAL, "e2e_sequential_ms"))
@@ -91,7 +91,7 @@ def uncounted_modes(figures: Mapping[str, Estimate]) -> str | None:
 
 
 def unlike_ranks(measured: Sequence[Measured]) -> str | None:
-    """Which ranks measured something else than the first, in words; None if all measured the same."""
+    """Which ranks measured something different from the first; None if all measured the same."""
     others = union([row.ranks for row in measured[1:]])
     if not others:
         return None
@@ -102,7 +102,7 @@ def unlike_ranks(measured: Sequence[Measured]) -> str | None:
 
 
 def remarks(figures: Mapping[str, Estimate], device: str) -> list[str]:
-    """What makes figures of a valid window doubtful, in words, by the figures over all ranks."""
+    """Doubts about the figures of a valid window, from the figures over all ranks."""
     problems: list[str] = []
     if device == "cpu":
         return problems  # there the host is the device, and profiling its operators takes long
@@ -139,7 +139,7 @@ def _low(slowdown: Estimate) -> float:
 
 
 def _differ(one: Estimate, other: Estimate) -> bool:
-    """Whether two slowdowns are further apart than they may be, and by more than chance."""
+    """Whether two slowdowns differ by more than allowed, and by more than noise."""
     low, high = sorted((one, other), key=lambda slowdown: slowdown.value)
     if high.value - low.value <= MAX_PROFILER_DIFFERENCE:
         return False

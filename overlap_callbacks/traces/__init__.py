@@ -1,7 +1,7 @@
 """Reads trace files, analyses one or those of several ranks of a job, and compares two; without torch.
 
-``read_trace`` gives a ``Trace``, of which ``analyze`` and ``compare`` compute figures. ``find_traces`` finds files in
-folders, patterns and archives. ``analyze_files`` and ``compare_files`` take files of any length. The commands
+``read_trace`` returns a ``Trace``, from which ``analyze`` and ``compare`` compute figures. ``find_traces`` finds files
+in folders, patterns and archives. ``analyze_files`` and ``compare_files`` take files of any length. The commands
 ``overlap analyze`` and ``overlap compare`` show the figures.
 """
 

@@ -1,6 +1,6 @@
-"""Columns of numbers: in memory, or, once they are long, memory-mapped from temporary files.
+"""Columns of numbers: in memory or, once they are long, memory-mapped from temporary files.
 
-A mapped column is a read-only array, whose memory the system can take back. Its file has no name: it is gone with the
+A mapped column is a read-only array, whose memory the system can reclaim. Its file has no name: it disappears with the
 column, however the process ends.
 """
 
@@ -20,7 +20,7 @@ from overlap_callbacks.traces.files import TraceError
 
 Array = npt.NDArray[Any]
 
-# Numbers of a column that are held in memory, and numbers that are worked on at a time.
+# Maximum numbers of a column held in memory, and numbers processed at a time.
 MAX_IN_MEMORY = 2**18
 AT_ONCE = 2**16
 
@@ -28,7 +28,7 @@ _mapped: WeakSet[mmap.mmap] = WeakSet()
 
 
 class Column:
-    """A column that grows; raises a TraceError where there is no room for it."""
+    """A growing column; raises a TraceError if there is no room for it."""
 
     def __init__(self, dtype: npt.DTypeLike = np.int64) -> None:
         self._dtype = np.dtype(dtype)
@@ -37,7 +37,7 @@ class Column:
         self._file: IO[bytes] | None = None
 
     def append(self, values: Array) -> None:
-        """Add numbers at the end."""
+        """Append numbers."""
         if not len(values):
             return
         self._held.append(np.ascontiguousarray(values, self._dtype))
@@ -49,12 +49,12 @@ class Column:
                 self._file = tempfile.TemporaryFile(buffering=0, prefix="overlap-trace-")  # noqa: SIM115
             for part in self._held:
                 rest = part.data.cast("B")
-                while len(rest):  # where there is no room, some bytes are written before the error is raised
+                while len(rest):  # if there is no room, some bytes are written before the error is raised
                     rest = rest[self._file.write(rest) :]
         self._held.clear()
 
     def finished(self) -> Array:
-        """All numbers; nothing can be added any more."""
+        """All numbers; nothing can be appended afterwards."""
         if self._file is None:
             return np.concatenate([np.empty(0, self._dtype), *self._held])
         with _writing(), self._file as file:
@@ -86,9 +86,9 @@ def parts(length: int) -> Iterator[slice]:
 
 
 def cuts(length: int, at_least: int, last_cut: Callable[[int, int], int]) -> Iterator[slice]:
-    """Slices of at least some rows each, but for the last, which grow until they can end.
+    """Slices of at least ``at_least`` rows each, except the last, extended until they can end.
 
-    ``last_cut`` gives the last row between two others before which one may end, 0 for none.
+    ``last_cut`` returns the last row between two others before which a slice may end, 0 for none.
     """
     first = 0
     while first < length:
@@ -102,7 +102,7 @@ def cuts(length: int, at_least: int, last_cut: Callable[[int, int], int]) -> Ite
 
 
 def derived(function: Callable[..., Array], *columns: Array, dtype: npt.DTypeLike = np.int64) -> Array:
-    """A column of what a function gives for the rows of others, which it gets a part at a time; shape (n,) each."""
+    """A column computed by a function from the rows of others, a part at a time; shape (n,) each."""
     column = Column(dtype)
     for part in parts(len(columns[0])):
         column.append(function(*[of_column[part] for of_column in columns]))
@@ -120,6 +120,6 @@ def taken(column: Array, rows: Array, dtype: npt.DTypeLike | None = None) -> Arr
 
 
 def release() -> None:
-    """Free the memory of mapped columns; they are read again where needed."""
+    """Free the memory of mapped columns; they are read again when needed."""
     for memory in _mapped:
         memory.madvise(mmap.MADV_DONTNEED)

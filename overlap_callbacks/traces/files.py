@@ -1,4 +1,4 @@
-"""Reads the bytes of a trace file, decompressed, in pieces of bounded size."""
+"""Reads the bytes of a trace file, decompressed, in pieces of limited size."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any, BinaryIO
 
 from overlap_callbacks.traces.archives import UnpackError, opened, unpack_errors
 
-# A piece and the events decoded from it fit into a core's cache. Larger pieces cost memory and time.
+# A piece and its decoded events fit into a core's cache. Larger pieces cost memory and time.
 PIECE_BYTES = 2**18
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
 PARQUET_MAGIC = b"PAR1"
-# In exports of Nsight Systems in Parquet, a folder of tables, the one that stands for all; the others without kernels.
+# In Nsight Systems' Parquet exports (folders of tables), the table that represents the folder; without kernels, others.
 KERNELS_FILE = "CUPTI_ACTIVITY_KIND_KERNEL.parquet"
 TABLE_FILES = (KERNELS_FILE, "CUPTI_ACTIVITY_KIND_RUNTIME.parquet", "DIAGNOSTIC_EVENT.parquet")
-# So many first bytes tell a kind of file.
+# Number of first bytes that identify a kind of file.
 _MAGIC_BYTES = 256
 
 # Called with the number of bytes read so far and the number of bytes of the file.
@@ -31,12 +31,12 @@ class TraceError(ValueError):
 
 @dataclass
 class Document:
-    """A file as far as it was read.
+    """A file, up to where it was read.
 
     Attributes:
         head: the fields around its events.
         problems: what is wrong with it.
-        warnings: what must be read before any figure.
+        warnings: warnings to be read before any figure.
         is_cut: whether it ends before its events do.
     """
 
@@ -50,9 +50,9 @@ class Document:
 def pieces(
     file: Path, problems: list[str], size: int = PIECE_BYTES, progress: Progress | None = None
 ) -> Iterator[bytes]:
-    """Read a file in pieces of at most ``size`` bytes, unpacked if it is packed, whatever its name.
+    """Read a file in pieces of at most ``size`` bytes, unpacked if packed, whatever its name.
 
-    Where packed content is cut off or damaged, reading ends, and ``problems`` gets why.
+    If packed content is truncated or damaged, reading ends, and ``problems`` gets the reason.
 
     Raises:
         TraceError: there is no such file, it cannot be opened, is empty, or is of another profiler.
@@ -97,7 +97,7 @@ def _pieces(stream: BinaryIO, file: Path, problems: list[str], size: int, errors
 
 
 def with_tables(path: Path) -> Path:
-    """The table that stands for a folder to which Nsight Systems exported; any other path as it is."""
+    """The table that represents a folder exported by Nsight Systems; any other path unchanged."""
     return next((path / name for name in TABLE_FILES if (path / name).is_file()), path)
 
 
@@ -125,7 +125,7 @@ _BY_NAME = {
     r"csv|rpd|otf2": _ROCPROF,
     r"ncu-rep": f" is of a profiler that is not read (Nsight Compute): {_TORCH}",
 }
-# By what stands in a file of JSON.
+# By the content of a JSON file.
 _BY_CONTENT = {
     rb'"schema"\s*:\s*"[^"]*chakra|"(ctrl|data)_?[dD]eps"\s*:|"nodes"\s*:\s*\[': _CHAKRA,
     rb'"rocprofiler-sdk-\w+"\s*:|"BeginNs"\s*:|"(CPU )?(HIP|HSA) API"': _ROCPROF,
@@ -138,12 +138,12 @@ _SEARCHED_BYTES = 2**20
 
 
 def foreign_kind(text: bytes | bytearray) -> str:
-    """What a file of JSON that is no trace of torch's is, and what to do, as it follows its name; empty if unknown."""
+    """What a JSON file that is not torch's trace is, and what to do, to follow its name; empty if unknown."""
     return next((kind for pattern, kind in _BY_CONTENT.items() if re.search(pattern, text[:_SEARCHED_BYTES])), "")
 
 
 def is_foreign(name: str) -> bool:
-    """Whether a file is of another profiler by its name."""
+    """Whether a file is of another profiler, judging by its name."""
     return bool(_kind_by_name(name))
 
 
@@ -153,7 +153,7 @@ def _kind_by_name(name: str) -> str:
 
 
 def _refuse(file: Path, head: bytes, *, is_packed: bool) -> None:
-    """Raise a TraceError for files of other profilers, by their names and first bytes."""
+    """Raise a TraceError for files of other profilers, judging by their names and first bytes."""
     kind = _kind_by_name(file.name)
     if head.startswith(SQLITE_MAGIC):
         kind = (

@@ -1,9 +1,9 @@
-"""Decodes the events of a trace piece by piece, so that memory stays bounded whatever the size of the file.
+"""Decodes the events of a trace piece by piece, in limited memory whatever the size of the file.
 
-First a piece is cut where an event seems to begin, and decoded as a JSON array. If that works, the cut was between
-events. If not, the array of events ends in the piece, the cut was inside an event with objects of its own, or the piece
-is not valid JSON (real traces have NaN, decimal commas, broken escapes). Then the events are found by their braces and
-decoded one by one. Invalid events are repaired if possible, else counted.
+A piece is first cut where an event seems to begin, and decoded as a JSON array. If that works, the cut was between
+events. If not, the array of events ends in the piece, the cut was inside an event with nested objects, or the piece is
+not valid JSON (real traces have NaN, decimal commas, broken escapes). Then the events are found by their braces and
+decoded one by one. Invalid events are repaired if possible, otherwise counted.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ def _decoder_of(kind: type[msgspec.Struct]) -> Any:
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _END = re.compile(rb"\}\s*(\])\s*(?=[,}]|$)")
 _BETWEEN = re.compile(rb"(?<=\})\s*,?\s*(?=\{)")  # between two events; the comma may be missing
-# The events must begin within this many bytes. There may be thousands of process groups before them.
+# The events must begin within this many bytes. Thousands of process groups may precede them.
 _MAX_HEAD_BYTES = 64 * 2**20
-# Maximum length of the text that begins the array of events, including white space.
+# Maximum length of the text at which the array of events begins, including white space.
 _MAX_START_BYTES = 256
 _DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 # Maximum length of one event, which is buffered until it ends.
 _MAX_EVENT_BYTES = 16 * 2**20
-# How many possible ends of the array are tried in one piece: events may have arrays of objects of their own.
+# Number of possible ends of the array tried in one piece: events may have nested arrays of objects.
 _MAX_ENDS = 16
 # An event that does not end within this many bytes is invalid; a shorter one may continue in the next piece.
 _MAX_INCOMPLETE_BYTES = 2**19
@@ -72,10 +72,10 @@ class EventStream(Document):
         self._decode_all, self._decode_one = (decoder.decode for decoder in _decoders(event))
         self._piece_bytes = piece_bytes
         self._progress = progress
-        self._is_bare_array = False  # the file is the array of events alone, without a document around it
+        self._is_bare_array = False  # the file is only the array of events, without a document around it
         self._num_repaired = 0
         self._num_lost = 0
-        self._num_strays = 0  # places between events in which something else stands
+        self._num_strays = 0  # positions between events with something else
         self._utf8 = codecs.getincrementaldecoder("utf-8")()
         self._is_utf8 = True
         self._first_error = ""
@@ -84,7 +84,7 @@ class EventStream(Document):
         """The events; raises a TraceError if the file cannot be read, is empty, or holds no events."""
         source = map(self._checked, pieces(self.path, self.problems, self._piece_bytes, self._progress))
         rest, ended = self._skip_head(source), False
-        searched = 0  # bytes at the beginning of ``rest`` in which no event begins but the first
+        searched = 0  # bytes at the beginning of ``rest`` in which only the first event begins
         while not ended:
             piece = next(source, b"")
             buffer = bytearray(b"[")  # decoded in place: the files are large, and a copy costs as much as decoding
@@ -108,7 +108,7 @@ class EventStream(Document):
     def args_of(
         self, events: Sequence[Event], kind: type[_Args], odd: type[msgspec.Struct] | None = None, /
     ) -> list[_Args | None]:
-        """The arguments of events as structs, ``odd`` if some have other types; None where they cannot be read."""
+        """The arguments of events as structs, ``odd`` if some have other types; None if they cannot be read."""
         decode = _decoder_of(kind)
         try:
             return [decode(event.args) for event in events]
@@ -129,7 +129,7 @@ class EventStream(Document):
             return None
 
     def _checked(self, piece: bytes) -> bytes:
-        """The piece. Notes bytes that are no UTF-8, which the decoder skips with unknown fields."""
+        """The piece. Notes bytes that are not UTF-8, which the decoder skips in unknown fields."""
         if self._is_utf8 and not (piece.isascii() and not self._utf8.getstate()[0]):  # nearly all pieces are ASCII
             try:
                 self._utf8.decode(piece)
@@ -140,14 +140,14 @@ class EventStream(Document):
     # -- the document around the events
 
     def _skip_head(self, source: Iterator[bytes]) -> bytes:
-        """Read up to the events. Returns the text of them that was already read."""
+        """Read up to the events. Returns their text that was already read."""
         buffer = bytearray()
         searched = 0
         for piece in source:
             buffer += piece
             start = re.match(rb"\s*(.)?", buffer, re.DOTALL)
             first = start.group(1) if start else None
-            if first == b"[":  # the format allows the array alone
+            if first == b"[":  # the format allows a bare array
                 self._is_bare_array = True
                 return bytes(buffer[start.end() :]) if start else b""
             if first not in (b"{", None):
@@ -164,7 +164,7 @@ class EventStream(Document):
         raise TraceError(f"{self.path}{kind}")
 
     def _read_head(self, head: bytes) -> bool:
-        """Read the fields before the events. Returns False if more of them follows."""
+        """Read the fields before the events. Returns False if more of them follow."""
         try:
             fields = msgspec.json.decode(head + b'"traceEvents":[]}')
         except _DECODE_ERRORS:
@@ -205,7 +205,7 @@ class EventStream(Document):
             self.problems.append(
                 f"{self._num_strays} places between events are not valid JSON: what stands there is left out"
             )
-        if not (self._is_utf8 or self._num_repaired or self._num_lost):  # else those events had them
+        if not (self._is_utf8 or self._num_repaired or self._num_lost):  # otherwise those events had them
             self.problems.append("the file holds bytes that are no UTF-8: fields that have them are left out")
 
     # -- events. Each method also returns the text after what it decoded, and whether the array of events ended there.
@@ -233,7 +233,7 @@ class EventStream(Document):
         return None
 
     def _decode_before(self, buffer: bytearray, place: int) -> list[Event]:
-        """The events of the buffer before ``place``, where the array is made to end for the moment."""
+        """The events of the buffer before ``place``, where the array is temporarily made to end."""
         byte, buffer[place] = buffer[place], ord("]")
         try:
             events: list[Event] = self._decode_all(memoryview(buffer)[: place + 1])
@@ -257,13 +257,13 @@ class EventStream(Document):
                 events.append(event)
                 place = end
                 continue
-            if begin < 0:  # no event begins in the rest of the text
+            if begin < 0:  # no event begins in the remaining text
                 return events, b"", False
             if end < 0 and not cut_off and len(body) - begin < _MAX_INCOMPLETE_BYTES:
                 return events, body[begin:], False  # it may continue in the next piece
             after = -1 if all_invalid else self._next_valid(body, begin)
             if after < 0:
-                all_invalid = True  # no valid event follows, so searching again would be in vain
+                all_invalid = True  # no valid event follows: searching again would be in vain
                 if end < 0:  # the file ends within this event
                     return events, b"" if cut_off else body[begin:], False
                 after = end
@@ -271,7 +271,7 @@ class EventStream(Document):
             place, lost = after, True
 
     def _next_valid(self, body: bytes, begin: int) -> int:
-        """Where the next valid event after the invalid one at ``begin`` begins; -1 if there is none."""
+        """Start of the next valid event after the invalid one at ``begin``; -1 if there is none."""
         for gap in _BETWEEN.finditer(body, begin + 1):
             start, end, _ = _next_object(body, gap.end())
             try:
@@ -326,7 +326,7 @@ _STRUCTURE = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]"]', re.DOTALL)
 
 
 def _next_object(body: bytes, place: int) -> tuple[int, int, bool]:
-    """Begin and end of the next event, -1 each if not in ``body``; or -1, the end of the array, and True."""
+    """Start and end of the next event, -1 each if not in ``body``; or -1, the end of the array, and True."""
     depth, begin = 0, -1
     for matched in _STRUCTURE.finditer(body, place):
         token = matched.group()
@@ -342,15 +342,15 @@ def _next_object(body: bytes, place: int) -> tuple[int, int, bool]:
             depth -= 1
             if not depth:
                 return begin, matched.end(), False
-        elif token == b'"':  # begins a string that does not end
+        elif token == b'"':  # begins an unterminated string
             break
     return begin, -1, False
 
 
 def _is_stray(gap: bytes, place: int, is_before_event: bool) -> bool:
-    """Whether a gap before an event, or behind the last one, holds something else than one comma.
+    """Whether a gap before an event, or after the last one, contains anything but one comma.
 
-    At ``place`` 0 of its text, the comma may have been in the text before.
+    At ``place`` 0, the comma may have been in the previous text.
     """
     found = gap.strip()
     return found != b"," and bool(found or (place and is_before_event))
@@ -358,7 +358,7 @@ def _is_stray(gap: bytes, place: int, is_before_event: bool) -> bool:
 
 _MAX_GAP_BYTES = 128
 _BOUNDARY = re.compile(rb"\}\s{0,60},\s{0,60}\{")
-# The last boundary is mostly near the end: what is searched first, and then ever more.
+# The last boundary is usually near the end: first search this many bytes, then increasingly more.
 _SEARCHED_BYTES = 2**11
 
 
@@ -389,14 +389,14 @@ def _depth_one(head: bytes) -> bool:
     return braces == 1 and brackets == 0
 
 
-# Strings, which are kept, and numbers that JSON does not allow or nothing can use, which become null.
+# Strings, which are kept, and numbers that JSON does not allow or that are unusable, which become null.
 _TOKENS = r'"(?:[^"\\]|\\.)*"|[-+]?\b(?:NaN|nan|Infinity|inf)\b|-?\d[\d.]*[eE][-+]?\d{4,}|-?\d{400,}'
 _BAD_ESCAPE = r'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})'
 _DECIMAL_COMMA = r"(:\s*-?\d+),(\d+)(?=\s*[,}])"
 
 
 def _repaired_json(text: bytes) -> bytes:
-    """The text of an event without the faults of real traces; it may still be invalid."""
+    """An event's text without the usual faults of real traces; it may still be invalid."""
     printable = re.sub(r"[\x00-\x1f]", " ", text.decode(errors="replace"))
 
     def repaired(match: re.Match[str]) -> str:
