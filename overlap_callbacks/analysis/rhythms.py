@@ -185,7 +185,6 @@ def _normal_scores(values: Floats) -> Floats:
 
 
 def _correlation(steps: Ints, rest: Floats) -> float:
-    """Correlation of a step with the previous one."""
     scores = _normal_scores(rest)
     both = (scores[1:] * scores[:-1])[np.diff(steps) == 1]
     found = float(both.mean()) / max(1e-12, float(np.mean(scores**2))) if len(both) else 0.0

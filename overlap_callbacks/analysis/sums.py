@@ -161,7 +161,6 @@ class Aggregate(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def add_aggregates(parts: Sequence[Aggregate]) -> Aggregate:
-    """The quantities over the ranks of all parts."""
     return _added_up(np.stack([part.rows.reshape(7, -1) for part in parts], axis=1))
 
 

@@ -58,7 +58,6 @@ class AdapterApi:
 
     @property
     def in_window(self) -> bool:
-        """Whether a window is open."""
         return self._driver.runner.in_window
 
     def name_groups(self, dimensions: Mapping[str, str]) -> None:

@@ -75,8 +75,6 @@ class PhaseBalance:
 
 
 class _Candidates:
-    """The possible starts of one part."""
-
     def __init__(self, schedule: Schedule, part: Part, steps_per_block: int, totals: list[Floats]) -> None:
         marks = _marks(schedule, part, steps_per_block)
         self.num_steps = len(marks)

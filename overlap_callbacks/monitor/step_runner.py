@@ -31,7 +31,6 @@ class StepRunner:
 
     @property
     def in_window(self) -> bool:
-        """Whether a window is open."""
         return False
 
     def begin(self, step: int) -> None:

@@ -31,8 +31,6 @@ from overlap_callbacks.monitor.window_cost import WindowCost
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredStep:
-    """The marks of one step."""
-
     plan: Plan
     start: clocks.Mark
     end: clocks.Mark

@@ -84,7 +84,6 @@ class ArmRotation:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Their names, the same on all ranks."""
         return tuple([arm.name for arm in self._arms])
 
     def of_window(self, number: int) -> BoundArm | None:

@@ -152,7 +152,6 @@ class Record:
 
     @property
     def info(self) -> RunInfo:
-        """The last start of the job."""
         return self.runs[-1]
 
     @property

@@ -119,7 +119,6 @@ def communication_as_json(record: Record, own: Peaks = Peaks()) -> dict[str, Any
 
 
 def traffic_as_json(found: RunTraffic) -> dict[str, Any]:
-    """The traffic as JSON."""
     return {
         "window": found.window,
         "num_hosts": found.num_hosts,

@@ -67,7 +67,6 @@ def comparison_rows(comparison: Comparison, table: str) -> Rows:
 
 
 def as_csv(table: Rows) -> str:
-    """A table as CSV."""
     out = io.StringIO()
     writer = csv.DictWriter(out, table.header, lineterminator="\n")
     writer.writeheader()

@@ -38,7 +38,6 @@ class FanOut:
         }
 
     def __bool__(self) -> bool:
-        """Whether any sink is left."""
         return bool(self._sinks)
 
     def open(self, run: RunInfo) -> None:

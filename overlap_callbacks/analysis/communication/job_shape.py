@@ -59,7 +59,6 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def world_size(self) -> int:
-        """Ranks of the job."""
         return self.p * self.t * self.d
 
     @property
@@ -69,12 +68,10 @@ class JobShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bytes_per_value(self) -> int:
-        """Bytes of an activation or parameter."""
         return BYTES_OF_DTYPE[self.dtype]
 
     @property
     def bytes_per_gradient(self) -> int:
-        """Of gradients."""
         return BYTES_OF_DTYPE[self.gradient_dtype or self.dtype]
 
     @property

@@ -49,12 +49,10 @@ class ModelShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ffn_width(self) -> int:
-        """Width within the MLP."""
         return self.ffn or 4 * self.hidden
 
     @property
     def head_width(self) -> int:
-        """Width of one head."""
         return self.hidden // self.heads
 
     @property
@@ -169,12 +167,10 @@ class Parameter(msgspec.Struct, frozen=True):
 
     @property
     def elements(self) -> int:
-        """Number of elements."""
         return math.prod(self.shape)
 
 
 def elements(parameters: Iterable[Parameter]) -> int:
-    """Total number of elements of several parameters."""
     return sum([parameter.elements for parameter in parameters])
 
 

@@ -21,7 +21,6 @@ _MAX_LEVELS = 4
 
 
 def grids_of(ranks: Iterable[int]) -> Grids:
-    """A set of ranks."""
     return _grids(distinct_values(np.fromiter(ranks, dtype=np.int64)))
 
 
@@ -90,7 +89,6 @@ def _expanded(grid: Grid) -> Ranks:
 
 
 def number_in(grids: Grids) -> int:
-    """Number of ranks."""
     total = 0
     for _, levels in grids:
         size = 1

@@ -234,7 +234,6 @@ def what_if(job: JobShape, hardware: Hardware | None, device_bytes: float | None
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors of a positive number, ascending."""
     small = [candidate for candidate in range(1, math.isqrt(number) + 1) if number % candidate == 0]
     return sorted({*small, *[number // candidate for candidate in small]})
 

@@ -51,7 +51,6 @@ class TrafficView:
 
     @property
     def rows(self) -> list[list[float]]:
-        """The matrix as lists."""
         rows: list[list[float]] = self.sent.tolist()
         return rows
 
@@ -70,11 +69,9 @@ class Placement:
 
     @property
     def num_hosts(self) -> int:
-        """Number of hosts."""
         return int(self.hosts.max(initial=-1)) + 1
 
     def name(self, host: int) -> str:
-        """Display name of a host."""
         return self.names.get(host, f"host {host}")
 
 

@@ -164,7 +164,6 @@ def host_of(environment: RankEnvironment) -> str:
 
 
 def environment_of(rank: int, environment: RankEnvironment) -> EnvironmentSums:
-    """The environment of one rank."""
     own, host, gpu = RankSet.of((rank, rank)), host_of(environment), environment.pci_bus_id
     device = environment.device_uuid or (f"{host} {gpu}" if gpu else "")
     has_device = environment.device != "cpu" and bool(device)
@@ -219,7 +218,6 @@ def add_environments(parts: Sequence[EnvironmentSums]) -> EnvironmentSums:
 
 
 def all_found(sums: EnvironmentSums) -> HostsFound:
-    """Facts about all hosts."""
     return add_found([sums.found, *map(_found_on, sums.hosts)])
 
 

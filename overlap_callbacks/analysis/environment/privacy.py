@@ -53,7 +53,6 @@ class HiddenNames:
         )
 
     def __call__(self, text: str) -> str:
-        """The text without the names."""
         return self._pattern.sub(lambda found: self._instead[found[1].lower()], text)
 
 
@@ -181,7 +180,6 @@ def environment_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_kept(name: str) -> bool:
-    """Whether a record keeps this variable."""
     return (name in _NAMES or name.startswith(_PREFIXES)) and _SECRET.search(name) is None
 
 

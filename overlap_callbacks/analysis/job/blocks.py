@@ -100,7 +100,6 @@ class ModeSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def add_modes(parts: Sequence[ModeSums]) -> ModeSums:
-    """The sums over all ranks."""
     parts = [part for part in parts if part.blocks]
     if len(parts) <= 1:
         return parts[0] if parts else ModeSums()

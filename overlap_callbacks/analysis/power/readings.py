@@ -45,7 +45,6 @@ class Readings:
 
     @classmethod
     def of(cls, readings: Sequence[Reading]) -> Readings:
-        """The columns of some readings."""
         time_ns = np.array([r.time_ns for r in readings], dtype=np.int64)
         averaging_ns = np.array([round(r.averaging_s * 1e9) for r in readings], dtype=np.int64)
 
@@ -143,7 +142,6 @@ class Segment:
 
     @property
     def duration_s(self) -> float:
-        """Duration in seconds."""
         return (self.end_ns - self.start_ns) / 1e9 if self.length_s is None else self.length_s
 
     @property

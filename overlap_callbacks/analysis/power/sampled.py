@@ -204,7 +204,6 @@ def _chance(of_blocks: Sequence[Floats], of_steps: Sequence[Places], left_out: f
 
 
 def _runs(power_w: Floats) -> Floats:
-    """Lengths of the runs of equal readings."""
     changes = np.flatnonzero(np.diff(power_w)) + 1
     return np.diff(np.concatenate(([0], changes, [len(power_w)]))).astype(np.float64)
 

@@ -62,17 +62,14 @@ class Bench(Sweep[Start, GemmRound | TransferRound | Failed | Resumed]):
 
     @property
     def rounds(self) -> list[GemmRound | TransferRound]:
-        """The measurements."""
         return [line for line in self.lines if isinstance(line, (GemmRound, TransferRound))]
 
     @property
     def failed(self) -> list[Failed]:
-        """Points that could not be measured."""
         return [line for line in self.lines if isinstance(line, Failed)]
 
     @property
     def resumed(self) -> list[Resumed]:
-        """When it was resumed."""
         return [line for line in self.lines if isinstance(line, Resumed)]
 
     @property

@@ -122,7 +122,6 @@ class Sensors:
         return Read(power_w, mean_now(readings, [segment], readings.sm_clock_mhz))
 
     def close(self) -> None:
-        """Stop reading."""
         if self._sampler is not None:
             self._sampler.close()
 
@@ -229,7 +228,6 @@ class Range(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """Its length."""
         return (self.end_ns - self.start_ns) / 1e6
 
 
@@ -360,8 +358,6 @@ class HostTrials:
 
 
 class _Transfers:
-    """Transfers on a thread."""
-
     def __init__(self, transfer: Call, count: int) -> None:
         self._transfer, self._count = transfer, count
         self._began = threading.Event()
@@ -379,7 +375,6 @@ class _Transfers:
         self._began.wait(_TIMEOUT_S)
 
     def end(self) -> list[Range]:
-        """Wait for all of them."""
         self._thread.join(_TIMEOUT_S * self._count)
         if self._error is not None:
             raise self._error

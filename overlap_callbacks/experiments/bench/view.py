@@ -162,7 +162,6 @@ def _transfer_verdict(bench: Bench) -> str:
 
 
 def notes(bench: Bench) -> list[str]:
-    """What a reader must know, as sentences."""
     start, plan, points = bench.start, bench.start.plan, bench.gemms
     found = []
     if left := len(bench.left):
@@ -423,7 +422,6 @@ def _by_size(
 
 
 def _size_table(title: str, points: Sequence[TransferFigures], read: Callable[[TransferFigures], str]) -> Table:
-    """A figure by size and kind."""
     kinds = list(dict.fromkeys(point.point.kind for point in points))
     cells = {(point.point.message_bytes, point.point.kind): Cell(read(point)) for point in points}
     rows = [

@@ -61,8 +61,6 @@ _FREE, _CAPPED = "AUTO", "DETERMINISM"
 
 
 class AmdDriver(_Driver):
-    """The driver of AMD GPUs."""
-
     set_power = "amd-smi set --gpu {uuid} --power-cap {power_w:g}"
     free_clocks = "amd-smi reset --gpu {uuid} --perf-determinism"
 
@@ -144,8 +142,6 @@ _MW = 1000.0
 
 
 class NvmlDriver(_Driver):
-    """The driver of NVIDIA GPUs."""
-
     set_power = "nvidia-smi -i {uuid} -pl {power_w:g}"
     free_clocks = "nvidia-smi -i {uuid} -rgc"
 

@@ -213,7 +213,6 @@ def _say(message: str) -> None:
 
 
 def main() -> int:
-    """Serve one experiment."""
     from overlap_callbacks.experiments.caps.drivers import find_driver
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):

@@ -45,8 +45,6 @@ P = ParamSpec("P")
 
 
 class RaceChecks:
-    """The race checks of one monitor."""
-
     def __init__(self, enabled: bool, gate: Gate, switch: SwitchState, notices: Notices) -> None:
         self.step: RepeatableStep | None = None  # offered by an adapter
         self._enabled = enabled
@@ -327,7 +325,6 @@ class Reference:
         self.held_bytes = sum([room.nbytes for room in self._room.values() if room is not None])
 
     def keep(self, gradients: _Gradients) -> None:
-        """Copy these gradients."""
         for name, gradient in gradients.items():
             if gradient is None:
                 self._copies[name] = None

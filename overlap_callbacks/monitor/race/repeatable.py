@@ -154,7 +154,6 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors are bitwise equal."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(bits(one), bits(other))

@@ -33,7 +33,6 @@ class Script:
 
 
 def as_html(document: Document) -> str:
-    """The page, as HTML."""
     charts: list[Chart] = []
 
     def place(chart: Chart) -> int:

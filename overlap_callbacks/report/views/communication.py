@@ -182,7 +182,6 @@ def bandwidths_of(record: Record, own: Peaks = Peaks()) -> Bandwidths | None:  #
 
 
 def peaks_in_words(peaks: Peaks) -> str:
-    """The peaks that the shares refer to."""
     known = [
         f"{where} {_link_in_words(link)}"
         for where, link in (("within a host", peaks.within), ("between hosts", peaks.between))
@@ -210,7 +209,6 @@ def shares_window(record: Record) -> OverlapReport | None:
 
 
 def bubble_sentence(pipeline: PipelineBubble) -> str:
-    """The expected bubble and the measured one."""
     expected, measured = pipeline.expected_fraction, pipeline.fraction
     shape = count(pipeline.num_stages, "stage")
     if pipeline.micro_batches:

@@ -156,7 +156,6 @@ class Table:
         )
 
     def with_columns(self, places: Sequence[int]) -> Table:
-        """The table with only these columns."""
         rows = tuple([tuple([row[place] for place in places]) for row in self.rows])
         return replace(self, columns=tuple([self.columns[place] for place in places]), rows=rows)
 
@@ -384,17 +383,14 @@ def bar(figure: Estimate | float, /, **known: str) -> dict[str, Any]:
 
 
 def line(name: str, color: str, points: Iterable[Point], **more: Any) -> dict[str, Any]:
-    """A line through points."""
     return {"name": name, "color": color, "points": [[*at, *drawn_value(figure)] for *at, figure in points], **more}
 
 
 def has_intervals(lines: Iterable[dict[str, Any]]) -> bool:
-    """Whether any point of the lines has an interval."""
     return any(point[3] is not None for line in lines for point in line["points"])
 
 
 def legend_of(lines: Iterable[dict[str, Any]]) -> tuple[tuple[str, str], ...]:
-    """Name and colour of each line."""
     return tuple([(line["name"], line["color"]) for line in lines])
 
 

@@ -225,7 +225,6 @@ def _cause(windows: Sequence[OverlapReport]) -> str:
 
 
 def _evidence(windows: Sequence[OverlapReport]) -> Note | None:
-    """The evidence for the cause."""
     judged = [(window.window, window.power_verdict) for window in windows if window.power_verdict is not None]
     if not judged:
         return None
@@ -319,5 +318,4 @@ def cause_sentence(found: SlowdownCause) -> str:
 
 
 def evidence_sentence(found: SlowdownCause, *, of_window: int) -> str:
-    """The evidence for the cause."""
     return f"Verdict of window {of_window}: {found.verdict}. Evidence: {'; '.join(found.evidence) or 'none'}."

@@ -112,7 +112,6 @@ def _pair_table(title: str, pairs: Sequence[PairTime], caption: str, *, folded: 
 
 
 def dimension_table(window: OverlapReport) -> Table:
-    """Communication by dimension of parallelism."""
     of_compute = compute_slowdowns(window.dimension_pairs) if window.valid else {}
     return table_of(
         "Communication by dimension of parallelism, figures",
@@ -131,7 +130,6 @@ def dimension_table(window: OverlapReport) -> Table:
 
 
 def collective_table(window: OverlapReport) -> Table:
-    """The collectives of the recorded step."""
     return table_of(
         "Collectives of a step",
         window.collectives,

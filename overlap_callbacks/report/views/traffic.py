@@ -190,7 +190,6 @@ def group_table(found: RunTraffic) -> Table:
 
 
 def size_table(found: RunTraffic) -> Table:
-    """The sizes of messages."""
     rows = [(dimension, kind, *row) for dimension, kind, sizes in kinds_of(found.messages.groups) for row in sizes]
     return table_of(
         "Sizes of messages",
@@ -228,7 +227,6 @@ def regularity(num_steps: int, num_alike: int) -> str:
 
 
 def stage_in_words(stage: int) -> str:
-    """A stage of a pipeline."""
     return {NO_STAGE: "", SEVERAL_STAGES: "several"}.get(stage, str(stage))
 
 
@@ -253,7 +251,6 @@ def kinds_of(groups: Sequence[MessageGroup]) -> list[tuple[str, str, Sizes]]:
 
 
 def crossing_in_words(between: float | None, sent: float, num_hosts: int | None) -> str:
-    """How much crosses hosts."""
     if between is None or num_hosts is None:
         return "Which of it crosses hosts is not known."
     if num_hosts == 1:

@@ -80,7 +80,6 @@ def in_order(record: Record) -> list[OverlapReport]:
 
 
 def excluded_steps(record: Record) -> list[int]:
-    """The first steps of windows that do not count."""
     counting = set(map(id, record.valid_windows))
     return sorted(window.first_step for window in record.windows if id(window) not in counting)
 

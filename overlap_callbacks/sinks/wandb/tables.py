@@ -50,8 +50,6 @@ ARM_COLUMNS = ("arm", "windows", "equal_results", "speedup", "speedup_ci_low", "
 
 
 class Table(NamedTuple):
-    """Columns and rows."""
-
     columns: tuple[str, ...]
     rows: list[list[Any]]
 

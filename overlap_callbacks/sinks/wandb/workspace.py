@@ -178,7 +178,6 @@ class WorkspaceError(RuntimeError):
 
 
 def outline(name: str, sections: Sequence[Section] = SECTIONS) -> str:
-    """The workspace as text."""
     lines = [name]
     for section in sections:
         folded = "" if section.open else ", folded"
