@@ -221,9 +221,7 @@ def _has_changed(scores: Floats, hits: Bools) -> bool:
 
 
 def _levelled(rest: Floats, hits: Bools) -> Floats:
-    """The remainders with the hits' spread limited to that of other steps; otherwise they would look like a rhythm
-    again.
-    """
+    """The remainders with the hits' spread limited to that of other steps, or they would seem a rhythm again."""
     middle, others = float(np.median(rest[hits])), float(np.median(rest[~hits]))
     spread = float(np.median(np.abs(rest[hits] - middle)))
     usual_spread = float(np.median(np.abs(rest[~hits] - others)))

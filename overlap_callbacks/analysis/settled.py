@@ -113,9 +113,7 @@ class SettledFit:
         self._after_steps = 0
 
     def after(self, report: OverlapReport, own: RankWindow) -> Settled | None:
-        """The settled difference including this window, from this rank's measurement; None if the window does not
-        count.
-        """
+        """The settled difference including this window, by this rank's data; None if the window does not count."""
         short = report.speedup_vs_sequential
         if own.series is None or short is None or not (report.valid and report.complete):
             return None

@@ -49,8 +49,7 @@ class Plan:
         offset: position of the step within its window, from 0.
         part: the part of the window.
         block: number of the block within its part, from 0; -1 outside blocks.
-        arm: the side of the comparison that the step counts for; ``SEQUENTIAL`` stands for the window's arm, whichever
-            it is.
+        arm: the side of the comparison that the step counts for; ``SEQUENTIAL`` for the window's arm, whichever it is.
         mode: the mode the step runs in. Differs from ``arm`` in a control (A/A) schedule, and if the arm's steps are
             not sequential.
         counted: whether it is a counted step of a block rather than warm-up.

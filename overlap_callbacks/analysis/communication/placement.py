@@ -77,9 +77,7 @@ def layout_of(messages: JobMessages, world_size: int) -> tuple[Dimension, ...]:
 
 
 def _dimension(group: MessageGroup) -> Dimension | None:
-    """The dimension of a group with equal distances between ranks; for a pipeline's send, the distance to the next
-    stage.
-    """
+    """The dimension of a group with equal distances between ranks; a pipeline's send gives that to the next stage."""
     name, size, offsets = group.dimension, group.group_size, group.offsets
     if name not in _LAID_OUT or size < 2 or len(offsets) != 1 or len(offsets[0][1]) != 1:
         return None

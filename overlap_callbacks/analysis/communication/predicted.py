@@ -17,9 +17,7 @@ from overlap_callbacks.analysis.sums import grouped, table_sum
 
 
 def sent_rows(job: JobShape, *, all_ranks: bool = False) -> tuple[MessageRow, ...]:
-    """The messages of the lowest rank of each kind, or of all ranks. Groups of one rank, which send nothing, are
-    omitted.
-    """
+    """The messages of the lowest rank of each kind, or of all ranks, without groups of one rank."""
     stages = [rank_rows(job, stage * job.ranks_per_stage) for stage in range(job.p)]
     if not all_ranks:
         kinds: dict[tuple[MessageRow, ...], tuple[MessageRow, ...]] = {}

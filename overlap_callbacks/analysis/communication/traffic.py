@@ -47,9 +47,7 @@ _KNOWN = (*_RINGS, *_CHAINS, *_ROOTED, _DIRECT, _POINT_TO_POINT)
 
 @dataclass(frozen=True)
 class TrafficMatrix:
-    """Bytes per step: ``sent[i, j]`` from label i to label j (ranks or hosts, for example), the rest between unknown
-    ranks.
-    """
+    """Bytes per step: ``sent[i, j]`` from label i to j (ranks, say, or hosts), the rest between unknown ranks."""
 
     sent: Matrix
     unplaced_bytes: float
@@ -181,9 +179,7 @@ class _Adder:
         return np.where(heard, sends, part)
 
     def _messages(self, group: MessageGroup, members: Ranks, kind: str) -> Iterator[tuple[Ranks, Ranks, Matrix]]:
-        """Sends of ranks that reported; a receive counts only if its sender did not report, since both describe one
-        message.
-        """
+        """Sends of ranks that reported; a receive counts only if its sender did not report."""
         counted = members[self._is_heard[members[:, 0]] != _receives(group)]
         yield counted[:, 0], counted[:, 1], np.full(len(counted), group.bytes / group.num_members)
 

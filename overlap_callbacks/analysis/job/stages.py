@@ -108,9 +108,7 @@ class MessageScale(NamedTuple):
 
 
 def message_scale(rows: Sequence[StageMessages], *, sequential: bool) -> MessageScale:
-    """The factors of a mode; zeros if some kind of message is not represented: then none counts, so that stages stay
-    comparable.
-    """
+    """The factors of a mode; zeros if a kind of message is not represented, to keep stages comparable."""
     if not all([row.is_told for row in rows]):
         return MessageScale(0.0, 0.0)
     waited = [(row.scale, row.waited_isolated_us if sequential else row.waited_us) for row in rows]

@@ -179,9 +179,7 @@ def _left_over(kernels: KernelTable, sides: Mapping[int, _Sides], *, on_device: 
 
 
 def _take_all(left: Counter[str], expected: Sequence[Expected]) -> tuple[Expected, ...]:
-    """Match each collective with a kernel of its own name, then with one of another name that it may run as. Returns
-    those without one.
-    """
+    """Match each collective with a kernel of its own name, or one it may run as. Returns those without one."""
 
     def take(kinds: Iterable[str]) -> bool:
         kind = next((kind for kind in kinds if left[kind] > 0), None)
@@ -331,9 +329,7 @@ class _Lanes:
         return self._on_device or kind != SEND_RECV
 
     def _class(self, part: Expected) -> Expected:
-        """The class of collectives that share lanes: all of a group on its own lane, else one kind of collective of a
-        group.
-        """
+        """The class of collectives on the same lanes: a group with its own lane, else one kind of a group."""
         found = self._classes.get(part)
         if found is None:
             kind = "" if part.own_lane else part.kind

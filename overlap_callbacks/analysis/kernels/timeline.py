@@ -1,6 +1,4 @@
-"""The timeline of one step for the page: when compute and communication ran, the longest kernels, and how long calls
-take.
-"""
+"""The timeline of one step for the page: compute and communication, the longest kernels, durations of calls."""
 
 from __future__ import annotations
 
