@@ -71,8 +71,8 @@ KNOWN_FAILURES = (
         "torch",
         "<2.9",
         (
-            "tests/instruments/test_other_profilers.py::test_a_preparation_that_nobody_saw_is_made_up_for[2-3]",
-            "tests/instruments/test_other_profilers.py::test_a_preparation_that_nobody_saw_is_made_up_for[2-7]",
+            "tests/instruments/test_other_profilers.py::test_an_unseen_preparation_is_repeated[2-3]",
+            "tests/instruments/test_other_profilers.py::test_an_unseen_preparation_is_repeated[2-7]",
         ),
         "In torch 2.8 no profiler can be prepared while another one is (`Can't disable Kineto profiler when it's not "
         "running`).",

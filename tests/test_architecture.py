@@ -272,7 +272,7 @@ def test_imports_follow_the_arrows(house: House) -> None:
     )
 
 
-def test_plain_data_stands_on_nothing(house: House) -> None:
+def test_plain_data_imports_nothing_of_ours(house: House) -> None:
     found = listed(shaky_ground(house))
     assert not found, (
         f"analysis/results/ may import itself, and files of analysis/ that import nothing of ours:\n{found}\n"
@@ -330,7 +330,7 @@ def test_files_and_classes_are_short(house: House) -> None:
     assert not found, f"{found}\nSplit by what the parts are for; a file is one idea."
 
 
-def test_files_beside_the_package_are_short() -> None:
+def test_files_outside_the_package_are_short() -> None:
     files = [file for folder in ("tests", "benchmarks", "docs", "examples") for file in (ROOT / folder).rglob("*.py")]
     house = House({str(file.relative_to(ROOT).with_suffix("")).replace("/", "."): file.read_text() for file in files})
     found = listed(too_long(house))

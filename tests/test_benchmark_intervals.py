@@ -35,7 +35,7 @@ def test_runs_are_pooled_as_the_library_pools_them() -> None:
         assert [figure.ci_low, figure.value, figure.ci_high] == pytest.approx(expected, rel=1e-4)
 
 
-def test_a_share_below_its_goal_is_told() -> None:
+def test_a_share_below_its_goal_is_reported() -> None:
     assert not bench.judged(900, 1000, bench.STRICT)["met"]
     assert bench.judged(950, 1000, bench.STRICT)["met"]
     assert bench.not_met({"a": {"b": bench.judged(900, 1000, bench.STRICT)}}) == ["a / b"]

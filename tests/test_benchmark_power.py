@@ -37,7 +37,7 @@ def test_a_square_wave_of_the_modes_has_its_watts_and_joules(options, method, la
     assert found["within"] > 0.9
 
 
-def test_an_average_over_1_s_tells_nothing_of_shorter_blocks_whatever_stands_before_them() -> None:
+def test_a_1_s_average_gives_nothing_for_shorter_blocks_whatever_precedes_them() -> None:
     for warmup in (0, 1):
         found = run("NVML, 1 s average", "modes", "AVERAGE_1", "none", warmup=warmup)
         assert found["figures"] == 0
@@ -45,7 +45,7 @@ def test_an_average_over_1_s_tells_nothing_of_shorter_blocks_whatever_stands_bef
 
 
 @pytest.mark.parametrize(("counter", "figures"), [("none", 0.0), ("good", 1.0)])
-def test_power_that_swings_with_the_step_is_told_by_the_counter_alone(counter, figures) -> None:
+def test_power_that_swings_with_the_step_is_measured_by_the_counter_only(counter, figures) -> None:
     found = run("NVML, A100 and H100", "sawtooth", "AVERAGE_25", counter, step_s=0.2, noise=0.0, block_s=3.0)
     assert found["figures"] == pytest.approx(figures, abs=0.2)
     assert found["within"] > 0.9

@@ -93,7 +93,7 @@ def test_the_settled_difference_meets_its_goals_where_noise_is_white() -> None:
             assert row["held"] > 0.93 or row["memory"] == "40", row
 
 
-def test_what_windows_cost_is_told_but_for_what_all_their_steps_take_longer_alike() -> None:
+def test_the_cost_of_windows_is_measured_except_for_a_slowdown_common_to_all_their_steps() -> None:
     jobs = result("cost-cpu.json")["jobs"]
     assert len(jobs) >= 2
     for job in jobs:

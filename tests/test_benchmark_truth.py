@@ -44,7 +44,7 @@ def test_what_is_put_in_follows_from_the_length_of_the_operators(truth: ModuleTy
     assert truth.put_in(truth.TruthJob(work="operations"), outside) == {}
 
 
-def test_an_interval_holds_the_truth_or_lies_beside_it(truth: ModuleType) -> None:
+def test_an_interval_contains_the_truth_or_misses_it(truth: ModuleType) -> None:
     found = truth._judged([[0.1, 0.0, 0.2], [0.3, 0.25, 0.35], [-0.1, -0.2, 0.05]], 0.1)
     assert (found["held"], found["of"], found["too_low"], found["too_high"]) == (1, 3, 1, 1)
 

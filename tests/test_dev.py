@@ -101,7 +101,7 @@ def test_the_simulated_gpu_has_an_environment_without_nvidias_packages(
     assert len(commands(dev, monkeypatch, "test", "--simulated-gpu", "tests/gate")) == 2
 
 
-def test_what_the_simulated_gpu_installs_besides_torch_is_all_but_cuda(dev: ModuleType) -> None:
+def test_the_simulated_gpu_installs_everything_but_cuda_in_addition_to_torch(dev: ModuleType) -> None:
     kept = dev.without_cuda((ROOT / "constraints-hashed.txt").read_text())
     names = set(re.findall(r"^([a-z][\w.-]*)==", kept, re.M))
     assert {"deepspeed", "lightning", "megatron-core", "numpy", "nvidia-ml-py", "torchmetrics"} <= names

@@ -68,7 +68,7 @@ def test_the_guard_lets_this_machine_pass(host: str) -> None:
     offline_jobs._refuse_others(host, "connect")
 
 
-def test_a_request_is_noted_though_whoever_asks_catches_the_error(tmp_path: Path) -> None:
+def test_a_request_is_noted_even_if_its_caller_catches_the_error(tmp_path: Path) -> None:
     asks = f"""
 import contextlib, pathlib, socket
 from tests import offline_jobs

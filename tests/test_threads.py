@@ -30,7 +30,7 @@ def test_what_work_raises_is_raised_where_it_belongs() -> None:
         aside.close(fail, 20.0)
 
 
-def test_behind_work_that_stalls_nobody_waits_twice() -> None:
+def test_no_caller_waits_twice_behind_stalled_work() -> None:
     aside, release = DetachedWorker("test", patience_s=0.2), threading.Event()
     done: list[int] = []
     start = time.monotonic()
@@ -107,7 +107,7 @@ def leave(error: BaseException) -> None:
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
-def test_a_task_that_asks_to_leave_is_told_and_ends_no_thread(error: BaseException) -> None:
+def test_a_task_that_raises_system_exit_is_reported_and_ends_no_thread(error: BaseException) -> None:
     told: list[Exception] = []
     done: list[int] = []
     worker = Worker("test", told.append)

@@ -24,7 +24,7 @@ def test_the_minimum_itself_is_allowed():
 @pytest.mark.parametrize(
     ("value", "kind"), [(True, "bool"), (2.0, "float"), ("2", "str"), (None, "NoneType"), ([2], "list")]
 )
-def test_what_is_no_count_is_refused_by_name_value_and_type(value, kind):
+def test_an_invalid_count_is_refused_by_name_value_and_type(value, kind):
     message = f"repeats must be a whole number of at least 1, got {value!r} (a {kind})"
     with pytest.raises(TypeError, match=re.escape(message)):
         _validation.count("repeats", value, minimum=1)
@@ -65,7 +65,7 @@ def test_positive_seconds_become_plain_floats(value):
 
 
 @pytest.mark.parametrize(("value", "kind"), [(True, "bool"), ("5", "str"), (None, "NoneType"), (1j, "complex")])
-def test_what_is_no_number_of_seconds_is_refused_by_name_value_and_type(value, kind):
+def test_an_invalid_number_of_seconds_is_refused_by_name_value_and_type(value, kind):
     message = f"timeout must be a positive number of seconds, got {value!r} (a {kind})"
     with pytest.raises(TypeError, match=re.escape(message)):
         _validation.seconds("timeout", value)

@@ -330,7 +330,7 @@ def test_without_compute_the_figures_of_compute_are_absent():
     assert found["hidden_comm_fraction"] == 0.0
 
 
-def test_an_ideal_step_time_below_zero_is_no_time_and_has_no_gap():
+def test_a_negative_ideal_step_time_is_dropped_and_has_no_gap():
     # Sums over streams can exceed the step: 100 - (300 - 60) is no step time to compare with.
     many_streams = tuple(
         msgspec.structs.replace(b, compute_ms=300.0 if b.mode is OV else 60.0) for b in full_window().profiled

@@ -100,7 +100,7 @@ def test_a_rhythm_that_is_known_changes_neither_the_difference_nor_the_width_muc
     assert unknown.ci_high - unknown.ci_low > 0.1
 
 
-def test_a_rhythm_in_one_mode_alone_cannot_be_told_from_the_mode_and_is_left_in() -> None:
+def test_a_rhythm_in_one_mode_is_indistinguishable_from_the_mode_and_stays() -> None:
     covariates = np.zeros((16, NUM_COVARIATES))
     covariates[:, 0] = [letter == "O" for letter in TIMED]
     assert plain(TIMED, covariates=covariates).weights == pytest.approx(plain(TIMED).weights)

@@ -19,7 +19,7 @@ def test_equation_1_is_the_slowdown_of_the_compute_kernels() -> None:
     assert equations.slowdown(60.0, 60.0) == 0
 
 
-def test_equation_2_is_the_share_of_compute_beside_communication() -> None:
+def test_equation_2_is_the_share_of_compute_during_communication() -> None:
     assert equations.overlap_ratio(22.0, 66.0) == pytest.approx(1 / 3)
 
 

@@ -53,7 +53,7 @@ def test_splits_that_send_nothing_say_nothing() -> None:
     assert (step.split_max_over_mean, step.split_cv) == (1.5, 0.5)
 
 
-def test_a_dispatch_is_told_from_what_returns() -> None:
+def test_a_dispatch_is_distinguished_from_a_combine() -> None:
     there, back = call((6, 2), (5, 1)), call((5, 1), (6, 2))
     # Forward there and back, and backward the same.
     assert dispatches([there, back, there, back]) == [there, there]
@@ -113,7 +113,7 @@ def test_loads_of_the_expert_ranks() -> None:
     assert (loads.all_to_alls, loads.dispatched_bytes, loads.num_ranks, loads.num_steps) == (4, 100, 2, 2)
 
 
-def test_stages_of_a_pipeline_are_not_held_against_each_other() -> None:
+def test_stages_of_a_pipeline_are_not_compared_with_each_other() -> None:
     # The second stage has twice as many layers with experts. Each stage is even by itself.
     parts = [seen(rank, {5: 100}, stage=0) for rank in (0, 1)] + [seen(rank, {5: 200}, stage=1) for rank in (2, 3)]
     loads, _ = pooled(*parts)
@@ -152,7 +152,7 @@ def test_a_part_is_bounded_at_4096_ranks() -> None:
     assert not large.positions
 
 
-def test_many_steps_are_thinned_alike_on_all_ranks() -> None:
+def test_many_steps_are_thinned_the_same_way_on_all_ranks() -> None:
     calls = [call((6, 2), (4, 4))]
     found = [rank_experts(rank, -1, [(step, False, calls) for step in range(200)]) for rank in (0, 1)]
     assert found[0] is not None

@@ -37,7 +37,7 @@ def test_the_faster_of_two_is_named_with_its_interval_whatever_the_order() -> No
 @pytest.mark.parametrize(
     ("half", "ending"), [(20.0, ", which may be chance."), (None, ", from too few blocks to be sure.")]
 )
-def test_what_cannot_be_told_from_chance_is_not_claimed(half: float | None, ending: str) -> None:
+def test_a_difference_within_noise_is_not_claimed(half: float | None, ending: str) -> None:
     found = fastest([run("a", 100.0, half), run("b", 98.0, half)])
     assert found.name == ""
     assert found.headline.sentence.startswith("Steps of b")
@@ -45,7 +45,7 @@ def test_what_cannot_be_told_from_chance_is_not_claimed(half: float | None, endi
     assert ("95% interval" in found.headline.interval) is (half is not None)
 
 
-def test_of_several_the_first_is_held_against_all_others() -> None:
+def test_the_first_of_several_is_compared_with_all_others() -> None:
     sure = fastest([run("c", 120.0), run("a", 90.0), run("b", 100.0)])
     assert (sure.name, sure.headline.sentence) == (
         "a", "a has the shortest steps: 10.0% shorter than those of b, the next run.",
@@ -72,7 +72,7 @@ def test_a_step_of_no_time_gives_no_verdict() -> None:
 
 
 @pytest.mark.parametrize("runs", [2, 5])
-def test_of_runs_that_are_alike_one_in_twenty_is_called_faster_at_most(runs: int) -> None:
+def test_at_most_one_in_twenty_equal_runs_is_called_faster(runs: int) -> None:
     """Runs of six windows each, whose step times scatter by 2 %."""
     chance = np.random.default_rng(17)
     times = 1000

@@ -413,7 +413,7 @@ def test_pointwise_compute_is_elementwise_whatever_collective_its_name_has() -> 
 @pytest.mark.parametrize(
     "name", ["one_shot_all_reduce of layer 3", "mscclpp_setup", "gloo: warm-up", "userbuffers_init"]
 )
-def test_a_range_of_the_host_that_only_sounds_like_communication_is_none(name: str) -> None:
+def test_a_host_range_that_only_sounds_like_communication_does_not_count(name: str) -> None:
     assert not is_communication_range(name)
     assert is_communication_range("gloo:all_reduce")
 

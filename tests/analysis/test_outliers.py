@@ -88,7 +88,7 @@ def test_the_sentence_names_steps_and_numbers_by_mode(
     assert stalls_in_words(overlapped, sequential, kept=kept) == said
 
 
-def test_over_a_run_stalls_of_one_mode_are_told_apart_from_those_that_hit_both() -> None:
+def test_over_a_run_stalls_of_one_mode_are_distinguished_from_those_that_hit_both() -> None:
     assert stalls_of_a_run([]) == ""
     assert stalls_of_a_run([(0, 1)] * 7) == ""
     assert stalls_of_a_run([(1, 2), (2, 1), (0, 0)] * 20) == ""
@@ -99,7 +99,7 @@ def test_over_a_run_stalls_of_one_mode_are_told_apart_from_those_that_hit_both()
     assert stalls_of_a_run([(2, 1)] * 100_000).startswith("Stalls belong to overlapped steps")
 
 
-def test_over_many_runs_stalls_that_hit_both_modes_are_rarely_told() -> None:
+def test_over_many_runs_stalls_that_hit_both_modes_are_rarely_reported() -> None:
     rng = np.random.default_rng(2)
     told = [stalls_of_a_run([tuple(rng.binomial(16, 0.02, 2).tolist()) for _ in range(24)]) for _ in range(400)]
     assert sum(map(bool, told)) <= 8  # 1 % of 400, and chance

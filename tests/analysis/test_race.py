@@ -22,7 +22,7 @@ _OTHER = RaceCheck(RaceVerdict.RACE, 1, 1, 8, 2, (_difference(2),), took_ms=5.0)
 _NOT = RaceCheck(RaceVerdict.NOT_REPEATABLE, 1, 1, 8, 3, (_difference(3),))
 
 
-def test_the_checks_of_ranks_add_up_alike_in_any_order() -> None:
+def test_the_checks_of_ranks_merge_the_same_in_any_order() -> None:
     for parts in itertools.permutations([_EQUAL, _RACE, _OTHER, None]):
         found = add_checks(parts)
         assert found == RaceCheck(RaceVerdict.RACE, 3, 2, 8, 2, (_difference(1),), took_ms=20.0, held_bytes=100)

@@ -39,7 +39,7 @@ def test_ranks_that_timed_another_part_or_are_of_another_group_do_not_shorten_a_
     assert bandwidth([collective(30.0)], [part], [other]) == pytest.approx(4000 / 30)
 
 
-def test_where_kernels_can_be_told_their_time_counts_and_all_bytes_with_it():
+def test_if_kernels_are_identified_their_time_and_all_bytes_count():
     # The time from issue to end has the host's launch in it, and only a part of the collectives were timed.
     first, last = collective(30.0, timed_bytes=1000.0, kernels_ms=25.0), collective(20.0, kernels_ms=16.0)
     assert bandwidth([first], [last]) == pytest.approx(4000 / 16)

@@ -42,7 +42,7 @@ def test_three_rhythms_come_by_what_they_explain() -> None:
     assert len(find_rhythms(STEPS, step_ms, max_rhythms=1)) == 1
 
 
-def test_where_every_fourth_step_is_longer_and_every_eighth_more_so_both_are_told() -> None:
+def test_if_every_fourth_step_is_longer_and_every_eighth_more_so_both_are_reported() -> None:
     step_ms = 100 * noise(2) + 20 * (STEPS % 4 == 3) + 30 * (STEPS % 8 == 7)
     assert sorted(told(step_ms)) == [(4, 3), (8, 7)]
 
@@ -52,7 +52,7 @@ def test_few_steps_tell_nothing(number: int) -> None:
     assert told(100 * noise(0, number) * (1 + (STEPS[:number] % 8 == 3)), STEPS[:number]) == []
 
 
-def test_steps_that_are_all_alike_or_unknown_tell_nothing() -> None:
+def test_identical_or_unknown_steps_have_no_rhythm() -> None:
     assert told(np.full(len(STEPS), 100.0)) == []
     assert told(np.full(len(STEPS), np.nan)) == []
     assert told(np.zeros(len(STEPS))) == []
@@ -65,7 +65,7 @@ def test_unknown_times_are_no_part_of_a_rhythm() -> None:
     assert told(step_ms) == [(8, 3)]
 
 
-def test_a_rhythm_that_has_ended_is_no_longer_told_and_one_that_has_begun_is_told_in_full() -> None:
+def test_a_rhythm_that_has_ended_is_dropped_and_one_that_has_begun_is_reported_in_full() -> None:
     late = np.arange(len(STEPS)) >= 3200
     hits = STEPS % 8 == 3
     assert told(100 * noise(4) * (1 + 0.2 * (hits & ~late))) == []
@@ -98,13 +98,13 @@ def test_noise_has_no_rhythm(kind: str) -> None:
     assert sum(bool(told(noisy(kind, seed), STEPS[:1024])) for seed in range(1000, 1060)) <= 1
 
 
-def test_where_steps_in_a_row_are_alike_a_rhythm_is_not_told_by_half_its_period() -> None:
+def test_with_correlated_steps_a_rhythm_is_not_reported_at_half_its_period() -> None:
     steps = STEPS[:300]
     found = [told(autoregressive(seed, 300, 0.9) * (1 + 0.015 * (steps % 4 == 1)), steps) for seed in range(40)]
     assert sum(rhythms[:1] == [(4, 1)] for rhythms in found) >= 39
 
 
-def test_a_rhythm_is_told_with_its_steps() -> None:
+def test_a_rhythm_is_reported_with_its_steps() -> None:
     assert (
         rhythm_sentence(Rhythm(8, 3, 150.0, 308.0))
         == "every 8th step takes 150.0 ms longer, in both modes (steps 3, 11, 19, ...)"

@@ -65,7 +65,7 @@ def test_of_a_job_that_runs_intervals_hold_at_all_looks() -> None:
     assert RunSummary(run_info(), windows, running=True).pooled(ONE_LOOK) == one
 
 
-def test_a_window_that_was_cut_short_stands_in_where_none_counts() -> None:
+def test_a_window_cut_short_is_used_if_none_counts() -> None:
     cut = changed(1, complete=False)
     summary = RunSummary(run_info(), [changed(0, valid=False), cut])
     assert summary.pooled() == {}
@@ -100,7 +100,7 @@ def test_a_report_without_details_pools_to_the_same_and_is_small() -> None:
     assert size < whole / 5
 
 
-def test_a_window_that_was_cut_short_stands_in_without_its_details_too() -> None:
+def test_a_window_cut_short_is_used_without_its_details_too() -> None:
     cut = window(1, complete=False, power=True)
     partial = RunSummary(run_info(), [without_details(cut)]).partial
     whole = RunSummary(run_info(), [cut]).partial
@@ -149,7 +149,7 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
     assert RunSummary(run_info(), [window(0, profiled=())]).step_parts() is None
 
 
-def test_stalls_that_belong_to_one_mode_are_told_of_the_run() -> None:
+def test_stalls_that_belong_to_one_mode_are_reported_for_the_run() -> None:
     windows = [changed(number, left_out=(1, 0)) for number in range(8)]
     assert RunSummary(run_info(), windows).stalls.startswith("Stalls belong to overlapped steps")
     assert "Stalls belong to overlapped steps" in run_headline(RunSummary(run_info(), windows)).interval

@@ -46,7 +46,7 @@ def fitted(memory: str, num_windows: int, *, seed: int = 1, rhythm: Rhythm | Non
     return found
 
 
-def test_a_difference_that_comes_with_one_constant_is_told_as_it_will_be() -> None:
+def test_a_difference_with_one_time_constant_is_reported_at_its_settled_value() -> None:
     found = fitted("3", 12)
     assert found.verdict is Verdict.SETTLED
     assert found.ci_low < bench.TRUTH < found.ci_high
@@ -90,7 +90,7 @@ def test_a_rhythm_that_is_known_is_taken_out() -> None:
     assert beating.ci_high - beating.ci_low < 1.3 * (plain.ci_high - plain.ci_low)
 
 
-def test_a_step_that_holds_somebodys_save_does_not_count() -> None:
+def test_a_step_with_a_checkpoint_does_not_count() -> None:
     plain, stalled = fitted("3", 4), fitted("3", 4, step40=30.0)
     assert stalled.num_steps == plain.num_steps - 4
     assert stalled.value == pytest.approx(plain.value, abs=0.01)

@@ -212,7 +212,7 @@ def run(name: str, ranks: int, work_per_s: float | None = None, value: int | str
     return RunFigures(name, ranks if value is None else value, ranks, work_per_s=work)
 
 
-def test_runs_are_held_against_the_smallest_job() -> None:
+def test_runs_are_compared_with_the_smallest_job() -> None:
     found = scaled([run("a", 8, 3000), run("b", 2, 1000), run("c", 4, 2000), run("d", 16)])
     assert found.keys() == {"a", "b", "c"}
     # 8 ranks do 3,000 tokens a second, 2 ranks 1,000: three times as many on four times the ranks, 75 %.

@@ -48,7 +48,7 @@ def test_what_a_rank_has_seen_training_lose_takes_the_place_of_what_would_be_wor
     assert report_of(rank_window(0, lost_ms=900.0, usual_step_ms=100.0), rank_window(1)).lost_ms == pytest.approx(1000)
 
 
-def test_without_a_step_that_counts_a_cost_that_was_seen_is_told_all_the_same():
+def test_an_observed_cost_is_reported_even_without_a_step_that_counts():
     found = report_of(rank_window(timed=(), profiled=(), lost_ms=1500.0, usual_step_ms=100.0))
     assert found.measurement_overhead == pytest.approx(0.03)
     assert report_of(rank_window(timed=(), profiled=())).measurement_overhead is None

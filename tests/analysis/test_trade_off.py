@@ -46,7 +46,7 @@ def test_the_front_agrees_with_its_definition_on_random_points() -> None:
             assert (point.name in on_front) is not bool(cheaper or faster)
 
 
-def test_each_configuration_stands_against_the_one_without_a_cap() -> None:
+def test_each_configuration_is_compared_with_the_one_without_a_cap() -> None:
     rows = {row.point.name: row for row in trade_off(POINTS, FREE)}
     assert list(rows) == ["no cap", "300 W", "350 W", "200 W", "250 W"]
     assert rows["300 W"].slowdown == pytest.approx(0.1)
@@ -63,6 +63,6 @@ def test_the_table_marks_the_front() -> None:
     assert rows["350 W"][-1] == ""
 
 
-def test_what_is_no_point_is_refused() -> None:
+def test_an_invalid_point_is_refused() -> None:
     with pytest.raises(ValueError, match="energy_j"):
         TradeOffPoint("x", 1.0, 0.0)

@@ -30,7 +30,7 @@ def test_a_window_whose_sequential_steps_overlapped_is_invalid(backend, residual
         assert f"residual overlap {residual} in sequential steps is above {limit}" in found.problems[0]
 
 
-def test_gloo_beside_nccl_does_not_widen_the_limit_of_a_gpu():
+def test_gloo_in_addition_to_nccl_does_not_widen_the_limit_of_a_gpu():
     # torch.distributed.get_backend() of a job that was given a backend for each kind of device.
     assert not report_of(leaky_window(0.03, backend="cpu:gloo,cuda:nccl", device="NVIDIA H200")).valid
 

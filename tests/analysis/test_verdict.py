@@ -83,7 +83,7 @@ def test_the_headline_says_what_overlap_does_and_its_interval_on_a_line_of_its_o
         ((0.14, None, None), "Compute kernels run 14.0% slower with it.", "95% interval: steps 4.8% to 16.7% shorter."),
     ],
 )
-def test_the_slowdown_stands_beside_it(
+def test_the_slowdown_is_next_to_it(
     slowdown: tuple[float, float | None, float | None], words: str, interval: str
 ) -> None:
     found = answer({"speedup_vs_sequential": estimate(0.1, 0.05, 0.2), "compute_slowdown": estimate(*slowdown)})
@@ -162,7 +162,7 @@ def test_an_unfinished_run_says_so_and_why_and_what_to_do() -> None:
     assert found.sentence == "Unfinished: too few blocks were measured to say what overlap saves."
 
 
-def test_a_run_of_one_window_says_so_beside_its_intervals() -> None:
+def test_a_run_of_one_window_says_so_next_to_its_intervals() -> None:
     said = " All of this rests on one window."
     assert run_headline(RunSummary(run_info(), [window(0)])).interval.endswith(said)
     assert said not in run_headline(RunSummary(run_info(), [window(0), window(1)])).text
@@ -267,7 +267,7 @@ def settled(verdict: Verdict, at_least: float | None = None, num_windows: int = 
         ),
     ],
 )
-def test_what_the_difference_becomes_stands_in_a_line_of_its_own(found: Settled, words: str) -> None:
+def test_the_settled_difference_has_its_own_line(found: Settled, words: str) -> None:
     assert settled_in_words(found) == words
     report = msgspec.structs.replace(window(0), settled=found)
     (line,) = [part for part in run_headline(RunSummary(run_info(), [report])).more if part.startswith(words)]

@@ -28,7 +28,7 @@ def test_the_page_is_that_of_the_results(results: dict) -> None:
     assert PAGE.read_text() == page(results), "run python -m tests.campaign --page"
 
 
-def test_every_case_has_a_result_and_is_described_alike(results: dict) -> None:
+def test_every_case_has_a_result_and_the_same_description(results: dict) -> None:
     assert [(case["name"], case["what"]) for case in results["cases"]] == [(c.name, c.what) for c in CASES.values()]
 
 

@@ -62,7 +62,7 @@ def test_a_broken_limit_says_what_was_measured_and_whose_communication_is_expose
     assert any("dimension" in line and "exposed" in line for line in rest)
 
 
-def test_the_most_exposed_collectives_of_a_step_are_told_by_their_place(tmp_path: Path) -> None:
+def test_the_most_exposed_collectives_of_a_step_are_identified_by_their_position(tmp_path: Path) -> None:
     # Three buckets: the second begins while the first is in flight, the third lies behind all compute.
     slices = ((0, 0, 0.0, 10.0, 0), (1, 1, 6.0, 6.0, 25_000_000), (1, 1, 11.0, 3.0, 25_000_000), (0, 0, 13.0, 5.0, 0),
               (1, 1, 17.0, 6.0, 8_000_000))  # fmt: skip
@@ -95,7 +95,7 @@ def test_with_sure_the_interval_decides(run: str) -> None:
     assert invoke("check", "--max-slowdown", below, "--sure", run).exit_code == 1
 
 
-def test_what_was_not_measured_is_no_pass(tmp_path: Path) -> None:
+def test_an_unmeasured_figure_is_not_a_pass(tmp_path: Path) -> None:
     def changed(**changes: object) -> OverlapReport:
         return msgspec.structs.replace(window(), **changes)
 
@@ -147,7 +147,7 @@ def test_a_command_that_fails_with_its_last_window_has_done_enough(
         (["/no/such/program", "x"], "the command cannot be started"),
     ],
 )
-def test_a_command_that_gives_no_record_is_no_pass(command: list[str], says: str) -> None:
+def test_a_command_without_a_record_is_not_a_pass(command: list[str], says: str) -> None:
     result = invoke("check", "--max-exposed", "1", "--", *command)
     assert (result.exit_code, says in result.output) == (2, True), result.output
 

@@ -85,7 +85,7 @@ def test_what_was_measured_in_a_window_that_does_not_count_is_not_called_missing
     assert "kernels that lose most" not in output
 
 
-def test_a_name_cannot_look_like_a_line_of_ours_or_fill_the_screen(tmp_path: Path) -> None:
+def test_a_name_cannot_imitate_a_line_of_the_library_or_fill_the_screen(tmp_path: Path) -> None:
     notes = ("a\nOverlap costs more than it saves here", "x" * 5000)
     write_record(tmp_path, msgspec.structs.replace(window_report(), problems=notes))
     output = show(str(tmp_path))
@@ -223,7 +223,7 @@ def test_the_waiting_of_each_mode_is_shown_where_it_was_measured(tmp_path: Path)
 @pytest.mark.parametrize(
     "content", ["", "no json\n", '{"record": "window"}\n', '{"record": "run", "schema_version": 99}\n']
 )
-def test_what_is_no_record_gives_one_line_that_says_so(tmp_path: Path, content: str) -> None:
+def test_a_file_that_is_not_a_record_gives_one_line_that_says_so(tmp_path: Path, content: str) -> None:
     (tmp_path / "overlap.jsonl").write_text(content)
     result = invoke("show", str(tmp_path))
     assert result.exit_code == 1

@@ -127,7 +127,7 @@ def test_gradients_have_the_width_of_the_parameters_but_in_megatron_lm_with_bf16
     assert reduced == pytest.approx(width * 124_439_808, rel=1e-3)
 
 
-def test_megatron_reduces_all_gradients_at_once_unless_told_otherwise() -> None:
+def test_megatron_reduces_all_gradients_at_once_by_default() -> None:
     def data(*arguments: str) -> int:
         found = predict("--model", "gpt2-xl", "--dp", "2", "--global-batch", "2", *arguments)
         return sum(messages(found, 0, "data").values())
@@ -326,7 +326,7 @@ def test_the_bubble_of_a_pipeline_is_not_taken_for_compute(tmp_path: Path) -> No
     assert predict(*DATA_PARALLEL, "--from", run)["step"] is None
 
 
-def test_a_record_is_held_against_the_prediction_row_by_row(tmp_path: Path) -> None:
+def test_a_record_is_compared_with_the_prediction_row_by_row(tmp_path: Path) -> None:
     job = ["--layers", "2", "--hidden", "64", "--sequence", "8", "--vocabulary", "10", "--layout", "ddp", "--dp", "2"]
     (row,) = predict(*job)["messages"]
     equal = collective(messages=row["messages"], size=row["bytes"])

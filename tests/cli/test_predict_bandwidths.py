@@ -44,7 +44,7 @@ def test_a_link_that_was_measured_gives_the_times_of_its_bandwidth(tmp_path: Pat
     assert faster["step"]["pipeline_ms"] == measured["step"]["pipeline_ms"]
 
 
-def test_what_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_bandwidths_are_named(tmp_path: Path) -> None:
     folder = written(tmp_path / "some", transfer_results(kinds=("all_reduce",)))
     found = predict("--bandwidths", folder)
     assert found["step"] is None

@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("run"), LAYOUT, windows=3)
 
 
-def test_the_tables_say_what_is_sent_and_that_steps_are_alike(folder: Path) -> None:
+def test_the_tables_say_what_is_sent_and_that_steps_agree(folder: Path) -> None:
     found = run(folder)
     assert found.exit_code == 0, found.output
     for words in (

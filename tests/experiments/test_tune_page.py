@@ -60,7 +60,7 @@ def test_settings_whose_names_look_like_marks_of_columns_keep_them(tmp_path: Pat
     assert all(f">{axis.name}<" in page for axis in axes)
 
 
-def test_what_is_left_is_told_with_how_to_go_on(tmp_path: Path) -> None:
+def test_remaining_points_are_reported_with_how_to_resume(tmp_path: Path) -> None:
     found = results(tmp_path, [(100, 101), (90, 91), (95, 96)])
     found.num_runs = 2
     assert "Not finished" not in text_of(as_html(tuning_document(found, ranked(found))))

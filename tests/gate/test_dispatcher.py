@@ -129,7 +129,7 @@ def fail_in_a_step(rank: int) -> tuple[bool, bool]:
     return as_before
 
 
-def test_after_an_exception_in_a_measured_step_the_kernels_are_in_nobodys_way():
+def test_after_an_exception_in_a_measured_step_the_kernels_pass_everything_through():
     assert run_ranks(fail_in_a_step, 2) == [(True, True)] * 2
 
 

@@ -145,7 +145,7 @@ def test_once_its_result_is_there_nothing_is_in_flight_as_far_as_a_watched_step_
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_step_in_which_nobody_else_communicates_names_no_group(cases_on_ranks, name):
+def test_a_step_without_foreign_communication_names_no_group(cases_on_ranks, name):
     for found in cases_on_ranks:
         assert {case.foreign for (of_case, _), case in found.items() if of_case == name} == {()}
 

@@ -59,7 +59,7 @@ def _window(folder: Path, with_thread: bool) -> OverlapReport:
     return window
 
 
-def test_in_sequential_steps_of_ddp_no_compute_runs_beside_communication(tmp_path: Path) -> None:
+def test_compute_never_overlaps_communication_in_sequential_steps_of_ddp(tmp_path: Path) -> None:
     window = _window(tmp_path, with_thread=False)
     assert window.residual_overlap is not None
     assert window.residual_overlap.value < 0.05

@@ -150,7 +150,7 @@ def steps_of(*streams: str) -> st.SearchStrategy[Program]:
 
 
 @given(steps_of(*ISSUING))
-def test_no_kernel_on_a_known_stream_may_run_beside_a_collective(program: Program) -> None:
+def test_no_kernel_on_a_known_stream_overlaps_a_collective(program: Program) -> None:
     cuda = Device(*ISSUING, SECOND_COMPUTE)
     with pytest.MonkeyPatch.context() as monkeypatch:
         cuda.install(monkeypatch)
@@ -248,7 +248,7 @@ def test_a_batch_on_the_compute_stream_needs_no_waits_between_streams(cuda: Devi
     assert cuda.log == []
 
 
-def test_a_stream_that_is_told_to_compute_is_ordered_though_it_never_communicates(cuda: Device) -> None:
+def test_a_stream_registered_as_computing_is_ordered_without_communicating(cuda: Device) -> None:
     """Shared experts of Megatron without tensor parallelism."""
     second = cuda.streams[SECOND_COMPUTE]
     serialiser = StreamSerialiser(cuda.streams["compute"], [second])  # type: ignore[arg-type,list-item]

@@ -121,7 +121,7 @@ def test_every_collective_is_seen_with_its_bytes(found: Found) -> None:
     assert num_bytes == sum(collective.num_bytes for collective in collectives)
 
 
-def test_no_compute_kernel_runs_beside_communication_in_sequential_steps(found: Found) -> None:
+def test_no_compute_kernel_overlaps_communication_in_sequential_steps(found: Found) -> None:
     assert found.beside[Mode.SEQUENTIAL] == {}
     asynchronous = any(collective.asynchronous for collective in found.issued[found.steps[-1].first :])
     if asynchronous or not ON_CPU:  # Gloo's synchronous collectives hold up the host in every mode

@@ -65,7 +65,7 @@ def train_beside_a_schedule(watched_since: int, begin: int, end: int, ours_is_in
     ("begin", "end"),
     [(0, 2), (0, 3), (0, 12), (1, 2), (1, 7), (2, 4), (3, 4), (4, 7), (5, 9), (6, 8), (7, 8), (8, 13)],
 )
-def test_a_schedule_of_the_users_keeps_every_cycle_and_ours_gives_way(
+def test_a_users_schedule_keeps_every_cycle_and_the_library_gives_way(
     begin: int, end: int, ours_is_inside: bool
 ) -> None:
     found = run_alone(train_beside_a_schedule, 0, begin, end, ours_is_inside)
@@ -73,7 +73,7 @@ def test_a_schedule_of_the_users_keeps_every_cycle_and_ours_gives_way(
 
 
 @pytest.mark.parametrize(("begin", "end"), [(2, 3), (2, 7)])
-def test_a_preparation_that_nobody_saw_is_made_up_for(begin: int, end: int) -> None:
+def test_an_unseen_preparation_is_repeated(begin: int, end: int) -> None:
     found = run_alone(train_beside_a_schedule, 2, begin, end, True)
     assert found["cycles"] == [3, 3]
 
@@ -113,7 +113,7 @@ def test_a_profiler_on_another_thread_keeps_its_events_too(schedule: bool, opera
     assert run_alone(profile_on_another_thread, schedule) == ([operators], False)
 
 
-def test_torch_is_as_it_was_once_nobody_watches() -> None:
+def test_torch_is_restored_when_the_last_watcher_leaves() -> None:
     names = ("_prepare_profiler", "_enable_profiler")
     before = [getattr(torch.autograd.profiler, name) for name in names]
     other_profilers.watch()

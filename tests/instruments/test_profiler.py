@@ -110,7 +110,7 @@ def test_a_profile_of_a_device_leaves_no_step_out():
     assert profile.end_step() == 0
 
 
-def test_operators_are_told_from_ranges_named_by_hand_and_from_other_threads():
+def test_operators_are_distinguished_from_user_ranges_and_other_threads():
     profile = Profile(on_cuda=False)
     profile.start()
     profile.begin_step()
@@ -174,7 +174,7 @@ def test_only_one_profiler_runs_at_a_time_and_that_can_be_asked():
     assert Profile.available()
 
 
-def test_a_profiler_of_the_user_s_that_starts_during_ours_keeps_its_session():
+def test_a_users_profiler_that_starts_during_the_librarys_keeps_its_session():
     enable = torch.autograd.profiler._enable_profiler
     ours = Profile(on_cuda=False)
     ours.start()

@@ -190,7 +190,7 @@ def beside(name: str, on_thread: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("on_thread", [False, True], ids=["this thread", "another thread"])
 @pytest.mark.parametrize("name", WAYS)
-def test_other_ways_to_profile_find_what_they_find_without_us(name: str, on_thread: bool) -> None:
+def test_other_profilers_find_the_same_as_without_the_library(name: str, on_thread: bool) -> None:
     found = run_alone(beside, name, on_thread)
     assert found["beside ours"] == found["alone"]
     assert found["again"]

@@ -152,7 +152,7 @@ def _record(rank: int, folder: str) -> None:
     monitor.close()
 
 
-def test_in_natively_sequential_steps_no_compute_runs_beside_communication(tmp_path: Path) -> None:
+def test_compute_never_overlaps_communication_in_natively_sequential_steps(tmp_path: Path) -> None:
     run_ranks(_record, 2, str(tmp_path))
     (window,) = record.read(tmp_path).windows
     assert window.complete

@@ -193,7 +193,7 @@ def test_training_is_bit_identical_and_no_race_is_found(found: list[dict[str, An
     assert all(race.num_ranks == 2 and race.num_gradients >= 2 and race.held_bytes > 0 for race in races)
 
 
-def test_gradients_that_differ_are_told_from_each_other(found: list[dict[str, Any]]) -> None:
+def test_differing_gradients_are_distinguished(found: list[dict[str, Any]]) -> None:
     unchanged(found, "first_differs")
     unchanged(found, "each_differs")
     (race, *_) = found[0]["first_differs"][1]["races"]

@@ -140,7 +140,7 @@ def test_an_interleaved_pipeline_of_two_stages_has_its_chunks(tmp_path: Path) ->
 
 
 @pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="Megatron-core is not installed")
-def test_the_bubble_of_a_pipeline_stands_beside_the_expected_one(tmp_path: Path) -> None:
+def test_the_bubble_of_a_pipeline_is_next_to_the_expected_one(tmp_path: Path) -> None:
     """Two stages of two tensor-parallel ranks, two micro-batches a step: (p-1)/(p-1+m) is a third."""
     run_ranks(_train_megatron, 4, str(tmp_path), "tp_pp", timeout_s=150)
     read = record.read(tmp_path)

@@ -159,7 +159,7 @@ def train_with_local_sgd(rank: int, given: str) -> dict[str, Any]:
     return {"found": found, "weights": weights, "windows": [report["complete"] for report in sink.facts()]}
 
 
-def test_an_optimizer_that_takes_no_step_hooks_switches_measuring_off_and_trains_as_without_us() -> None:
+def test_an_optimizer_without_step_hooks_switches_measuring_off_and_trains_as_without_the_library() -> None:
     plain, wrapped = run_ranks(train_with_local_sgd, 2, ""), run_ranks(train_with_local_sgd, 2, "wrapper")
     assert [rank["weights"] for rank in wrapped] == [rank["weights"] for rank in plain]
     for rank in wrapped:

@@ -214,7 +214,7 @@ def _measure(rank: int, folder: str) -> None:
             training.step()
 
 
-def test_in_sequential_steps_of_data_parallelism_no_compute_runs_beside_communication(tmp_path: Path) -> None:
+def test_compute_never_overlaps_communication_in_sequential_steps_of_data_parallelism(tmp_path: Path) -> None:
     run_ranks(_measure, 2, str(tmp_path))
     (run,) = record.read(tmp_path).runs
     assert run.framework.startswith("megatron-core 0.")
@@ -304,7 +304,7 @@ def test_pretrain_is_measured_and_logged_to_the_run_on_the_last_rank(parts: Sess
     assert run.values("overlap/e2e_sequential_ms") == [native.metrics()["overlap/e2e_sequential_ms"]]
 
 
-def test_a_report_that_rank_0_makes_late_reaches_the_last_rank_and_one_that_nobody_takes_is_taken_back(
+def test_a_late_report_of_rank_0_reaches_the_last_rank_and_an_unread_one_is_deleted(
     parts: Session,
 ) -> None:
     first, last = parts("pretrain_apart")

@@ -88,7 +88,7 @@ def test_each_report_arrives_once_and_nothing_is_left_in_the_store(monkeypatch: 
 
 
 @pytest.mark.parametrize("fails_at", ["open", "log", "close"])
-def test_a_run_that_fails_is_told_once_and_no_report_waits_in_the_store(
+def test_a_failing_run_gives_one_warning_and_leaves_no_report_in_the_store(
     monkeypatch: pytest.MonkeyPatch, fails_at: str
 ) -> None:
     ends = Ends(monkeypatch, fails_at)
@@ -118,7 +118,7 @@ def test_a_burst_of_reports_arrives_whole(monkeypatch: pytest.MonkeyPatch) -> No
     assert ends.store.num_keys() == 0
 
 
-def test_reports_that_nobody_takes_are_taken_back_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_reports_are_deleted_with_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "_GONE_AFTER_S", 0.0)
     ends = Ends(monkeypatch)
     ends.window(0)

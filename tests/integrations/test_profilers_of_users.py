@@ -168,7 +168,7 @@ JOBS = [
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_a_profiler_of_the_users_is_as_it_is_without_us(tmp_path: Path, job: Callable[..., Any]) -> None:
+def test_a_profiler_of_the_users_behaves_as_without_the_library(tmp_path: Path, job: Callable[..., Any]) -> None:
     results = run_ranks(run_twice, 2, job, str(tmp_path), timeout_s=150.0)
     for result in results:
         assert result["measured"] == result["plain"]
@@ -182,7 +182,7 @@ def test_a_profiler_of_the_users_is_as_it_is_without_us(tmp_path: Path, job: Cal
 
 
 @pytest.mark.skipif(importlib.util.find_spec("accelerate") is None, reason="accelerate is missing")
-def test_accelerates_own_profiler_is_as_it_is_without_us_and_ours_gives_way_only_where_they_meet(
+def test_accelerates_own_profiler_behaves_as_without_the_library_which_gives_way_only_if_they_meet(
     tmp_path: Path,
 ) -> None:
     for result in run_ranks(run_twice, 2, train_with_accelerate, str(tmp_path), timeout_s=90.0):

@@ -153,7 +153,7 @@ def _compile_the_step(rank: int, attached: bool) -> tuple[list[str], list[float]
     return sorted(torch._dynamo.utils.counters["graph_break"]), weight.tolist(), steps
 
 
-def test_a_compiled_optimizer_step_is_traced_as_it_is_without_us_and_its_steps_are_counted() -> None:
+def test_a_compiled_optimizer_step_is_traced_as_without_the_library_and_its_steps_are_counted() -> None:
     for (breaks, weights, _), (ours, same, steps) in zip(
         run_ranks(_compile_the_step, 2, False), run_ranks(_compile_the_step, 2, True), strict=True
     ):
@@ -162,7 +162,7 @@ def test_a_compiled_optimizer_step_is_traced_as_it_is_without_us_and_its_steps_a
         assert steps == 3 + 4
 
 
-def test_what_is_no_optimizer_is_refused_by_name() -> None:
+def test_an_argument_that_is_not_an_optimizer_is_refused_by_name() -> None:
     with pytest.raises(TypeError, match=r"optimizer must be a torch.optim.Optimizer, got None"):
         attach(None)  # type: ignore[arg-type]
 

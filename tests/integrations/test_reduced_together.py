@@ -40,7 +40,7 @@ def test_the_collective_is_found_by_its_place_or_its_size(
     assert reduced(number, num_places, nbytes).collective_in(step) == found
 
 
-def test_the_parameters_are_told_by_what_they_are_and_not_by_what_they_equal() -> None:
+def test_parameters_are_identified_by_identity_not_by_equality() -> None:
     mine: list[int] = []
     other: list[int] = []
     place = ReducedTogether("bucket", [mine], 0, 1, ("allreduce",), 1)

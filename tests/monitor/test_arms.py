@@ -63,7 +63,7 @@ def train_with(rank: int, folder: str, arms: list[str], steps: int = 42, **optio
     return {"losses": training.losses, "seen": seen, "on": slow.on, "turned": slow.turned, "lines": lines}
 
 
-def test_an_arm_that_slows_steps_is_told_and_put_back(tmp_path: Path) -> None:
+def test_an_arm_that_slows_steps_is_reported_and_restored(tmp_path: Path) -> None:
     ranks = run_ranks(train_with, 2, str(tmp_path), ["slow"])
     for rank in ranks:
         assert not rank["on"]

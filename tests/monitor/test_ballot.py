@@ -205,7 +205,7 @@ def _votes_and_leaves(store: InTurn, rank: int, votes: bool) -> Decision:
 
 
 @pytest.mark.parametrize("declines", [False, True])
-def test_whatever_the_order_of_votes_and_leaving_all_decide_alike_and_leave_nothing(declines: bool) -> None:
+def test_all_ranks_decide_the_same_and_leave_nothing_in_any_order_of_votes_and_leaving(declines: bool) -> None:
     agreed = 0
     with ThreadPoolExecutor(RANKS) as threads:
         for seed in range(1000):

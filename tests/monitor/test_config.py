@@ -76,7 +76,7 @@ def test_settings_that_no_record_keeps_are_refused(settings: Any, said: str) -> 
         MonitorConfig(settings=settings)
 
 
-def test_what_is_told_of_the_work_is_kept_together() -> None:
+def test_the_facts_about_the_work_are_kept_together() -> None:
     config = MonitorConfig(tokens_per_step=64, model_parameters=10, precision="fp8", settings={"bucket_mb": 25})
     assert config.workload == Workload(
         tokens_per_step=64, model_parameters=10.0, precision="fp8", settings={"bucket_mb": 25}

@@ -127,7 +127,7 @@ def _slowed_after_its_first_window(rank: int) -> dict[str, Any]:
     }
 
 
-def test_what_steps_lose_after_the_first_window_is_told_whole_and_has_to_be_paid_for() -> None:
+def test_the_loss_of_steps_after_the_first_window_is_reported_in_full_and_charged() -> None:
     first, second = run_ranks(_slowed_after_its_first_window, 2, timeout_s=120.0)
     assert first["slowed"]
     assert second["slowed"]

@@ -225,7 +225,7 @@ def errors_when_strict(request: pytest.FixtureRequest) -> list[Any]:
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_in_production_an_error_of_ours_gives_one_warning_and_training_goes_on_untouched(errors_in_production, part):
+def test_in_production_an_internal_error_gives_one_warning_and_training_continues(errors_in_production, part):
     for expected, found in errors_in_production:
         assert found[part]["raised"] == []
         assert found[part]["digest"] == expected
@@ -241,7 +241,7 @@ def test_in_production_an_error_of_ours_gives_one_warning_and_training_goes_on_u
 # All these parts are guarded by the same code, which tells by the option whether to raise: that each is guarded at all,
 # the test above shows. For each change every third is tried.
 @pytest.mark.parametrize("strict_part", at_night(PARTS, [part for n, part in enumerate(PARTS) if n % 3]))
-def test_when_strict_an_error_of_ours_is_raised(errors_when_strict, strict_part):
+def test_when_strict_an_internal_error_is_raised(errors_when_strict, strict_part):
     for expected, found in errors_when_strict:
         assert found[strict_part]["digest"] == expected
         assert found[strict_part]["let_go"] == (True, True, [], False)

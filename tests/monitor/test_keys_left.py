@@ -87,7 +87,7 @@ def train_until_some_die(rank: int, dead: list[int], at: int, settle: bool) -> d
         ([4], REPORTED, False),
     ],
 )
-def test_whoever_dies_when_no_key_is_left(dead: list[int], at: int, settle: bool) -> None:
+def test_no_key_is_left_whichever_rank_dies(dead: list[int], at: int, settle: bool) -> None:
     outcomes = run_mortal_ranks(train_until_some_die, RANKS, dead, at, settle, timeout_s=90)
     living = [outcome for outcome in outcomes if outcome.rank not in dead]
     assert all(outcome.returned for outcome in living), "\n".join(map(str, living))

@@ -484,7 +484,7 @@ def pause_outside_of_windows(rank: int) -> tuple[set[int], bool]:
     return set(range(39)) - set(numbers.tolist()), training.digest() == digest_without_library(rank, 40)
 
 
-def test_steps_with_a_pause_or_in_a_window_are_not_among_the_ordinary_ones_by_which_rhythms_are_told():
+def test_rhythms_are_found_without_steps_that_have_a_pause_or_are_in_a_window():
     for missing, same in run_ranks(pause_outside_of_windows, 2):
         # A step ends where the next one begins: that before one that is missing is missing too.
         assert {20, 30} <= missing

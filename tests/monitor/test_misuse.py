@@ -52,7 +52,7 @@ NO_NUMBERS = {
 
 
 @pytest.mark.parametrize("kind", NO_NUMBERS)
-def test_a_step_number_that_is_none_gives_one_warning_and_the_loop_goes_on(kind, warnings_logged):
+def test_an_invalid_step_number_gives_one_warning_and_the_loop_goes_on(kind, warnings_logged):
     number, shown = NO_NUMBERS[kind]
     monitor = new_monitor(schedule=far_schedule())
     done = 0
@@ -67,7 +67,7 @@ def test_a_step_number_that_is_none_gives_one_warning_and_the_loop_goes_on(kind,
 
 
 @pytest.mark.parametrize("kind", NO_NUMBERS)
-def test_a_step_number_that_is_none_is_an_error_that_names_the_parameter_when_strict(kind):
+def test_an_invalid_step_number_is_an_error_that_names_the_parameter_when_strict(kind):
     number, shown = NO_NUMBERS[kind]
     monitor = new_monitor(schedule=far_schedule(), strict=True)
     with pytest.raises(MisuseError, match="step must be") as error:
@@ -230,7 +230,7 @@ def test_something_else_than_an_optimizer_is_an_error():
         attach(torch.nn.Linear(2, 2))
 
 
-def test_a_mode_that_is_none_cannot_be_forced():
+def test_an_invalid_mode_cannot_be_forced():
     monitor = new_monitor(schedule=far_schedule())
     with pytest.raises(TypeError, match="mode must be"):
         monitor.force("sequential")

@@ -21,7 +21,7 @@ def test_a_kind_of_warning_is_given_once_and_by_rank(monkeypatch: pytest.MonkeyP
     assert lines == ["overlap-callbacks (rank 3): a rank was late", "overlap-callbacks (rank 3): something else"]
 
 
-def test_what_is_no_trouble_is_said_by_rank_0_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_information_is_logged_by_rank_0_only(monkeypatch: pytest.MonkeyPatch) -> None:
     for rank, expected in (("0", 2), ("1", 0)):
         monkeypatch.setenv("RANK", rank)
         with captured_log(logging.INFO) as lines:

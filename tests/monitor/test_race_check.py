@@ -188,7 +188,7 @@ def dying_after_a_vote(rank: int) -> list[str]:
     return sorted(key for key in keys_of(dist.distributed_c10d._get_default_store()) if "/race/" in key)
 
 
-def test_a_rank_that_is_killed_after_a_vote_that_nobody_shares_leaves_no_key() -> None:
+def test_a_rank_killed_after_a_lone_vote_leaves_no_key() -> None:
     first, second = run_mortal_ranks(dying_after_a_vote, 2, timeout_s=60.0)
     assert second.exit_code == -signal.SIGKILL
     assert first.returned, str(first)

@@ -280,7 +280,7 @@ def test_a_count_below_its_minimum_is_refused(name, minimum):
 
 @pytest.mark.parametrize("value", [2.0, True, "2", None, np.float64(2), np.True_])
 @pytest.mark.parametrize(("name", "minimum"), COUNTS.items())
-def test_a_count_that_is_no_whole_number_is_refused(name, minimum, value):
+def test_a_count_that_is_not_an_integer_is_refused(name, minimum, value):
     message = f"{name} must be a whole number of at least {minimum}, got {value!r}"
     with pytest.raises(TypeError, match=re.escape(message)):
         Schedule(**{name: value})
@@ -293,7 +293,7 @@ def test_numpy_counts_are_accepted_and_recorded_as_plain_ints():
     assert schedule.plan(np.int64(20)) == schedule.plan(20)
 
 
-def test_unknown_letters_are_named_beside_the_allowed_ones():
+def test_unknown_letters_are_named_with_the_allowed_ones():
     with pytest.raises(ValueError, match=r"blocks='OXSO' has unknown letters \['X'\]; allowed are 'O' .* and 'S'"):
         Schedule(blocks="OXSO")
     with pytest.raises(ValueError, match=r"unknown letters \['o', 's'\]"):
@@ -316,7 +316,7 @@ def test_blocks_that_are_no_string_are_refused(blocks, kind):
 
 @pytest.mark.parametrize("name", ["control", "spread"])
 @pytest.mark.parametrize("given", [1, 0, "yes", None])
-def test_a_switch_that_is_no_bool_is_refused(name, given):
+def test_a_switch_that_is_not_a_bool_is_refused(name, given):
     with pytest.raises(TypeError, match=re.escape(f"{name} must be True or False, got {given!r}")):
         Schedule(**{name: given})
 
@@ -452,7 +452,7 @@ def test_no_rhythm_of_the_job_meets_one_mode_more_often_than_the_other(every_n_s
         assert found[windows][1] <= profiled
 
 
-def test_a_long_block_of_each_mode_lies_between_the_timed_steps_and_those_beside_them() -> None:
+def test_a_long_block_of_each_mode_lies_between_the_timed_steps_and_the_steps_around_them() -> None:
     schedule = Schedule()
     most = schedule.most_long_steps(2)
     placement = PhaseBalance().place(schedule, 20, "", 2, most)

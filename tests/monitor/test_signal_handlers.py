@@ -178,7 +178,7 @@ def test_what_another_thread_sets_on_this_one_is_kept_until_the_step_s_end(neste
         assert result["raised"] == [(4, Tick)]
 
 
-def test_what_a_handler_raises_is_told_from_an_error_of_ours():
+def test_an_exception_of_a_handler_is_distinguished_from_an_internal_error():
     before = signal.getsignal(signal.SIGUSR1)
     try:
         with pytest.raises(TickError) as from_handler:

@@ -82,7 +82,7 @@ def test_close_gives_up_a_rank_that_is_stopped_before_the_time_for_reports_is_ov
     assert "1 of 2 ranks were not heard" in window.problems
 
 
-def test_close_waits_as_long_as_it_is_told_to(tmp_path: Path) -> None:
+def test_close_waits_for_the_given_time(tmp_path: Path) -> None:
     timeout_s = SETTLE_S + 3
     (first,), _ = run_job(tmp_path, "rank", timeout_s)
     assert timeout_s < first["close_s"] < DEFAULTS.report_timeout_s

@@ -154,7 +154,7 @@ def valid_windows(job: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("job", ["gan", "policy", "local SGD", "twice a batch"])
-def test_steps_of_different_kinds_are_told_apart_and_measured_in_both_modes(job: str) -> None:
+def test_steps_of_different_kinds_are_distinguished_and_measured_in_both_modes(job: str) -> None:
     period = JOBS[job][1]
     for window in valid_windows(job):
         (note,) = [problem for problem in window["problems"] if problem.startswith("the job has 2 kinds")]
@@ -175,7 +175,7 @@ def test_steps_of_different_kinds_are_told_apart_and_measured_in_both_modes(job:
             assert overlapped == sequential or len(overlapped) == 1
 
 
-def test_steps_that_communicate_alike_are_told_apart_by_their_kernels() -> None:
+def test_steps_with_the_same_communication_are_distinguished_by_their_kernels() -> None:
     for window in valid_windows("micro-batches"):
         assert any("communicate alike called other kernels" in problem for problem in window["problems"])
         for timed, profiled in window["parts"]:

@@ -54,7 +54,7 @@ def three_jobs(rank: int, folder: str) -> list[dict[str, Any]]:
     ]
 
 
-def test_a_job_that_is_told_from_outside(tmp_path: Path) -> None:
+def test_a_job_configured_by_environment_variables(tmp_path: Path) -> None:
     timed, moved, wrong = zip(*run_ranks(three_jobs, 2, str(tmp_path)), strict=True)
 
     # Attached after step 0 has begun, so steps 1 to 19 are seen; 3 are warm-up, 1 is paused: 15 or so are timed.

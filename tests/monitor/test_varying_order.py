@@ -110,7 +110,7 @@ def _number_by_epoch(rank: int) -> dict[str, Any]:
     return {"modes": modes, "complete": [report.complete for report in sink.reports] if rank == 0 else []}
 
 
-def test_a_loop_that_numbers_its_steps_anew_each_epoch_measures_each_time_alike_on_all_ranks() -> None:
+def test_a_loop_that_restarts_its_step_numbers_each_epoch_measures_the_same_on_all_ranks() -> None:
     first, second = run_ranks(_number_by_epoch, 2)
     assert first["modes"] == second["modes"]
     for epoch in range(3):

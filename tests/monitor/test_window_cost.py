@@ -82,7 +82,7 @@ def told_ms(cost: WindowCost, report_cpu_ms: float = 0.0) -> float | None:
 # -- how long a step usually takes
 
 
-def test_the_usual_step_is_the_mean_and_an_evaluation_between_two_steps_is_none() -> None:
+def test_the_usual_step_is_the_mean_without_an_evaluation_between_two_steps() -> None:
     lengths = [10, 10, 10, 90] * 16  # they swing: the median says nothing of their sum
     usual = UsualStep.of(list(itertools.accumulate(lengths, initial=0)))
     assert usual == UsualStep(mean_ns=30.0, shortest_ns=10, longest_ns=90)
@@ -150,7 +150,7 @@ def test_an_evaluation_in_a_window_is_not_what_the_window_cost(clock: Clock, pla
     assert 300 <= told <= 300 + 2 * WINDOW_MS / WINDOW_STEPS
 
 
-def test_of_a_window_that_the_end_of_the_job_cuts_short_nothing_is_told(clock: Clock) -> None:
+def test_a_window_cut_short_by_the_end_of_the_job_has_no_cost(clock: Clock) -> None:
     for usual in (STEP, None):
         cost = WindowCost(clock.ns, usual)
         clock.ns += 50 * MS
@@ -160,7 +160,7 @@ def test_of_a_window_that_the_end_of_the_job_cuts_short_nothing_is_told(clock: C
         assert cost.cost_after_report_ms == 0.0
 
 
-def test_where_steps_swing_what_windows_cost_is_told_in_sum(clock: Clock) -> None:
+def test_the_total_cost_of_windows_is_right_even_if_step_times_swing(clock: Clock) -> None:
     """What the budget adds up is no less than what windows cost, though each is known only roughly."""
     draw = random.Random(0)
 
@@ -191,13 +191,13 @@ def test_where_steps_swing_what_windows_cost_is_told_in_sum(clock: Clock) -> Non
     assert all_ms >= windows * WINDOW_STEPS * extra_ms
 
 
-def test_what_we_do_in_a_window_is_told_whole_however_long_it_takes(clock: Clock) -> None:
+def test_the_librarys_work_in_a_window_is_counted_in_full_however_long_it_takes(clock: Clock) -> None:
     lengths_ms = [WINDOW_MS / WINDOW_STEPS] * WINDOW_STEPS
     lengths_ms[3] += 30_000
     assert told_ms(after_window(clock, lengths_ms, own_ms={3: 30_000})) == pytest.approx(300 + 30_000)
 
 
-def test_sequential_steps_far_longer_than_usual_are_told_whole(clock: Clock) -> None:
+def test_sequential_steps_far_longer_than_usual_count_in_full(clock: Clock) -> None:
     lengths_ms = [10.0, *[10.0, 80.0, 80.0, 10.0] * 2]
     assert told_ms(after_window(clock, lengths_ms)) == pytest.approx(4 * 70)
 
@@ -232,7 +232,7 @@ def test_a_job_whose_pace_has_changed_is_not_looked_at_for_ever(clock: Clock) ->
         assert count <= most
 
 
-def test_without_steps_before_it_nothing_is_told_and_nothing_is_waited_for(clock: Clock) -> None:
+def test_without_steps_before_it_a_window_has_no_cost_and_no_wait(clock: Clock) -> None:
     cost = closed(clock, None)
     assert cost.over
     assert cost.is_stalled
@@ -283,7 +283,7 @@ def test_between_windows_a_step_is_one_comparison_but_for_those_around_them(cloc
     assert all(told_ms(cost, 0.0) == 0.0 for cost in bench.reporter.costs)
 
 
-def test_what_stopping_the_profiler_takes_is_told_whole(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_to_stop_the_profiler_counts_in_full(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = Profile.stop
 
     def stop_slowly(profile: Profile) -> bool:
@@ -333,7 +333,7 @@ def window_left_out(pace: StepPace, at_ms: float, lengths_ms: list[float], own_m
     pace.window_closed(cost, now_ns, step=10 + len(lengths_ms), num_steps=len(lengths_ms) + 1, is_reported=False)
 
 
-def test_what_a_window_costs_that_is_left_out_is_told_with_the_next_report() -> None:
+def test_the_cost_of_a_skipped_window_comes_with_the_next_report() -> None:
     pace = StepPace()
     for step in range(10):
         pace.step_began(step, step * 10 * MS)

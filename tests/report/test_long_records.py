@@ -215,7 +215,7 @@ def test_while_a_command_prints_no_collection_of_garbage_looks_at_the_record(som
         gc.unfreeze()
 
 
-def test_a_line_is_told_of_as_far_as_it_is_while_the_job_writes_it(tmp_path: Path) -> None:
+def test_a_line_still_being_written_is_counted_up_to_its_current_end(tmp_path: Path) -> None:
     path = tmp_path / "lines"
     path.write_bytes(b"first\n\n  \nsec")
     lines = record_lines.lines_of(path, lambda done, total: None)

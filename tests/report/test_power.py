@@ -76,7 +76,7 @@ def test_the_table_has_both_modes_and_what_overlap_changes() -> None:
     assert "memory bandwidth" not in text  # not measured in either mode
 
 
-def test_energy_stands_beside_time_in_words() -> None:
+def test_energy_comes_next_to_time_in_text() -> None:
     assert "With overlap a step takes 8.3% less energy." in said(powered(figures()))
     assert "A token costs 0.066 J." in said(powered(figures(), tokens_per_step=1000))
     # 66 J where a sequential step takes 72 J.
@@ -130,7 +130,7 @@ def test_a_rank_that_was_not_heard_leaves_no_sums_either() -> None:
     assert "power/overlapped_energy_per_step_j" not in one.metrics()
 
 
-def test_a_rank_whose_device_another_one_reads_is_no_gap() -> None:
+def test_a_rank_whose_device_another_one_reads_is_not_missing() -> None:
     ranks = [window(0, power=(figures(),)), window(1, power_elsewhere=True)]
     whole = aggregate_windows(ranks, world_size=2, every_n_steps=500)
     assert whole.metrics()["power/overlapped_energy_per_step_j"] == 66.0

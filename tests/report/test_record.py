@@ -346,7 +346,7 @@ def test_the_newest_run_of_a_folder_is_the_one_written_to_last(tmp_path):
     assert runs_in(tmp_path) == [tmp_path / name for name in ("a", "c", "b")]
 
 
-def test_an_unfinished_window_is_no_part_of_the_windows_or_of_the_run_s_figures(tmp_path):
+def test_an_unfinished_window_is_not_in_the_windows_or_the_runs_figures(tmp_path):
     path = write(tmp_path, reports=[window_report(0)], blocks=[(1, 520, timed(0, OV, 500.0))])
     record = read(path)
     assert record.valid_windows == [window_report(0)]
@@ -378,7 +378,7 @@ def test_a_folder_without_a_record_is_named_with_the_file_that_it_lacks(tmp_path
 
 
 @pytest.mark.parametrize("content", ["", "\n\n", "a,b,c\n1,2,3\n", '{"step": 1}\n'])
-def test_a_file_that_is_no_record_is_refused(tmp_path, content):
+def test_a_file_that_is_not_a_record_is_refused(tmp_path, content):
     path = tmp_path / "metrics.jsonl"
     path.write_text(content)
     message = "metrics.jsonl is not an overlap record: it has no readable line of kind 'run'"
@@ -398,7 +398,7 @@ def test_a_newer_schema_is_refused_with_both_versions_and_the_way_out(tmp_path):
 
 
 @pytest.mark.parametrize("version", ["1", None, 1.5])
-def test_a_schema_version_that_is_no_number_is_refused(tmp_path, version):
+def test_a_schema_version_that_is_not_a_number_is_refused(tmp_path, version):
     path = write(tmp_path)
     line = json.loads(lines_of(path)[0])
     path.write_text(json.dumps({**line, "schema_version": version}))

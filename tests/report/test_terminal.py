@@ -37,7 +37,7 @@ def test_the_pairs_tell_the_slowdown_of_whole_calls_and_that_while_both_run(tmp_
     assert re.search(r"gemm +ran alone, unexplained +\+0\.8% {8,}", text)
 
 
-def test_a_job_without_sends_is_not_told_that_its_bubble_was_not_measured(tmp_path: Path) -> None:
+def test_a_job_without_sends_gets_no_note_on_an_unmeasured_bubble(tmp_path: Path) -> None:
     bare = msgspec.structs.replace(window(0), bubble_ms=None, p2p_ms=None, attained_fraction=None, idle_ms=None)
     text = printed(tmp_path, bare, everything=False)
     assert "bubble" not in text

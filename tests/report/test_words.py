@@ -48,7 +48,7 @@ def test_percentages_have_one_style_on_the_page_and_in_the_terminal(tmp_path: Pa
         assert not re.search(r"\d\s%", text)
 
 
-def test_the_time_under_the_profiler_is_said_once_beside_that_without_it(tmp_path: Path) -> None:
+def test_the_time_under_the_profiler_appears_once_next_to_that_without_it(tmp_path: Path) -> None:
     found = window()
     for text in (text_of(made(tmp_path / "page", found)), printed(tmp_path / "terminal", found)):
         said = " ".join(text.replace("\N{NO-BREAK SPACE}", " ").split())
@@ -83,7 +83,7 @@ def test_the_rows_by_which_eq_5_adds_up_are_shown(tmp_path: Path) -> None:
     assert all(row in printed(tmp_path / "known", waits) for row in rows)
 
 
-def test_kernels_that_are_slower_beside_nothing_are_explained(tmp_path: Path) -> None:
+def test_kernels_that_are_slower_when_alone_are_explained(tmp_path: Path) -> None:
     alone = window()
     beside = window(pairs=tuple(pair for pair in PAIRS if pair.concurrent_with != ALONE))
     words = "what ran beside them does not explain it"
@@ -99,14 +99,14 @@ def test_one_dimension_alone_repeats_no_table(tmp_path: Path) -> None:
     assert "Slowdown of compute" in text_of(made(tmp_path / "three", window()))
 
 
-def test_the_version_of_torch_stands_once_in_the_configuration(tmp_path: Path) -> None:
+def test_the_version_of_torch_appears_once_in_the_configuration(tmp_path: Path) -> None:
     content = made(tmp_path, window(), run=run_info(framework="pytorch 2.13.0+cu130"))
     facts = content[content.index("<h4>The run</h4>") :]
     assert facts.count("2.13.0+cu130") == 1
     assert "<dt>Framework</dt><dd>pytorch</dd>" in facts
 
 
-def test_what_the_environment_tells_is_not_told_again_in_the_configuration(tmp_path: Path) -> None:
+def test_the_configuration_does_not_repeat_the_environment(tmp_path: Path) -> None:
     samples = [rank_window(0, rank, environment=gpu_rank(rank)) for rank in (0, 1)]
     whole = made(tmp_path, aggregate_windows(samples, world_size=2, every_n_steps=500))
     facts = whole[whole.index("<h4>The run</h4>") :]
@@ -158,7 +158,7 @@ def test_windows_that_count_and_the_others(
     assert left_out(summary) == others
 
 
-def test_page_and_terminal_say_alike_which_windows_count(tmp_path: Path) -> None:
+def test_page_and_terminal_agree_on_which_windows_count(tmp_path: Path) -> None:
     windows = [window(0), invalid(1)]
     content = text_of(made(tmp_path / "page", *windows))
     assert "1 of 2 windows counts; not valid: 1 (window 1)." in content
@@ -168,7 +168,7 @@ def test_page_and_terminal_say_alike_which_windows_count(tmp_path: Path) -> None
     assert re.search(r"residual overlap 0.3 +1 +1\b", text)
 
 
-def test_one_rank_is_no_ranks(tmp_path: Path) -> None:
+def test_a_single_rank_is_not_plural(tmp_path: Path) -> None:
     for text in (
         text_of(made(tmp_path / "page", window(), run=run_info(world_size=1))),
         printed(tmp_path / "terminal", window(), run=run_info(world_size=1)),

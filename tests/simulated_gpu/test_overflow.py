@@ -36,7 +36,7 @@ def _checks(parameters: Parameters, dtype: torch.dtype) -> list[bool]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_deepspeeds_check_finds_what_is_no_number(dtype: torch.dtype) -> None:
+def test_deepspeeds_check_finds_nan(dtype: torch.dtype) -> None:
     assert run_alone(_checks, Parameters(overflow_checks=True), dtype) == [False, True, True, True]
     assert run_alone(_checks, Parameters(), dtype) == [False] * 4
 

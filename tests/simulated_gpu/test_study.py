@@ -110,7 +110,7 @@ def test_under_a_power_cap_the_slowdown_is_that_of_the_power_model(tmp_path: Pat
 
 
 @pytest.mark.nightly
-def test_a_product_beside_an_all_reduce_takes_as_much_longer_as_the_device_was_told(tmp_path: Path) -> None:
+def test_a_product_during_an_all_reduce_slows_down_as_configured_on_the_device(tmp_path: Path) -> None:
     small = ["--n", "2048", "--message", "16MiB", "--no-page"]
     _overlap(Parameters(compute_slowdown=1.2), "bench", "gemm-allreduce", *small, "-o", tmp_path / "bench")
     lines = [json.loads(line) for line in (tmp_path / "bench" / "bench.jsonl").read_text().splitlines()]
@@ -122,7 +122,7 @@ def test_a_product_beside_an_all_reduce_takes_as_much_longer_as_the_device_was_t
     assert statistics.fmean(beside) / statistics.fmean(alone) == pytest.approx(1.2, rel=0.01)
 
 
-def test_the_demo_sees_two_gpus_and_measures_what_they_were_told(tmp_path: Path) -> None:
+def test_the_demo_sees_two_gpus_and_measures_what_they_simulate(tmp_path: Path) -> None:
     _overlap(Parameters(compute_slowdown=1.3), "demo", "--steps", "100", "--run-dir", tmp_path / "demo")
     window = record.read(tmp_path / "demo").windows[0]
     assert window.valid, window.problems

@@ -36,7 +36,7 @@ def test_a_folder_that_was_deleted_comes_back_with_every_line(tmp_path: Path, la
     assert "no line is lost" in line
 
 
-def test_each_deletion_is_told_once(tmp_path: Path) -> None:
+def test_each_deletion_is_reported_once(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path / "run")
     with captured_log() as lines:
         sink.open(run_info())

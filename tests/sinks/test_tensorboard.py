@@ -94,6 +94,6 @@ def test_a_deferred_function_is_called_by_flush_and_close_alone() -> None:
     assert got == [20, 520]
 
 
-def test_a_function_that_is_none_is_refused() -> None:
+def test_an_argument_that_is_not_callable_is_refused() -> None:
     with pytest.raises(TypeError, match=r"write must be a function of the metrics and the step, got 3 \(a int\)"):
         FunctionSink(3)  # type: ignore[arg-type]

@@ -59,7 +59,7 @@ def test_rows_that_cannot_be_are_left_out() -> None:
         ("Some other", True, None),
     ],
 )
-def test_the_link_within_a_host_is_told_by_transport_and_device(device: str, nvlink: bool, name: str | None) -> None:
+def test_the_link_within_a_host_follows_from_transport_and_device(device: str, nvlink: bool, name: str | None) -> None:
     ranks = [gpu_rank(rank, per_host=2, device=device, host_link="PCIe") for rank in range(2)]
     if not nvlink:
         ranks = [msgspec.structs.replace(own, nvlink_devices=()) for own in ranks]

@@ -107,7 +107,7 @@ def test_what_if_sorts_by_step_time_and_names_what_cannot_be() -> None:
     assert "a device has 16.0 GiB" in why[1, 1, 12]
 
 
-def test_all_ranks_of_a_kind_send_alike_to_their_own_neighbours() -> None:
+def test_all_ranks_of_a_kind_send_the_same_to_their_own_neighbours() -> None:
     shape = job(p=3, t=2, d=2, global_batch=4)
     rows = sent_rows(shape, all_ranks=True)
     assert {row.rank for row in rows} == set(range(12))

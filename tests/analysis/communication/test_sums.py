@@ -43,7 +43,7 @@ def test_any_tree_gives_the_same_rows(layout: Layout) -> None:
     assert counted(expected.groups) == by_rank
 
 
-def test_ranks_that_send_alike_stand_in_one_row_with_their_groups() -> None:
+def test_ranks_that_send_the_same_share_one_row_with_their_groups() -> None:
     groups = {
         (g.operator, g.dimension, g.stage): g for g in messages_of(Layout(8, 4, 16)).groups if g.operator != "send"
     }
@@ -56,7 +56,7 @@ def test_ranks_that_send_alike_stand_in_one_row_with_their_groups() -> None:
     assert groups["allreduce_", "embedding", 3].firsts == groups["allreduce_", "embedding", 0].firsts
 
 
-def test_sums_stay_exact_where_ranks_are_too_many_to_be_told_apart() -> None:
+def test_sums_stay_exact_even_with_too_many_ranks_to_distinguish() -> None:
     """Every rank sends experts' tokens of its own size, on groups without any order."""
     chance = np.random.default_rng(1)
     pairs = chance.permutation(1600).reshape(800, 2).tolist()

@@ -90,7 +90,7 @@ def test_the_picture_has_a_cell_for_each_pair_with_traffic_and_no_name_of_a_host
     assert "cell" not in {node.get("class") for node in ElementTree.fromstring(svg(empty)).iter()}
 
 
-def test_small_traffic_can_be_told_from_none() -> None:
+def test_small_traffic_is_visibly_different_from_none() -> None:
     assert strength(0, 1e12) == 0
     assert strength(1, 1e12) == 0.18
     assert strength(1e12, 1e12) == 1

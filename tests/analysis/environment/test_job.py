@@ -75,7 +75,7 @@ def test_what_one_rank_alone_has_is_named() -> None:
         ([cpu_rank(cpus="", num_threads=4)] * 2, False),
     ],
 )
-def test_threads_are_held_against_the_cpus_of_their_host(ranks: list[RankEnvironment], crowded: bool) -> None:
+def test_threads_are_compared_with_the_cpus_of_their_host(ranks: list[RankEnvironment], crowded: bool) -> None:
     assert bool(job(*ranks).crowded_host) is crowded
 
 
@@ -101,7 +101,7 @@ def told(*ranks: RankEnvironment, backend: str = "nccl") -> dict[str, str]:
     return {transport.between: transport.transport for transport in found}
 
 
-def test_nvlink_is_told_by_each_pair_of_a_host() -> None:
+def test_nvlink_depends_on_each_pair_of_a_host() -> None:
     assert told(gpu_rank(0), gpu_rank(1)) == {WITHIN: "NVLink connects all GPUs of a host"}
     alone = {"nvlink_devices": ()}
     assert told(gpu_rank(0, **alone), gpu_rank(1, **alone)) == {WITHIN: "no NVLink connects the GPUs of a host"}
@@ -160,12 +160,12 @@ def test_between_hosts_only_settings_tell(variables: dict[str, str], transport: 
     assert told(*hosts) == {BETWEEN: transport}
 
 
-def test_settings_that_are_not_alike_tell_nothing() -> None:
+def test_differing_settings_decide_nothing() -> None:
     hosts = [gpu_rank(rank, per_host=1, variables={"NCCL_NET": net}) for rank, net in enumerate(("IB", "Socket"))]
     assert told(*hosts) == {BETWEEN: UNKNOWN}
 
 
-def test_gloo_uses_sockets_unless_told_otherwise() -> None:
+def test_gloo_uses_sockets_by_default() -> None:
     assert told(cpu_rank(), cpu_rank(), backend="gloo") == {WITHIN: "TCP sockets"}
     uv = {"GLOO_DEVICE_TRANSPORT": "UV"}
     assert told(cpu_rank(variables=uv), cpu_rank(variables=uv), backend="gloo") == {WITHIN: "Gloo's transport UV"}

@@ -71,7 +71,7 @@ def test_a_trap_is_found_where_it_is_set(name: str, value: str, rule: str) -> No
         ("NCCL_MAX_CTAS", "many"), ("NCCL_CHECK_MODE", "DEFAULT"),
     ],
 )  # fmt: skip
-def test_what_is_no_trap_here_is_not_found(name: str, value: str) -> None:
+def test_harmless_settings_give_no_finding(name: str, value: str) -> None:
     assert with_variables(**{name: value}) == {}
 
 
@@ -114,7 +114,7 @@ def test_timing_of_collectives_on_one_connection_is_found(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TIMING)
-def test_either_alone_is_no_trap_and_neither_is_on_amd(name: str) -> None:
+def test_either_alone_is_harmless_and_so_are_both_on_amd(name: str) -> None:
     assert with_variables(**{name: "1"}) == {}
     assert with_variables(**{name: "1", "CUDA_DEVICE_MAX_CONNECTIONS": "8"}) == {}
     off = with_variables(**{name: "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"})
@@ -182,7 +182,7 @@ def limits(num_blocks: int, name: str = "", **variables: str) -> dict[str, Findi
     return findings(gpu_rank(0, variables=variables), gpu_rank(1, variables=variables), kernels=kernels)
 
 
-def test_kernels_are_held_against_the_blocks_that_were_asked_for() -> None:
+def test_kernels_are_compared_with_the_configured_blocks() -> None:
     assert limits(16, NCCL_MAX_CTAS="16") == {}
     found = limits(17, NCCL_MAX_CTAS="16")
     assert found["nccl-max-ctas-exceeded"].message == (
@@ -199,11 +199,11 @@ def test_kernels_are_held_against_the_blocks_that_were_asked_for() -> None:
 
 
 @pytest.mark.parametrize("name", ["ncclDevKernel_SendRecv(x)", "ncclDevKernel_AllReduce_Sum_bf16_NVLS(x)"])
-def test_kernels_with_limits_of_their_own_are_not_held_against_them(name: str) -> None:
+def test_kernels_with_other_limits_are_not_compared_with_them(name: str) -> None:
     assert limits(17, name, NCCL_MAX_CTAS="16") == {}
 
 
-def test_an_unknown_grid_is_held_against_nothing() -> None:
+def test_an_unknown_grid_is_not_compared() -> None:
     assert limits(0, NCCL_MIN_CTAS="16", NCCL_MAX_CTAS="16") == {}
 
 

@@ -37,7 +37,7 @@ def rank(number: int, compute_ms: float, without: tuple[int, ...] = (), slowdown
     return full_window(number, profiled=blocks)
 
 
-def test_a_block_that_one_of_unlike_ranks_lacks_is_no_slowdown() -> None:
+def test_a_block_missing_on_one_of_several_different_ranks_makes_no_slowdown() -> None:
     whole, lacking = (report_of(rank(0, 100.0, without), rank(1, 200.0)) for without in ((), (7,)))
     assert lacking.compute_slowdown.value == pytest.approx(0.0, abs=1e-9)
     for name in ("compute_ms", "compute_isolated_ms", "compute_busy_ms", "e2e_ideal_ms"):
@@ -74,7 +74,7 @@ def test_tables_of_kernels_are_of_the_same_ranks() -> None:
     assert [kernel.lost_ms for kernel in found.kernels] == [0.0]
 
 
-def test_a_timed_block_that_one_of_unlike_ranks_lacks_is_no_speedup() -> None:
+def test_a_timed_block_missing_on_one_of_several_different_ranks_makes_no_speedup() -> None:
     def timed(number: int, step_ms: float, without: tuple[int, ...] = ()) -> RankWindow:
         blocks = tuple(TimedBlock(arm, n, (step_ms,)) for n, arm in enumerate(ORDER) if n not in without)
         return full_window(number, timed=blocks)

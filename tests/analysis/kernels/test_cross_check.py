@@ -107,7 +107,7 @@ def test_symmetric_memory_kernels_of_nccl_count_by_their_collective() -> None:
     assert check(kernels, in_each(ALL_REDUCE)) == FINE
 
 
-def test_a_group_without_any_kernel_is_no_accident_but_few_missing_ones_may_be() -> None:
+def test_a_group_without_any_kernel_is_a_fault_but_few_missing_kernels_may_be_accidental() -> None:
     others = [issue("_allgather_base_", "tensor")] * 30
     kernels = profile(GEMM, *[nccl("AllGather")] * 30)
     assert check(kernels, in_each(*others, ALL_GATHER)).missing.split(": ")[1].startswith("1 of 31 collectives")
@@ -246,7 +246,7 @@ def test_missing_communication_is_a_doubt_and_nothing_else_is_said() -> None:
     assert found.notes == ()
 
 
-def test_communication_without_a_collective_and_what_ran_beside_it_are_problems() -> None:
+def test_communication_without_a_collective_and_compute_during_it_are_problems() -> None:
     rows = [("gemm", C, 0, 0, 10), ("void nvshmem_put", M, 0, 5, 7)]
     collectives: dict[int, list[FakeCollective]] = {0: []}
     found = cross_check(align(columns(rows), collectives), [0])

@@ -46,7 +46,7 @@ def test_the_number_of_sms_follows_from_the_blocks_of_each_as_far_as_they_are_pr
         {"blocks per SM": 1e-320},
     ],
 )  # fmt: skip
-def test_what_makes_no_sense_is_no_shape_or_one_without_sms(change: dict[str, object]) -> None:
+def test_invalid_metadata_gives_no_shape_or_one_without_sms(change: dict[str, object]) -> None:
     shape = LaunchShape.of({**METADATA, **change})
     assert shape is None or shape.num_sms == 0
 

@@ -29,7 +29,7 @@ def compared(*counts: int, order: str = "OSSO", cut: int = 0) -> StepCounts:
     return compare_counts(dict(zip(steps, counts, strict=True)), by_arm, tails)
 
 
-def test_steps_that_agree_within_two_percent_are_alike() -> None:
+def test_steps_that_agree_within_two_percent_match() -> None:
     assert compared(1000, 1010, 1000, 1015, 1020, 1005, 1001, 1000) == StepCounts()
 
 
@@ -78,7 +78,7 @@ def test_a_last_step_that_is_shorter_and_ends_as_the_others_do_is_odd_and_no_tru
     assert compared(100, 100, 100, 100, 100, 100, 96, 97) == StepCounts(odd=frozenset({13, 15}))
 
 
-def test_of_two_steps_of_a_mode_nobody_can_say_which_is_odd() -> None:
+def test_either_of_two_steps_of_a_mode_may_be_the_odd_one() -> None:
     assert compared(210, 200, 200, 200) == StepCounts(varying=True)  # the first step logs
     assert compared(200, 210, 200, 200) == StepCounts(varying=True)
     assert compared(210, 200, 200, 200, cut=1).truncated

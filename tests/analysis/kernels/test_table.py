@@ -371,7 +371,7 @@ def test_hooks_run_in_the_time_of_the_engine_and_do_not_count():
     assert read(events, BOUNDS) == []
 
 
-def test_the_share_of_a_step_in_no_operator_is_told():
+def test_the_share_of_a_step_outside_operators_is_reported():
     events = [
         op("aten::mm", 100, 150),
         op("c10d::allreduce_", 150, 160),

@@ -484,6 +484,6 @@ def test_a_stretch_after_a_gap_goes_on_where_its_block_was() -> None:
     assert found.position == 3
 
 
-def test_no_more_places_are_told_apart_than_the_record_has_room_for() -> None:
+def test_positions_are_distinguished_up_to_the_limit_of_the_record() -> None:
     readings = read(ticks(0.05, 99.95), lambda t: 300.0)
     assert len(mode_of(figures_of(readings, segment(0, 100, steps=100))).positions) == 32

@@ -78,7 +78,7 @@ def test_a_step_is_placed_by_when_the_device_began_it() -> None:
     assert ProfilePhases(table).of(7, OV, (0, 0)) is None
 
 
-def test_the_clock_in_compute_stands_beside_the_modes_mean() -> None:
+def test_the_clock_during_compute_is_next_to_the_modes_mean() -> None:
     info = SourceInfo("fake", "Fake", "a", "instantaneous", 0.0, None, 0.1)
     readings = clocks({10: 1700.0, 30: 1700.0, 60: 1900.0, 90: 1900.0})
     segment = Segment(0, 100 * MS, SEQ, 1)

@@ -47,7 +47,7 @@ def averaged(window_s: float, noise_w: float = 0.0, of: Callable[[float], float]
 
 
 @pytest.mark.parametrize(("window_s", "noise_w"), [(0.5, 0.0), (0.5, 20.0), (1.0, 0.0), (1.0, 20.0), (2.0, 0.0)])
-def test_an_average_over_longer_than_told_is_seen(window_s: float, noise_w: float) -> None:
+def test_a_longer_averaging_time_than_the_table_has_is_detected(window_s: float, noise_w: float) -> None:
     found = covered_s(averaged(window_s, noise_w), SEGMENTS, info(averaging_s=0.225))
     assert found is not None
     assert 0.9 * window_s <= found <= 2 * window_s
@@ -55,18 +55,18 @@ def test_an_average_over_longer_than_told_is_seen(window_s: float, noise_w: floa
 
 @pytest.mark.parametrize("noise_w", [0.0, 20.0, 200.0])
 @pytest.mark.parametrize("window_s", [0.001, 0.1, 0.2])
-def test_a_sensor_that_is_as_told_is_believed(window_s: float, noise_w: float) -> None:
+def test_a_sensor_that_matches_the_table_is_accepted(window_s: float, noise_w: float) -> None:
     assert covered_s(averaged(window_s, noise_w), SEGMENTS, info(averaging_s=0.225)) is None
 
 
-def test_where_modes_draw_alike_or_one_is_missing_nothing_is_told() -> None:
+def test_without_a_difference_of_power_between_two_modes_no_averaging_time_is_reported() -> None:
     assert covered_s(averaged(1.0, 5.0, lambda _: 400.0), SEGMENTS, info(averaging_s=0.225)) is None
     only = [segment for segment in SEGMENTS if segment.mode is Mode.OVERLAPPED]
     assert covered_s(averaged(1.0), only, info(averaging_s=0.225)) is None
     assert covered_s(averaged(1.0), SEGMENTS, info(averaging_s=None)) is None
 
 
-def test_blocks_that_such_a_sensor_cannot_tell_have_no_figure_and_the_reason_is_told() -> None:
+def test_blocks_too_short_for_such_a_sensor_have_no_figure_but_a_reason() -> None:
     figures = figures_of(averaged(1.0), *SEGMENTS, source=info(averaging_s=0.225))
     assert [mode.avg_w for mode in figures.modes] == [None, None]
     assert all("too short" in mode.missing for mode in figures.modes)

@@ -85,7 +85,7 @@ def test_readings_without_power_are_no_points_and_none_is_no_trace() -> None:
     assert power_trace(readings_of([1.0]), outside, averaging_s=None) is None
 
 
-def test_communication_beside_compute_is_told_from_communication_alone() -> None:
+def test_hidden_communication_is_distinguished_from_exposed() -> None:
     def span(start_ms: int, end_ms: int) -> Intervals:
         return Intervals(np.array([start_ms * MS]), np.array([end_ms * MS]), disjoint=True)
 

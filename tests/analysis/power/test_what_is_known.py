@@ -50,7 +50,7 @@ def test_neither_the_counter_nor_readings_that_differ_by_more_than_5_percent_are
     )
 
 
-def test_a_difference_of_less_is_no_matter() -> None:
+def test_a_smaller_difference_does_not_matter() -> None:
     readings = read(ticks(0, 10), lambda t: 250.0, energy_j=lambda t: 260.0 * t)
     found = mode_of(figures_of(readings, segment(0, 5, steps=5), source=info(energy_lag_s=0.01)))
     assert (found.energy_per_step_j, found.sampled_energy_per_step_j) == pytest.approx((260, 250))

@@ -166,7 +166,7 @@ def test_a_known_slowdown_is_reported_on_the_loopback_link() -> None:
     assert point.both_w is None or point.both_w.value > 0
 
 
-def test_products_count_by_their_beginning_and_only_if_they_end_beside_transfers() -> None:
+def test_products_count_by_their_start_and_only_if_they_end_during_transfers() -> None:
     transfers = (Range(100, 200), Range(200, 300))
     early, first, straddling, late, after = (
         Range(90, 110),
@@ -181,7 +181,7 @@ def test_products_count_by_their_beginning_and_only_if_they_end_beside_transfers
     assert trial.transfers_ms == pytest.approx(200 / 1e6)
 
 
-def test_an_error_of_a_transfer_reaches_whoever_measures() -> None:
+def test_an_error_of_a_transfer_reaches_the_caller() -> None:
     def transfer() -> None:
         raise RuntimeError("the link is gone")
 

@@ -85,7 +85,7 @@ def test_caps_are_combined_with_everything_else() -> None:
 
 
 @pytest.mark.parametrize("given", ["a lot", "0", "-3", "nan", "inf"])
-def test_a_cap_that_is_no_number_is_refused(given: str) -> None:
+def test_a_cap_that_is_not_a_number_is_refused(given: str) -> None:
     with pytest.raises(ValueError, match=r"--power-cap must be numbers above 0, or none, with commas between them"):
         caps(given, "--power-cap")
 

@@ -127,7 +127,7 @@ def test_results_are_read_back_without_the_line_that_a_crash_cut_off(tmp_path: P
     assert [point.setting for point in found.left] == list(start.configurations[2:])
 
 
-def test_what_is_no_study_of_this_version_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_study_of_this_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match=r"cannot be read: .*; give the folder of an earlier overlap study"):
         Study.read(tmp_path)
     (tmp_path / FILE_NAME).write_text("{}\n")

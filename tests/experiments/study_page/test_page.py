@@ -118,7 +118,7 @@ def test_factors_have_parts_of_their_own() -> None:
     assert "It changes most from no cap to 300 W: by +16.0 pp (95% interval +14.6 to +17.4 pp)" in text
 
 
-def test_energy_stands_against_time_where_caps_were_set() -> None:
+def test_energy_is_plotted_against_time_if_caps_were_set() -> None:
     start, rows = factors()
     (chart,) = [
         one for one in charts_of(html_of("study", start, rows)) if one["title"].startswith("Energy of a step a")
@@ -172,7 +172,7 @@ def test_power_of_a_device_without_a_known_limit_is_in_watts() -> None:
     assert power["groups"][0]["rows"][0]["note"] == "90.0\xa0W"
 
 
-def test_products_beside_all_reduces_are_shown_where_they_lie(tmp_path: Path) -> None:
+def test_products_during_all_reduces_are_shown_if_their_results_are_there(tmp_path: Path) -> None:
     bench = gemm_results(sizes=(256, 512))
     lines = [bench.start, *bench.rounds]
     (tmp_path / FILE_NAME).write_bytes(b"".join([msgspec.json.encode(line) + b"\n" for line in lines]))

@@ -111,7 +111,7 @@ def test_a_socket_that_is_one_device_is_not_called_a_partition(amdsmi: Driver) -
     assert [source.info.notes for source in sources] == [(), ()]
 
 
-def test_a_counter_that_stands_at_zero_is_none(amdsmi: Driver) -> None:
+def test_a_counter_at_zero_does_not_exist(amdsmi: Driver) -> None:
     amdsmi.set(counter_offset=-1)
     source = source_of(amdsmi)
     assert not source.info.has_energy
@@ -205,7 +205,7 @@ def test_reasons_come_from_the_counts_of_throttled_time(amdsmi: Driver) -> None:
     assert source.sample().reasons == pytest.approx({"package_power_limit": 0.01})
 
 
-def test_a_read_that_fails_beside_the_counts_loses_none_of_them(amdsmi: Driver, monkeypatch) -> None:
+def test_a_failing_read_next_to_the_counts_loses_none_of_them(amdsmi: Driver, monkeypatch) -> None:
     amdsmi.set(counter=1000, ppt=500)
     source = source_of(amdsmi)
     source.sample()
@@ -254,7 +254,7 @@ def throttled_at_first(amdsmi: Driver, **changes) -> tuple[AmdSource, Readings]:
     return source, Readings.of(readings)
 
 
-def test_reasons_count_for_a_mode_in_which_all_the_time_of_which_they_speak_lies(amdsmi: Driver) -> None:
+def test_reasons_count_for_a_mode_that_contains_all_the_time_they_cover(amdsmi: Driver) -> None:
     source, readings = throttled_at_first(amdsmi)
     assert [reasons is not None for reasons in readings.reasons[:16:5]] == [False, True, True, True]
     assert readings.reasons_since_ns[10] == 0  # read at 0.1 s the time before, when it was up to 0.1 s old
@@ -319,7 +319,7 @@ def test_both_ways_of_a_tick_read_the_same(amdsmi: Driver, by_the_long_way, numb
 
 
 @pytest.mark.parametrize("numbers", [{"power_rc": BUSY}, {"energy_rc": BUSY}, {"clock_rc": BUSY}])
-def test_both_ways_of_a_tick_fail_alike_and_go_on(amdsmi: Driver, by_the_long_way, numbers) -> None:
+def test_both_paths_of_a_tick_fail_the_same_way_and_continue(amdsmi: Driver, by_the_long_way, numbers) -> None:
     sources = source_of(amdsmi), by_the_long_way(amdsmi)
     said = []
     amdsmi.set(**numbers)
@@ -417,7 +417,7 @@ def test_without_a_uuid_the_address_is_made_unique_by_the_host(amdsmi: Driver) -
 # -- what goes wrong at the start
 
 
-def test_a_driver_that_does_not_start_is_no_power_and_one_line(amdsmi: Driver) -> None:
+def test_a_driver_that_does_not_start_means_no_power_and_one_line(amdsmi: Driver) -> None:
     amdsmi.set(init_rc=34)
     found = find_source(DeviceIdentity("amd", pci_bus_id="0000:20:00.0"))
     assert isinstance(found, NoPower)

@@ -66,7 +66,7 @@ def test_a_process_that_does_not_use_cuda_is_on_the_cpu_and_gets_no_context(monk
     assert identify().vendor == "cpu"
 
 
-def test_an_accelerator_of_another_vendor_is_named_and_is_no_power(monkeypatch) -> None:
+def test_an_accelerator_of_another_vendor_is_named_and_has_no_power(monkeypatch) -> None:
     monkeypatch.setattr(device, "in_use", lambda: torch.device("xpu", 0))
     monkeypatch.setattr(torch.xpu, "get_device_name", lambda of: "Intel Data Center GPU Max 1550")
     assert identify() == DeviceIdentity("xpu", name="Intel Data Center GPU Max 1550")
@@ -75,7 +75,7 @@ def test_an_accelerator_of_another_vendor_is_named_and_is_no_power(monkeypatch) 
     assert "'xpu'" in found.reason
 
 
-def test_whatever_a_vendors_package_raises_is_no_power(monkeypatch) -> None:
+def test_any_exception_of_a_vendors_package_means_no_power(monkeypatch) -> None:
     def broken(*_, **__):
         raise RuntimeError("boom")
 

@@ -209,7 +209,7 @@ def test_each_mode_has_its_own_watts_joules_and_clocks_and_a_shared_device_count
     assert [rank["lines"] for rank in found] == [[], []]
 
 
-def test_blocks_last_as_long_as_was_asked_for_on_every_rank_alike() -> None:
+def test_blocks_have_the_requested_length_on_every_rank() -> None:
     schedule = _schedule(steps_per_block=1, min_block_seconds=BLOCK_S)
     report = _report(run_ranks(_train, 2, [[0], [1]], schedule, timeout_s=60))
     lengths = {rank.rank: [len(block.step_ms) for block in rank.timed] for rank in report.samples}

@@ -16,7 +16,7 @@ def test_bridges_connect_some_gpus_of_a_host(nvml: Driver) -> None:
     assert nvml.open == 0
 
 
-def test_no_link_is_none_found_and_not_unknown(nvml: Driver) -> None:
+def test_without_a_link_none_is_found_which_is_not_unknown(nvml: Driver) -> None:
     nvml.set(gpus=2, nvlink=0)
     assert nvlink_devices(UUID, "") == ()
 

@@ -204,7 +204,7 @@ def test_a_passing_fault_raises_an_error_that_is_not_the_end(nvml: Driver) -> No
     assert source.sample().power_w == 100
 
 
-def test_a_figure_that_no_device_draws_is_none(nvml: Driver) -> None:
+def test_an_implausible_power_is_none(nvml: Driver) -> None:
     source = source_of(nvml)
     nvml.set(base_w=20_000)
     assert source.sample().power_w is None
@@ -464,7 +464,7 @@ def test_two_ranks_on_one_gpu_have_one_device_id(nvml: Driver) -> None:
 
 
 @pytest.mark.parametrize("code", [9, 12, 18])
-def test_a_driver_that_does_not_start_is_no_power_and_one_line(nvml: Driver, code) -> None:
+def test_a_driver_that_does_not_start_means_no_power_and_one_line(nvml: Driver, code) -> None:
     nvml.set(init_rc=code)
     found = find_source(DeviceIdentity("nvidia", uuid=UUIDS[0]))
     assert isinstance(found, NoPower)
@@ -472,7 +472,7 @@ def test_a_driver_that_does_not_start_is_no_power_and_one_line(nvml: Driver, cod
     assert "\n" not in found.reason
 
 
-def test_no_driver_at_all_is_no_power(fork) -> None:
+def test_without_a_driver_there_is_no_power(fork) -> None:
     import pynvml
 
     pynvml.CDLL = lambda name: ctypes.CDLL(f"/nowhere/{name}")  # a machine with NVML runs this test too

@@ -107,7 +107,7 @@ def test_a_counter_of_unknown_range_that_goes_back_is_a_gap(machine: Machine) ->
     assert [reading.power_w for reading in readings] == [None, None, 40]  # a mean over the gap is not known
 
 
-def test_a_machine_without_counters_is_no_power(tmp_path: Path) -> None:
+def test_a_machine_without_counters_has_no_power(tmp_path: Path) -> None:
     for root in (tmp_path, tmp_path / "absent"):
         found = find_source(DeviceIdentity("cpu"), powercap=root)
         assert isinstance(found, NoPower)

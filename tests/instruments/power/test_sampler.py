@@ -359,7 +359,7 @@ def test_a_lost_gpu_is_given_up_at_once(nvml: Driver) -> None:
     assert nvml.open == 0
 
 
-def test_a_read_that_hangs_holds_nobody_up() -> None:
+def test_a_hanging_read_blocks_no_other_thread() -> None:
     release = threading.Event()
 
     def script(number: int) -> None:

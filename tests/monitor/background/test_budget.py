@@ -102,7 +102,7 @@ def test_no_window_is_measured_while_the_cost_of_the_one_before_is_not_known() -
     assert unlimited.skip(1) is None
 
 
-def test_a_window_of_which_only_the_length_is_known_is_paid_for_as_if_it_had_cost_all_of_it() -> None:
+def test_a_window_of_unknown_cost_is_charged_its_whole_duration() -> None:
     clock = Clock()
     budget = WindowBudget(0.5, clock)
     unknown = report(0, None)

@@ -63,7 +63,7 @@ def test_kinds_that_both_modes_have_are_compared_with_each_other_and_named() -> 
     )
 
 
-def test_how_often_a_kind_comes_is_told_only_if_it_recurs() -> None:
+def test_the_period_of_a_kind_is_reported_only_if_it_recurs() -> None:
     def numbered(eights: Sequence[int]) -> list[MeasuredStep]:
         steps = [(number, "OS"[number // 3 % 2], 8 if number in eights else 4) for number in range(100, 148)]
         return [replace(issuing(seen, mode), number=number) for number, mode, seen in steps]
@@ -109,7 +109,7 @@ def test_the_parts_of_a_window_are_looked_at_apart() -> None:
     assert "1 sequential step of the profiled part" in found.notes[0]
 
 
-def test_kinds_beyond_those_that_a_window_tells_apart_are_left_out_and_told() -> None:
+def test_kinds_beyond_the_limit_of_a_window_are_left_out_and_reported() -> None:
     numbers = [10] * 6 + [20] * 5 + [40] * 4 + [80] * 3 + [160] * 2
     found = kinds_of(window(numbers, numbers))
     assert Counter(found.of_steps.values()) == {0: 12, 1: 10, 2: 8, 3: 6}

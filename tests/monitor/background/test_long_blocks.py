@@ -74,7 +74,7 @@ def test_they_are_as_long_as_power_needs_until_six_in_a_row_were_in_vain() -> No
     assert lengths(LongBlocks(), 36) == [0, 120, 0, 0] * 6 + [0, 40, 0, 0] * 3
 
 
-def test_watts_that_long_blocks_told_do_not_end_them_and_watts_of_others_do() -> None:
+def test_watts_from_long_blocks_do_not_end_them_and_watts_from_others_do() -> None:
     blocks = LongBlocks()
     found = []
     for number in range(32):

@@ -358,7 +358,7 @@ def test_all_to_alls_of_nccl_are_no_sends_and_receives_in_the_figures() -> None:
     assert [(block.comm_ms, block.p2p_ms) for block in found.profiled] == [(2, 0), (2, 0)]
 
 
-def test_what_ran_beside_communication_is_named_in_sequential_steps_and_not_in_those_of_a_control_window() -> None:
+def test_overlapping_compute_is_named_in_sequential_steps_but_not_in_those_of_a_control_window() -> None:
     rows = [("gemm", Kind.COMPUTE, step, 100 * step, 100 * step + 10) for step in (0, 1)]
     rows += [("ncclDevKernel_AllReduce", Kind.COMMUNICATION, step, 100 * step + 5, 100 * step + 12) for step in (0, 1)]
     collective = Collective("allreduce_", Group("0", "", (0, 1), "nccl"), 4, 4, None, 0, -1, 0, 0, on_device=True)

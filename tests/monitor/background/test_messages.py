@@ -64,11 +64,11 @@ def test_groups_of_the_same_ranks_are_one_row() -> None:
 
 
 @pytest.mark.parametrize("recorded", [None, log(*CALLS, dropped=1)])
-def test_without_a_whole_recorded_step_nothing_is_told(recorded: StepLog | None) -> None:
+def test_without_a_complete_recorded_step_there_are_no_messages(recorded: StepLog | None) -> None:
     assert messages_of(recorded, [log(*CALLS)], rank=4) is None
 
 
-def test_steps_are_held_against_the_recorded_one_whatever_the_order_of_threads() -> None:
+def test_steps_are_compared_with_the_recorded_one_whatever_the_order_of_threads() -> None:
     larger = (call("allreduce_", DATA, 101), *CALLS[1:])
     steps = [log(*CALLS), log(*reversed(CALLS)), log(*CALLS[:-1]), log(*CALLS, CALLS[0]), log(*larger)]
     found = messages_of(log(*CALLS), steps, rank=4)

@@ -59,7 +59,7 @@ def test_a_report_waits_for_the_steps_after_its_window_and_tells_what_they_lost(
     assert told.lost_ms > 3 * 8  # three steps of 10 ms where 1 ms is usual
 
 
-def test_what_a_window_cost_after_its_report_is_told_with_the_next() -> None:
+def test_the_cost_of_a_window_after_its_report_comes_with_the_next_report() -> None:
     reports, first, second = reporter(), closed_cost(), closed_cost()
     for cost in (first, second):
         cost.end()
@@ -70,7 +70,7 @@ def test_what_a_window_cost_after_its_report_is_told_with_the_next() -> None:
     assert reports._with_cost(rank_window(), second, ()).lost_ms == pytest.approx(7.0 + alone.ms, abs=1)
 
 
-def test_a_report_does_not_wait_for_a_job_that_ends_or_stands_still_or_for_ever() -> None:
+def test_a_report_does_not_wait_for_a_job_that_ends_or_stalls_or_for_ever() -> None:
     closing = reporter()
     closing._closing.set()
     short = reporter(report_timeout_s=0.3)

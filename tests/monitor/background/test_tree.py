@@ -41,7 +41,7 @@ def test_twice_the_ranks_are_hardly_more_work_for_rank_0() -> None:
 
 @pytest.mark.parametrize(("world_size", "fan_in"), SIZES)
 @pytest.mark.parametrize("timeout_s", [0.3, 30.0])
-def test_a_parent_waits_longer_than_its_children_and_rank_0_as_long_as_it_is_told(
+def test_a_parent_waits_longer_than_its_children_and_rank_0_for_the_timeout(
     world_size: int, fan_in: int, timeout_s: float
 ) -> None:
     assert Tree(0, world_size, fan_in).patience_s(timeout_s) == timeout_s
@@ -58,7 +58,7 @@ def test_runs_of_ranks_are_joined_in_any_order() -> None:
 
 
 @pytest.mark.parametrize("num_ranks", [*range(3, 40), 100, 257, 1030])
-def test_whoever_dies_in_a_row_up_to_half_of_the_job_each_of_them_is_watched_from_outside(num_ranks: int) -> None:
+def test_of_up_to_half_of_the_job_dying_in_a_row_each_rank_is_watched_by_a_survivor(num_ranks: int) -> None:
     watchers: dict[int, set[int]] = {rank: set() for rank in range(num_ranks)}
     for rank in range(num_ranks):
         tree = Tree(rank, num_ranks)

@@ -112,7 +112,7 @@ def test_a_leader_that_is_gone_costs_its_members_alone(server: Any, moment: str)
 
 @pytest.mark.parametrize("moment", ["at once", "after it gathered", "after it sent", "after it was answered"])
 @pytest.mark.parametrize("num_dead", range(1, RANKS))
-def test_whoever_dies_when_the_others_leave_nothing_in_the_store(server: Any, moment: str, num_dead: int) -> None:
+def test_the_others_leave_nothing_in_the_store_whichever_rank_dies(server: Any, moment: str, num_dead: int) -> None:
     before = server.num_keys()
     for dead in itertools.combinations(range(RANKS), num_dead):
         ranks = Ranks(server, dict.fromkeys(dead, moment))
@@ -261,7 +261,7 @@ def test_a_window_that_a_parent_has_not_come_to_yet_waits_for_it(server: Any) ->
     assert server.num_keys() == before
 
 
-def test_what_nobody_takes_does_not_pile_up(server: Any) -> None:
+def test_unread_messages_do_not_pile_up(server: Any) -> None:
     before, ranks = server.num_keys(), Ranks(server)
     sent = [ranks.exchanges[1].send_up(f"window{window}", b"-", NOW, lambda: False) for window in range(50)]
     assert sum(sent) == SLOTS == server.num_keys() - before

@@ -72,7 +72,7 @@ def test_a_chart_of_bandwidths_has_units_at_its_axis(tmp_path: Path, opened: Ope
     assert "all_reduce from 79.8 kB/s to 1.99 GB/s" in str(chart.get_attribute("aria-label"))
 
 
-def test_what_failed_and_what_is_left_is_told() -> None:
+def test_failed_and_remaining_points_are_reported() -> None:
     whole = transfers()
     failed = Failed(transfer=TransferPoint("all_to_all", "world", 8), reason="not here")
     part = dataclasses.replace(whole, lines=[*whole.lines[:-3], failed], broken_lines=1)

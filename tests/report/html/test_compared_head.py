@@ -205,7 +205,7 @@ def test_the_chart_of_the_only_run_with_step_times_names_it(tmp_path: Path) -> N
     assert charts_of(content)[0]["title"] == "Step time of good"
 
 
-def test_what_the_user_tells_of_the_work_stands_in_rows_of_its_own(tmp_path: Path) -> None:
+def test_the_users_facts_about_the_work_have_their_own_rows(tmp_path: Path) -> None:
     work = Workload(tokens_per_step=4096, settings={"bucket_mb": 25})
     text = text_of(page([read(write(tmp_path, window(), run=run_info(workload=work)))]))
     assert "Tokens per step 4096 Setting: bucket_mb 25" in text

@@ -58,7 +58,7 @@ def test_software_devices_and_variables_are_on_the_page_and_in_the_terminal(tmp_
     assert "No known trap was found in its settings." in page_text(found)
 
 
-def test_a_serious_finding_is_told_before_the_figures(tmp_path: Path) -> None:
+def test_a_serious_finding_comes_before_the_figures(tmp_path: Path) -> None:
     found = record(tmp_path, report(2, {"CUDA_LAUNCH_BLOCKING": "1"}))
     text = page_text(found)
     said = "CUDA_LAUNCH_BLOCKING=1: the host waits for each kernel, so nothing overlaps."

@@ -125,7 +125,7 @@ def test_an_empty_record(tmp_path: Path) -> None:
     assert charts_of(content) == []
 
 
-def test_the_start_of_a_run_is_told_as_people_write_it(tmp_path: Path) -> None:
+def test_the_start_of_a_run_is_in_readable_form(tmp_path: Path) -> None:
     assert "· started 2026-11-21 14:00 UTC " in text_of(made(tmp_path, window()))
     odd = text_of(made(tmp_path / "odd", window(), run=run_info(started_at="some day")))
     assert "· started some day " in odd
@@ -174,7 +174,7 @@ def test_peak_power_is_compared_in_words(tmp_path: Path) -> None:
     assert "The highest power of a device is 3.5% higher with overlap." in text_of(made(tmp_path, window(power=True)))
 
 
-def test_the_power_trace_tells_communication_beside_compute_from_communication_alone(tmp_path: Path) -> None:
+def test_the_power_trace_distinguishes_hidden_from_exposed_communication(tmp_path: Path) -> None:
     content = made(tmp_path / "a", window(power=True))
     (chart,) = [chart for chart in charts_of(content) if chart["title"] == "Power along a window"]
     assert len(chart["both"]) > 0
@@ -236,7 +236,7 @@ def test_a_control_run(tmp_path: Path) -> None:
     assert "makes steps" not in text
 
 
-def test_control_windows_beside_real_ones_are_marked_and_left_out(tmp_path: Path) -> None:
+def test_control_windows_among_real_ones_are_marked_and_left_out(tmp_path: Path) -> None:
     windows = [window(i) for i in range(4)]
     windows[1] = msgspec.structs.replace(windows[1], control=True)
     content = made(tmp_path, *windows)
@@ -308,7 +308,7 @@ def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
         assert content.count(f'id="{anchor}"') == content.count(f'href="#{anchor}"') == 1
 
 
-def test_power_of_several_runs_stands_side_by_side(tmp_path: Path) -> None:
+def test_power_of_several_runs_is_side_by_side(tmp_path: Path) -> None:
     records = [
         read(write(tmp_path / "one", window(power=True), window(1, power=True))),
         read(write(tmp_path / "two", window())),
@@ -319,7 +319,7 @@ def test_power_of_several_runs_stands_side_by_side(tmp_path: Path) -> None:
     assert "energy of a step, all devices, sequential" in table
 
 
-def test_runs_whose_long_names_begin_alike_are_not_taken_for_one(tmp_path: Path) -> None:
+def test_runs_whose_long_names_share_a_prefix_stay_separate(tmp_path: Path) -> None:
     names = [f"{'sweep-of-everything-' * 6}{i}" for i in range(3)]
     content = page([read(write(tmp_path / name, window())) for name in names])
     assert len({row["run"] for row in charts_of(content)[0]["rows"]}) == 3
@@ -376,7 +376,7 @@ def test_both_is_where_two_series_of_intervals_overlap() -> None:
     assert both([], [(0, 1)]) == []
 
 
-def test_the_page_replaces_an_older_one_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+def test_the_page_replaces_an_older_one_and_leaves_no_other_file(tmp_path: Path) -> None:
     record = read(write(tmp_path / "run", window()))
     target = tmp_path / "report.html"
     target.write_text("old")

@@ -14,7 +14,7 @@ from tests.report.html.test_page import charts_of, made, text_of
 from tests.report.runs import window
 
 
-def test_energy_stands_among_the_first_figures_with_its_interval_and_the_digits_of_the_table(tmp_path: Path) -> None:
+def test_energy_is_among_the_first_figures_with_its_interval_and_the_tables_digits(tmp_path: Path) -> None:
     text = text_of(made(tmp_path, *[window(i, power=True) for i in range(4)]))
     head = text[: text.index("What does it cost?")]
     (change, low, high, joules) = re.findall(

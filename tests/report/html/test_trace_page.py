@@ -71,7 +71,7 @@ def test_several_ranks_begin_with_who_waits_and_have_a_part_each(tmp_path: Path)
     assert page.count(SECTIONS[0]) == 2
 
 
-def test_what_must_be_read_first_stands_first(tmp_path: Path) -> None:
+def test_what_must_be_read_first_comes_first(tmp_path: Path) -> None:
     whole, cut = trace(tmp_path), tmp_path / "cut.json"
     content = gzip.decompress(whole.read_bytes())
     cut.write_bytes(content[: content.rindex(b'"kernel"')])

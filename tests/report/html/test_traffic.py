@@ -51,7 +51,7 @@ def test_a_record_without_messages_has_no_such_section(tmp_path: Path) -> None:
     assert TITLE not in (tmp_path / "report.html").read_text()
 
 
-def test_steps_that_differ_are_told(tmp_path: Path) -> None:
+def test_differing_steps_are_reported(tmp_path: Path) -> None:
     report = report_with(Layout(1, 1, 4))
     assert report.traffic is not None
     odd = Traffic(report.traffic.dimensions, 40, 30)

@@ -194,7 +194,7 @@ def test_after_one_run_of_the_users_the_next_is_taken(tmp_path: Path) -> None:
         assert read_run(tmp_path / str(number)).values("overlap/step") == [20 + 500 * number]
 
 
-def test_a_run_that_is_disabled_is_no_trouble() -> None:
+def test_a_disabled_run_causes_no_error() -> None:
     run = wandb.init(mode="disabled")
     sink = WandbSink(alerts={"compute_slowdown": 0.01})
     sink.log(window(power=True))
@@ -229,7 +229,7 @@ def test_keys_of_the_library_need_no_change() -> None:
     assert {key: value.number for key, value in fit(report.values()).items()} == report.metrics()
 
 
-def test_a_value_that_is_no_number_is_left_out_and_a_dot_is_no_part_of_a_key() -> None:
+def test_a_nan_is_left_out_and_keys_have_no_dots() -> None:
     figure = Figure("a/{dimension}_c", "", "")
     values = [Value(figure, 1.0, {"dimension": "b.d"}), Value(figure, float("nan"), {"dimension": "e"})]
     assert list(fit([*values, Value(figure, float("inf"), {"dimension": "f"})])) == ["a/b_d_c"]
@@ -310,7 +310,7 @@ def test_a_window_without_the_figure_changes_nothing() -> None:
     assert not alone(limits, window(slowdown=0.3))
 
 
-def test_a_cost_that_may_be_chance_is_no_alert() -> None:
+def test_a_cost_within_noise_raises_no_alert() -> None:
     limits = Limits({"measurement_overhead": 0.005})
 
     def alerts(low: float) -> int:

@@ -133,7 +133,7 @@ def finished_early(folder: Path, caplog: pytest.LogCaptureFixture, *, window_aft
 
 
 @pytest.mark.parametrize("window_after", [False, True])
-def test_a_run_that_is_finished_before_measuring_ends_is_told_and_has_the_record_up_to_then(
+def test_a_run_finished_before_measuring_ends_gives_a_warning_and_has_the_record_up_to_then(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, window_after: bool
 ) -> None:
     found = finished_early(tmp_path, caplog, window_after=window_after)

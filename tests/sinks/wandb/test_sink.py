@@ -93,7 +93,7 @@ def test_kernels_that_ran_alone_are_called_so_in_the_table(tmp_path: Path) -> No
     assert [row[2] for row in table["data"]] == ["ran alone, unexplained", "in one mode alone"]
 
 
-def test_compute_beside_each_dimension_arrives_as_a_table_and_not_of_an_invalid_window(tmp_path: Path) -> None:
+def test_compute_during_each_dimension_arrives_as_a_table_unless_the_window_is_invalid(tmp_path: Path) -> None:
     pairs = (PairTime("gemm", False, "pipeline", 10.0, 20.0, 33.0, 30.0),)
     report = msgspec.structs.replace(window_report(), dimension_pairs=pairs)
     run = logged(tmp_path / "valid", report)
@@ -141,7 +141,7 @@ def test_steps_that_go_back_are_kept_and_nothing_is_printed(tmp_path: Path, capf
     assert "must be monotonically increasing" not in "".join(capfd.readouterr())
 
 
-def test_rows_of_the_users_with_steps_of_their_own_survive_ours(
+def test_the_users_rows_with_explicit_steps_survive_those_of_the_sink(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = start(tmp_path)
