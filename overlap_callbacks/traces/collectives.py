@@ -2,7 +2,7 @@
 
 They come from the kernel's own arguments (since about torch 2.2), else from those of torch's range around the launch.
 Sizes are counted as NCCL's own tests do, so that bus bandwidths are comparable: the output of a gather or all-gather,
-the input of a scatter or reduce-scatter; for other collectives the two are the same.
+the input of a scatter or reduce-scatter, the larger of the two of an all-to-all; for others they are the same.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules, safe_text
+from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.table import Indices
 from overlap_callbacks.traces.collect import Memo, Numbers
 from overlap_callbacks.traces.events import Args
@@ -32,6 +33,10 @@ _DTYPE_BYTES = {
 }  # fmt: skip
 # Maximum number of elements of a tensor; a larger number is an error.
 _MAX_ELEMENTS = 2**50
+ALL_TO_ALL = "all_to_all"
+# Torch's text of the split sizes of an all-to-all, none if they are equal. A long one is cut off, and ends in ``...``.
+_NO_SPLITS = (None, "[]")
+_SPLITS = re.compile(r"\[(\d{1,15}(?:, ?\d{1,15})*)\]")
 
 
 class CollectiveInfo(NamedTuple):
@@ -42,6 +47,7 @@ class CollectiveInfo(NamedTuple):
         ranks: ranks of the group, as text of the file.
         size: number of ranks of the group; None if unknown.
         by_name: whether the kind comes from the kernel's name alone.
+        sent, received: of an all-to-all, its split sizes; empty if they are equal or unknown.
     """
 
     kind: str
@@ -50,6 +56,8 @@ class CollectiveInfo(NamedTuple):
     ranks: str = ""
     size: int | None = None
     by_name: bool = False
+    sent: tuple[int, ...] = ()
+    received: tuple[int, ...] = ()
 
 
 class RangeDetail(NamedTuple):
@@ -67,12 +75,17 @@ class Collectives(msgspec.Struct, frozen=True):
         num_bytes: size, as NCCL's tests count it; ``UNKNOWN`` if unknown.
         sequence: number of the collective in its group; ``UNKNOWN`` if unknown.
         infos: what many of them share.
+        joint: of all-to-alls that several kernels run: 2n for the first kernel of number n, 2n + 1 for its others, -1
+            for all that are alone; None without any.
+        whole_ns: the time of each such all-to-all, from its first kernel's start to its last end.
     """
 
     info: Indices
     num_bytes: Indices
     sequence: Indices
     infos: tuple[CollectiveInfo, ...]
+    joint: Indices | None = None
+    whole_ns: Indices | None = None
 
     @classmethod
     def none(cls, number: int) -> Collectives:
@@ -82,7 +95,17 @@ class Collectives(msgspec.Struct, frozen=True):
 
     def __getitem__(self, rows: slice | npt.NDArray[Any]) -> Collectives:
         """Those of some kernels."""
-        return Collectives(self.info[rows], self.num_bytes[rows], self.sequence[rows], self.infos)
+        joint = None if self.joint is None else self.joint[rows]
+        return Collectives(
+            self.info[rows], self.num_bytes[rows], self.sequence[rows], self.infos, joint, self.whole_ns
+        )
+
+    def transfers_ns(self, durations_ns: Indices) -> tuple[npt.NDArray[np.bool_], Indices]:
+        """Which kernels are the first, or only, of their collective; and the time of the collective of each."""
+        if self.joint is None or self.whole_ns is None:
+            return np.ones(len(self.info), dtype=bool), durations_ns
+        first = (self.joint < 0) | (self.joint % 2 == 0)
+        return first, np.where(self.joint < 0, durations_ns, self.whole_ns[self.joint // 2])
 
 
 class _Known(NamedTuple):
@@ -111,7 +134,7 @@ class KernelMetadata:
         return [
             (
                 known.number,
-                _size(args.out_elements if known.of_output else args.in_elements, known.width),
+                _size(_elements(args, known), known.width),
                 args.sequence if type(args.sequence) is int and UNKNOWN < args.sequence < 2**63 else UNKNOWN,
             )
             for args, known in zip(all_args, map(self._known.__getitem__, _keys(all_args)), strict=True)
@@ -123,28 +146,75 @@ class KernelMetadata:
 
 
 def _known(key: tuple[Any, ...], infos: Numbers[CollectiveInfo]) -> _Known:
-    name, dtype, group, description, ranks = (safe_text.clean(text) for text in key[:-1])
-    info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, key[-1])
+    splits, *texts, size = key
+    name, dtype, group, description, ranks = map(safe_text.clean, texts)
+    info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, size)
+    if splits is not None and info.kind == ALL_TO_ALL:
+        info = info._replace(sent=_numbers_in(splits[0]), received=_numbers_in(splits[1]))
     return _Known(infos[info], info, _width(dtype), info.kind in ("all_gather", "gather"))
 
 
 def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
-    """What collectives share with others: five texts, and the size of the group."""
+    """What collectives share with others: split sizes if they are given, five texts, and the size of the group."""
     keys = [
-        (args.collective, args.dtype, args.group, args.group_description, args.group_ranks, args.group_size)
+        (
+            None if args.in_splits in _NO_SPLITS else (_text(args.in_splits), _text(args.out_splits)),
+            args.collective, args.dtype, args.group, args.group_description, args.group_ranks, args.group_size,
+        )
         for args in all_args
-    ]
-    *texts, sizes = ({*map(type, column)} for column in zip(*keys, strict=True))
+    ]  # fmt: skip
+    _, *texts, sizes = ({*map(type, column)} for column in zip(*keys, strict=True))
     if set().union(*texts) == {str} and sizes == {int}:
         return [key if key[-1] > 0 else (*key[:-1], None) for key in keys]
     return [
-        (*map(_text, texts), size if type(size) is int and size > 0 else None) for *texts, size in keys
+        (splits, *map(_text, texts), size if type(size) is int and size > 0 else None) for splits, *texts, size in keys
     ]  # numbers that are equal may have different types
+
+
+def _numbers_in(splits: str) -> tuple[int, ...]:
+    """Split sizes; none where the text is cut off or is something else."""
+    found = _SPLITS.fullmatch(splits)
+    return tuple(map(int, found[1].split(","))) if found else ()
+
+
+def _elements(args: Args, known: _Known) -> Any:
+    """The elements that are the size of a collective."""
+    sent, received = args.in_elements, args.out_elements
+    if known.info.kind != ALL_TO_ALL:
+        return received if known.of_output else sent
+    if known.info.received and sum(known.info.sent) == sent:
+        received = sum(known.info.received)  # of lists of tensors, torch says of both what is sent
+    return max(sent, received) if type(sent) is type(received) is int else sent
 
 
 def _size(elements: Any, width: int | None) -> int:
     """Bytes of some elements; ``UNKNOWN`` if that is not known."""
     return elements * width if type(elements) is int and 0 <= elements < _MAX_ELEMENTS and width else UNKNOWN
+
+
+def joint_transfers(
+    info: Indices, sequence: Indices, lane: Indices, around: Indices, ran: Intervals
+) -> tuple[Indices, Indices]:
+    """``joint`` and ``whole_ns`` of the kernels of all-to-alls, in order of time.
+
+    NCCL may run an all-to-all as several kernels, one behind the other on a stream. They were launched in one range of
+    torch's (``around``, -1 if unknown), or where that is not known, have one number.
+    """
+    order = np.lexsort((np.arange(len(info)), lane, info))
+    sequence, around = sequence[order], around[order]
+    continues = np.all([column[1:] == column[:-1] for column in (info[order], lane[order], sequence)], axis=0)
+    in_ranges = (around[1:] >= 0) & (around[:-1] >= 0)
+    in_one = in_ranges & (around[1:] == around[:-1])
+    continues &= in_one | ((sequence[1:] != UNKNOWN) & ~in_ranges)
+    begins = np.flatnonzero(np.concatenate(([True], ~continues)))[: len(info)]
+    sizes = np.diff(np.append(begins, len(info)))
+    starts_ns, ends_ns = ran.start_ns[order], ran.end_ns[order]
+    several = sizes > 1
+    whole_ns = (np.maximum.reduceat(ends_ns, begins) - starts_ns[begins])[several] if len(info) else starts_ns
+    joint = np.empty(len(info), dtype=np.int64)
+    joint[order] = np.repeat(np.where(several, 2 * np.cumsum(several) - 1, -1), sizes)
+    joint[order[begins[several]]] -= 1
+    return joint, whole_ns
 
 
 def with_groups(infos: Sequence[CollectiveInfo], distributed_info: Any) -> tuple[CollectiveInfo, ...]:

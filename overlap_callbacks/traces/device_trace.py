@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -32,7 +32,13 @@ from overlap_callbacks.analysis.kernels.table import (
     within_device,
 )
 from overlap_callbacks.traces.checks import ambiguous_collectives, copying_collectives, foreign_events
-from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives
+from overlap_callbacks.traces.collectives import (
+    ALL_TO_ALL,
+    UNKNOWN,
+    CollectiveInfo,
+    Collectives,
+    joint_transfers,
+)
 from overlap_callbacks.traces.columns import Array, Column, derived, parts, release, taken
 from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.doubts import Doubts
@@ -82,7 +88,10 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
     kinds = [info.kind for info in infos]
     of_row = zip(copies.rows.tolist(), copies.info.tolist(), strict=True)
     kernels = as_communication(kernels, {row: kinds[info] for row, info in of_row})
-    collectives = Collectives(rows["info"], rows["num_bytes"], rows["sequence"], tuple(infos))
+    collectives = Collectives(
+        rows["info"], rows["num_bytes"], rows["sequence"], tuple(infos),
+        *_joint_transfers(kernels, rows, operators if events.operators else annotations, infos),
+    )  # fmt: skip
     range_of = None
     if events.ranges:
         range_of = launched_in(events.ranges.finished(), rows["thread"], rows["launched"], events.training_thread)
@@ -272,6 +281,25 @@ def _copies_of_collectives(kernels: KernelTable, rows: _Columns, ranges: _Column
         return _Copies(nothing, nothing, untold + told)
     kept = np.flatnonzero(info_of >= 0)
     return _Copies(asking[kept], info_of[kept], untold)
+
+
+def _joint_transfers(
+    kernels: KernelTable, rows: _Columns, ranges: _Columns, infos: Iterable[CollectiveInfo]
+) -> tuple[Array, Array] | tuple[()]:
+    """The kernels of all-to-alls that several of them run, see ``Collectives``; empty without any."""
+    of_kind = np.array([info.kind == ALL_TO_ALL for info in infos], dtype=bool)
+    if not of_kind.any():
+        return ()
+    mine = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.append(of_kind, False)[rows["info"]])
+    mine = mine[~kernels[mine].named(is_copy)]  # of copies, each peer has its own
+    around = _last_begun(ranges, rows["launched"][mine], rows["thread"][mine])
+    columns = [rows[name][mine] for name in ("info", "sequence", "lane")]
+    of_mine, whole_ns = joint_transfers(*columns, around, kernels.intervals[mine])
+    if not len(whole_ns):
+        return ()
+    rows["joint"] = derived(lambda info: np.full(len(info), -1), rows["info"])
+    _assign(rows, "joint", mine, of_mine)
+    return rows["joint"], whole_ns
 
 
 def _waits(calls: _Columns, rows: _Columns, kernels: KernelTable) -> Intervals:

@@ -22,7 +22,7 @@ from overlap_callbacks.analysis.intervals import sums_by
 from overlap_callbacks.analysis.kernels.table import Indices, Kind, copies_of
 from overlap_callbacks.analysis.results.arrivals import came_alone
 from overlap_callbacks.traces.collect import Numbers
-from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, Collectives
+from overlap_callbacks.traces.collectives import ALL_TO_ALL, UNKNOWN, CollectiveInfo, Collectives
 from overlap_callbacks.traces.figures import CollectiveFigures, CollectiveSize, CollectiveSkew, RankTime, TraceFigures
 from overlap_callbacks.traces.trace import Trace
 
@@ -72,7 +72,7 @@ class CollectiveSums:
     """
 
     def __init__(self, trace: Trace, *, with_turns: bool) -> None:
-        infos = [known._replace(by_name=False) for known in trace.collectives.infos]
+        infos = [known._replace(by_name=False, sent=(), received=()) for known in trace.collectives.infos]
         infos += [CollectiveInfo(kind) for kind in trace.kernels.collectives]  # of which nothing else is known
         distinct: Numbers[CollectiveInfo] = Numbers()
         self._number_of = np.array([distinct[known] for known in infos], dtype=np.int64)
@@ -99,22 +99,23 @@ class CollectiveSums:
         number = self._number_of[np.where(known.info >= 0, known.info, self._num_known + kernels.collective[rows])]
         times_ns, num_bytes = kernels.intervals.durations_ns[rows], known.num_bytes
         hidden_ns = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE))
-        every, sized = np.ones(len(rows), dtype=bool), (num_bytes != UNKNOWN) & (times_ns > 0)
-        parts = ((every, times_ns), (every, hidden_ns), (sized, times_ns), (sized, num_bytes))
+        begins, whole_ns = known.transfers_ns(times_ns)
+        every, sized = np.ones(len(rows), dtype=bool), begins & (num_bytes != UNKNOWN) & (whole_ns > 0)
+        parts = ((every, times_ns), (every, hidden_ns), (sized, whole_ns), (sized, num_bytes))
         for total, (part, values) in zip(self._sums, parts, strict=True):
             total[:] = map(int.__add__, total, sums_by(number[part], values[part], size))
-        self._count += np.bincount(number, minlength=size)
+        self._count += np.bincount(number[begins], minlength=size)
         self._num_sized += np.bincount(number[sized], minlength=size)
         found, first = np.unique(number, return_index=True)
         self._first[found] = np.minimum(self._first[found], self._num_rows + first)
         self._num_rows += len(rows)
-        counts = num_bytes > 0
-        self._add_sizes(number[counts], num_bytes[counts], times_ns[counts])
+        counts = begins & (num_bytes > 0)
+        self._add_sizes(number[counts], num_bytes[counts], whole_ns[counts])
         if self._with_turns:
             # Copies do not wait for other ranks.
-            own = ~copies_of(kernels)[rows]
+            own = begins & ~copies_of(kernels)[rows]
             step = kernels.step[rows[own]]
-            self._add_turns(number[own], known[own], step, times_ns[own], trace.whole[step])
+            self._add_turns(number[own], known[own], step, whole_ns[own], trace.whole[step])
 
     @property
     def figures(self) -> tuple[CollectiveFigures, ...]:
@@ -251,13 +252,12 @@ def skew_over_ranks(traces: Sequence[Part]) -> Skew:
                 participant = places[*where, turn][member]
                 participant.add(1, duration_ns)  # several kernels of one number are one collective
                 participant.num_bytes = num_bytes
-    rows: dict[tuple[str, str, tuple[_Member, ...]], list[dict[_Member, int]]] = defaultdict(list)
+    rows: dict[tuple[str, str, tuple[_Member, ...]], list[dict[_Member, Participant]]] = defaultdict(list)
     for place, members in places.items():
         if len(members) > 1:
-            times = {member: participant.sum_ns for member, participant in members.items()}
-            rows[place[0], place[1], tuple(sorted(members))].append(times)
+            rows[place[0], place[1], tuple(sorted(members))].append(members)
     total = sum(map(len, places.values()))
-    matched = sum(len(durations) for of_row in rows.values() for durations in of_row)
+    matched = sum(len(of_ranks) for of_row in rows.values() for of_ranks in of_row)
     nothing_shared = bool(total and not matched and len(traces) > 1)
     if nothing_shared:
         problems.append("the files share no collectives: they do not look like ranks of one job")
@@ -265,7 +265,7 @@ def skew_over_ranks(traces: Sequence[Part]) -> Skew:
         problems.append(f"{total - matched} of {total} collectives have no partner in another file, and are left out")
     if matched:
         problems += _limits(traces, places)
-    skew = [_row(kind, group, members, durations) for (kind, group, members), durations in rows.items()]
+    skew = [_row(kind, group, members, collectives) for (kind, group, members), collectives in rows.items()]
     skew.sort(key=lambda row: -row.skew_ms)
     return Skew(tuple(skew), tuple(problems), dict(places), one_job=not nothing_shared)
 
@@ -295,21 +295,27 @@ def _numbers(traces: Sequence[Part]) -> list[int]:
     return numbers
 
 
-def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[dict[_Member, int]]) -> CollectiveSkew:
-    """One kind of collective on one group; ``collectives`` are the durations of each in nanoseconds."""
-    times_ns = np.array([[durations[member] for member in members] for durations in collectives], dtype=np.int64)
-    shortest_ns = times_ns.min(axis=1, keepdims=True)
-    waiting_ns = times_ns - shortest_ns
-    least, next_least = np.partition(times_ns, 1, axis=1)[:, :2].T
+def _row(
+    kind: str, group: str, members: tuple[_Member, ...], collectives: list[dict[_Member, Participant]]
+) -> CollectiveSkew:
+    """One kind of collective on one group; ``collectives`` are the participants of each."""
+    of_each = [[participants[member] for member in members] for participants in collectives]
+    times_ns = np.array([[part.sum_ns for part in of_ranks] for of_ranks in of_each], dtype=np.int64)
+    transfers_ns = times_ns.min(axis=1, keepdims=True)
+    waiting_ns = times_ns - transfers_ns
+    if kind == ALL_TO_ALL:
+        sizes = np.array([[part.num_bytes for part in of_ranks] for of_ranks in of_each], dtype=np.int64)
+        transfers_ns, waiting_ns = _of_shares(times_ns, sizes)
+    least, next_least = np.partition(waiting_ns, 1, axis=1)[:, :2].T
     # Before 2024 files had whole microseconds.
     resolution_ns = 0 if (times_ns % 1000).any(axis=0).all() else 1000
     alone = came_alone(least, next_least, resolution_ns)
-    last, caused_ns = times_ns.argmin(axis=1)[alone], waiting_ns.sum(axis=1)[alone]
+    last, caused_ns = waiting_ns.argmin(axis=1)[alone], waiting_ns.sum(axis=1)[alone]
     return CollectiveSkew(
         collective=kind,
         group=group,
         count=len(collectives),
-        transfer_ms=int(shortest_ns.sum()) / 1e6,
+        transfer_ms=int(transfers_ns.sum()) / 1e6,
         skew_ms=float(waiting_ns.sum()) / len(members) / 1e6,
         ranks=tuple(
             RankTime(
@@ -323,6 +329,21 @@ def _row(kind: str, group: str, members: tuple[_Member, ...], collectives: list[
             for column, (rank, device) in enumerate(members)
         ),
     )
+
+
+def _of_shares(times_ns: Indices, sizes: Indices) -> tuple[Indices, Indices]:
+    """The times of all-to-alls as wholes, and how long each rank waited for others; shapes (n, 1) and (n, ranks).
+
+    Ranks send and receive different shares. The whole takes as long as the largest share, at the rate of the rank that
+    was fastest for its own. A rank that takes longer than another because its share is larger does not wait.
+    """
+    shares = np.maximum(sizes, 1).astype(np.float64)
+    shares[(sizes < 0).any(axis=1)] = 1.0
+    own_ns, lines = np.array(times_ns), np.arange(len(times_ns))[:, None]
+    for fastest in (times_ns.argmin(axis=1), (times_ns / shares).argmin(axis=1)):
+        share, time_ns = shares[lines, fastest[:, None]], times_ns[lines, fastest[:, None]]
+        own_ns = np.minimum(own_ns, np.rint(time_ns * np.maximum(1.0, shares / share)).astype(np.int64))
+    return own_ns.max(axis=1, keepdims=True), times_ns - own_ns
 
 
 def _doubts(traces: Sequence[Part]) -> Iterator[str]:
@@ -350,7 +371,8 @@ def _doubts(traces: Sequence[Part]) -> Iterator[str]:
 def collective_sizes(traces: Sequence[Part], matched: Matched) -> tuple[CollectiveSize, ...]:
     """A row for each kind, group size and message size, those with the most time first.
 
-    A collective of which a rank has several kernels counts for no transfer: how they share its bytes is not known.
+    A collective of which a rank has several kernels counts for no transfer: how they share its bytes is not known. The
+    kernels of an all-to-all count with the largest of what its ranks send or receive.
     """
     times: dict[SizeKey, Timed] = defaultdict(Timed)
     for of_device in itertools.chain.from_iterable(trace.by_size for trace in traces):
@@ -360,9 +382,18 @@ def collective_sizes(traces: Sequence[Part], matched: Matched) -> tuple[Collecti
     for place, participants in matched.items():
         of_ranks = list(participants.values())
         sizes = {part.num_bytes for part in of_ranks}
-        if len(of_ranks) > 1 and len(sizes) == 1 and all(part.number == 1 for part in of_ranks):
+        if len(of_ranks) < 2 or any(part.number > 1 for part in of_ranks):
+            continue
+        if len(sizes) == 1:
             transfers[place[0], place[4], sizes.pop()].add(1, min(part.sum_ns for part in of_ranks))
-    rows = [_size(size, found, transfers[size]) for size, found in times.items()]
+        elif place[0] == ALL_TO_ALL and min(sizes) >= 0:
+            # One transfer, bound by its largest share.
+            sized, whole = [part for part in of_ranks if part.num_bytes], (place[0], place[4], max(sizes))
+            transfers[whole].add(1, round(min(part.sum_ns * whole[2] / part.num_bytes for part in sized)))
+            for part in sized:
+                times[*whole[:2], part.num_bytes].add(-1, -part.sum_ns)
+                times[whole].add(1, part.sum_ns)
+    rows = [_size(size, found, transfers[size]) for size, found in times.items() if found.number]
     return tuple(sorted(rows, key=lambda row: (-row.time_ms * row.kernels, row.collective, row.bytes)))
 
 
