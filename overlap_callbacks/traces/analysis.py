@@ -29,6 +29,7 @@ from overlap_callbacks.traces.files import Progress, TraceError
 from overlap_callbacks.traces.pieces import Device, Piece, devices_of
 from overlap_callbacks.traces.ranks import CollectiveSums, Part, collective_sizes, skew_over_ranks
 from overlap_callbacks.traces.reading import read_trace
+from overlap_callbacks.traces.splits import split_loads, splits_of
 from overlap_callbacks.traces.trace import Trace
 
 # Kernels of the table of a device. There may be thousands of names.
@@ -57,6 +58,7 @@ def part_of(trace: Trace, *, with_turns: bool = True) -> Part:
         frozenset(trace.device_names.get(device, "") for device in ran) - {""},
         {device: of_device.turns for device, of_device in ran.items()},
         [of_device.by_size for of_device in ran.values()],
+        [splits_of(device.trace) for device in devices],
     )
 
 
@@ -101,6 +103,8 @@ def together(parts: Sequence[Part], warnings: Sequence[str] = ()) -> Analysis:
         warnings=tuple(warnings),
         sizes=collective_sizes(parts, matched) if one_job else (),
         one_job=one_job,
+        splits=split_loads([(cycle, sent) for cycle, of in cycles.items() for part in of for sent in part.splits])
+        if one_job else None,
     )  # fmt: skip
 
 

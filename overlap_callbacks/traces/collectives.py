@@ -96,9 +96,7 @@ class Collectives(msgspec.Struct, frozen=True):
     def __getitem__(self, rows: slice | npt.NDArray[Any]) -> Collectives:
         """Those of some kernels."""
         joint = None if self.joint is None else self.joint[rows]
-        return Collectives(
-            self.info[rows], self.num_bytes[rows], self.sequence[rows], self.infos, joint, self.whole_ns
-        )
+        return Collectives(self.info[rows], self.num_bytes[rows], self.sequence[rows], self.infos, joint, self.whole_ns)
 
     def transfers_ns(self, durations_ns: Indices) -> tuple[npt.NDArray[np.bool_], Indices]:
         """Which kernels are the first, or only, of their collective; and the time of the collective of each."""
@@ -150,7 +148,7 @@ def _known(key: tuple[Any, ...], infos: Numbers[CollectiveInfo]) -> _Known:
     name, dtype, group, description, ranks = map(safe_text.clean, texts)
     info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, size)
     if splits is not None and info.kind == ALL_TO_ALL:
-        info = info._replace(sent=_numbers_in(splits[0]), received=_numbers_in(splits[1]))
+        info = info._replace(sent=numbers_in(splits[0]), received=numbers_in(splits[1]))
     return _Known(infos[info], info, _width(dtype), info.kind in ("all_gather", "gather"))
 
 
@@ -171,8 +169,8 @@ def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
     ]  # numbers that are equal may have different types
 
 
-def _numbers_in(splits: str) -> tuple[int, ...]:
-    """Split sizes; none where the text is cut off or is something else."""
+def numbers_in(splits: str) -> tuple[int, ...]:
+    """Split sizes or ranks, of torch's text; none where it is cut off or something else."""
     found = _SPLITS.fullmatch(splits)
     return tuple(map(int, found[1].split(","))) if found else ()
 

@@ -293,8 +293,8 @@ def _joint_transfers(
     mine = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.append(of_kind, False)[rows["info"]])
     mine = mine[~kernels[mine].named(is_copy)]  # of copies, each peer has its own
     around = _last_begun(ranges, rows["launched"][mine], rows["thread"][mine])
-    columns = [rows[name][mine] for name in ("info", "sequence", "lane")]
-    of_mine, whole_ns = joint_transfers(*columns, around, kernels.intervals[mine])
+    info, sequence, lane = (rows[name][mine] for name in ("info", "sequence", "lane"))
+    of_mine, whole_ns = joint_transfers(info, sequence, lane, around, kernels.intervals[mine])
     if not len(whole_ns):
         return ()
     rows["joint"] = derived(lambda info: np.full(len(info), -1), rows["info"])

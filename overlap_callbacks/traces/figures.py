@@ -122,6 +122,25 @@ class SlowdownEstimate(msgspec.Struct, frozen=True, kw_only=True):
     families: dict[str, SlowdownEstimate] = {}
 
 
+class SplitLoads(msgspec.Struct, frozen=True, kw_only=True):
+    """How evenly all-to-alls with split sizes spread what they send over the ranks of their group.
+
+    Attributes:
+        dimension: of parallelism that the group serves, by its description.
+        senders: ranks of a group whose files were given; what the others send is not known.
+        steps: steps that were looked at; a file without steps counts as one.
+        load_max_over_mean: bytes that a rank receives in a step, the most over the mean; mean over the steps.
+        highest_rank: the rank that receives most; where ranks are not known, its place in the group.
+    """
+
+    dimension: str
+    group_size: int
+    senders: int
+    steps: int
+    load_max_over_mean: float
+    highest_rank: int
+
+
 class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The figures of one device of one file.
 
@@ -244,6 +263,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
         warnings: those of ``problems`` to read before any figure.
         sizes: collectives of known size over all files, most time first; empty if they are of different jobs.
         one_job: whether the files look like ranks of one job.
+        splits: of what the ranks of all files send in all-to-alls; None without split sizes, or of different jobs.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -254,6 +274,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
     warnings: tuple[str, ...] = ()
     sizes: tuple[CollectiveSize, ...] = ()
     one_job: bool = True
+    splits: SplitLoads | None = None
 
 
 class UnmatchedKernel(msgspec.Struct, frozen=True, kw_only=True):

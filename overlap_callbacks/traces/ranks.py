@@ -24,6 +24,7 @@ from overlap_callbacks.analysis.results.arrivals import came_alone
 from overlap_callbacks.traces.collect import Numbers
 from overlap_callbacks.traces.collectives import ALL_TO_ALL, UNKNOWN, CollectiveInfo, Collectives
 from overlap_callbacks.traces.figures import CollectiveFigures, CollectiveSize, CollectiveSkew, RankTime, TraceFigures
+from overlap_callbacks.traces.splits import Splits
 from overlap_callbacks.traces.trace import Trace
 
 # What collectives share that differ in their turn alone, the same on all ranks that take part: kind, group, the group's
@@ -199,6 +200,7 @@ class Part(NamedTuple):
     device_names: frozenset[str]
     of_device: dict[int, dict[Place, Turns]]
     by_size: list[dict[SizeKey, Timed]]
+    splits: list[Splits]
 
 
 # A participant: rank and device.

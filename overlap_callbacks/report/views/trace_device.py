@@ -51,7 +51,8 @@ def file_name(trace: TraceFigures) -> str:
 def device_page(identity: str, trace: TraceFigures, analysis: Analysis) -> RunPage:
     """The part of one device of one file."""
     alone = len(analysis.traces) == 1
-    sentences = verdict(Analysis(library_version="", traces=(trace,), skew=(), problems=()), PAGE)
+    splits = analysis.splits if len(analysis.traces) == 1 else None
+    sentences = verdict(Analysis(library_version="", traces=(trace,), skew=(), problems=(), splits=splits), PAGE)
     first, *rest = map(page_sentence, sentences or ("The file holds no kernels.",))
     world = "" if trace.world_size is None else f" of {trace.world_size}"
     rank = "" if trace.rank is None else f"rank {trace.rank}{world}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from overlap_callbacks.analysis.formatting import PLAIN, Style
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime
-from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, RankTime, TraceFigures
+from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, RankTime, SplitLoads, TraceFigures
 
 # Minimum share of the time for a sentence.
 _MATTERS = 0.05
@@ -32,7 +32,7 @@ def verdict(analysis: Analysis, style: Style = PLAIN) -> tuple[str, ...]:
         unknown = "What the devices do with their time is not known: kernels are missing."
         return (*sentences, *([unknown] if timed else []))
     if analysis.one_job:
-        return (*sentences, *_of_job(traces, style))
+        return (*sentences, *_of_job(traces, style), *_splits(analysis.splits, style))
     sentences.append("The files are not of one job, so each counts by itself.")
     for name, trace in list(zip(names_of(traces), traces, strict=True))[:_MAX_APART]:
         sentences.append(f"{name}: {' '.join(_of_job([trace], style))}")
@@ -159,6 +159,18 @@ def _communication(traces: Sequence[TraceFigures], style: Style) -> Sequence[str
     if most[0] < _MATTERS * most[1]:
         return (f"{mostly} {won}: communication is not what holds the steps up.".strip(),)
     return (f"{mostly} {won}.".strip(),)
+
+
+def _splits(loads: SplitLoads | None, style: Style) -> Sequence[str]:
+    """How unevenly all-to-alls with split sizes load the ranks."""
+    if loads is None or loads.load_max_over_mean < 1 + _MATTERS:
+        return ()
+    known = loads.senders == loads.group_size
+    of = "" if known else f", by what {loads.senders} of {loads.group_size} ranks send"
+    return (
+        f"All-to-alls are uneven: the most that a rank receives in a step is "
+        f"{style.number(loads.load_max_over_mean, 2)} times the mean{of}; rank {loads.highest_rank} receives most.",
+    )
 
 
 def _at_most(

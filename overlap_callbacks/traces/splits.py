@@ -1,0 +1,115 @@
+"""How evenly all-to-alls with split sizes spread what they send, from the files of some or all ranks.
+
+What a rank receives in a step is the sum over the ranks that send to it; the file of a rank has what that one sends.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from statistics import fmean
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.dimension_rules import dimension_of
+from overlap_callbacks.analysis.experts import EXPERT, AllToAll, dispatches
+from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, numbers_in
+from overlap_callbacks.traces.figures import SplitLoads
+from overlap_callbacks.traces.trace import Trace
+
+
+class _Step(NamedTuple):
+    """A group in one step of a cycle of the job: as all its ranks name it, its size, and the number of the step."""
+
+    cycle: str
+    group: str
+    description: str
+    ranks: str
+    size: int
+    step: int | None
+
+
+# What one rank, or several, send to each rank of a group in a step; shape (ranks,).
+Splits = dict[_Step, npt.NDArray[np.float64]]
+
+
+def splits_of(trace: Trace) -> Splits:
+    """What the rank of a trace sends in each whole step; in a file without steps, in all.
+
+    What an all-to-all sends back where it came from counts once, as live.
+    """
+    known, kernels = trace.collectives, trace.kernels
+    counts = np.array([len(info.sent) > 1 and info.size in (len(info.sent), None) for info in known.infos], dtype=bool)
+    if not counts.any():
+        return {}
+    rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.append(counts, False)[known.info])
+    step, (begins, _) = kernels.step[rows], known[rows].transfers_ns(rows)
+    rows = rows[begins & trace.whole[step] & ((step >= 0) | (not trace.steps))]
+    calls: dict[int, list[AllToAll]] = defaultdict(list)
+    for place, info, size in zip(
+        *[of[rows].tolist() for of in (kernels.step, known.info, known.num_bytes)], strict=True
+    ):
+        calls[place].append(_call(info, known.infos[info], size))
+    found: Splits = {}
+    for place, of_step in calls.items():
+        for call in dispatches(of_step):
+            info = known.infos[call.ranks[0]]
+            number = trace.steps[place].number if trace.steps else None
+            key = _Step("", info.group, info.description, info.ranks, len(call.sent), number)
+            share = call.bytes_in / max(1, sum(call.sent)) * np.array(call.sent, dtype=np.float64)
+            found[key] = found.get(key, 0.0) + share
+    return found
+
+
+def _call(number: int, info: CollectiveInfo, num_bytes: int) -> AllToAll:
+    """An all-to-all; ``ranks`` holds the number of its information. Where its size is unknown, an element is a byte."""
+    sent, received = sum(info.sent), sum(info.received)
+    own = sent if num_bytes == UNKNOWN else num_bytes * sent // max(1, sent, received)
+    return AllToAll(f"{info.group} {info.ranks}", info.description, (number,), info.sent, info.received, own, 0)
+
+
+def split_loads(ranks: Iterable[tuple[str, Splits]]) -> SplitLoads | None:
+    """What the ranks receive, by what those send whose files were given, each with the cycle of its file.
+
+    Of groups of several kinds, those of experts count, else those that are sent most, as live. None without any.
+    """
+    by_step: dict[_Step, list[npt.NDArray[np.float64]]] = defaultdict(list)
+    for cycle, splits in ranks:
+        for step, of_rank in splits.items():
+            by_step[step._replace(cycle=cycle)].append(of_rank)
+    kinds: dict[tuple[bool, str, int], dict[_Step, list[npt.NDArray[np.float64]]]] = defaultdict(dict)
+    for step, sent in by_step.items():
+        if np.sum(sent) > 0:
+            dimension = dimension_of(step.description)
+            kinds[dimension == EXPERT, dimension, step.size][step] = sent
+    if not kinds:
+        return None
+    _, dimension, size = kind = max(
+        kinds, key=lambda kind: (kind[0], sum([np.sum(sent) for sent in kinds[kind].values()]))
+    )
+    return _loads(dimension, size, kinds[kind])
+
+
+def _loads(dimension: str, size: int, by_step: Mapping[_Step, list[npt.NDArray[np.float64]]]) -> SplitLoads:
+    """Of a step, the group counts that is spread least evenly; groups of which fewer ranks were given do not."""
+    senders = max(map(len, by_step.values()))
+    peaks: dict[tuple[str, int | None], float] = defaultdict(float)
+    received: dict[tuple[str, str], npt.NDArray[np.float64]] = {}
+    for step, sent in by_step.items():
+        if len(sent) == senders:
+            load, group = np.sum(sent, axis=0), (step.group, step.ranks)
+            peaks[step.cycle, step.step] = max(peaks[step.cycle, step.step], float(load.max() / load.mean()))
+            received[group] = received.get(group, 0.0) + load
+    most = max(received, key=lambda group: received[group].max())
+    place, numbers = int(received[most].argmax()), numbers_in(most[1])
+    return SplitLoads(
+        dimension=dimension,
+        group_size=size,
+        senders=min(senders, size),
+        steps=len(peaks),
+        load_max_over_mean=fmean(peaks.values()),
+        highest_rank=numbers[place] if len(numbers) == size else place,
+    )
