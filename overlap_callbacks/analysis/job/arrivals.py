@@ -26,6 +26,7 @@ from overlap_callbacks.analysis.results.arrivals import (
     DimensionWaiting,
     Lateness,
     SizeTransfer,
+    TimedCall,
     TimedCalls,
     came_alone,
 )
@@ -40,11 +41,12 @@ _MAX_RANKS, _MAX_HOSTS, _MAX_DIMENSIONS = 8, 4, 16
 _US_PER_MS = 1e3
 # Times of calls are whole microseconds.
 _RESOLUTION_US = 1
+_ALL_TO_ALL = "all_to_all"
 # In ``OpenCalls.host``, where it is not the digest of one.
 _SEVERAL, _UNKNOWN = b"*", b""
 
 
-def _two_least(times: Sequence[tuple[int, int, int]]) -> tuple[int, int, int]:
+def _two_least(times: Sequence[tuple[float, int, float]]) -> tuple[float, int, float]:
     first, *others = sorted(times)
     nexts = [first[2], *[us for least_us, _, next_us in others for us in (least_us, next_us)]]
     return (*first[:2], min([us for us in nexts if us >= 0], default=-1))
@@ -56,27 +58,35 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         step, number, size_bytes: as in ``TimedCall``; of ranks that differ, the largest size.
         heard: ranks.
-        least: the least of their times in microseconds, its rank, and the next least; -1 of a single rank.
+        least: the least of their times in microseconds, its rank, and the next least; -1 of a single rank. Of an
+            all-to-all, times per byte.
         sum_us: of their times.
+        share: of an all-to-all the largest size, else 1.
     """
 
     step: int
     number: int
     size_bytes: Annotated[int, max]
     heard: int
-    least: Annotated[tuple[int, int, int], _two_least]
+    least: Annotated[tuple[float, int, float], _two_least]
     sum_us: int
+    share: Annotated[int, max] = 1
+
+    @property
+    def transfer_us(self) -> int:
+        return round(self.least[0] * self.share)
 
     @property
     def waited_us(self) -> int:
         """Time that the others waited for the last, in all."""
-        return self.sum_us - self.heard * self.least[0]
+        return max(0, self.sum_us - self.heard * self.transfer_us)
 
     @property
     def last(self) -> int | None:
         """The rank that came last; None where several came together."""
-        least_us, rank, next_us = self.least
-        return rank if came_alone(least_us, next_us, _RESOLUTION_US) else None
+        least, rank, following = self.least
+        alone = came_alone(least * self.share, following * self.share, _RESOLUTION_US)
+        return rank if alone and self.waited_us else None
 
 
 def _host_of_all(hosts: Sequence[bytes]) -> bytes:
@@ -181,11 +191,17 @@ def arrivals_of(rank: int, timed: Sequence[TimedCalls], host: str, stage: int = 
     rows = [
         OpenCalls(
             row.operator, row.group, row.first_rank, row.group_size, row.dimension, 1, own, stage,
-            tuple([OpenCall(c.step, c.number, c.size_bytes, 1, (c.time_us, rank, -1), c.time_us) for c in row.calls]),
+            tuple([_open_call(call, rank, shared=collective_of(row.operator) == _ALL_TO_ALL) for call in row.calls]),
         )
         for row in timed
     ]  # fmt: skip
     return ArrivalSums(len({call.step for row in timed for call in row.calls}), _open([rows])[:MAX_OPEN])
+
+
+def _open_call(call: TimedCall, rank: int, *, shared: bool) -> OpenCall:
+    share = max(1, call.size_bytes) if shared else 1
+    least = (call.time_us / share, rank, -1.0)
+    return OpenCall(call.step, call.number, call.size_bytes, 1, least, call.time_us, share)
 
 
 def add_arrivals(parts: Sequence[ArrivalSums]) -> ArrivalSums:
@@ -209,7 +225,7 @@ def _closed(row: OpenCalls) -> ArrivalSums:
     reach = {_UNKNOWN: UNKNOWN_HOSTS, _SEVERAL: SEVERAL_HOSTS}.get(row.host, ONE_HOST)
     group = row.dimension, row.group_size
     sizes = [
-        SizeSum(row.operator, *group, reach, call.size_bytes.bit_length() - 1, 1, call.size_bytes, call.least[0])
+        SizeSum(row.operator, *group, reach, call.size_bytes.bit_length() - 1, 1, call.size_bytes, call.transfer_us)
         for call in calls
     ]
     if not calls or row.stage == SEVERAL_STAGES:
@@ -227,9 +243,9 @@ def _closed(row: OpenCalls) -> ArrivalSums:
     kind = KindSum(
         row.operator, *group, 1, len(calls), len(by_step),
         sum([call.heard for call in calls]),
-        sum([call.least[0] for call in calls]),
+        sum([call.transfer_us for call in calls]),
         sum([call.sum_us for call in calls]),
-        sum([call.heard * call.least[0] for call in calls]),
+        sum([call.sum_us - call.waited_us for call in calls]),
     )  # fmt: skip
     return ArrivalSums(kinds=(kind,), last=tuple(last), sizes=tuple(sizes))
 
@@ -337,9 +353,10 @@ class Transfers(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def _least(times: Sequence[tuple[_Time, ...]]) -> tuple[_Time, ...]:
-    """The least time of each size; of many sizes, the shortest."""
+    """The least time of each size; of many sizes, those with the least time for their bytes."""
     by_size = grouped(chain(*times), lambda time: time[0])
-    return tuple(sorted([min(of_size) for of_size in by_size.values()], key=lambda time: time[::-1])[:MAX_SIZES_EACH])
+    least = [min(of_size) for of_size in by_size.values()]
+    return tuple(sorted(least, key=lambda time: (time[1] / max(1.0, time[0]), time))[:MAX_SIZES_EACH])
 
 
 add_transfers = table_sum(Transfers, 3, order=lambda row: (row.first_rank, row.group), limit=MAX_COLLECTIVES)
@@ -370,9 +387,12 @@ def with_transfers(
     kinds = Counter((collective_of(row.operator), row.group) for row in collectives)
 
     def transfer_ms(row: CollectiveTime) -> float | None:
-        least_ms = _transfer_ms(row, by_key.get(_key(row)))
+        over_ranks = by_key.get(_key(row))
+        least_ms = _transfer_ms(row, over_ranks)
         kind = collective_of(row.operator)
-        if row.kernels_ms is None or least_ms is None or kinds[kind, row.group] > 1:
+        # Of all-to-alls with shares of several sizes, the shortest kernel is that of the smallest.
+        of_shares = kind == _ALL_TO_ALL and over_ranks is not None and len(over_ranks.kernels) > 1
+        if row.kernels_ms is None or least_ms is None or kinds[kind, row.group] > 1 or of_shares:
             return least_ms
         known = [
             one.transfer_us
@@ -390,13 +410,17 @@ def with_transfers(
 def _transfer_ms(row: CollectiveTime, found: Transfers | None) -> float | None:
     """The rank's own time is one of them, also where its size is none of those that were kept."""
     kernels, isolated = ((), ()) if found is None else (found.kernels, found.isolated)
+    by_share = collective_of(row.operator) == _ALL_TO_ALL
     if row.kernels_ms is not None:
         own = [row.kernels_ms] if row.kernels_ms else []
-        return min([*own, *[ms for size, ms in kernels if _alike(size, row.size_bytes)]], default=None)
+        return min([*own, *_times_of(row.size_bytes, kernels, by_share)], default=None)
     if row.isolated_ms is None or row.timed_bytes is None:
         return None
-    return min([row.isolated_ms, *[ms for size, ms in isolated if _alike(size, row.timed_bytes)]])
+    return min([row.isolated_ms, *_times_of(row.timed_bytes, isolated, by_share)])
 
 
-def _alike(one: float, other: float) -> bool:
-    return abs(one - other) <= _SAME_BYTES * max(one, other)
+def _times_of(num_bytes: float, times: Sequence[_Time], by_share: bool) -> list[float]:
+    """What ranks take for so many bytes: those that have as many; with ``by_share``, all at their own rates."""
+    if by_share:
+        return [ms * num_bytes / size for size, ms in times if size and num_bytes]
+    return [ms for size, ms in times if abs(size - num_bytes) <= _SAME_BYTES * max(size, num_bytes)]

@@ -16,9 +16,13 @@ from overlap_callbacks.analysis.job.arrivals import (
     MAX_OPEN,
     ArrivalSums,
     add_arrivals,
+    add_transfers,
     arrivals_of,
     reported_arrivals,
+    transfers_of,
+    with_transfers,
 )
+from overlap_callbacks.analysis.job.waiting import GroupTransfer
 from overlap_callbacks.analysis.results.arrivals import (
     ONE_HOST,
     SEVERAL_HOSTS,
@@ -27,6 +31,7 @@ from overlap_callbacks.analysis.results.arrivals import (
     TimedCall,
     TimedCalls,
 )
+from overlap_callbacks.analysis.results.window import CollectiveTime
 
 TRANSFER_US = 100
 SIZE = 4096
@@ -192,3 +197,56 @@ def test_of_too_many_late_ranks_those_are_kept_for_which_others_wait_longest() -
     kept = add_arrivals([add_arrivals(pairs[at : at + 2]) for at in range(0, len(pairs), 2)]).last
     assert len(kept) == MAX_LAST
     assert kept[0].rank == 2 * MAX_LAST
+
+
+@pytest.mark.parametrize(
+    ("times_us", "sizes", "transfer_us", "late", "waiting_us"),
+    [
+        ((2000, 6000), (1, 3), 6000, None, 0),  # the larger share takes longer, and nobody waits
+        ((2000, 11_000), (1, 3), 6000, 0, 1000),  # rank 0 comes last: that much is sure
+        ((12_000, 6000), (1, 3), 6000, 1, 6000),
+        ((4000, 4000), (1, 3), 4000, None, 0),
+        ((4000, 9000), (0, 3), 9000, None, 0),
+        ((5000, 2000), (3, 3), 2000, 1, 3000),  # equal shares
+        ((5000, 2000), (0, 0), 2000, 1, 3000),
+    ],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_all_to_all_is_one_transfer_bound_by_its_largest_share(
+    times_us: tuple[int, int], sizes: tuple[int, int], transfer_us: int, late: int | None, waiting_us: int, turned: bool
+) -> None:
+    parts = []
+    for rank, (time_us, size) in enumerate(zip(times_us, sizes, strict=True)):
+        timed = TimedCalls("alltoall_base_", "ep", 0, 2, "expert", (TimedCall(0, 0, SIZE * size, time_us),))
+        parts.append(arrivals_of(rank, [timed], "node"))
+    found, transfers = reported_arrivals(add_arrivals(parts[::-1] if turned else parts), equal_hosts(2, 2))
+    assert found is not None
+    (waiting,) = found.dimensions
+    assert [row.transfer_ms for row in transfers] == [transfer_us / 1e3]
+    assert [row.bytes for row in transfers] == [SIZE * max(sizes)]
+    assert (waiting.transfer_ms, waiting.waiting_ms) == (transfer_us / 1e3, waiting_us / 1e3 / 2)
+    assert [(row.rank, row.waiting_ms) for row in found.ranks] == ([] if late is None else [(late, waiting_us / 1e3)])
+
+
+def shown(kernels_ms: Sequence[float], sizes: Sequence[int], operator: str = "alltoall_base_") -> CollectiveTime:
+    """The row of rank 0, of ranks whose kernels take these times for these bytes."""
+    rows = [
+        CollectiveTime(operator, "ep (7)", len(sizes), "nccl", 1, size, size // 2, None, kernels_ms=ms, first_rank=0)
+        for ms, size in zip(kernels_ms, sizes, strict=True)
+    ]
+    kind = "all_to_all" if operator.startswith("alltoall") else "all_reduce"
+    compared = [GroupTransfer(0, "7", kind, 1e3 * min(kernels_ms))]
+    (row,) = with_transfers(rows[:1], add_transfers([transfers_of([row]) for row in rows]), compared)
+    return row
+
+
+def test_the_bandwidth_of_all_to_alls_is_that_of_the_largest_share() -> None:
+    # 30 MB in 6 ms are 5 GB/s, of which half pass a link; the row of rank 0 has its own 10 MB.
+    row = shown((4.0, 6.0), (10_000_000, 30_000_000))
+    assert row.transfer_ms == pytest.approx(2.0)
+    assert row.size_bytes / 1e6 / (row.transfer_ms or 0.0) == pytest.approx(5.0)
+    # Many sizes: those that are kept have the highest rates.
+    sizes = [1_000_000 * (rank + 1) for rank in range(20)]
+    assert shown([6.0] * 20, sizes).transfer_ms == pytest.approx(6.0 / 20)
+    assert shown((4.0, 3.0), (10_000_000, 10_000_000)).transfer_ms == 3.0
+    assert shown((4.0, 6.0), (10_000_000, 30_000_000), "allreduce_").transfer_ms == 4.0
