@@ -22,7 +22,7 @@ from overlap_callbacks.analysis.stragglers import Straggler
 
 DOCS = "docs/bottlenecks.md"
 # Share of a step from which on a loss is worth advice.
-_WORTH = 0.03
+WORTH = 0.03
 # Messages of data parallelism below this size are short of bandwidth on most links, and above the other one they begin
 # late: DDP's own bucket has 25 MB.
 _SHORT_MESSAGE_BYTES = 4e6
@@ -173,9 +173,9 @@ def _deferring(job: JobFacts) -> Iterator[Advice]:
     share = (found.times - 1) / found.times * _share_of_reductions(job)
     exposed_ms = job.parts.transfer_ms + job.parts.waiting_ms
     saved_ms = share * (exposed_ms + max(0.0, job.parts.contention_ms))
-    if saved_ms < _WORTH * job.parts.total_ms:
+    if saved_ms < WORTH * job.parts.total_ms:
         return
-    how = _how_to_defer(job.configuration)
+    how = how_to_defer(job.configuration)
     yield Advice(
         "defer-reductions",
         f"Each gradient is reduced {found.times} times a step: defer it{how}.",
@@ -184,7 +184,7 @@ def _deferring(job: JobFacts) -> Iterator[Advice]:
     )
 
 
-def _how_to_defer(configuration: Mapping[str, Setting]) -> str:
+def how_to_defer(configuration: Mapping[str, Setting]) -> str:
     stage = configuration.get("zero_stage")
     if isinstance(stage, int) and stage >= 2:
         return f", which ZeRO does up to stage 1 (this is stage {stage}), or use fewer, larger micro-batches"
@@ -261,7 +261,7 @@ def _against_bubble(job: JobFacts) -> Iterator[Advice]:
 
 def _against_contention(job: JobFacts) -> Iterator[Advice]:
     parts, shares, backend = job.parts, job.shares, job.detailed.backend
-    if parts.contention_ms < _WORTH * parts.total_ms:
+    if parts.contention_ms < WORTH * parts.total_ms:
         return
     lost = f"Compute loses {_ms(parts.contention_ms)} a step beside communication."
     by_clock = (shares.of(CLOCK) or 0.0) / shares.slowdown if shares is not None and shares.slowdown > 0 else 0.0

@@ -159,6 +159,7 @@ def device_figures(
         queues=use.queues,
         host_limit=use.host_limit,
         utilisation=use.utilisation,
+        reductions=trace.reductions,
     )
 
 

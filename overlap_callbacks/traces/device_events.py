@@ -39,6 +39,7 @@ from overlap_callbacks.traces.events import (
     OddKernelArgs,
     RangeArgs,
 )
+from overlap_callbacks.traces.reductions import mark_of
 from overlap_callbacks.traces.stream import EventStream
 
 # Calls of these launch nothing, though they have numbers like launches. They are up to half of a file's calls.
@@ -83,6 +84,7 @@ class DeviceEvents(EventCollector):
         annotations, operators: torch's ranges of collectives, and its operators that describe theirs.
         details: numbers of what many of these share.
         ranges: other ranges of the host: modules, and those that users and torch have named.
+        marks: forward passes, reductions and steps of the optimizer, by ``mark_of``.
     """
 
     def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False, with_ranges: bool = False) -> None:
@@ -101,6 +103,8 @@ class DeviceEvents(EventCollector):
         self.details: Numbers[RangeDetail] = Numbers()
         self.ranges = self._events(thread="i", name="i")
         self.range_numbers: Numbers[str] = Numbers()
+        self.marks = self._events(thread="i", mark="b")
+        self._mark_of: Memo[str | None, int] = Memo(mark_of)
         self._with_ranges = with_ranges
         self.lanes: Numbers[tuple[int, int | str]] = Numbers()
         self._launches_nothing: Memo[str | None, bool] = Memo(
@@ -139,6 +143,11 @@ class DeviceEvents(EventCollector):
         is_step, is_annotation = self._is_step, self._is_annotation
         ranges = (*notes, *olds, *modules)
         self._note([event for event in ranges if is_step[event.name]], stream)
+        mark_of_name = self._mark_of
+        marks = [event for event in notes if mark_of_name[event.name] >= 0]
+        if marks:
+            marks = self.marks.keep(marks)
+            self.marks.label(thread=self._threads_of(marks), mark=[mark_of_name[event.name] for event in marks])
         annotations = [event for event in ranges if is_annotation[event.name]]
         if annotations:
             self._add_annotations(annotations, stream)

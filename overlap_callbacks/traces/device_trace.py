@@ -7,6 +7,7 @@ modules of a model (``with_modules=True`` or ``with_stack=True`` of torch's prof
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import re
 from collections import Counter
@@ -45,6 +46,7 @@ from overlap_callbacks.traces.doubts import Doubts
 from overlap_callbacks.traces.events import MAX_TIME_NS, time_problems
 from overlap_callbacks.traces.files import Document, TraceError
 from overlap_callbacks.traces.merged import are_joined
+from overlap_callbacks.traces.reductions import repeated_reductions
 from overlap_callbacks.traces.trace import Launches, Trace, bounds_of, steps_of, trace_of
 
 # Columns by their names; shape (n,) each.
@@ -99,11 +101,13 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
         rows["launched"], _waits(events.waits.finished(), rows, kernels), events.streams, len(events.waits) > 0,
         range_of, events.range_names, captures,
     )  # fmt: skip
+    reductions = repeated_reductions(kernels, rows, events.marks.finished(), tuple(infos), bounds)
     release()
-    return trace_of(
+    trace = trace_of(
         document, kernels, rows["device"], found, collectives, problems, launches=launches, warnings=doubts.warnings,
         lacking=doubts.lacking,
     )  # fmt: skip
+    return dataclasses.replace(trace, reductions=reductions)
 
 
 def _in_order(rows: _Columns) -> _Columns:

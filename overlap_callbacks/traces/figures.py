@@ -16,6 +16,7 @@ from overlap_callbacks.traces.device_time import (
     TopKernel,
     Utilisation,
 )
+from overlap_callbacks.traces.reductions import RepeatedReductions
 
 SCHEMA_VERSION = 1
 
@@ -162,6 +163,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
         host_limit: whether the host keeps the device waiting; None if the file has no launches.
         utilisation: of the device over time; None without kernels.
         cycle: of the job's profiler, as its files name it; empty where they are of one.
+        reductions: of gradients, if the file proves that they are reduced several times for a step of the optimizer.
     """
 
     file: str
@@ -185,6 +187,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
     host_limit: HostLimit | None = None
     utilisation: Utilisation | None = None
     cycle: str = ""
+    reductions: RepeatedReductions | None = None
 
 
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,7 @@ from overlap_callbacks.traces.collectives import Collectives, with_groups
 from overlap_callbacks.traces.columns import Array
 from overlap_callbacks.traces.events import MAX_TIME_NS
 from overlap_callbacks.traces.files import Document
+from overlap_callbacks.traces.reductions import RepeatedReductions
 
 # No job has more: a number beyond is damage.
 _MOST_RANKS = 2**31
@@ -96,6 +97,7 @@ class Trace:
         warnings: those of ``problems`` to read before any figure.
         launches: the host's side of the kernels; None of a CPU job.
         lacks: why kernels are missing and no step is known to be whole, e.g. ``is cut off``; empty where they are not.
+        reductions: those of gradients that the file proves to be repeated, if any.
         merged: of a file into which those of several ranks were merged: all of them, of which this is the first.
     """
 
@@ -112,6 +114,7 @@ class Trace:
     warnings: tuple[str, ...] = ()
     launches: Launches | None = None
     lacks: str = ""
+    reductions: RepeatedReductions | None = None
     merged: tuple[Trace, ...] = ()
 
     @property

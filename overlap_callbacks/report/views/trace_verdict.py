@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from overlap_callbacks.analysis.formatting import PLAIN, Style
+from overlap_callbacks.analysis.advice import WORTH, how_to_defer
+from overlap_callbacks.analysis.formatting import PLAIN, Style, count
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime
 from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, RankTime, SplitLoads, TraceFigures
@@ -43,7 +44,7 @@ def verdict(analysis: Analysis, style: Style = PLAIN) -> tuple[str, ...]:
 
 def _of_job(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     """What the devices of one job do, and what limits them."""
-    return (_shares(traces, style), *_host(traces, style), *_communication(traces, style))
+    return (_shares(traces, style), *_deferring(traces, style), *_host(traces, style), *_communication(traces, style))
 
 
 def _skew(analysis: Analysis, style: Style) -> Sequence[str]:
@@ -159,6 +160,22 @@ def _communication(traces: Sequence[TraceFigures], style: Style) -> Sequence[str
     if most[0] < _MATTERS * most[1]:
         return (f"{mostly} {won}: communication is not what holds the steps up.".strip(),)
     return (f"{mostly} {won}.".strip(),)
+
+
+def _deferring(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
+    """That gradients are reduced at each micro-batch, and what it would save to defer that, as live."""
+    found = [trace.reductions for trace in traces if trace.reductions is not None]
+    most = max(found, key=lambda row: row.saved_ms, default=None)
+    if most is None or most.saved_ms < WORTH * most.update_ms:
+        return ()
+    how = how_to_defer({"fsdp_units": most.messages} if most.sharded else {"ddp_bucket_cap_bytes": most.bytes})
+    sent = f"{count(most.messages, 'reduction')} of {style.number(most.bytes / 1e6, 2)}{style.space}MB"
+    return (
+        f"Each gradient is reduced {most.times} times a step: defer it{how}.",
+        f"The same {sent} follow each of {most.times} forward passes between two steps of the optimizer (several models "
+        f"of one size would look so too). Reducing them once would save at most {style.ms(most.saved_ms)} of a step of "
+        f"{style.ms(most.update_ms)}.",
+    )
 
 
 def _splits(loads: SplitLoads | None, style: Style) -> Sequence[str]:

@@ -1,0 +1,151 @@
+"""Gradients that are reduced at each micro-batch, where a file proves it: they could be reduced once for each update.
+
+Between two steps of the optimizer, the same reductions, size by size, follow each of several forward passes. Layers of
+equal size are reduced behind one pass, and so is what waits for the last micro-batch, in a pipeline too. The reductions
+are those of gradients: FSDP launches them in a range of its own, DDP on autograd's thread, and in its forward passes its group
+does nothing but broadcast buffers.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from overlap_callbacks.analysis.intervals import Intervals, distinct_values
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
+from overlap_callbacks.traces.collect import Numbers
+from overlap_callbacks.traces.collectives import CollectiveInfo
+from overlap_callbacks.traces.columns import Array
+
+# Ranges of torch's that tell: forward passes, where FSDP reduces, and steps of optimizers.
+PASS, REDUCES, UPDATE = range(3)
+_RANGES = (
+    (PASS, ("DistributedDataParallel.forward", "FSDP::root_pre_forward", "FullyShardedDataParallel.forward")),
+    (REDUCES, ("FSDP::post_backward_reduce", "FullyShardedDataParallel._post_backward_hook")),
+    (UPDATE, ("Optimizer.step#",)),
+)
+_REDUCTIONS = ("all_reduce", "reduce_scatter")
+
+
+class RepeatedReductions(msgspec.Struct, frozen=True, kw_only=True):
+    """Gradients that are reduced several times for each step of the optimizer.
+
+    Attributes:
+        times: forward passes that the same reductions follow, for a step of the optimizer.
+        messages, bytes: reductions that follow one of them, and their size.
+        exposed_ms, update_ms: of all of them, what compute does not hide; from one step of the optimizer to the next.
+        sharded: whether FSDP reduces them, else DDP.
+    """
+
+    times: int
+    messages: int
+    bytes: int
+    exposed_ms: float
+    update_ms: float
+    sharded: bool
+
+    @property
+    def saved_ms(self) -> float:
+        """What reducing them once would save at most."""
+        return self.exposed_ms * (self.times - 1) / self.times
+
+
+def mark_of(name: str | None) -> int:
+    """What a range of the host is: ``PASS``, ``REDUCES``, ``UPDATE``, or -1."""
+    return next((mark for mark, names in _RANGES if (name or "").startswith(names)), -1)
+
+
+def repeated_reductions(
+    kernels: KernelTable,
+    rows: Mapping[str, Array],
+    marks: Mapping[str, Array],
+    infos: Sequence[CollectiveInfo],
+    steps: Sequence[tuple[int, int]],
+) -> RepeatedReductions | None:
+    """Those of the group that reduces most; None where nothing proves that it reduces gradients several times.
+
+    ``rows`` are columns of the kernels, ``marks`` those of ranges of the host, which ``mark_of`` names, and ``steps``
+    the begin and end of each step.
+    """
+    passes, updates = _outermost(marks, PASS), _outermost(marks, UPDATE)
+    if len(passes) < 2 or not len(updates):
+        return None
+    mine = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & (rows["info"] >= 0))
+    mine = mine[rows["launched"][mine].argsort(kind="stable")]
+    info, launched_ns, thread, num_bytes = (rows[name][mine] for name in ("info", "launched", "thread", "num_bytes"))
+    groups: Numbers[tuple[str, str]] = Numbers()
+    group = np.array([groups[known.group, known.ranks] for known in infos], dtype=np.int64)[info]
+    reduces = np.array([known.kind in _REDUCTIONS and known.size != 1 for known in infos], dtype=bool)[info]
+    reduces &= (launched_ns >= 0) & (num_bytes > 0)
+    if not reduces.any() or distinct_values(rows["device"][mine]).size > 1:
+        return None
+    own = group == np.bincount(group[reduces], weights=num_bytes[reduces]).argmax()
+    sharded = _inside(_outermost(marks, REDUCES), launched_ns)
+    reduces &= own
+    if (own & sharded).any():
+        reduces &= sharded
+    else:
+        broadcasts = np.array([known.kind == "broadcast" for known in infos], dtype=bool)[info]
+        if (_inside(passes, launched_ns) & own & ~broadcasts).any():
+            return None
+        if distinct_values(rows["thread"]).size > 1:
+            reduces &= ~np.isin(thread, marks["thread"][marks["mark"] == PASS])
+    mine, launched_ns, num_bytes = mine[reduces], launched_ns[reduces], num_bytes[reduces]
+    update, after = (np.searchsorted(of.start_ns, launched_ns, side="right") for of in (updates, passes))
+    by_update: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for place, number, size in zip(update.tolist(), after.tolist(), num_bytes.tolist(), strict=True):
+        by_update[place][number].append(size)
+    by_update.pop(len(updates), None)  # it does not end in the file
+    if len(by_update) > 1:
+        by_update.pop(0, None)  # the file may begin within it
+    sequences = {tuple([tuple(sizes) for sizes in of_passes.values()]) for of_passes in by_update.values()}
+    if len(sequences) != 1:
+        return None
+    (repeated,) = sequences
+    if len(repeated) < 2 or len(set(repeated)) > 1:
+        return None
+    counted = np.isin(update, list(by_update))
+    if len(by_update) > 1:
+        first, last = min(by_update), max(by_update)
+        update_ns = (int(updates.start_ns[last]) - int(updates.start_ns[first - 1])) / len(by_update)
+    else:
+        # Where the optimizer left a step out, as a scaler of gradients makes it, those of two steps seem to be of one.
+        within = [
+            end - start
+            for start, end in steps
+            if ((launched_ns[counted] >= start) & (launched_ns[counted] < end)).all()
+        ]
+        if not within:
+            return None
+        update_ns = within[0]
+    ran = kernels.intervals[mine[counted]]
+    exposed_ns = int((ran.durations_ns - ran.covered_ns(kernels.of(Kind.COMPUTE))).sum())
+    return RepeatedReductions(
+        times=len(repeated),
+        messages=len(repeated[0]),
+        bytes=sum(repeated[0]),
+        exposed_ms=exposed_ns / len(by_update) / 1e6,
+        update_ms=update_ns / 1e6,
+        sharded=bool(sharded[reduces].any()),
+    )
+
+
+def _outermost(marks: Mapping[str, Array], mark: int) -> Intervals:
+    """The ranges of one kind that lie in no other of it, ascending."""
+    of_kind = np.flatnonzero(marks["mark"] == mark)
+    start_ns, end_ns = (marks[name][of_kind] for name in ("start", "end"))
+    order = np.lexsort((-end_ns, start_ns))
+    start_ns, end_ns = start_ns[order], end_ns[order]
+    before_ns = np.maximum.accumulate(end_ns)[:-1]
+    outer = np.concatenate(([True], start_ns[1:] >= before_ns))[: len(order)]
+    return Intervals(start_ns[outer], end_ns[outer])
+
+
+def _inside(ranges: Intervals, time_ns: Indices) -> npt.NDArray[np.bool_]:
+    """Which times lie in one of some ranges that are ascending and apart."""
+    place = np.searchsorted(ranges.start_ns, time_ns, side="right")
+    return time_ns < np.append(np.iinfo(np.int64).min, ranges.end_ns)[place]
