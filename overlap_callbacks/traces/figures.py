@@ -64,7 +64,7 @@ class CollectiveFigures(msgspec.Struct, frozen=True, kw_only=True):
         collective: kind of collective, e.g. ``all_reduce``.
         group, description: name and description of the group; empty if unknown.
         group_size: number of ranks of the group; None if unknown.
-        count: number of kernels.
+        count: number of kernels; those of one all-to-all count as one.
         bytes: total size of the kernels of known size, as NCCL's tests count it; None without any.
         time_ms: sum of the kernels' times, including waiting for other ranks.
         hidden_ms: the part of ``time_ms`` during compute.
@@ -234,11 +234,12 @@ class CollectiveSize(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         group_size: ranks of the group; None if unknown.
         bytes: size of one, as NCCL's tests count it.
-        kernels: number of kernels.
+        kernels: number of kernels, as in ``CollectiveFigures``.
         time_ms: mean time of a kernel, including waiting for other ranks.
         bus_bandwidth_gb_s: with that time; None if the size of the group is unknown.
         matched: number of collectives that several files hold.
-        transfer_ms: mean over these of the shortest kernel: the time of the transfer. None without any.
+        transfer_ms: mean over these of the shortest kernel, or of an all-to-all that of the largest share: the time of
+            the transfer. None without any.
         transfer_bandwidth_gb_s: bytes / ``transfer_ms``.
         transfer_bus_bandwidth_gb_s: the same as bus bandwidth; None if the size of the group is unknown.
     """

@@ -2,8 +2,8 @@
 
 Between two steps of the optimizer, the same reductions, size by size, follow each of several forward passes. Layers of
 equal size are reduced behind one pass, and so is what waits for the last micro-batch, in a pipeline too. The reductions
-are those of gradients: FSDP launches them in a range of its own, DDP on autograd's thread, and in its forward passes its group
-does nothing but broadcast buffers.
+are those of gradients: FSDP launches them in a range of its own, DDP on autograd's thread, and in a forward pass its
+group does nothing but broadcast buffers.
 """
 
 from __future__ import annotations
@@ -74,38 +74,17 @@ def repeated_reductions(
     passes, updates = _outermost(marks, PASS), _outermost(marks, UPDATE)
     if len(passes) < 2 or not len(updates):
         return None
-    mine = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & (rows["info"] >= 0))
-    mine = mine[rows["launched"][mine].argsort(kind="stable")]
-    info, launched_ns, thread, num_bytes = (rows[name][mine] for name in ("info", "launched", "thread", "num_bytes"))
-    groups: Numbers[tuple[str, str]] = Numbers()
-    group = np.array([groups[known.group, known.ranks] for known in infos], dtype=np.int64)[info]
-    reduces = np.array([known.kind in _REDUCTIONS and known.size != 1 for known in infos], dtype=bool)[info]
-    reduces &= (launched_ns >= 0) & (num_bytes > 0)
-    if not reduces.any() or distinct_values(rows["device"][mine]).size > 1:
-        return None
-    own = group == np.bincount(group[reduces], weights=num_bytes[reduces]).argmax()
-    sharded = _inside(_outermost(marks, REDUCES), launched_ns)
-    reduces &= own
-    if (own & sharded).any():
-        reduces &= sharded
-    else:
-        broadcasts = np.array([known.kind == "broadcast" for known in infos], dtype=bool)[info]
-        if (_inside(passes, launched_ns) & own & ~broadcasts).any():
-            return None
-        if distinct_values(rows["thread"]).size > 1:
-            reduces &= ~np.isin(thread, marks["thread"][marks["mark"] == PASS])
-    mine, launched_ns, num_bytes = mine[reduces], launched_ns[reduces], num_bytes[reduces]
+    mine, sharded = _of_gradients(kernels, rows, marks, infos, passes)
+    launched_ns = rows["launched"][mine]
     update, after = (np.searchsorted(of.start_ns, launched_ns, side="right") for of in (updates, passes))
     by_update: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for place, number, size in zip(update.tolist(), after.tolist(), num_bytes.tolist(), strict=True):
+    for place, number, size in zip(update.tolist(), after.tolist(), rows["num_bytes"][mine].tolist(), strict=True):
         by_update[place][number].append(size)
     by_update.pop(len(updates), None)  # it does not end in the file
     if len(by_update) > 1:
         by_update.pop(0, None)  # the file may begin within it
     sequences = {tuple([tuple(sizes) for sizes in of_passes.values()]) for of_passes in by_update.values()}
-    if len(sequences) != 1:
-        return None
-    (repeated,) = sequences
+    repeated = sequences.pop() if len(sequences) == 1 else ()
     if len(repeated) < 2 or len(set(repeated)) > 1:
         return None
     counted = np.isin(update, list(by_update))
@@ -113,15 +92,11 @@ def repeated_reductions(
         first, last = min(by_update), max(by_update)
         update_ns = (int(updates.start_ns[last]) - int(updates.start_ns[first - 1])) / len(by_update)
     else:
-        # Where the optimizer left a step out, as a scaler of gradients makes it, those of two steps seem to be of one.
-        within = [
-            end - start
-            for start, end in steps
-            if ((launched_ns[counted] >= start) & (launched_ns[counted] < end)).all()
-        ]
-        if not within:
+        # Those of two steps seem to be of one where a scaler of gradients leaves the optimizer out.
+        from_ns, to_ns = launched_ns[counted].min(), launched_ns[counted].max()
+        update_ns = next((end - start for start, end in steps if start <= from_ns and to_ns < end), 0)
+        if not update_ns:
             return None
-        update_ns = within[0]
     ran = kernels.intervals[mine[counted]]
     exposed_ns = int((ran.durations_ns - ran.covered_ns(kernels.of(Kind.COMPUTE))).sum())
     return RepeatedReductions(
@@ -130,8 +105,37 @@ def repeated_reductions(
         bytes=sum(repeated[0]),
         exposed_ms=exposed_ns / len(by_update) / 1e6,
         update_ms=update_ns / 1e6,
-        sharded=bool(sharded[reduces].any()),
+        sharded=sharded,
     )
+
+
+def _of_gradients(
+    kernels: KernelTable,
+    rows: Mapping[str, Array],
+    marks: Mapping[str, Array],
+    infos: Sequence[CollectiveInfo],
+    passes: Intervals,
+) -> tuple[Indices, bool]:
+    """The kernels that reduce gradients, of the group that reduces most, by launch; and whether FSDP launched them."""
+    mine = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & (rows["info"] >= 0))
+    mine = mine[rows["launched"][mine].argsort(kind="stable")]
+    info, launched_ns, num_bytes = (rows[name][mine] for name in ("info", "launched", "num_bytes"))
+    groups: Numbers[tuple[str, str]] = Numbers()
+    group = np.array([groups[known.group, known.ranks] for known in infos], dtype=np.int64)[info]
+    reduces = np.array([known.kind in _REDUCTIONS and known.size != 1 for known in infos], dtype=bool)[info]
+    reduces &= (launched_ns >= 0) & (num_bytes > 0)
+    if not reduces.any() or distinct_values(rows["device"][mine]).size > 1:
+        return mine[:0], False
+    own = group == np.bincount(group[reduces], weights=num_bytes[reduces]).argmax()
+    sharded = _inside(_outermost(marks, REDUCES), launched_ns)
+    if (reduces & own & sharded).any():
+        return mine[reduces & own & sharded], True
+    broadcasts = np.array([known.kind == "broadcast" for known in infos], dtype=bool)[info]
+    if (own & ~broadcasts & _inside(passes, launched_ns)).any():
+        return mine[:0], False
+    if distinct_values(rows["thread"]).size > 1:
+        reduces &= ~np.isin(rows["thread"][mine], marks["thread"][marks["mark"] == PASS])
+    return mine[reduces & own], False
 
 
 def _outermost(marks: Mapping[str, Array], mark: int) -> Intervals:

@@ -172,9 +172,9 @@ def _deferring(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     sent = f"{count(most.messages, 'reduction')} of {style.number(most.bytes / 1e6, 2)}{style.space}MB"
     return (
         f"Each gradient is reduced {most.times} times a step: defer it{how}.",
-        f"The same {sent} follow each of {most.times} forward passes between two steps of the optimizer (several models "
-        f"of one size would look so too). Reducing them once would save at most {style.ms(most.saved_ms)} of a step of "
-        f"{style.ms(most.update_ms)}.",
+        f"The same {sent} follow each of {most.times} forward passes between two steps of the optimizer (several "
+        f"models of one size would look so too). Reducing them once would save at most {style.ms(most.saved_ms)} of a "
+        f"step of {style.ms(most.update_ms)}.",
     )
 
 
