@@ -7,18 +7,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from statistics import fmean
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.dimension_rules import dimension_of
-from overlap_callbacks.analysis.experts import EXPERT, AllToAll, dispatches
 from overlap_callbacks.analysis.kernels.table import Kind
-from overlap_callbacks.traces.collectives import UNKNOWN, CollectiveInfo, numbers_in
+from overlap_callbacks.traces.collectives import UNKNOWN, numbers_in
 from overlap_callbacks.traces.figures import SplitLoads
 from overlap_callbacks.traces.trace import Trace
+
+if TYPE_CHECKING:
+    from overlap_callbacks.analysis.experts import AllToAll
+
+_EXPERT = "expert"
 
 
 class _Step(NamedTuple):
@@ -45,6 +48,8 @@ def splits_of(trace: Trace) -> Splits:
     counts = np.array([len(info.sent) > 1 and info.size in (len(info.sent), None) for info in known.infos], dtype=bool)
     if not counts.any():
         return {}
+    from overlap_callbacks.analysis.experts import AllToAll, dispatches  # few files have split sizes
+
     rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.append(counts, False)[known.info])
     step, (begins, _) = kernels.step[rows], known[rows].transfers_ns(rows)
     rows = rows[begins & trace.whole[step] & ((step >= 0) | (not trace.steps))]
@@ -52,7 +57,12 @@ def splits_of(trace: Trace) -> Splits:
     for place, info, size in zip(
         *[of[rows].tolist() for of in (kernels.step, known.info, known.num_bytes)], strict=True
     ):
-        calls[place].append(_call(info, known.infos[info], size))
+        about = known.infos[info]
+        sent, received = sum(about.sent), sum(about.received)
+        # Where the size is unknown, an element counts as a byte.
+        num_bytes = sent if size == UNKNOWN else size * sent // max(1, sent, received)
+        group = f"{about.group} {about.ranks}"
+        calls[place].append(AllToAll(group, "", (info,), about.sent, about.received, num_bytes, 0))
     found: Splits = {}
     for place, of_step in calls.items():
         for call in dispatches(of_step):
@@ -62,13 +72,6 @@ def splits_of(trace: Trace) -> Splits:
             share = call.bytes_in / max(1, sum(call.sent)) * np.array(call.sent, dtype=np.float64)
             found[key] = found.get(key, 0.0) + share
     return found
-
-
-def _call(number: int, info: CollectiveInfo, num_bytes: int) -> AllToAll:
-    """An all-to-all; ``ranks`` holds the number of its information. Where its size is unknown, an element is a byte."""
-    sent, received = sum(info.sent), sum(info.received)
-    own = sent if num_bytes == UNKNOWN else num_bytes * sent // max(1, sent, received)
-    return AllToAll(f"{info.group} {info.ranks}", info.description, (number,), info.sent, info.received, own, 0)
 
 
 def split_loads(ranks: Iterable[tuple[str, Splits]]) -> SplitLoads | None:
@@ -84,7 +87,7 @@ def split_loads(ranks: Iterable[tuple[str, Splits]]) -> SplitLoads | None:
     for step, sent in by_step.items():
         if np.sum(sent) > 0:
             dimension = dimension_of(step.description)
-            kinds[dimension == EXPERT, dimension, step.size][step] = sent
+            kinds[dimension == _EXPERT, dimension, step.size][step] = sent
     if not kinds:
         return None
     _, dimension, size = kind = max(
@@ -110,6 +113,6 @@ def _loads(dimension: str, size: int, by_step: Mapping[_Step, list[npt.NDArray[n
         group_size=size,
         senders=min(senders, size),
         steps=len(peaks),
-        load_max_over_mean=fmean(peaks.values()),
+        load_max_over_mean=sum(peaks.values()) / len(peaks),
         highest_rank=numbers[place] if len(numbers) == size else place,
     )
