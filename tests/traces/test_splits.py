@@ -236,3 +236,26 @@ def test_splits_of_steps_that_are_cut_do_not_count(tmp_path: Path) -> None:
     assert loads(analyze([read_trace(path)])).steps == 1
     path.write_bytes(path.read_bytes()[:-60])
     assert analyze([read_trace(path)]).splits is None
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"In split size": 10**40, "Out split size": "[1]"}, {"In split size": "[" + "9" * 40 + ", 1]"},
+        {"In split size": {"a": [1]}}, {"In split size": [[1], 2]}, {"In split size": True, "Out split size": 1.5},
+        {"Process Group Ranks": "[0, 1, ...]"}, {"Process Group Ranks": None, "Process Group Name": None},
+        {"Group size": "2"}, {"dtype": "What"}, {"In msg nelems": "many", "Out msg nelems": True}, {"Seq": "first"},
+    ],
+)  # fmt: skip
+def test_odd_fields_are_no_error(tmp_path: Path, odd: dict[str, Any]) -> None:
+    about = args([10, 30], [9, 9], 1) | odd
+    found = job(tmp_path, [sends(0, 1, **about), sends(2, 3, **about)], [sends(0, 1, **about)])
+    assert found.splits is None or found.splits.load_max_over_mean == 1.5
+    assert [trace.total.comm_kernels_ms for trace in found.traces] == [2, 1]
+
+
+def test_other_files_say_nothing_of_all_to_alls_or_repeated_reductions(tmp_path: Path) -> None:
+    for overlapped in (False, True):
+        path = kineto.write(tmp_path / "trace.json", kineto.training(overlapped=overlapped), **kineto.job())
+        found = analyze([read_trace(path)])
+        assert (found.splits, found.traces[0].reductions) == (None, None)
