@@ -245,6 +245,7 @@ def test_the_bandwidth_of_all_to_alls_is_that_of_the_largest_share() -> None:
     row = shown((4.0, 6.0), (10_000_000, 30_000_000))
     assert row.transfer_ms == pytest.approx(2.0)
     assert row.size_bytes / 1e6 / (row.transfer_ms or 0.0) == pytest.approx(5.0)
+    assert shown((6.0, 4.0), (30_000_000, 10_000_000)).transfer_ms == 6.0
     # Many sizes: those that are kept have the highest rates.
     sizes = [1_000_000 * (rank + 1) for rank in range(20)]
     assert shown([6.0] * 20, sizes).transfer_ms == pytest.approx(6.0 / 20)
