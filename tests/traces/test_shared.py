@@ -104,6 +104,12 @@ def test_figures_of_the_whole_file_equal_those_of_a_walk_over_all_end_points(nam
 
 
 @pytest.mark.parametrize("name", FILES)
+def test_no_real_file_has_uneven_splits_or_repeats_its_reductions(name: str) -> None:
+    found = analyze([read_trace(reference.shared_trace(f"{name}.json.gz"))])
+    assert (found.splits, [trace.reductions for trace in found.traces]) == (None, [None])
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_figures_of_each_step_equal_those_of_a_walk_over_the_kernels_that_it_launched(name: str) -> None:
     walk, found = by_walk(name), figures(name)
     expected = {
