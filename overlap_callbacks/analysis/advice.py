@@ -1,7 +1,7 @@
-"""What to try against what bounds the steps of a run.
+"""Advice on what bounds the steps of a run.
 
-Each advice names the condition that was measured and what it could win. It is not given where it holds already, or
-where it cannot hold: the adapter and the environment tell what a job has.
+Each piece of advice names the measured condition and its possible gain. It is omitted where the job already follows it,
+or cannot: the adapter and the environment describe the job.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ WORTH = 0.03
 # late: DDP's own bucket has 25 MB.
 _SHORT_MESSAGE_BYTES = 4e6
 _LONG_MESSAGE_BYTES = 100e6
-# So few blocks of a communication kernel leave compute nearly all SMs.
+# With this few blocks, a communication kernel leaves compute nearly all SMs.
 _FEW_BLOCKS = 4
-# Padding, and small reductions of other things, let a step's bytes differ so much from a multiple of the gradients'.
+# Padding, and small reductions of other tensors, keep a step's bytes from being an exact multiple of the gradients'.
 _TOLERANCE, _NEAR = 0.05, 0.2
 _MOST_NAMED = 3
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
@@ -49,7 +49,7 @@ class Advice(NamedTuple):
 
 
 class JobFacts(NamedTuple):
-    """What advice asks for.
+    """The facts that advice depends on.
 
     Attributes:
         detailed: a window with its collectives.
@@ -68,7 +68,7 @@ class JobFacts(NamedTuple):
     precision: str = ""
 
     def at_most(self, ms: float) -> str:
-        """What an advice could win, in words."""
+        """The possible gain, in words."""
         return f"at most {_ms(ms)} of a step of {_ms(self.parts.total_ms)}"
 
     @property
@@ -82,7 +82,7 @@ class JobFacts(NamedTuple):
 def advice_for(
     bound: Bound, job: JobFacts, late: LateRank | None = None, stragglers: Sequence[Straggler] = ()
 ) -> Iterator[Advice]:
-    """What to try, the most promising first."""
+    """Advice, the most promising first."""
     for finding in job.detailed.findings:
         if finding.severity is Severity.SERIOUS:
             yield Advice("settings", finding.action, finding.message)
@@ -105,11 +105,11 @@ def _ms(ms: float) -> str:
     return PLAIN.quantity(ms, "ms")
 
 
-# -- gradients that are reduced at each micro-batch
+# -- gradients that are reduced in each micro-batch
 
 
 class Reductions(NamedTuple):
-    """How often a step reduces each gradient, and how many bytes each reduction of all of them has."""
+    """How often a step reduces each gradient, and the bytes of reducing all of them once."""
 
     times: int
     gradient_bytes: float
@@ -117,10 +117,10 @@ class Reductions(NamedTuple):
 
 
 def reductions_of(job: JobFacts) -> Reductions | None:
-    """How often a step reduces each gradient: the bytes of its reductions over those of the model's gradients.
+    """How often a step reduces each gradient: bytes reduced over bytes of the model's gradients.
 
-    None where that is not known: without a wrapper that reduces gradients, with a hook that changes their size, with
-    gradients of several types, or where the bytes are no whole multiple.
+    None if unknown: no wrapper reduces gradients, a hook changes their size, they have several types, or the ratio is
+    not an integer.
     """
     configuration, rows = job.configuration, _of_gradients(job)
     size = _bytes_of_a_gradient(configuration)
@@ -133,14 +133,14 @@ def reductions_of(job: JobFacts) -> Reductions | None:
     times, messages = round(step_bytes / gradient_bytes), sum(row.messages for row in scattered or rows)
     if not 1 <= times <= messages or abs(step_bytes / (times * gradient_bytes) - 1) > _TOLERANCE:
         return None
-    # Nearly any number is near some large multiple: then the calls must be as many each time.
+    # Nearly any number is close to some large multiple, so the calls must be a multiple as well.
     if abs(step_bytes / gradient_bytes - times) > _NEAR and messages % times:
         return None
     return Reductions(times, gradient_bytes, step_bytes)
 
 
 def _of_gradients(job: JobFacts) -> list[CollectiveTime]:
-    """The reductions of data parallelism, if a wrapper is known that reduces gradients."""
+    """The data-parallel reductions, if a known wrapper reduces gradients."""
     if not any(name.startswith(("ddp_", "fsdp_", "zero_")) for name in job.configuration):
         return []
     return [
@@ -153,7 +153,7 @@ def _of_gradients(job: JobFacts) -> list[CollectiveTime]:
 
 
 def _bytes_of_a_gradient(configuration: Mapping[str, Setting]) -> int | None:
-    """Bytes of one element as it is reduced; None if that is not known."""
+    """Bytes of an element as reduced; None if unknown."""
     hook = str(configuration.get("ddp_comm_hook", "none"))
     if hook not in ("none", "allreduce_hook"):
         return 2 if "fp16_compress" in hook or "bf16_compress" in hook else None
@@ -199,7 +199,7 @@ def how_to_defer(configuration: Mapping[str, Setting]) -> str:
 
 
 def _share_of_reductions(job: JobFacts) -> float:
-    """The part of the time of all collectives that the gradients' reductions take; by bytes where times are missing."""
+    """The fraction of all collectives' time that gradient reductions take; by bytes where times are missing."""
     mine, rows = _of_gradients(job), job.detailed.collectives
     by_time = [(row, row.isolated_ms) for row in rows]
     if any(ms is None for _, ms in by_time):
@@ -302,7 +302,7 @@ def _power_cap(job: JobFacts) -> str:
 def _against_communication(job: JobFacts) -> Iterator[Advice]:
     detailed, configuration = job.detailed, job.configuration
     exposed = max(detailed.dimensions, key=lambda row: row.exposed_ms, default=None)
-    # Of the group of all ranks nobody knows what it serves.
+    # It is not known what the group of all ranks serves.
     name = exposed.dimension if exposed is not None and exposed.dimension not in (WORLD, UNKNOWN) else ""
     exposed_ms = job.parts.transfer_ms + job.parts.waiting_ms
     won = f"That could win {job.at_most(exposed_ms)}."
@@ -354,7 +354,7 @@ def _share_of(rows: Sequence[CollectiveTime], of: Sequence[CollectiveTime]) -> f
 
 
 def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -> Iterator[Advice]:
-    """Larger buckets for short messages, smaller ones for long messages, where the bucket decides their size."""
+    """Larger buckets for short messages, smaller ones for long messages, if buckets decide their size."""
     messages = sum(row.messages for row in rows)
     mean_bytes = sum(row.size_bytes for row in rows) / messages
     size = f"A reduction has {mean_bytes / 1e6:.2f} MB on average"

@@ -1,4 +1,4 @@
-"""What bounds the steps of a run, in words: with the evidence, and with what to try."""
+"""What bounds the steps of a run, in words: the evidence, and what to try."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from overlap_callbacks.analysis.stragglers import Straggler, stragglers
 
 
 class Bottleneck(NamedTuple):
-    """What bounds the steps of a run, and what takes nearly as much; None if nothing does.
+    """What bounds the steps of a run, and a close second, if any.
 
     Attributes:
-        late: the rank for which others wait; None if there is none.
+        late: the rank that others wait for, if any.
         stragglers: ranks, and then hosts, that come last to collectives of sequential steps, the worst of each first.
         advice: what to try, the most promising first.
     """
@@ -51,13 +51,13 @@ def bottleneck_of(
     detailed: OverlapReport | None = None,
     run: RunInfo | None = None,
 ) -> Bottleneck | None:
-    """What bounds the steps of these windows, which count; None where no profile shows it.
+    """What bounds the steps of these windows; None if no profile shows it.
 
     Args:
         windows: those that count.
-        speedup: of overlap over sequential steps, over all of them.
+        speedup: of overlapped over sequential steps, over all windows.
         detailed: one of them with its collectives, on which advice rests; None to take the last that has any.
-        run: what is known of the job, which advice looks at.
+        run: what is known of the job, for advice.
     """
     measured = [(window, found) for window in windows if (found := window.step_parts()) is not None]
     if not measured:
@@ -89,7 +89,7 @@ def bottleneck_of(
 
 
 def run_bottleneck(summary: RunSummary, detailed: OverlapReport | None = None) -> Bottleneck | None:
-    """What bounds the steps of a run; None of a control, and where no profile shows it. See ``bottleneck_of``."""
+    """What bounds the steps of a run; None for a control run or without a profile. See ``bottleneck_of``."""
     if summary.control:
         return None
     return bottleneck_of(summary.valid_windows, summary.pooled().get("speedup_vs_sequential"), detailed, summary.run)
@@ -107,7 +107,7 @@ def _late(of_windows: Sequence[LateRank | None]) -> LateRank | None:
 
 
 def _who_is_late(of_run: Sequence[Straggler], style: Style) -> str:
-    """The worst rank and the worst host of sequential steps, and how sure that is, as sentences."""
+    """The worst rank and the worst host of sequential steps, and how certain that is, in sentences."""
     worst = [next((row for row in of_run if (row.rank < 0) is host), None) for host in (False, True)]
     return "".join([f" {row.name.capitalize()}: {row.how_sure(style)}." for row in worst if row is not None])
 

@@ -1,13 +1,12 @@
-"""The design of a window: which weight each block has in the mean of its mode, by least squares.
+"""The design of a window: the weight of each block in the mean of its mode, by least squares.
 
-A block's mean depends on its mode, and on what differs between blocks besides: its place in the window (steps get
-slower or faster: clocks, heat, caches), how many of its steps are hits of the job's rhythms, and how many are of
-another kind. The design takes these out. It is the same for every quantity, so that what adds up in each block
-adds up in the means too.
+A block's mean depends on its mode, but also on its place in the window (clocks, heat and caches make steps faster or
+slower), on how many of its steps are hits of the job's rhythms, and on how many are of another kind. The design removes
+these effects. It is the same for every quantity, so quantities that add up in each block also add up in the means.
 
-The mean of a mode uses the blocks of that mode alone. Both means are taken at the same trend, and at the same share of
-hits and of each kind: that at which the two modes are known best. So their difference is that of the least squares with
-a column for the mode. Without columns besides, they are plain means.
+The mean of a mode uses only that mode's blocks. Both means are taken at the same trend and the same share of hits and
+of each kind: where both modes are known best. So their difference is that of least squares with a column for the mode.
+Without further columns, they are plain means.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ MIN_BLOCKS_OF_TREND = _DEGREES[-1][0]
 _MIN_LEFT = 2
 # What is left of equal values, as a share of them.
 _ROUNDING = 1e-12
-# Of a column's square, what the columns before must leave of it.
+# The least fraction of a column's square that the columns before it may leave.
 _MIN_NEW = 1e-6
 
 
@@ -42,10 +41,10 @@ class Design:
     """The least squares of n blocks.
 
     Attributes:
-        of_mode: which blocks are of each mode, in the order of ``Mode``; shape (modes, n).
-        weights: of each block in the mean of its mode; they add up to 1 over each mode that has blocks; shape (n,).
-        degrees: degrees of freedom of what is left in each mode's blocks; shape (modes,).
-        roots: of the blocks' weights in the least squares; shape (n,).
+        of_mode: the blocks of each mode, in the order of ``Mode``; shape (modes, n).
+        weights: of each block in the mean of its mode, adding up to 1 over each mode that has blocks; shape (n,).
+        degrees: degrees of freedom of the residuals in each mode's blocks; shape (modes,).
+        roots: square roots of the blocks' weights in the least squares; shape (n,).
         basis: orthonormal columns that span the design, in units of ``roots``; shape (n, columns).
     """
 
@@ -56,14 +55,14 @@ class Design:
     basis: Floats
 
     def means(self, values: Floats) -> Floats:
-        """The mean of each quantity in each mode; of a mode without blocks 0. Shapes (n, quantities), (modes, ...)."""
-        return np.stack([self.weights[own] @ values[own] for own in self.of_mode])  # apart: a NaN stays in its mode
+        """The mean of each quantity in each mode, 0 for a mode without blocks. Shapes (n, quantities), (modes, ...)."""
+        return np.stack([self.weights[own] @ values[own] for own in self.of_mode])  # apart: NaN stays in its mode
 
     def residuals(self, values: Floats) -> Floats:
-        """What the design leaves of each quantity, in units of ``roots``; shape (n, quantities)."""
+        """The residuals of each quantity, in units of ``roots``; shape (n, quantities)."""
         scaled = self.roots[:, None] * values
         left = scaled - self.basis @ (self.basis.T @ scaled)
-        for quantity in np.flatnonzero(np.isnan(left).any(axis=0)).tolist():  # not known in all blocks of some mode
+        for quantity in np.flatnonzero(np.isnan(left).any(axis=0)).tolist():  # unknown in some blocks of a mode
             for own in self.of_mode:
                 basis, of_own = self.basis[own], scaled[own, quantity]
                 left[own, quantity] = of_own - basis @ (np.linalg.pinv(basis) @ of_own)
@@ -71,11 +70,11 @@ class Design:
         return np.asarray(left)
 
     def spread(self) -> Floats:
-        """The variance of each mode's mean over that of a step's weight; 0 without blocks. Shape (modes,)."""
+        """The variance of each mode's mean over that of a step of weight 1; 0 without blocks. Shape (modes,)."""
         return np.asarray((self.of_mode * (self.weights / self.roots) ** 2).sum(axis=1))
 
     def covariances(self, values: Floats) -> list[Floats]:
-        """Of the means of each mode, by what the design leaves of its own blocks; NaN without degrees of freedom."""
+        """Of each mode's means, from the residuals of its blocks; NaN without degrees of freedom."""
         left = self.residuals(values)
         parts = zip(self.of_mode, self.degrees, self.spread(), strict=True)
         return [
@@ -84,9 +83,9 @@ class Design:
 
 
 def design_of(modes: Sequence[Mode], places: Sequence[int], num_steps: Sequence[float], covariates: Floats) -> Design:
-    """The design of n blocks, by mode and number, which weigh by their counted steps.
+    """The design of n blocks, by mode and number, weighted by their counted steps.
 
-    ``covariates`` are what else they depend on, the most important first; shape (n, covariates).
+    ``covariates`` are other influences, the most important first; shape (n, covariates).
     """
     of_mode = np.array([[mode is each for mode in modes] for each in Mode], dtype=bool).reshape(len(Mode), -1)
     roots = np.sqrt(np.maximum(np.array(num_steps, dtype=np.float64), 1e-9))
@@ -101,7 +100,7 @@ def design_of(modes: Sequence[Mode], places: Sequence[int], num_steps: Sequence[
             if extended is not basis:
                 basis = extended
                 others.append(roots * column)
-        # The modes as far as the other columns do not tell them: that is the contrast between the two.
+        # The part of the mode's indicator that the other columns do not explain: the contrast between the modes.
         others_basis = _orthonormal(others, len(roots))
         indicator = roots * of_mode[0]
         contrast = indicator - others_basis @ (others_basis.T @ indicator)
@@ -125,9 +124,9 @@ def _orthonormal(columns: Iterable[Floats], rows: int) -> Floats:
 
 
 def _extended(basis: Floats, column: Floats, least: int = _MIN_LEFT) -> Floats:
-    """With one column more, if it is new and leaves degrees of freedom enough."""
+    """With one more column, if it is new and leaves enough degrees of freedom."""
     new = column - basis @ (basis.T @ column)
-    new = new - basis @ (basis.T @ new)  # twice is enough
+    new = new - basis @ (basis.T @ new)  # twice, for accuracy
     square = float(new @ new)
     if len(column) - basis.shape[1] - 1 < least or not square > _MIN_NEW * float(column @ column):
         return basis
@@ -135,7 +134,7 @@ def _extended(basis: Floats, column: Floats, least: int = _MIN_LEFT) -> Floats:
 
 
 def covariates_of(block: TimedBlock | ProfiledBlock, rhythms: Sequence[Rhythm]) -> tuple[float, ...]:
-    """The share of a block's counted steps that are hits of each rhythm, then that of each kind but the commonest."""
+    """The fraction of a block's counted steps that are hits of each rhythm, then of each kind but the commonest."""
     hits = [
         sum([step % rhythm.period == rhythm.phase for step in block.steps]) / len(block.steps)
         for rhythm in rhythms[:MAX_RHYTHMS]

@@ -37,7 +37,7 @@ from overlap_callbacks.analysis.statistics import (
 )
 from overlap_callbacks.analysis.sums import struct_sum
 
-# A collective never waits for all of its time; sums of ranks that differ may say so.
+# A collective never waits all of its time, though sums of ranks that differ may suggest so.
 _MOST_WAITING = 0.999
 
 # More blocks than any window has.
@@ -52,10 +52,10 @@ class ProfiledMeans(NamedTuple):
     """The measured means of profiled steps.
 
     Attributes:
-        comm_ms: sum of the communication kernels' times, without waiting where that is known.
+        comm_ms: sum of the communication kernels' times, without waiting if that is known.
         waiting_ms: the part of ``comm_busy_ms`` in which collectives wait for the last rank, and messages for their
             peer; NaN if unknown.
-        slowest_compute_ms: ``compute_busy_ms`` of the rank that has the most in sequential steps.
+        slowest_compute_ms: ``compute_busy_ms`` of the rank with the most in sequential steps.
     """
 
     compute_ms: float
@@ -78,8 +78,8 @@ class ProfiledMeans(NamedTuple):
         return means._replace(slowest_compute_ms=block.compute_busy_ms)
 
 
-# The times whose ratio between the modes is a figure, which come first, are there as logarithms too: the interval of a
-# ratio is symmetric on that scale.
+# The times whose ratio between the modes is a figure come first, and also appear as logarithms: the interval of a ratio
+# is symmetric on that scale.
 _TIMED_LOGS, _PROFILED_LOGS = 1, 3
 _COMM, _BUSY, _COMM_BUSY, _HIDDEN, _IDLE, _BUBBLE, _WAITING, _SLOWEST = map(
     ProfiledMeans._fields.index,
@@ -88,12 +88,12 @@ _COMM, _BUSY, _COMM_BUSY, _HIDDEN, _IDLE, _BUBBLE, _WAITING, _SLOWEST = map(
         "slowest_compute_ms",
     ),
 )  # fmt: skip
-# What only all ranks together tell, and of what it is a part.
+# Values that only all ranks together give, and the values that they are part of.
 _ACROSS_RANKS, _PART_OF = [_COMM, _BUBBLE, _WAITING, _SLOWEST], [_COMM, _BUBBLE, _COMM_BUSY, _BUSY]
 
 
 def _log(value: float) -> float:
-    # What was not measured has no logarithm. The intervals that need it come from the times.
+    # Values that were not measured have no logarithm; the intervals that need it use the times.
     return math.log(value) if value > 0 else math.nan
 
 
@@ -118,7 +118,7 @@ add_figure_sums = struct_sum(FigureSums)
 def figure_sums(window: RankWindow) -> FigureSums:
     """The sums of one rank, from what it measured."""
 
-    # The ranks of a job step together, so they are not independent evidence: each block is averaged over the ranks.
+    # Ranks step together, so they are not independent evidence: each block is averaged over the ranks.
     def summed(block: TimedBlock | ProfiledBlock, num_steps: int, means: tuple[float, ...]) -> Block:
         return Block(block.mode, block.block, num_steps, means, covariates_of(block, window.rhythms))
 
@@ -145,9 +145,9 @@ def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
 
 
 def spread_figures(sums: FigureSums, names: Iterable[str]) -> dict[str, float]:
-    """Some figures of one rank, by which it is compared with others; without intervals, which take longer."""
+    """Figures by which one rank is compared with others; without intervals, which take longer."""
     found = figures_from(sums, map(figure_named, names), NO_INTERVAL)
-    # Without what rounding adds: of ranks that are alike, none is the slowest.
+    # Round, so that no rank is the slowest of identical ones.
     return {name: float(f"{figure.value:.12g}") for name, figure in found.items()}
 
 
@@ -159,7 +159,7 @@ def figures_from(
 ) -> dict[str, Estimate]:
     """Figures over the ranks of these sums, by name; those that were not measured are left out.
 
-    ``min_blocks`` are the blocks of each sample that an interval needs.
+    ``min_blocks`` is how many blocks of each sample an interval needs.
     """
     samples = samples_of(sums)
     found = {}
@@ -172,7 +172,7 @@ def figures_from(
 
 
 def interval_by(figure: Figure, samples: Sequence[Sample], min_blocks: int = MIN_BLOCKS) -> Interval | None:
-    """A figure by its formula, of ``samples_of``; None where it was not measured."""
+    """A figure by its formula, of ``samples_of``; None if not measured."""
     formula, scale = figure.defined, scale_of(figure)
     interval = interval_of(
         lambda *means: scale.to(formula.of(*means)),
@@ -184,7 +184,7 @@ def interval_by(figure: Figure, samples: Sequence[Sample], min_blocks: int = MIN
 
 
 def value_by(figure: Figure, means: Floats) -> float | None:
-    """A figure by a row of ``run_times``, or of ``run_means``; None where it is undefined."""
+    """A figure from a row of ``run_times`` or ``run_means``; None if undefined."""
     try:
         value = figure.defined.of(*picked(figure.defined, means))
     except ZeroDivisionError:
@@ -193,7 +193,7 @@ def value_by(figure: Figure, means: Floats) -> float | None:
 
 
 def picked(formula: Formula, means: Floats) -> list[TimedMeans | ProfiledMeans]:
-    """The means that a figure takes, of a row of ``run_times``, or of ``run_means``."""
+    """The means that a figure takes, from a row of ``run_times`` or ``run_means``."""
     width = len(ProfiledMeans._fields)
     ov, seq, *rest = means.tolist()
     of_each = (TimedMeans(ov), TimedMeans(seq), ProfiledMeans(*rest[:width]), ProfiledMeans(*rest[width:]))
@@ -206,14 +206,14 @@ def scale_of(figure: Figure) -> Scale:
 
 
 def samples_of(sums: FigureSums) -> tuple[Sample, Sample, Sample, Sample]:
-    """The timed blocks of overlapped and of sequential steps, then the profiled ones, each averaged over the ranks."""
+    """The timed blocks of overlapped and of sequential steps, then the profiled ones, averaged over the ranks."""
     timed = _samples(TimedMeans, _TIMED_LOGS, sums.timed)
     profiled = _samples(ProfiledMeans, _PROFILED_LOGS, sums.profiled, sums.waiting)
     return timed[0], timed[1], profiled[0], profiled[1]
 
 
 def _across_ranks(rows: Floats, arms: Sequence[ModeSums], own: npt.NDArray[np.bool_], waiting: WaitingSums) -> None:
-    """Put into the blocks' rows what only all ranks together tell: the slowest rank's compute, and waiting.
+    """Fill in the values that need all ranks together: the slowest rank's compute, and waiting.
 
     ``own`` says which rows are of each mode; shape (modes, rows).
     """
@@ -247,7 +247,7 @@ def _samples(
     sums: BlockSums,
     waiting: WaitingSums | None = None,
 ) -> list[Sample]:
-    """The blocks of each mode; those of the profile come with the ranks' waiting."""
+    """The blocks of each mode; profiled blocks include the ranks' waiting."""
     arms = sums.modes()
     if not any(arm.blocks for arm in arms):
         return [Sample(np.empty((0, 0)), 0, columns) for _ in arms]
@@ -268,7 +268,7 @@ def _samples(
             continue
         degrees = float(design.degrees[place])
         covariance = covariances[place]
-        # Over the ranks, the mean of what each has: so are the tables of kernels.
+        # The mean over the ranks that have a value, as in the tables of kernels.
         mean = arm.mean[as_times].copy()
         if waiting is not None:
             whole, changed = before[place][_PART_OF], means[place][_ACROSS_RANKS]

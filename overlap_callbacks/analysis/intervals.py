@@ -1,6 +1,6 @@
 """Interval algebra on arrays: union, cover and self time, without a Python loop over intervals.
 
-Times are whole nanoseconds: a floating-point number would lose the last hundreds of nanoseconds of an absolute time.
+Times are whole nanoseconds: floats would lose hundreds of nanoseconds of an absolute time.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 Nanoseconds = npt.NDArray[np.int64]
-# Intervals that are worked on at a time.
+# Intervals processed at a time.
 _AT_ONCE = 2**16
 
 
 class Intervals(msgspec.Struct, frozen=True, dict=True):
     """Intervals [start, end), in any order, shape (n,); they may overlap.
 
-    ``disjoint`` tells whether they are known to be a union: ascending, not empty, without overlap.
+    ``disjoint`` is whether they are known to be a union: ascending, not empty, without overlap.
     """
 
     start_ns: Nanoseconds
@@ -50,16 +50,16 @@ class Intervals(msgspec.Struct, frozen=True, dict=True):
 
     @property
     def sum_ns(self) -> int:
-        """Sum of the lengths: time that is covered twice counts twice. Exact for any length."""
+        """Sum of the lengths: time covered twice counts twice. Exact for any length."""
         return sum_of(self.durations_ns)
 
     @property
     def busy_ns(self) -> int:
-        """Length of the union: time that is covered twice counts once."""
+        """Length of the union: time covered twice counts once."""
         return self.union().sum_ns
 
     def union(self) -> Intervals:
-        """The same points as disjoint intervals in ascending order. Empty and inverted intervals are dropped."""
+        """The same points as disjoint ascending intervals, without empty and inverted ones."""
         if self.disjoint:
             return self
         start, end = self.start_ns, self.end_ns
@@ -107,12 +107,12 @@ class Intervals(msgspec.Struct, frozen=True, dict=True):
         mine, theirs = self.union(), other.union()
         times = np.concatenate((mine.start_ns, theirs.start_ns, mine.end_ns, theirs.end_ns))
         steps = np.repeat((1, -1), len(mine) + len(theirs))
-        order = np.lexsort((steps, times))  # at the same time, ends come before beginnings
+        order = np.lexsort((steps, times))  # at equal times, ends come before beginnings
         begins = np.flatnonzero(np.cumsum(steps[order]) == 2)
         return Intervals(times[order][begins], times[order][begins + 1]).union()
 
     def thinned(self, max_intervals: int) -> Intervals:
-        """The union as at most ``max_intervals`` intervals: the smallest gaps between them are closed.
+        """The union as at most ``max_intervals`` intervals, by closing the smallest gaps.
 
         Raises:
             ValueError: ``max_intervals`` is below 1.
@@ -145,7 +145,7 @@ class Intervals(msgspec.Struct, frozen=True, dict=True):
             return before[index] + np.where(index > 0, beyond_last, 0)
 
         covered = np.empty(len(self), dtype=np.int64)
-        for first in range(0, len(self), _AT_ONCE):  # there may be millions, and each takes several numbers meanwhile
+        for first in range(0, len(self), _AT_ONCE):  # there may be millions, each with several temporary numbers
             part = slice(first, first + _AT_ONCE)
             start_ns, end_ns = self.start_ns[part], self.end_ns[part]
             covered[part] = np.where(end_ns > start_ns, covered_until(end_ns) - covered_until(start_ns), 0)
@@ -169,14 +169,14 @@ def self_segments(intervals: Intervals) -> tuple[Intervals, npt.NDArray[np.intp]
         return Intervals.empty(), np.empty(0, dtype=np.intp)
     start, end = intervals.start_ns, intervals.end_ns
     by_start = np.lexsort((-end, start))
-    # At the same time, ends come before beginnings; inner calls end before outer ones, outer ones begin before inner.
+    # At equal times, ends come before beginnings; inner calls end first, outer ones begin first.
     times = np.concatenate((end, start))
     begins = np.repeat((False, True), count)
     rows = np.tile(np.arange(count), 2)
     tie = np.concatenate((-start, -end))
     equals = np.concatenate((-np.arange(count), np.arange(count)))  # if calls are equal, the later row is the inner one
     order = np.lexsort((equals, tie, begins, times))
-    # A call of zero length would end before it begins; it has no self time, so it is left out.
+    # A call of zero length would end before it begins; without self time, it is left out.
     order = order[(end > start)[rows[order]]]
     times, begins, rows = times[order], begins[order], rows[order]
     depth_after = np.cumsum(np.where(begins, 1, -1))
@@ -189,13 +189,13 @@ def self_segments(intervals: Intervals) -> tuple[Intervals, npt.NDArray[np.intp]
 
 
 def _parents(depth: npt.NDArray[np.int64], by_start: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
-    """Row of each call's caller, -1 if it has none. The caller is the last call one level up that began before it.
+    """Row of each call's caller, -1 for none: the last call one level up that began before it.
 
     ``depth`` is the nesting level of each call, from 1; ``by_start`` has the calls in order of their start.
     """
     parent = np.full(len(depth), -1, dtype=np.intp)
     count = len(by_start)
-    # The calls are sorted by level, then by start. One search finds for all calls the last one of the level above.
+    # The calls are sorted by level, then by start, so one search finds every call's last predecessor one level up.
     level = depth[by_start]
     place = level * (count + 1) + np.arange(count)
     order = np.argsort(place)
@@ -205,7 +205,7 @@ def _parents(depth: npt.NDArray[np.int64], by_start: npt.NDArray[np.intp]) -> np
     return parent
 
 
-# -- sums that are exact where 64 bits overflow: a damaged file may have times of any size
+# -- sums that are exact even where 64 bits overflow: a damaged file may have times of any size
 
 
 def sum_of(values: Nanoseconds) -> int:
@@ -214,7 +214,7 @@ def sum_of(values: Nanoseconds) -> int:
 
 
 def sums_by(group: Nanoseconds, values: Nanoseconds, num_groups: int) -> list[int]:
-    """The sum of the values of each group, below ``num_groups``; of up to 2**31 values. Shapes (n,)."""
+    """The sum of the values of each of ``num_groups`` groups; of up to 2**31 values. Shapes (n,)."""
     if num_groups == 1:
         return [sum_of(values)]
     order = np.argsort(group, kind="stable")
@@ -230,6 +230,6 @@ def sums_by(group: Nanoseconds, values: Nanoseconds, num_groups: int) -> list[in
 def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """The distinct values of an array of shape (n,), ascending.
 
-    ``np.unique`` of values alone imports ``numpy.ma`` to see whether they are masked. With counts it does not.
+    ``np.unique`` without counts would import ``numpy.ma`` to check for masks.
     """
     return np.unique(values, return_counts=True)[0]

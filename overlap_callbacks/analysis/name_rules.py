@@ -1,7 +1,7 @@
 """Rules that classify a kernel by its name: whether it communicates, which collective it is, its family of compute.
 
-Each is a table that is searched from top to bottom; the first rule that matches decides. Extend the tables if your job
-has kernels of its own: ``names.families.insert(0, Rule("attention", r"my_attention"))``.
+Each is a table searched from top to bottom; the first match decides. Extend the tables if your job has custom kernels:
+``names.families.insert(0, Rule("attention", r"my_attention"))``.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import NamedTuple
 
 
 class Rule(NamedTuple):
-    """Names in which ``pattern``, a regular expression, is found get ``label``."""
+    """Gives ``label`` to names that contain ``pattern``, a regular expression."""
 
     label: str
     pattern: str
 
 
 # Patterns of communication kernels, searched anywhere in the name; extend with ``communication_patterns.append``. A
-# fixed prefix would not do: hipblaslt_* is compute, and multimem_all_reduce_kernel is communication. A pattern may name
-# copies too: ``Memcpy PtoP`` is a copy engine that moves data from device to device.
+# fixed prefix would not do: hipblaslt_* is compute, and multimem_all_reduce_kernel is communication. A pattern may
+# match copies too: ``Memcpy PtoP`` is a copy engine that moves data between devices.
 communication_patterns: list[str] = [
     r"^(void )?(nccl|rccl|ncclx|oneccl|hccl)",
     r"nccl(Dev)?Kernel",
@@ -38,8 +38,8 @@ communication_patterns: list[str] = [
     r"userbuffers_|cross_device_reduce_|allreduce_fusion_kernel",
     # All-reduces of AMD's quickreduce and aiter. Their names may be mangled.
     r"quickreduce(::|\d)|allreduce_prototype_|reduce_scatter_cross_device|aiter(::|\d+)\w*(?i:all_?(reduce|gather))",
-    # On NCCL's device API: operators of torch, kernels of UBX, kernels on memory that others load and store (LSA) or
-    # over the network (GIN), and any that takes NCCL's communicator or window. Their names may be mangled.
+    # Kernels on NCCL's device API: torch's operators, UBX, kernels on memory that others load and store (LSA) or access
+    # over the network (GIN), and any with NCCL's communicator or window as a parameter. Names may be mangled.
     r"nccl_extension(::|\d)|(?<![a-zA-Z])ubx_kernel_|reshardKernelUserWindow|ncclDevComm|ncclWindow_",
     r"_lsa_kernel|(?<![a-zA-Z])lsa_(\w*_)?(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|a2a|comm|put|get)",
     r"(?<![a-zA-Z])gin_(\w*_)?(all_?to_?all|put|get)|(PureGin|Gin|Hybrid)AlltoAllKernel",
@@ -56,11 +56,11 @@ direct_communication: list[str] = [
     r"nccl_extension|ubx_kernel_|_lsa_kernel|(?<![a-zA-Z])lsa_|reshardKernelUserWindow|shot_mc_|ncclWindow_",
 ]
 
-# Kernels that only prepare or finish communication, on the memory of their own device. They are compute, although a
-# pattern above may match. The rule: a kernel communicates if it reads, writes or awaits memory of another rank. So the
-# exchange of counts (DeepEP's notify_dispatch) and barriers communicate, but layouts, packing and local sums do not.
+# Kernels that only prepare or finish communication in their own device's memory: compute, although a pattern above may
+# match. The rule: a kernel communicates if it reads, writes or awaits memory of another rank. So exchanges of counts
+# (DeepEP's notify_dispatch) and barriers communicate, but layouts, packing and local sums do not.
 not_communication: list[str] = [
-    # Inductor names a kernel after the operators whose results it computes with: all of its kernels are local.
+    # Inductor names kernels after the operators whose results they use; all of its kernels are local.
     r"^triton_[a-z_]+_fused_",
     r"get_dispatch_layout|deep_ep::layout::",
     r"deep_ep::elastic::\w*(prologue|epilogue)",
@@ -69,7 +69,7 @@ not_communication: list[str] = [
     r"EpDispatchCopyToStaging|EpCombineAll|EpCombineSync(?!Barrier)",
 ]
 
-# For names of kernels, of torch's ranges (nccl:all_reduce) and in the metadata of traces (_allgather_base).
+# For names of kernels, of torch's ranges (nccl:all_reduce), and in trace metadata (_allgather_base).
 collectives: list[Rule] = [
     Rule("reduce_scatter", r"(?i)reduce_?scatter"),
     Rule("all_reduce", r"(?i)all_?reduce|cross_device_reduce_|userbuffers_fp16_sum|quickreduce"),
@@ -109,28 +109,27 @@ families: list[Rule] = [
 OTHER = "other"
 
 
-# Names that are remembered with what a rule says of them: a trace asks for the same few hundred several times, and some
-# have thousands of characters.
+# Cached names: a trace asks for the same few hundred repeatedly, and some have thousands of characters.
 _REMEMBERED = 2048
 
 
 def is_communication(name: str) -> bool:
-    """Whether a kernel or a copy (on CPU, an asynchronous range) with this name communicates."""
+    """Whether a kernel or copy (on CPU, an asynchronous range) with this name communicates."""
     return not is_local(name) and _any(tuple(communication_patterns), name)
 
 
 def is_communication_range(name: str) -> bool:
-    """Whether an asynchronous range of the host communicates: torch's own, or by a pattern of the user's."""
+    """Whether an asynchronous host range communicates: torch's own, or one that matches a user's pattern."""
     return _any(tuple([pattern for pattern in communication_patterns if pattern not in _OF_KERNELS]), name)
 
 
 def is_local(name: str) -> bool:
-    """Whether a kernel with this name only sounds as if it communicated."""
+    """Whether a kernel's name only suggests communication."""
     return _any(tuple(not_communication), name)
 
 
 def collective_of(name: str) -> str:
-    """The kind of collective, e.g. ``all_reduce``; ``other`` if no rule matches."""
+    """The kind of collective, such as ``all_reduce``; ``other`` without a match."""
     return _first(tuple(collectives), name)
 
 

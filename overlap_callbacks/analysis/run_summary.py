@@ -1,4 +1,4 @@
-"""Which windows of a run count, and what they say together."""
+"""Which windows of a run count, and their joint results."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ NO_CONTROL = "no control"
 
 
 class RunSummary:
-    """What a run has measured so far.
+    """The results of a run so far.
 
     A record may hold control (A/A) runs and real ones, which must not be mixed: only windows of the last run's kind
     count.
 
     Args:
-        run: the last start of the job; None where it is not known.
-        windows: the reports, in the order of measurement. More may be added to the list later.
-        unfinished: a window that was cut off before its report: what rank 0 had measured of it.
-        running: whether the job goes on: people look again and again, so its intervals hold at all looks.
-        left_out: why windows have no report, in words. More may be added to the list later.
+        run: the last start of the job; None if unknown.
+        windows: the reports, in the order of measurement. The list may grow.
+        unfinished: rank 0's data of a window that was cut off before its report.
+        running: whether the job still runs: its intervals then hold however often somebody looks.
+        left_out: why windows have no report, in words. The list may grow.
     """
 
     def __init__(
@@ -60,12 +60,12 @@ class RunSummary:
         self.windows = windows
         self.unfinished = unfinished
         self.running = running
-        self._valid: tuple[tuple[int, bool], list[OverlapReport]] | None = None  # and of how many windows
-        self._pooled: dict[Pooling, tuple[int, dict[str, Estimate]]] = {}  # and of how many windows
+        self._valid: tuple[tuple[int, bool], list[OverlapReport]] | None = None  # and the number of windows
+        self._pooled: dict[Pooling, tuple[int, dict[str, Estimate]]] = {}  # and the number of windows
 
     @property
     def control(self) -> bool:
-        """Whether this is a control run; as its last window says, where the run is not known."""
+        """Whether this is a control run, by its last window if the run is unknown."""
         if self.run is None:
             return bool(self.windows) and self.windows[-1].control
         return bool(self.run.schedule.get("control"))
@@ -77,7 +77,7 @@ class RunSummary:
     def state_of(self, window: OverlapReport) -> str:
         """``COUNTS``, or why the window does not: ``NOT_VALID``, ``CUT_SHORT``, ``CONTROL`` or ``NO_CONTROL``.
 
-        A window counts that is complete, has sequential steps that were sequential, and is of the last run's kind.
+        A window counts if it is complete, its sequential steps were sequential, and it is of the last run's kind.
         """
         if not window.valid:
             return NOT_VALID
@@ -100,9 +100,9 @@ class RunSummary:
 
     @property
     def partial(self) -> OverlapReport | None:
-        """What there is to look at where no window counts: the window that was cut off, or the last one cut short.
+        """The best there is if no window counts: the window that was cut off, or the last one cut short.
 
-        The latter only if it was timed for one balanced group of blocks at least.
+        The latter only with at least one balanced group of timed blocks.
         """
         if self.unfinished is not None or self.run is None:
             return self.unfinished
@@ -113,16 +113,16 @@ class RunSummary:
         return None
 
     def pooled(self, pooling: Pooling | None = None) -> dict[str, Estimate]:
-        """Each figure over the windows that count; its interval holds at all looks while the job runs, unless told."""
+        """Each figure over the windows that count; by default, intervals hold at all looks while the job runs."""
         pooling = pooling or Pooling(all_looks=self.running)
-        # It is asked for again and again, and takes half a second for ten thousand windows.
+        # Cached: it is read repeatedly, and takes half a second for ten thousand windows.
         if pooling not in self._pooled or self._pooled[pooling][0] != len(self.windows):
             self._pooled[pooling] = len(self.windows), self._pool(pooling)
         return dict(self._pooled[pooling][1])
 
     def _pool(self, pooling: Pooling) -> dict[str, Estimate]:
         windows = [window.figures() for window in self.valid_windows]
-        # All figures come from the same mean times, by the formulas of a window: so they add up.
+        # All figures come from the same mean times, by a window's formulas, so they add up.
         times = run_times(windows)
         means = run_means(times)
         pooled = {}
@@ -144,49 +144,49 @@ class RunSummary:
 
     @property
     def windows_differ(self) -> bool:
-        """Whether what overlap saves differs between windows by more than their own errors let expect."""
+        """Whether what overlap saves varies between windows by more than their errors explain."""
         figure = figure_named("speedup_vs_sequential")
         found = [window.speedup_vs_sequential for window in self.valid_windows]
         return windows_differ([each for each in found if each is not None], scale_of(figure))
 
     @property
     def stalls(self) -> str:
-        """A sentence if the steps that were left out are nearly all of one mode; else empty."""
+        """A sentence if nearly all steps left out are of one mode; else empty."""
         return stalls_of_a_run([window.left_out for window in self.valid_windows])
 
     def figures(self) -> dict[str, Estimate]:
-        """Those of ``pooled``; of a run without a window that counts, those of ``partial``."""
+        """Those of ``pooled``, or of ``partial`` if no window counts."""
         pooled = self.pooled()
         partial = None if pooled else self.partial
         return pooled if partial is None else partial.figures()
 
     def settled(self) -> Settled | None:
-        """The settled difference of the start of the job that knows it from most windows; None where none does."""
+        """The settled difference of the start that knows it from the most windows; None if none does."""
         found = [window.settled for window in self.valid_windows if window.settled is not None]
         return max(reversed(found), key=lambda settled: settled.num_windows, default=None)
 
     def step_parts(self) -> StepParts | None:
         """Where the time of an overlapped step goes; None without a profile.
 
-        What compute loses is a part of its own only where sequential steps tell how long it takes alone.
+        Compute's loss is a separate part only if sequential steps show how long it takes alone.
         """
         found = measured_parts(self.figures(), {}, compared=bool(self.valid_windows) and not self.control)
         return None if found is None else found[0]
 
     def latest_valid(self, part: str) -> OverlapReport | None:
-        """The last window that counts and has a part, e.g. ``kernels``."""
+        """The last window that counts and has a part, such as ``kernels``."""
         return next((window for window in reversed(self.valid_windows) if getattr(window, part)), None)
 
     def latest(self, part: str) -> OverlapReport | None:
-        """The last window that has a part; one that counts if there is any."""
+        """The last window that has a part, preferably one that counts."""
         valid = self.latest_valid(part)
         return valid or next((window for window in reversed(self.windows) if getattr(window, part)), None)
 
 
 def without_details(report: OverlapReport) -> OverlapReport:
-    """A report with its figures alone: what a summary needs of it, small enough to keep for the whole run.
+    """A report with only its figures: enough for a summary, and small enough to keep for the whole run.
 
-    Of a window that was cut short, rank 0's blocks stay too: they say what it can compare.
+    A window that was cut short keeps rank 0's blocks too: they decide what it can compare.
     """
     tables: dict[str, Any] = dict.fromkeys(
         ("kernels", "pairs", "dimensions", "dimension_pairs", "pictures", "collectives"), ()
@@ -199,10 +199,10 @@ def without_details(report: OverlapReport) -> OverlapReport:
 
 
 def drop_incomparable_figures(window: OverlapReport) -> OverlapReport:
-    """The report of a window that was cut short, without the figures that too few of its blocks support.
+    """The report of a window that was cut short, without figures that too few blocks support.
 
-    Where drift may make a difference between the modes, the figures that compare them are dropped; where it may between
-    profiled blocks, all figures of the profile are.
+    If drift may distort the difference between the modes, figures that compare them are dropped; if it may between
+    profiled blocks, so are all figures of the profile.
     """
     sample = window.samples[0]
     dropped = []
@@ -214,9 +214,9 @@ def drop_incomparable_figures(window: OverlapReport) -> OverlapReport:
 
 
 def are_comparable(blocks: Iterable[TimedBlock | ProfiledBlock]) -> bool:
-    """Whether drift does not make a difference between the modes of these blocks.
+    """Whether drift does not distort the difference between the modes of these blocks.
 
-    It does not where the blocks of both lie around the same place, as in ``OSSO``, or where they are enough to tell it.
+    So if both modes' blocks are centred on the same place, as in ``OSSO``, or are enough to estimate it.
     """
     places: dict[Mode, list[int]] = {mode: [] for mode in Mode}
     for block in blocks:
@@ -229,7 +229,7 @@ def are_comparable(blocks: Iterable[TimedBlock | ProfiledBlock]) -> bool:
 
 
 def run_times(windows: Sequence[Mapping[str, Estimate]]) -> Floats:
-    """The mean times of each window, a row each, from the values of its figures by name; NaN for what is not known."""
+    """The mean times of each window as a row, from its figures' values by name; NaN for unknown ones."""
     times = np.array([_window_times(window) for window in windows], dtype=np.float64)
     return times.reshape(len(windows), 2 + 2 * len(ProfiledMeans._fields))
 
@@ -243,7 +243,7 @@ def _window_times(window: Mapping[str, Estimate]) -> list[float]:
     comm_ms = known("comm_isolated_ms") if "comm_slowdown" in value else math.nan
     overlapped = ProfiledMeans(
         compute_ms=known("compute_ms"),
-        # Of the sums of these kernels' times the ratio alone is a figure: it weighs by the time in flight.
+        # Of the sums of these kernels' times, only the ratio is a figure; it weights by the time in flight.
         comm_ms=comm_ms * (1 + known("comm_slowdown")),
         step_ms=known("e2e_overlapped_ms") * (1 + known("profiler_slowdown")),
         compute_busy_ms=known("compute_busy_ms"),
@@ -275,17 +275,17 @@ def _window_times(window: Mapping[str, Estimate]) -> list[float]:
 
 
 def run_means(times: Floats) -> Floats:
-    """The mean of each time over the windows that know it; NaN where none does."""
+    """The mean of each time over the windows that know it; NaN if none does."""
     known = np.isfinite(times)
     with np.errstate(all="ignore"):
         return np.asarray(np.where(known, times, 0.0).sum(axis=0) / known.sum(axis=0))
 
 
 def run_deviations(figure: Figure, times: Floats) -> Floats | None:
-    """What each window adds to a run's figure, on its scale: their spread is that of the figure of the mean times.
+    """Each window's contribution to a run's figure, on its scale; their spread is that of the figure of the mean times.
 
-    To first order. The figures of the windows themselves spread less where long steps are rare: their mean is another.
-    ``times`` are those of the windows that have the figure.
+    To first order. The windows' own figures spread less if long steps are rare, but they have another mean. ``times``
+    are those of the windows that have the figure.
     """
     means, formula, scale = run_means(times), figure.defined, scale_of(figure)
     slopes = gradient(lambda moved: scale.to(formula.of(*picked(formula, moved))), [means], 0)

@@ -1,8 +1,8 @@
-"""Who comes last to collectives: times of single collectives, compared between ranks in bounded space.
+"""Which rank comes last to collectives: times of single collectives, compared between ranks in bounded space.
 
-A collective takes from each rank's arrival until the last rank has come and the data has moved. So the rank that came
-last has the least time, that of the transfer; the others waited for the rest. No clocks of two ranks are compared. Once
-all ranks of a group were heard, only sums stay.
+A collective takes from a rank's arrival until the last rank has come and the data has moved. So the last rank has the
+least time, the transfer's; the others also waited. No clocks of two ranks are compared. When all ranks of a group have
+reported, only sums remain.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from overlap_callbacks.analysis.results.messages import NO_STAGE, SEVERAL_STAGES
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.analysis.sums import digest, grouped, same_or, struct_sum, table_sum
 
-# What is kept: groups of which ranks are missing, ranks that came last, kinds and sizes of collectives.
+# Limits of groups with missing ranks, ranks that came last, kinds and sizes of collectives.
 MAX_OPEN, MAX_LAST, MAX_KINDS, MAX_SIZES = 48, 512, 64, 128
 # What a report keeps of a window.
 _MAX_RANKS, _MAX_HOSTS, _MAX_DIMENSIONS = 8, 4, 16
@@ -98,8 +98,8 @@ class OpenCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         operator, group, first_rank, group_size, dimension: as in ``TimedCalls``.
-        heard: ranks of the group that were heard.
-        host: digest of the host on which they are; ``*`` if on several, empty if unknown.
+        heard: ranks of the group that have reported.
+        host: digest of their host; ``*`` if they are on several, empty if unknown.
         stage: of the pipeline, or ``SEVERAL_STAGES``.
         calls: by step and number.
     """
@@ -119,7 +119,7 @@ class KindSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Sums over the groups of one operator, dimension and size, and over their ranks.
 
     ``heard`` sums the ranks over the collectives, ``transfer_us`` the least times, ``sum_us`` all ranks' times, and
-    ``least_sum_us`` what that were if each rank took the least.
+    ``least_sum_us`` the same if each rank took the least time.
     """
 
     operator: str
@@ -135,7 +135,7 @@ class KindSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class LastSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The collectives in which a rank came last, and for which the other ranks, summed over them, waited.
+    """The collectives in which a rank came last, and the time that the other ranks waited, summed over them.
 
     ``worst`` is the number of steps in which the others of a group waited longest for this rank.
     """
@@ -210,16 +210,16 @@ def add_arrivals(parts: Sequence[ArrivalSums]) -> ArrivalSums:
 
 
 def _settled(sums: ArrivalSums, is_over: Callable[[OpenCalls], bool]) -> ArrivalSums:
-    """With sums in place of the groups of which no more ranks are waited for."""
+    """Replace groups that no missing rank can join by their sums."""
     still_open = tuple([row for row in sums.open if not is_over(row)][:MAX_OPEN])
     closed = [_closed(row) for row in sums.open if is_over(row)]
     return _add([msgspec.structs.replace(sums, open=still_open), *closed])
 
 
 def _closed(row: OpenCalls) -> ArrivalSums:
-    """The sums of one group. Calls that a heard rank has not timed are left out, and single ranks.
+    """The sums of one group, without single ranks and calls that not all reporting ranks timed.
 
-    The stages of a pipeline end their steps one after the other, so groups of several stages give transfers alone.
+    The stages of a pipeline end their steps one after the other, so groups of several stages give only transfers.
     """
     calls = [call for call in row.calls if call.heard == row.heard and call.heard > 1]
     reach = {_UNKNOWN: UNKNOWN_HOSTS, _SEVERAL: SEVERAL_HOSTS}.get(row.host, ONE_HOST)
@@ -254,9 +254,9 @@ def _closed(row: OpenCalls) -> ArrivalSums:
 
 
 def reported_arrivals(sums: ArrivalSums, hosts: Ranks) -> tuple[Arrivals | None, tuple[SizeTransfer, ...]]:
-    """Who came last, and how long transfers took; groups of which ranks were not heard count with the others.
+    """Which ranks came last, and how long transfers took; groups with missing ranks count with the ranks they have.
 
-    ``hosts`` is the number of each rank's host, ``UNKNOWN`` where it is not known; empty if none is.
+    ``hosts`` is the number of each rank's host, ``UNKNOWN`` if unknown; empty if all are.
     """
     sums = _settled(sums, lambda row: True)
     kinds = grouped(sums.kinds, lambda kind: kind.dimension)
@@ -287,20 +287,20 @@ def _waiting(dimension: str, kinds: Sequence[KindSum]) -> DimensionWaiting:
 
 
 def _late_rank(row: LastSum, kinds: Sequence[KindSum], hosts: Ranks) -> Lateness:
-    """Of the collectives of the rank's own group: the mean over the groups of its size."""
+    """From the collectives of the rank's own group, at the mean over the groups of its size."""
     own = [(kind, kind.groups) for kind in kinds if kind.group_size == row.group_size]
     host = int(hosts[row.rank]) if 0 <= row.rank < len(hosts) else UNKNOWN
     return _lateness(row, own, rank=row.rank, host=host, chance=1 / row.group_size)
 
 
 def _late_host(row: LastSum, kinds: Sequence[KindSum], hosts: Ranks) -> Lateness:
-    """Of the collectives of all groups; the row is of ``_by_host``."""
+    """From the collectives of all groups, for a row of ``_by_host``."""
     chance = float((hosts == row.rank).mean())
     return _lateness(row, [(kind, 1) for kind in kinds], rank=-1, host=row.rank, chance=chance)
 
 
 def _by_host(last: Sequence[LastSum], hosts: Ranks) -> tuple[LastSum, ...]:
-    """Rows in which one of a host's ranks came last, with its number as the rank; none where hosts are not known."""
+    """Rows in which a rank of a host came last, with the host's number as the rank; none if hosts are unknown."""
     if hosts.max(initial=UNKNOWN) < 1 or (hosts == UNKNOWN).any():
         return ()
     known = [row for row in last if 0 <= row.rank < len(hosts)]
@@ -308,7 +308,7 @@ def _by_host(last: Sequence[LastSum], hosts: Ranks) -> tuple[LastSum, ...]:
 
 
 def _lateness(row: LastSum, kinds: Sequence[tuple[KindSum, int]], *, rank: int, host: int, chance: float) -> Lateness:
-    """As the report has it, of collectives whose sums are divided by a number of groups."""
+    """As in the report, from collectives whose sums are divided by a number of groups."""
     time_us = sum(kind.sum_us / groups for kind, groups in kinds)
     return Lateness(
         rank=rank,
@@ -325,12 +325,12 @@ def _lateness(row: LastSum, kinds: Sequence[tuple[KindSum, int]], *, rank: int, 
 
 
 # -- transfers of whole steps
-# Over the collectives of a step the last rank may differ each time, so the least of the ranks' sums is an upper bound
-# of the transfer. Where the kernels of single collectives were compared (``waiting``), their sum is the transfer.
+# The last rank may differ between the collectives of a step, so the least of the ranks' sums is an upper bound of the
+# transfer. If the kernels of single collectives were compared (``waiting``), their sum is the transfer.
 
-# Ranks that timed the same part of a collective differ by less.
+# Ranks that timed the same fraction of a collective differ by less.
 _SAME_BYTES = 0.01
-# What is kept. The report shows the collectives of the lowest rank, so groups of low ranks come first; a rank issues
+# Limit of rows. The report shows the collectives of the lowest rank, so groups of low ranks come first; a rank issues
 # some tens of kinds.
 MAX_COLLECTIVES = 250
 MAX_SIZES_EACH = 6
@@ -382,7 +382,7 @@ def _key(row: CollectiveTime) -> tuple[str, str, int]:
 def with_transfers(
     collectives: Sequence[CollectiveTime], transfers: Sequence[Transfers], compared: Sequence[GroupTransfer]
 ) -> tuple[CollectiveTime, ...]:
-    """The collectives of one rank as the record has them, with the times of their transfers over all ranks."""
+    """The collectives of one rank as recorded, with the times of their transfers over all ranks."""
     by_key = {(row.operator, row.group, row.first_rank): row for row in transfers}
     kinds = Counter((collective_of(row.operator), row.group) for row in collectives)
 
@@ -398,7 +398,7 @@ def with_transfers(
             one.transfer_us
             for one in compared
             if (one.kind, one.first_rank) == (kind, row.first_rank)
-            and (row.group == one.group or row.group.endswith(f"({one.group})"))  # it may have a description before
+            and (row.group == one.group or row.group.endswith(f"({one.group})"))  # possibly with a description before
         ]
         return min(least_ms, known[0] / 1e3) if len(known) == 1 and known[0] > 0 else least_ms
 

@@ -1,4 +1,4 @@
-"""What any set of ranks measured in one window: made of what one rank measured, and added up, in bounded space."""
+"""What a set of ranks measured in one window, in bounded space; made from one rank's window, and merged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from overlap_callbacks.analysis.validity import Measured, add_measured
 # The figures that ranks are compared by.
 SPREAD_OVER_RANKS = ("compute_slowdown", "e2e_overlapped_ms", "e2e_sequential_ms", "exposed_comm_ms")
 
-# Entries of ``JobPart.extra_ms``: nearly all ranks run as many steps.
+# Limit of ``JobPart.extra_ms``: nearly all ranks run equally many steps.
 _MAX_EXTRA = 32
 
 
@@ -51,15 +51,15 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a set of ranks measured in one window.
 
     Attributes:
-        heard: the ranks, all of them.
-        measured: what all ranks must have in common, that of the lowest rank first.
-        num_steps: steps of the window, the most of any rank.
+        heard: all its ranks.
+        measured: what all ranks must agree on, the lowest rank's first.
+        num_steps: most steps of any rank.
         any_complete, all_complete: whether any rank, and each rank, ran the whole window.
         wall_ms: host time of the window, the longest.
         extra_ms: by number of steps, the longest host time of the window and CPU time after it together, of the ranks
             that do not know what they lost.
         report_cpu_ms: CPU time after the window, the longest of the same ranks.
-        lost: time that training lost to the window, the most of the ranks that know it.
+        lost: most time that training lost to the window, of the ranks that know it.
         checked: whether any rank has a profile of sequential steps.
         figures: sums over their blocks, and their tables.
         spread: the figures of ``SPREAD_OVER_RANKS``.
@@ -67,10 +67,10 @@ class JobPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
         transfers: times of collectives.
         traits: what the rules of the environment need of their windows.
         samples: what single ranks measured, compressed, by rank: the lowest, and those with the extremes of the spread;
-            of few ranks, all.
-        messages: what they send.
+            all, if few.
+        messages: what the ranks send.
         experts: how evenly they spread tokens.
-        arrivals: who of them came last to collectives.
+        arrivals: which ranks came last to collectives.
         stages: the bubbles of a pipeline's stages.
         race: what their repeated steps showed.
         lower_bound: whether any rank may have more communication than its profile shows.
@@ -142,7 +142,7 @@ _add = struct_sum(JobPart)
 
 
 def merge(parts: Sequence[JobPart]) -> JobPart:
-    """At least one part as one, in any order; no rank is in two of them."""
+    """Merge one or more parts, in any order, without common ranks."""
     if len(parts) == 1:
         return parts[0]
     added = _add(sorted(parts, key=lambda part: part.heard))
@@ -150,7 +150,7 @@ def merge(parts: Sequence[JobPart]) -> JobPart:
     extremes = [(int(low), int(high)) for number, _, _, _, low, _, high in added.spread.columns if number]
     return msgspec.structs.replace(
         added,
-        # A group whose ranks are all above the lowest one holds no lower rank either.
+        # A group whose ranks are all above the lowest one does not contain it.
         transfers=tuple([row for row in added.transfers if row.first_rank <= lowest]),
         figures=_with_bounded_kernels(added.figures),
         samples=chosen(added.samples, added.ranks.count, {lowest, *chain(*extremes)}),
@@ -164,11 +164,11 @@ def _with_bounded_kernels(sums: FigureSums) -> FigureSums:
 
 
 def part_of(window: RankWindow) -> JobPart:
-    """What one rank measured, as a part."""
+    """The part of one rank."""
     rank, environment = window.rank, window.environment
     figures = figure_sums(window)
     spread = spread_figures(figures, SPREAD_OVER_RANKS)
-    # Of a window that was cut short, its length and the number of its steps tell nothing.
+    # The length and number of steps of a window that was cut short mean nothing.
     is_told = window.lost_ms is not None or not window.complete
     lost = (
         None
@@ -218,15 +218,15 @@ def encode(part: JobPart) -> bytes:
 
 
 def decode(message: Any) -> JobPart:
-    """The part that a rank sent, from its bytes; msgspec.DecodeError if they are none."""
+    """Decode a rank's part; raises msgspec.DecodeError."""
     return _DECODER.decode(message)
 
 
-# -- what single ranks measured, whole, of a bounded number of ranks
+# -- windows of single ranks, whole, for a bounded number of ranks
 
 # Up to this many ranks, each is kept.
 MAX_SAMPLES = 16
-# Of more, what is larger than this when compressed goes without its tables, except rank 0's.
+# Of more ranks, windows above this compressed size go without tables, except rank 0's.
 _MAX_SAMPLE_BYTES = 7_000
 _TABLES = ("kernels", "pairs", "dimension_pairs", "dimensions", "collectives", "power")
 
@@ -234,7 +234,7 @@ _WINDOW_DECODER = msgspec.msgpack.Decoder(RankWindow)
 
 
 def packed(window: RankWindow) -> bytes:
-    """What one rank measured, compressed; without what stands elsewhere."""
+    """One rank's window, compressed, without what other fields of the part hold."""
     return zlib.compress(
         _ENCODER.encode(
             msgspec.structs.replace(
@@ -246,24 +246,24 @@ def packed(window: RankWindow) -> bytes:
 
 
 def unpacked(content: bytes) -> RankWindow:
-    """What ``packed`` was given."""
+    """The inverse of ``packed``."""
     return _WINDOW_DECODER.decode(zlib.decompress(content))
 
 
 def without_tables(window: RankWindow) -> RankWindow:
-    """The same, without its tables."""
+    """The same window without its tables."""
     return msgspec.structs.replace(window, **dict.fromkeys(_TABLES, ()))
 
 
 def chosen(samples: Mapping[int, bytes], num_ranks: int, wanted: Collection[int]) -> dict[int, bytes]:
-    """The samples that a part of so many ranks keeps: of few all, of more those of the wanted ranks."""
+    """The samples to keep in a part of ``num_ranks`` ranks: all if few, else those of the wanted ranks."""
     if num_ranks <= MAX_SAMPLES:
         return dict(sorted(samples.items()))
     return {rank: _small(rank, samples[rank]) for rank in sorted(wanted)}
 
 
 def _small(rank: int, content: bytes) -> bytes:
-    """The same, without tables if it is large."""
+    """The same sample, without tables if it is large."""
     if not rank or len(content) <= _MAX_SAMPLE_BYTES:
         return content
     return packed(without_tables(unpacked(content)))

@@ -41,7 +41,7 @@ from overlap_callbacks.analysis.results.window import CollectiveTime, RankWindow
 from overlap_callbacks.analysis.throughput import throughput_of
 from overlap_callbacks.analysis.validity import escaped_communication, remarks, uncounted_modes, unlike_ranks
 
-# What a report keeps of the samples of many ranks; the lowest rank's is kept whole, and samples beyond have no tables.
+# A report keeps the lowest rank's sample whole; further samples of many ranks up to this, the rest without tables.
 _MAX_SAMPLES_BYTES = 100_000
 
 
@@ -59,11 +59,11 @@ def report_of(
     """Make the report of one window from what its ranks measured.
 
     Args:
-        part: of all ranks that reported.
+        part: of all reporting ranks.
         world_size: number of ranks of the job.
         every_n_steps: steps from one window to the next, over which its cost is spread.
         control: whether the schedule was an A/A control.
-        other_arm: whether another arm, whose steps overlap, has the place of sequential steps.
+        other_arm: whether another arm, whose steps overlap, replaces sequential steps.
         problems: met while the ranks' windows were gathered, in words.
         tokens_per_step: of the job; None if unknown.
         work: what else is known of the job's work; None for no figures of throughput.
@@ -72,7 +72,7 @@ def report_of(
     samples = [unpacked(content) for _, content in sorted(part.samples.items())]
     first = samples[0]
     figures = figures_from(part.figures)
-    # Of the ranks that count: of those without a profile, and of those that have enough of one.
+    # Only of ranks that count: those without a profile, and those with enough of one.
     tables = add_tables([ProfileTables(), *[group.tables for group in part.figures.profiled.groups]])
     with_pairs = tables.num_ranks.get("pairs", 0)
     reasons, all_problems = _problems(
@@ -90,7 +90,7 @@ def report_of(
         work = msgspec.structs.replace(work, tokens_per_step=tokens_per_step)
     loads, expert_details = pooled_experts(part.experts)
     messages, traffic = traffic_of(part.messages, world_size)
-    # Not of the world size: in a damaged record that may be any number.
+    # Not by the world size, which may be any number in a damaged record.
     hosts = np.empty(0, dtype=np.int64) if messages is None else host_numbers(messages, world_size)
     arrivals, transfers = reported_arrivals(part.arrivals, hosts)
     waiting = reported_waiting(part.figures.waiting)
@@ -165,8 +165,8 @@ def _throughput(
 
 
 def _in_report(samples: Iterable[RankWindow], num_ranks: int) -> tuple[RankWindow, ...]:
-    """The samples that a report keeps: of few ranks all, of more those that there is room for, by rank ascending."""
-    # What stands in the report itself need not be there twice.
+    """The samples that a report keeps: all of few ranks, else as many as fit, by ascending rank."""
+    # Drop what the report itself already has.
     first, *others = [
         msgspec.structs.replace(sample, pictures=(), power_trace=None, collectives=_as_recorded(sample.collectives))
         for sample in samples
@@ -204,7 +204,7 @@ def _problems(
     other_arm: bool,
     problems: Sequence[str],
 ) -> tuple[list[str], list[str]]:
-    """Why the window is not valid, and what else is missing or doubtful, in words."""
+    """Why the window is invalid, and what else is missing or doubtful, in words."""
     num_ranks = part.ranks.count
     reasons = part.doubts.of_job(num_ranks)
     escaped = None if control or other_arm else escaped_communication(figures, device, backend)
@@ -247,17 +247,17 @@ def _power(part: JobPart, world_size: int) -> JobPower | None:
 
 
 def _cost(part: JobPart, step: Estimate | None, every_n_steps: int) -> LostTime | None:
-    """The time that training lost to a window; None if not known.
+    """The time that training lost to a window; None if unknown.
 
-    All ranks train at the pace of the slowest, so the most of any rank counts. A rank that does not know it is taken to
-    have lost the window's time beyond what its steps (of time ``step``) would take overlapped, and the CPU time of the
+    All ranks train at the pace of the slowest, so the largest loss counts. A rank that does not know its loss is
+    charged the window's time beyond what its steps (of time ``step``) would take overlapped, and the CPU time of the
     reporting thread.
     """
-    if every_n_steps <= 0:  # in a record that somebody else has written
+    if every_n_steps <= 0:  # in another writer's record
         return None
     costs = [] if part.lost is None else [part.lost]
     if part.extra_ms and step is not None and step.value > 0:
-        # A window that took no longer than its steps makes up for none of the time after it.
+        # A window no longer than its steps does not offset the time after it.
         extra_ms = max(
             part.report_cpu_ms, *[time_ms - num_steps * step.value for num_steps, time_ms in part.extra_ms.items()]
         )

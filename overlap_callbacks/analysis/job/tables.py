@@ -1,4 +1,4 @@
-"""Tables of the ranks' profiles, summed: kernels, pairs of kernels, dimensions of parallelism, losses to SMs taken."""
+"""Summed tables of the ranks' profiles: kernels, pairs of kernels, dimensions of parallelism, losses to held SMs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import DimensionTime, RankWindow, SmLoss
 from overlap_callbacks.analysis.sums import named_sum, struct_sum, table_sum
 
-# What a part keeps of kernels: the rows with the most time. A rank sends 50 at most, and ranks differ in few. The rows
-# are those of each group of ranks, or of all where there is one; the bytes are those of all groups.
+# A part keeps the kernels with the most time, of each group of ranks or of all if there is one group. A rank sends at
+# most 50, and ranks differ in few. The bytes are those of all groups.
 MAX_KERNEL_ROWS = 120
 MIN_KERNEL_ROWS = 64
 MAX_KERNEL_BYTES = 48_000
@@ -43,7 +43,7 @@ class DimensionSum(DimensionTime, frozen=True, array_like=True, gc=False):
 
 
 class LossSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The model's losses to SMs that communication holds, summed over the ranks that have a result.
+    """The modelled losses to SMs that communication holds, summed over the ranks that have a result.
 
     ``compute_ms`` is their sequential compute, ``held_ms`` sums ``sms_held`` times ``modelled_ms``; others as in
     ``SmLoss``.
@@ -60,7 +60,7 @@ class LossSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ProfileTables(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The tables of a group of ranks, summed; ``num_ranks`` is how many have any row of a table, by its name."""
+    """The summed tables of a group of ranks; ``num_ranks`` is how many have rows in a table, by its name."""
 
     num_ranks: Annotated[dict[str, int], named_sum(sum)] = {}
     kernels: Annotated[tuple[KernelSum, ...], _kernels] = ()
@@ -74,7 +74,7 @@ _kernels = table_sum(KernelSum, 2, order=lambda row: -(row.overlapped_ms + row.s
 
 
 def bounded(tables: ProfileTables, num_groups: int) -> ProfileTables:
-    """The tables of one of so many groups of ranks, with one row for the kernels of less time; the sum stays whole."""
+    """The tables of one of ``num_groups`` groups of ranks, with the shorter kernels merged into one row."""
     kept: list[KernelSum] = []
     others: list[KernelSum] = []
     left_bytes = MAX_KERNEL_BYTES // num_groups
@@ -107,7 +107,7 @@ def tables_of(window: RankWindow) -> ProfileTables:
 
 
 def _loss(window: RankWindow) -> LossSum:
-    """A rank whose compute never runs beside communication loses nothing, and so counts in the mean."""
+    """A rank whose compute never overlaps communication has zero loss, and so counts in the mean."""
     alone_ms = [block.compute_ms for block in window.profiled if block.mode is Mode.SEQUENTIAL]
     overlapped = [block for block in window.profiled if block.mode is Mode.OVERLAPPED]
     loses_nothing = bool(overlapped) and not any(block.covered_compute_ms for block in overlapped)
@@ -124,7 +124,7 @@ def _loss(window: RankWindow) -> LossSum:
 
 
 def mean_kernels(tables: ProfileTables) -> tuple[KernelTime, ...]:
-    """Means over the ranks that have kernels; those that lose most time first."""
+    """Means over the ranks that have kernels, the largest loss first."""
     kernels = []
     for row in tables.kernels:
         _, _, *sums, num_blocks = astuple(row)
@@ -134,7 +134,7 @@ def mean_kernels(tables: ProfileTables) -> tuple[KernelTime, ...]:
 
 
 def mean_pairs(rows: Sequence[PairSum], num_ranks: int) -> tuple[PairTime, ...]:
-    """Means over the ranks that have such pairs; those that lose most time first."""
+    """Means over the ranks that have such pairs, the largest loss first."""
     pairs = [
         PairTime(family, communication, concurrent_with, *[value / num_ranks for value in sums])
         for family, communication, concurrent_with, *sums in map(astuple, rows)
@@ -143,7 +143,7 @@ def mean_pairs(rows: Sequence[PairSum], num_ranks: int) -> tuple[PairTime, ...]:
 
 
 def mean_dimensions(rows: Sequence[DimensionSum]) -> tuple[DimensionTime, ...]:
-    """Each dimension's mean over the ranks that have it: in a pipeline of data-parallel stages, not all have all."""
+    """Each dimension's mean over the ranks that have it: stages of a pipeline may have different dimensions."""
     times = []
     for name, *sums, num_ranks in map(astuple, rows):
         messages, bytes_in, *times_ms = [value / num_ranks for value in sums]

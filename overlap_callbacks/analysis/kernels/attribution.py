@@ -129,7 +129,7 @@ class VictimSums:
                 sums = self._sums[partner]
                 for number in np.flatnonzero(sums[0]).tolist():
                     yield self._pair(self._labels[number], partner, sums[:, number] / num_steps)
-        # Calls without a match get one row per label, so that all rows add up to the difference in time.
+        # Unmatched calls get one row per label, so that all rows add up to the difference in time.
         numbers = {name: number for number, name in enumerate(self._labels)}
         for name in dict.fromkeys((*self._labels, *self._sequential_ns)):
             sums, matched = (
@@ -161,7 +161,7 @@ def labels_of(kernels: KernelTable) -> tuple[Indices, tuple[str, ...]]:
 
 
 class Pairs(NamedTuple):
-    """What runs concurrently in one profile, per step, those that lose most time first.
+    """What runs concurrently in one profile, per step, the largest loss first.
 
     Attributes:
         by_kind: see ``PairSums``.
@@ -180,9 +180,9 @@ def pair_times_of(
     dimensions: tuple[Indices, tuple[str, ...]] | None = None,
     weights: _Floats | None = None,
 ) -> Pairs:
-    """Time and loss of the kernels of one profile by what ran concurrently.
+    """Time and loss of the kernels of one profile, by what ran concurrently.
 
-    ``dimensions`` as in ``Alignment.dimensions``, None if not known; ``weights`` as in ``kernel_times``.
+    ``dimensions`` as in ``Alignment.dimensions``, None if unknown; ``weights`` as in ``kernel_times``.
     """
     if not len(overlapped) or not len(sequential):
         return Pairs()

@@ -1,4 +1,4 @@
-"""How long communication kernels take, grouped by what the gate's log says: dimension, collective, single call."""
+"""Times of communication kernels, grouped by the gate's log: dimension, collective, single call."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dimension_times(
         bytes_in[collective.dimension] += collective.bytes_in
     times = []
     for name in dict.fromkeys((*labels, *messages)):
-        rows = dimension == (labels.index(name) if name in labels else -2)  # -2 is in no row
+        rows = dimension == (labels.index(name) if name in labels else -2)  # -2 matches no row
         ov, seq = (kernels.intervals[rows & np.isin(kernels.step, steps)] for steps in (overlapped, sequential))
         busy = ov.union()
         of_overlapped = (busy.sum_ns, busy.sum_ns - int(busy.covered_ns(compute).sum()), ov.sum_ns)
@@ -71,11 +71,11 @@ def kernel_times_by_collective(kernels: KernelTable, issued: Issued) -> dict[Col
     return times
 
 
-# -- single calls, for the comparison with other ranks
+# -- single calls, to compare with other ranks
 
 
 class _Key(NamedTuple):
-    """What is compared with other ranks. ``group`` of messages names both ranks and what they send each other.
+    """What is compared with other ranks. For messages, ``group`` names both ranks and what they send each other.
 
     ``first_rank`` is the lowest of the group, -1 if unknown; ``alike`` as in ``CollectiveCalls``.
     """
@@ -108,7 +108,7 @@ def collective_calls(
             ranks = aligned.groups[part.group].ranks
             if len(ranks) > 1:
                 rows[_Key(min(ranks), part.group, part.kind, len(ranks), part.dimension)][step].append(row)
-    # Gloo's send ends before the message has come.
+    # Gloo's send ends before the message arrives.
     messages = _message_rows(aligned, steps, rank, transfers) if aligned.on_device else {}
     order = sorted(steps, key=lambda step: steps[step].number)
     label, labels = labels_of(kernels)
@@ -164,7 +164,7 @@ def _in_us(times_ns: _Times) -> bytes:
 
 
 def _by_number(rows: _Rows) -> list[tuple[_Key, dict[int, list[int]]]]:
-    """The rows of each key, and for each number of rows the steps that have as many; the same on all ranks."""
+    """The rows of each key by step, for each number of rows per step; the same on all ranks."""
     found = {
         (key, number): {step: of_step for step, of_step in by_step.items() if len(of_step) == number}
         for key, by_step in rows.items()
@@ -195,7 +195,7 @@ def _message_rows(aligned: Alignment, steps: Mapping[int, ProfiledStep], rank: i
 
 
 def _open_ns(kernels: KernelTable, rows: Indices, transfers: Transfers) -> Indices:
-    """Of messages, the time since when their waiting is not known in which nothing else runs; shape (len(rows),)."""
+    """For messages, when waiting is unknown and nothing else runs, in nanoseconds; shape (len(rows),)."""
     assert transfers.start_ns is not None  # messages are known only with it
     comm = kernels.of(Kind.COMMUNICATION)
     order = np.argsort(comm.start_ns, kind="stable")

@@ -1,4 +1,4 @@
-"""Calls of kernels in columns, and the same call elsewhere: the k-th call of a kernel in its step, in another step.
+"""Calls of kernels in columns, and their counterparts: the k-th call of a kernel in its step, in another step.
 
 On a device each row of a profile is a call; on CPU several rows may be one.
 """
@@ -72,17 +72,17 @@ class _Level(NamedTuple):
     equally_many: bool
 
 
-# In order of preference. The second level is there since some grids vary with the data. The third pairs as many calls
-# as both sides have.
+# In order of preference: the second level because some grids vary with the data; the third pairs as many calls as both
+# sides have.
 _LEVELS = (_Level(True, True), _Level(False, True), _Level(True, False))
 
 
 def alone_ns(calls: Calls, wanted: _Marks, partners: Calls, others: _Marks, weights: _Floats | float = 1.0) -> _Floats:
-    """Mean time of the same call elsewhere, NaN for a call without a match; shape (calls,).
+    """Mean time of a call's counterparts, NaN without any; shape (calls,).
 
     Args:
         calls: the calls to be matched.
-        wanted: which of them are matched; shape (calls,).
+        wanted: which of them to match; shape (calls,).
         partners: the calls to match with: ``calls`` itself, or those of another profile.
         others: which of the partners may match; shape (partners,).
         weights: of the partners in that mean; shape (partners,), or one number.
@@ -115,7 +115,7 @@ def _matched_ns(
 
 
 class Labels:
-    """Common numbers for the names and launch shapes of two profiles, which may be the same one, or parts of them."""
+    """Common numbers for the names and launch shapes of two profiles, or parts of profiles."""
 
     def __init__(self, first: KernelTable, second: KernelTable) -> None:
         self._names = _common(first.names, second.names)
@@ -124,11 +124,11 @@ class Labels:
         self._num_kinds = len({*first.collectives, *second.collectives}) + 1
 
     def of(self, side: int, calls: Calls, level: _Level) -> tuple[Indices, ...]:
-        """What identifies calls: name, launch shape, turn in the step, and how many turns there are; shape (n,) each.
+        """Identifies calls by name, launch shape, turn in the step and number of turns; shape (n,) each.
 
         ``side`` is 0 for calls of the first profile, 1 for the second; ``calls`` hold whole steps.
         """
-        # One NCCL kernel may implement several kinds of collectives; those are not the same call.
+        # An NCCL kernel may implement several kinds of collectives; those are different calls.
         kinds = np.append(self._collectives[side], -1)[calls.kernels.collective[calls.row]]
         label = self._names[side][calls.kernels.name[calls.row]] * self._num_kinds + kinds + 1
         zeros = np.zeros_like(label)
@@ -168,11 +168,11 @@ class CallSums(NamedTuple):
 
     @classmethod
     def nothing(cls, num_columns: int, num_sums: int) -> CallSums:
-        """Of no calls."""
+        """Without calls."""
         return cls((np.empty(0, dtype=np.int64),) * num_columns, (np.empty(0),) * num_sums)
 
     def with_calls(self, columns: Sequence[Indices], values: Sequence[npt.NDArray[Any]]) -> CallSums:
-        """These calls and some more, each with a value for each sum."""
+        """With further calls, each with a value for each sum."""
         rows = [np.concatenate(parts) for parts in zip(self.columns, columns, strict=True)]
         number = numbered(rows)
         first = np.unique(number, return_index=True)[1]
@@ -200,7 +200,7 @@ def _means_ns(alone: CallSums, columns: Sequence[Indices]) -> _Floats:
 def turns_of(calls: Calls, label: Indices, shape: Indices) -> tuple[Indices, Indices]:
     """Each call's turn among the calls of its kind in its step, and how many of them there are; shape (n,) each.
 
-    ``label`` is what is of one kind apart from the launch shape; ``shape`` may be the same number for all.
+    ``label`` identifies a kind apart from the launch shape; ``shape`` may be the same number for all.
     """
     group = numbered([calls.step, label, shape])
     order = np.lexsort((calls.kernels.intervals.start_ns[calls.row], group))
@@ -222,7 +222,7 @@ def numbered(columns: list[Indices]) -> Indices:
         return numbers
     for column in columns:
         least, width = int(column.min()), int(column.max()) - int(column.min()) + 1
-        if size * width >= 2**62:  # then they are numbered anew, from 0 on: each factor is at most the number of rows
+        if size * width >= 2**62:  # renumber from 0: each factor is at most the number of rows
             _, numbers = np.unique(numbers, return_inverse=True)
             _, column = np.unique(column, return_inverse=True)  # noqa: PLW2901
             size, least, width = int(numbers.max()) + 1, 0, int(column.max()) + 1

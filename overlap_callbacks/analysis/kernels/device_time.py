@@ -1,14 +1,14 @@
-"""What a device does with its time: what each span of it consists of, and the critical path of a span.
+"""How a device spends its time: the parts of a span, and its critical path.
 
-A gap is a time in which no kernel, collective or copy runs; it ends with the row that starts next. If the host launched
-that row within the gap, the host held the device up until the launch, and then for as long as a launch takes. Else
-something of the device did: an event of another stream, or the hand-over between kernels.
+A gap is time in which no kernel, collective or copy runs; it ends with the row that starts next. If the host launched
+that row within the gap, it held the device up until the launch, and for a launch's latency. Otherwise the device did:
+an event of another stream, or the hand-over between kernels.
 
-The critical path of a span is the chain of work whose times add up to its length, walked backwards from the row that
-ended last. What ended last before a row started held it up: its launch, the row before on its stream, or a row of
-another stream. Traces do not show events, so another stream's row counts if it ended later than the row before on the
-own stream, and that one ended more than ``HAND_OVER_NS`` before. From a launch the path goes back along the host, to
-its last wait for the device.
+The critical path of a span is the chain of work whose times add up to its length, walked backwards from the last row to
+end. What ended last before a row started held it up: its launch, the row before on its stream, or a row of another
+stream. Traces do not show events, so another stream's row counts if it ended later than the row before on the own
+stream, and that one ended more than ``HAND_OVER_NS`` before. From a launch the path follows the host back to its last
+wait for the device.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHORT_GAP_NS = 1_000_000
 
 
 class TimeUse(msgspec.Struct, frozen=True):
-    """What a device did in a span of time, in nanoseconds. The parts add up to the span.
+    """How a device spent a span of time, in nanoseconds; the parts add up to it.
 
     Attributes:
         compute_ns: compute ran, with or without communication.
@@ -54,7 +54,7 @@ class TimeUse(msgspec.Struct, frozen=True):
     longest_host_gap_ns: int = 0
 
     def __add__(self, other: TimeUse) -> TimeUse:
-        """What the device did in two spans together."""
+        """Of two spans together."""
         (*mine, my_longest), (*theirs, their_longest) = (msgspec.structs.astuple(part) for part in (self, other))
         return TimeUse(*[*[a + b for a, b in zip(mine, theirs, strict=True)], max(my_longest, their_longest)])
 
@@ -133,7 +133,7 @@ _LONG_AGO = np.iinfo(np.int64).min
 
 
 class PathParts(NamedTuple):
-    """What a critical path consists of; the parts add up to its length."""
+    """The parts of a critical path; they add up to its length."""
 
     compute_ns: int
     comm_ns: int
@@ -144,12 +144,12 @@ class PathParts(NamedTuple):
 
 
 class Path(msgspec.Struct, frozen=True):
-    """A critical path, whose pieces follow one another without a gap.
+    """A critical path, made of pieces without gaps between them.
 
     Attributes:
         parts: time of each part on the path.
         rows, rows_ns: the rows on the path, latest first, and the time of each on it; shape (n,).
-        at_most_ns: most that could be gained if all compute, all communication, or the host took no time.
+        at_most_ns: the most to gain if all compute, all communication, or the host took no time.
     """
 
     length_ns: int
@@ -160,7 +160,7 @@ class Path(msgspec.Struct, frozen=True):
 
 
 class LastRows(msgspec.Struct, frozen=True):
-    """Of each stream, the row that ended last before a piece of a profile began; its first rows waited for it."""
+    """On each stream, the last row to end before a piece of a profile; the first rows of the piece waited for it."""
 
     intervals: Intervals
     lane: Indices
@@ -189,13 +189,13 @@ class CriticalPaths:
         start, end = np.append(before.intervals.start_ns, start), np.append(before.intervals.end_ns, end)
         kind, lane = np.append(np.full(len(unknown), Kind.OTHER, dtype=kind.dtype), kind), np.append(before.lane, lane)
         rows, launched_ns = np.append(unknown, rows), np.append(unknown, launched_ns)
-        # Of rows that end together, the one that started first is the last in this order, and so is found.
+        # Of rows that end together, the one that started first comes last in this order, and is found.
         order = np.lexsort((rows, -start, end))
         self._rows, self._start_ns, self._end_ns = rows[order], start[order], end[order]
         self._kind, self._lane = kind[order], lane[order]
         self._launched_ns = np.minimum(launched_ns[order], self._start_ns)
         self._before = self._predecessors(self._lane)
-        # What held each row up, and when that ended: the launch, or what the row waited for on the device.
+        # What held each row up, and when that ended: its launch, or a row on the device.
         before_launch = self._waited_for(waits)
         ended_ns = np.where(self._before >= 0, self._end_ns[self._before], _LONG_AGO)
         self._by_launch = (self._launched_ns >= 0) & (self._launched_ns >= ended_ns)
@@ -213,7 +213,7 @@ class CriticalPaths:
             place = np.searchsorted(self._end_ns[own], self._start_ns[own], side="right") - 1
             found = own[np.maximum(place, 0)]
             gap_ns = self._start_ns[own] - self._end_ns[found]
-            # The row before on the own stream counts where it ended just before, or where none ended later.
+            # The row before on the own stream counts if it ended just before, or if none ended later.
             ended_last = self._end_ns[found] >= self._end_ns[np.maximum(before[own], 0)]
             counts = (place >= 0) & ((gap_ns <= HAND_OVER_NS) | ended_last)
             before[own[counts]] = found[counts]
@@ -227,7 +227,7 @@ class CriticalPaths:
         return np.append(last[real], -1)[wait]
 
     def of(self, start_ns: int, end_ns: int) -> Path | None:
-        """The path from ``end_ns``, the end of a row, back to ``start_ns``; None if no row ended in between."""
+        """The path from ``end_ns``, the end of a row, back to ``start_ns``; None if no row ended between."""
         place = int(np.searchsorted(self._end_ns, end_ns, side="right")) - 1
         if place < 0 or int(self._end_ns[place]) <= start_ns:
             return None
@@ -238,9 +238,9 @@ class CriticalPaths:
         return Path(end_ns - start_ns, parts, rows, rows_ns, self._at_most(first, start_ns, end_ns, parts))
 
     def _walk(self, place: int, first: int, start_ns: int) -> tuple[PathParts, Indices, Indices]:
-        """A path: the time of each part, its rows, and the time of each on it."""
+        """A path: the time of each part, its rows, and their times on it."""
         part = slice(first, place + 1)
-        # The path goes on to what held a row up, if that is within the span.
+        # The path continues to what held a row up, if that is within the span.
         goes_on = (self._start_ns[part] > start_ns) & (self._cause_ended_ns[part] > start_ns)
         causes = np.where(goes_on, self._cause[part] - first, -1).tolist()
         places, place = [], place - first
@@ -251,11 +251,12 @@ class CriticalPaths:
         starts_ns, launched_ns, ended_ns = (
             np.maximum(times[path], start_ns) for times in (self._start_ns, self._launched_ns, self._cause_ended_ns)
         )
-        # Each row ends where the path came from: its own end, and of the others where what it held up began to wait.
+        # Each row counts until the row that it held up began to wait; the last one until its own end.
         until_ns = np.concatenate((self._end_ns[path[:1]], ended_ns[:-1]))
         rows_ns = until_ns - starts_ns
         went_on = starts_ns > start_ns
-        # What nothing on the device held up may have been launched before the span: then its launch is not in it.
+        # A row that nothing on the device held up may have been launched before the span: then its launch does not
+        # count.
         by_launch = self._by_launch[path] & ((self._before[path] >= 0) | (self._launched_ns[path] >= start_ns))
         launched, other = by_launch & went_on, ~by_launch & went_on
         of_kinds = (self._kind[path] == _KINDS) @ rows_ns

@@ -1,4 +1,4 @@
-"""What a profile says that cannot be, and what it lacks: a stream runs one kernel after another, each launch has one.
+"""Impossible or missing kernels of a profile: a stream runs one kernel at a time, and each launch has one.
 
 Profilers write kernels that end long after the next one of their stream begins, kernels without a time, and lose
 kernels whose launches they have. Files and live profiles are checked by the same rules.
@@ -20,9 +20,9 @@ from overlap_callbacks.analysis.kernels.table import Indices, KernelTable
 # A kernel may begin a little before the one before it on its stream ends (programmatic dependent launch): by 13 us at
 # most in 36 real files.
 OVERRUN_NS = 50_000
-# The clocks of host and device agree better than this.
+# The clocks of host and device agree to within this.
 _CLOCKS_NS = 1_000_000
-# No kernel waits for so long after its launch, and none begins so long before it.
+# No kernel starts later than this after its launch, or earlier than this before it.
 _MAX_DELAY_NS, _MAX_EARLY_NS = 10 * 60 * 10**9, 10**9
 # Times of a kernel that are looked at to know what is usual.
 _SAMPLE = 4096
@@ -34,14 +34,14 @@ _LATEST, _EVER = np.iinfo(np.int64).max, 2**61
 
 _Marks = npt.NDArray[np.bool_]
 
-# What a call of the host does with a kernel, by its name: see ``call_of``.
+# What a host call does with a kernel, by its name: see ``call_of``.
 NO_LAUNCH, LAUNCH, DRIVER_LAUNCH, CAPTURE_BEGINS, CAPTURE_ENDS = range(5)
 _LAUNCH = re.compile(r"(?:cuda|cu|hip)(?:Ext|Hcc)?(?:Module)?Launch(?:Cooperative)?Kernel(?!.*MultiDevice)")
 _CAPTURE = re.compile(r"(?:cuda|cu|hip)Stream(?:(Begin)|End)(?:Re)?[cC]apture")
 
 
 def call_of(name: str | None) -> int:
-    """Whether a call of CUDA or HIP launches one kernel for sure, or begins or ends the capture of a graph."""
+    """Whether a CUDA or HIP call certainly launches one kernel, or begins or ends the capture of a graph."""
     if _LAUNCH.match(name or ""):
         return DRIVER_LAUNCH if (name or "").startswith("cuL") else LAUNCH
     capture = _CAPTURE.match(name or "")
@@ -49,11 +49,11 @@ def call_of(name: str | None) -> int:
 
 
 class Overruns(NamedTuple):
-    """Kernels that seem to run longer than they can.
+    """Kernels that seem to run impossibly long.
 
     Attributes:
-        rows: which; ascending.
-        until_ns: up to where each counts.
+        rows: their rows, ascending.
+        until_ns: where each ends at the latest.
     """
 
     rows: Indices
@@ -63,7 +63,7 @@ class Overruns(NamedTuple):
 def overruns(lane: Indices, ran: Intervals, correlation: npt.NDArray[np.uint64]) -> Overruns:
     """The kernels and copies that end more than ``OVERRUN_NS`` after the next one of their stream begins.
 
-    Kernels of one launch of a graph have its number, and may run at the same time.
+    Kernels of one graph launch share its number, and may run at the same time.
 
     Args:
         lane: stream of each row; shape (n,).
@@ -140,7 +140,7 @@ def past_the_end(
 def without_time(ran: Intervals, launched_ns: Indices) -> tuple[_Marks, _Marks]:
     """Which rows have no time that can be, and which have a launch that has none; shape (n,) each.
 
-    A profiler writes 0 for a time that it does not know. The other times are those of a clock that began long before.
+    A profiler writes 0 for an unknown time; known times are far from 0.
 
     Args:
         ran: when each row ran, if its times are right; n rows.
@@ -196,9 +196,9 @@ class Missing(NamedTuple):
     """Launches that have no kernel.
 
     Attributes:
-        launches: which; ascending.
-        captured: number of others that went into a graph, and so ran no kernel.
-        number: number of all launches of kernels, but for these.
+        launches: their rows, ascending.
+        captured: number of launches captured into a graph, which ran no kernel.
+        number: number of all other launches of kernels.
     """
 
     launches: Indices
@@ -212,10 +212,10 @@ def missing_kernels(
     """The launches whose kernels a profile lacks.
 
     Args:
-        launched: the calls of the host; n rows.
-        call: what each does, see ``call_of``; shape (n,).
-        thread: on which it was made; shape (n,).
-        has_row: whether the profile has what it launched; shape (n,).
+        launched: calls of the host; n rows.
+        call: what each call does, see ``call_of``; shape (n,).
+        thread: thread of each call; shape (n,).
+        has_row: whether the profile has what each call launched; shape (n,).
         captures: when launches went into a graph.
     """
     launches = (call == LAUNCH) | (call == DRIVER_LAUNCH)
@@ -224,7 +224,7 @@ def missing_kernels(
         return Missing(lost, 0, int(launches.sum()))
     into_graph = _covers(captures, launched.start_ns[lost])
     captured, lost = int(into_graph.sum()), lost[~into_graph]
-    # A call of the driver within one of the runtime launches the same kernel.
+    # A driver call within a runtime call launches the same kernel.
     same = np.zeros(len(lost), dtype=bool)
     for kind, number in itertools.product((LAUNCH, DRIVER_LAUNCH), distinct_values(thread[lost]).tolist()):
         mine = np.flatnonzero((thread[lost] == number) & (call[lost] == kind))
@@ -237,14 +237,14 @@ def missing_kernels(
 
 
 def _covers(intervals: Intervals, times_ns: Indices) -> _Marks:
-    """Which times lie in any of the intervals; shape (n,)."""
+    """Whether each time lies in any of the intervals; shape (n,)."""
     return Intervals(times_ns, times_ns + 1).covered_ns(intervals) > 0
 
 
 def captures_of(time_ns: Indices, begins: _Marks) -> Intervals:
-    """When graphs were captured, by the calls that begin and end it; several threads may capture at a time.
+    """When graphs were captured, from the calls that begin and end it; several threads may capture at a time.
 
-    What ends and did not begin began before the profile, and what does not end ends after it.
+    A capture without a beginning began before the profile; one without an end ends after it.
     """
     order = np.argsort(time_ns, kind="stable")
     depth = np.cumsum(np.concatenate(([0], np.where(begins[order], 1, -1))))
@@ -265,7 +265,7 @@ def possible(
     num_steps: int,
     ended_ns: int | None,
 ) -> KernelTable:
-    """A profile of devices without what cannot be, with the steps that have it or lack kernels.
+    """A device profile without impossible rows, and the steps that have such rows or lack kernels.
 
     Args:
         kernels: the profile, in any order.
@@ -274,12 +274,12 @@ def possible(
         wrong: which rows have no time; shape (n,).
         lost: the step of each launch without a kernel, -1 outside all steps.
         num_steps: number of the steps.
-        ended_ns: when the profile had ended; None if that is not known.
+        ended_ns: when the profile had ended; None if unknown.
     """
     lacking = {*lost.tolist(), *kernels.step[wrong].tolist()}
     if wrong.any():
         if kernels.launched_ns is None or (kernels.launched_ns[wrong] < 0).any():
-            lacking = {*range(num_steps)}  # any may have launched them
+            lacking = {*range(num_steps)}  # any step may have launched them
         kernels, device, correlation = kernels[~wrong], device[~wrong], correlation[~wrong]
         kernels = dataclasses.replace(kernels, call=np.arange(len(kernels)))
     lane, end_ns = kernels.lane * (int(device.max(initial=0)) + 1) + device, kernels.intervals.end_ns.copy()

@@ -1,6 +1,6 @@
 """The kernels that a profile should show for the collectives that the gate saw issued.
 
-Most collectives are one kernel each. These are not (all of NCCL, in torch's ``ProcessGroupNCCL``):
+Most collectives are one kernel each. Exceptions (for NCCL, see torch's ``ProcessGroupNCCL``):
 
 - A collective on a group of one rank launches none: NCCL copies the tensor if it is out of place, else does nothing.
 - A collective without bytes launches none.
@@ -30,7 +30,7 @@ class IssuedGroup(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name, the same on all its ranks."""
+        """The same name on all its ranks."""
 
     @property
     def backend(self) -> str:
@@ -84,11 +84,11 @@ Issued = Mapping[int, Sequence[IssuedCollective]]
 # The kind that NCCL's kernel names (on the host, Gloo's ranges) give to a collective of another kind.
 _ON_DEVICE = {"all_to_all": SEND_RECV, "gather": SEND_RECV, "scatter": SEND_RECV, "barrier": "all_reduce"}
 _ON_HOST = {"reduce_scatter": "all_reduce"}
-# Further kinds that a collective may run as: with tensors of unequal sizes, as one broadcast or reduction per rank.
+# Further kinds that a collective may run as; with tensors of unequal sizes, as a broadcast or reduction per rank.
 _ALSO = {"all_gather": ("broadcast", SEND_RECV), "reduce_scatter": ("reduce", "all_reduce")}
-# Kinds that copy engines can do (NCCL 2.28 and later, torch's symmetric memory): they move data, and reduce none.
+# Kinds that copy engines can do (NCCL 2.28 and later, torch's symmetric memory): they move data without reducing it.
 COPIED = frozenset({"all_gather", "all_to_all", "gather", "scatter", "broadcast"})
-# Backends that launch no kernels for tensors of a device.
+# Backends that launch no kernels for device tensors.
 _ON_HOST_ONLY = frozenset({"gloo", "mpi", "ucc"})
 
 
@@ -103,7 +103,7 @@ class Expected(msgspec.Struct, frozen=True):
         own_lane: whether it runs on a stream of its communicator; on the host, on a thread of its group.
         members: number of collectives, or messages.
         bytes_in, bytes_out: bytes of the tensors that they read or send, and write or receive.
-        size_bytes: the larger of the two; 0 where a kernel does an unknown part of it.
+        size_bytes: the larger of the two; 0 if a kernel does an unknown part of it.
         peers: of messages, group ranks of their other sides, in the order of issue.
     """
 
@@ -119,7 +119,7 @@ class Expected(msgspec.Struct, frozen=True):
     peers: tuple[int, ...] = ()
 
     def __add__(self, other: Expected) -> Expected:
-        """A block, with one more member."""
+        """This block with one more member."""
         mine, theirs = msgspec.structs.astuple(self), msgspec.structs.astuple(other)
         return Expected(*mine[:5], *[a + b for a, b in zip(mine[5:], theirs[5:], strict=True)])
 
@@ -129,19 +129,19 @@ class Expected(msgspec.Struct, frozen=True):
         return self.bytes_in + self.bytes_out
 
     def may_run_as(self, kind: str) -> bool:
-        """Whether a kernel of this kind can be this collective. A kind that no rule knows can be any."""
+        """Whether a kernel of this kind can be this collective; a kind without a rule can be any."""
         if name_rules.OTHER in (kind, self.kind):
             return True
         return kind in (self.kind, self.runs_as, *_ALSO.get(self.kind, ()))
 
 
 def runs_as(kind: str, *, on_device: bool) -> str:
-    """The kind in the name of a kernel that runs this kind: NCCL sends and receives for an all-to-all."""
+    """The kind in the kernel's name: NCCL implements an all-to-all by sends and receives."""
     return (_ON_DEVICE if on_device else _ON_HOST).get(kind, kind)
 
 
 def is_device_profile(kernels: KernelTable, issued: Issued) -> bool:
-    """Whether communication in a profile is kernels of a device; else it is ranges of a library on the host."""
+    """Whether a profile shows communication as device kernels, rather than as ranges of a host library."""
     names = [
         kernels.names[number] for number in distinct_values(kernels.name[kernels.kind == Kind.COMMUNICATION]).tolist()
     ]
@@ -154,7 +154,7 @@ def expected_kernels(collectives: Sequence[IssuedCollective], *, on_device: bool
     """What one step's collectives should launch, in the order of issue. Barriers have the kind ``barrier``."""
     found: list[Expected] = []
     place_of: dict[tuple[int, str], int] = {}
-    known: dict[tuple[object, ...], Expected | None] = {}  # a step has thousands of collectives, of few different kinds
+    known: dict[tuple[object, ...], Expected | None] = {}  # a step has thousands of collectives of few kinds
     for collective in collectives:
         group = collective.group.name
         key = (
@@ -175,7 +175,7 @@ def expected_kernels(collectives: Sequence[IssuedCollective], *, on_device: bool
 
 
 def _expected(collective: IssuedCollective, on_device: bool) -> Expected | None:
-    """What one collective should launch; None for nothing."""
+    """What a collective should launch; None for nothing."""
     kind = SEND_RECV if collective.point_to_point else name_rules.collective_of(collective.operator)
     if collective.group_size == 1 or (on_device and is_of_host_library(collective)):
         return None
@@ -207,7 +207,7 @@ def _members(whole: Expected) -> list[Expected]:
 
 
 def readings(expected: Sequence[Expected]) -> Iterator[list[Expected]]:
-    """The ways in which a step may have run, likeliest first: without or with barriers, blocks whole or in parts."""
+    """The ways a step may have run, likeliest first: without or with barriers, blocks whole or in parts."""
     without = [part for part in expected if part.kind != "barrier"]
     for way in (without, list(expected)) if len(without) < len(expected) else (without,):
         yield way

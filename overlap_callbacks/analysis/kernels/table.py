@@ -1,7 +1,7 @@
-"""The table of kernels that both a live profile and a trace file become, one column per property.
+"""The table of kernels from a live profile or a trace file, one column per property.
 
 On an accelerator, the kernels are those of the device. Without one, compute kernels are the torch operators of the
-training thread, each with its self time, and communication is the ranges of Gloo's threads (``host.py``).
+training thread with their self times, and communication is the ranges of Gloo's threads (``host.py``).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LaunchShape(msgspec.Struct, frozen=True):
                 block,
                 int(metadata.get("registers per thread", 0)),
                 int(metadata.get("shared memory", 0)),
-                # Kineto gives the blocks of the whole grid over the device's SMs.
+                # Kineto gives the blocks of the grid per SM.
                 round(prod(grid) / blocks_per_sm) if blocks_per_sm > 0 else 0,
             )
         except (KeyError, TypeError, ValueError, OverflowError):
@@ -66,7 +66,7 @@ class LaunchShape(msgspec.Struct, frozen=True):
         return prod(self.block)
 
     def __str__(self) -> str:
-        """Grid and block, as the tables of kernels keep them."""
+        """Grid and block, as in the tables of kernels."""
         return f"{list(self.grid)} {list(self.block)}"
 
 
@@ -140,36 +140,36 @@ class KernelTable:
 
     @cached_property
     def one_row_a_call(self) -> bool:
-        """Whether each row is a call of its own, and the calls are numbered by them: so it is on a device."""
+        """Whether each row is a call, numbered by row, as on a device."""
         return bool((self.call == np.arange(len(self))).all())
 
     @property
     def busy(self) -> npt.NDArray[np.bool_]:
-        """Which rows compute or communicate; shape (n,)."""
+        """Whether each row computes or communicates; shape (n,)."""
         busy: npt.NDArray[np.bool_] = (self.kind == Kind.COMPUTE) | (self.kind == Kind.COMMUNICATION)
         return busy
 
     def of(self, kind: Kind) -> Intervals:
-        """The intervals of one kind, in all steps and outside them."""
+        """The intervals of one kind, within steps and outside."""
         return self.intervals[self.kind == kind]
 
     def named(self, matches: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
-        """Which rows have a name that matches; shape (n,)."""
+        """Whether each row has a matching name; shape (n,)."""
         return rows_named(matches, self.names, self.name)
 
     def runs(self, collective: str) -> npt.NDArray[np.bool_]:
-        """Which rows run a kind of collective; shape (n,)."""
+        """Whether each row runs a kind of collective; shape (n,)."""
         return np.isin(self.collective, [n for n, kind in enumerate(self.collectives) if kind == collective])
 
 
 def rows_named(matches: Callable[[str], Any], names: Sequence[str], name: Indices) -> npt.NDArray[np.bool_]:
-    """Which rows have a name that matches; ``name`` is an index into ``names`` of each row; shape (n,)."""
+    """Whether each row has a matching name; ``name`` is each row's index into ``names``; shape (n,)."""
     found: npt.NDArray[np.bool_] = np.array([bool(matches(text)) for text in names], dtype=bool)[name]
     return found
 
 
 class StringTable(dict[str, int]):
-    """Numbers the distinct texts, in the order in which they first appear."""
+    """Numbers distinct texts by first appearance."""
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
         super().__init__(zip(texts, itertools.count()))
@@ -183,7 +183,7 @@ class StringTable(dict[str, int]):
         return tuple(self)
 
     def renamed(self, change: Callable[[str], str]) -> tuple[StringTable, Indices]:
-        """A table of the changed texts, and for each old number the new one; shape (distinct texts,)."""
+        """A table of the changed texts, and the new number of each old one; shape (distinct texts,)."""
         changed = StringTable()
         return changed, np.array([changed[change(text)] for text in self], dtype=np.int64)
 
@@ -235,21 +235,21 @@ def device_kernels(
     bounds: Sequence[tuple[int, int]],
     from_graph: npt.NDArray[np.bool_] | None = None,
 ) -> KernelTable:
-    """The table of an accelerator's kernels, of which each belongs to the step that launched it.
+    """The table of an accelerator's kernels, each assigned to the step that launched it.
 
-    The device lags behind the host by up to a step: kernels of the step before profiling still run when it begins,
-    without launches in the profile.
+    The device lags the host by up to a step: when profiling begins, kernels of the step before it still run, without
+    launches in the profile.
 
     Args:
         rows: kernels, memory copies and fills.
         launched_ns: when the host launched each row, -1 if unknown; shape (n,). None without any launches in the
             profile; then the kernels' own starts decide.
         bounds: host start and end of each step, in nanoseconds.
-        from_graph: whether the launch of a graph launched each row; shape (n,). None if not known.
+        from_graph: whether a graph launch launched each row; shape (n,). None if unknown.
     """
     name, distinct = np.array(rows.name, dtype=np.int64), rows.names.texts
     kind = np.array(rows.kind, dtype=np.uint8)
-    # A copy may communicate too, as a copy engine's from one device to another.
+    # A copy may communicate too, such as a copy engine's between devices.
     kind[((kind == Kind.COMPUTE) | (kind == Kind.COPY)) & communicates(rows)] = Kind.COMMUNICATION
     intervals, lane, nowhere = rows.intervals, np.array(rows.lane, dtype=np.int64), np.zeros(len(rows), dtype=bool)
     if launched_ns is None:
@@ -302,7 +302,7 @@ def collectives_of(
 
 
 def step_of(times_ns: Indices, bounds: Sequence[tuple[int, int]]) -> Indices:
-    """Index of the step that each time lies in, -1 outside all steps; shape (n,).
+    """Index of the step that contains each time, -1 for none; shape (n,).
 
     ``bounds`` are start and end of each step, in nanoseconds, ascending and without overlap.
     """
@@ -315,13 +315,13 @@ def step_of(times_ns: Indices, bounds: Sequence[tuple[int, int]]) -> Indices:
 
 
 def step_of_kernels(launched_ns: Indices, ran: Intervals, lane: Indices, bounds: Sequence[tuple[int, int]]) -> Indices:
-    """Index of the step of each kernel, -1 outside all steps; shape (n,).
+    """Index of the step of each kernel, -1 for none; shape (n,).
 
-    A kernel belongs to the step that launched it. Kineto does not record all calls that launch kernels: of CUDA's
-    driver it leaves out ``cuLaunchCooperativeKernel``, ``cuGraphLaunch`` and ``cuMemcpy*Async`` (Kineto's
-    CuptiCbidRegistry.cpp). A kernel without a launch (-1) belongs to the step of the kernels before and after it on its
-    stream, if they are of one step. Else it belongs to the step that ran on the device when it started. Kernels that
-    start before a step's first kernel are of an earlier step, and stay outside.
+    A kernel belongs to the step that launched it. Kineto omits some calls of CUDA's driver that launch kernels:
+    ``cuLaunchCooperativeKernel``, ``cuGraphLaunch`` and ``cuMemcpy*Async`` (its CuptiCbidRegistry.cpp). A kernel
+    without a launch (-1) belongs to the step of its neighbours on the stream if these agree, else to the step that ran
+    on the device when it started. Kernels that start before a step's first kernel belong to an earlier step, and get
+    -1.
     """
     step = step_of(launched_ns, bounds)
     if not (launched_ns < 0).any() or not (step >= 0).any():
@@ -356,7 +356,7 @@ def _running(step: Indices, ran: Intervals, times_ns: Indices, bounds: Sequence[
 # copy within the device (``Memcpy DtoD``). It communicates if it ran on a stream that never computes, and does the work
 # of a collective that has no kernel, by the gate's log (``alignment.py``) or by torch's ranges (``traces``).
 
-# Copies from one place of a device's addresses to another, as CUPTI and roctracer name them.
+# Copies within a device's memory, as CUPTI and roctracer name them.
 WITHIN_DEVICE = ("Memcpy DtoD", "CopyDeviceToDevice")
 
 
@@ -371,20 +371,20 @@ def copies_of(kernels: KernelTable) -> npt.NDArray[np.bool_]:
 
 
 def within_device(kernels: KernelTable) -> npt.NDArray[np.bool_]:
-    """Which rows are copies within the device, by their name; shape (n,)."""
+    """Whether each row is a copy within the device, by its name; shape (n,)."""
     within: npt.NDArray[np.bool_] = kernels.named(lambda name: name.startswith(WITHIN_DEVICE))
     within &= kernels.kind == Kind.COPY
     return within
 
 
 def may_communicate(kernels: KernelTable) -> npt.NDArray[np.bool_]:
-    """Which rows are copies within the device on a lane that never computes; shape (n,)."""
+    """Whether each row is a copy within the device on a lane that never computes; shape (n,)."""
     computing = distinct_values(kernels.lane[kernels.kind == Kind.COMPUTE])
     return within_device(kernels) & ~np.isin(kernels.lane, computing)
 
 
 def as_communication(kernels: KernelTable, kind_of: Mapping[int, str]) -> KernelTable:
-    """The same rows, with some copies as communication: of the kinds of collectives in ``kind_of``, by row."""
+    """The same rows, with some copies as communication; ``kind_of`` has their kinds of collectives, by row."""
     if not kind_of:
         return kernels
     rows = np.fromiter(kind_of, dtype=np.int64, count=len(kind_of))
@@ -401,5 +401,5 @@ def as_communication(kernels: KernelTable, kind_of: Mapping[int, str]) -> Kernel
 
 
 def copy_of_collective(name: str) -> str:
-    """The name of a copy that is a collective's work. Tables of kernels are by name, and other copies may have it."""
+    """The name of a copy that does a collective's work, to separate it from other copies in tables by name."""
     return f"{name} of a collective"

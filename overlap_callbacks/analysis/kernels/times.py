@@ -1,4 +1,4 @@
-"""Times of the kernels of a profile: compute, communication, and how much of each runs beside the other.
+"""Times of a profile's kernels: compute, communication, and their overlap.
 
 Compute and communication time are the terms of the equations in ``overlap_callbacks.analysis.equations``.
 """
@@ -28,7 +28,7 @@ class KernelFigures(msgspec.Struct, frozen=True):
     Attributes:
         compute_ns, comm_ns: sums of the kernels' times (T_comp of the equations, and communication).
         compute_busy_ns, comm_busy_ns: length of the union of their intervals.
-        hidden_comm_ns: the part of ``comm_busy_ns`` during which compute ran too.
+        hidden_comm_ns: the part of ``comm_busy_ns`` during which compute ran.
         covered_compute_ns, covered_compute_busy_ns: the parts of compute during which communication was in flight.
         copy_ns: sum of the device's memory copies and fills.
         p2p_busy_ns: the part of ``comm_busy_ns`` during which sends and receives were in flight.
@@ -52,7 +52,7 @@ class KernelFigures(msgspec.Struct, frozen=True):
     bubble_ns: int | None = None
 
     def __add__(self, other: KernelFigures) -> KernelFigures:
-        """Times of two sets of kernels that never ran at once; the time between them is neither idle nor bubble."""
+        """Times of two sets of kernels that never ran at once; the time between is neither idle nor bubble."""
         mine, theirs = (msgspec.structs.astuple(part)[:-1] for part in (self, other))
         return KernelFigures(*[a + b for a, b in zip(mine, theirs, strict=True)])
 
@@ -84,7 +84,7 @@ class KernelSums:
         return [step for step in distinct_values(self._steps).tolist() if step >= 0]
 
     def of_steps(self, steps: Sequence[int]) -> KernelFigures:
-        """Times of several steps together, by their indices."""
+        """Total times of several steps, by their indices."""
         return self.of_rows(self._rows_of(steps)[0])
 
     def of_each_step(self, steps: Sequence[int]) -> list[KernelFigures]:
@@ -97,15 +97,15 @@ class KernelSums:
         return self._of_groups(wanted, np.zeros(len(wanted), dtype=np.int64), 1)[0]
 
     def _rows_of(self, steps: Sequence[int]) -> tuple[Indices, Indices]:
-        """The rows of steps, and the place of each row's step among these."""
+        """The rows of steps, and for each row the position of its step in ``steps``."""
         bounds = np.searchsorted(self._steps, [(step, step + 1) for step in steps]).reshape(-1, 2)
         rows = np.concatenate([self._by_step[:0], *[self._by_step[first:last] for first, last in bounds.tolist()]])
         return rows, np.repeat(np.arange(len(steps)), bounds[:, 1] - bounds[:, 0])
 
     def _of_groups(self, rows: Indices, group: Indices, num_groups: int) -> list[KernelFigures]:
-        """Times of each of some groups of rows, all at once: a trace may have hundreds of steps.
+        """Times of each group of rows, all at once: a trace may have hundreds of steps.
 
-        ``group`` is the number of the group of each row; groups may have no rows.
+        ``group`` is the group's number for each row; groups may be empty.
         """
         table = self._kernels
         intervals, kind, is_p2p = table.intervals[rows], table.kind[rows], self._is_p2p[rows]
@@ -148,7 +148,7 @@ class KernelSums:
 
 
 def _spans(compute: tuple[Intervals, Indices], comm: tuple[Intervals, Indices], num_groups: int) -> Intervals:
-    """From the start of each group's first interval to the end of its last one; empty of a group without any."""
+    """From the start of each group's first interval to the end of its last one; empty for an empty group."""
     never = np.iinfo(np.int64)
     start_ns, end_ns = np.full(num_groups, never.max), np.full(num_groups, never.min)
     for intervals, group in (compute, comm):
@@ -164,7 +164,7 @@ _BLOCK_TIMES = ("compute", "compute_busy", "comm", "comm_busy", "hidden_comm", "
 def profiled_block(
     arm: Mode, block: int, sums: KernelSums, steps: Sequence[int], step_ms: float | None = None
 ) -> ProfiledBlock:
-    """Kernel times of one profiled block of a mode, as means over its steps; ``step_ms`` is from mark to mark."""
+    """Kernel times of one profiled block, as means over its steps; ``step_ms`` is from mark to mark."""
     from overlap_callbacks.analysis.results.window import ProfiledBlock
 
     num_steps = len(steps)
@@ -195,17 +195,17 @@ def kernel_times(
     max_kernels: int,
     weights: npt.NDArray[np.float64] | None = None,
 ) -> tuple[KernelTime, ...]:
-    """Time and calls per step of each kernel in both modes, those with the most time first.
+    """Time and calls per step of each kernel in both modes, the most time first.
 
-    What is left of compute, and of communication, is a row each, so that the rows add up to all. ``weights`` are those
-    of each profiled step in the mean of its mode, by its index, over that of a plain mean.
+    The rest of compute and of communication get a row each, so that the rows add up. ``weights`` are each profiled
+    step's weight in the mean of its mode, by index, relative to a plain mean.
     """
     size = len(kernels.names)
     counts = np.zeros(len(kernels), dtype=np.int64)
-    counts[np.unique(kernels.call, return_index=True)[1]] = 1  # a call that has several pieces counts once
+    counts[np.unique(kernels.call, return_index=True)[1]] = 1  # a call of several pieces counts once
 
     def totals(values: Indices) -> list[npt.NDArray[np.float64]]:
-        """Sums of each name's values per step, overlapped and sequential."""
+        """Totals per step of each name's values, overlapped and sequential."""
         found = []
         for steps in (overlapped, sequential):
             rows = np.isin(kernels.step, steps)
@@ -235,7 +235,7 @@ def kernel_times(
 
 
 def _most_blocks(kernels: KernelTable, steps: Indices) -> Indices:
-    """Thread blocks of the largest launch of each name in the given steps, 0 if unknown; shape (names,)."""
+    """Thread blocks of each name's largest launch in the given steps, 0 if unknown; shape (names,)."""
     of_shape = np.array(
         [0 if launch is None else min(launch.num_blocks, 2**62) for launch in kernels.launches], dtype=np.int64
     )
@@ -246,7 +246,7 @@ def _most_blocks(kernels: KernelTable, steps: Indices) -> Indices:
 
 
 def num_streams(kernels: KernelTable) -> int:
-    """Streams of the device on which a step ran kernels, most of all steps; copies have engines of their own."""
+    """Most streams on which any step ran kernels; copies have their own engines."""
     rows = (kernels.step >= 0) & (kernels.kind != Kind.OTHER) & ~copies_of(kernels)
     size = int(kernels.lane.max(initial=0)) + 1
     used = distinct_values(kernels.step[rows] * size + kernels.lane[rows]) // size
@@ -254,6 +254,6 @@ def num_streams(kernels: KernelTable) -> int:
 
 
 def num_sms(kernels: KernelTable) -> int:
-    """SMs of the device that ran the kernels, as most of their launches tell; 0 if none does."""
+    """SMs of the device, by most of the kernels' launches; 0 if unknown."""
     told = Counter(launch.num_sms for launch in kernels.launches if launch is not None and launch.num_sms > 0)
     return told.most_common(1)[0][0] if told else 0

@@ -1,4 +1,4 @@
-"""Which rank came last to collectives, how long the others waited, and how long transfers took: plain data."""
+"""Plain data: which rank came last to collectives, how long the others waited, and how long transfers took."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 import msgspec
 import numpy as np
 
-# In ``SizeTransfer.reach``: the ranks of a group are on one host, on several, or on hosts that are not known.
+# In ``SizeTransfer.reach``: a group's ranks are on one host, on several, or on unknown hosts.
 ONE_HOST, SEVERAL_HOSTS, UNKNOWN_HOSTS = "one host", "several hosts", ""
 
 
 def came_alone(least: Any, next_least: Any, resolution: float) -> Any:
-    """Whether one rank came last to a collective: the others wait for it, and it is charged with that.
+    """Whether one rank came last to a collective, and is charged with the others' waiting.
 
-    The rank that comes last has the least time, as it waits for nobody. Where others take as long, within the
-    resolution of the times, they came together, and nobody is charged. Numbers, or arrays of them.
+    The last rank has the least time, as it waits for nobody. If others took equally long, within the resolution of the
+    times, they came together and nobody is charged. Numbers, or arrays of them.
     """
     return next_least - least > resolution
 
 
-# No count, time in milliseconds or number of bytes is as large: what is, a damaged or made-up record holds.
+# Larger counts, milliseconds and bytes only occur in damaged or fabricated records.
 _TOO_LARGE = 2**63
 
 
 def are_plausible(*values: float) -> bool:
-    """Whether these can be counts, times or bytes."""
+    """Whether these values can be counts, times or bytes."""
     return all([0 <= value < _TOO_LARGE for value in values])
 
 
@@ -36,8 +36,8 @@ class TimedCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     Attributes:
         step: index of the step in its window.
-        number: of the call among those of its operator on its group in the step.
-        size_bytes: the larger of what it reads and writes.
+        number: index of the call among those of its operator and group in the step.
+        size_bytes: bytes read or written, whichever is larger.
         time_us: from issue to end.
     """
 
@@ -50,7 +50,7 @@ class TimedCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class TimedCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Calls of one operator on one group, on one rank, by step and number.
 
-    ``operator`` is the gate's name; the name of the group and its lowest rank are the same on all its ranks.
+    ``operator`` is the gate's name; all ranks of the group agree on its name and lowest rank.
     """
 
     operator: str
@@ -103,7 +103,7 @@ class DimensionWaiting(msgspec.Struct, frozen=True, gc=False):
     """Waiting and transfer in the timed collectives of one dimension, over all its groups.
 
     Attributes:
-        transfer_ms: least time of a collective over its ranks; mean over the collectives.
+        transfer_ms: least time over the ranks of a collective; mean over the collectives.
         waiting_ms: time beyond that, mean over ranks and collectives.
     """
 
@@ -120,7 +120,7 @@ class DimensionWaiting(msgspec.Struct, frozen=True, gc=False):
 class Arrivals(msgspec.Struct, frozen=True):
     """Who came last to the collectives of a window's ``num_steps`` sequential steps.
 
-    ``ranks`` are those for whom others waited longest; ``hosts`` is empty where they are not known, or there is one.
+    ``ranks`` are those that others waited longest for; ``hosts`` is empty if unknown, or if there is only one.
     """
 
     num_steps: int
@@ -130,7 +130,7 @@ class Arrivals(msgspec.Struct, frozen=True):
 
 
 def waiting_fraction(windows: Iterable[Arrivals | None]) -> float | None:
-    """The share of the time of collectives in which ranks waited for the last one; None where that was not timed."""
+    """The fraction of collectives' time in which ranks waited for the last one; None if not timed."""
     rows = [row for arrivals in windows if arrivals is not None for row in arrivals.dimensions]
     rows = [row for row in rows if row.is_valid]
     waiting = math.fsum([row.calls * row.waiting_ms for row in rows])
@@ -179,10 +179,10 @@ class ProfiledStep(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The kernels of one kind of collective on one group, in order. Of many in a step, neighbours are added up.
+    """The kernels of one kind of collective on one group, in order; if a step has many, neighbours are added up.
 
-    Like messages of two ranks are such a group too. Times and shares are arrays of shape (S, bins) and (S, bins, F), as
-    bytes: 32-bit floats and 8-bit numbers.
+    Similar messages of two ranks form such a group too. Times and shares are arrays of shape (S, bins) and (S, bins,
+    F), as bytes: 32-bit floats and 8-bit numbers.
 
     Attributes:
         calls: collectives in a step, in those that have any.
@@ -211,7 +211,7 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def is_valid(self) -> bool:
-        """Whether its arrays have their shapes and hold times; another rank may have sent it."""
+        """Whether its arrays have valid shapes and times; it may come from another rank."""
         size = len(self.steps) * min(self.calls, MAX_BINS)
         return (
             self.calls > 0
@@ -221,7 +221,7 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def are_times(content: bytes, number: int) -> bool:
-    """Whether this is ``number`` times, as 32-bit floats."""
+    """Whether ``content`` is ``number`` times, as 32-bit floats."""
     if len(content) != 4 * number:
         return False
     times = np.frombuffer(content, np.float32)

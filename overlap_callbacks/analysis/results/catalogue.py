@@ -1,7 +1,7 @@
-"""Every figure, once: key, unit, meaning, what to call it, its sign, which direction is worse, and its formula.
+"""Every figure, once: key, unit, meaning, name, sign, which direction is worse, and formula.
 
-Keys and values of reports, the record's units and meanings, W&B's aggregates, names and labels for Prometheus, limits,
-tables, pages and the docs are made from here. A new figure is a new entry.
+The source for keys and values of reports, units and meanings in the record, W&B's aggregates, names and labels for
+Prometheus, limits, tables, pages and the docs. To add a figure, add an entry.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from overlap_callbacks.analysis.results.power import Cause, JobModePower
 # -- headline figures, by mean times of timed steps (overlapped, sequential) and of profiled ones (the same)
 
 STEP, SEQ, OV, ISO = range(4)
-# Messages that take up to this share of communication hardly change its slowdown.
+# Messages up to this fraction of communication hardly affect its slowdown.
 _MOST_MESSAGES = 0.02
 
 
 def _possible(step_ms: float) -> float:
-    # Sums over streams can exceed the step: what is left of it then is no time.
+    # Sums over streams can exceed the step; then no time is left.
     return step_ms if step_ms > 0 else math.nan
 
 
@@ -52,7 +52,7 @@ def _attained(step: Any, seq: Any, iso: Any) -> float:
 
 
 def _comm_slowdown(ov: Any, iso: Any) -> float:
-    # What a message takes without waiting is not known well enough where NCCL buffers it.
+    # How long a message takes without waiting is too uncertain where NCCL buffers it.
     of_messages = ov.p2p_ms > _MOST_MESSAGES * ov.comm_busy_ms
     return math.nan if of_messages else equations.slowdown(ov.comm_ms, iso.comm_ms)
 
@@ -166,11 +166,11 @@ _QUALITY = (
            "slowdown by the profiler, sequential steps", compares=True, signed=True, detail=True,
            formula=Formula((ISO, SEQ), lambda iso, seq: equations.slowdown(iso.step_ms, seq.step_ms))),
 )  # fmt: skip
-# By subject. Their names are fields of the report.
+# By subject; their names are fields of the report.
 HEADLINE = {"steps": _STEPS, "compute": _COMPUTE, "communication": _COMMUNICATION, "quality": _QUALITY}
 # In the order of a report's metrics.
 FIGURES = tuple([figure for figures in HEADLINE.values() for figure in figures])
-# A window's own cost is none of the figures of its steps, but an alert may watch it like one.
+# A window's own cost is not a figure of its steps, but an alert may watch it like one.
 MEASUREMENT_OVERHEAD = Figure(
     "overlap/measurement_overhead",
     "fraction",
@@ -186,7 +186,7 @@ def _utilisation(name: str) -> Callable[[JobModePower], float | None]:
     return lambda m: None if m.parts is None else getattr(m.parts, name)
 
 
-# Power may be above its default limit; a share of time is 1 at most.
+# Power may exceed its default limit; a fraction of time is at most 1.
 _OVER_ONE = (0.0, math.inf)
 # In the order of a report's metrics.
 POWER_METRICS = (
@@ -385,14 +385,14 @@ def every_figure() -> dict[str, Figure]:
 
 
 def keys_of(figure: Figure) -> list[str]:
-    """Its keys in both modes, where the mode is its label; else ``general_key``."""
+    """Its keys in both modes, if the mode is a label; else ``general_key``."""
     if figure.labels == ("mode",):
         return [figure.key.format(mode=mode.value) for mode in Mode]
     return [figure.general_key]
 
 
 def recorded_figures() -> dict[str, Figure]:
-    """All figures by the names that a record gives them: headline figures by their fields, others by their keys."""
+    """All figures by their names in records: headline figures by their fields, others by their keys."""
     figures = [(key, figure) for figure in every_figure().values() for key in keys_of(figure)]
     return {figure.name if figure in FIGURES else key: figure for key, figure in figures}
 
@@ -402,7 +402,7 @@ _BY_NAME = {figure.name: figure for figure in (*FIGURES, MEASUREMENT_OVERHEAD)}
 
 
 def figure_with_key(key: str) -> Figure:
-    """The figure of a report whose key this is, as ``keys_of`` has it.
+    """The figure of a report with this key, as in ``keys_of``.
 
     Raises:
         KeyError: there is none.
@@ -420,12 +420,12 @@ def figure_named(name: str) -> Figure:
 
 
 def compares(name: str) -> bool:
-    """Whether the figure of this name rests on sequential steps; False for a name of another version of the library."""
+    """Whether the named figure needs sequential steps; False for names of other versions of the library."""
     figure = _BY_NAME.get(name)
     return figure is not None and figure.compares
 
 
-# What a summary shows.
+# Figures of a summary.
 SUMMARY = tuple([figure for figure in FIGURES if not figure.detail])
-# Step times of the modes side by side.
+# Step times of both modes.
 STEP_TIMES = tuple([_BY_NAME[name] for name in ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms")])

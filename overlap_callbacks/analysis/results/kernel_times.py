@@ -1,4 +1,4 @@
-"""Times of kernels and of pairs of them: the parts of a window's results that traces have too."""
+"""Times of kernels and pairs of kernels: results that windows and traces share."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import msgspec
 
 from overlap_callbacks.analysis.results.mode import Mode
 
-# In ``PairTime.concurrent_with``: the kernel has no partner in the other mode.
+# In ``PairTime.concurrent_with``: the kernel has no counterpart in the other mode.
 UNMATCHED = "(not matched)"
 
-# What a kernel ran beside, if it ran alone in overlapped steps too.
+# The kernel ran alone in overlapped steps too.
 ALONE = "(nothing)"
 
-# The row of the kernels that have no row of their own.
+# The row of kernels without their own row.
 OTHER_KERNELS = "(other kernels)"
 
 
 class KernelTime(msgspec.Struct, frozen=True):
-    """One compute or communication kernel (on CPU, operator) in both modes; calls and time per step.
+    """One compute or communication kernel (on CPU, operator) in both modes; calls and time are per step.
 
     ``num_blocks`` are the thread blocks of its largest launch; 0 if unknown, and on CPU.
     """
@@ -35,7 +35,7 @@ class KernelTime(msgspec.Struct, frozen=True):
 
     @property
     def lost_ms(self) -> float:
-        """Milliseconds per step that overlap costs in this kernel."""
+        """Milliseconds per step that overlap adds to this kernel."""
         return self.overlapped_ms - self.sequential_ms
 
     @property
@@ -81,10 +81,9 @@ class PairTime(msgspec.Struct, frozen=True):
 
     @property
     def slowdown_during(self) -> float | None:
-        """Fraction by which the kernels are slower while both run; None where nothing ran at the same time.
+        """Fraction by which the kernels are slower while both run; None if nothing ran at the same time.
 
-        ``slowdown`` covers whole calls, part of which may have run alone. All that they lost, they lost during
-        ``concurrent_ms``.
+        ``slowdown`` covers whole calls, which may have run alone in part, but all loss is during ``concurrent_ms``.
         """
         alone_ms = self.concurrent_ms - self.lost_ms
         if self.concurrent_with in (ALONE, UNMATCHED) or not self.concurrent_ms > 0 or not alone_ms > 0:
@@ -92,7 +91,7 @@ class PairTime(msgspec.Struct, frozen=True):
         return self.lost_ms / alone_ms
 
 
-# No step is longer. What a damaged record says beyond it is left out.
+# No step is longer; damaged records may claim more, which is dropped.
 _LONGEST_STEP_MS = 1e9
 
 
@@ -108,7 +107,7 @@ class NamedSlice(NamedTuple):
 
 
 class StepDetail(msgspec.Struct, frozen=True):
-    """The kernels of one profiled step one by one, the longest ones, for a timeline that can be looked into.
+    """The longest kernels of one profiled step, one by one, for a timeline to zoom into.
 
     Attributes:
         communication: whether the kernels of each of ``names`` communicate.
@@ -117,7 +116,7 @@ class StepDetail(msgspec.Struct, frozen=True):
             has none or it is not known. The size is the larger of what the collective reads and writes.
         left_out, left_out_ms: kernels that are too short to be among them, and their time.
         communication_left_out: how many of them communicate; None in records of earlier versions.
-        start_ns: when the device began the step, on ``time.perf_counter_ns`` of the rank; None where not known.
+        start_ns: when the device began the step, on the rank's ``time.perf_counter_ns``; None if unknown.
     """
 
     names: tuple[str, ...]
@@ -130,7 +129,7 @@ class StepDetail(msgspec.Struct, frozen=True):
 
     @property
     def named_slices(self) -> Iterator[NamedSlice]:
-        """The kernels, but those to which a damaged record gives no name or a time that cannot be."""
+        """The kernels, except those with invalid names or times in damaged records."""
         names = min(len(self.names), len(self.communication))
         for name, lane, start_ms, length_ms, size_bytes in self.slices:
             possible = abs(start_ms) <= _LONGEST_STEP_MS and 0 <= length_ms <= _LONGEST_STEP_MS
@@ -152,15 +151,15 @@ class CallTimes(msgspec.Struct, frozen=True, array_like=True):
 class StepTimeline(msgspec.Struct, frozen=True):
     """When compute ran and communication was in flight in one profiled step, for charts.
 
-    Times are in milliseconds from the step's start. Intervals are disjoint and ascending. Their number is bounded: the
-    smallest gaps between them are closed.
+    Times are in milliseconds from the step's start. Intervals are disjoint, ascending, and bounded in number by closing
+    the smallest gaps.
 
     Attributes:
         step_ms: its length, profiler included.
         compute, communication: intervals, as (start, end).
         closed_compute_ms, closed_communication_ms: total of the gaps that were closed.
         detail: its kernels one by one; None in older records.
-        call_times: of each kernel, those with the most time first; over all profiled steps of the mode.
+        call_times: of each kernel, over all profiled steps of the mode; the most time first.
     """
 
     mode: Mode = msgspec.field(name="arm")
@@ -173,7 +172,7 @@ class StepTimeline(msgspec.Struct, frozen=True):
     call_times: tuple[CallTimes, ...] = ()
 
 
-# What ``SlowdownShare.cause`` may be.
+# Values of ``SlowdownShare.cause``.
 CLOCK = "lower clock"
 SMS = "SMs taken"
 WAVES = "waves"
@@ -182,9 +181,9 @@ UNEXPLAINED = "unexplained"
 
 
 class SlowdownShare(msgspec.Struct, frozen=True):
-    """The part of a slowdown that one cause has, as a fraction of the compute kernels' sequential time.
+    """The part of a slowdown due to one cause, as a fraction of the compute kernels' sequential time.
 
-    ``basis`` is what it rests on, in words.
+    ``basis`` is its evidence, in words.
     """
 
     cause: str
@@ -193,10 +192,10 @@ class SlowdownShare(msgspec.Struct, frozen=True):
 
 
 class SlowdownShares(msgspec.Struct, frozen=True):
-    """The compute slowdown, as a fraction, divided among its causes: ``shares`` add up to it.
+    """The compute slowdown, as a fraction, divided among its causes; ``shares`` add up to it.
 
-    Causes of which nothing is known are part of what is unexplained. ``notes`` say where a share is neither measured
-    nor modelled.
+    Causes without any data are part of the unexplained rest. ``notes`` say which shares are neither measured nor
+    modelled.
     """
 
     slowdown: float
@@ -208,7 +207,7 @@ class SlowdownShares(msgspec.Struct, frozen=True):
 
 
 class SlowdownCause(msgspec.Struct, frozen=True):
-    """What a slowdown is due to, and the evidence, in words (``analysis/power/cause.py``).
+    """The cause of a slowdown, and the evidence, in words (``analysis/power/cause.py``).
 
     Attributes:
         from_clock: the most of it that the lower clock explains, as a fraction of the sequential time; None where the
@@ -226,10 +225,10 @@ class SlowdownCause(msgspec.Struct, frozen=True):
 
 
 RAN_ALONE = "ran alone, unexplained"
-# What records call them, and what people read.
+# Labels for the values in records.
 _BESIDE = {ALONE: RAN_ALONE, UNMATCHED: "in one mode alone"}
 
 
 def beside_in_words(beside: str) -> str:
-    """The family or dimension as it is; of kernels that ran beside nothing or have no partner, what they are."""
+    """A label: the family or dimension itself, or a phrase for kernels that ran alone or have no counterpart."""
     return _BESIDE.get(beside, beside)

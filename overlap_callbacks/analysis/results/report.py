@@ -33,18 +33,18 @@ from overlap_callbacks.analysis.results.step_parts import (
 )
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, MemoryPeak, RankWindow
 
-# Ranks that a report lists one by one.
+# Limit of ranks listed one by one.
 MAX_RANKS_NAMED = 64
 
 
 class Throughput(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job does in a second, by the time of its overlapped steps; what is not known is None.
+    """Throughput of the job, by the time of its overlapped steps; None for what is unknown.
 
     Attributes:
         tokens_per_s, samples_per_s, flop_per_step: of the whole job; FLOP are model FLOP.
-        flop_basis, peak_basis: what these rest on, in words; of the peak an address, or that it was given.
+        flop_basis, peak_basis: their sources, in words; for the peak an address, or that it was given.
         mfu: model FLOP utilisation: ``flop_per_s_per_device`` as a fraction of the device's peak.
-        precision: of the peak; empty if the peak was given without.
+        precision: of the peak; empty if it was given without one.
     """
 
     tokens_per_s: float | None = None
@@ -60,11 +60,11 @@ class Throughput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageBubble(msgspec.Struct, frozen=True):
-    """What the ranks of one stage did in an overlapped step under the profiler, means over these ranks.
+    """How the ranks of one stage spent an overlapped step under the profiler; means over these ranks.
 
     Attributes:
-        step_ms: the step: compute, communication and idle time, each moment once.
-        bubble_ms: time in which they were idle, or in which nothing ran but messages that waited for their peer.
+        step_ms: the step: compute, communication and idle time, without counting overlap twice.
+        bubble_ms: time when they were idle, or only messages ran that waited for their peer.
     """
 
     stage: int
@@ -82,9 +82,9 @@ class PipelineBubble(msgspec.Struct, frozen=True):
 
     Attributes:
         num_stages: stages, p.
-        micro_batches: of a step, m, as the messages of the first stage tell; None where they do not.
-        chunks: model chunks of a rank, v, where they are interleaved; else 1.
-        stages: as measured; of those beyond the 64th, none.
+        micro_batches: of a step, m, from the messages of the first stage; None if unclear.
+        chunks: model chunks of a rank, v, if interleaved; else 1.
+        stages: as measured; the first 64.
     """
 
     num_stages: int
@@ -104,7 +104,7 @@ class PipelineBubble(msgspec.Struct, frozen=True):
 
     @property
     def expected_fraction(self) -> float | None:
-        """(p-1)/(p-1+vm), of a step without its gradients' communication; None where m is not known."""
+        """(p-1)/(p-1+vm), for a step without its gradients' communication; None if m is unknown."""
         if self.micro_batches is None or min(self.micro_batches, self.num_stages, self.chunks) < 1:
             return None
         waiting = self.num_stages - 1
@@ -118,13 +118,13 @@ class PipelineBubble(msgspec.Struct, frozen=True):
 
 
 class WindowReport(Reported, frozen=True, kw_only=True):
-    """What a report says of its window, whatever the overlapped steps are compared with.
+    """The fields of a report that do not depend on what overlapped steps are compared with.
 
     Attributes:
         complete: False where it was cut short.
-        control: whether it was an A/A run, with both sides as configured.
+        control: whether it was an A/A run: both sides as configured.
         backend, device: of the lowest rank that reported.
-        valid: False where the comparison does not hold; ``problems`` says why.
+        valid: False if the comparison is invalid; ``problems`` says why.
         measurement_overhead: ``lost_ms`` as a fraction of the time from one window to the next; below zero where noise
             exceeds the cost. Its 95 % interval is None in records of earlier versions.
         lost_ms: time that training lost to the window and on the steps after it, the most of any rank; None where not
@@ -156,7 +156,7 @@ class WindowReport(Reported, frozen=True, kw_only=True):
 
     @property
     def cost(self) -> Estimate | None:
-        """What the window cost, as a fraction of the time from one window to the next; None if not known."""
+        """What the window cost, as a fraction of the time from one window to the next; None if unknown."""
         return stored_estimate(self, "measurement_overhead", self.num_steps)
 
 
@@ -167,13 +167,13 @@ else:
 
 
 class OverlapReport(_Figures, frozen=True, kw_only=True):
-    """One window, all ranks. A figure that was not measured is None, never zero and never NaN.
+    """One window, all ranks. Figures that were not measured are None, never zero or NaN.
 
     The figures (``FIGURES`` gives unit and meaning of each) are means over the ranks that reported, each with its
     confidence interval and number of steps. Records of earlier versions lack some of the fields.
 
     Attributes:
-        ranks: the ranks that reported; of many the lowest. ``num_ranks``, their number, is unset if all are listed.
+        ranks: the ranks that reported, or the lowest of many. ``num_ranks``, their number, is unset if all are listed.
         wall_ms: host time of the window, the longest over ranks.
         spread: extremes over the ranks, by figure.
         kernels: means over ranks, those that lose most time first.
@@ -183,10 +183,10 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
         collectives: of the lowest rank that reported; ``transfer_ms`` is the least over all ranks.
         power_verdict: what the compute slowdown is due to, by clocks and the device's counters.
         tokens_per_step: tokens of one step of the whole job; None if unknown.
-        samples: what single ranks measured: of few ranks all, else the lowest and the extremes of ``spread``.
+        samples: windows of single ranks: all if few, else the lowest and the extremes of ``spread``.
         dimension_pairs: compute kernels during the communication of each dimension of parallelism, as ``pairs``.
-        slowdown_shares: the compute slowdown divided among its causes; None if nothing is known of any.
-        environment, messages: what the ranks run on, and who sends what; None if unchanged since the window before.
+        slowdown_shares: the compute slowdown divided among its causes; None if none is known.
+        environment, messages: what ranks run on, and what they send; None if unchanged since the window before.
         findings: settings that cost performance or change what figures mean, the most serious first.
         lost_high_ms: upper end of the 95 % interval of ``lost_ms``.
         lower_bound: whether profiles may miss communication, so that it and residual overlap are lower bounds.
@@ -237,26 +237,26 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
 
     @property
     def first_rank(self) -> int:
-        """The rank whose pictures, collectives and power trace these are; 0 in a damaged record that names none."""
+        """The rank of the timelines, collectives and power trace; 0 if a damaged record names none."""
         return self.ranks[0] if self.ranks else 0
 
     @property
     def verified(self) -> bool:
-        """Whether a profile has shown how much overlap the sequential steps had; True of a control run, which has none.
+        """Whether a profile has shown the sequential steps' overlap; True for control runs, which have no such steps.
 
-        It has not where there may be more communication than it shows. ``valid`` alone does not say that: without a
-        profile nothing contradicts the sequential steps.
+        False if the profile may miss communication. ``valid`` does not imply it: without a profile, nothing contradicts
+        them.
         """
-        # Not a field: so it is right of old records too.
+        # A property rather than a field, so that it is right for old records too.
         return self.control or (self.residual_overlap is not None and not self.lower_bound)
 
     def step_parts(self) -> tuple[StepParts, LateRank | None] | None:
-        """Where the time of an overlapped step goes, and the rank for which others wait; None if not measured."""
+        """Where the time of an overlapped step goes, and the rank that others wait for; None if not measured."""
         values = ((name, getattr(self, name)) for name in REQUIRED_FIGURES)
         figures = {name: value for name, value in values if value is not None}
         return measured_parts(figures, self.spread, compared=self.valid and not self.control)
 
     def dimension_shares(self) -> tuple[StepShare, ...]:
-        """What the communication of each dimension of parallelism and the bubble take of an overlapped step."""
+        """How much of an overlapped step the communication of each dimension of parallelism takes, and the bubble."""
         parts = self.step_parts()
         return () if parts is None else step_shares(self.dimensions, parts[0], self.figures())

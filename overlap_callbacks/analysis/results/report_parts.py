@@ -1,7 +1,6 @@
-"""The parts of a report that figures are read from, each with the labels of its values. Pure.
+"""The parts of a report that figures are read from, each with its values' labels. Pure.
 
-A part is anything that has a figure's name as an attribute or a key. What was not measured has no part, or is None in
-it.
+A part is anything with a figure's name as an attribute or key; a figure that was not measured has no part, or is None.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _CAUSES = {
 
 
 def energy_saving(power: JobPower) -> float | None:
-    """The share of a sequential step's energy that an overlapped one saves; negative where it takes more.
+    """The fraction of a sequential step's energy that an overlapped one saves; negative if it takes more.
 
-    None where the energy of a mode is not known, or was not measured by the same method in both.
+    None if the energy of a mode is unknown, or the modes were measured by different methods.
     """
     overlapped, sequential = power.of(Mode.OVERLAPPED), power.of(Mode.SEQUENTIAL)
     if overlapped is None or sequential is None or overlapped.energy_method != sequential.energy_method:
@@ -42,7 +41,7 @@ def energy_saving(power: JobPower) -> float | None:
 
 
 def peak_rise(power: JobPower) -> float | None:
-    """How much higher the highest power is in overlapped steps than in sequential ones, as a fraction; None without."""
+    """How much higher the highest power is in overlapped than in sequential steps, as a fraction; None if unknown."""
     overlapped, sequential = power.of(Mode.OVERLAPPED), power.of(Mode.SEQUENTIAL)
     if overlapped is None or sequential is None or overlapped.peak_w is None or not sequential.peak_w:
         return None
@@ -50,7 +49,7 @@ def peak_rise(power: JobPower) -> float | None:
 
 
 def compute_slowdowns(pairs: Sequence[PairTime]) -> dict[str, float]:
-    """How much longer compute kernels take beside each kind of communication, by its name, over all families."""
+    """How much longer compute kernels take during each kind of communication, by its name, over all families."""
     slowdowns = {}
     for beside in dict.fromkeys(pair.concurrent_with for pair in pairs):
         rows = [pair for pair in pairs if pair.concurrent_with == beside and not pair.communication]
@@ -77,7 +76,7 @@ def window(report: Any) -> Parts:
 def collectives(report: Any) -> Parts:
     by_name = grouped(report.collectives, lambda row: row.operator.strip("_").replace(".", "_"))
     for name, rows in by_name.items():
-        # Bytes over a link, and the time that they took.
+        # Bytes over a link, and their time.
         links = [(bus_factor(collective_of(row.operator), row.group_size), row.transfer) for row in rows]
         known = [(factor * sent[0], sent[1]) for factor, sent in links if factor and sent is not None]
         time_ms = sum([time for _, time in known])
@@ -91,7 +90,7 @@ def _named(dimension: str) -> Mapping[str, str]:
 
 
 def dimensions(report: Any) -> Parts:
-    """Communication of each dimension of parallelism, what it costs compute, and its share of a step."""
+    """Communication of each dimension of parallelism, its cost to compute, and its fraction of a step."""
     for row in report.dimensions:
         yield _named(row.dimension), {
             "comm_ms": row.comm_ms, "exposed_ms": row.exposed_ms, "bytes": row.bytes_in, "comm_slowdown": row.slowdown,
@@ -151,7 +150,7 @@ def verdict(report: Any) -> Parts:
 
 
 def arrivals(report: Any) -> Parts:
-    """How long ranks wait in collectives, and the rank for which they wait longest."""
+    """How long ranks wait in collectives, and the rank that they wait longest for."""
     if report.arrivals is None:
         return
     yield _NONE, {"waiting_fraction": waiting_fraction([report.arrivals])}
@@ -164,7 +163,7 @@ def arrivals(report: Any) -> Parts:
         }  # fmt: skip
 
 
-# Stages that have values of their own.
+# Limit of stages with their own values.
 _MAX_STAGES = 16
 
 

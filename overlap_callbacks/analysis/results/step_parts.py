@@ -135,7 +135,7 @@ def mean_parts(of_windows: Sequence[StepParts]) -> StepParts:
 
 # From this share of a step on, compute bounds it: without anything else it would be a fifth shorter at most.
 COMPUTE_BOUND_FROM = 0.8
-# What comes second is named too if it takes so much of the first.
+# The second largest is named too if it is at least this fraction of the largest.
 _NEARLY = 0.7
 
 
@@ -160,7 +160,7 @@ def times_ms(parts: StepParts) -> dict[Bound, float]:
 
 
 def bound_of(parts: StepParts) -> tuple[Bound, Bound | None]:
-    """What bounds a step, and what takes nearly as much; None if nothing does."""
+    """What bounds a step, and a close second, if any."""
     losses = times_ms(parts)
     if losses.pop(Bound.COMPUTE) >= COMPUTE_BOUND_FROM * parts.total_ms:
         return Bound.COMPUTE, None
@@ -185,11 +185,10 @@ class StepShare(NamedTuple):
 def step_shares(
     dimensions: Sequence[DimensionTime], parts: StepParts, figures: Mapping[str, Estimate]
 ) -> tuple[StepShare, ...]:
-    """Parts of an overlapped step that add up to it: dimensions, the largest first, then the rest.
+    """Parts that add up to an overlapped step: dimensions, the largest first, then the rest.
 
-    A dimension has the time in which it is in flight and no compute runs. Messages that wait for their peer are the
-    bubble's. Where several dimensions are in flight at once, their times are scaled down to the exposed communication
-    of the step.
+    A dimension gets the time when it is in flight without compute; messages that wait for their peer count as bubble.
+    If several dimensions are in flight at once, their times are scaled down to the step's exposed communication.
     """
     total_ms = parts.total_ms
     if not dimensions or not 0 < total_ms < _TOO_LONG:

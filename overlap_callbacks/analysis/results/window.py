@@ -1,4 +1,4 @@
-"""What one rank measured in one window: plain data, sent between ranks and written to the record."""
+"""Plain data: what one rank measured in one window, as sent between ranks and recorded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from overlap_callbacks.analysis.results.settled import StepSeries
 
 
 class MemoryPeak(msgspec.Struct, frozen=True, gc=False):
-    """Bounds of the most memory that tensors held at any time in the steps of one mode; ``None`` for no bound."""
+    """Bounds of the most memory that tensors held at any time in the steps of one mode; None for no bound."""
 
     mode: Mode
     at_least_bytes: int
@@ -39,9 +39,9 @@ class MemoryPeak(msgspec.Struct, frozen=True, gc=False):
 
 
 class Rhythm(msgspec.Struct, frozen=True):
-    """Recurring steps that take longer than the others: logging, say, or waiting for a loader's worker.
+    """Recurring longer steps, due to logging, say, or waiting for a loader's worker.
 
-    Step n is one of them if ``n % period == phase``. They take ``extra_ms`` more than a usual step of ``step_ms``.
+    Step n is one if ``n % period == phase``. They take ``extra_ms`` more than a usual step of ``step_ms``.
     """
 
     period: int
@@ -60,7 +60,7 @@ class TimedBlock(msgspec.Struct, frozen=True):
     Attributes:
         mode: side of the comparison on which the block counts.
         block: its number in the window.
-        step_ms, steps: time and number of each step; no numbers in records of earlier versions.
+        step_ms, steps: time and number of each step; earlier versions recorded no numbers.
         kinds: kind of each, 0 the most frequent in the window; empty if there is one kind. Steps of one kind issue the
             same sequence of collectives.
     """
@@ -114,7 +114,7 @@ class CollectiveTime(msgspec.Struct, frozen=True):
         isolated_ms: time in sequential mode, from issue to end; None if not serialised.
         timed_bytes: bytes that ``isolated_ms`` covers, the larger of read and written; None if not serialised.
             Coalesced collectives, for example, are not timed.
-        kernels_ms: time of its kernels per sequential step; None if a profile cannot tell them from others.
+        kernels_ms: time of its kernels per sequential step; None if not identified in a profile.
         transfer_ms: transfer time per sequential step: the least over the ranks, since earlier ranks wait for the last.
             Of its kernels if ``kernels_ms`` is known, else from issue to end. None in a single rank's window.
         first_rank: lowest rank of the group; unset if unknown, and in the record.
@@ -136,15 +136,12 @@ class CollectiveTime(msgspec.Struct, frozen=True):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes per step as nccl-tests counts them: of the result of a gather, of the input of a reduce-scatter."""
+        """Bytes per step as in nccl-tests: of the result of a gather, or the input of a reduce-scatter."""
         return int(size_of(collective_of(self.operator), self.group_size, self.bytes_in, self.bytes_out))
 
     @property
     def transfer(self) -> tuple[float, float] | None:
-        """Bytes per step and their time alone in milliseconds; None if unknown.
-
-        Records of earlier versions have neither ``timed_bytes`` nor ``transfer_ms``.
-        """
+        """Bytes per step and their time alone in milliseconds; None if unknown, as in records of earlier versions."""
         if self.transfer_ms is not None:
             size = self.size_bytes if self.kernels_ms is not None else self.timed_bytes
             return None if not size else (size, self.transfer_ms)
@@ -158,7 +155,7 @@ class DimensionTime(msgspec.Struct, frozen=True):
 
     Attributes:
         bytes_in: bytes of the tensors read.
-        comm_ms, exposed_ms: time in which it is in flight in an overlapped step, and the part of it without compute.
+        comm_ms, exposed_ms: time in flight in an overlapped step, and the part without compute.
         kernels_ms, kernels_isolated_ms: sums of its kernels' times in an overlapped and a sequential step. In a report,
             without waiting for the last rank if the kernels of all ranks could be compared.
     """
@@ -175,7 +172,7 @@ class DimensionTime(msgspec.Struct, frozen=True):
     def slowdown(self) -> float | None:
         """Fraction by which its kernels took longer overlapped; None unless they ran in both modes.
 
-        None for a pipeline: how long its messages take without waiting is not known.
+        None for a pipeline, as its messages' time without waiting is unknown.
         """
         if not (self.kernels_ms and self.kernels_isolated_ms) or self.dimension == "pipeline":
             return None
@@ -210,13 +207,13 @@ class RankWindow(msgspec.Struct, frozen=True):
         backend, device: of the default group (empty without one), and the device's name.
         wall_ms: host time from the first step to the last, instruments included.
         kernels: the kernels with the most time.
-        pairs: what each kernel family loses during each kind of collective, and vice versa.
+        pairs: loss of each kernel family during each kind of collective, and vice versa.
         pictures, power_trace, series: a profiled step of each mode, power against time, the unprofiled steps in order;
             on rank 0 only.
         collectives: those of the recorded step.
         power_elsewhere: whether another rank of the node reads this rank's device.
         problems: why parts of the window are missing or do not count.
-        doubts: why its sequential steps or its profile cannot be trusted; any makes the window invalid.
+        doubts: why its sequential steps or profile cannot be trusted; any makes it invalid.
         num_sms: SMs (AMD: compute units) of the device; 0 if unknown, and on CPU.
         dimension_pairs: what compute families lose during the communication of each dimension; without kernels that ran
             alone.
@@ -225,7 +222,7 @@ class RankWindow(msgspec.Struct, frozen=True):
         report_cpu_ms: CPU time of the reporting thread for this window, while later steps ran.
         let_pass: what its sequential steps did not serialise. The window is invalid if no rank has a profile of
             sequential steps, which would show whether that overlapped compute.
-        terms: digest of what all ranks must agree on (schedule, form of sequential mode, first step), if known.
+        terms: digest of the terms that all ranks must share (schedule, form of sequential mode, first step), if known.
         lost_ms: training time lost to the window and to slower steps after it, and to the report of the window before;
             None if unknown. Noise may make it negative. Its 95 % interval is None if there is none.
         usual_step_ms: time of an overlapped step, up to the start of the next; of the steps before the window if it was
