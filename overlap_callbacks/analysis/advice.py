@@ -96,6 +96,8 @@ def advice_for(
         yield from _against_launching(job)
     elif bound is Bound.BUBBLE:
         yield from _against_bubble(job)
+    elif bound is Bound.HOST_COMMUNICATION:
+        yield _against_waiting_for_the_host(job)
     elif not contention:
         yield _against_compute(job)
     yield from contention
@@ -237,6 +239,15 @@ def _against_launching(job: JobFacts) -> Iterator[Advice]:
             "Leave DDP's find_unused_parameters off, or static_graph on, where that holds.",
             f"It is on, and walks the whole graph on the host in each step. {won}",
         )
+
+
+def _against_waiting_for_the_host(job: JobFacts) -> Advice:
+    return Advice(
+        "on-host",
+        "Issue collectives of the host earlier and wait for them later (async_op=True), or communicate on the device.",
+        f"The device runs nothing for {_ms(job.parts.on_host_ms)} a step while the host waits for them. That could win "
+        f"{job.at_most(job.parts.on_host_ms)}.",
+    )
 
 
 def _against_bubble(job: JobFacts) -> Iterator[Advice]:

@@ -37,7 +37,8 @@ class Bottleneck(NamedTuple):
         # A twelfth of a step may bound it: compute is what there is to hide communication, so it is no loss by itself.
         times = times_ms(self.parts)
         most = ", the most after compute" if times[self.bound] < times[Bound.COMPUTE] else ""
-        words = f"Steps are {self.bound.value}-bound: {_evidence(self.bound, self.parts, self.late, style)}{most}."
+        name = self.bound.value.replace("_", "-")
+        words = f"Steps are {name}-bound: {_evidence(self.bound, self.parts, self.late, style)}{most}."
         if self.runner_up is not None:
             words += f" Nearly as much: {_evidence(self.runner_up, self.parts, self.late, style)}."
         if Bound.STRAGGLER in (self.bound, self.runner_up):
@@ -118,6 +119,7 @@ _EVIDENCE = {
     Bound.BUBBLE: "the bubble of the pipeline takes {share}",
     Bound.LAUNCH: "neither compute nor communication runs for {share}",
     Bound.STRAGGLER: "ranks wait for {last}, for {share}",
+    Bound.HOST_COMMUNICATION: "the device waits for communication on the host for {share}",
 }
 
 

@@ -67,6 +67,7 @@ class ProfiledMeans(NamedTuple):
     covered_compute_ms: float
     p2p_ms: float
     idle_ms: float
+    exposed_on_host_ms: float
     bubble_ms: float
     waiting_ms: float
     slowest_compute_ms: float
@@ -103,12 +104,14 @@ class FigureSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         timed, profiled: sums over the ranks' blocks.
         sends: whether any rank sends to single others.
+        on_host: whether the device of any rank waits for communication on the host.
         waiting: for the last rank, within collectives.
     """
 
     timed: Annotated[BlockSums, add_blocks]
     profiled: Annotated[BlockSums, add_blocks]
     sends: Annotated[bool, any]
+    on_host: Annotated[bool, any]
     waiting: Annotated[WaitingSums, add_waiting]
 
 
@@ -135,6 +138,7 @@ def figure_sums(window: RankWindow) -> FigureSums:
         block_sums(window.rank, timed),
         block_sums(window.rank, profiled, tables_of(window)),
         any(block.p2p_ms for block in window.profiled),
+        any(block.exposed_on_host_ms for block in window.profiled),
         waiting_of(window.calls, NO_STAGE if window.messages is None else window.messages.stage),
     )
 
@@ -151,7 +155,7 @@ def spread_figures(sums: FigureSums, names: Iterable[str]) -> dict[str, float]:
     return {name: float(f"{figure.value:.12g}") for name, figure in found.items()}
 
 
-_OF_SENDS = ("p2p_ms", "bubble_ms")
+_OF_SENDS, _OF_HOST = ("p2p_ms", "bubble_ms"), "exposed_on_host_ms"
 
 
 def figures_from(
@@ -164,7 +168,7 @@ def figures_from(
     samples = samples_of(sums)
     found = {}
     for figure in figures:
-        if sums.sends or figure.name not in _OF_SENDS:
+        if (sums.sends or figure.name not in _OF_SENDS) and (sums.on_host or figure.name != _OF_HOST):
             interval = interval_by(figure, samples, min_blocks)
             if interval is not None:
                 found[figure.name] = interval.estimate()

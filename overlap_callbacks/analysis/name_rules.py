@@ -46,9 +46,9 @@ communication_patterns: list[str] = [
     r"^Memcpy PtoP",
 ]
 _OF_KERNELS = frozenset(communication_patterns)
-communication_patterns.append(
-    r"^(gloo|ucc|mpi):\w"
-)  # ranges of the host, for which the patterns of kernels are not meant
+# Torch's ranges of collectives that libraries of the host run. The patterns of kernels are not meant for ranges.
+ON_HOST = r"^(gloo|ucc|mpi):\w"
+communication_patterns.append(ON_HOST)
 
 # Of these, kernels that work on memory of other ranks directly: what goes with them may be copies within the device.
 direct_communication: list[str] = [

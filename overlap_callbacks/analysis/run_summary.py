@@ -252,6 +252,7 @@ def _window_times(window: Mapping[str, Estimate]) -> list[float]:
         covered_compute_ms=known("compute_ms") * known("overlap_ratio"),
         p2p_ms=known("p2p_ms"),
         idle_ms=known("idle_ms"),
+        exposed_on_host_ms=known("exposed_on_host_ms"),
         bubble_ms=known("bubble_ms"),
         waiting_ms=known("waiting_ms"),
         slowest_compute_ms=math.nan,
@@ -266,6 +267,7 @@ def _window_times(window: Mapping[str, Estimate]) -> list[float]:
         covered_compute_ms=known("compute_isolated_ms") * known("residual_overlap"),
         p2p_ms=math.nan,
         idle_ms=known("idle_isolated_ms"),
+        exposed_on_host_ms=math.nan,
         bubble_ms=math.nan,
         waiting_ms=known("waiting_isolated_ms"),
         # Windows of earlier versions have the mean over the ranks in its place.

@@ -11,7 +11,7 @@ from typing import Any
 
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.safe_text import printable, spreadsheet_cell
-from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime, StreamQueue, TopKernel
+from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime, HostCollective, StreamQueue, TopKernel
 from overlap_callbacks.traces.figures import (
     Analysis,
     CollectiveFigures,
@@ -183,6 +183,7 @@ _OF_TRACES: dict[str, tuple[tuple[str, ...], Callable[[TraceFigures], Iterable[R
     "paths": (_without(CriticalPath.__struct_fields__, "kernels"), lambda trace: _with_all(trace.paths)),
     "kernels": (TopKernel.__struct_fields__, lambda trace: map(_fields, trace.kernels)),
     "collectives": (CollectiveFigures.__struct_fields__, lambda trace: map(_fields, trace.collectives)),
+    "on_host_collectives": (HostCollective.__struct_fields__, lambda trace: map(_fields, trace.on_host_collectives)),
     "families": ((*_without(FamilyFigures.__struct_fields__, "beside"), "beside_ms"), _families),
     "estimates": (("family", *_without(SlowdownEstimate.__struct_fields__, "families")), _estimates),
     "queues": (StreamQueue.__struct_fields__, lambda trace: map(_fields, trace.queues)),

@@ -160,6 +160,8 @@ def device_figures(
         host_limit=use.host_limit,
         utilisation=use.utilisation,
         reductions=trace.reductions,
+        on_host_collectives=use.on_host,
+        recorded=trace.recorded,
     )
 
 

@@ -91,7 +91,7 @@ class EventCollector:
         notes: ranges of the host that are steps.
         foreign: number of events of unsupported devices, by category.
         places, launching, stepping: process, device and ``args.rank`` of the rows, processes that launch, and process
-            and ``args.rank`` of steps.
+            and ``args.rank`` of steps, on the host of some operators and of collectives too.
     """
 
     def __init__(
@@ -150,9 +150,14 @@ class EventCollector:
 
     def _note(self, events: list[Event], stream: EventStream) -> None:
         """Keep steps with valid times."""
-        for event, args in zip(events, stream.args_of(events, Args), strict=True):
+        for event in events:
             self.notes.extend(_as_note(event))
-            self.stepping.add((hashable(event.pid), hashable(args.rank) if args is not None else ""))
+            self._note_place(event, stream)
+
+    def _note_place(self, event: Event, stream: EventStream) -> None:
+        """Note the process and rank of an event; arguments that have none are not looked at."""
+        (args,) = stream.args_of([event], Args) if b'"rank"' in bytes(event.args) else (None,)
+        self.stepping.add((hashable(event.pid), hashable(None if args is None else args.rank)))
 
 
 def is_step(name: str, steps: re.Pattern[str] | None = None) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.impossible import CAPTURE_BEGINS, CAPTURE_ENDS, call_of
 from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape
 from overlap_callbacks.traces.collect import (
@@ -63,6 +63,8 @@ _MOST_SIZES = 4096
 _COLLECTIVE_OPERATOR = "record_param_comms"
 # Torch's name of a call of a module begins so, and then has the class and its number.
 _MODULE = "nn.Module: "
+# Operators of a piece of a file that are asked whether their shapes were recorded.
+_ASKED = 64
 
 # Most ranges have one of few names.
 _detail = functools.lru_cache(256)(RangeDetail)
@@ -85,6 +87,8 @@ class DeviceEvents(EventCollector):
         details: numbers of what many of these share.
         ranges: other ranges of the host: modules, and those that users and torch have named.
         marks: forward passes, reductions and steps of the optimizer, by ``mark_of``.
+        on_host, on_host_numbers: ranges of collectives that libraries of the host run, and numbers of their names.
+        recorded: what the profiler recorded besides, as ``trace.RECORDED`` names it.
     """
 
     def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False, with_ranges: bool = False) -> None:
@@ -105,6 +109,9 @@ class DeviceEvents(EventCollector):
         self.range_numbers: Numbers[str] = Numbers()
         self.marks = self._events(thread="i", mark="b")
         self._mark_of: Memo[str | None, int] = Memo(mark_of)
+        self.on_host = self._events(name="i")
+        self.on_host_numbers: Numbers[str] = Numbers()
+        self.recorded: set[str] = set()
         self._with_ranges = with_ranges
         self.lanes: Numbers[tuple[int, int | str]] = Numbers()
         self._launches_nothing: Memo[str | None, bool] = Memo(
@@ -113,6 +120,7 @@ class DeviceEvents(EventCollector):
         self.call_of: Memo[str | None, int] = Memo(call_of)
         self._is_module: Memo[str | None, bool] = Memo(lambda name: (name or "").startswith(_MODULE))
         self._is_annotation: Memo[str | None, bool] = Memo(lambda name: (name or "").startswith(ENQUEUED))
+        self._is_on_host: Memo[str | None, bool] = Memo(lambda name: bool(re.match(name_rules.ON_HOST, name or "")))
         self._num_bytes: dict[tuple[str, bytes, bytes], int] = {}
         shapes = self.shapes
         self._shapes: Memo[Any, int] = Memo(lambda part: shapes[_launch_shape(part)])
@@ -154,6 +162,10 @@ class DeviceEvents(EventCollector):
         operators = [event for event in self._sorted[OPERATOR] if event.name == _COLLECTIVE_OPERATOR]
         if operators:
             self._add_operators(operators, stream)
+        is_on_host = self._is_on_host
+        on_host = self.on_host.keep([event for event in (*notes, *olds) if is_on_host[event.name]])
+        self.on_host.label(name=[self.on_host_numbers[short_name(event.name)] for event in on_host])
+        self._note_recorded()
         if self._with_ranges:
             named = [event for event in (*notes, *modules)
                      if event.name and not (is_annotation[event.name] or is_step[event.name])]  # fmt: skip
@@ -162,6 +174,13 @@ class DeviceEvents(EventCollector):
             self.ranges.label(thread=self._threads_of(named), name=names)
         for event in self._durations(FOREIGN):
             self.foreign[str(event.cat)] += 1
+
+    def _note_recorded(self) -> None:
+        if self._sorted[PYTHON]:
+            self.recorded.add("Python stacks")
+        operators = self._sorted[OPERATOR][:_ASKED] if "shapes" not in self.recorded else ()
+        if any([b'"Input Dims"' in bytes(event.args) for event in operators]):
+            self.recorded.add("shapes")
 
     def _add_operators(self, events: list[Event], stream: EventStream) -> None:
         found = [

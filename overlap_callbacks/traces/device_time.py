@@ -34,6 +34,8 @@ class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
         idle_host_ms: the part of it before the launch of what runs next; None if the file has no launches.
         idle_launch_ms: the part between that launch and the start; None as above.
         idle_other_ms: the rest, in which what runs next had been launched before the device fell idle; None as above.
+        exposed_on_host_ms: the part in which the host waited for communication of its own (Gloo); None if it has none.
+        on_host_ms: communication of the host was in flight, whatever the device did; None as above.
     """
 
     step: int | None
@@ -45,6 +47,8 @@ class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
     idle_host_ms: float | None
     idle_launch_ms: float | None
     idle_other_ms: float | None
+    exposed_on_host_ms: float | None = None
+    on_host_ms: float | None = None
 
 
 class PathKernel(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +70,7 @@ class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
         launch_ms: from the launch of a kernel that nothing else held up to its start.
         host_ms: the host, on the way to such a launch.
         other_ms: gaps between two links on the device.
+        on_host_ms: the host, while it waited for communication of its own; None if it has none.
         at_most_compute_ms, at_most_comm_ms, at_most_host_ms: the most that could be gained if compute, communication,
             or the host took no time: no more than the path has of it, nor than the other work on its busiest stream
             leaves. None if the host is on the path and the file does not record when it waits for the device.
@@ -83,6 +88,7 @@ class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
     at_most_compute_ms: float | None
     at_most_comm_ms: float | None
     at_most_host_ms: float | None
+    on_host_ms: float | None = None
     kernels: tuple[PathKernel, ...] = ()
 
 
@@ -104,6 +110,20 @@ class TopKernel(msgspec.Struct, frozen=True, kw_only=True):
     share: float
     longest_ms: float
     beside_ms: float
+
+
+class HostCollective(msgspec.Struct, frozen=True):
+    """All collectives of one name that a library of the host ran beside the device, e.g. ``gloo:all_reduce``.
+
+    Attributes:
+        time_ms: sum of their times.
+        exposed_ms: the part in which the device ran nothing and the host waited for them.
+    """
+
+    name: str
+    calls: int
+    time_ms: float
+    exposed_ms: float
 
 
 class StreamQueue(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,6 +185,8 @@ class TimeSums:
         self._steps, self._is_cut = trace.steps, trace.is_cut
         self._some_lack = not trace.is_cut and any([step.cut for step in trace.steps])
         self._captures = trace.launches.captures if trace.launches is not None else None
+        self._on_host = trace.launches.on_host if trace.launches is not None else None
+        self._exposed_ns = np.zeros(0 if self._on_host is None else len(self._on_host.ran), dtype=np.int64)
         self._whole = TimeUse()
         self._of_steps: list[DeviceTime] = []
         self._paths: list[CriticalPath] = []
@@ -184,18 +206,22 @@ class TimeSums:
         launched_ns = unknown if launches is None else launches.launched_ns
         span = (piece.begin_ns, int(ran_ns.max()))
         steps: list[tuple[int | None, tuple[int, int]]] = [] if self._is_cut else self._step_spans(kernels)
-        uses = TimeUses(kernels, launched_ns, self._captures)
+        calls, waited = self._on_host, None if self._on_host is None else self._on_host.waited
+        uses = TimeUses(kernels, launched_ns, self._captures, None if calls is None else calls.ran, waited)
         whole, *of_steps = uses.of_each([span, *[of_step for _, of_step in steps]])
         for use in of_steps if self._some_lack else [whole]:
             self._whole += use
         self._of_steps += [self._device_time(step, use) for (step, _), use in zip(steps, of_steps, strict=True)]
+        if waited is not None:
+            for of_span in [of_step for _, of_step in steps] if self._some_lack else [span]:
+                self._exposed_ns += uses.idle_ns(waited, *of_span)
         compute, comm = kernels.of(Kind.COMPUTE), kernels.of(Kind.COMMUNICATION)
         self._compute_ns += self._parts.covered_ns(compute)
         self._both_ns += self._parts.covered_ns(compute.with_others(comm))
         if launches is not None and not self._is_cut:
             # A file without steps counts as one, but its path is not worked out over pieces.
             wanted = steps or ([(None, span)] if piece.is_whole else [])
-            paths = CriticalPaths(kernels, launches.launched_ns, launches.waits, piece.before)
+            paths = CriticalPaths(kernels, launches.launched_ns, launches.waits, piece.before, waited)
             found = [(step, paths.of(*of_step)) for step, of_step in wanted]
             self._paths += [_critical_path(step, path, kernels, launches) for step, path in found if path is not None]
 
@@ -260,6 +286,18 @@ class TimeSums:
         )
 
     @property
+    def on_host(self) -> tuple[HostCollective, ...]:
+        """The collectives of libraries of the host by their names, those that the device waits for most first."""
+        calls, found = self._on_host, []
+        if calls is None:
+            return ()
+        for number, name in enumerate(calls.names):
+            mine = calls.name == number
+            time_ns, exposed_ns = calls.ran[mine].sum_ns, int(self._exposed_ns[mine].sum())
+            found.append(HostCollective(name, int(mine.sum()), time_ns / 1e6, exposed_ns / 1e6))
+        return tuple(sorted(found, key=lambda row: (-row.exposed_ms, -row.time_ms)))
+
+    @property
     def utilisation(self) -> Utilisation | None:
         """Shares of equal parts of the span; None if nothing ran."""
         ran = self._device.ran
@@ -302,13 +340,15 @@ class TimeSums:
             idle_host_ms=cause(use.host_ns),
             idle_launch_ms=cause(use.launch_ns),
             idle_other_ms=cause(use.other_ns),
+            exposed_on_host_ms=None if self._on_host is None else use.exposed_on_host_ns / 1e6,
+            on_host_ms=None if self._on_host is None else use.on_host_ns / 1e6,
         )
 
 
 def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches: Launches) -> CriticalPath:
     # Without the host's waits, its time on the path may be that of what it waited for.
     is_known = launches.records_waits or not path.parts.host_ns
-    compute_ms, comm_ms, copy_ms, launch_ms, host_ms, other_ms = (ns / 1e6 for ns in path.parts)
+    compute_ms, comm_ms, copy_ms, launch_ms, host_ms, other_ms, on_host_ms = (ns / 1e6 for ns in path.parts)
     at_most_compute_ms, at_most_comm_ms, at_most_host_ms = (ns / 1e6 if is_known else None for ns in path.at_most_ns)
     kind = kernels.kind[path.rows]
     runs = kind != Kind.COPY
@@ -329,6 +369,7 @@ def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches:
         at_most_compute_ms=at_most_compute_ms,
         at_most_comm_ms=at_most_comm_ms,
         at_most_host_ms=at_most_host_ms,
+        on_host_ms=None if launches.on_host is None else on_host_ms,
         kernels=tuple(
             [
                 PathKernel(

@@ -18,6 +18,8 @@ import numpy as np
 
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.intervals import Intervals, distinct_values
+from overlap_callbacks.analysis.kernels.device_time import waited_for
+from overlap_callbacks.analysis.kernels.impossible import at_no_time
 from overlap_callbacks.analysis.kernels.issued import COPIED
 from overlap_callbacks.analysis.kernels.table import (
     Indices,
@@ -47,7 +49,7 @@ from overlap_callbacks.traces.events import MAX_TIME_NS, time_problems
 from overlap_callbacks.traces.files import Document, TraceError
 from overlap_callbacks.traces.merged import are_joined
 from overlap_callbacks.traces.reductions import repeated_reductions
-from overlap_callbacks.traces.trace import Launches, Trace, bounds_of, steps_of, trace_of
+from overlap_callbacks.traces.trace import HostCalls, Launches, Trace, bounds_of, steps_of, trace_of
 
 # Columns by their names; shape (n,) each.
 _Columns = dict[str, Array]
@@ -99,15 +101,26 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
         range_of = launched_in(events.ranges.finished(), rows["thread"], rows["launched"], events.training_thread)
     launches = Launches(
         rows["launched"], _waits(events.waits.finished(), rows, kernels), events.streams, len(events.waits) > 0,
-        range_of, events.range_names, captures,
+        range_of, events.range_names, captures, _calls_on_host(events, rows["launched"], kernels),
     )  # fmt: skip
     reductions = repeated_reductions(kernels, rows, events.marks.finished(), tuple(infos), bounds)
     release()
     trace = trace_of(
         document, kernels, rows["device"], found, collectives, problems, launches=launches, warnings=doubts.warnings,
-        lacking=doubts.lacking,
+        lacking=doubts.lacking, recorded=frozenset(events.recorded),
     )  # fmt: skip
     return dataclasses.replace(trace, reductions=reductions)
+
+
+def _calls_on_host(events: DeviceEvents, launched_ns: Array, kernels: KernelTable) -> HostCalls | None:
+    """The collectives of libraries of the host; None without any."""
+    found = events.on_host.finished()
+    wanted = np.flatnonzero(~at_no_time(found["start"]) & (found["end"] > found["start"]))
+    if not len(wanted):
+        return None
+    ran = Intervals(found["start"][wanted], found["end"][wanted])
+    waited = waited_for(ran, (launched_ns[part][kernels.kind[part] != Kind.COPY] for part in parts(len(launched_ns))))
+    return HostCalls(ran, waited, found["name"][wanted], tuple(map(safe_text.clean, events.on_host_numbers)))
 
 
 def _in_order(rows: _Columns) -> _Columns:

@@ -11,6 +11,7 @@ from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.traces.device_time import (
     CriticalPath,
     DeviceTime,
+    HostCollective,
     HostLimit,
     StreamQueue,
     TopKernel,
@@ -164,6 +165,9 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
         utilisation: of the device over time; None without kernels.
         cycle: of the job's profiler, as its files name it; empty where they are of one.
         reductions: of gradients, if the file proves that they are reduced several times for a step of the optimizer.
+        on_host_collectives: that libraries of the host ran beside the device; in none of the figures above.
+        recorded: what the profiler recorded besides, which makes launches longer: ``Python stacks``, ``shapes``,
+            ``memory``.
     """
 
     file: str
@@ -188,6 +192,8 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: Utilisation | None = None
     cycle: str = ""
     reductions: RepeatedReductions | None = None
+    on_host_collectives: tuple[HostCollective, ...] = ()
+    recorded: tuple[str, ...] = ()
 
 
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,6 +38,8 @@ from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.trace import Trace, bounds_of, steps_of, trace_of
 
 _MAX_OTHER_RANGES = 4096
+# Operators of a piece of a file that are asked for their process and rank.
+_ASKED = 64
 
 # Start and end of each step.
 _Bounds = Sequence[tuple[int, int]]
@@ -69,11 +71,13 @@ class HostEvents(EventCollector):
             self._note(steps, stream)
             operators = [event for event in operators if not is_step[event.name]]
         operators = self.rows.keep([event for event in operators if event.name is not None])
+        for event in operators[:: max(1, len(operators) // _ASKED)]:
+            self._note_place(event, stream)
         names = map(self._name_of.__getitem__, [event.name for event in operators])
         self.rows.label(name=names, thread=self._threads_of(operators))
         for event in notes:
             if event.name is not None and not is_step[event.name]:
-                self._add_range(event, event.name)
+                self._add_range(event, event.name, stream)
         self.launched += sum([self._of_kernel[event.name] for event in self._durations(LAUNCH)])
         # An event of an unknown category that names a device is of one.
         unknown = self._durations(UNKNOWN_CATEGORY)
@@ -83,12 +87,13 @@ class HostEvents(EventCollector):
         for event in self._durations(FOREIGN):
             self.foreign[event.cat or ""] += 1
 
-    def _add_range(self, event: Event, name: str) -> None:
+    def _add_range(self, event: Event, name: str, stream: EventStream) -> None:
         if name.startswith(ENQUEUED):
             self.enqueued += 1
         elif name_rules.is_communication_range(name):
             if self.ranges.keep([event]):
                 self.ranges.label(name=[self.range_names[short_name(name)]])
+                self._note_place(event, stream)
         elif len(self.other_ranges) < _MAX_OTHER_RANGES:
             self.other_ranges.add(short_name(name))
 

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import safe_text
-from overlap_callbacks.traces.collect import CATEGORIES, LAUNCH, NOTE, OLD_RANGE, ROW, Memo, hashable, is_step
+from overlap_callbacks.traces.collect import CATEGORIES, LAUNCH, NOTE, OLD_RANGE, OPERATOR, ROW, Memo, hashable, is_step
 from overlap_callbacks.traces.columns import Array
 from overlap_callbacks.traces.device_events import device_number
 from overlap_callbacks.traces.events import Event, nanoseconds
@@ -28,6 +28,8 @@ _LABEL = re.compile(r"(?i)\[\s*([^\]]+?)\s*\]|(rank[\s_#:=-]*\d+)(?!\d)|^([a-z][
 _LEAST_RAISE = 100
 # A process with a smaller share of the kernels or launches than this is damage.
 _LEAST_SHARE = 0.05
+# One with a smaller share of the operators is a worker, e.g. one that loads data.
+_LEAST_OPERATORS = 0.25
 _MOST_RANKS = 2**31
 # Clocks of host and device may differ by this much.
 _CLOCKS_NS = 10**6
@@ -60,11 +62,12 @@ class Unit(NamedTuple):
 
 @dataclass
 class Seen:
-    """The events of one unit: start of each kernel by device and correlation number, of each launch, and steps."""
+    """The events of one unit: start of each kernel by device and correlation number, of each launch; others' number."""
 
     kernels: dict[int, list[tuple[Any, int]]] = field(default_factory=lambda: defaultdict(list))
     launches: dict[Any, int] = field(default_factory=dict)
     steps: int = 0
+    operators: int = 0
 
     @property
     def num_kernels(self) -> int:
@@ -141,16 +144,16 @@ def may_be_merged(
 
 
 class Survey:
-    """Goes through a file for what tells its ranks apart."""
+    """Goes through a file for what tells its ranks apart; by operators too, of which there are many, if asked to."""
 
-    def __init__(self, steps: re.Pattern[str] | None) -> None:
+    def __init__(self, steps: re.Pattern[str] | None, *, by_operators: bool = False) -> None:
         self._steps = steps
+        self._groups = (ROW, LAUNCH, NOTE, OLD_RANGE, *((OPERATOR,) if by_operators else ()))
         self.units: dict[Unit, Seen] = defaultdict(Seen)
 
     def take(self, events: Sequence[Event], stream: EventStream) -> None:
         """Look at the events of a piece."""
-        groups = (ROW, LAUNCH, NOTE, OLD_RANGE)
-        timed = [event for event in events if event.ph == "X" and CATEGORIES.get(event.cat) in groups]
+        timed = [event for event in events if event.ph == "X" and CATEGORIES.get(event.cat) in self._groups]
         for event, args in zip(timed, stream.args_of(timed, MergedArgs), strict=True):
             seen, group = self.units[_unit(event, args)], CATEGORIES[event.cat]
             start_ns = nanoseconds(event.ts)
@@ -162,6 +165,7 @@ class Survey:
                 seen.launches.setdefault(correlation, start_ns)
             elif group in (NOTE, OLD_RANGE):
                 seen.steps += is_step(event.name or "", self._steps)
+            seen.operators += group in (OPERATOR, OLD_RANGE)
 
     def ranks(self) -> Ranks | None:
         """The ranks; None if the file is of one.
@@ -211,8 +215,9 @@ def _of_kernels(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found |
 
 
 def _of_steps(units: Mapping[Unit, Seen]) -> _Found | None:
-    """In a file without kernels of a device, each process that has steps is a rank."""
+    """In a file without kernels of a device, each process that has steps is a rank; operators, in one without steps."""
     stepping = _most({unit: seen.steps for unit, seen in units.items()})
+    stepping = stepping or _most({unit: seen.operators for unit, seen in units.items()}, _LEAST_OPERATORS)
     told = {unit.rank for unit in stepping}
     if len(told) > 1 and None not in told:
         return _Found({unit: unit.rank for unit in stepping}, "args.rank")
@@ -388,9 +393,9 @@ def _clearly(scores: Mapping[_Host, int]) -> _Host | None:
     return first if scores[first] and all([scores[host] < _CLEARLY * scores[first] for host in others]) else None
 
 
-def _most(numbers: Mapping[Unit, int]) -> list[Unit]:
+def _most(numbers: Mapping[Unit, int], share: float = _LEAST_SHARE) -> list[Unit]:
     """The units with a share of the events that is no damage."""
-    least = _LEAST_SHARE * max(numbers.values(), default=0)
+    least = share * max(numbers.values(), default=0)
     return [unit for unit, number in numbers.items() if number and number >= least]
 
 

@@ -81,9 +81,10 @@ def _read_torch(
         has_host = _collect(stream, device, host, exact=exact, of_host=of_host, alone=looked)
         if has_host is None:
             exact = True
-        elif not looked and may_be_merged(device.places, device.launching, device.stepping):
+        elif not looked and _may_be_merged(device, host):
             looked = True
-            ranks = _read_ranks(file, progress, steps, exact=exact, with_ranges=with_ranges)
+            alone = bool(has_host) and not device.rows
+            ranks = _read_ranks(file, progress, steps, exact=exact, with_ranges=with_ranges, of_host=alone)
             if ranks:
                 return _named(file, rank, ranks)
         elif rank is not None:
@@ -97,10 +98,11 @@ def _read_torch(
 
 
 def _read_ranks(
-    file: Path, progress: Progress | None, steps: re.Pattern[str] | None, *, exact: bool, with_ranges: bool
-) -> tuple[Trace, ...]:
+    file: Path, progress: Progress | None, steps: re.Pattern[str] | None, *, exact: bool, with_ranges: bool,
+    of_host: bool,
+) -> tuple[Trace, ...]:  # fmt: skip
     """The traces of a file into which those of several ranks were merged; none if it is of one."""
-    survey, event = Survey(steps), ExactEvent if exact else Event
+    survey, event = Survey(steps, by_operators=of_host), ExactEvent if exact else Event
     stream = EventStream(file, event, progress=progress)
     for events in stream:
         survey.take(events, stream)
@@ -123,7 +125,7 @@ def _read_ranks(
             if not ranks.on_device:
                 hosts[place].collect(own, stream)
     if not exact and any([collected.inexact for collected in (*devices, *hosts)]):
-        return _read_ranks(file, progress, steps, exact=True, with_ranges=with_ranges)
+        return _read_ranks(file, progress, steps, exact=True, with_ranges=with_ranges, of_host=of_host)
     documents = [ranks.document(stream, place) for place in range(len(ranks.names))]
     if ranks.on_device:
         found = [trace_of_device(*of_rank, steps) for of_rank in zip(documents, devices, strict=True)]
@@ -155,7 +157,7 @@ def _collect(
     """
     has_host = True
     for number, events in enumerate(stream):
-        if not alone and may_be_merged(device.places, device.launching, device.stepping):
+        if not alone and _may_be_merged(device, host):
             return has_host
         if number == 0 and not exact and lose_nanoseconds(events):
             return None
@@ -167,6 +169,10 @@ def _collect(
     if not exact and (device.inexact or (has_host and host.inexact)):
         return None
     return has_host
+
+
+def _may_be_merged(device: DeviceEvents, host: HostEvents) -> bool:
+    return may_be_merged(device.places, device.launching, device.stepping | host.stepping)
 
 
 def _may_be_of_host(head: dict[str, Any], host: HostEvents) -> bool:

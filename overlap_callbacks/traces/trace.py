@@ -28,6 +28,9 @@ from overlap_callbacks.traces.reductions import RepeatedReductions
 _MOST_RANKS = 2**31
 
 
+# What torch's profiler may record besides: the field in which newer versions say so, and its name.
+RECORDED = {"with_stack": "Python stacks", "record_shapes": "shapes", "profile_memory": "memory"}
+
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
 # Steps that a sentence names; there may be thousands.
 _MAX_NAMED = 8
@@ -51,6 +54,21 @@ class TraceStep(msgspec.Struct, frozen=True):
         return (self.end_ns - self.start_ns) / 1e6
 
 
+class HostCalls(msgspec.Struct, frozen=True):
+    """Collectives that libraries of the host (Gloo, UCC, MPI) run beside a device.
+
+    Attributes:
+        ran: their ranges, which threads of the library may have had at once; shape (n,).
+        waited: the part of each for which the host waited; shape (n,).
+        name: index into ``names`` of each, e.g. ``gloo:all_reduce``; shape (n,).
+    """
+
+    ran: Intervals
+    waited: Intervals
+    name: Indices
+    names: tuple[str, ...]
+
+
 class Launches(msgspec.Struct, frozen=True):
     """The host's side of the kernels of a trace.
 
@@ -64,6 +82,7 @@ class Launches(msgspec.Struct, frozen=True):
             None if the file has no ranges, or they were not asked for.
         ranges: names of ranges of the host.
         captures: when launches went into a graph.
+        on_host: the collectives of the host; None if the file has none.
     """
 
     launched_ns: Indices
@@ -73,6 +92,7 @@ class Launches(msgspec.Struct, frozen=True):
     range_of: Indices | None = None
     ranges: tuple[str, ...] = ()
     captures: Intervals | None = None
+    on_host: HostCalls | None = None
 
     def __getitem__(self, rows: slice) -> Launches:
         """The launches of some kernels."""
@@ -96,6 +116,7 @@ class Trace:
         problems: what is wrong or doubtful.
         warnings: those of ``problems`` to read before any figure.
         launches: the host's side of the kernels; None of a CPU job.
+        recorded: what the profiler recorded besides, which makes launches longer, e.g. ``shapes``.
         lacks: why kernels are missing and no step is known to be whole, e.g. ``is cut off``; empty where they are not.
         reductions: those of gradients that the file proves to be repeated, if any.
         merged: of a file into which those of several ranks were merged: all of them, of which this is the first.
@@ -113,6 +134,7 @@ class Trace:
     problems: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     launches: Launches | None = None
+    recorded: tuple[str, ...] = ()
     lacks: str = ""
     reductions: RepeatedReductions | None = None
     merged: tuple[Trace, ...] = ()
@@ -167,12 +189,13 @@ def trace_of(
     likely: Callable[[], Sequence[str]] | None = None,
     warnings: Sequence[str] = (),
     lacking: frozenset[int] = frozenset(),
+    recorded: frozenset[str] = frozenset(),
 ) -> Trace:
     """A trace with what the fields around its events say of the job, and what is doubtful.
 
     ``problems`` are those of the events, and ``warnings`` those to read before any figure. ``likely`` finds what looks
     like communication where nothing communicates, by default among the kernels. ``lacking`` are indices of the steps
-    that lack kernels; -1 where any may, or the file has none.
+    that lack kernels; -1 where any may, or the file has none. ``recorded`` are those of ``RECORDED`` that events show.
     """
     head, is_cut = document.head, document.is_cut
     problems = [*document.problems, *problems, *problems_of(kernels, steps)]
@@ -208,6 +231,9 @@ def trace_of(
         problems=(*warnings, *problems),
         warnings=tuple(warnings),
         launches=launches,
+        recorded=tuple(
+            [what for key, what in RECORDED.items() if what in recorded or head.get(key) in (1, "1", "true")]
+        ),
         lacks=lacks,
     )
 

@@ -28,6 +28,7 @@ CONTENTION = StepParts(70.0, 20.0, 5.0, 0.0, 0.0, 5.0)
 LAUNCH = StepParts(45.0, 0.0, 5.0, 0.0, 0.0, 50.0)
 BUBBLE = StepParts(60.0, 0.0, 5.0, 0.0, 30.0, 5.0)
 WAITING = StepParts(60.0, 0.0, 5.0, 30.0, 0.0, 5.0)
+ON_HOST = StepParts(60.0, 0.0, 5.0, 0.0, 0.0, 5.0, 30.0)
 MB = 10**6
 
 
@@ -345,6 +346,7 @@ def test_every_advice_has_its_section_in_the_docs_and_says_what_it_could_win() -
         (Bound.LAUNCH, job(LAUNCH, configuration=unused)),
         (Bound.BUBBLE, job(BUBBLE)),
         (Bound.STRAGGLER, job(WAITING)),
+        (Bound.HOST_COMMUNICATION, job(ON_HOST)),
     ):
         found += advice_for(bound, facts)
     assert all("at most" in row.why for row in found)

@@ -86,6 +86,7 @@ def test_a_rank_that_is_idle_longest_may_be_the_late_one() -> None:
         (StepParts(60.0, 0.0, 10.0, 25.0, 0.0, 5.0), Bound.STRAGGLER, None),
         (StepParts(60.0, 0.0, 10.0, 0.0, 30.0, 0.0), Bound.BUBBLE, None),
         (StepParts(40.0, 0.0, 10.0, 0.0, 0.0, 50.0), Bound.LAUNCH, None),
+        (StepParts(40.0, 0.0, 10.0, 0.0, 0.0, 15.0, 35.0), Bound.HOST_COMMUNICATION, None),
     ],
 )
 def test_the_largest_part_bounds_the_step(parts: StepParts, bound: Bound, runner_up: Bound | None) -> None:
@@ -107,6 +108,28 @@ def test_the_evidence_is_in_the_sentence() -> None:
         "(25.00 ms of 100.0 ms), the most after compute."
     )
     assert late.advice[0].what.startswith("Look at rank 3: its clock")
+
+
+def test_communication_on_the_host_has_a_name_of_its_own() -> None:
+    # Of 40 ms in which the device is idle, the host waits for Gloo for 35.
+    step = {**STEP, "exposed_comm_ms": 0.0, "idle_ms": 40.0}
+    found = bottleneck_of([measured(**step, exposed_on_host_ms=35.0)])
+    assert found is not None
+    assert found.parts == StepParts(50.0, 10.0, 0.0, 0.0, 0.0, 5.0, 35.0)
+    assert found.sentence() == (
+        "Steps are host-communication-bound: the device waits for communication on the host for 35.0% of a profiled "
+        "step (35.00 ms of 100.0 ms), the most after compute."
+    )
+    advice = [row for row in found.advice if row.topic == "on-host"]
+    assert [row.why.endswith("at most 35.00 ms of a step of 100.0 ms.") for row in advice] == [True]
+    # Without it, nobody hears of it; nor where it is a small part.
+    for less in ({}, {"exposed_on_host_ms": 2.0}):
+        other = bottleneck_of([measured(**step, **less)])
+        assert other is not None
+        assert (other.bound, [row.name for row in other.advice if row.topic == "on-host"]) == (Bound.LAUNCH, [])
+    # In a pipeline the bubble has the rest of the idle time.
+    parts = step_parts(figures(**STEP, bubble_ms=25.0, exposed_on_host_ms=4.0))
+    assert parts == StepParts(50.0, 10.0, 15.0, 0.0, 21.0, 0.0, 4.0)
 
 
 def test_what_takes_more_than_compute_is_not_said_to_come_after_it() -> None:

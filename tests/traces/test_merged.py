@@ -201,6 +201,32 @@ def test_ranks_of_a_cpu_job_are_told_apart(tmp_path: Path) -> None:
         assert [trace.total.compute_ms for trace in found.traces] == [4, 5]
 
 
+@pytest.mark.parametrize("mark", [labelled, told, raised])
+def test_ranks_of_a_cpu_job_without_steps_are_told_apart(tmp_path: Path, mark: Mark) -> None:
+    ranks = []
+    for rank in range(3):
+        events = [kineto.host_range("gloo:all_reduce", 20 * MS, 30 * MS, thread=7)]
+        events += [kineto.host_range("aten::mm", MS, (5 + rank) * MS, cat="cpu_op")]
+        ranks.append(events)
+    found = analyze_files([merged(tmp_path, mark, ranks)])
+    assert [trace.total.compute_ms for trace in found.traces] == [4, 5, 6]
+    assert {trace.total.comm_ms for trace in found.traces} == {10}
+    # Ranks that communicate nothing in the file are no less ranks.
+    silent = [[event for event in events if event["cat"] == "cpu_op"] for events in ranks]
+    found = analyze_files([merged(tmp_path, mark, silent)])
+    assert [trace.total.compute_ms for trace in found.traces] == [4, 5, 6]
+
+
+def test_workers_of_a_cpu_job_without_steps_are_no_ranks(tmp_path: Path) -> None:
+    events = [kineto.host_range("gloo:all_reduce", 20 * MS, 30 * MS, thread=7)]
+    events += [kineto.host_range("aten::mm", i * MS, (i + 1) * MS, cat="cpu_op") for i in range(20)]
+    worker = [kineto.host_range("aten::stack", i * MS, (i + 1) * MS, cat="cpu_op", thread=55) for i in range(4)]
+    for event in worker:
+        event["pid"] = 1001
+    (found,) = analyze_files([kineto.write(tmp_path / "a.json", [*events, *worker])]).traces
+    assert found.total.compute_ms == 20
+
+
 def other_processes() -> list[kineto.Event]:
     """What one process writes: workers that load data, several threads, several devices, spans of the profiler."""
     events = list(kineto.training(layers=3))

@@ -13,7 +13,7 @@ wait for the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -26,6 +26,47 @@ from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 HAND_OVER_NS = 2_000
 # Gaps shorter than this are those between launches; in longer ones the host did something else.
 SHORT_GAP_NS = 1_000_000
+# A library of the host may end the range of a collective so long after it has woken those who wait for it.
+_LATE_END_NS = 1_000_000
+
+
+def waited_for(ran: Intervals, launches_ns: Iterable[Indices]) -> Intervals:
+    """The part of each collective of the host in which the host launches no kernel until it ends; shape (n,).
+
+    A collective during which launches go on runs in the background: the device does not wait for it.
+
+    Args:
+        ran: the collectives.
+        launches_ns: when kernels were launched, copies left out, some at a time; -1 if unknown.
+    """
+    never = np.iinfo(np.int64)
+    margin_ns = np.minimum(ran.durations_ns // 10, _LATE_END_NS)
+    early_ns = ran.end_ns - margin_ns
+    # The last launch before this time, the first one after it, and the last one before the end.
+    before_ns, after_ns, last_ns = (np.full(len(ran), at) for at in (never.min, never.max, never.min))
+    for part_ns in launches_ns:
+        times_ns = np.concatenate(([never.min], np.sort(part_ns[part_ns >= 0]), [never.max]))
+        place = np.searchsorted(times_ns, early_ns, side="right")
+        before_ns, after_ns = np.maximum(before_ns, times_ns[place - 1]), np.minimum(after_ns, times_ns[place])
+        last_ns = np.maximum(last_ns, times_ns[np.searchsorted(times_ns, ran.end_ns, side="right") - 1])
+    start_ns, end_ns = np.maximum(ran.start_ns, before_ns), np.minimum(ran.end_ns, after_ns)
+    # The host went on a little before the range ended, after a much longer wait; else it never waited.
+    waited = 10 * (ran.end_ns - end_ns) <= end_ns - start_ns
+    return Intervals(
+        np.where(waited, start_ns, np.maximum(ran.start_ns, last_ns)), np.where(waited, end_ns, ran.end_ns)
+    )
+
+
+def waits_on_host(kernels: KernelTable, ran: Intervals) -> Intervals:
+    """When the host waited for its own collectives in a live profile, which has of each its issue and its usual time.
+
+    A collective for which the host waits at once may end sooner than usual: then it goes on launching.
+    """
+    launched_ns = np.full(len(kernels), -1) if kernels.launched_ns is None else kernels.launched_ns
+    launches_ns = np.sort(launched_ns[(launched_ns >= 0) & (kernels.kind != Kind.COPY)])
+    after_ns = np.append(launches_ns, np.iinfo(np.int64).max)[np.searchsorted(launches_ns, ran.start_ns, side="right")]
+    at_once = Intervals(ran.start_ns, np.minimum(ran.end_ns, after_ns))
+    return waited_for(ran, [launches_ns]).with_others(at_once).union()
 
 
 class TimeUse(msgspec.Struct, frozen=True):
@@ -37,6 +78,8 @@ class TimeUse(msgspec.Struct, frozen=True):
         copy_ns: nothing but copies and fills ran.
         host_ns, launch_ns: idle: what runs next was not launched yet, or was launched in this gap and had not started.
         other_ns: idle: what runs next was launched before the gap, or its launch is unknown.
+        exposed_on_host_ns: idle: the host waited for communication of its own.
+        on_host_ns: communication of the host was in flight, whatever the device did; no part of the span.
         num_host_gaps: number of gaps that the host made, whose time is ``host_ns`` and ``launch_ns``.
         short_host_gaps_ns: time of those shorter than ``SHORT_GAP_NS``.
         longest_host_gap_ns: the longest of them.
@@ -49,6 +92,8 @@ class TimeUse(msgspec.Struct, frozen=True):
     host_ns: int = 0
     launch_ns: int = 0
     other_ns: int = 0
+    exposed_on_host_ns: int = 0
+    on_host_ns: int = 0
     num_host_gaps: int = 0
     short_host_gaps_ns: int = 0
     longest_host_gap_ns: int = 0
@@ -61,24 +106,38 @@ class TimeUse(msgspec.Struct, frozen=True):
     @property
     def idle_ns(self) -> int:
         """Nothing ran and nothing was in flight."""
-        return self.host_ns + self.launch_ns + self.other_ns
+        return self.host_ns + self.launch_ns + self.other_ns + self.exposed_on_host_ns
 
 
 class TimeUses:
     """Finds what one device did in any span of a whole profile; ``launched_ns`` is -1 where a launch is unknown.
 
-    While the host launches into graphs (``captures``) it does not hold the device up: that is other idle time.
+    While the host launches into graphs (``captures``) it does not hold the device up: that is other idle time. Nor does
+    it while it waits (``waited``) for its own communication (``on_host``).
+
+    Attributes:
+        busy: when anything ran.
     """
 
-    def __init__(self, kernels: KernelTable, launched_ns: Indices, captures: Intervals | None = None) -> None:
-        self._captures = Intervals.empty() if captures is None else captures.union()
+    def __init__(
+        self,
+        kernels: KernelTable,
+        launched_ns: Indices,
+        captures: Intervals | None = None,
+        on_host: Intervals | None = None,
+        waited: Intervals | None = None,
+    ) -> None:
+        none = Intervals.empty()
+        self._on_host, self._waited = (none if part is None else part.union() for part in (on_host, waited))
+        self._excused = (captures or none).with_others(self._waited).union()
         compute, comm, copies = (kernels.of(kind) for kind in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY))
         self._compute = compute.union()
         self._with_comm = compute.with_others(comm).union()
-        self._busy = compute.with_others(comm, copies).union()
+        self.busy = compute.with_others(comm, copies).union()
+        self._with_waits = self.busy.with_others(self._waited).union() if len(self._waited) else self.busy
         # Of each gap, where the row begins that ends it, and where it begins itself.
-        self._gap_ends = np.append(self._busy.start_ns, np.iinfo(np.int64).max)
-        self._gap_starts = np.concatenate(([np.iinfo(np.int64).min], self._busy.end_ns))
+        self._gap_ends = np.append(self.busy.start_ns, np.iinfo(np.int64).max)
+        self._gap_starts = np.concatenate(([np.iinfo(np.int64).min], self.busy.end_ns))
         ran = (kernels.intervals.durations_ns > 0) & (kernels.kind != Kind.OTHER)
         order = np.flatnonzero(ran)
         # Of rows that start together, the one launched first counts; one without a launch counts as launched long ago.
@@ -89,19 +148,35 @@ class TimeUses:
         """What the device did in each of some spans, which may be hundreds: by their starts and ends."""
         starts_ns, ends_ns = np.array(spans, dtype=np.int64).reshape(-1, 2).T
         bounds = Intervals(starts_ns, ends_ns)
-        covered_ns = [bounds.covered_ns(part).tolist() for part in (self._compute, self._with_comm, self._busy)]
+        parts = (self._compute, self._with_comm, self.busy, self._with_waits, self._on_host)
+        covered_ns = [bounds.covered_ns(part).tolist() for part in parts]
         return [self._use(*span, *parts_ns) for span, *parts_ns in zip(spans, *covered_ns, strict=True)]
 
-    def _use(self, start_ns: int, end_ns: int, compute_ns: int, with_comm_ns: int, busy_ns: int) -> TimeUse:
+    def idle_ns(self, times: Intervals, start_ns: int, end_ns: int) -> Indices:
+        """For how long nothing ran in each of some times, as far as they lie in a span; shape (n,)."""
+        begin_ns = np.minimum(np.maximum(times.start_ns, start_ns), end_ns)
+        inside = Intervals(begin_ns, np.maximum(np.minimum(times.end_ns, end_ns), begin_ns))
+        return inside.durations_ns - inside.covered_ns(self.busy)
+
+    def _use(
+        self,
+        start_ns: int,
+        end_ns: int,
+        compute_ns: int,
+        with_comm_ns: int,
+        busy_ns: int,
+        with_waits_ns: int,
+        on_host_ns: int,
+    ) -> TimeUse:
         gaps, launched_ns = self._gaps(start_ns, end_ns)
         by_host = launched_ns >= gaps.start_ns
         late = gaps[by_host]
         launched_ns = np.minimum(launched_ns[by_host], late.end_ns)
         length_ns = max(end_ns - start_ns, 0)
-        by_launches = Intervals(late.start_ns, launched_ns)
-        captured_ns = by_launches.covered_ns(self._captures)
-        gaps_ns = late.durations_ns - captured_ns
-        host_ns, late_ns = int((by_launches.durations_ns - captured_ns).sum()), int(gaps_ns.sum())
+        until_launch, after_launch = Intervals(late.start_ns, launched_ns), Intervals(launched_ns, late.end_ns)
+        by_host_ns = until_launch.durations_ns - until_launch.covered_ns(self._excused)
+        gaps_ns = by_host_ns + after_launch.durations_ns - after_launch.covered_ns(self._waited)
+        host_ns, late_ns = int(by_host_ns.sum()), int(gaps_ns.sum())
         return TimeUse(
             span_ns=length_ns,
             compute_ns=compute_ns,
@@ -109,7 +184,9 @@ class TimeUses:
             copy_ns=busy_ns - with_comm_ns,
             host_ns=host_ns,
             launch_ns=late_ns - host_ns,
-            other_ns=length_ns - busy_ns - late_ns,
+            other_ns=length_ns - with_waits_ns - late_ns,
+            exposed_on_host_ns=with_waits_ns - busy_ns,
+            on_host_ns=on_host_ns,
             num_host_gaps=len(late),
             short_host_gaps_ns=int(gaps_ns[gaps_ns < SHORT_GAP_NS].sum()),
             longest_host_gap_ns=int(gaps_ns.max(initial=0)),
@@ -118,7 +195,7 @@ class TimeUses:
     def _gaps(self, start_ns: int, end_ns: int) -> tuple[Intervals, Indices]:
         """The gaps of a span that a row ends, and when that row was launched. The edge of a span cuts a gap."""
         first = int(np.searchsorted(self._gap_ends, start_ns, side="right"))
-        last = min(int(np.searchsorted(self._gap_starts, end_ns, side="left")), len(self._busy))
+        last = min(int(np.searchsorted(self._gap_starts, end_ns, side="left")), len(self.busy))
         starts, ends = self._gap_starts[first:last], self._gap_ends[first:last]
         gaps = Intervals(np.maximum(starts, start_ns), np.minimum(ends, end_ns))
         rows = np.searchsorted(self._start_ns, ends, side="left")
@@ -141,6 +218,7 @@ class PathParts(NamedTuple):
     launch_ns: int
     host_ns: int
     other_ns: int
+    on_host_ns: int  # the host, while it waits for communication of its own
 
 
 class Path(msgspec.Struct, frozen=True):
@@ -179,9 +257,18 @@ class CriticalPaths:
         launched_ns: when each row was launched, -1 if unknown; shape (n,).
         waits: when the host waited for the device, ascending by their ends.
         before: of a piece, the last rows before it; no span begins before they end.
+        waited: when the host waited for its own communication.
     """
 
-    def __init__(self, kernels: KernelTable, launched_ns: Indices, waits: Intervals, before: LastRows) -> None:
+    def __init__(
+        self,
+        kernels: KernelTable,
+        launched_ns: Indices,
+        waits: Intervals,
+        before: LastRows,
+        waited: Intervals | None = None,
+    ) -> None:
+        self._waited = Intervals.empty() if waited is None else waited.union()
         rows = np.flatnonzero((kernels.intervals.durations_ns > 0) & (kernels.kind != Kind.OTHER))
         start, end = kernels.intervals.start_ns[rows], kernels.intervals.end_ns[rows]
         kind, lane, launched_ns = kernels.kind[rows], kernels.lane[rows], launched_ns[rows]
@@ -261,9 +348,11 @@ class CriticalPaths:
         launched, other = by_launch & went_on, ~by_launch & went_on
         of_kinds = (self._kind[path] == _KINDS) @ rows_ns
         launch_ns, host_ns = launched @ (starts_ns - launched_ns), launched @ (launched_ns - ended_ns)
+        on_host_ns = int(Intervals(ended_ns, launched_ns)[launched].covered_ns(self._waited).sum())
         other_ns = other @ (starts_ns - ended_ns)
         compute_ns, comm_ns, copy_ns = of_kinds.tolist()
-        parts = PathParts(compute_ns, comm_ns, copy_ns, int(launch_ns), int(host_ns), int(other_ns))
+        host_ns = int(host_ns) - on_host_ns
+        parts = PathParts(compute_ns, comm_ns, copy_ns, int(launch_ns), host_ns, int(other_ns), on_host_ns)
         return parts, self._rows[path], rows_ns
 
     def _at_most(self, first: int, start_ns: int, end_ns: int, parts: PathParts) -> tuple[int, int, int]:

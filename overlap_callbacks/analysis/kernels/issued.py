@@ -12,6 +12,7 @@ Most collectives are one kernel each. Exceptions (for NCCL, see torch's ``Proces
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
@@ -196,9 +197,18 @@ def _expected(collective: IssuedCollective, on_device: bool) -> Expected | None:
 
 def is_of_host_library(collective: IssuedCollective) -> bool:
     """Whether a library of the host does the collective, even where its tensors are on a device."""
-    backend = collective.group.backend
+    return _is_host_library(collective.group.backend, "cuda")
+
+
+def runs_on_host(collective: IssuedCollective) -> bool:
+    """Whether a library of the host does the collective, wherever its tensors are."""
+    return _is_host_library(collective.group.backend, "cuda" if collective.on_device else "cpu")
+
+
+@functools.cache
+def _is_host_library(backend: str, device: str) -> bool:
     by_device = dict(part.split(":", 1) for part in backend.split(",") if ":" in part)
-    return by_device.get("cuda", "" if by_device else backend) in _ON_HOST_ONLY
+    return by_device.get(device, "" if by_device else backend) in _ON_HOST_ONLY
 
 
 def _members(whole: Expected) -> list[Expected]:

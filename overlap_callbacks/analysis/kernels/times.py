@@ -35,6 +35,7 @@ class KernelFigures(msgspec.Struct, frozen=True):
         idle_ns: time between the first start and the last end during which nothing ran and nothing was in flight.
         bubble_ns: the same, and the time in which receives waited for their sender and nothing else was in flight: the
             bubble of a stage of a pipeline. None where that cannot be told.
+        exposed_on_host_ns: the part of ``idle_ns`` in which the host waited for communication of its own.
         num_kernels: compute and communication kernels; on CPU, calls.
     """
 
@@ -48,6 +49,7 @@ class KernelFigures(msgspec.Struct, frozen=True):
     copy_ns: int = 0
     p2p_busy_ns: int = 0
     idle_ns: int = 0
+    exposed_on_host_ns: int = 0
     num_kernels: int = 0
     bubble_ns: int | None = None
 
@@ -65,14 +67,18 @@ class KernelSums:
     Args:
         kernels: the whole profile.
         work_start_ns: when each row began to do work, see ``receives.Transfers``; None where not known.
+        waited: when the host waited for communication of its own; None where it has none.
     """
 
-    def __init__(self, kernels: KernelTable, work_start_ns: Indices | None = None) -> None:
+    def __init__(
+        self, kernels: KernelTable, work_start_ns: Indices | None = None, waited: Intervals | None = None
+    ) -> None:
         self._kernels = kernels
         self._compute, self._comm = (kernels.of(kind).union() for kind in (Kind.COMPUTE, Kind.COMMUNICATION))
         busy = kernels.busy
         end_ns = kernels.intervals.end_ns[busy]
         self._any = Intervals(kernels.intervals.start_ns[busy], end_ns).union()
+        self._with_waits = self._any if waited is None else self._any.with_others(waited).union()
         self._working = None if work_start_ns is None else Intervals(work_start_ns[busy], end_ns).union()
         self._is_p2p = kernels.runs("send_recv")
         self._by_step = np.argsort(kernels.step, kind="stable")
@@ -131,12 +137,15 @@ class KernelSums:
                 (of_p2p_busy, p2p_busy.durations_ns),
             )
         ]
-        idle_ns = (spans.durations_ns - spans.covered_ns(self._any)).tolist()
+        any_ns, with_waits_ns = spans.covered_ns(self._any), spans.covered_ns(self._with_waits)
+        idle_ns, on_host_ns = (spans.durations_ns - any_ns).tolist(), (with_waits_ns - any_ns).tolist()
         num_kernels = self._num_calls(rows, group, is_compute | is_comm, num_groups)
         bubbles_ns: list[int | None] = [None] * num_groups
         if self._working is not None:
             bubbles_ns = (spans.durations_ns - spans.covered_ns(self._working)).tolist()
-        return [KernelFigures(*parts) for parts in zip(*sums, idle_ns, num_kernels, bubbles_ns, strict=True)]
+        return [
+            KernelFigures(*parts) for parts in zip(*sums, idle_ns, on_host_ns, num_kernels, bubbles_ns, strict=True)
+        ]
 
     def _num_calls(self, rows: Indices, group: Indices, wanted: npt.NDArray[np.bool_], num_groups: int) -> list[int]:
         group = group[wanted]
@@ -183,6 +192,7 @@ def profiled_block(
         **times_ms,
         p2p_ms=per_step_ms(figures.p2p_busy_ns),
         idle_ms=per_step_ms(sum(step.idle_ns for step in each)),
+        exposed_on_host_ms=per_step_ms(sum(step.exposed_on_host_ns for step in each)),
         step_ms=step_ms,
         bubble_ms=per_step_ms(sum(bubbles_ns)) if len(bubbles_ns) == num_steps else None,
     )

@@ -15,7 +15,7 @@ from overlap_callbacks.analysis.results.kernel_times import MEMORY, SMS, UNEXPLA
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.race import RaceVerdict
-from overlap_callbacks.analysis.results.step_parts import BUBBLE, COMPUTE, IDLE, Bound, bound_of
+from overlap_callbacks.analysis.results.step_parts import BUBBLE, COMPUTE, IDLE, ON_HOST, Bound, bound_of
 from overlap_callbacks.analysis.sums import grouped
 
 Parts = Iterator[tuple[Mapping[str, str], Any]]
@@ -98,7 +98,7 @@ def dimensions(report: Any) -> Parts:
     for name, value in compute_slowdowns(report.dimension_pairs).items():
         yield _named(name), {"compute_slowdown": value}
     for share in report.dimension_shares():
-        if share.name not in (COMPUTE, IDLE, BUBBLE):  # of these ``verdict/`` tells
+        if share.name not in (COMPUTE, IDLE, ON_HOST, BUBBLE):  # of these ``verdict/`` tells
             yield _named(share.name), {"step_fraction": share.fraction}
 
 

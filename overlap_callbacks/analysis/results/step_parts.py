@@ -10,7 +10,14 @@ from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.window import DimensionTime
 
 # The figures that tell them.
-REQUIRED_FIGURES = ("compute_busy_ms", "exposed_comm_ms", "idle_ms", "compute_busy_isolated_ms", "bubble_ms")
+REQUIRED_FIGURES = (
+    "compute_busy_ms",
+    "exposed_comm_ms",
+    "idle_ms",
+    "compute_busy_isolated_ms",
+    "bubble_ms",
+    "exposed_on_host_ms",
+)
 
 
 class StepParts(NamedTuple):
@@ -23,6 +30,7 @@ class StepParts(NamedTuple):
         waiting_ms: the part of exposed communication in which ranks waited for the one that comes last.
         bubble_ms: the bubble of a pipeline, with its idle time.
         idle_ms: neither compute nor communication; 0 where the bubble has it.
+        on_host_ms: exposed communication on the host: the device runs nothing, and the host waits for its own.
     """
 
     compute_ms: float
@@ -31,6 +39,7 @@ class StepParts(NamedTuple):
     waiting_ms: float
     bubble_ms: float
     idle_ms: float
+    on_host_ms: float = 0.0
 
     @property
     def total_ms(self) -> float:
@@ -84,14 +93,16 @@ def step_parts(figures: Mapping[str, Estimate], late: LateRank | None = None) ->
         return None
     busy, exposed, idle = value["compute_busy_ms"], value["exposed_comm_ms"], value["idle_ms"]
     alone = value.get("compute_busy_isolated_ms", busy)
+    on_host = min(idle, max(0.0, value.get("exposed_on_host_ms", 0.0)))
     bubble = value.get("bubble_ms")
     if bubble is not None:
         # Messages that wait for their peer are in flight, so they are part of the exposed communication too. Stages
         # of a pipeline differ in it by their place, so a difference between ranks says nothing of a late one.
         waiting_receives = min(exposed, max(0.0, bubble - idle))
-        return StepParts(alone, busy - alone, exposed - waiting_receives, 0.0, idle + waiting_receives, 0.0)
+        stage_waits = idle + waiting_receives - on_host
+        return StepParts(alone, busy - alone, exposed - waiting_receives, 0.0, stage_waits, 0.0, on_host)
     waiting = 0.0 if late is None else min(exposed, late.waiting_ms)
-    return StepParts(alone, busy - alone, exposed - waiting, waiting, 0.0, idle)
+    return StepParts(alone, busy - alone, exposed - waiting, waiting, 0.0, idle - on_host, on_host)
 
 
 def late_rank(figures: Mapping[str, Estimate], spread: Mapping[str, Spread]) -> LateRank | None:
@@ -147,6 +158,7 @@ class Bound(Enum):
     LAUNCH = "launch"
     BUBBLE = "bubble"
     STRAGGLER = "straggler"
+    HOST_COMMUNICATION = "host_communication"
 
 
 def times_ms(parts: StepParts) -> dict[Bound, float]:
@@ -156,6 +168,7 @@ def times_ms(parts: StepParts) -> dict[Bound, float]:
         Bound.STRAGGLER: parts.waiting_ms,
         Bound.BUBBLE: parts.bubble_ms,
         Bound.LAUNCH: parts.idle_ms,
+        Bound.HOST_COMMUNICATION: parts.on_host_ms,
     }
 
 
@@ -168,14 +181,14 @@ def bound_of(parts: StepParts) -> tuple[Bound, Bound | None]:
     return first, second if losses[second] >= _NEARLY * losses[first] else None
 
 
-BUBBLE, COMPUTE, IDLE = "bubble", "compute", "idle"
+BUBBLE, COMPUTE, IDLE, ON_HOST = "bubble", "compute", "idle", "host communication"
 _PIPELINE = "pipeline"
 # No step takes as many milliseconds.
 _TOO_LONG = 1e15
 
 
 class StepShare(NamedTuple):
-    """A part of the step: a dimension of parallelism; ``bubble``, ``compute`` (with contention) or ``idle``."""
+    """A part of the step: a dimension of parallelism; ``bubble``, ``compute`` (with contention), ``idle`` and so on."""
 
     name: str
     ms: float
@@ -196,7 +209,8 @@ def step_shares(
     if not all([abs(row.exposed_ms) < _TOO_LONG for row in dimensions]):  # in a record that somebody else has written
         return ()
     idle = figures.get("idle_ms")
-    waiting_ms = max(0.0, parts.bubble_ms - (idle.value if idle else 0.0)) if parts.bubble_ms else 0.0
+    idle_ms = (idle.value if idle else 0.0) - parts.on_host_ms
+    waiting_ms = max(0.0, parts.bubble_ms - idle_ms) if parts.bubble_ms else 0.0
     exposed = {row.dimension: max(0.0, row.exposed_ms) for row in dimensions}
     if _PIPELINE in exposed:
         exposed[_PIPELINE] = max(0.0, exposed[_PIPELINE] - waiting_ms)
@@ -204,6 +218,9 @@ def step_shares(
     scale = transfer_ms / known_ms if known_ms > 0 else 0.0
     rows = [(name, ms * scale) for name, ms in exposed.items()]
     rows.sort(key=lambda row: (-row[1], row[0]))
-    others = ((BUBBLE, parts.bubble_ms), (IDLE, parts.idle_ms), (COMPUTE, parts.compute_ms + parts.contention_ms))
+    others = (
+        (BUBBLE, parts.bubble_ms), (ON_HOST, parts.on_host_ms), (IDLE, parts.idle_ms),
+        (COMPUTE, parts.compute_ms + parts.contention_ms),
+    )  # fmt: skip
     rows += [(name, ms) for name, ms in others if ms > 0]
     return tuple([StepShare(name, ms, ms / total_ms) for name, ms in rows])

@@ -9,13 +9,17 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any, TypeVar
 
 import msgspec
+import numpy as np
 
 from overlap_callbacks.analysis.equations import size_of
 from overlap_callbacks.analysis.experts import AllToAll, rank_experts
+from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.by_collective import CollectiveKey
+from overlap_callbacks.analysis.kernels.issued import runs_on_host
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import TimedCall, TimedCalls
 from overlap_callbacks.analysis.results.experts import RankExperts
@@ -151,6 +155,38 @@ def _chosen(issued: Sequence[Collective]) -> list[int]:
     # Sort by the round in which each call's size comes up, then by size.
     in_turn = sorted((turn, -size, number) for size, numbers in by_size.items() for turn, number in enumerate(numbers))
     return sorted([number for *_, number in in_turn[:_MAX_CALLS_A_STEP]])
+
+
+# -- collectives of a library of the host (Gloo) in a job on a device, whose profile does not show them
+
+
+def calls_on_host(steps: Sequence[MeasuredStep], bounds: Sequence[tuple[int, int]]) -> Intervals:
+    """From issue to end, on the clock of ``bounds``: those of the profiled steps.
+
+    Only serialised ones have an end. The others are taken to last as long as the same call does in sequential steps.
+    """
+    usual_ms: dict[tuple[CollectiveKey, int], list[float]] = defaultdict(list)
+    profiled: list[tuple[int, tuple[CollectiveKey, int], Collective]] = []
+    for step in _with_pauses(steps):
+        found: Counter[CollectiveKey] = Counter()
+        for call in step.log.collectives:
+            if call.group_size == 1 or not runs_on_host(call):
+                continue
+            place = call.key, found[call.key]
+            found[call.key] += 1
+            time_ms = _time_ms(call)
+            if time_ms is not None:
+                usual_ms[place].append(time_ms)
+            if 0 <= step.profile_index < len(bounds):
+                profiled.append((step.profile_index, place, call))
+    offset_ns, spans = time.time_ns() - clocks.now(), []
+    for index, place, call in profiled:
+        time_ms, start_ns = _time_ms(call), offset_ns + call.issued_ns
+        if time_ms is None and usual_ms[place]:
+            time_ms = median(usual_ms[place])
+        if time_ms is not None and bounds[index][0] <= start_ns <= bounds[index][1]:  # else a clock was set
+            spans.append((start_ns, start_ns + round(1e6 * time_ms)))
+    return Intervals(*np.array(spans, dtype=np.int64).reshape(-1, 2).T)
 
 
 # -- messages: what the rank sends in the recorded step, and whether its other steps send the same

@@ -23,6 +23,7 @@ from overlap_callbacks.analysis.kernels.by_collective import (
     kernel_times_by_collective,
 )
 from overlap_callbacks.analysis.kernels.cross_check import cross_check
+from overlap_callbacks.analysis.kernels.device_time import waits_on_host
 from overlap_callbacks.analysis.kernels.host import uncounted_note
 from overlap_callbacks.analysis.kernels.receives import transfer_starts
 from overlap_callbacks.analysis.kernels.sm_loss import sm_loss
@@ -40,6 +41,7 @@ from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments.clocks import StepClock
 from overlap_callbacks.instruments.device import chip_of
+from overlap_callbacks.monitor.background.calls import calls_on_host
 from overlap_callbacks.monitor.background.kinds import counted_steps
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 
@@ -92,7 +94,9 @@ def profile_figures(
     by_block = grouped(counting, lambda step: (step.plan.block, step.plan.arm))
     transfers = transfer_starts(aligned)
     problems += transfers.notes
-    sums = KernelSums(kernels, transfers.start_ns)
+    on_host = calls_on_host(steps, window.profile.bounds) if on_device and window.profile is not None else ()
+    waited = waits_on_host(kernels, on_host) if on_host else None
+    sums = KernelSums(kernels, transfers.start_ns, waited)
     blocks = tuple([_profiled_block(by_block[key], sums, kinds) for key in sorted(by_block, key=lambda key: key[0])])
     weights = _step_weights(kernels, blocks, by_block, by_arm, window.rhythms)
     overlapped, sequential = (np.array(by_arm[mode], dtype=np.int64) for mode in by_arm)

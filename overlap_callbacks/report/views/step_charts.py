@@ -174,6 +174,7 @@ def named_parts(parts: StepParts) -> list[NamedPart]:
         NamedPart("lost to contention", "lost", lost_ms),
         NamedPart(exposed, "communication", parts.transfer_ms + parts.waiting_ms),
         NamedPart("bubble of the pipeline", "idle", parts.bubble_ms),
+        NamedPart("communication on the host", "ideal", parts.on_host_ms),
         NamedPart("idle", "idle", parts.idle_ms),
     )
     return [part for part in found if PAGE.shows(part.ms, "ms")]

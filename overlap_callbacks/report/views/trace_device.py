@@ -36,11 +36,12 @@ from overlap_callbacks.report.views.trace_verdict import verdict
 from overlap_callbacks.traces.device_time import DeviceTime
 from overlap_callbacks.traces.figures import Analysis, CollectiveSize, FamilyFigures, StepFigures, TraceFigures
 
+_ON_HOST = 3  # the place in ``_PARTS`` of the part that few jobs have
 # Maximum steps in a chart, and characters of a kernel's name.
 MAX_STEPS, _MAX_NAME = 24, 90
 _PARTS = (
     ("compute", "compute"), ("exposed communication", "communication"), ("copies", "both"),
-    ("waiting for the host", "sequential"), ("other idle time", "idle"),
+    ("communication on the host", "ideal"), ("waiting for the host", "sequential"), ("other idle time", "idle"),
 )  # fmt: skip
 
 
@@ -87,6 +88,7 @@ def _tiles(trace: TraceFigures) -> tuple[Block, ...]:
     shares = (
         ("Compute", whole.compute_ms),
         ("Exposed communication", whole.exposed_comm_ms),
+        *([("Communication on the host", whole.exposed_on_host_ms)] if whole.exposed_on_host_ms else []),
         ("Idle", other_ms) if host_ms is None else ("Waiting for the host", host_ms),
     )
     tiles = [Tile(label, PAGE.percent((ms or 0.0) / whole.span_ms), remark="of the time") for label, ms in shares]
@@ -97,9 +99,12 @@ def _tiles(trace: TraceFigures) -> tuple[Block, ...]:
 
 
 def idle(time: DeviceTime) -> tuple[float | None, float | None]:
-    """Idle time caused by the host (launch delay included), and the rest; all of it is rest if causes are unknown."""
+    """Idle time caused by the host (launch delay included), and the rest; all of it is rest if causes are unknown.
+
+    Waiting for communication on the host is in neither.
+    """
     if time.idle_host_ms is None:
-        return None, time.idle_ms
+        return None, time.idle_ms - (time.exposed_on_host_ms or 0.0)
     return time.idle_host_ms + (time.idle_launch_ms or 0.0), time.idle_other_ms
 
 
@@ -121,11 +126,13 @@ def _time(trace: TraceFigures, first: bool) -> Section:
         Column("Compute", lambda time: time.compute_ms, "ms"),
         Column("Exposed comm.", lambda time: time.exposed_comm_ms, "ms"),
         Column("Copies", lambda time: time.copy_ms, "ms"),
+        Column("Comm. on host", lambda time: time.exposed_on_host_ms, "ms"),
         Column("Host", lambda time: time.idle_host_ms, "ms"),
         Column("Launch", lambda time: time.idle_launch_ms, "ms"),
         Column("Other idle", lambda time: idle(time)[1], "ms"),
         caption="Host: what runs next had not been launched. Launch: it had been since the device fell idle. Other: it "
-        "had been launched before.",
+        "had been launched before."
+        + (" Comm. on host: meanwhile the host waited for its own." if whole.exposed_on_host_ms is not None else ""),
         first=first,
         drop_empty=True,
     )
@@ -136,9 +143,12 @@ def _time(trace: TraceFigures, first: bool) -> Section:
 def time_stack(title: str, rows: Sequence[tuple[str, DeviceTime]], caption: str) -> Chart:
     data = []
     for label, time in rows:
-        host_ms = idle(time)[0] or 0.0
-        data.append((label, (time.compute_ms, time.exposed_comm_ms, time.copy_ms, host_ms, time.idle_ms - host_ms)))
-    return stack(title, "ms", _PARTS, data, caption, in_table=True)
+        on_host_ms, host_ms = time.exposed_on_host_ms or 0.0, idle(time)[0] or 0.0
+        ran = (time.compute_ms, time.exposed_comm_ms, time.copy_ms)
+        data.append((label, (*ran, on_host_ms, host_ms, time.idle_ms - on_host_ms - host_ms)))
+    shown = [place for place in range(len(_PARTS)) if place != _ON_HOST or any([row[place] for _, row in data])]
+    of_shown = [(label, [row[place] for place in shown]) for label, row in data]
+    return stack(title, "ms", [_PARTS[place] for place in shown], of_shown, caption, in_table=True)
 
 
 def _step_table(trace: TraceFigures, first: bool) -> Table:
@@ -169,6 +179,7 @@ def _paths(trace: TraceFigures, first: bool) -> list[Section]:
         Column("Copies", lambda path: path.copy_ms, "ms"),
         Column("Launch", lambda path: path.launch_ms, "ms"),
         Column("Host", lambda path: path.host_ms, "ms"),
+        Column("Comm. on host", lambda path: path.on_host_ms, "ms"),
         Column("Other", lambda path: path.other_ms, "ms"),
         Column("Won: comm.", lambda path: path.at_most_comm_ms, "ms"),
         Column("Won: host", lambda path: path.at_most_host_ms, "ms"),
@@ -266,8 +277,18 @@ def _communication(trace: TraceFigures, sizes: Sequence[CollectiveSize], first: 
         first=first,
         drop_empty=True,
     )
-    blocks = [collectives, *size_tables(sizes, first)]
-    return [Section("What is communicated?", "", blocks)] if trace.collectives else []
+    on_host = table_of(
+        "Collectives on the host",
+        trace.on_host_collectives,
+        Column("*Collective", lambda row: row.name),
+        Column("Calls", lambda row: row.calls, "whole"),
+        Column("Time, ms", lambda row: row.time_ms, "ms"),
+        Column("Exposed, ms", lambda row: row.exposed_ms, "ms"),
+        caption="Exposed: the device ran nothing, and the host waited for the collective.",
+        first=first,
+    )
+    blocks = [table for table in (collectives, on_host) if table.rows]
+    return [Section("What is communicated?", "", [*blocks, *size_tables(sizes, first)])] if blocks else []
 
 
 def size_tables(sizes: Sequence[CollectiveSize], first: bool, few: int = Table.few) -> list[Block]:

@@ -7,13 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from overlap_callbacks.analysis.advice import WORTH, how_to_defer
-from overlap_callbacks.analysis.formatting import PLAIN, Style, count
+from overlap_callbacks.analysis.formatting import PLAIN, Style, count, listed
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime
 from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, RankTime, SplitLoads, TraceFigures
 
 # Minimum share of the time for a sentence.
 _MATTERS = 0.05
+# Minimum share that is not shown as 0.0 %.
+_SHOWN = 0.0005
 # Minimum share of the waiting for which one rank is named as the cause.
 _MOSTLY = 0.5
 # Waiting times above this have one decimal.
@@ -44,7 +46,10 @@ def verdict(analysis: Analysis, style: Style = PLAIN) -> tuple[str, ...]:
 
 def _of_job(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     """What the devices of one job do, and what limits them."""
-    return (_shares(traces, style), *_deferring(traces, style), *_host(traces, style), *_communication(traces, style))
+    return (
+        _shares(traces, style), *_deferring(traces, style), *_on_host(traces, style), *_host(traces, style),
+        *_communication(traces, style),
+    )  # fmt: skip
 
 
 def _skew(analysis: Analysis, style: Style) -> Sequence[str]:
@@ -107,8 +112,11 @@ def _shares(traces: Sequence[TraceFigures], style: Style) -> str:
     what = "The training thread" if traces[0].on_host else "The device" if len(traces) == 1 else "The devices"
     verb = "computes" if len(traces) == 1 or traces[0].on_host else "compute"
     parts = [f"{style.percent(share(lambda time: time.exposed_comm_ms))} is exposed communication"]
+    on_host = share(lambda time: time.exposed_on_host_ms)
+    if on_host >= _SHOWN:
+        parts.append(f"{style.percent(on_host)} is waiting for communication on the host")
     if all(time.idle_host_ms is None for time in whole):
-        parts.append(f"{style.percent(share(lambda time: time.idle_ms))} is idle")
+        parts.append(f"{style.percent(share(lambda time: time.idle_ms) - on_host)} is idle")
     else:
         host = share(lambda time: (time.idle_host_ms or 0.0) + (time.idle_launch_ms or 0.0))
         parts.append(f"{style.percent(host)} is waiting for the host")
@@ -116,19 +124,40 @@ def _shares(traces: Sequence[TraceFigures], style: Style) -> str:
     return f"{what} {verb} {style.percent(share(lambda time: time.compute_ms))} of the time; {', '.join(parts)}."
 
 
+def _on_host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
+    """Whether the devices wait for communication on the host."""
+    whole = [trace.time[0] for trace in traces]
+    if _mean([(time.exposed_on_host_ms or 0.0) / time.span_ms for time in whole if time.span_ms]) < _MATTERS:
+        return ()
+    kinds: Counter[str] = Counter()
+    for trace in traces:
+        for row in trace.on_host_collectives:
+            kinds[row.name] += row.exposed_ms  # type: ignore[assignment]
+    exposed_ms, in_flight_ms = (
+        _mean([getattr(time, name) or 0.0 for time in whole]) for name in ("exposed_on_host_ms", "on_host_ms")
+    )
+    what = "The device waits" if len(traces) == 1 else "The devices wait"
+    return (
+        f"{what} for communication on the host, mostly {kinds.most_common(1)[0][0]}: {style.ms(exposed_ms)} of its "
+        f"{style.ms(in_flight_ms)} are exposed. Issue it earlier and wait for it later, or communicate on the device.",
+    )
+
+
 def _host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     """Whether the host limits the devices."""
     limits = [
-        (trace.host_limit, name)
+        (trace.host_limit, name, trace.recorded)
         for trace, name in zip(traces, names_of(traces), strict=True)
         if trace.host_limit is not None
     ]
     if not limits:
         return ()
-    limit, name = max(limits, key=lambda item: item[0].idle_fraction)
+    limit, name, recorded = max(limits, key=lambda item: item[0].idle_fraction)
     where = "" if len(traces) == 1 else f" ({name})"
     most = _at_most(traces, lambda path: path.at_most_host_ms)
     won = "" if most is None else f" At most {style.ms(most[0])} of a step of {style.ms(most[1])} would be won."
+    if recorded:
+        won += f" The profile recorded {listed(recorded)} too, which makes launches longer: profile without first."
     if limit.launch_bound and limit.kernel_us is not None and limit.launch_interval_us is not None:
         return (
             f"Launch-bound{where}: a kernel takes {style.number(limit.kernel_us, 1)} us, and the host launches one "

@@ -206,6 +206,7 @@ def _rank_table(named: Sequence[tuple[str, TraceFigures]], skews: Sequence[Colle
         Column("Length", lambda row: row[2] and row[2].span_ms, "ms"),
         Column("Compute", lambda row: row[1].total.compute_ms, "ms"),
         Column("Exposed comm.", lambda row: row[1].total.exposed_comm_ms, "ms"),
+        Column("Comm. on host", lambda row: row[2] and row[2].exposed_on_host_ms, "ms"),
         Column("Host", lambda row: row[2] and idle(row[2])[0], "ms"),
         Column("Other idle", lambda row: row[2] and idle(row[2])[1], "ms"),
         Column("Waiting", lambda row: waiting.get((row[1].cycle, row[1].rank, row[1].device)), "ms"),

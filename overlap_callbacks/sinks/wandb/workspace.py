@@ -64,7 +64,12 @@ _TOGETHER = {
     "Compute kernels of a step": ("overlap/compute_ms", "overlap/compute_isolated_ms"),
     "Compute busy time": ("overlap/compute_busy_ms", "overlap/compute_busy_isolated_ms"),
     "Communication of a step": ("overlap/comm_ms", "overlap/hidden_comm_ms", "overlap/exposed_comm_ms"),
-    "Neither compute nor communication": ("overlap/idle_ms", "overlap/idle_isolated_ms", "overlap/bubble_ms"),
+    "Neither compute nor communication": (
+        "overlap/idle_ms",
+        "overlap/idle_isolated_ms",
+        "overlap/exposed_on_host_ms",
+        "overlap/bubble_ms",
+    ),
     "Slowdown by the profiler": ("overlap/profiler_slowdown", "overlap/profiler_slowdown_isolated"),
     "Valid, verified and complete windows": ("overlap/valid", "overlap/verified", "overlap/complete"),
     "SMs and tensor cores busy": ("device/{mode}_sm_busy_fraction", "device/{mode}_tensor_busy_fraction"),

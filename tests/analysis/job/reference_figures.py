@@ -109,6 +109,8 @@ def figures_of(windows: Sequence[RankWindow]) -> dict[str, Estimate]:
     for figure in FIGURES:
         if figure.name in ("p2p_ms", "bubble_ms") and not _sends(windows):
             continue
+        if figure.name == "exposed_on_host_ms" and not _waits_on_host(windows):
+            continue
         interval = interval_by(figure, samples)
         if interval is not None:
             found[figure.name] = bounded(interval.estimate(), figure.bounds)
@@ -204,3 +206,7 @@ def _samples(
 
 def _sends(samples: Sequence[RankWindow]) -> bool:
     return any(block.p2p_ms for sample in samples for block in sample.profiled)
+
+
+def _waits_on_host(samples: Sequence[RankWindow]) -> bool:
+    return any(block.exposed_on_host_ms for sample in samples for block in sample.profiled)
