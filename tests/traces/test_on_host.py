@@ -11,6 +11,7 @@ from overlap_callbacks.report.views.trace_verdict import verdict
 from overlap_callbacks.traces import analyze, read_trace
 from overlap_callbacks.traces.figures import Analysis, TraceFigures
 from tests import kineto
+from tests.traces import reference
 from tests.traces.events import MS, all_reduce, figures_of, gemm, overlap
 
 LAUNCH_MS = 0.01
@@ -191,7 +192,16 @@ def test_so_it_does_where_the_host_keeps_the_device_waiting_and_not_elsewhere(tm
     assert "recorded" not in sentences(figures_of(tmp_path, [*launched(gemm(1, 3, 1), 1, 1), STACK, SHAPES]))
 
 
-def test_no_generated_or_real_file_has_them_by_mistake(tmp_path: Path) -> None:
-    path = kineto.write(tmp_path / "trace.json", kineto.training())
-    (found,) = analyze([read_trace(path)]).traces
+def test_no_generated_file_has_them_by_mistake(tmp_path: Path) -> None:
+    (found,) = analyze([read_trace(kineto.write(tmp_path / "trace.json", kineto.training()))]).traces
     assert (found.recorded, found.on_host_collectives, found.time[0].on_host_ms) == ((), (), None)
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded"),
+    [("ddp_a100_x2", ()), ("ddp_v100_x2", ("memory",)), ("job128_rank0", ("shapes",)), ("mi250_toy", ("shapes",))],
+)
+def test_nor_has_a_real_one(name: str, recorded: tuple[str, ...]) -> None:
+    for found in analyze([read_trace(reference.shared_trace(f"{name}.json.gz"))]).traces:
+        assert found.recorded == recorded
+        assert (found.on_host_collectives, found.time[0].on_host_ms) == ((), None)
