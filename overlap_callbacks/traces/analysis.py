@@ -1,4 +1,4 @@
-"""Analyses traces: figures per step, per collective and group, per kernel; of many files in several processes."""
+"""Analyses traces: figures per step, collective, group and kernel; many files in several processes."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _MIN_BYTES = 8 * 2**20
 
 
 def part_of(trace: Trace, *, with_turns: bool = True) -> Part:
-    """What an analysis needs of a trace. Devices of a file are compared, and with ``with_turns`` files too."""
+    """What an analysis needs of a trace. Compares devices of a file; with ``with_turns``, files too."""
     devices, problems = devices_of(trace), []
     if len(devices) > 1:
         problems.append(f"the file holds kernels of {len(devices)} devices: each has its own figures")
@@ -130,7 +130,7 @@ def device_figures(
     also: Callable[[Trace], object] = lambda _: None,
     problems: Sequence[str] = (),
 ) -> TraceFigures:
-    """The figures of a device, added up over the pieces of its time, each of which ``also`` takes too."""
+    """The figures of a device, added up over its pieces; ``also`` receives each piece too."""
     trace, number = device.trace, device.number
     steps, use, estimate, names = _StepSums(device, mode), TimeSums(device), EstimateSums(trace), NameSums(trace)
     for piece in device.pieces():
@@ -170,7 +170,7 @@ class _StepSums:
 
     Attributes:
         steps: the figures of the steps so far.
-        picture: the timeline of the first step that has kernels; without steps, of a file that is one piece.
+        picture: the timeline of the first step with kernels, or of a file without steps that is one piece.
     """
 
     def __init__(self, device: Device, mode: Mode) -> None:
@@ -203,7 +203,7 @@ class _StepSums:
 
     @property
     def problems(self) -> list[str]:
-        """What is doubtful."""
+        """What is doubtful about the file."""
         steps, problems = self._trace.steps, []
         without = sorted({*range(len(steps))} - {*self._device.steps})
         skipped = [str(steps[i].number) for i in without if not steps[i].cut]
@@ -232,8 +232,8 @@ def step_figures(
 ) -> StepFigures:
     """The figures of a set of kernels.
 
-    In a file that never communicates, ratios are undefined. ``to_ms`` converts nanoseconds, for a mean of several steps
-    to less.
+    Ratios are undefined if a file never communicates. ``to_ms`` converts nanoseconds, and divides by the number of
+    steps for a mean.
     """
 
     def ratio(part: int, whole: int) -> float | None:
@@ -266,11 +266,11 @@ class NameSums:
 
     def __init__(self, trace: Trace) -> None:
         self._names, self._kinds = trace.kernels.names, trace.kernels.collectives
-        # A name may stand for kernels of both kinds: those that compute come first.
+        # A name may have kernels of both kinds: compute kernels come first.
         size = 2 * len(self._names)
         self._count, self._longest_ns = (np.zeros(size, dtype=np.int64) for _ in range(2))
         self._time_ns, self._concurrent_ns = (np.zeros(size) for _ in range(2))
-        # Time of the kernels that compute during each kind of collective.
+        # Time of compute kernels during each kind of collective.
         self._by_kind_ns: npt.NDArray[np.float64] = np.zeros((len(self._kinds), len(self._names)))
 
     def add(self, trace: Trace) -> None:
@@ -348,15 +348,15 @@ def analyze_files(
     progress: Progress | None = None,
     steps: re.Pattern[str] | None = None,
 ) -> Analysis:
-    """The figures of trace files, of which each process has one in memory at a time.
+    """The figures of trace files; each process holds one file in memory at a time.
 
-    A file that cannot be read is left out, and the analysis says so. Files of ranks come in the order of their ranks.
+    Unreadable files are left out, and reported. Files of ranks are ordered by rank.
 
     Args:
         paths: the files, as ``find_traces`` gives them.
         processes: maximum number of processes; None for one per core, at most eight.
-        progress: called with what is done and the total: bytes of a single file, else files.
-        steps: matches the names of the host's ranges that are steps; None for torch's ``ProfilerStep#``.
+        progress: called with progress and total: bytes of a single file, else files.
+        steps: pattern for names of the host's ranges that are steps; None for torch's ``ProfilerStep#``.
 
     Raises:
         TraceError: no file can be read; or a process was killed, e.g. for lack of memory.
@@ -423,12 +423,12 @@ _RULES = ("communication_patterns", "not_communication", "collectives", "familie
 
 
 def _rules() -> dict[str, list[Any]]:
-    """The rules for names, which the user may have extended in this process."""
+    """The rules for names, which may have been extended in this process."""
     return {name: getattr(name_rules, name) for name in _RULES}
 
 
 def _set_rules(rules: dict[str, list[Any]]) -> None:
-    """Give a process the rules for names of the one that starts it."""
+    """Install the parent's rules for names in a process."""
     for name, rows in rules.items():
         getattr(name_rules, name)[:] = rows
 

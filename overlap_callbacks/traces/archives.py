@@ -1,7 +1,7 @@
-"""Opens files that hold a trace packed: compressed with gzip, bzip2, xz or zstd, or in an archive (zip, tar).
+"""Opens packed traces: compressed with gzip, bzip2, xz or zstd, or in an archive (zip, tar).
 
-Nothing is written to the disk: content is read from the beginning, in memory that does not grow with it. A file that
-expands beyond measure, or asks for much memory, is left at that point.
+Nothing is written to disk: content is streamed in bounded memory. Reading stops where a file expands too far, or asks
+for much memory.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ except ImportError:  # pragma: no cover
     _open_gzip = gzip.open
     _GZIP_ERRORS = (zlib.error,)
 
-# Errors of modules that are imported where a file needs them, and else raise nothing.
+# Errors of modules that are only imported for files that need them.
 _ERRORS = (
     ("zipfile", "BadZipFile"), ("tarfile", "TarError"), ("lzma", "LZMAError"), ("zstandard", "ZstdError"),
     ("compression.zstd", "ZstdError"),
@@ -33,7 +33,7 @@ _ERRORS = (
 _ZIP_MAGIC = b"PK\x03\x04"
 _TAR_BLOCK = 512
 _BUFFER_BYTES = 2**18
-# What a trace expands to at most. (No file of gzip can expand further.)
+# Highest expansion of a trace; gzip cannot exceed it.
 _MAX_RATIO = 1_100
 _ALWAYS_ALLOWED_BYTES = 2**30
 _MAX_XZ_MEMORY_BYTES = 2**29
@@ -44,11 +44,11 @@ _ENDED = "it ends before its end is marked"
 
 
 class UnpackError(Exception):
-    """A file cannot be unpacked; the message says why, to follow the file's name."""
+    """A file cannot be unpacked; the message continues the file's name with the reason."""
 
 
 class Unpacked(NamedTuple):
-    """The content of a file: a stream of it, and how many bytes of ``total`` were read so far."""
+    """The content of a file as a stream, and how many bytes of ``total`` were read so far."""
 
     stream: BinaryIO
     read: Callable[[], int]
@@ -74,7 +74,7 @@ def container_of(path: Path) -> tuple[Path, str] | None:
 
 
 def starts_with(file: Path, magic: bytes) -> bool:
-    """Whether a file's first bytes are these; False if it cannot be read."""
+    """Whether a file begins with these bytes; False if it cannot be read."""
     try:
         with file.open("rb") as raw:
             return raw.read(len(magic)) == magic
@@ -83,7 +83,7 @@ def starts_with(file: Path, magic: bytes) -> bool:
 
 
 def bytes_of(path: Path) -> int:
-    """Size of a file, or of the archive that it is in; 0 if there is none."""
+    """Size of a file, or of its archive; 0 if there is none."""
     inside = container_of(path)
     try:
         return (inside[0] if inside else path).stat().st_size
@@ -92,9 +92,9 @@ def bytes_of(path: Path) -> int:
 
 
 def names_in(file: Path) -> tuple[list[PurePosixPath], Exception | None] | None:
-    """The names of the files in an archive as far as it can be read, and why not further; None for another file.
+    """The names of the files in an archive as far as it can be read, and the error that ended it; None for other files.
 
-    Names that lead out of the archive are left out, and so is what is no ordinary file.
+    Omits names that lead out of the archive, and anything but ordinary files.
     """
     names: list[PurePosixPath] = []
     is_archive = starts_with(file, _ZIP_MAGIC)
@@ -116,7 +116,7 @@ def names_in(file: Path) -> tuple[list[PurePosixPath], Exception | None] | None:
 
 def _names_in(raw: BinaryIO, size: int) -> Iterator[PurePosixPath] | None:
     if _peek(raw, len(_ZIP_MAGIC)) == _ZIP_MAGIC:
-        import zipfile  # few files are archives, and the import takes some milliseconds
+        import zipfile  # few files are archives, and the import takes milliseconds
 
         infos = zipfile.ZipFile(raw).infolist()
         return (PurePosixPath(info.filename) for info in infos if not info.is_dir())
@@ -170,7 +170,7 @@ def _named(name: str, names: list[PurePosixPath]) -> PurePosixPath:
     return names[0]
 
 
-# -- one member after the other, of a tar
+# -- the members of a tar, in sequence
 
 
 def _is_tar(stream: BinaryIO) -> bool:
@@ -183,14 +183,14 @@ def _is_tar(stream: BinaryIO) -> bool:
     import tarfile
 
     try:
-        tarfile.TarInfo.frombuf(block, "utf-8", "replace")  # checks a sum over the block
+        tarfile.TarInfo.frombuf(block, "utf-8", "replace")  # verifies the block's checksum
     except tarfile.HeaderError:
         return False
     return True
 
 
 def _in_tar(stream: BinaryIO, *, is_packed: bool) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
-    """Name and content of each ordinary file, which is to be read before the next one."""
+    """Name and content of each ordinary file; read each before the next."""
     import tarfile
 
     long_headers = (
@@ -198,7 +198,7 @@ def _in_tar(stream: BinaryIO, *, is_packed: bool) -> Iterator[tuple[PurePosixPat
     )  # fmt: skip
 
     class Member(tarfile.TarInfo):
-        """A header, which may not ask for much memory."""
+        """A header that must not request much memory."""
 
         @classmethod
         def frombuf(cls, buf: Any, encoding: Any, errors: Any) -> Any:
@@ -219,7 +219,7 @@ def _in_tar(stream: BinaryIO, *, is_packed: bool) -> Iterator[tuple[PurePosixPat
 
 
 def _decompressed(raw: BinaryIO, size: int) -> tuple[BinaryIO, bool]:
-    """The content of what may be compressed, and whether it was; ``size`` is that of the file."""
+    """The possibly compressed content, and whether it was; ``size`` is that of the file."""
     magic = _peek(raw, 6)
     stream: Any
     if magic.startswith(b"\x1f\x8b"):
@@ -254,7 +254,7 @@ def _open_zstd(raw: BinaryIO) -> Any:
 
 
 class _Blocks(io.RawIOBase):
-    """What decompressors of the standard library make of a file, one after the other; xz and bzip2 allow several."""
+    """Decompresses with the standard library; xz and bzip2 allow several streams in one file."""
 
     def __init__(self, raw: BinaryIO, make: Callable[[], Any]) -> None:
         self._raw, self._make = raw, make
@@ -282,7 +282,7 @@ class _Blocks(io.RawIOBase):
 
 
 class _Limited:
-    """A stream that may not become longer than ``limit``."""
+    """A stream of at most ``limit`` bytes."""
 
     def __init__(self, stream: Any, limit: int) -> None:
         self._stream, self._left = stream, limit
@@ -297,6 +297,6 @@ class _Limited:
 
 
 def _peek(stream: Any, size: int) -> bytes:
-    """The next bytes of a stream, which stay there."""
+    """Peek at the next bytes of a stream."""
     peeked: bytes = stream.peek(size)[:size]
     return peeked

@@ -1,4 +1,4 @@
-"""Checks a trace before any figure is computed, and says what is doubtful."""
+"""Checks a trace for doubtful content before figures are computed."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 _LIKE_COMMUNICATION = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|[nr]ccl|shmem")
 # NCCL runs all-to-alls, gathers and scatters as sends and receives; RCCL has one name for all its kernels.
 _SEVERAL_COLLECTIVES = re.compile(r"(?i)[nr]ccl\w*(sendrecv|generic)")
-# No training has a gap of this length between kernels: a clock jumped, or files were joined.
+# Training never pauses this long between kernels: a clock jumped, or files were joined.
 _MAX_GAP_NS = 10 * 60 * 10**9
 
 MAX_SUSPECTS = 10
 _MAX_NAME = 60
-# Words of communication, those that say most first. They are compiled where they are used: few traces need them.
+# Words of communication, the most specific first. They are compiled on use: few traces need them.
 _WORDS = (
     r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|[a-z]ccl|shmem|send_?recv|collective",
     r"(?i)broadcast|send|recv|p2p|peer|ring|nvlink|rdma|multimem|symm|one_?shot|two_?shot|exchange",
@@ -58,7 +58,7 @@ def problems_of(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[
 def ambiguous_collectives(
     name: Indices, info: Indices, texts: Sequence[str], infos: Sequence[CollectiveInfo]
 ) -> Iterator[str]:
-    """Kernels known by a name alone that stands for several collectives.
+    """Warns of kernels identified only by a name that several collectives share.
 
     ``name`` and ``info`` are indices into ``texts`` and ``infos``; shape (n,).
     """
@@ -88,18 +88,18 @@ def foreign_events(found: Counter[str]) -> str:
     return f"{count(found.total(), 'event')} of other devices ({category})"
 
 
-# -- communication that no rule knows
+# -- communication that no rule matches
 
 
 def likeness(name: str) -> int:
-    """How much a name sounds like communication; 0 for not at all."""
+    """How much a name resembles communication; 0 for not at all."""
     return next((len(_WORDS) - place for place, words in enumerate(_WORDS) if re.search(words, name)), 0)
 
 
 def likely_communication(kernels: KernelTable) -> list[str]:
-    """The kernels that look most like communication by their names, with their times; at most ten.
+    """The kernels whose names look most like communication, with their times; at most ten.
 
-    Of other names, those on streams without matrix products come first, then those with the most time.
+    Ties are broken by streams without matrix products, then by time.
     """
     names, size = kernels.names, len(kernels.names)
     compute = kernels.kind == Kind.COMPUTE

@@ -1,8 +1,8 @@
-"""Collects what is needed of the events of a trace file.
+"""Collects the required events of a trace file.
 
-That is kernels, launches and torch's annotations of a file with kernels of a device (``device_events``), else operators
-and ranges of the host (``host``). Files have millions of events. So the events of a piece of a file are sorted by
-category, and each property is taken of all events of a category at once.
+If it has device kernels, these are kernels, launches and torch's annotations (``device_events``), else operators and
+ranges of the host (``host``). Files have millions of events, so events of a piece are sorted by category, and each
+property is read from all events of a category at once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Note(NamedTuple):
 
 
 class Numbers(dict[_Key, int]):
-    """Numbers of keys, in the order in which they appear."""
+    """Numbers keys in order of appearance."""
 
     def __missing__(self, key: _Key) -> int:
         number = self[key] = len(self)
@@ -67,9 +67,9 @@ class Numbers(dict[_Key, int]):
 
 
 class Memo(dict[_Key, _Value]):
-    """Values of keys; ``new`` gives that of a new one.
+    """Values of keys, cached; ``new`` computes that of a new key.
 
-    ``new`` must not refer to the object that holds this: such a cycle would keep all that was collected in memory.
+    ``new`` must not refer to the object that holds this: such a cycle would keep all collected data in memory.
     """
 
     def __init__(self, new: Callable[[_Key], _Value]) -> None:
@@ -83,11 +83,11 @@ class Memo(dict[_Key, _Value]):
 class EventCollector:
     """Collects the events of one kind of file, one piece of the file at a time.
 
-    Arguments are those of ``EventColumns`` for ``rows``, and what matches the names of steps.
+    Arguments are those of ``EventColumns`` for ``rows``, and a pattern for the names of steps.
 
     Attributes:
-        rows, names: the kernels, or on a CPU the operators, and their distinct names.
-        threads: numbers of the host's threads; those of a number and of the same as text are equal.
+        rows, names: the kernels (on CPU, operators), and their distinct names.
+        threads: numbers of the host's threads; an id as a number or as text is the same thread.
         notes: ranges of the host that are steps.
         foreign: number of events of unsupported devices, by category.
         places, launching, stepping: process, device and ``args.rank`` of the rows, processes that launch, and process
@@ -116,7 +116,7 @@ class EventCollector:
         self._is_step: Memo[str | None, bool] = Memo(lambda name: bool(name) and is_step(name or "", steps))
 
     def collect(self, events: list[Event], stream: EventStream) -> None:
-        """Keep what is needed of the events of one piece of a stream."""
+        """Keep the required events of one piece of a stream."""
         sort, unknown = self._sort.get, self._sorted[UNKNOWN_CATEGORY].append
         for event in events:
             add = sort(event.cat, unknown)
@@ -136,7 +136,7 @@ class EventCollector:
         return any([events.inexact for events in self._all_events])
 
     def _events(self, *, keep_untimed: bool = False, **numbers: str) -> EventColumns:
-        """Columns of one more kind of events, see ``EventColumns``."""
+        """Columns for one more kind of events, see ``EventColumns``."""
         self._all_events.append(EventColumns(self._exact, keep_untimed=keep_untimed, **numbers))
         return self._all_events[-1]
 
@@ -166,7 +166,7 @@ def is_step(name: str, steps: re.Pattern[str] | None = None) -> bool:
 
 
 def launches_kernel(name: str | None) -> bool:
-    """Whether a call of a device's library on the host launches a kernel, by its name."""
+    """Whether a host call of this name launches a kernel."""
     return bool(_LAUNCHES_KERNEL.search(name or ""))
 
 
@@ -186,7 +186,7 @@ def short_name(name: str | None) -> str:
 
 
 def hashable(value: Any) -> int | str:
-    """A thread or stream as a key: as text unless it is a number or text."""
+    """A thread or stream as a key: text, unless it is a number."""
     return value if isinstance(value, (int, str)) else str(value)
 
 

@@ -22,7 +22,7 @@ from overlap_callbacks.analysis.kernels.table import Indices
 from overlap_callbacks.traces.collect import Memo, Numbers
 from overlap_callbacks.traces.events import Args
 
-# Stands for a size or a number that is not known.
+# An unknown size or number.
 UNKNOWN = -(2**63)
 _DTYPE_BYTES = {
     "double": 8, "float64": 8, "long": 8, "longint": 8, "int64": 8, "complexfloat": 8, "complexdouble": 16,
@@ -40,7 +40,7 @@ _SPLITS = re.compile(r"\[(\d{1,15}(?:, ?\d{1,15})*)\]")
 
 
 class CollectiveInfo(NamedTuple):
-    """What many collectives share: kind, and process group where known.
+    """What many collectives share: kind, and process group if known.
 
     Attributes:
         kind: e.g. ``all_reduce``.
@@ -61,7 +61,7 @@ class CollectiveInfo(NamedTuple):
 
 
 class RangeDetail(NamedTuple):
-    """Torch's range of a collective: its name, e.g. ``nccl:all_reduce``, and what its arguments say, if anything."""
+    """Torch's range of a collective: its name, such as ``nccl:all_reduce``, and data from its arguments, if any."""
 
     name: str
     info: CollectiveInfo | None = None
@@ -89,7 +89,7 @@ class Collectives(msgspec.Struct, frozen=True):
 
     @classmethod
     def none(cls, number: int) -> Collectives:
-        """Of this number of kernels, without any information."""
+        """For this number of kernels, without any information."""
         unknown = np.broadcast_to(np.int64(UNKNOWN), number)
         return cls(np.broadcast_to(np.int64(-1), number), unknown, unknown, ())
 
@@ -116,10 +116,10 @@ class _Known(NamedTuple):
 
 
 class KernelMetadata:
-    """Reads the arguments of communication kernels; what many of them share only once.
+    """Reads the arguments of communication kernels; what many of them share is kept once.
 
     Attributes:
-        infos: what collectives share, numbered.
+        infos: what collectives share, by number.
     """
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class KernelMetadata:
         self._known: Memo[tuple[Any, ...], _Known] = Memo(lambda key: _known(key, infos))
 
     def describe(self, all_args: Sequence[Args]) -> list[tuple[int, int, int]]:
-        """Number of the ``CollectiveInfo``, bytes and sequence number of each kernel's collective, by its arguments."""
+        """Number of each collective's ``CollectiveInfo``, its bytes and sequence number, from the arguments."""
         return [
             (
                 known.number,
@@ -139,7 +139,7 @@ class KernelMetadata:
         ]
 
     def info(self, args: Args) -> CollectiveInfo:
-        """What the arguments of one collective say, without its size and number."""
+        """The information in a collective's arguments, except its size and number."""
         return self._known[_keys([args])[0]].info
 
 
@@ -240,9 +240,9 @@ def with_groups(infos: Sequence[CollectiveInfo], distributed_info: Any) -> tuple
 
 
 def input_bytes(name: str, dims: bytes, types: bytes) -> int:
-    """Bytes of the first input of a collective, if that is its size; else ``UNKNOWN``.
+    """Bytes of a collective's first input if that is its size, else ``UNKNOWN``.
 
-    ``dims`` and ``types`` are sizes and element type of each input, as text of the file; empty if unknown.
+    ``dims`` and ``types`` are the inputs' sizes and element types, as text of the file; empty if unknown.
     """
     if not dims or not types or name_rules.collective_of(name) in ("all_gather", "gather", "scatter"):
         return UNKNOWN

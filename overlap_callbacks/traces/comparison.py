@@ -1,4 +1,4 @@
-"""Compares two traces of one job, one of each mode: equations 1 to 5, and losses kernel by kernel."""
+"""Compares two traces of one job, one per mode: equations 1 to 5, and losses by kernel."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _Marks = npt.NDArray[np.bool_]
 
 
 def compare(overlapped: Trace, sequential: Trace) -> Comparison:
-    """Compare a trace of the job as it runs with one of the same rank in which nothing overlaps.
+    """Compare a trace of the job as it runs with one of the same rank without overlap.
 
-    Means over all steps that have kernels are compared. A file without steps counts as one step.
+    Compares means over all steps with kernels; a file without steps counts as one step.
 
     Raises:
         ValueError: a trace holds no compute kernels, or kernels of several devices.
@@ -73,10 +73,10 @@ def compare_files(
 
 
 def _check_opens(file: Path) -> None:
-    """Raise at once for a file that cannot be opened: reading the other one first may take long."""
+    """Fail at once if a file cannot be opened: reading the other one first may take long."""
     inside = container_of(file)
     if not starts_with(file if inside is None else inside[0], b""):
-        next(pieces(file, []), None)  # tells why
+        next(pieces(file, []), None)  # raises with the reason
 
 
 def _of_one_device(name: str, trace: Trace) -> _Side:
@@ -91,7 +91,7 @@ def _of_one_device(name: str, trace: Trace) -> _Side:
 
 
 def _keep_common(ov: _Side, seq: _Side) -> None:
-    """Leave a step that lacks kernels in one file out of both, where the files have the same steps."""
+    """If the files have the same steps, leave out steps that lack kernels in either file."""
     numbers, other = ({step.number for step in side.trace.steps} for side in (ov, seq))
     mine, theirs = ({step.number for step in side.trace.steps if not step.cut} for side in (ov, seq))
     if numbers == other and mine != theirs and mine & theirs:
@@ -136,7 +136,7 @@ def _compared(ov: _Side, seq: _Side) -> Comparison:
 
 
 class _Side:
-    """One file: its mean step, and its calls added up by what they match in the other one.
+    """One file: its mean step, and sums of its calls by their matches in the other one.
 
     Attributes:
         trace: the whole trace.
@@ -161,16 +161,16 @@ class _Side:
         self._by_range = _Times(len(self._ranges))
 
     def keep(self, numbers: set[int]) -> None:
-        """Count only the whole steps of these numbers; before anything is added up."""
+        """Count only whole steps with these numbers; call before anything is added up."""
         steps = self.trace.steps
         self._steps = [i for i in self._device.steps if not steps[i].cut and steps[i].number in numbers]
         if not self._steps:
-            # A file without whole steps is one step, whose turns are those of all its calls.
+            # A file without whole steps is one step, with the turns of all its calls.
             self._device.at_least = len(self.trace.kernels)
         self.has_steps, self.num_steps = bool(self._steps), max(len(self._steps), 1)
 
     def add_up(self, mode: Mode, same_calls: SameCalls) -> TraceFigures:
-        """The figures of the file; ``same_calls`` takes the calls that the other file's may match."""
+        """The figures of the file; ``same_calls`` collects the calls that the other file's may match."""
 
         def add(trace: Trace) -> None:
             calls, wanted, _rows = self._calls(trace)
@@ -185,7 +185,7 @@ class _Side:
         return (self._calls(piece.trace) for piece in self._device.pieces())
 
     def match(self, calls: Calls, wanted: _Marks, alone_ns: npt.NDArray[np.float64], trace: Trace) -> None:
-        """Add those of a piece's calls that are wanted, with the time of the same call of the other file, else NaN."""
+        """Add the wanted calls of a piece; ``alone_ns`` are the times of their matches, NaN without any."""
         is_matched, kind = np.isfinite(alone_ns), calls.kind
         name, time_ns = calls.kernels.name[calls.row], calls.duration_ns
         compute = wanted & (kind == Kind.COMPUTE)
@@ -195,14 +195,14 @@ class _Side:
         self.unmatched.add(name[rows], time_ns[rows], alone_ns[rows])
         rows = np.flatnonzero(is_matched)
         self._matched.add(name[rows], time_ns[rows], alone_ns[rows])
-        self._kind[name[rows]] = kind[rows]  # of a name that stands for several kinds, the last one counts
+        self._kind[name[rows]] = kind[rows]  # the last kind counts for names with several
         if trace.launches is not None and trace.launches.range_of is not None:
             rows = rows[kind[rows] == Kind.COMPUTE]
             self._by_range.add(trace.launches.range_of[calls.row[rows]] + 1, time_ns[rows], alone_ns[rows])
 
     @property
     def wall_ms(self) -> float:
-        """Mean length of a step on the host; of a file without steps, its length."""
+        """Mean length of a step on the host, or the length of a file without steps."""
         if self.has_steps:
             return float(np.mean([self.trace.steps[i].wall_ms for i in self._steps]))
         span = self._device.span
@@ -226,7 +226,7 @@ class _Side:
 
     @property
     def matched_ranges(self) -> tuple[KernelTime, ...]:
-        """The matched compute per step by the host's range around its launch, the largest loss first."""
+        """Matched compute per step by the host's range around its launch, the largest loss first."""
         if not self._by_range.calls[1:].any():
             return ()
         compute = np.full(len(self._ranges), Kind.COMPUTE)
@@ -242,7 +242,7 @@ class _Side:
 
 
 class _Times:
-    """Per key, e.g. the name of a kernel: number of calls, their time, and that of the calls that they match."""
+    """Per key, such as a kernel's name: number of calls, their time, and that of their matches."""
 
     def __init__(self, size: int) -> None:
         self.calls, self._time_ns, self._alone_ns = (np.zeros(size) for _ in range(3))
@@ -250,18 +250,18 @@ class _Times:
     def add(
         self, of: npt.NDArray[np.int64], duration_ns: npt.NDArray[np.int64], alone_ns: npt.NDArray[np.float64]
     ) -> None:
-        """Add calls by their keys, with how long they and what they match took; shape (n,) each."""
+        """Add calls by key, with their times and their matches' times; shape (n,) each."""
         size = len(self.calls)
         self.calls += np.bincount(of, minlength=size)
         self._time_ns += np.bincount(of, weights=duration_ns, minlength=size)
         self._alone_ns += np.bincount(of, weights=alone_ns, minlength=size)
 
     def by_name(self, names: tuple[str, ...]) -> dict[str, tuple[int, float]]:
-        """Number and time in milliseconds of the calls of each key that has any."""
+        """Number and time in milliseconds of calls, by key."""
         return {names[i]: (int(self.calls[i]), float(self._time_ns[i]) / 1e6) for i in np.flatnonzero(self.calls)}
 
     def of_each(self, names: tuple[str, ...], kind: npt.NDArray[Any], num_steps: int) -> Iterator[KernelTime]:
-        """The calls of each key per step, but those of copies, the largest loss first."""
+        """The calls of each key per step, except copies, the largest loss first."""
         calls, overlapped_ms = self.calls / num_steps, self._time_ns / num_steps / 1e6
         alone_ms = self._alone_ns / num_steps / 1e6
         for i in np.argsort(alone_ms - overlapped_ms, kind="stable").tolist():
@@ -277,7 +277,7 @@ class _Times:
 
 
 def _unmatched(overlapped: _Side, sequential: _Side) -> tuple[UnmatchedKernel, ...]:
-    """Kernels without a partner in the other file, those with the most time first."""
+    """Kernels without a match in the other file, the most time first."""
     found = [side.unmatched.by_name(side.kernels.names) for side in (overlapped, sequential)]
     kernels = []
     for name in dict.fromkeys((*found[0], *found[1])):
@@ -322,11 +322,11 @@ def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float)
 
 
 def _figures(overlapped: _Side, sequential: _Side) -> dict[str, float]:
-    """The figures that are defined, per step, by the names of the live report."""
+    """The defined figures, per step, by the live report's names."""
     ov, seq = overlapped.mean_step, sequential.mean_step
     ov_wall_ms, seq_wall_ms = overlapped.wall_ms, sequential.wall_ms
     ideal_ms: float | None = ideal_step_ms(ov_wall_ms, ov.compute_ms, seq.compute_ms)
-    if ideal_ms is not None and ideal_ms <= 0:  # no step is shorter than nothing
+    if ideal_ms is not None and ideal_ms <= 0:  # a step takes some time
         ideal_ms = None
     model_ms = None if ideal_ms is None else sequential_step_ms(ideal_ms, ov.hidden_comm_ms)
     figures: dict[str, float | None] = {

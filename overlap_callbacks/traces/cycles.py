@@ -1,4 +1,4 @@
-"""Puts the files of one job's profiler into its cycles: a profiler that runs on writes files of all ranks each time."""
+"""Assigns the files of one job to cycles: a profiler that keeps running writes files of all ranks in each cycle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HANDLER = re.compile(r"(.+)\.(\d{10,19})\.pt\.trace\.json(?:\.\w+)?")
 
 
 class File(NamedTuple):
-    """What is known of a file, or of one rank of it: its path, its rank, and the number of its first step."""
+    """A file, or one rank in it: its path, its rank, and the number of its first step."""
 
     path: str
     rank: int | None
@@ -25,9 +25,9 @@ class File(NamedTuple):
 
 
 def cycles_of(files: Sequence[File]) -> list[str]:
-    """The cycle of each file; none of files that are not those of one job in several cycles.
+    """The cycle of each file; empty unless the files are of one job in several cycles.
 
-    Each rank is there once in a cycle, and some are there in several.
+    Each rank appears at most once per cycle, and some appear in several.
     """
     for word in dict.fromkeys(found[1].lower() for file in files for found in _CYCLE.findall(file.path)):
         numbers = [[found for found in _CYCLE.findall(file.path) if found[1].lower() == word] for file in files]
@@ -51,7 +51,7 @@ def _of_handler(files: Sequence[File]) -> list[str]:
         return []
     workers = [found[-1][1] for found in names]
     members = [worker if file.rank is None else file.rank for file, worker in zip(files, workers, strict=True)]
-    if len({*zip(members, workers, strict=True)}) > len({*members}):  # a rank of another process: the job began again
+    if len({*zip(members, workers, strict=True)}) > len({*members}):  # a rank in another process: the job restarted
         return []
     steps = [file.first_step for file in files]
     known = [step for step in steps if step is not None]
@@ -80,7 +80,7 @@ def _fits(members: Sequence[Hashable], cycles: Sequence[int]) -> bool:
 
 
 def in_order(cycles: Sequence[str], ranks: Sequence[int | None]) -> Mapping[str, list[int]]:
-    """The places of the files of each cycle, by cycle, then by rank where all are known."""
+    """The positions of each cycle's files, by cycle, then by rank if all are known."""
     numbers = {cycle: int(re.findall(r"\d+", cycle)[-1]) for cycle in cycles}
     known = None not in ranks
     places: dict[str, list[int]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Collects the kernels of a device, the calls that launched them, steps, and torch's ranges of collectives."""
+"""Collects a device's kernels, the calls that launched them, steps, and torch's ranges of collectives."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ WAITING_CALLS = frozenset({
     "cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize",
     "hipDeviceSynchronize", "hipStreamSynchronize", "hipEventSynchronize", "hipMemcpy", "hipMemcpyWithStream",
 })  # fmt: skip
-# Those in which it waits for all that was launched before.
+# Those in which it waits for all earlier launches.
 SYNCHRONIZES = frozenset({"cudaDeviceSynchronize", "cuCtxSynchronize", "hipDeviceSynchronize"})
 _UINT64 = 2**64 - 1
 _NO_ARGS = KernelArgs()
-# Sizes of collectives that are remembered by the text that tells them.
+# Limit of cached sizes of collectives, by their text.
 _MOST_SIZES = 4096
 # Torch's operator around what a collective launches.
 _COLLECTIVE_OPERATOR = "record_param_comms"
@@ -127,17 +127,17 @@ class DeviceEvents(EventCollector):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The stream of each lane, as in the file."""
+        """The stream of each lane, as named in the file."""
         return tuple([safe_text.clean(str(stream)) for _, stream in self.lanes])
 
     @property
     def range_names(self) -> tuple[str, ...]:
-        """The names of ``ranges``, those of modules from their class on."""
+        """The names of ``ranges``; modules' names begin with their class."""
         return tuple([safe_text.clean(name.removeprefix(_MODULE)) for name in self.range_numbers])
 
     @property
     def training_thread(self) -> int:
-        """The number of the thread that names the steps; -1 for none."""
+        """The number of the thread with the steps' ranges; -1 for none."""
         return self.threads[self.notes[0].thread] if self.notes else -1
 
     def _collect(self, stream: EventStream) -> None:
@@ -200,13 +200,13 @@ class DeviceEvents(EventCollector):
         self.annotations.label(thread=self._threads_of(events), detail=details, num_bytes=num_bytes)
 
     def _num_bytes_of(self, name: str, args: RangeArgs | None) -> int:
-        """The size of the collective of a range, ``UNKNOWN`` if not known."""
+        """The size of a range's collective; ``UNKNOWN`` if unknown."""
         if args is None:
             return UNKNOWN
         key = name, bytes(args.input_dims), bytes(args.input_type)
         found = self._num_bytes.get(key)
         if found is None:
-            # There may be any number of sizes, but mostly there are few.
+            # Usually few sizes, but there may be any number.
             if len(self._num_bytes) >= _MOST_SIZES:
                 self._num_bytes.clear()
             found = self._num_bytes[key] = input_bytes(*key)
@@ -222,7 +222,7 @@ class DeviceEvents(EventCollector):
         captures = [event for event in events if "Capture" in (event.name or "")]
         if captures:
             self._add_captures(captures)
-        # The arguments are not kept: the next events take their memory, which the core's cache still holds.
+        # The arguments are not kept: the next events reuse their memory while it is cached.
         numbers: list[Any] = [
             args.correlation if args is not None else None for args in stream.args_of(events, LaunchArgs)
         ]
@@ -284,7 +284,7 @@ class DeviceEvents(EventCollector):
 
 
 def _timed(columns: EventColumns, events: list[Event], values: list[_Value]) -> tuple[list[Event], list[_Value]]:
-    """Add events by their times. Returns those with valid ones, and their values."""
+    """Add events by their times. Returns those with valid times, and their values."""
     kept = columns.keep(events)
     if len(kept) == len(events):
         return events, values
@@ -293,7 +293,7 @@ def _timed(columns: EventColumns, events: list[Event], values: list[_Value]) -> 
 
 
 def device_number(device: Any) -> int:
-    """The number of a device; 0 for what is none."""
+    """The number of a device; 0 for anything that is not a number."""
     return device if type(device) is int and 0 <= device < 2**31 else 0
 
 

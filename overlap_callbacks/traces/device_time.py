@@ -1,4 +1,4 @@
-"""What a device of a trace does with its time: idle time, critical paths, queues, utilisation."""
+"""How a device of a trace spends its time: idle time, critical paths, queues, utilisation."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.traces.pieces import Device, Piece, Span
 from overlap_callbacks.traces.trace import Launches
 
-# Kernels of the table of a path. There may be thousands of names.
+# Limit of kernels in the table of a path; there may be thousands of names.
 MAX_PATH_KERNELS = 10
 UTILISATION_PARTS = 120
-# From this share of the time on, waiting for launches is what limits a device.
+# From this fraction on, waiting for launches limits a device.
 LAUNCH_BOUND_FRACTION = 0.1
 
 
 class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
-    """What the device did in one step, or in a whole file. The parts add up to ``span_ms``.
+    """How the device spent one step, or a whole file; the parts add up to ``span_ms``.
 
     A step lasts from the end of the last kernel of earlier steps to that of its own; the first begins with its range on
     the host.
@@ -29,7 +29,7 @@ class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
             whole steps together if others lack kernels.
         compute_ms: compute ran, with or without communication.
         exposed_comm_ms: communication was in flight and no compute ran.
-        copy_ms: nothing but copies and fills ran.
+        copy_ms: only copies and fills ran.
         idle_ms: nothing ran.
         idle_host_ms: the part of it before the launch of what runs next; None if the file has no launches.
         idle_launch_ms: the part between that launch and the start; None as above.
@@ -61,7 +61,7 @@ class PathKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
-    """The critical path of a step: a chain of work, each link held up by the one before. Its parts add up.
+    """The critical path of a step: a chain of work, each link held up by the previous one. Its parts add up.
 
     Attributes:
         step: number of the ``ProfilerStep#``; None for a file without steps, which counts as one.
@@ -96,10 +96,10 @@ class TopKernel(msgspec.Struct, frozen=True, kw_only=True):
     """All calls of one kernel, in the whole file.
 
     Attributes:
-        family: its family; of a kernel that communicates, its kind of collective.
+        family: its family; for communication kernels, the kind of collective.
         share: ``time_ms`` as a share of the sum over all kernels and collectives.
         longest_ms: time of the longest call.
-        beside_ms: the part of ``time_ms`` during communication; of a kernel that communicates, during compute.
+        beside_ms: the part of ``time_ms`` during communication; for communication kernels, during compute.
     """
 
     name: str
@@ -132,7 +132,7 @@ class StreamQueue(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         stream: name of the stream in the file.
         launches: number of known launches.
-        longest, mean: most and mean number that waited, over the file.
+        longest, mean: longest and mean queue over the file.
         delay_ms: mean time from launch to start.
     """
 
@@ -166,7 +166,7 @@ class HostLimit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
-    """Shares of equal parts of the file, ``part_ms`` each, in which compute ran, or communication without compute."""
+    """Fractions of equal parts of the file, ``part_ms`` each, with compute, and with communication alone."""
 
     part_ms: float
     compute: tuple[float, ...]
@@ -174,10 +174,10 @@ class Utilisation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TimeSums:
-    """What one device of a trace does with its time, added up over the pieces of that time.
+    """How one device of a trace spends its time, added up over pieces.
 
-    Of a file that is cut off, what needs all kernels is left out: steps, paths, and ``host_limit``. Steps that lack
-    kernels are left out too: then the time of the file is that of its whole steps.
+    If a file is cut off, whatever needs all kernels is left out: steps, paths, and ``host_limit``. So are steps that
+    lack kernels: then the file's time is that of its whole steps.
     """
 
     def __init__(self, device: Device) -> None:
@@ -190,7 +190,7 @@ class TimeSums:
         self._whole = TimeUse()
         self._of_steps: list[DeviceTime] = []
         self._paths: list[CriticalPath] = []
-        # Where the time of the next step begins on the device.
+        # Where the next step's time begins on the device.
         self._until_ns = trace.steps[device.steps[0]].start_ns if device.steps else 0
         self._parts = Intervals.empty() if device.ran is None else _equal_parts(device.ran)
         self._compute_ns, self._both_ns = (np.zeros(len(self._parts), dtype=np.int64) for _ in range(2))
@@ -227,7 +227,7 @@ class TimeSums:
 
     @property
     def time(self) -> tuple[DeviceTime, ...]:
-        """What the device did, in the whole file and in each step; empty if nothing ran."""
+        """How the device spent the whole file, and each step; empty if nothing ran."""
         return () if self._device.ran is None else (self._device_time(None, self._whole), *self._of_steps)
 
     @property
@@ -237,7 +237,7 @@ class TimeSums:
 
     @property
     def queues(self) -> tuple[StreamQueue, ...]:
-        """The queue of each stream with known launches, those with the most launches first."""
+        """The queue of each stream with known launches, the most launches first."""
         launches, kernels = self._device.trace.launches, self._device.trace.kernels
         if self._device.ran is None or launches is None or not self._device.launches_known:
             return ()
@@ -249,7 +249,7 @@ class TimeSums:
                 continue
             start = np.sort(kernels.intervals.start_ns[rows])
             launched = np.sort(np.minimum(launches.launched_ns[rows], kernels.intervals.start_ns[rows]))
-            # Of what starts and is launched at the same time, starts come first.
+            # If a start and a launch coincide, the start comes first.
             waiting = np.arange(1, len(rows) + 1) - np.searchsorted(start, launched, side="right")
             waiting_ns = int((start - np.maximum(launched, begin_ns)).sum())
             found.append(
@@ -265,7 +265,7 @@ class TimeSums:
 
     @property
     def host_limit(self) -> HostLimit | None:
-        """Whether the host keeps the device waiting; None if the file does not tell."""
+        """Whether the host keeps the device waiting; None if unknown."""
         device, launches = self._device, self._device.trace.launches
         if device.ran is None or launches is None or not device.launches_known or self._is_cut:
             return None
@@ -311,7 +311,7 @@ class TimeSums:
         )
 
     def _step_spans(self, kernels: KernelTable) -> list[tuple[int | None, tuple[int, int]]]:
-        """Number, start and end on the device of the steps of a piece, but those that end before an earlier one."""
+        """Number, start and end on the device of a piece's steps, except those that end before an earlier one."""
         spans: list[tuple[int | None, tuple[int, int]]] = []
         in_steps = kernels.step >= 0
         ended_ns = np.full(len(self._steps), np.iinfo(np.int64).min)
@@ -389,7 +389,7 @@ def _median_us(times_ns: Indices) -> float | None:
 
 
 def _equal_parts(span: Span) -> Intervals:
-    """Equal parts of a span. Their bounds are whole nanoseconds."""
+    """Equal parts of a span, bounded by whole nanoseconds."""
     begin, end = span
     bounds = begin + (end - begin) * np.arange(UTILISATION_PARTS + 1, dtype=object) // UTILISATION_PARTS
     bounds = bounds.astype(np.int64)

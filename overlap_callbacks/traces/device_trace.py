@@ -1,7 +1,7 @@
-"""Makes a trace of the events of a file with kernels of a device: each kernel with its launch, step and collective.
+"""Makes a trace from the events of a file with device kernels: each kernel with its launch, step and collective.
 
-Torch's ranges around launches tell which collective a kernel runs. Other ranges of the host name a part of the program:
-modules of a model (``with_modules=True`` or ``with_stack=True`` of torch's profiler), what users name by
+Torch's ranges around launches show which collective a kernel runs. Other ranges of the host name a part of the program:
+modules of a model (``with_modules=True`` or ``with_stack=True`` of torch's profiler), ranges of users'
 ``record_function`` or NVTX, and torch's own, such as ``Optimizer.step#AdamW.step``.
 """
 
@@ -130,15 +130,15 @@ def _in_order(rows: _Columns) -> _Columns:
         order = np.argsort(rows["start"], kind="stable")
     else:
         order = np.lexsort((rows["start"], device))
-    numbers = ("shape", "lane", "device")  # those that a table has
+    numbers = ("shape", "lane", "device")  # those in a table
     return {name: taken(rows.pop(name), order, np.int64 if name in numbers else None) for name in [*rows]}
 
 
 def _join_launches(rows: _Columns, launches: _Columns) -> Array:
     """Add columns for the call that launched each row: ``launched``, ``returned`` and ``thread``; -1 where unknown.
 
-    Of several launches with one number the first in the file counts, even if it has no time. Returns which launches
-    have a row; shape (launches,).
+    Of several launches with one number the first in the file counts, even without a time. Returns whether each launch
+    has a row; shape (launches,).
     """
     order = np.argsort(launches["correlation"], kind="stable")
     numbers = launches["correlation"][order]
@@ -151,7 +151,7 @@ def _join_launches(rows: _Columns, launches: _Columns) -> Array:
     launch = derived(launch_of, rows["correlation"])
     has_row = np.zeros(len(padded), dtype=bool)
     has_row[launch] = True
-    has_row[order[1:-1][numbers[1:] == numbers[:-1]]] = True  # another one with its number comes before
+    has_row[order[1:-1][numbers[1:] == numbers[:-1]]] = True  # preceded by one with the same number
     for name, of_launch in (("launched", "start"), ("returned", "end"), ("thread", "thread")):
         rows[name] = derived(np.append(launches[of_launch], -1).__getitem__, launch)
     return has_row[:-1]
@@ -160,8 +160,8 @@ def _join_launches(rows: _Columns, launches: _Columns) -> Array:
 def _name_kinds(rows: _Columns, events: DeviceEvents) -> tuple[str, ...]:
     """Clean the names, set the kinds of rows, and return the distinct names.
 
-    A row of unknown family communicates if it has the metadata of a collective. Others do by name alone: kernels that
-    copy a collective's tensors have its metadata too.
+    A row of unknown family communicates if it has a collective's metadata. Other rows go by name alone, since kernels
+    that copy a collective's tensors have its metadata too.
     """
     names, number = events.names.renamed(safe_text.clean)
     communicates = np.array([name_rules.is_communication(text) for text in names.texts], dtype=bool)
@@ -178,14 +178,14 @@ def _name_kinds(rows: _Columns, events: DeviceEvents) -> tuple[str, ...]:
 
 
 def _ask_ranges(rows: _Columns, asking: Indices, ranges: _Columns, texts: Sequence[str], events: DeviceEvents) -> None:
-    """Set the collective of some rows by torch's ranges around their launches, else by their names.
+    """Set the collective of some rows, by torch's ranges around their launches, else by name.
 
-    Copies have no size: several may be one collective.
+    Copies get no size: several may be one collective.
     """
     details, infos, name = tuple(events.details), events.metadata.infos, rows["name"][asking]
     within = _last_begun(ranges, rows["launched"][asking], rows["thread"][asking])
     detail, num_bytes = (np.append(ranges[column], -1)[within] for column in ("detail", "num_bytes"))
-    # Kernels of one name in ranges of one kind need one look. The number after the last detail is for no range.
+    # Kernels of one name in ranges of one kind need one look. The number after the last detail means no range.
     detail = np.where(detail >= 0, detail, len(details))
     distinct, place = np.unique(detail * len(texts) + name, return_inverse=True)
     numbers, has_size = np.empty(len(distinct), dtype=np.int64), np.zeros(len(distinct), dtype=bool)
@@ -201,7 +201,7 @@ def _ask_ranges(rows: _Columns, asking: Indices, ranges: _Columns, texts: Sequen
 
 
 def _assign(rows: _Columns, column: str, places: Indices, values: Array | int) -> None:
-    """Set the values of some places, ascending, of a column, which may be mapped read-only."""
+    """Set values of a column, which may be mapped read-only, at ascending positions."""
     old, new, values = rows[column], Column(rows[column].dtype), np.broadcast_to(values, len(places))
     if not len(places):
         return
@@ -246,7 +246,7 @@ def _table(
 
 
 class _Copies(NamedTuple):
-    """The copies within the device that are the work of collectives without a kernel.
+    """The copies within the device that do the work of collectives without a kernel.
 
     Attributes:
         rows: the copies that communicate; shape (m,).
@@ -260,14 +260,14 @@ class _Copies(NamedTuple):
 
 
 def _copies_of_collectives(kernels: KernelTable, rows: _Columns, ranges: _Columns, events: DeviceEvents) -> _Copies:
-    """Which copies within the device are the work of a collective.
+    """Find the copies within the device that do a collective's work.
 
     Live, the gate's log has the collectives without a kernel. In a file, torch's operator (``record_param_comms``)
-    around the launches tells kind and group.
+    around the launches gives kind and group.
 
     The copies communicate if the collective launched no kernel, copy engines can do it, its group has more than one
-    rank, and they ran on streams that never compute. On a group of one rank they communicate nothing. Where the launch
-    of any communication kernel is missing, none is certain: the kernel may be that collective's.
+    rank, and they ran on streams that never compute. On a group of one rank they do not communicate. If a communication
+    kernel's launch is missing, none is certain: the kernel may be the collective's.
     """
     details, infos = tuple(events.details), events.metadata.infos
     within, told, untold = within_device(kernels), Counter[str](), Counter[str]()
@@ -275,7 +275,7 @@ def _copies_of_collectives(kernels: KernelTable, rows: _Columns, ranges: _Column
     if not within.any() or not len(ranges["start"]):
         return _Copies(nothing, nothing, untold)
     communicates, in_steps = kernels.kind == Kind.COMMUNICATION, kernels.step >= 0
-    # Those launched before the file began are in no step.
+    # Kernels launched before the file began are in no step.
     missing = communicates & kernels.without_launch & (in_steps if in_steps.any() else True)
     asking = np.flatnonzero(within | communicates)
     around = _last_begun(ranges, rows["launched"][asking], rows["thread"][asking])
@@ -333,7 +333,7 @@ def _waits(calls: _Columns, rows: _Columns, kernels: KernelTable) -> Intervals:
 
 
 def _last_begun(ranges: Mapping[str, Array], launched_ns: Indices, thread: Indices) -> Indices:
-    """Place of the range of each launch, -1 for none: its thread's last to begin before it, if still open; shape (n,).
+    """Position of each launch's range, -1 for none: its thread's last to begin before it, if still open; shape (n,).
 
     ``ranges`` has columns ``start``, ``end`` and ``thread``. Time and thread of a launch are -1 if unknown.
     """
@@ -356,7 +356,7 @@ def _last_begun(ranges: Mapping[str, Array], launched_ns: Indices, thread: Indic
 def launched_in(ranges: Mapping[str, Array], thread: Indices, launched_ns: Indices, training: int) -> Array:
     """The name of the innermost range around each launch, -1 for none; a column of shape (n,).
 
-    A thread without a range, such as autograd's, works for the training thread: the range of that one counts.
+    A thread without a range, such as autograd's, works for the training thread, whose range counts.
 
     ``ranges`` has columns ``start``, ``end``, ``thread`` and ``name``. Thread and time of a launch, and the training
     thread, are -1 if unknown.
@@ -364,7 +364,7 @@ def launched_in(ranges: Mapping[str, Array], thread: Indices, launched_ns: Indic
     names = Column()
     for part in parts(len(thread)):
         times_ns, of_thread = launched_ns[part], thread[part]
-        # There may be many more ranges than those that are open in this time.
+        # Far more ranges may exist than are open in this time.
         known_ns = times_ns[times_ns >= 0]
         first_ns, last_ns = known_ns.min(initial=MAX_TIME_NS), known_ns.max(initial=-1)
         wanted = (ranges["start"] <= last_ns) & (ranges["end"] > first_ns)
@@ -379,7 +379,7 @@ def launched_in(ranges: Mapping[str, Array], thread: Indices, launched_ns: Indic
 
 
 def _innermost_by_thread(ranges: Mapping[str, Array], thread: Indices, time_ns: Indices) -> Indices:
-    """The name of the innermost open range of a thread at a time, -1 for none; shape (n,)."""
+    """The name of a thread's innermost open range at each time, -1 for none; shape (n,)."""
     found = np.full(len(time_ns), -1, dtype=np.int64)
     for number in distinct_values(ranges["thread"]).tolist():
         rows = np.flatnonzero(thread == number)
@@ -391,13 +391,13 @@ def _innermost_by_thread(ranges: Mapping[str, Array], thread: Indices, time_ns: 
 
 
 def _innermost(start_ns: Indices, end_ns: Indices, time_ns: Indices) -> Indices:
-    """Which range holds each time: of the open ones the last to begin; -1 for none.
+    """The range that contains each time: the open one that began last; -1 for none.
 
-    One thread's ranges nest, but for damaged files. Ranges that have ended before change nothing.
+    Ranges of one thread nest, except in damaged files; earlier ranges do not matter.
     """
     order = np.lexsort((-end_ns, start_ns))
     start_ns, end_ns = start_ns[order], end_ns[order]
-    # The last range before each one that ends later. What lies between ends no later than it.
+    # The previous range that ends later; all ranges between end no later than this one.
     before = np.arange(len(order)) - 1
     while True:
         ended = (before >= 0) & (end_ns[before] <= end_ns)

@@ -1,4 +1,4 @@
-"""What a file says of its kernels that cannot be, and what it lacks: what is left out, in one sentence each."""
+"""What is impossible or missing among a file's kernels, and so left out, in one sentence each."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MAX_NAME = 80
-# Share of the launches that a profile may lose where it begins and ends.
+# Fraction of launches that a profile may lose at its ends.
 _FEW = 0.01
 
 
@@ -38,9 +38,9 @@ class Doubts:
         bounds: start and end of each.
 
     Attributes:
-        warnings: what is left out, which must be read before any figure.
+        warnings: what is left out, to read before any figure.
         problems: what else is doubtful.
-        lacking: the steps that lack kernels, by their indices; -1 where any may, or the file has no steps.
+        lacking: indices of steps that lack kernels; -1 if any may, or the file has no steps.
     """
 
     def __init__(self, steps: Sequence[TraceStep], bounds: Sequence[tuple[int, int]]) -> None:
@@ -53,11 +53,11 @@ class Doubts:
         self, calls: Mapping[str, Array], has_row: Array, rows: Mapping[str, Array], events: DeviceEvents,
         document: Document,
     ) -> Intervals:  # fmt: skip
-        """Find the launches without a kernel. Returns when launches went into graphs.
+        """Find launches without a kernel. Returns when launches were captured into graphs.
 
         Args:
-            calls: the calls that launch something.
-            has_row: which of them have a row; shape (calls,).
+            calls: calls that launch something.
+            has_row: whether each call has a row; shape (calls,).
             rows: the kernels and copies.
             events: the events of the file.
             document: the file.
@@ -69,7 +69,7 @@ class Doubts:
         if found.captured:
             self.warnings.append(f"{found.captured} launches went into a CUDA graph, and ran no kernel themselves")
         lost_ns = launched.start_ns[found.launches]
-        # A kernel without a number may be that of any launch. What a file that is cut off lacks is said elsewhere.
+        # A kernel without a number may belong to any launch. What a truncated file lacks is reported elsewhere.
         unsure = int(((rows["correlation"] == 0) & (rows["kind"] != Kind.COPY)).sum()) if len(lost_ns) else 0
         if len(lost_ns) <= unsure or not has_row.any() or document.is_cut:
             return captures
@@ -86,7 +86,7 @@ class Doubts:
             self.warnings.append(f"{number} launches have no kernel, {some} {self._named(lacking)}: {those} in no mean")
             self.lacking |= {*lacking}
             return captures
-        # A profile may begin just before the first kernel is recorded, and end before the last one is.
+        # A profile may begin just before the first kernel is recorded, and end before the last one.
         known_ns = launched.start_ns[has_row]
         inside = ((lost_ns > known_ns.min()) & (lost_ns < known_ns.max())).any()
         if inside or len(lost_ns) > _FEW * found.number:
@@ -97,7 +97,7 @@ class Doubts:
         return captures
 
     def with_time(self, rows: dict[str, Array], events: DeviceEvents) -> dict[str, Array]:
-        """The rows that have a time. A launch without one is as if it were not known."""
+        """The rows that have a time. A launch without a time counts as unknown."""
         wrong, of_launch = without_time(Intervals(rows["start"], rows["end"]), rows["launched"])
         if of_launch.any():
             rows["launched"] = np.where(of_launch, -1, rows["launched"])
@@ -131,7 +131,7 @@ class Doubts:
         syncs = events.syncs.finished()
         order = np.argsort(syncs["start"], kind="stable")
         device = rows["device"]
-        if device.min(initial=0) < device.max(initial=0):  # of several, nobody knows for which one the host waits
+        if device.min(initial=0) < device.max(initial=0):  # of several devices, which one the host waits for is unknown
             order = order[:0]
         ends_ns = (calls["end"], syncs["end"], np.array([step.end_ns for step in self._steps], dtype=np.int64))
         found = past_the_end(

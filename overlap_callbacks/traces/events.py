@@ -1,7 +1,7 @@
-"""Events of a trace file: what is decoded of each, and their times in columns of whole nanoseconds.
+"""Events of a trace file as decoded, and their times in columns of whole nanoseconds.
 
-Most events are not needed, nor the arguments of most others. So arguments are kept as text, and decoded where they are
-needed (``stream.EventStream.args_of``).
+Most events are not needed, nor the arguments of most others. So arguments stay text, decoded on demand
+(``stream.EventStream.args_of``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(Event, gc=False):
-    """One event with ``ts`` as text, where a floating-point number would lose nanoseconds."""
+    """One event with ``ts`` as text, for times where floats would lose nanoseconds."""
 
     ts: msgspec.Raw = msgspec.Raw()  # type: ignore[assignment]
 
@@ -51,14 +51,14 @@ class LaunchArgs(msgspec.Struct, gc=False):
 
 
 class RangeArgs(msgspec.Struct, gc=False):
-    """``args`` of torch's range of a collective, as text: few of them differ."""
+    """``args`` of torch's range of a collective, as text, of which few differ."""
 
     input_dims: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")
     input_type: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
 
 
 class Args(msgspec.Struct, gc=False):
-    """``args`` of other events, of whatever types the file's version has."""
+    """``args`` of other events, of any type that the file's version has."""
 
     device: Any = None
     correlation: Any = None
@@ -80,7 +80,7 @@ _Triple = Union[tuple[int, int, int], None]
 
 
 class KernelArgs(Args, gc=False):
-    """``args`` of a kernel or a copy, of today's types: those of its launch can be a key of a dict."""
+    """``args`` of a kernel or copy with current types; the launch's can be a key of a dict."""
 
     grid: _Triple = None
     block: _Triple = None
@@ -90,7 +90,7 @@ class KernelArgs(Args, gc=False):
 
 
 class OddKernelArgs(Args, gc=False):
-    """The same of other types: as text."""
+    """The same with other types: as text."""
 
     grid: msgspec.Raw = msgspec.Raw()
     block: msgspec.Raw = msgspec.Raw()
@@ -102,9 +102,9 @@ class OddKernelArgs(Args, gc=False):
 # -- columns
 
 
-# No clock shows times outside these bounds, nor longer durations; their differences would overflow.
+# No clock exceeds these times, and no event this duration; differences of larger ones would overflow.
 MIN_TIME_NS, MAX_TIME_NS, MAX_DURATION_NS = -(2**61), 2**62, 2**61
-# From here on, neighbouring floating-point numbers of microseconds are too far apart to tell nanoseconds.
+# From here on, floating-point microseconds are too coarse for nanoseconds.
 _MAX_EXACT_US = 2**43
 
 
@@ -112,12 +112,12 @@ class EventColumns:
     """Events of one kind: start and end in whole nanoseconds, and other whole numbers.
 
     Events without valid times are left out by default. Floating-point microseconds are exact to the nanosecond only up
-    to 2**43 us, so files with later times are read again with their times as text (``exact``).
+    to 2**43 us, so files with later times are reread with times as text (``exact``).
 
     Args:
         exact: times come as text.
         keep_untimed: keep events with impossible times, with -1 as start and end.
-        numbers: the other columns: the type code of each by its name.
+        numbers: type codes of the other columns, by name.
 
     Attributes:
         number: number of events whose times can be read.
@@ -139,7 +139,7 @@ class EventColumns:
         return self.number
 
     def keep(self, events: list[Event]) -> list[Event]:
-        """Add events by their times. Returns those that are kept, whose other numbers ``label`` takes next."""
+        """Add events by their times. Returns those kept, whose other numbers ``label`` takes next."""
         self._make_room()
         if self._exact:
             return self._one_by_one(events)
@@ -154,8 +154,8 @@ class EventColumns:
         return events
 
     def keep_ns(self, *spans: tuple[Any, Any]) -> list[bool]:
-        """Add events by exact start and end. Returns which are kept; ``label`` takes their other numbers."""
-        self._make_room()  # once: what is kept in one call is labelled before any of it is written
+        """Add events by exact start and end. Returns whether each is kept; ``label`` takes their other numbers."""
+        self._make_room()  # once: events kept in one call are labelled before any is written
         timed = []
         for span in spans:
             timed.append(all([type(time) is int and MIN_TIME_NS < time < MAX_TIME_NS for time in span]))
@@ -169,23 +169,23 @@ class EventColumns:
         return timed
 
     def add(self, start: Any, end: Any, **numbers: int) -> None:
-        """Add one event by exact start and end, if they are valid, and its other numbers."""
+        """Add one event by exact start and end, if valid, and its other numbers."""
         if all(self.keep_ns((start, end))):
             self.label(**{name: (number,) for name, number in numbers.items()})
 
     def label(self, **numbers: Iterable[int]) -> None:
-        """Add the other numbers of the events that were added last."""
+        """Add the other numbers of the last added events."""
         for name, values in numbers.items():
             self._numbers[name].extend(values)
 
     @property
     def inexact(self) -> bool:
-        """Whether nanoseconds were lost, so that the file must be read again with times as text."""
+        """Whether nanoseconds were lost, so the file must be reread with times as text."""
         self._write()
         return self._lost_nanoseconds
 
     def finished(self) -> dict[str, Array]:
-        """The columns by name; nothing can be added any more."""
+        """The columns by name; call last."""
         self._write()
         return {name: column.finished() for name, column in self._columns.items()}
 
@@ -209,7 +209,7 @@ class EventColumns:
         self.number += 1
 
     def _add_untimed(self) -> None:
-        """Add an event that has a place in the columns and is no reason to read a file: a file may have no other."""
+        """Add an event that keeps its place in the columns, but does not count as content of the file."""
         self._start.append(0)
         self._duration.append(MAX_DURATION_NS)
 
@@ -233,7 +233,7 @@ class EventColumns:
         self._start, self._duration = array(self._start.typecode), array(self._start.typecode)
 
     def _bounds(self) -> tuple[Indices, Indices, npt.NDArray[np.bool_]]:
-        """Start and end in nanoseconds of the events held in memory, and whether they are impossible."""
+        """Start and end in nanoseconds of the events in memory, and whether they are impossible."""
         if self._exact:
             start, duration = (np.array(times, dtype=np.int64) for times in (self._start, self._duration))
             untimed = np.abs(duration) >= MAX_DURATION_NS
@@ -271,7 +271,7 @@ def _from_microseconds(times: npt.NDArray[np.float64]) -> Indices:
 
 
 def nanoseconds(time: Any) -> int | None:
-    """Whole nanoseconds of microseconds, a number or text; None if that is no valid time."""
+    """Microseconds, as a number or text, in whole nanoseconds; None if invalid."""
     if type(time) is float and abs(time) < _MAX_EXACT_US:  # as ``_from_microseconds``
         whole = math.floor(time)
         return whole * 1000 + round((time - whole) * 1000)

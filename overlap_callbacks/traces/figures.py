@@ -1,6 +1,6 @@
-"""The figures of trace files: plain data, as it is shown and written to JSON.
+"""The figures of trace files: plain data, as shown and as written to JSON.
 
-A figure that the file does not tell is None, never zero and never NaN.
+Figures that the file does not give are None, never zero or NaN.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ class StepFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         step: number of the ``ProfilerStep#``; None for the whole file.
-        wall_ms: length of the step on the host; of a file, from its first kernel to its last, None without kernels.
+        wall_ms: length of the step on the host; for a file, from its first kernel to its last, None without kernels.
         compute_ms, compute_busy_ms: sum of the compute kernels' times, and length of their union.
         comm_ms: time with communication in flight: the union of its kernels' intervals.
         comm_kernels_ms: sum of the communication kernels' times.
         hidden_comm_ms, exposed_comm_ms: the parts of ``comm_ms`` with and without compute.
         covered_compute_ms: the part of ``compute_ms`` with communication in flight.
         overlap_ratio: equation 2, covered_compute / compute; None without compute or communication.
-        overlap_ratio_busy: the share of compute_busy with communication in flight.
+        overlap_ratio_busy: the fraction of compute_busy with communication in flight.
         hidden_comm_fraction: hidden_comm / comm; None without communication.
         copy_ms: sum of the device's memory copies and fills.
         kernels: number of compute and communication kernels.
-        cut: whether kernels are missing or may be. Such a step is in no mean.
+        cut: whether kernels are or may be missing; such steps are in no mean.
     """
 
     step: int | None
@@ -70,7 +70,7 @@ class CollectiveFigures(msgspec.Struct, frozen=True, kw_only=True):
         time_ms: sum of the kernels' times, including waiting for other ranks.
         hidden_ms: the part of ``time_ms`` during compute.
         algorithm_bandwidth_gb_s: bytes / time of the kernels of known size.
-        bus_bandwidth_gb_s: the same times NCCL's factor for the collective; None if the size of the group is unknown.
+        bus_bandwidth_gb_s: the same, times NCCL's factor for the collective; None if the group's size is unknown.
     """
 
     collective: str
@@ -86,7 +86,7 @@ class CollectiveFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FamilyFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """One family of compute kernels, e.g. ``gemm``, in the whole file.
+    """One family of compute kernels, such as ``gemm``, in the whole file.
 
     Attributes:
         beside: milliseconds during each kind of collective.
@@ -101,15 +101,15 @@ class FamilyFigures(msgspec.Struct, frozen=True, kw_only=True):
 class SlowdownEstimate(msgspec.Struct, frozen=True, kw_only=True):
     """An estimate of the compute slowdown from one file alone: an association, not an experiment.
 
-    It compares calls with communication in flight for at least nine tenths of their time with calls of the same kernels
-    with at most one tenth.
+    It compares calls that communication covers for at least nine tenths of their time with calls of the same kernels
+    that it covers for at most one tenth.
 
     Attributes:
         slowdown: weighted by time, as a fraction.
         method: what counts as the same kernel.
         kernels: number of distinct kernel names.
         calls_beside, calls_alone: number of calls during communication, and without.
-        calls_left_out: number of calls during communication without a call to compare with.
+        calls_left_out: number of calls during communication without a match.
         time_beside_ms: time of the calls during communication.
         families: the estimate of each family that has calls.
     """
@@ -157,8 +157,8 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
         picture: timeline of the first step.
         problems: what is wrong or doubtful.
         warnings: those of ``problems`` to read before any figure.
-        time: what the device did, in the whole file and then in each step.
-        paths: critical path of each step; empty of a CPU job.
+        time: how the device spent the whole file, then each step.
+        paths: critical path of each step; empty for CPU jobs.
         kernels: kernels and collectives, most time first; a hundred at most.
         queues: of each stream, most launches first; empty if the file has no launches.
         host_limit: whether the host keeps the device waiting; None if the file has no launches.
@@ -200,11 +200,11 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
     """The time that one rank spent in matched collectives.
 
     Attributes:
-        rank: rank in the job; if unknown, a number that no other file has.
+        rank: rank in the job; if unknown, a unique number.
         time_ms: time of its kernels.
-        waiting_ms: the part of ``time_ms`` beyond the shortest kernel of each collective: waiting for the last rank.
+        waiting_ms: the part of ``time_ms`` beyond each collective's shortest kernel: waiting for the last rank.
         last: number of collectives at which it alone arrived last, i.e. its kernel was the shortest.
-        caused_ms: how long the others waited at these, in all.
+        caused_ms: total time that the others waited at these.
     """
 
     rank: int
@@ -216,7 +216,7 @@ class RankTime(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CollectiveSkew(msgspec.Struct, frozen=True, kw_only=True):
-    """One kind of collective on one group, over the ranks whose files were given.
+    """One kind of collective on one group, over the ranks with files.
 
     Attributes:
         count: number of collectives that were matched on all of these ranks.
@@ -268,7 +268,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
     Attributes:
         schema_version: version of this layout.
         traces: figures of each device of each file.
-        skew: of the collectives that several files share.
+        skew: of collectives that several files share.
         problems: what is doubtful about the files together.
         warnings: those of ``problems`` to read before any figure.
         sizes: collectives of known size over all files, most time first; empty if they are of different jobs.
@@ -300,8 +300,8 @@ class UnmatchedKernel(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", tag="trace_comparison"):
     """The result of ``overlap compare``: figures from the overlapped and the sequential file of one job.
 
-    Two files are one observation of each mode: there are no confidence intervals, and drift between them looks like an
-    effect of overlap. The live monitor alternates the modes, which solves both.
+    Two files are one observation per mode: there are no confidence intervals, and drift between them looks like an
+    effect of overlap. The live monitor avoids both by alternating the modes.
 
     Attributes:
         schema_version: version of this layout.

@@ -1,4 +1,4 @@
-"""Reads a CPU job: the operators of the training thread compute, the ranges of communication libraries communicate."""
+"""Reads a CPU job: the training thread's operators are compute, ranges of communication libraries are communication."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class HostEvents(EventCollector):
 
     Attributes:
         ranges, range_names: ranges of communication libraries, and their distinct names.
-        enqueued: number of collectives that the host only enqueued, as those of NCCL.
+        enqueued: number of collectives that the host only enqueued, such as NCCL's.
         launched: number of kernel launches.
-        other_ranges: names of other ranges, some thousands at most.
+        other_ranges: names of other ranges, a few thousand at most.
     """
 
     def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False) -> None:
@@ -99,7 +99,7 @@ class HostEvents(EventCollector):
 
 
 def trace_of_host(stream: EventStream, events: HostEvents, pattern: re.Pattern[str] | None) -> Trace:
-    """The trace of a file without kernels of a device: the operators of the training thread are its compute.
+    """The trace of a file without device kernels; the training thread's operators are its compute.
 
     Raises:
         TraceError: the file is not one of a CPU job either.
@@ -152,7 +152,7 @@ def _refuse(events: HostEvents, stream: EventStream) -> None:
             f"{path} is of a device that is not known: it holds no kernels, but {foreign_events(events.foreign)}; "
             "devices of NVIDIA, AMD and Intel and CPU jobs are read"
         )
-    # What a file holds of the host would pass for a CPU job. Kineto writes it first.
+    # Kineto writes the host's events first, so a truncated file of a device job could pass for a CPU job.
     if stream.is_cut and _is_of_device(events, stream.head):
         raise TraceError(f"{path} is cut off before its first kernel of the device")
     if events.launched:
@@ -176,19 +176,19 @@ def _refuse(events: HostEvents, stream: EventStream) -> None:
 
 
 def _is_of_device(events: HostEvents, head: dict[str, Any]) -> bool:
-    """Whether a file without kernels looks like one of a job on devices."""
+    """Whether a file without kernels looks like that of a device job."""
     info = head.get("distributedInfo")
     backend = info.get("backend") if isinstance(info, dict) else None
     return bool(head.get("deviceProperties") or "nccl" in str(backend) or events.enqueued or events.launched)
 
 
 def _likely_ranges(events: HostEvents) -> list[str]:
-    """The host's ranges that sound most like communication."""
+    """The host's ranges whose names are most like communication."""
     return sorted(filter(likeness, events.other_ranges), key=lambda name: (-likeness(name), name))[:MAX_SUSPECTS]
 
 
 def _training_thread(events: HostEvents, thread: Array) -> int:
-    """The thread that has the steps, else most operators, given the thread of each operator; -1 for none."""
+    """The thread with the steps, else with most operators, given each operator's thread; -1 for none."""
     of_steps = Counter(note.thread for note in events.notes).most_common(1)
     if of_steps:
         return events.threads[of_steps[0][0]]
@@ -198,13 +198,13 @@ def _training_thread(events: HostEvents, thread: Array) -> int:
 def _kernels_of(
     calls: Intervals, called: Array, ran: Intervals, ranged: Array, names: tuple[tuple[str, ...], ...], bounds: _Bounds
 ) -> tuple[KernelTable, list[str]]:
-    """The kernels of a CPU job in order of their starts, and what is doubtful about them.
+    """The kernels of a CPU job by start, and what is doubtful about them.
 
     Args:
-        calls: the operators of the training thread, in order of their starts.
-        called: index of the name of each.
-        ran: ranges of the host, of which those count that communicate by name.
-        ranged: index of the name of each.
+        calls: the training thread's operators, by start.
+        called: index of each operator's name.
+        ran: ranges of the host; those count whose names communicate.
+        ranged: index of each range's name.
         names: of operators, and of ranges.
         bounds: start and end of each step.
     """
@@ -226,7 +226,7 @@ def _kernels_of(
         pieces, owner, waiting = own_time(now, name, names[0])
         step, nothing = step_of(now.start_ns, bounds), np.zeros(len(waiting), dtype=np.int64)
         add(pieces, Kind.COMPUTE, name[owner], part.start + owner, step[owner])
-        add(waiting, Kind.OTHER, nothing, nothing, nothing)  # time that counts, but is no row
+        add(waiting, Kind.OTHER, nothing, nothing, nothing)  # this time counts, but without a row
         release()
     communicates = np.array([name_rules.is_communication_range(text) for text in names[1]], dtype=bool)
     mine = np.flatnonzero(communicates[ranged])
@@ -270,7 +270,7 @@ def _table(rows: dict[str, Array], kind: Array, names: tuple[str, ...]) -> Kerne
 
 
 def _uncounted(start_ns: Array, end_ns: Array, order: Indices, spans: _Bounds) -> list[float]:
-    """The share of each span in which nothing counts, given the times that count and their order by start."""
+    """The fraction of each span in which nothing counts, given the times that count and their order by start."""
     whole = Intervals(*np.array(spans, dtype=np.int64).T)
     covered_ns, until_ns = np.zeros(len(whole), dtype=np.int64), np.iinfo(np.int64).min
     for part in parts(len(order)):
@@ -282,7 +282,7 @@ def _uncounted(start_ns: Array, end_ns: Array, order: Indices, spans: _Bounds) -
 
 
 def _crossing(calls: Intervals) -> int:
-    """How many calls of one thread end after the call in which they began."""
+    """Number of calls of one thread that end after the call in which they began."""
     order = np.lexsort((-calls.end_ns, calls.start_ns))
     start, end = calls.start_ns[order], calls.end_ns[order]
     latest = np.maximum.accumulate(end)[:-1]

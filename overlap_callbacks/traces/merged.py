@@ -1,4 +1,4 @@
-"""Tells ranks apart whose trace files were merged into one, so that each is read as a file of its own.
+"""Separates the ranks of a merged trace file, so that each is read as its own file.
 
 Tools that merge files for a viewer mark the rank of each event: in the process's id (``[TP01] 17``, or the id plus a
 thousand for each rank), or as ``args.rank``. Devices, threads and correlation numbers are the same on all ranks.
@@ -34,19 +34,19 @@ _MOST_RANKS = 2**31
 # Clocks of host and device may differ by this much.
 _CLOCKS_NS = 10**6
 _NEVER = 2**63
-# Shares of the kernels: of a process that launched them, and below which another one did not.
+# Fractions of the kernels: the process that launched them has at least the first, any other less than the second.
 _NEARLY_ALL, _CLEARLY = 0.95, 0.9
-# Share of the launches' numbers that are there twice where files were joined.
+# Fraction of launch numbers that occur twice in joined files.
 _JOINED = 0.25
 
-# Of a rank: its number, a label, or the process as a unit of its own.
+# Identifies a rank: its number, a label, or the process's unit.
 Key = Any
 _Host = TypeVar("_Host")
 _Document = TypeVar("_Document", bound=EventStream)
 
 
 class MergedArgs(msgspec.Struct, gc=False):
-    """``args`` of any event, as far as they tell of which rank it is."""
+    """``args`` of any event that help to identify its rank."""
 
     device: Any = None
     correlation: Any = None
@@ -54,7 +54,7 @@ class MergedArgs(msgspec.Struct, gc=False):
 
 
 class Unit(NamedTuple):
-    """What tells the rank of an event: its process, and ``args.rank`` if it has one."""
+    """Identifies an event's rank: its process, and ``args.rank`` if it has one."""
 
     process: int | str
     rank: int | None
@@ -78,12 +78,12 @@ class Ranks(NamedTuple):
     """The ranks of a file.
 
     Attributes:
-        numbers: of each; None where the file does not tell.
-        names: of each, the last part of its path.
-        of_unit: place of the rank of each unit; events of others are left out.
-        by: what tells them apart, in words.
-        by_args: whether that takes the arguments of events.
-        on_device: whether they have kernels of a device.
+        numbers: of each; None if unknown.
+        names: the last part of each one's path.
+        of_unit: position of each unit's rank; other events are left out.
+        by: what distinguishes them, in words.
+        by_args: whether that needs the events' arguments.
+        on_device: whether they have device kernels.
     """
 
     numbers: tuple[int | None, ...]
@@ -94,7 +94,7 @@ class Ranks(NamedTuple):
     on_device: bool
 
     def split(self, events: Sequence[Event], stream: EventStream) -> Iterator[tuple[int, list[Event]]]:
-        """Place of a rank, and its events."""
+        """Yields positions of ranks with their events."""
         found: dict[int, list[Event]] = defaultdict(list)
         if self.by_args:
             units: Iterable[Unit] = map(_unit, events, stream.args_of(events, MergedArgs))
@@ -108,7 +108,7 @@ class Ranks(NamedTuple):
         yield from found.items()
 
     def document(self, stream: _Document, place: int) -> _Document:
-        """The file as that of one rank."""
+        """The file as if it were of one rank."""
         own = copy.copy(stream)
         own.path = stream.path / self.names[place]
         own.problems = [*stream.problems, f"the file holds {len(self.names)} ranks, told apart by {self.by}"]
@@ -130,10 +130,10 @@ def may_be_merged(
     launching: Sequence[int | str] | set[int | str],
     stepping: set[tuple[int | str, int | str]],
 ) -> bool:
-    """Whether a file is worth a closer look, by what its kernels, launches and steps say of their processes.
+    """Whether a file may be merged, by the processes of its kernels, launches and steps.
 
-    ``places`` are process, device and ``args.rank`` of the kernels. In a file of one process, each device is a process
-    of its own.
+    ``places`` are process, device and ``args.rank`` of the kernels. In a file of one process, each device is a separate
+    process.
     """
     if len(launching) > 1 or len(stepping) > 1:
         return True
@@ -171,7 +171,7 @@ class Survey:
         """The ranks; None if the file is of one.
 
         Raises:
-            ValueError: it is of several, and nothing tells which event is of which; the message says why.
+            ValueError: it has several, and events cannot be assigned to them; the message says why.
         """
         units = dict(self.units)
         running = _most({unit: seen.num_kernels for unit, seen in units.items()})
@@ -193,7 +193,7 @@ class Survey:
 
 
 class _Found(NamedTuple):
-    """The key of each unit that has kernels, the same of one rank; by how much ids are raised for each rank, else 0."""
+    """The key of each unit with kernels, one per rank; how much ids are raised per rank, or 0."""
 
     keys: dict[Unit, Key]
     by: str
@@ -242,9 +242,9 @@ def _raised(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found | Non
 
 
 def _by_launches(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found:
-    """Ranks of which only the processes that launched the kernels tell; each must have devices of its own.
+    """Ranks that are identified only by the processes that launched the kernels; each must have devices of its own.
 
-    Where kernels and launches have one process id, which is the rank in some files, that is enough.
+    If kernels and launches share a process id, which is the rank in some files, that is enough.
     """
     launching = _most({unit: len(seen.launches) for unit, seen in units.items()})
     own = {Unit(unit.process, None) for unit in running}
@@ -277,7 +277,7 @@ def _by_launches(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found:
 
 
 def _check(found: _Found, units: Mapping[Unit, Seen]) -> None:
-    """Raise a ValueError for kernels that say one thing in one place and another in another."""
+    """Raise a ValueError if marks of kernels contradict each other."""
     of_key: dict[Key, list[Unit]] = defaultdict(list)
     for unit, key in found.keys.items():
         of_key[key].append(unit)
@@ -303,7 +303,7 @@ def _check(found: _Found, units: Mapping[Unit, Seen]) -> None:
 
 
 def _with_hosts(found: _Found, units: Mapping[Unit, Seen]) -> dict[Unit, Key]:
-    """The key of each unit, those of the host too."""
+    """The key of each unit, including host processes."""
     keys = dict(found.keys)
     of_rank = {unit.rank: key for unit, key in found.keys.items() if unit.rank is not None}
     of_label = {label: key for unit, key in found.keys.items() if (label := _label(unit.process)) is not None}
@@ -328,7 +328,7 @@ def _with_hosts(found: _Found, units: Mapping[Unit, Seen]) -> dict[Unit, Key]:
 
 
 def _with_processes(keys: dict[Unit, Key], units: Mapping[Unit, Seen]) -> None:
-    """Add units of the processes of others, where these are of one rank."""
+    """Add the other units of a process whose known units are of one rank."""
     of_process: dict[int | str, set[Key]] = defaultdict(set)
     for unit, key in keys.items():
         of_process[unit.process].add(key)
@@ -338,7 +338,7 @@ def _with_processes(keys: dict[Unit, Key], units: Mapping[Unit, Seen]) -> None:
 
 
 def _hosts_of(hosts: Sequence[Unit], keys: Sequence[Key], found: _Found, units: Mapping[Unit, Seen]) -> dict[Unit, Key]:
-    """The key of processes that launched kernels, of which only those can tell."""
+    """The keys of host processes, by the kernels that they launched."""
     untold = ValueError(f"{len(hosts)} processes launched kernels, and nothing tells which those of {len(keys)} ranks")
     if len(hosts) != len(keys):
         raise untold
@@ -357,7 +357,7 @@ def _hosts_of(hosts: Sequence[Unit], keys: Sequence[Key], found: _Found, units: 
         of_key: Any = sorted(keys)
         in_order: list[tuple[Any, Any]] = list(zip(of_key, sorted(hosts, key=lambda host: host.process), strict=True))
         left = [host.process - found.raised * key for key, host in in_order]
-        if min(left) >= 0 and max(left) - min(left) < found.raised:  # no other order has ids so near to one another
+        if min(left) >= 0 and max(left) - min(left) < found.raised:  # no other order has ids this close together
             return {host: key for key, host in in_order}
     if None in best.values() or len({*best.values()}) < len(keys):
         raise untold
@@ -365,9 +365,9 @@ def _hosts_of(hosts: Sequence[Unit], keys: Sequence[Key], found: _Found, units: 
 
 
 def are_joined(launched: Array, ran: Array) -> bool:
-    """Whether many numbers are there twice, of launches and of kernels: those of one process are unique.
+    """Whether many launches and kernels have duplicate numbers, which are unique in one process.
 
-    Kernels of a graph share a number, and have one launch.
+    Kernels of a graph share the number of their one launch.
     """
     for numbers in (launched, ran):
         known = np.sort(numbers[numbers > 0])
@@ -377,18 +377,18 @@ def are_joined(launched: Array, ran: Array) -> bool:
 
 
 def _share_numbers(kernels: Sequence[Sequence[tuple[Any, int]]]) -> bool:
-    """Whether any number is in several of these: else one process may have run them all."""
+    """Whether any number occurs in several of these; if not, one process may have run them all."""
     numbers = [{number for number, _ in own if number} for own in kernels]
     return sum(map(len, numbers)) > len(set[Any]().union(*numbers))
 
 
 def _launched(kernels: Iterable[tuple[Any, int]], launches: Mapping[Any, int]) -> int:
-    """How many kernels have their launch here, before they began or, as clocks differ, not much later."""
+    """How many kernels were launched here, before they began or, as clocks differ, shortly after."""
     return sum([launches.get(number, _NEVER) <= start_ns + _CLOCKS_NS for number, start_ns in kernels if number])
 
 
 def _clearly(scores: Mapping[_Host, int]) -> _Host | None:
-    """Which has by far the most; None for none."""
+    """The one with by far the most, if any."""
     first, *others = sorted(scores, key=lambda host: -scores[host])
     return first if scores[first] and all([scores[host] < _CLEARLY * scores[first] for host in others]) else None
 
@@ -400,7 +400,7 @@ def _most(numbers: Mapping[Unit, int], share: float = _LEAST_SHARE) -> list[Unit
 
 
 def _numbers(found: _Found) -> dict[Key, int | None]:
-    """The rank of each key: as told, else the first number in its label that no other has; of all, or of none."""
+    """The rank of each key: the given one, else the first unique number in its label; for all keys or none."""
     numbers: dict[Key, int | None] = {}
     labels = [key for unit, key in found.keys.items() if _label(unit.process) == key]
     in_labels = {label: [int(digits) for digits in re.findall(r"\d{1,9}", label)] for label in labels}
@@ -435,7 +435,7 @@ def _rank(rank: Any) -> int | None:
 
 
 def _label(process: int | str) -> str | None:
-    """What the id of a process says of its rank: ``TP01`` of ``[TP01] 17``."""
+    """The mark of a rank in the id of a process: ``TP01`` of ``[TP01] 17``."""
     matched = _LABEL.search(process) if isinstance(process, str) else None
     return None if matched is None else matched[1] or matched[2] or matched[3]
 

@@ -1,7 +1,7 @@
 """Reads an export of Nsight Systems (SQLite, or a folder of Parquet) into a ``Trace``, by the rules of Kineto files.
 
-It has a table for each kind of record: kernels, copies, fills, calls of the CUDA API, NVTX ranges. Times are whole
-nanoseconds. A call and what it launched share a correlation number within a process.
+Each kind of record has a table: kernels, copies, fills, calls of the CUDA API, NVTX ranges. Times are whole
+nanoseconds. A call and its kernel or copy share a correlation number within a process.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ _TABLES = (
     _KERNELS, _COPIES, _FILLS, _CALLS, _GRAPHS, _DIAGNOSTICS, "ENUM_DIAGNOSTIC_SEVERITY_LEVEL", "NVTX_EVENTS",
     "StringIds", "TARGET_INFO_GPU",
 )  # fmt: skip
-# NCCL's own ranges are named after its functions.
+# NCCL names its ranges after its functions.
 _OF_NCCL = re.compile("nccl[A-Z]")
-# NVTX ranges that are pushed and popped on a thread, or started and ended on any; CUPTI's kinds of copies and memories.
+# NVTX ranges: pushed and popped on a thread, or started and ended on any; CUPTI's kinds of copies and memories.
 _RANGES = (_PUSHED, _STARTED) = (59, 60)
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH",
                10: "PtoP"}  # fmt: skip
@@ -173,7 +173,7 @@ def _no_kernels(file: Path, process: int | None, tables: _Tables) -> str:
 
 
 class _Tables:
-    """The tables of a file; ``columns`` has the columns of each."""
+    """The tables of a file; ``columns`` maps each to its columns."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -189,7 +189,7 @@ class _Tables:
             yield from found
 
     def select(self, table: str, columns: tuple[str, ...], where: str = "", *values: Any) -> Iterator[tuple[Any, ...]]:
-        """Some columns of a table; NULL for one that the file's version does not have. No rows without the table."""
+        """Some columns of a table, NULL if the file's version lacks one. No rows without the table."""
         if table not in self.columns:
             return
         wanted = ", ".join(name if name in self.columns[table] else "NULL" for name in columns)
@@ -202,7 +202,7 @@ def _open(file: Path, wanted: tuple[str, ...] = _TABLES) -> Iterator[_Tables]:
     from urllib.parse import quote
 
     if file.name in TABLE_FILES:
-        connection = sqlite3.connect("")  # in a temporary file, which goes with the connection
+        connection = sqlite3.connect("")  # in a temporary file, deleted with the connection
         _load(file.parent, wanted, connection)
     else:
         connection = sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro&immutable=1", uri=True)
@@ -214,7 +214,7 @@ def _open(file: Path, wanted: tuple[str, ...] = _TABLES) -> Iterator[_Tables]:
 
 
 def _load(folder: Path, wanted: tuple[str, ...], connection: sqlite3.Connection) -> None:
-    """Copy the tables that are read from a folder of Parquet to a database."""
+    """Copy the required tables from a folder of Parquet to a database."""
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -240,7 +240,7 @@ def _load(folder: Path, wanted: tuple[str, ...], connection: sqlite3.Connection)
 
 
 def _signed(column: Any) -> Any:
-    """A column with the numbers that SQLite has: of 64 bits with a sign."""
+    """A column of signed 64-bit numbers, as SQLite has."""
     import pyarrow as pa
 
     return column.cast(pa.int64(), safe=False) if pa.types.is_uint64(column.type) else column
@@ -274,7 +274,7 @@ class _Reader:
 
     Attributes:
         events: the kernels, copies, launches and ranges.
-        problems: what is wrong or doubtful.
+        problems: faults and doubts.
     """
 
     tables: _Tables
@@ -342,7 +342,7 @@ class _Reader:
             )
 
     def _launches(self) -> None:
-        """The calls that launched what was read, or should have; there are many others."""
+        """The calls that launched a row, or should have; there are many other calls."""
         launched = " UNION ALL ".join(
             f"SELECT correlationId FROM {table}"
             for table in (_KERNELS, _COPIES, _FILLS)
@@ -364,7 +364,7 @@ class _Reader:
                 events.launches.add(start, end, correlation=number, thread=of_thread, call=call)
 
     def _calls_of(self, kind: Callable[[str], Any]) -> dict[int, Any]:
-        """The kinds of the calls that are of any, by the numbers of their names."""
+        """The kinds of relevant calls, by the numbers of their names."""
         if "nameId" not in self.tables.columns.get(_CALLS, ()):
             return {}
         names = self.tables.select("StringIds", ("id", "value"))
@@ -384,7 +384,7 @@ class _Reader:
                     self.events.syncs.add(start, end)
 
     def _ranges(self) -> None:
-        """The NVTX ranges that are steps, and those of collectives."""
+        """The NVTX ranges of steps and collectives."""
         notes: list[Note] = []
         like: list[Note] = []
         has_ours = False
@@ -401,7 +401,7 @@ class _Reader:
                 number, of_thread = self.events.range_numbers[name], self.events.threads[hashable(thread)]
                 self.events.ranges.add(start, end, thread=of_thread, name=number)
         if has_ours and not self.events.annotations:
-            # NCCL's own ranges lie within torch's. So they count where there are none of torch.
+            # NCCL's ranges lie within torch's, so they only count without torch's.
             for name, thread, start, end, _ in self._named_ranges():
                 if _OF_NCCL.match(name):
                     self._annotate(name, thread, start, end)

@@ -1,6 +1,6 @@
-"""Cuts a device's kernels into pieces of time, over which figures are added up: a long trace does not fit in memory.
+"""Cuts a device's kernels into pieces of time to add figures up over, as a long trace does not fit in memory.
 
-Nothing runs at the bounds of a piece, and each step lies in one piece, which ends with the last kernel of a step.
+Nothing runs at the bounds of a piece. Each step is in one piece, and a piece ends with the last kernel of a step.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Piece(msgspec.Struct, frozen=True):
     """A piece of a device's time.
 
     Attributes:
-        trace: the rows of the piece; what their numbers stand for is that of the whole trace.
-        begin_ns: the last end of the rows before; in the first piece, its first start.
-        before: the last rows before.
+        trace: the rows of the piece; their indices refer to the whole trace's names, steps and so on.
+        begin_ns: the last end of earlier rows; for the first piece, its first start.
+        before: the last earlier rows.
         is_whole: whether it has all rows of the device.
     """
 
@@ -53,7 +53,7 @@ class Device:
         steps: indices of the steps that have kernels, ascending.
         communicates: whether any kernel communicates.
         span: from the first start to the last end; None without rows.
-        ran: the same of the rows that took time; None without any.
+        ran: the same for rows that took time; None without any.
         launches_known: whether the launch of any row is known.
         at_least: least number of rows of a piece, but for the last. A file without steps is one piece if its columns
             are in memory, so that it has a critical path.
@@ -72,9 +72,9 @@ class Device:
             else None
         )
         self.launches_known = launches is not None and bool((launches.launched_ns >= 0).any())
-        # The last row of each step, -1 of a step without rows; and the last row of each row's call.
+        # The last row of each step, -1 without rows; and the last row of each row's call.
         self._last_row = np.full(len(trace.steps) + 1, -1, dtype=np.int64)
-        self._last_row[kernels.step] = np.arange(len(kernels))  # of equal indices the last counts
+        self._last_row[kernels.step] = np.arange(len(kernels))  # for equal indices, the last one counts
         self._last_row = self._last_row[:-1]
         self.steps = tuple(np.flatnonzero(self._last_row >= 0).tolist())
         self.at_least = columns.AT_ONCE if self.steps else columns.MAX_IN_MEMORY
@@ -103,10 +103,10 @@ class Device:
             release()
 
     def _last_cut(self, first: int, last: int) -> int:
-        """The last row between two others before which a piece may end; 0 for none.
+        """The last row between ``first`` and ``last`` before which a piece may end; 0 for none.
 
-        That is where nothing runs, all steps so far have ended, and the row that ended last is of a step: there the
-        time of the next one begins. Before the first step and after the last one, any row may have ended last.
+        There, nothing runs, all steps so far have ended, and the last row to end is of a step, so the next step's time
+        begins. Before the first step and after the last, it may be any row.
         """
         kernels, rows = self.trace.kernels, slice(first, last)
         step, end_ns = kernels.step[rows], kernels.intervals.end_ns[rows]
@@ -118,11 +118,11 @@ class Device:
             return np.maximum.accumulate(np.where(counts, end_ns, _NEVER))
 
         places = np.arange(first, last)
-        outside = places >= self._last_row.max(initial=-1)  # true of a trace without steps
+        outside = places >= self._last_row.max(initial=-1)  # true for a trace without steps
         if self.steps:
             outside |= ended_ns <= self.trace.steps[self.steps[0]].start_ns
         fits = (ended_ns == latest_ns(took_time & (step >= 0))) | (outside & (ended_ns == latest_ns(took_time)))
-        # The last row of the steps up to the latest that has begun.
+        # The last row of all steps up to the latest that has begun.
         last_rows = np.concatenate(([-1], np.maximum.accumulate(self._last_row)))
         fits &= last_rows[np.maximum.accumulate(step) + 1] <= places
         if self._last_of_call is not None:

@@ -1,8 +1,8 @@
 """Adds up the collectives of devices, and separates waiting for the last rank from transfer over the ranks of a job.
 
-A communication kernel runs from the arrival of its own rank until the data of the last rank is there. So of one
-collective's kernels on all ranks, the shortest is that of the last rank to arrive, and the others waited for as much
-longer as they took. This needs no synchronised clocks.
+A communication kernel runs from its rank's arrival until the last rank's data is there. So the shortest of a
+collective's kernels belongs to the last rank, and the others waited for the time by which theirs are longer. This needs
+no synchronised clocks.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NEVER = np.iinfo(np.int64).max
 
 
 class Turns(NamedTuple):
-    """Collectives of one rank that differ in their turn alone: its number, the kernel's time, and bytes or -1."""
+    """Collectives of one rank that differ only in their turn: its number, the kernel's time, and bytes or -1."""
 
     turns: array[int]
     durations_ns: array[int]
@@ -43,19 +43,19 @@ class Turns(NamedTuple):
 
     @classmethod
     def none(cls) -> Turns:
-        """Of no collectives."""
+        """Without collectives."""
         return cls(array("q"), array("q"), array("q"))
 
 
 @dataclass(slots=True)
 class Timed:
-    """Kernels of collectives: how many, and their time."""
+    """Number and time of collectives' kernels."""
 
     number: int = 0
     sum_ns: int = 0
 
     def add(self, number: int, sum_ns: int) -> None:
-        """Add some more."""
+        """Add more kernels."""
         self.number += number
         self.sum_ns += sum_ns
 
@@ -69,7 +69,7 @@ class CollectiveSums:
 
     Attributes:
         turns: each collective by place, for a comparison of ranks if ``with_turns``. There may be millions.
-        by_size: those whose size is known.
+        by_size: those of known size.
     """
 
     def __init__(self, trace: Trace, *, with_turns: bool) -> None:
@@ -78,7 +78,7 @@ class CollectiveSums:
         distinct: Numbers[CollectiveInfo] = Numbers()
         self._number_of = np.array([distinct[known] for known in infos], dtype=np.int64)
         self._infos, self._num_known, size = list(distinct), len(trace.collectives.infos), len(distinct)
-        # Time, hidden time, time of those whose size is known, and their bytes. These may be too great for 64 bits.
+        # Time, hidden time, time of those of known size, and their bytes, which may exceed 64 bits.
         self._sums = [[0] * size for _ in range(4)]
         self._count, self._num_sized = (np.zeros(size, dtype=np.int64) for _ in range(2))
         self._first, self._num_rows = np.full(size, _NEVER), 0
@@ -155,10 +155,10 @@ class CollectiveSums:
     def _add_turns(
         self, number: Indices, known: Collectives, step: Indices, durations_ns: Indices, whole: npt.NDArray[np.bool_]
     ) -> None:
-        """Keep collectives, which are in order of time.
+        """Keep collectives, in order of time.
 
-        Sends and receives are left out: the two are different kernels. So are those without numbers of what is not
-        whole: earlier ones may be missing.
+        Sends and receives are left out, as they are different kernels. So are unnumbered ones of incomplete steps,
+        which may lack earlier ones.
         """
         is_numbered = known.sequence != UNKNOWN
         part = np.where(is_numbered, len(self._parts) - 1, step + 1)
@@ -168,7 +168,7 @@ class CollectiveSums:
         order = counts[np.argsort(group[counts], kind="stable")]
         begins = np.flatnonzero(np.diff(group[order], prepend=-1))
         ends = np.append(begins[1:], len(order))
-        for i in np.argsort(order[begins]).tolist():  # those first that came first
+        for i in np.argsort(order[begins]).tolist():  # in order of first appearance
             mine = order[begins[i] : ends[i]]
             place, of_part = divmod(int(group[mine[0]]), len(self._parts))
             turns = self.turns[*self._places[place], self._parts[of_part]]
@@ -191,7 +191,7 @@ def _as_array(column: Indices) -> array[int]:
 
 
 class Part(NamedTuple):
-    """What an analysis needs of one file: the figures of its devices, and the collectives of those that ran kernels."""
+    """What an analysis needs of one file: its devices' figures, and the collectives of devices that ran kernels."""
 
     figures: tuple[TraceFigures, ...]
     rank: int | None
@@ -209,23 +209,23 @@ _Member = tuple[int, int]
 
 @dataclass(slots=True)
 class Participant(Timed):
-    """One rank's part in a collective: its kernels, and the size of the collective as it tells; -1 if unknown."""
+    """One rank's part in a collective: its kernels, and the size that it gives; -1 if unknown."""
 
     num_bytes: int = -1
 
 
-# The participants of each collective, by place: kind and group first, the size of the group fifth.
+# The participants of each collective, by place: kind and group first, the group's size fifth.
 Matched = dict[Place, dict[_Member, Participant]]
 
 
 class Skew(NamedTuple):
-    """What the comparison of the ranks of a job gives.
+    """The result of comparing the ranks of a job.
 
     Attributes:
-        rows: one for each kind of collective and group that at least two devices share, most waiting first.
+        rows: one for each kind of collective and group that at least two devices share, the most waiting first.
         problems: what is doubtful about the match.
-        matched: the participants of each collective; empty where the files cannot be matched.
-        one_job: whether the files look like ranks of one job. If not, nothing may be made of them together.
+        matched: the participants of each collective; empty if the files cannot be matched.
+        one_job: whether the files look like ranks of one job. If not, they must not be combined.
     """
 
     rows: tuple[CollectiveSkew, ...]

@@ -1,6 +1,6 @@
-"""Reads a trace file of any kind into a ``Trace``, with the same table of kernels that a live profile gives.
+"""Reads a trace file of any kind into a ``Trace``, with the same table of kernels as a live profile.
 
-A file of ``torch.profiler`` without kernels of a device is a CPU job, whose kernels are the operators of the host.
+A ``torch.profiler`` file without device kernels is a CPU job, whose kernels are the host's operators.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from overlap_callbacks.traces.merged import Survey, may_be_merged
 from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.trace import Trace
 
-# Operators of the host that are kept of a file that may have kernels later.
+# Limit of host operators kept while device kernels may still come.
 _MAX_UNSURE_ROWS = 2**12
 
 
@@ -165,7 +165,7 @@ def _collect(
         has_host = has_host and not device.rows and (of_host or _may_be_of_host(stream.head, host))
         if has_host:
             host.collect(events, stream)
-        events.clear()  # their memory, which the core's cache still holds, is that of the next ones
+        events.clear()  # the next events reuse their memory while it is cached
     if not exact and (device.inexact or (has_host and host.inexact)):
         return None
     return has_host
@@ -178,7 +178,7 @@ def _may_be_merged(device: DeviceEvents, host: HostEvents) -> bool:
 def _may_be_of_host(head: dict[str, Any], host: HostEvents) -> bool:
     """Whether a file without kernels so far may have none, by the fields before its events.
 
-    Old files do not tell: they count as a host's until that would take much memory.
+    Old files lack these fields: they count as a host's until that would take much memory.
     """
     devices = head.get("deviceProperties")
     return not devices and ("deviceProperties" in head or len(host.rows) < _MAX_UNSURE_ROWS)

@@ -1,4 +1,4 @@
-"""Finds the trace files that a user means by files, folders, patterns and archives."""
+"""Finds trace files from files, folders, patterns and archives."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from overlap_callbacks.traces.archives import names_in, starts_with
 from overlap_callbacks.traces.files import KERNELS_FILE, SQLITE_MAGIC, TABLE_FILES, TraceError, is_foreign
 
-# What a folder or an archive holds beside these is no trace.
+# Other members of a folder or an archive are not traces.
 _PACKED = ("", ".gz", ".bz2", ".xz", ".zst")
 _SUFFIXES_IN_ARCHIVES = tuple([f".json{packed}" for packed in _PACKED])
 _SUFFIXES = (
@@ -47,7 +47,7 @@ def _expanded(path: Path) -> Iterator[Path]:
         inside = [file for file in _sorted(path.rglob("*")) if _looks_like_a_trace(file.relative_to(path))]
         files = [file for file in inside if file.is_file()]
         foreign = (file for file in _sorted(path.rglob("*")) if file.name in TABLE_FILES or is_foreign(file.name))
-        files = files or [*itertools.islice(foreign, 1)]  # reading it tells why it is no trace
+        files = files or [*itertools.islice(foreign, 1)]  # reading it shows why it is no trace
         if not files:
             raise TraceError(f"{path} is a folder without traces ({_IN_WORDS})")
         for file in files:
@@ -63,7 +63,7 @@ def _expanded(path: Path) -> Iterator[Path]:
 
 
 def _members(file: Path) -> Iterator[Path]:
-    """The traces of an archive or of several processes, else the file itself."""
+    """The traces of an archive or of several processes, or the file itself."""
     found = names_in(file)
     if found is not None:
         names, error = found
@@ -72,7 +72,7 @@ def _members(file: Path) -> Iterator[Path]:
             raise TraceError(f"{file} is an archive without traces ({', '.join(_SUFFIXES_IN_ARCHIVES)})")
         yield from (file / name for name in traces)
         if error is not None:
-            yield file  # reading it tells why, and does not lose other files
+            yield file  # reading it shows why, without losing other files
     elif starts_with(file, SQLITE_MAGIC) or file.name in TABLE_FILES:
         from overlap_callbacks.traces.nsys import is_nsys, processes_in  # few files are databases
 

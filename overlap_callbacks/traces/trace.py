@@ -1,4 +1,4 @@
-"""A trace file that was read: its kernels, steps, collectives and job."""
+"""A parsed trace file: its kernels, steps, collectives and job."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _MAX_NAMED = 8
 
 
 class TraceStep(msgspec.Struct, frozen=True):
-    """A range of the host that is one step, as a rule ``ProfilerStep#``, with the number after the ``#``.
+    """A range of the host that is one step, usually ``ProfilerStep#`` followed by its number.
 
     Attributes:
-        cut: whether kernels are missing or may be.
+        cut: whether kernels are or may be missing.
     """
 
     number: int
@@ -74,8 +74,8 @@ class Launches(msgspec.Struct, frozen=True):
 
     Attributes:
         launched_ns: when the call that launched each kernel began, -1 if unknown; shape (n,).
-        waits: when the host waited for the device, in order of the ends.
-        streams: the stream in the file of each lane of the kernels.
+        waits: when the host waited for the device, by end.
+        streams: the file's stream for each lane of kernels.
         records_waits: whether the file has any call that waits for the device. The profiler makes one at its end, so a
             file without has lost them.
         range_of: index into ``ranges`` of the host's range in which each kernel was launched, -1 for none; shape (n,).
@@ -106,9 +106,9 @@ class Trace:
 
     Attributes:
         path: the file.
-        kernels: its kernels by device and start; their ``step`` is an index into ``steps``.
+        kernels: its kernels, by device and start; their ``step`` is an index into ``steps``.
         device: number of the device of each kernel; shape (n,).
-        steps: its steps, ascending in time. Without any, the whole file counts as one step.
+        steps: its steps, in time order. Without any, the whole file counts as one step.
         collectives: the collective of each kernel.
         on_host: whether it is a CPU job, without kernels of a device.
         rank, world_size: rank in the job and number of its ranks; None if unknown.
@@ -146,7 +146,7 @@ class Trace:
 
     @property
     def whole(self) -> npt.NDArray[np.bool_]:
-        """Which steps are known to be whole; the last place is for what is in none; shape (steps + 1,)."""
+        """Whether each step is known to be whole; the last entry is for rows outside steps; shape (steps + 1,)."""
         return np.array([not step.cut for step in self.steps] + [not self.lacks], dtype=bool)
 
     @property
@@ -155,7 +155,7 @@ class Trace:
         return tuple(distinct_values(self.device).tolist())
 
     def by_device(self) -> dict[int, Trace]:
-        """One trace per device, each with its own time."""
+        """One trace per device, with its own times."""
         bounds = np.searchsorted(self.device, [*self.devices, 2**31]).tolist()
         return {
             device: self.part(first, last)
@@ -163,7 +163,7 @@ class Trace:
         }
 
     def part(self, first: int, last: int) -> Trace:
-        """The trace with the kernels from one row up to another."""
+        """A part of the trace, from row ``first`` up to ``last``."""
         rows = slice(first, last)
         kernels = self.kernels[rows]
         if not self.on_host:
@@ -244,7 +244,7 @@ def _job(head: dict[str, Any], problems: list[str]) -> tuple[int | None, int | N
     if info is None:
         return None, None
     rank, world_size = (info.get(key) if isinstance(info, dict) else None for key in ("rank", "world_size"))
-    if type(rank) is not int or not 0 <= rank < _MOST_RANKS:  # true is an int too
+    if type(rank) is not int or not 0 <= rank < _MOST_RANKS:  # bool is an int too
         problems.append("the file's distributedInfo cannot be read: its rank is not known")
         return None, None
     return rank, world_size if type(world_size) is int and 0 < world_size <= _MOST_RANKS else None
@@ -296,7 +296,7 @@ def bounds_of(steps: Sequence[TraceStep]) -> list[tuple[int, int]]:
 def mark_cut(steps: tuple[TraceStep, ...], held: frozenset[int]) -> tuple[tuple[TraceStep, ...], str]:
     """The steps of a file that is cut off, marked, and words for them; ``held`` are indices of those with kernels.
 
-    Kineto writes the host's threads one by one, then the device's buffers, none in order of time. So any step may lack
+    Kineto writes the host's threads one by one, then the device's buffers, none in time order. So any step may lack
     kernels.
     """
     if not steps:
