@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,9 +13,6 @@ from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.intervals import distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.traces.collectives import CollectiveInfo
-
-if TYPE_CHECKING:
-    from overlap_callbacks.traces.trace import TraceStep
 
 # Names that sound like a collective although no pattern knows them.
 _LIKE_COMMUNICATION = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|[nr]ccl|shmem")
@@ -36,8 +31,8 @@ _WORDS = (
 )
 
 
-def problems_of(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[str]:
-    """What is doubtful about the kernels and steps of a file."""
+def problems_of(kernels: KernelTable) -> Iterator[str]:
+    """What is doubtful about the kernels of a file."""
     gap_ns = int(np.diff(np.sort(kernels.intervals.start_ns)).max(initial=0))
     if gap_ns > _MAX_GAP_NS:
         yield f"kernels lie {gap_ns / 1e9:.0f} s apart: the clock may have jumped, or files were joined"
@@ -51,8 +46,6 @@ def problems_of(kernels: KernelTable, steps: tuple[TraceStep, ...]) -> Iterator[
         yield (
             f"{len(doubtful)} kernels count as compute though their names sound like communication: {doubtful[0][:80]}"
         )
-    if any(after.start_ns < before.end_ns for before, after in itertools.pairwise(steps)):
-        yield "some steps overlap: each ends where the next begins"
 
 
 def ambiguous_collectives(

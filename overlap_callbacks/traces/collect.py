@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.table import StringTable
-from overlap_callbacks.traces.events import Args, Event, EventColumns, nanoseconds
+from overlap_callbacks.traces.columns import Array
+from overlap_callbacks.traces.events import MAX_TIME_NS, Args, Event, EventColumns, nanoseconds
 from overlap_callbacks.traces.stream import EventStream
 
 # Kineto's categories, of today and of 2021. Then, ranges were operators too.
-ROW, LAUNCH, NOTE, OPERATOR, OLD_RANGE, PYTHON, FOREIGN, BESIDE, UNKNOWN_CATEGORY = range(9)
+ROW, LAUNCH, NOTE, OPERATOR, OLD_RANGE, PYTHON, FOREIGN, MARK, BESIDE, UNKNOWN_CATEGORY = range(10)
 KERNELS = frozenset({"kernel", "Kernel"})
 CATEGORIES: dict[str | None, int] = {
     **dict.fromkeys(KERNELS, ROW),
@@ -29,11 +30,12 @@ CATEGORIES: dict[str | None, int] = {
     "cpu_op": OPERATOR, "Operator": OLD_RANGE, "python_function": PYTHON,
     # What devices run of which nothing here knows what computes and what communicates.
     "mtia_ccp_events": FOREIGN, "mtia_insight": FOREIGN, "hpu_op": FOREIGN, "collective_comm": FOREIGN,
+    None: MARK,
     # Other categories of the host, or of nothing that runs by itself. An event of any other that names a device is
     # foreign.
     **dict.fromkeys(
         (
-            None, "ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "Trace", "overhead", "cpu_instant_event",
+            "ac2g", "async_cpu_to_gpu", "async_gpu", "fwdbwd", "Trace", "overhead", "cpu_instant_event",
             "gpu_user_annotation", "cuda_sync", "cuda_profiler_range", "gpu_pm_counter", "external_correlation",
             "mtia_runtime", "glow_runtime",
         ),
@@ -42,6 +44,8 @@ CATEGORIES: dict[str | None, int] = {
 }  # fmt: skip
 # Calls of these launch a kernel, by the host libraries of NVIDIA, AMD and Intel.
 _LAUNCHES_KERNEL = re.compile(r"LaunchKernel|LaunchCooperativeKernel|KernelLaunch")
+# Kineto's mark of when all that the device did had been recorded.
+_END = "Record Window End"
 # Torch's ranges of the collectives of a device. Of these the host sees only that it enqueued them.
 ENQUEUED = ("nccl:", "rccl:", "xccl:", "hccl:", "oneccl:")
 
@@ -50,7 +54,7 @@ _Value = TypeVar("_Value")
 
 
 class Note(NamedTuple):
-    """A range of the host that is a step."""
+    """A range of the host that is a step. Without a valid time, it ends before it starts."""
 
     name: str
     thread: int | str
@@ -108,6 +112,7 @@ class EventCollector:
         self.places: set[tuple[int | str, int, int | str]] = set()
         self.launching: set[int | str] = set()
         self.stepping: set[tuple[int | str, int | str]] = set()
+        self._ended_ns = -1
         self._sorted: list[list[Event]] = [[] for _ in range(UNKNOWN_CATEGORY + 1)]
         self._sort = {
             category: self._sorted[group].append if group != BESIDE else None for category, group in CATEGORIES.items()
@@ -122,6 +127,8 @@ class EventCollector:
             add = sort(event.cat, unknown)
             if add is not None:
                 add(event)
+        ends_ns = [nanoseconds(event.ts) or -1 for event in self._sorted[MARK] if event.name == _END]
+        self._ended_ns = max(self._ended_ns, *ends_ns, -1)
         self._collect(stream)
         for group in self._sorted:
             group.clear()
@@ -129,6 +136,11 @@ class EventCollector:
     def _collect(self, stream: EventStream) -> None:
         """Keep what is needed of the sorted events."""
         raise NotImplementedError
+
+    def ended_ns(self, starts_ns: Array) -> int:
+        """When the profile had ended; beyond all clocks if that is not known, or before the last of some starts."""
+        started_ns = max([int(starts_ns.max(initial=0)), *[note.start_ns for note in self.notes]])
+        return self._ended_ns if self._ended_ns > started_ns else MAX_TIME_NS
 
     @property
     def inexact(self) -> bool:
@@ -149,9 +161,9 @@ class EventCollector:
         return [event for event in self._sorted[group] if event.ph == "X"]
 
     def _note(self, events: list[Event], stream: EventStream) -> None:
-        """Keep steps with valid times."""
+        """Keep steps."""
         for event in events:
-            self.notes.extend(_as_note(event))
+            self.notes.append(_as_note(event))
             self._note_place(event, stream)
 
     def _note_place(self, event: Event, stream: EventStream) -> None:
@@ -170,12 +182,11 @@ def launches_kernel(name: str | None) -> bool:
     return bool(_LAUNCHES_KERNEL.search(name or ""))
 
 
-def _as_note(event: Event) -> tuple[Note, ...]:
-    """A step; empty if its times are not valid."""
+def _as_note(event: Event) -> Note:
     start, duration = nanoseconds(event.ts), nanoseconds(event.dur)
-    if start is None or duration is None or start == duration == 0:
-        return ()
-    return (Note(event.name or "", hashable(event.tid), start, start + max(duration, 0)),)
+    if start is None or duration is None:
+        start, duration = 0, -1
+    return Note(event.name or "", hashable(event.tid), start, start + duration)
 
 
 def short_name(name: str | None) -> str:

@@ -107,7 +107,8 @@ def _compared(ov: _Side, seq: _Side) -> Comparison:
     figures_of = ov.add_up(Mode.OVERLAPPED, of_overlapped), seq.add_up(Mode.SEQUENTIAL, of_sequential)
     for name, side in (("overlapped", ov), ("sequential", seq)):
         if not side.computes:
-            raise ValueError(f"{name}: {side.trace.path} holds no compute kernels")
+            where = " in its steps" if side.has_steps else ""
+            raise ValueError(f"{name}: {side.trace.path} holds no compute kernels{where}")
     pairs = PairSums(ov.kernels)
     for calls, wanted, trace in ov.calls():
         alone_ns = of_sequential.alone_ns(calls, wanted)
@@ -143,7 +144,7 @@ class _Side:
         kernels: a table without rows, with the names of all kernels.
         num_steps: number of whole steps, which count; 1 for a file without any.
         has_steps: whether the file has any.
-        computes: whether any kernel computes, once the calls were added up.
+        computes: whether any kernel that counts computes, once the calls were added up.
         unmatched: the calls that match none, by the number of their name, once all were matched.
     """
 
@@ -175,8 +176,9 @@ class _Side:
         def add(trace: Trace) -> None:
             calls, wanted, _rows = self._calls(trace)
             same_calls.add(calls, wanted)
-            self.computes |= bool((trace.kernels.kind == Kind.COMPUTE).any())
-            self._total += KernelSums(trace.kernels).of_rows(np.flatnonzero(self._counts(trace.kernels)))
+            counts = np.flatnonzero(self._counts(trace.kernels))
+            self.computes |= bool((trace.kernels.kind[counts] == Kind.COMPUTE).any())
+            self._total += KernelSums(trace.kernels).of_rows(counts)
 
         return device_figures(self._device, CollectiveSums(self.trace, with_turns=False), mode, add)
 

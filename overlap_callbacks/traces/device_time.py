@@ -318,7 +318,8 @@ class TimeSums:
         np.maximum.at(ended_ns, kernels.step[in_steps], kernels.intervals.end_ns[in_steps])
         for i in distinct_values(kernels.step[in_steps]).tolist():
             ended = int(ended_ns[i])
-            if i and self._steps[i - 1].cut:  # its last kernels may be missing
+            # The last kernels of a step that lacks some, or that is not in the file, are not known.
+            if i and (self._steps[i - 1].cut or self._steps[i - 1].number != self._steps[i].number - 1):
                 self._until_ns = max(self._until_ns, self._steps[i].start_ns)
             if ended > self._until_ns:
                 if not self._steps[i].cut:

@@ -45,7 +45,7 @@ from overlap_callbacks.traces.collectives import (
 from overlap_callbacks.traces.columns import Array, Column, derived, parts, release, taken
 from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.doubts import Doubts
-from overlap_callbacks.traces.events import MAX_TIME_NS, time_problems
+from overlap_callbacks.traces.events import MAX_TIME_NS
 from overlap_callbacks.traces.files import Document, TraceError
 from overlap_callbacks.traces.merged import are_joined
 from overlap_callbacks.traces.reductions import repeated_reductions
@@ -57,9 +57,10 @@ _Columns = dict[str, Array]
 
 def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[str] | None = None) -> Trace:
     """The trace of a file with kernels of a device; ``steps`` matches the names of steps."""
-    found, infos = steps_of(events.notes, steps), events.metadata.infos
+    rows, calls, infos = _in_order(events.rows.finished()), events.launches.finished(), events.metadata.infos
+    ended_ns = events.ended_ns(rows["start"])
+    found, of_steps = steps_of(events.notes, steps, ended_ns)
     bounds = bounds_of(found)
-    rows, calls = _in_order(events.rows.finished()), events.launches.finished()
     if are_joined(calls["correlation"], rows["correlation"]):
         raise TraceError(
             f"{document.path} was joined of traces of several ranks, and nothing tells them apart: many launches and "
@@ -68,11 +69,11 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
     has_row = _join_launches(rows, calls)
     doubts = Doubts(found, bounds)
     captures = doubts.of_launches(calls, has_row, rows, events, document)
-    rows = doubts.with_time(rows, events)
+    rows = doubts.once(doubts.with_time(rows, events))
     texts = _name_kinds(rows, events)
-    doubts.shorten(rows, texts, calls, events)
+    doubts.shorten(rows, texts, calls, events, ended_ns)
     annotations, operators = events.annotations.finished(), events.operators.finished()
-    problems = [*time_problems(events.rows), *doubts.problems]
+    problems = [*doubts.problems]
     if events.launches.untimed:
         problems.append(
             f"{events.launches.untimed} launches have no time that can be read: their kernels count in no step"
@@ -106,8 +107,8 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
     reductions = repeated_reductions(kernels, rows, events.marks.finished(), tuple(infos), bounds)
     release()
     trace = trace_of(
-        document, kernels, rows["device"], found, collectives, problems, launches=launches, warnings=doubts.warnings,
-        lacking=doubts.lacking, recorded=frozenset(events.recorded),
+        document, kernels, rows["device"], found, collectives, problems, launches=launches,
+        warnings=[*doubts.warnings, *of_steps], lacking=doubts.lacking, recorded=frozenset(events.recorded),
     )  # fmt: skip
     return dataclasses.replace(trace, reductions=reductions)
 

@@ -14,6 +14,7 @@ from overlap_callbacks.analysis.kernels.impossible import (
     missing_kernels,
     overruns,
     past_the_end,
+    repeated,
     without_time,
 )
 from overlap_callbacks.analysis.kernels.table import Kind, step_of
@@ -74,13 +75,9 @@ class Doubts:
         if len(lost_ns) <= unsure or not has_row.any() or document.is_cut:
             return captures
         number = f"{len(lost_ns)} of {found.number}"
-        if self._steps:
-            step = step_of(lost_ns, self._bounds)
-            inside = int((step >= 0).sum())
-            lacking = distinct_values(step[step >= 0]).tolist()
-            if not lacking:
-                self.problems.append(f"{number} launches have no kernel, none of them in a step")
-                return captures
+        step = step_of(lost_ns, self._bounds)
+        inside, lacking = int((step >= 0).sum()), distinct_values(step[step >= 0]).tolist()
+        if lacking:
             some = f"{inside} of them in" if inside < len(lost_ns) else "all in" if len(lacking) == 1 else "in"
             those = "that step is" if len(lacking) == 1 else "those steps are"
             self.warnings.append(f"{number} launches have no kernel, {some} {self._named(lacking)}: {those} in no mean")
@@ -90,8 +87,11 @@ class Doubts:
         known_ns = launched.start_ns[has_row]
         inside = ((lost_ns > known_ns.min()) & (lost_ns < known_ns.max())).any()
         if inside or len(lost_ns) > _FEW * found.number:
-            self.warnings.append(f"{number} launches have no kernel: the totals lack them, and their time looks idle")
-            self.lacking |= {-1}
+            outside = ", none of them in a step" if self._steps else ""
+            self.warnings.append(
+                f"{number} launches have no kernel{outside}: the totals lack them, and their time looks idle"
+            )
+            self.lacking |= {-1} if not self._steps else set()
         else:
             self.problems.append(f"{number} launches have no kernel, all at the beginning or the end of the file")
         return captures
@@ -121,10 +121,23 @@ class Doubts:
         kept = np.flatnonzero(~wrong)
         return {name: taken(column, kept) for name, column in rows.items()}
 
+    def once(self, rows: dict[str, Array]) -> dict[str, Array]:
+        """The rows without those that repeat others."""
+        again = repeated(rows["lane"], Intervals(rows["start"], rows["end"]), rows["name"], rows["correlation"])
+        if not len(again):
+            return rows
+        self.warnings.append(f"{len(again)} kernels are in the file more than once, and count once")
+        kept = np.setdiff1d(np.arange(len(rows["start"])), again, assume_unique=True)
+        return {name: taken(column, kept) for name, column in rows.items()}
+
     def shorten(
-        self, rows: dict[str, Array], texts: Sequence[str], calls: Mapping[str, Array], events: DeviceEvents
-    ) -> None:
-        """End the rows that run longer than they can; ``texts`` are the names of rows."""
+        self, rows: dict[str, Array], texts: Sequence[str], calls: Mapping[str, Array], events: DeviceEvents,
+        ended_ns: int,
+    ) -> None:  # fmt: skip
+        """End the rows that run longer than they can; ``texts`` are the names of rows.
+
+        All had ended at ``ended_ns``.
+        """
         correlation = rows.pop("correlation")
         found = overruns(rows["lane"], Intervals(rows["start"], rows["end"]), correlation)
         self._shorten(rows, texts, events, found, "the next one of its stream begins")
@@ -142,6 +155,7 @@ class Doubts:
             rows["launched"],
             Intervals(syncs["start"][order], syncs["end"][order]),
             max([int(times_ns.max(initial=0)) for times_ns in ends_ns]),
+            ended_ns,
         )
         self._shorten(rows, texts, events, found, "all else has ended")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, Union
 
@@ -122,12 +122,12 @@ class EventColumns:
     Attributes:
         number: number of events whose times can be read.
         keeps_untimed: whether those without a valid time are kept.
-        untimed, negative: number of events without a valid time, and with negative durations, which count as zero.
-            Both are complete once the columns are finished.
+        untimed: number of events without a valid time or with a negative duration; complete once the columns are
+            finished.
     """
 
     def __init__(self, exact: bool, *, keep_untimed: bool = False, **numbers: str) -> None:
-        self.number = self.untimed = self.negative = 0
+        self.number = self.untimed = 0
         self._exact, self.keeps_untimed = exact, keep_untimed
         self._start: array[Any] = array("q" if exact else "d")
         self._duration: array[Any] = array("q" if exact else "d")
@@ -246,17 +246,7 @@ class EventColumns:
             possible = (start_us > MIN_TIME_NS / 1000) & (start_us < MAX_TIME_NS / 1000)
             untimed = ~(possible & (np.abs(duration_us) < MAX_DURATION_NS / 1000))
             start, duration = (_from_microseconds(np.where(untimed, 0.0, times)) for times in microseconds)
-        negative = duration < 0
-        self.negative += int(negative.sum())
-        return start, start + np.where(negative, 0, duration), untimed
-
-
-def time_problems(events: EventColumns) -> Iterator[str]:
-    """What is wrong with the times of events whose columns are finished."""
-    if events.negative:
-        yield f"{events.negative} events have negative durations, and count as of no length"
-    if events.untimed and not events.keeps_untimed:
-        yield f"{events.untimed} events have no time that can be read, and are left out"
+        return start, start + duration, untimed | (duration < 0)
 
 
 def lose_nanoseconds(events: Sequence[Event]) -> bool:

@@ -13,7 +13,7 @@ from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.host import own_time, uncounted_note
-from overlap_callbacks.analysis.kernels.impossible import at_no_time
+from overlap_callbacks.analysis.kernels.impossible import at_no_time, repeated
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, StringTable, collectives_of, step_of
 from overlap_callbacks.traces import columns
 from overlap_callbacks.traces.checks import MAX_SUSPECTS, foreign_events, likeness
@@ -32,7 +32,7 @@ from overlap_callbacks.traces.collect import (
 )
 from overlap_callbacks.traces.collectives import Collectives
 from overlap_callbacks.traces.columns import Array, Column, cuts, derived, parts, release, taken
-from overlap_callbacks.traces.events import Args, Event, time_problems
+from overlap_callbacks.traces.events import Args, Event
 from overlap_callbacks.traces.files import TraceError, foreign_kind, pieces
 from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.trace import Trace, bounds_of, steps_of, trace_of
@@ -105,9 +105,14 @@ def trace_of_host(stream: EventStream, events: HostEvents, pattern: re.Pattern[s
         TraceError: the file is not one of a CPU job either.
     """
     _refuse(events, stream)
-    steps = steps_of(events.notes, pattern)
-    operators, untimed = _with_time(events.rows.finished())
-    ranges, more = _with_time(events.ranges.finished())
+    operators, ranges = events.rows.finished(), events.ranges.finished()
+    begun = operators["start"], ranges["start"]
+    operators, untimed = _with_time(operators, *begun)
+    steps, warnings = steps_of(events.notes, pattern, events.ended_ns(operators["start"]))
+    ranges, more = _with_time(ranges, *begun)
+    ranges, repeats = _once(ranges)
+    if repeats:
+        warnings.append(f"{repeats} ranges are in the file more than once, and count once")
     (called, of_called), (ranged, of_ranged) = (
         names.renamed(safe_text.clean) for names in (events.names, events.range_names)
     )
@@ -119,29 +124,37 @@ def trace_of_host(stream: EventStream, events: HostEvents, pattern: re.Pattern[s
         Intervals(ranges["start"], ranges["end"]), of_ranged[ranges["name"]],
         (called.texts, ranged.texts), bounds_of(steps),
     )  # fmt: skip
-    problems = [*time_problems(events.rows), *time_problems(events.ranges)]
-    problems.append("no kernels of a device: operators of the training thread count as compute")
+    problems = ["no kernels of a device: operators of the training thread count as compute"]
     if events.enqueued:
         problems.append("the file has NCCL's collectives but no kernels of their device: they are left out")
     problems += doubtful
     device, collectives = np.zeros(len(table), dtype=np.int64), Collectives.none(len(table))
-    warnings = []
-    if untimed + more:
+    untimed += more + events.rows.untimed + events.ranges.untimed
+    if untimed:
         where = "; any step may lack them" if steps else ""
-        warnings.append(f"{untimed + more} operators and ranges have no time and are left out{where}")
+        warnings.append(f"{untimed} operators and ranges have no time and are left out{where}")
     return trace_of(
         stream, table, device, steps, collectives, problems, likely=lambda: _likely_ranges(events), warnings=warnings,
-        lacking=frozenset({-1}) if warnings else frozenset(),
+        lacking=frozenset({-1}) if untimed else frozenset(),
     )  # fmt: skip
 
 
-def _with_time(rows: dict[str, Array]) -> tuple[dict[str, Array], int]:
-    """The rows that have a time, and the number of the others."""
-    wrong = at_no_time(rows["start"])
+def _with_time(rows: dict[str, Array], *begun: Array) -> tuple[dict[str, Array], int]:
+    """The rows that have a time, and the number of the others; ``begun`` are times of all on their clock."""
+    wrong = at_no_time(rows["start"], *begun)
     if not wrong.any():
         return rows, 0
     kept = np.flatnonzero(~wrong)
     return {name: taken(column, kept) for name, column in rows.items()}, int(wrong.sum())
+
+
+def _once(ranges: dict[str, Array]) -> tuple[dict[str, Array], int]:
+    """The ranges without those that repeat others, and the number of these."""
+    order = np.argsort(ranges["start"], kind="stable")
+    start, end, name = (ranges[column][order] for column in ("start", "end", "name"))
+    again = repeated(np.zeros_like(name), Intervals(start, end), name, np.zeros(len(name), dtype=np.uint64))
+    kept = np.delete(order, again)
+    return {name: taken(column, kept) for name, column in ranges.items()} if len(again) else ranges, len(again)
 
 
 def _refuse(events: HostEvents, stream: EventStream) -> None:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.intervals import Intervals, distinct_values
+from overlap_callbacks.analysis.kernels.impossible import at_no_time
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.traces.checks import likely_communication, problems_of
 from overlap_callbacks.traces.collect import Note
@@ -198,7 +199,7 @@ def trace_of(
     that lack kernels; -1 where any may, or the file has none. ``recorded`` are those of ``RECORDED`` that events show.
     """
     head, is_cut = document.head, document.is_cut
-    problems = [*document.problems, *problems, *problems_of(kernels, steps)]
+    problems = [*document.problems, *problems, *problems_of(kernels)]
     rank, world_size = _job(head, problems)
     warnings = [*document.warnings, *warnings]
     steps = tuple([
@@ -262,35 +263,54 @@ def _device_names(head: dict[str, Any]) -> dict[int, str]:
 # -- steps
 
 
-def steps_of(notes: Sequence[Note], pattern: re.Pattern[str] | None = None) -> tuple[TraceStep, ...]:
-    """The steps, ascending in time; of several with one number, the first counts.
+def steps_of(
+    notes: Sequence[Note], pattern: re.Pattern[str] | None = None, ended_ns: int = MAX_TIME_NS
+) -> tuple[tuple[TraceStep, ...], list[str]]:
+    """The steps, ascending in time, and warnings; of several with one number, the first counts.
+
+    Each ends where the next one begins, or when the profile had ended.
 
     Args:
         notes: ranges of the host.
         pattern: matches the names of steps. Its first group is the step's number; without a group they are numbered in
             order. None for torch's ``ProfilerStep#``.
+        ended_ns: when the profile had ended.
     """
-    steps: dict[int, TraceStep] = {}
+    starts_ns = np.array([note.start_ns for note in notes], dtype=np.int64)
+    lost = at_no_time(starts_ns) | np.array([note.end_ns < note.start_ns for note in notes], dtype=bool)
+    numbers: dict[int, TraceStep] = {}
+    timed = [note for note, without_time in zip(notes, lost.tolist(), strict=True) if not without_time]
     if pattern is None or pattern.groups:
-        for note in notes:
+        for note in timed:
             matched = (pattern or _STEP).search(note.name) if pattern else _STEP.match(note.name)
             number = matched.group(1) if matched else None
             if number is not None and number.isdecimal() and len(number) <= 18:
-                steps.setdefault(int(number), TraceStep(int(number), note.start_ns, note.end_ns))
+                numbers.setdefault(int(number), TraceStep(int(number), note.start_ns, note.end_ns))
     else:
-        ranges = sorted((note.start_ns, note.end_ns) for note in notes if pattern.search(note.name))
+        ranges = sorted((note.start_ns, note.end_ns) for note in timed if pattern.search(note.name))
         for number, (start_ns, end_ns) in enumerate(ranges):
-            steps[number] = TraceStep(number, start_ns, end_ns)
-    return tuple(sorted(steps.values(), key=lambda step: step.start_ns))
+            numbers[number] = TraceStep(number, start_ns, end_ns)
+    steps, warnings = sorted(numbers.values(), key=lambda step: step.start_ns), []
+    if len(timed) < len(notes):
+        warnings.append(
+            f"{len(notes) - len(timed)} steps have no time and are left out: their kernels count in the total alone"
+        )
+    next_ns = [step.start_ns for step in steps[1:]]
+    if any([step.end_ns > begin_ns for step, begin_ns in zip(steps, next_ns, strict=False)]):
+        warnings.append("some steps overlap: each ends where the next begins")
+    if steps and steps[-1].end_ns > ended_ns:
+        excess = f"{(steps[-1].end_ns - ended_ns) / 1e6:.3f} ms"
+        warnings.append(f"step {steps[-1].number} ends {excess} after the profile: it counts only up to there")
+    until_ns = [*next_ns, ended_ns]
+    return tuple([
+        msgspec.structs.replace(step, end_ns=min(step.end_ns, end_ns))
+        for step, end_ns in zip(steps, until_ns, strict=False)
+    ]), warnings  # fmt: skip
 
 
 def bounds_of(steps: Sequence[TraceStep]) -> list[tuple[int, int]]:
-    """Start and end of each step in nanoseconds, cut where the next one begins."""
-    next_starts = [step.start_ns for step in steps[1:]]
-    return [
-        (step.start_ns, min(step.end_ns, next_start))
-        for step, next_start in zip(steps, [*next_starts, MAX_TIME_NS], strict=False)
-    ]
+    """Start and end of each step in nanoseconds."""
+    return [(step.start_ns, step.end_ns) for step in steps]
 
 
 def mark_cut(steps: tuple[TraceStep, ...], held: frozenset[int]) -> tuple[tuple[TraceStep, ...], str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import lzma
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -61,11 +62,15 @@ def nanoseconds(microseconds: Any) -> int:
     return int((Decimal(microseconds) * 1000).to_integral_value())
 
 
-def read(path: Path) -> Reference:
+def inflated(path: Path) -> bytes:
     content = path.read_bytes()
     if content.startswith(b"\x1f\x8b"):
-        content = gzip.decompress(content)
-    document = json.loads(content, parse_float=Decimal)
+        return gzip.decompress(content)
+    return lzma.decompress(content) if path.suffix == ".xz" else content
+
+
+def read(path: Path) -> Reference:
+    document = json.loads(inflated(path), parse_float=Decimal)
     events = document if isinstance(document, list) else document["traceEvents"]
     whole = [event for event in events if event.get("ph") == "X"]
     steps: dict[int, tuple[int, int]] = {}

@@ -127,18 +127,18 @@ def test_if_no_file_can_be_read_there_is_one_line(tmp_path: Path) -> None:
 
 
 def test_notes_name_their_files(folder: Path) -> None:
-    kineto.write(folder / "rank3.json", [gemm(5, 4), all_reduce(0, 1)], **kineto.job(3, 12))
+    kineto.write(folder / "rank3.json", [{**gemm(5, 6), "cat": "hpu_op"}, all_reduce(0, 1)], **kineto.job(3, 12))
     result = overlap("analyze", str(folder), "--csv", "steps")
-    assert "Note: rank3.json: 1 events have negative durations" in result.stderr
+    assert "Note: rank3.json: 1 event of other devices (hpu_op)" in result.stderr
     for rank in range(20, 40):
         rank_file(folder, rank)
-    kineto.write(folder / "rank50.json", [gemm(5, 4), all_reduce(0, 1)], **kineto.job(50, 60))
+    kineto.write(folder / "rank50.json", [{**gemm(5, 6), "cat": "hpu_op"}, all_reduce(0, 1)], **kineto.job(50, 60))
     files = [*map(str, find_traces([folder]))]
     output = overlap("analyze", *files).output
     assert "more notes" in output  # several files have to fit on two screens
-    assert "1 events have negative durations" not in output
+    assert "1 event of other devices (hpu_op)" not in output
     output = overlap("analyze", "--all", *files).output
-    assert "1 events have negative durations" in output[output.index("rank50.json, rank 50 of 60") :]
+    assert "1 event of other devices (hpu_op)" in output[output.index("rank50.json, rank 50 of 60") :]
 
 
 @pytest.mark.parametrize("processes", [1, 3])

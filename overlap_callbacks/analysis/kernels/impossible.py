@@ -99,12 +99,13 @@ def overruns(lane: Indices, ran: Intervals, correlation: npt.NDArray[np.uint64])
 
 
 def past_the_end(
-    lane: Indices, ran: Intervals, name: Indices, may_wait: _Marks, launched_ns: Indices, syncs: Intervals, end_ns: int
-) -> Overruns:
+    lane: Indices, ran: Intervals, name: Indices, may_wait: _Marks, launched_ns: Indices, syncs: Intervals, end_ns: int,
+    ended_ns: int = _LATEST,
+) -> Overruns:  # fmt: skip
     """The last kernel of each stream where it seems to run on when all had ended.
 
-    The host waited for the device after it was launched, and that was over before. Or it is longer than all else in
-    the file, and many times as long as the others of its name.
+    The host waited for the device after it was launched, and that was over before; or the profile was. Or it is longer
+    than all else in the file, and many times as long as the others of its name.
 
     Args:
         lane: stream of each row; shape (n,).
@@ -114,6 +115,7 @@ def past_the_end(
         launched_ns: when each row was launched, -1 if unknown; shape (n,).
         syncs: when the host waited for all of the device, in order of the starts.
         end_ns: the last time that the host has in the file.
+        ended_ns: when the profile had ended.
     """
     rows = np.full(int(lane.max(initial=-1)) + 1, -1)
     rows[lane] = np.arange(len(lane))  # of equal lanes the last counts
@@ -122,7 +124,7 @@ def past_the_end(
         return Overruns(rows, rows)
     starts_ns, ends_ns = ran.start_ns[rows], ran.end_ns[rows]
     wait = np.where(launched_ns[rows] < 0, len(syncs), np.searchsorted(syncs.start_ns, launched_ns[rows]))
-    waited_ns = np.append(syncs.end_ns, _LATEST)[wait]
+    waited_ns = np.minimum(np.append(syncs.end_ns, _LATEST)[wait], ended_ns)
     until_ns = np.where(ends_ns - _CLOCKS_NS > waited_ns, np.maximum(waited_ns, starts_ns), ends_ns)
     longest = int(np.argmax(until_ns))
     row = int(rows[longest])
@@ -135,6 +137,38 @@ def past_the_end(
             until_ns[longest] = max(rest_ns, int(starts_ns[longest]) + alike_ns)
     over = until_ns < ends_ns
     return Overruns(rows[over], until_ns[over])
+
+
+def repeated(lane: Indices, ran: Intervals, name: Indices, correlation: npt.NDArray[np.uint64]) -> Indices:
+    """The rows that an earlier one repeats in all: a stream runs one kernel at a time, and a launch has one.
+
+    Kernels of one launch of a graph may do the same at the same time.
+
+    Args:
+        lane: stream of each row; shape (n,).
+        ran: when each ran, in order of the starts on each device; n rows.
+        name: number of each row's name; shape (n,).
+        correlation: number of each row's launch, 0 for none; shape (n,).
+    """
+    start_ns, end_ns = ran.start_ns, ran.end_ns
+    together = np.concatenate([
+        part.start + np.flatnonzero(start_ns[part][: len(start_ns) - part.start - 1] == start_ns[_next(part)])
+        for part in _parts(len(ran))
+    ])  # fmt: skip
+    rows = distinct_values(np.concatenate((together, together + 1)).astype(np.int64))
+    columns = [column[rows] for column in (lane, start_ns, end_ns, name, correlation)]
+    order = np.lexsort(columns)
+    same = np.all([column[order][1:] == column[order][:-1] for column in columns], axis=0)
+    again = np.flatnonzero(same & (end_ns[rows[order]][1:] > start_ns[rows[order]][1:])) + 1
+    if len(again):
+        in_order = columns[-1][order]
+        numbers, of_copies = np.unique(
+            in_order[distinct_values(np.concatenate((again, again - 1)))], return_counts=True
+        )
+        of_all = np.unique(correlation[np.isin(correlation, numbers)], return_counts=True)[1]
+        alone = (of_all == of_copies) | (numbers == 0)  # else, of a graph
+        again = again[alone[np.searchsorted(numbers, in_order[again])]]
+    return np.sort(rows[order[again]])
 
 
 def without_time(ran: Intervals, launched_ns: Indices) -> tuple[_Marks, _Marks]:
@@ -168,9 +202,13 @@ def without_time(ran: Intervals, launched_ns: Indices) -> tuple[_Marks, _Marks]:
     return wrong, of_launch
 
 
-def at_no_time(starts_ns: Indices) -> _Marks:
-    """Which of the host's events have a time of 0 on a clock that began long before; shape (n,)."""
-    if _median(starts_ns[:: max(1, len(starts_ns) // _SAMPLE)]) <= _MAX_DELAY_NS:
+def at_no_time(starts_ns: Indices, *others_ns: Indices) -> _Marks:
+    """Which of the host's events have a time of 0 on a clock that began long before; shape (n,).
+
+    ``others_ns`` are times of others on the same clock.
+    """
+    some_ns = np.concatenate([times_ns[:: max(1, len(times_ns) // _SAMPLE)] for times_ns in (starts_ns, *others_ns)])
+    if _median(some_ns[some_ns > 0]) <= _MAX_DELAY_NS:
         return np.zeros(len(starts_ns), dtype=bool)
     wrong: _Marks = starts_ns <= 0
     return wrong
