@@ -34,7 +34,7 @@ _DTYPE_BYTES = {
 # Maximum number of elements of a tensor; a larger number is an error.
 _MAX_ELEMENTS = 2**50
 ALL_TO_ALL = "all_to_all"
-# Torch's text of the split sizes of an all-to-all, none if they are equal. A long one is cut off, and ends in ``...``.
+# Torch's text of equal split sizes of an all-to-all; a long text of others is truncated, and ends in ``...``.
 _NO_SPLITS = (None, "[]")
 _SPLITS = re.compile(r"\[(\d{1,15}(?:, ?\d{1,15})*)\]")
 
@@ -47,7 +47,7 @@ class CollectiveInfo(NamedTuple):
         ranks: ranks of the group, as text of the file.
         size: number of ranks of the group; None if unknown.
         by_name: whether the kind comes from the kernel's name alone.
-        sent, received: of an all-to-all, its split sizes; empty if they are equal or unknown.
+        sent, received: split sizes of an all-to-all; empty if equal or unknown.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class Collectives(msgspec.Struct, frozen=True):
         infos: what many of them share.
         joint: of all-to-alls that several kernels run: 2n for the first kernel of number n, 2n + 1 for its others, -1
             for all that are alone; None without any.
-        whole_ns: the time of each such all-to-all, from its first kernel's start to its last end.
+        whole_ns: the time of each such all-to-all, from its first start to its last end.
     """
 
     info: Indices
@@ -99,7 +99,7 @@ class Collectives(msgspec.Struct, frozen=True):
         return Collectives(self.info[rows], self.num_bytes[rows], self.sequence[rows], self.infos, joint, self.whole_ns)
 
     def transfers_ns(self, durations_ns: Indices) -> tuple[npt.NDArray[np.bool_], Indices]:
-        """Which kernels are the first, or only, of their collective; and the time of the collective of each."""
+        """Whether each kernel is the first or only one of its collective, and its collective's time."""
         if self.joint is None or self.whole_ns is None:
             return np.ones(len(self.info), dtype=bool), durations_ns
         first = (self.joint < 0) | (self.joint % 2 == 0)
@@ -153,7 +153,7 @@ def _known(key: tuple[Any, ...], infos: Numbers[CollectiveInfo]) -> _Known:
 
 
 def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
-    """What collectives share with others: split sizes if they are given, five texts, and the size of the group."""
+    """What collectives may share: split sizes if given, five texts, and the group's size."""
     keys = [
         (
             None if args.in_splits in _NO_SPLITS else (_text(args.in_splits), _text(args.out_splits)),
@@ -170,18 +170,18 @@ def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
 
 
 def numbers_in(splits: str) -> tuple[int, ...]:
-    """Split sizes or ranks, of torch's text; none where it is cut off or something else."""
+    """Split sizes or ranks from torch's text; empty if truncated or malformed."""
     found = _SPLITS.fullmatch(splits)
     return tuple(map(int, found[1].split(","))) if found else ()
 
 
 def _elements(args: Args, known: _Known) -> Any:
-    """The elements that are the size of a collective."""
+    """The number of elements that counts as a collective's size."""
     sent, received = args.in_elements, args.out_elements
     if known.info.kind != ALL_TO_ALL:
         return received if known.of_output else sent
     if known.info.received and sum(known.info.sent) == sent:
-        received = sum(known.info.received)  # of lists of tensors, torch says of both what is sent
+        received = sum(known.info.received)  # for lists of tensors, torch gives both as what is sent
     return max(sent, received) if type(sent) is type(received) is int else sent
 
 

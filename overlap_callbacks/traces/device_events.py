@@ -293,7 +293,7 @@ def _timed(columns: EventColumns, events: list[Event], values: list[_Value]) -> 
 
 
 def device_number(device: Any) -> int:
-    """The number of a device; 0 for anything that is not a number."""
+    """The number of a device; 0 if invalid."""
     return device if type(device) is int and 0 <= device < 2**31 else 0
 
 

@@ -304,12 +304,12 @@ def _copies_of_collectives(kernels: KernelTable, rows: _Columns, ranges: _Column
 def _joint_transfers(
     kernels: KernelTable, rows: _Columns, ranges: _Columns, infos: Iterable[CollectiveInfo]
 ) -> tuple[Array, Array] | tuple[()]:
-    """The kernels of all-to-alls that several of them run, see ``Collectives``; empty without any."""
+    """The kernels of all-to-alls with several of them, see ``Collectives``; empty without any."""
     of_kind = np.array([info.kind == ALL_TO_ALL for info in infos], dtype=bool)
     if not of_kind.any():
         return ()
     mine = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.append(of_kind, False)[rows["info"]])
-    mine = mine[~kernels[mine].named(is_copy)]  # of copies, each peer has its own
+    mine = mine[~kernels[mine].named(is_copy)]  # each peer has its own copies
     around = _last_begun(ranges, rows["launched"][mine], rows["thread"][mine])
     info, sequence, lane = (rows[name][mine] for name in ("info", "sequence", "lane"))
     of_mine, whole_ns = joint_transfers(info, sequence, lane, around, kernels.intervals[mine])

@@ -125,14 +125,14 @@ class SlowdownEstimate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SplitLoads(msgspec.Struct, frozen=True, kw_only=True):
-    """How evenly all-to-alls with split sizes spread what they send over the ranks of their group.
+    """How evenly all-to-alls with split sizes load the ranks of their group.
 
     Attributes:
         dimension: of parallelism that the group serves, by its description.
-        senders: ranks of a group whose files were given; what the others send is not known.
-        steps: steps that were looked at; a file without steps counts as one.
-        load_max_over_mean: bytes that a rank receives in a step, the most over the mean; mean over the steps.
-        highest_rank: the rank that receives most; where ranks are not known, its place in the group.
+        senders: ranks of a group with files; what the others send is unknown.
+        steps: number of steps; a file without steps counts as one.
+        load_max_over_mean: largest over mean of the bytes that ranks receive in a step; mean over the steps.
+        highest_rank: the rank that receives most; its index in the group if ranks are unknown.
     """
 
     dimension: str
@@ -164,7 +164,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
         host_limit: whether the host keeps the device waiting; None if the file has no launches.
         utilisation: of the device over time; None without kernels.
         cycle: of the job's profiler, as its files name it; empty where they are of one.
-        reductions: of gradients, if the file proves that they are reduced several times for a step of the optimizer.
+        reductions: of gradients, if the file proves that they are reduced several times per optimizer step.
         on_host_collectives: that libraries of the host ran beside the device; in none of the figures above.
         recorded: what the profiler recorded besides, which makes launches longer: ``Python stacks``, ``shapes``,
             ``memory``.
@@ -273,7 +273,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
         warnings: those of ``problems`` to read before any figure.
         sizes: collectives of known size over all files, most time first; empty if they are of different jobs.
         one_job: whether the files look like ranks of one job.
-        splits: of what the ranks of all files send in all-to-alls; None without split sizes, or of different jobs.
+        splits: loads by all-to-alls of all files' ranks; None without split sizes, or for files of different jobs.
     """
 
     schema_version: int = SCHEMA_VERSION

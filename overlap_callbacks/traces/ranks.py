@@ -334,10 +334,10 @@ def _row(
 
 
 def _of_shares(times_ns: Indices, sizes: Indices) -> tuple[Indices, Indices]:
-    """The times of all-to-alls as wholes, and how long each rank waited for others; shapes (n, 1) and (n, ranks).
+    """The times of whole all-to-alls, and how long each rank waited for others; shapes (n, 1) and (n, ranks).
 
-    Ranks send and receive different shares. The whole takes as long as the largest share, at the rate of the rank that
-    was fastest for its own. A rank that takes longer than another because its share is larger does not wait.
+    Ranks send and receive different shares. The whole takes as long as the largest share at the fastest rank's rate. A
+    rank that takes longer than another because its share is larger does not wait.
     """
     shares = np.maximum(sizes, 1).astype(np.float64)
     shares[(sizes < 0).any(axis=1)] = 1.0
@@ -371,10 +371,10 @@ def _doubts(traces: Sequence[Part]) -> Iterator[str]:
 
 
 def collective_sizes(traces: Sequence[Part], matched: Matched) -> tuple[CollectiveSize, ...]:
-    """A row for each kind, group size and message size, those with the most time first.
+    """A row for each kind, group size and message size, the most time first.
 
-    A collective of which a rank has several kernels counts for no transfer: how they share its bytes is not known. The
-    kernels of an all-to-all count with the largest of what its ranks send or receive.
+    Collectives with several kernels on a rank count for no transfer, as each kernel's bytes are unknown. The kernels of
+    an all-to-all count with the largest size that any of its ranks sends or receives.
     """
     times: dict[SizeKey, Timed] = defaultdict(Timed)
     for of_device in itertools.chain.from_iterable(trace.by_size for trace in traces):

@@ -1,9 +1,9 @@
-"""Gradients that are reduced at each micro-batch, where a file proves it: they could be reduced once for each update.
+"""Gradients that a file proves to be reduced in each micro-batch, rather than once per update.
 
-Between two steps of the optimizer, the same reductions, size by size, follow each of several forward passes. Layers of
-equal size are reduced behind one pass, and so is what waits for the last micro-batch, in a pipeline too. The reductions
-are those of gradients: FSDP launches them in a range of its own, DDP on autograd's thread, and in a forward pass its
-group does nothing but broadcast buffers.
+Between two optimizer steps, the same reductions, size by size, follow each of several forward passes. Layers of equal
+size would follow a single pass, as would reductions that wait for the last micro-batch, in a pipeline too. They are
+reductions of gradients: FSDP launches them in a range of its own, DDP on autograd's thread, and in a forward pass its
+group only broadcasts buffers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from overlap_callbacks.traces.collect import Numbers
 from overlap_callbacks.traces.collectives import CollectiveInfo
 from overlap_callbacks.traces.columns import Array
 
-# Ranges of torch's that tell: forward passes, where FSDP reduces, and steps of optimizers.
+# Torch's ranges of forward passes, of FSDP's reductions, and of optimizer steps.
 PASS, REDUCES, UPDATE = range(3)
 _RANGES = (
     (PASS, ("DistributedDataParallel.forward", "FSDP::root_pre_forward", "FullyShardedDataParallel.forward")),
@@ -32,12 +32,12 @@ _REDUCTIONS = ("all_reduce", "reduce_scatter")
 
 
 class RepeatedReductions(msgspec.Struct, frozen=True, kw_only=True):
-    """Gradients that are reduced several times for each step of the optimizer.
+    """Gradients that are reduced several times per optimizer step.
 
     Attributes:
-        times: forward passes that the same reductions follow, for a step of the optimizer.
-        messages, bytes: reductions that follow one of them, and their size.
-        exposed_ms, update_ms: of all of them, what compute does not hide; from one step of the optimizer to the next.
+        times: forward passes per optimizer step that the same reductions follow.
+        messages, bytes: number and size of the reductions that follow one pass.
+        exposed_ms, update_ms: exposed time of all of them, and time from one optimizer step to the next.
         sharded: whether FSDP reduces them, else DDP.
     """
 
@@ -50,12 +50,12 @@ class RepeatedReductions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def saved_ms(self) -> float:
-        """What reducing them once would save at most."""
+        """The most that reducing them once would save."""
         return self.exposed_ms * (self.times - 1) / self.times
 
 
 def mark_of(name: str | None) -> int:
-    """What a range of the host is: ``PASS``, ``REDUCES``, ``UPDATE``, or -1."""
+    """The mark of a host range: ``PASS``, ``REDUCES``, ``UPDATE``, or -1."""
     return next((mark for mark, names in _RANGES if (name or "").startswith(names)), -1)
 
 
@@ -66,10 +66,10 @@ def repeated_reductions(
     infos: Sequence[CollectiveInfo],
     steps: Sequence[tuple[int, int]],
 ) -> RepeatedReductions | None:
-    """Those of the group that reduces most; None where nothing proves that it reduces gradients several times.
+    """The repeated reductions of the group that reduces most; None without proof.
 
-    ``rows`` are columns of the kernels, ``marks`` those of ranges of the host, which ``mark_of`` names, and ``steps``
-    the begin and end of each step.
+    ``rows`` are columns of the kernels, ``marks`` of the host ranges that ``mark_of`` knows, and ``steps`` start and
+    end of each step.
     """
     passes, updates = _outermost(marks, PASS), _outermost(marks, UPDATE)
     if len(passes) < 2 or not len(updates):
@@ -80,9 +80,9 @@ def repeated_reductions(
     by_update: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for place, number, size in zip(update.tolist(), after.tolist(), rows["num_bytes"][mine].tolist(), strict=True):
         by_update[place][number].append(size)
-    by_update.pop(len(updates), None)  # it does not end in the file
+    by_update.pop(len(updates), None)  # ends after the file
     if len(by_update) > 1:
-        by_update.pop(0, None)  # the file may begin within it
+        by_update.pop(0, None)  # may begin before the file
     sequences = {tuple([tuple(sizes) for sizes in of_passes.values()]) for of_passes in by_update.values()}
     repeated = sequences.pop() if len(sequences) == 1 else ()
     if len(repeated) < 2 or len(set(repeated)) > 1:
@@ -92,7 +92,7 @@ def repeated_reductions(
         first, last = min(by_update), max(by_update)
         update_ns = (int(updates.start_ns[last]) - int(updates.start_ns[first - 1])) / len(by_update)
     else:
-        # Those of two steps seem to be of one where a scaler of gradients leaves the optimizer out.
+        # A gradient scaler that skips the optimizer makes reductions of two steps look like one step's.
         from_ns, to_ns = launched_ns[counted].min(), launched_ns[counted].max()
         update_ns = next((end - start for start, end in steps if start <= from_ns and to_ns < end), 0)
         if not update_ns:
@@ -139,7 +139,7 @@ def _of_gradients(
 
 
 def _outermost(marks: Mapping[str, Array], mark: int) -> Intervals:
-    """The ranges of one kind that lie in no other of it, ascending."""
+    """The ranges of one kind that no other contains, ascending."""
     of_kind = np.flatnonzero(marks["mark"] == mark)
     start_ns, end_ns = (marks[name][of_kind] for name in ("start", "end"))
     order = np.lexsort((-end_ns, start_ns))
@@ -150,6 +150,6 @@ def _outermost(marks: Mapping[str, Array], mark: int) -> Intervals:
 
 
 def _inside(ranges: Intervals, time_ns: Indices) -> npt.NDArray[np.bool_]:
-    """Which times lie in one of some ranges that are ascending and apart."""
+    """Whether each time lies in one of these ascending, disjoint ranges."""
     place = np.searchsorted(ranges.start_ns, time_ns, side="right")
     return time_ns < np.append(np.iinfo(np.int64).min, ranges.end_ns)[place]

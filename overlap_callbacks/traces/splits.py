@@ -1,6 +1,6 @@
-"""How evenly all-to-alls with split sizes spread what they send, from the files of some or all ranks.
+"""How evenly all-to-alls with split sizes load ranks, from the files of some or all ranks.
 
-What a rank receives in a step is the sum over the ranks that send to it; the file of a rank has what that one sends.
+What a rank receives in a step is the sum over its senders; a rank's file has what that rank sends.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _EXPERT = "expert"
 
 
 class _Step(NamedTuple):
-    """A group in one step of a cycle of the job: as all its ranks name it, its size, and the number of the step."""
+    """A group in one step of a cycle: its names as on all its ranks, its size, and the step's number."""
 
     cycle: str
     group: str
@@ -35,14 +35,14 @@ class _Step(NamedTuple):
     step: int | None
 
 
-# What one rank, or several, send to each rank of a group in a step; shape (ranks,).
+# What one or several ranks send to each rank of a group in a step; shape (ranks,).
 Splits = dict[_Step, npt.NDArray[np.float64]]
 
 
 def splits_of(trace: Trace) -> Splits:
-    """What the rank of a trace sends in each whole step; in a file without steps, in all.
+    """What a trace's rank sends in each whole step, or in the whole file without steps.
 
-    What an all-to-all sends back where it came from counts once, as live.
+    Tokens that return to their senders do not count again, as live.
     """
     known, kernels = trace.collectives, trace.kernels
     counts = np.array([len(info.sent) > 1 and info.size in (len(info.sent), None) for info in known.infos], dtype=bool)
@@ -59,7 +59,7 @@ def splits_of(trace: Trace) -> Splits:
     ):
         about = known.infos[info]
         sent, received = sum(about.sent), sum(about.received)
-        # Where the size is unknown, an element counts as a byte.
+        # If the size is unknown, an element counts as a byte.
         num_bytes = sent if size == UNKNOWN else size * sent // max(1, sent, received)
         group = f"{about.group} {about.ranks}"
         calls[place].append(AllToAll(group, "", (info,), about.sent, about.received, num_bytes, 0))
@@ -75,9 +75,9 @@ def splits_of(trace: Trace) -> Splits:
 
 
 def split_loads(ranks: Iterable[tuple[str, Splits]]) -> SplitLoads | None:
-    """What the ranks receive, by what those send whose files were given, each with the cycle of its file.
+    """What ranks receive from those with files, each given with its file's cycle.
 
-    Of groups of several kinds, those of experts count, else those that are sent most, as live. None without any.
+    Of several kinds of groups, the experts' count, else those that are sent most, as live. None without any.
     """
     by_step: dict[_Step, list[npt.NDArray[np.float64]]] = defaultdict(list)
     for cycle, splits in ranks:
@@ -97,7 +97,7 @@ def split_loads(ranks: Iterable[tuple[str, Splits]]) -> SplitLoads | None:
 
 
 def _loads(dimension: str, size: int, by_step: Mapping[_Step, list[npt.NDArray[np.float64]]]) -> SplitLoads:
-    """Of a step, the group counts that is spread least evenly; groups of which fewer ranks were given do not."""
+    """In each step, the least evenly loaded group counts; groups with fewer files than others are ignored."""
     senders = max(map(len, by_step.values()))
     peaks: dict[tuple[str, int | None], float] = defaultdict(float)
     received: dict[tuple[str, str], npt.NDArray[np.float64]] = {}

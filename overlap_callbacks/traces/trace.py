@@ -119,7 +119,7 @@ class Trace:
         launches: the host's side of the kernels; None of a CPU job.
         recorded: what the profiler recorded besides, which makes launches longer, e.g. ``shapes``.
         lacks: why kernels are missing and no step is known to be whole, e.g. ``is cut off``; empty where they are not.
-        reductions: those of gradients that the file proves to be repeated, if any.
+        reductions: reductions of gradients that the file proves to be repeated, if any.
         merged: of a file into which those of several ranks were merged: all of them, of which this is the first.
     """
 

@@ -42,7 +42,7 @@ _US_PER_MS = 1e3
 # Times of calls are whole microseconds.
 _RESOLUTION_US = 1
 _ALL_TO_ALL = "all_to_all"
-# In ``OpenCalls.host``, where it is not the digest of one.
+# Special values of ``OpenCalls.host``.
 _SEVERAL, _UNKNOWN = b"*", b""
 
 
@@ -53,15 +53,15 @@ def _two_least(times: Sequence[tuple[float, int, float]]) -> tuple[float, int, f
 
 
 class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One collective, on the ranks of its group that were heard.
+    """One collective, on the ranks of its group that have reported.
 
     Attributes:
-        step, number, size_bytes: as in ``TimedCall``; of ranks that differ, the largest size.
-        heard: ranks.
+        step, number, size_bytes: as in ``TimedCall``; the largest size if ranks differ.
+        heard: number of ranks.
         least: the least of their times in microseconds, its rank, and the next least; -1 of a single rank. Of an
             all-to-all, times per byte.
         sum_us: of their times.
-        share: of an all-to-all the largest size, else 1.
+        share: the largest size of an all-to-all, else 1.
     """
 
     step: int
@@ -78,7 +78,7 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def waited_us(self) -> int:
-        """Time that the others waited for the last, in all."""
+        """Total time that the others waited for the last rank."""
         return max(0, self.sum_us - self.heard * self.transfer_us)
 
     @property
@@ -353,7 +353,7 @@ class Transfers(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def _least(times: Sequence[tuple[_Time, ...]]) -> tuple[_Time, ...]:
-    """The least time of each size; of many sizes, those with the least time for their bytes."""
+    """The least time of each size; of many, the fastest per byte."""
     by_size = grouped(chain(*times), lambda time: time[0])
     least = [min(of_size) for of_size in by_size.values()]
     return tuple(sorted(least, key=lambda time: (time[1] / max(1.0, time[0]), time))[:MAX_SIZES_EACH])
@@ -363,7 +363,7 @@ add_transfers = table_sum(Transfers, 3, order=lambda row: (row.first_rank, row.g
 
 
 def transfers_of(collectives: Sequence[CollectiveTime]) -> tuple[Transfers, ...]:
-    """Those of one rank."""
+    """The transfers of one rank."""
     rows = []
     for row in collectives:
         kernels = ((float(row.size_bytes), row.kernels_ms),) if row.kernels_ms else ()
@@ -390,7 +390,7 @@ def with_transfers(
         over_ranks = by_key.get(_key(row))
         least_ms = _transfer_ms(row, over_ranks)
         kind = collective_of(row.operator)
-        # Of all-to-alls with shares of several sizes, the shortest kernel is that of the smallest.
+        # If shares of an all-to-all differ in size, its shortest kernel is the smallest share's.
         of_shares = kind == _ALL_TO_ALL and over_ranks is not None and len(over_ranks.kernels) > 1
         if row.kernels_ms is None or least_ms is None or kinds[kind, row.group] > 1 or of_shares:
             return least_ms
@@ -408,7 +408,7 @@ def with_transfers(
 
 
 def _transfer_ms(row: CollectiveTime, found: Transfers | None) -> float | None:
-    """The rank's own time is one of them, also where its size is none of those that were kept."""
+    """Includes the rank's own time, even if its size was not kept."""
     kernels, isolated = ((), ()) if found is None else (found.kernels, found.isolated)
     by_share = collective_of(row.operator) == _ALL_TO_ALL
     if row.kernels_ms is not None:
@@ -420,7 +420,7 @@ def _transfer_ms(row: CollectiveTime, found: Transfers | None) -> float | None:
 
 
 def _times_of(num_bytes: float, times: Sequence[_Time], by_share: bool) -> list[float]:
-    """What ranks take for so many bytes: those that have as many; with ``by_share``, all at their own rates."""
+    """Times of ranks for this many bytes; with ``by_share``, those of all ranks at their own rates."""
     if by_share:
         return [ms * num_bytes / size for size, ms in times if size and num_bytes]
     return [ms for size, ms in times if abs(size - num_bytes) <= _SAME_BYTES * max(size, num_bytes)]
