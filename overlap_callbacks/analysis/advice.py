@@ -21,10 +21,10 @@ from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.analysis.stragglers import Straggler
 
 DOCS = "docs/bottlenecks.md"
-# Share of a step from which on a loss is worth advice.
+# A loss of at least this fraction of a step is worth advice.
 WORTH = 0.03
-# Messages of data parallelism below this size are short of bandwidth on most links, and above the other one they begin
-# late: DDP's own bucket has 25 MB.
+# Data-parallel messages below the first size lack bandwidth on most links, and above the second they start late: DDP's
+# default bucket has 25 MB.
 _SHORT_MESSAGE_BYTES = 4e6
 _LONG_MESSAGE_BYTES = 100e6
 # With this few blocks, a communication kernel leaves compute nearly all SMs.

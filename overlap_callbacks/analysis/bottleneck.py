@@ -34,7 +34,7 @@ class Bottleneck(NamedTuple):
 
     def sentence(self, style: Style = PLAIN) -> str:
         """The verdict with its evidence, in one sentence or two."""
-        # A twelfth of a step may bound it: compute is what there is to hide communication, so it is no loss by itself.
+        # A twelfth of a step may bound it: compute is needed to hide communication, and no loss by itself.
         times = times_ms(self.parts)
         most = ", the most after compute" if times[self.bound] < times[Bound.COMPUTE] else ""
         name = self.bound.value.replace("_", "-")

@@ -99,12 +99,12 @@ def _log(value: float) -> float:
 
 
 class FigureSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What the figures over some ranks are computed from: sums, which can be added.
+    """The sums behind the figures of a set of ranks.
 
     Attributes:
         timed, profiled: sums over the ranks' blocks.
-        sends: whether any rank sends to single others.
-        on_host: whether the device of any rank waits for communication on the host.
+        sends: whether any rank uses point-to-point messages.
+        on_host: whether any rank's device waits for communication on the host.
         waiting: for the last rank, within collectives.
     """
 

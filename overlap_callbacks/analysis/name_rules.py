@@ -46,11 +46,11 @@ communication_patterns: list[str] = [
     r"^Memcpy PtoP",
 ]
 _OF_KERNELS = frozenset(communication_patterns)
-# Torch's ranges of collectives that libraries of the host run. The patterns of kernels are not meant for ranges.
+# Torch's ranges of collectives of host libraries; kernels' patterns do not apply to ranges.
 ON_HOST = r"^(gloo|ucc|mpi):\w"
 communication_patterns.append(ON_HOST)
 
-# Of these, kernels that work on memory of other ranks directly: what goes with them may be copies within the device.
+# Those whose kernels access other ranks' memory directly, so their companions may be copies within the device.
 direct_communication: list[str] = [
     r"symmetric_memory::|(?i:symm_?mem)|userbuffers|barrier_on_stream|nvshmem|rocshmem|multimem_",
     r"nccl_extension|ubx_kernel_|_lsa_kernel|(?<![a-zA-Z])lsa_|reshardKernelUserWindow|shot_mc_|ncclWindow_",

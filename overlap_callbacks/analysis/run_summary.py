@@ -270,7 +270,7 @@ def _window_times(window: Mapping[str, Estimate]) -> list[float]:
         exposed_on_host_ms=math.nan,
         bubble_ms=math.nan,
         waiting_ms=known("waiting_isolated_ms"),
-        # Windows of earlier versions have the mean over the ranks in its place.
+        # Windows of earlier versions have the mean over the ranks instead.
         slowest_compute_ms=value.get("slowest_compute_ms", known("compute_busy_isolated_ms")),
     )
     return [known("e2e_overlapped_ms"), known("e2e_sequential_ms"), *overlapped, *isolated]

@@ -173,7 +173,7 @@ class EventCollector:
 
 
 def is_step(name: str, steps: re.Pattern[str] | None = None) -> bool:
-    """Whether a range of this name is a step; ``steps`` matches others than torch's ``ProfilerStep#``."""
+    """Whether a range of this name is a step; ``steps`` matches names besides torch's ``ProfilerStep#``."""
     return name.startswith("ProfilerStep#") if steps is None else steps.search(name) is not None
 
 

@@ -94,7 +94,7 @@ class Collectives(msgspec.Struct, frozen=True):
         return cls(np.broadcast_to(np.int64(-1), number), unknown, unknown, ())
 
     def __getitem__(self, rows: slice | npt.NDArray[Any]) -> Collectives:
-        """Those of some kernels."""
+        """Those of the selected kernels."""
         joint = None if self.joint is None else self.joint[rows]
         return Collectives(self.info[rows], self.num_bytes[rows], self.sequence[rows], self.infos, joint, self.whole_ns)
 
@@ -107,7 +107,7 @@ class Collectives(msgspec.Struct, frozen=True):
 
 
 class _Known(NamedTuple):
-    """What arguments say apart from size and number; ``width`` is the bytes of an element, None if unknown."""
+    """What arguments give besides size and number; ``width`` is the bytes of an element, None if unknown."""
 
     number: int
     info: CollectiveInfo
@@ -166,7 +166,7 @@ def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
         return [key if key[-1] > 0 else (*key[:-1], None) for key in keys]
     return [
         (splits, *map(_text, texts), size if type(size) is int and size > 0 else None) for splits, *texts, size in keys
-    ]  # numbers that are equal may have different types
+    ]  # equal numbers may have different types
 
 
 def numbers_in(splits: str) -> tuple[int, ...]:
@@ -186,7 +186,7 @@ def _elements(args: Args, known: _Known) -> Any:
 
 
 def _size(elements: Any, width: int | None) -> int:
-    """Bytes of some elements; ``UNKNOWN`` if that is not known."""
+    """Bytes of this many elements; ``UNKNOWN`` if unknown."""
     return elements * width if type(elements) is int and 0 <= elements < _MAX_ELEMENTS and width else UNKNOWN
 
 
@@ -216,7 +216,7 @@ def joint_transfers(
 
 
 def with_groups(infos: Sequence[CollectiveInfo], distributed_info: Any) -> tuple[CollectiveInfo, ...]:
-    """Fill in process groups from the file's ``distributedInfo``, of whatever type that is, where kernels lack them."""
+    """Add missing process groups from the file's ``distributedInfo``, which may be of any type."""
     config = distributed_info.get("pg_config") if isinstance(distributed_info, dict) else None
     groups = {
         str(group.get("pg_name")): group

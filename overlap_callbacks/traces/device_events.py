@@ -42,7 +42,7 @@ from overlap_callbacks.traces.events import (
 from overlap_callbacks.traces.reductions import mark_of
 from overlap_callbacks.traces.stream import EventStream
 
-# Calls of these launch nothing, though they have numbers like launches. They are up to half of a file's calls.
+# Calls of these launch nothing, though they have numbers like launches. Up to half of a file's calls.
 _LAUNCHES_NOTHING = re.compile(
     r"(?:cuda|cu|hip)(?:Event|Occupancy|Func|Pointer|Get|DeviceGet|DeviceSynchronize|CtxSynchronize|"
     r"Stream(?:Synchronize|WaitEvent|IsCapturing|Get|Query|Create|Destroy))"
@@ -59,14 +59,14 @@ _UINT64 = 2**64 - 1
 _NO_ARGS = KernelArgs()
 # Limit of cached sizes of collectives, by their text.
 _MOST_SIZES = 4096
-# Torch's operator around what a collective launches.
+# Torch's operator around a collective's launches.
 _COLLECTIVE_OPERATOR = "record_param_comms"
-# Torch's name of a call of a module begins so, and then has the class and its number.
+# The beginning of torch's name of a module's call, before the class and its number.
 _MODULE = "nn.Module: "
-# Operators of a piece of a file that are asked whether their shapes were recorded.
+# Operators per piece of a file to check for recorded shapes.
 _ASKED = 64
 
-# Most ranges have one of few names.
+# Ranges have few distinct names.
 _detail = functools.lru_cache(256)(RangeDetail)
 
 _Value = TypeVar("_Value")
@@ -83,12 +83,12 @@ class DeviceEvents(EventCollector):
             first with its correlation number. Their column ``call`` is what ``call_of`` says of the name.
         waits, syncs: when the host waited for the device, and for all of it.
         captures: calls that begin or end the capture of a graph.
-        annotations, operators: torch's ranges of collectives, and its operators that describe theirs.
+        annotations, operators: torch's ranges of collectives, and its operators that describe collectives.
         details: numbers of what many of these share.
-        ranges: other ranges of the host: modules, and those that users and torch have named.
+        ranges: other ranges of the host: modules, and ranges named by users or torch.
         marks: forward passes, reductions and steps of the optimizer, by ``mark_of``.
-        on_host, on_host_numbers: ranges of collectives that libraries of the host run, and numbers of their names.
-        recorded: what the profiler recorded besides, as ``trace.RECORDED`` names it.
+        on_host, on_host_numbers: ranges of host libraries' collectives, and numbers of their names.
+        recorded: what else the profiler recorded, by the names of ``trace.RECORDED``.
     """
 
     def __init__(self, steps: re.Pattern[str] | None = None, *, exact: bool = False, with_ranges: bool = False) -> None:

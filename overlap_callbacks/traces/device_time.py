@@ -31,11 +31,11 @@ class DeviceTime(msgspec.Struct, frozen=True, kw_only=True):
         exposed_comm_ms: communication was in flight and no compute ran.
         copy_ms: only copies and fills ran.
         idle_ms: nothing ran.
-        idle_host_ms: the part of it before the launch of what runs next; None if the file has no launches.
+        idle_host_ms: the part before the launch of the next row; None if the file has no launches.
         idle_launch_ms: the part between that launch and the start; None as above.
-        idle_other_ms: the rest, in which what runs next had been launched before the device fell idle; None as above.
-        exposed_on_host_ms: the part in which the host waited for communication of its own (Gloo); None if it has none.
-        on_host_ms: communication of the host was in flight, whatever the device did; None as above.
+        idle_other_ms: the rest, when the next row was launched before the device fell idle; None as above.
+        exposed_on_host_ms: the part in which the host waited for its own communication (Gloo); None if it has none.
+        on_host_ms: host communication was in flight, whatever the device did; None as above.
     """
 
     step: int | None
@@ -67,10 +67,10 @@ class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
         step: number of the ``ProfilerStep#``; None for a file without steps, which counts as one.
         length_ms: length of the step on the device, see ``DeviceTime``.
         compute_ms, comm_ms, copy_ms: kernels, collectives and copies on the path.
-        launch_ms: from the launch of a kernel that nothing else held up to its start.
+        launch_ms: from launch to start of kernels that nothing else held up.
         host_ms: the host, on the way to such a launch.
         other_ms: gaps between two links on the device.
-        on_host_ms: the host, while it waited for communication of its own; None if it has none.
+        on_host_ms: the host, while it waited for its own communication; None if it has none.
         at_most_compute_ms, at_most_comm_ms, at_most_host_ms: the most that could be gained if compute, communication,
             or the host took no time: no more than the path has of it, nor than the other work on its busiest stream
             leaves. None if the host is on the path and the file does not record when it waits for the device.
@@ -113,11 +113,11 @@ class TopKernel(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostCollective(msgspec.Struct, frozen=True):
-    """All collectives of one name that a library of the host ran beside the device, e.g. ``gloo:all_reduce``.
+    """All collectives of one name that a host library ran beside a device, such as ``gloo:all_reduce``.
 
     Attributes:
         time_ms: sum of their times.
-        exposed_ms: the part in which the device ran nothing and the host waited for them.
+        exposed_ms: the part when the device was idle and the host waited for them.
     """
 
     name: str
@@ -127,7 +127,7 @@ class HostCollective(msgspec.Struct, frozen=True):
 
 
 class StreamQueue(msgspec.Struct, frozen=True, kw_only=True):
-    """Kernels and copies of one stream that were launched and had not started yet.
+    """Launched kernels and copies of one stream that had not started yet.
 
     Attributes:
         stream: name of the stream in the file.
@@ -219,7 +219,7 @@ class TimeSums:
         self._compute_ns += self._parts.covered_ns(compute)
         self._both_ns += self._parts.covered_ns(compute.with_others(comm))
         if launches is not None and not self._is_cut:
-            # A file without steps counts as one, but its path is not worked out over pieces.
+            # A file without steps counts as one, but its path is not computed over pieces.
             wanted = steps or ([(None, span)] if piece.is_whole else [])
             paths = CriticalPaths(kernels, launches.launched_ns, launches.waits, piece.before, waited)
             found = [(step, paths.of(*of_step)) for step, of_step in wanted]
@@ -287,7 +287,7 @@ class TimeSums:
 
     @property
     def on_host(self) -> tuple[HostCollective, ...]:
-        """The collectives of libraries of the host by their names, those that the device waits for most first."""
+        """The host libraries' collectives by name, the longest waited for first."""
         calls, found = self._on_host, []
         if calls is None:
             return ()
@@ -299,7 +299,7 @@ class TimeSums:
 
     @property
     def utilisation(self) -> Utilisation | None:
-        """Shares of equal parts of the span; None if nothing ran."""
+        """Utilisation in equal parts of the span; None if nothing ran."""
         ran = self._device.ran
         if ran is None:
             return None
@@ -347,13 +347,13 @@ class TimeSums:
 
 
 def _critical_path(step: int | None, path: Path, kernels: KernelTable, launches: Launches) -> CriticalPath:
-    # Without the host's waits, its time on the path may be that of what it waited for.
+    # If the host's waits are unknown, its time on the path may have been waiting.
     is_known = launches.records_waits or not path.parts.host_ns
     compute_ms, comm_ms, copy_ms, launch_ms, host_ms, other_ms, on_host_ms = (ns / 1e6 for ns in path.parts)
     at_most_compute_ms, at_most_comm_ms, at_most_host_ms = (ns / 1e6 if is_known else None for ns in path.at_most_ns)
     kind = kernels.kind[path.rows]
     runs = kind != Kind.COPY
-    # A name may stand for kernels of both kinds.
+    # A name may have kernels of both kinds.
     key = kernels.name[path.rows][runs] * 2 + (kind[runs] == Kind.COMMUNICATION)
     calls, time_ns = np.bincount(key), np.bincount(key, weights=path.rows_ns[runs])
     found = np.flatnonzero(calls)

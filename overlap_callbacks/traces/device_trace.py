@@ -114,7 +114,7 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
 
 
 def _calls_on_host(events: DeviceEvents, launched_ns: Array, kernels: KernelTable) -> HostCalls | None:
-    """The collectives of libraries of the host; None without any."""
+    """The host libraries' collectives; None without any."""
     found = events.on_host.finished()
     wanted = np.flatnonzero(~at_no_time(found["start"]) & (found["end"] > found["start"]))
     if not len(wanted):

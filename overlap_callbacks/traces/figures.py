@@ -163,7 +163,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
         queues: of each stream, most launches first; empty if the file has no launches.
         host_limit: whether the host keeps the device waiting; None if the file has no launches.
         utilisation: of the device over time; None without kernels.
-        cycle: of the job's profiler, as its files name it; empty where they are of one.
+        cycle: of the job's profiler, by its files' names; empty if there is only one.
         reductions: of gradients, if the file proves that they are reduced several times per optimizer step.
         on_host_collectives: that libraries of the host ran beside the device; in none of the figures above.
         recorded: what the profiler recorded besides, which makes launches longer: ``Python stacks``, ``shapes``,
@@ -243,8 +243,8 @@ class CollectiveSize(msgspec.Struct, frozen=True, kw_only=True):
         kernels: number of kernels, as in ``CollectiveFigures``.
         time_ms: mean time of a kernel, including waiting for other ranks.
         bus_bandwidth_gb_s: with that time; None if the size of the group is unknown.
-        matched: number of collectives that several files hold.
-        transfer_ms: mean over these of the shortest kernel, or of an all-to-all that of the largest share: the time of
+        matched: number of collectives in several files.
+        transfer_ms: mean over these of the shortest kernel, or of the largest share of an all-to-all: the time of
             the transfer. None without any.
         transfer_bandwidth_gb_s: bytes / ``transfer_ms``.
         transfer_bus_bandwidth_gb_s: the same as bus bandwidth; None if the size of the group is unknown.

@@ -38,7 +38,7 @@ from overlap_callbacks.traces.stream import EventStream
 from overlap_callbacks.traces.trace import Trace, bounds_of, steps_of, trace_of
 
 _MAX_OTHER_RANGES = 4096
-# Operators of a piece of a file that are asked for their process and rank.
+# Operators per piece of a file to check for their process and rank.
 _ASKED = 64
 
 # Start and end of each step.
@@ -79,7 +79,7 @@ class HostEvents(EventCollector):
             if event.name is not None and not is_step[event.name]:
                 self._add_range(event, event.name, stream)
         self.launched += sum([self._of_kernel[event.name] for event in self._durations(LAUNCH)])
-        # An event of an unknown category that names a device is of one.
+        # An event of an unknown category with a device belongs to that device.
         unknown = self._durations(UNKNOWN_CATEGORY)
         for event, args in zip(unknown, stream.args_of(unknown, Args), strict=True):
             if args is not None and type(args.device) is int:

@@ -24,11 +24,11 @@ from overlap_callbacks.traces.events import Event, nanoseconds
 from overlap_callbacks.traces.stream import EventStream
 
 _LABEL = re.compile(r"(?i)\[\s*([^\]]+?)\s*\]|(rank[\s_#:=-]*\d+)(?!\d)|^([a-z][\w-]*?\d+)[\s/:.|-]+\d+$")
-# Ids of processes are raised by at least this much for each rank.
+# Processes' ids are raised by at least this much per rank.
 _LEAST_RAISE = 100
-# A process with a smaller share of the kernels or launches than this is damage.
+# A process with a smaller fraction of the kernels or launches is damage.
 _LEAST_SHARE = 0.05
-# One with a smaller share of the operators is a worker, e.g. one that loads data.
+# A process with a smaller fraction of the operators is a worker, such as a data loader's.
 _LEAST_OPERATORS = 0.25
 _MOST_RANKS = 2**31
 # Clocks of host and device may differ by this much.
@@ -62,7 +62,7 @@ class Unit(NamedTuple):
 
 @dataclass
 class Seen:
-    """The events of one unit: start of each kernel by device and correlation number, of each launch; others' number."""
+    """The events of one unit: starts of kernels by device and correlation number, starts of launches, other counts."""
 
     kernels: dict[int, list[tuple[Any, int]]] = field(default_factory=lambda: defaultdict(list))
     launches: dict[Any, int] = field(default_factory=dict)
@@ -144,7 +144,7 @@ def may_be_merged(
 
 
 class Survey:
-    """Goes through a file for what tells its ranks apart; by operators too, of which there are many, if asked to."""
+    """Surveys a file for marks of its ranks; on request also the many operators."""
 
     def __init__(self, steps: re.Pattern[str] | None, *, by_operators: bool = False) -> None:
         self._steps = steps
@@ -215,7 +215,7 @@ def _of_kernels(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found |
 
 
 def _of_steps(units: Mapping[Unit, Seen]) -> _Found | None:
-    """In a file without kernels of a device, each process that has steps is a rank; operators, in one without steps."""
+    """Without device kernels, each process with steps is a rank; without steps, each with operators."""
     stepping = _most({unit: seen.steps for unit, seen in units.items()})
     stepping = stepping or _most({unit: seen.operators for unit, seen in units.items()}, _LEAST_OPERATORS)
     told = {unit.rank for unit in stepping}
@@ -394,7 +394,7 @@ def _clearly(scores: Mapping[_Host, int]) -> _Host | None:
 
 
 def _most(numbers: Mapping[Unit, int], share: float = _LEAST_SHARE) -> list[Unit]:
-    """The units with a share of the events that is no damage."""
+    """The units with enough of the events not to be damage."""
     least = share * max(numbers.values(), default=0)
     return [unit for unit, number in numbers.items() if number and number >= least]
 

@@ -27,8 +27,8 @@ from overlap_callbacks.traces.figures import CollectiveFigures, CollectiveSize, 
 from overlap_callbacks.traces.splits import Splits
 from overlap_callbacks.traces.trace import Trace
 
-# What collectives share that differ in their turn alone, the same on all ranks that take part: kind, group, the group's
-# name, ranks and size, and then their step, or ``sequence`` where they are numbered.
+# Common to collectives that differ only in their turn, and the same on all participating ranks: kind, group, the
+# group's name, ranks and size, and the step, or ``sequence`` if numbered.
 Place = tuple[Any, ...]
 _NUMBERED = "sequence"
 _NEVER = np.iinfo(np.int64).max
@@ -74,7 +74,7 @@ class CollectiveSums:
 
     def __init__(self, trace: Trace, *, with_turns: bool) -> None:
         infos = [known._replace(by_name=False, sent=(), received=()) for known in trace.collectives.infos]
-        infos += [CollectiveInfo(kind) for kind in trace.kernels.collectives]  # of which nothing else is known
+        infos += [CollectiveInfo(kind) for kind in trace.kernels.collectives]  # nothing else is known of these
         distinct: Numbers[CollectiveInfo] = Numbers()
         self._number_of = np.array([distinct[known] for known in infos], dtype=np.int64)
         self._infos, self._num_known, size = list(distinct), len(trace.collectives.infos), len(distinct)
@@ -120,7 +120,7 @@ class CollectiveSums:
 
     @property
     def figures(self) -> tuple[CollectiveFigures, ...]:
-        """The figures by kind and group, those with the most time first."""
+        """The figures by kind and group, the most time first."""
         order = np.argsort(self._first, kind="stable")
         rows = [self._figures(i) for i in order[self._count[order] > 0].tolist()]
         return tuple(sorted(rows, key=lambda row: -row.time_ms))

@@ -25,11 +25,11 @@ from overlap_callbacks.traces.events import MAX_TIME_NS
 from overlap_callbacks.traces.files import Document
 from overlap_callbacks.traces.reductions import RepeatedReductions
 
-# No job has more: a number beyond is damage.
+# No job has more; larger numbers are damage.
 _MOST_RANKS = 2**31
 
 
-# What torch's profiler may record besides: the field in which newer versions say so, and its name.
+# What else torch's profiler may record: the field with which newer versions say so, and its name.
 RECORDED = {"with_stack": "Python stacks", "record_shapes": "shapes", "profile_memory": "memory"}
 
 _STEP = re.compile(r"ProfilerStep#(\d{1,18})(?!\d)")
@@ -56,11 +56,11 @@ class TraceStep(msgspec.Struct, frozen=True):
 
 
 class HostCalls(msgspec.Struct, frozen=True):
-    """Collectives that libraries of the host (Gloo, UCC, MPI) run beside a device.
+    """Collectives that host libraries (Gloo, UCC, MPI) run beside a device.
 
     Attributes:
-        ran: their ranges, which threads of the library may have had at once; shape (n,).
-        waited: the part of each for which the host waited; shape (n,).
+        ran: their ranges, which may overlap in several threads; shape (n,).
+        waited: the part of each that the host waited for; shape (n,).
         name: index into ``names`` of each, e.g. ``gloo:all_reduce``; shape (n,).
     """
 
@@ -79,10 +79,10 @@ class Launches(msgspec.Struct, frozen=True):
         streams: the file's stream for each lane of kernels.
         records_waits: whether the file has any call that waits for the device. The profiler makes one at its end, so a
             file without has lost them.
-        range_of: index into ``ranges`` of the host's range in which each kernel was launched, -1 for none; shape (n,).
-            None if the file has no ranges, or they were not asked for.
+        range_of: index into ``ranges`` of the host range that launched each kernel, -1 for none; shape (n,).
+            None if the file has no ranges, or they were not requested.
         ranges: names of ranges of the host.
-        captures: when launches went into a graph.
+        captures: when launches were captured into a graph.
         on_host: the collectives of the host; None if the file has none.
     """
 
@@ -192,11 +192,11 @@ def trace_of(
     lacking: frozenset[int] = frozenset(),
     recorded: frozenset[str] = frozenset(),
 ) -> Trace:
-    """A trace with what the fields around its events say of the job, and what is doubtful.
+    """A trace with job data from the fields around its events, and what is doubtful.
 
-    ``problems`` are those of the events, and ``warnings`` those to read before any figure. ``likely`` finds what looks
-    like communication where nothing communicates, by default among the kernels. ``lacking`` are indices of the steps
-    that lack kernels; -1 where any may, or the file has none. ``recorded`` are those of ``RECORDED`` that events show.
+    ``problems`` are those of the events, and ``warnings`` those to read before any figure. ``likely`` suggests names of
+    communication if none is known, by default among the kernels. ``lacking`` are indices of steps that lack kernels, -1
+    if any may or the file has no steps. ``recorded`` are those of ``RECORDED`` that events show.
     """
     head, is_cut = document.head, document.is_cut
     problems = [*document.problems, *problems, *problems_of(kernels)]

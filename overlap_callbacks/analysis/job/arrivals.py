@@ -186,7 +186,7 @@ _add = struct_sum(ArrivalSums)
 
 
 def arrivals_of(rank: int, timed: Sequence[TimedCalls], host: str, stage: int = NO_STAGE) -> ArrivalSums:
-    """Those of one rank; ``host`` identifies its machine, and is empty if unknown."""
+    """The arrivals of one rank; ``host`` identifies its machine, and is empty if unknown."""
     own = digest(host) if host else _UNKNOWN
     rows = [
         OpenCalls(
@@ -205,7 +205,7 @@ def _open_call(call: TimedCall, rank: int, *, shared: bool) -> OpenCall:
 
 
 def add_arrivals(parts: Sequence[ArrivalSums]) -> ArrivalSums:
-    """Those of the ranks of all parts, of which no two have a rank in common."""
+    """The arrivals of all parts, which have no ranks in common."""
     return _settled(_add(parts), lambda row: row.heard >= row.group_size)
 
 

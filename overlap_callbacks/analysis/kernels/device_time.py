@@ -22,18 +22,18 @@ import numpy as np
 from overlap_callbacks.analysis.intervals import Intervals, distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 
-# A row that starts so soon after the row before on its stream waited for that one.
+# A row that starts this soon after the previous one on its stream waited for that one.
 HAND_OVER_NS = 2_000
-# Gaps shorter than this are those between launches; in longer ones the host did something else.
+# Shorter gaps are between launches; in longer ones the host did something else.
 SHORT_GAP_NS = 1_000_000
-# A library of the host may end the range of a collective so long after it has woken those who wait for it.
+# A host library may end a collective's range this long after it has woken its waiters.
 _LATE_END_NS = 1_000_000
 
 
 def waited_for(ran: Intervals, launches_ns: Iterable[Indices]) -> Intervals:
-    """The part of each collective of the host in which the host launches no kernel until it ends; shape (n,).
+    """The part of each host collective in which the host launches no kernel until it ends; shape (n,).
 
-    A collective during which launches go on runs in the background: the device does not wait for it.
+    A collective during which launches continue runs in the background: the device does not wait for it.
 
     Args:
         ran: the collectives.
@@ -42,7 +42,7 @@ def waited_for(ran: Intervals, launches_ns: Iterable[Indices]) -> Intervals:
     never = np.iinfo(np.int64)
     margin_ns = np.minimum(ran.durations_ns // 10, _LATE_END_NS)
     early_ns = ran.end_ns - margin_ns
-    # The last launch before this time, the first one after it, and the last one before the end.
+    # The last launch before ``early_ns``, the first after it, and the last before the end.
     before_ns, after_ns, last_ns = (np.full(len(ran), at) for at in (never.min, never.max, never.min))
     for part_ns in launches_ns:
         times_ns = np.concatenate(([never.min], np.sort(part_ns[part_ns >= 0]), [never.max]))
@@ -50,7 +50,7 @@ def waited_for(ran: Intervals, launches_ns: Iterable[Indices]) -> Intervals:
         before_ns, after_ns = np.maximum(before_ns, times_ns[place - 1]), np.minimum(after_ns, times_ns[place])
         last_ns = np.maximum(last_ns, times_ns[np.searchsorted(times_ns, ran.end_ns, side="right") - 1])
     start_ns, end_ns = np.maximum(ran.start_ns, before_ns), np.minimum(ran.end_ns, after_ns)
-    # The host went on a little before the range ended, after a much longer wait; else it never waited.
+    # The host resumed shortly before the range ended, after a much longer wait; otherwise it did not wait.
     waited = 10 * (ran.end_ns - end_ns) <= end_ns - start_ns
     return Intervals(
         np.where(waited, start_ns, np.maximum(ran.start_ns, last_ns)), np.where(waited, end_ns, ran.end_ns)
@@ -58,9 +58,9 @@ def waited_for(ran: Intervals, launches_ns: Iterable[Indices]) -> Intervals:
 
 
 def waits_on_host(kernels: KernelTable, ran: Intervals) -> Intervals:
-    """When the host waited for its own collectives in a live profile, which has of each its issue and its usual time.
+    """When the host waited for its own collectives in a live profile, from their issue and usual time.
 
-    A collective for which the host waits at once may end sooner than usual: then it goes on launching.
+    If the host waits at once, it launches again when the collective ends, maybe sooner than usual.
     """
     launched_ns = np.full(len(kernels), -1) if kernels.launched_ns is None else kernels.launched_ns
     launches_ns = np.sort(launched_ns[(launched_ns >= 0) & (kernels.kind != Kind.COPY)])
@@ -75,12 +75,12 @@ class TimeUse(msgspec.Struct, frozen=True):
     Attributes:
         compute_ns: compute ran, with or without communication.
         exposed_comm_ns: communication was in flight and no compute ran.
-        copy_ns: nothing but copies and fills ran.
-        host_ns, launch_ns: idle: what runs next was not launched yet, or was launched in this gap and had not started.
-        other_ns: idle: what runs next was launched before the gap, or its launch is unknown.
-        exposed_on_host_ns: idle: the host waited for communication of its own.
-        on_host_ns: communication of the host was in flight, whatever the device did; no part of the span.
-        num_host_gaps: number of gaps that the host made, whose time is ``host_ns`` and ``launch_ns``.
+        copy_ns: only copies and fills ran.
+        host_ns, launch_ns: idle: the next row was not launched yet, or was launched in this gap and had not started.
+        other_ns: idle: the next row was launched before the gap, or its launch is unknown.
+        exposed_on_host_ns: idle: the host waited for its own communication.
+        on_host_ns: host communication was in flight, whatever the device did; not a part of the span.
+        num_host_gaps: number of gaps due to the host, whose time is ``host_ns`` and ``launch_ns``.
         short_host_gaps_ns: time of those shorter than ``SHORT_GAP_NS``.
         longest_host_gap_ns: the longest of them.
     """
@@ -110,10 +110,10 @@ class TimeUse(msgspec.Struct, frozen=True):
 
 
 class TimeUses:
-    """Finds what one device did in any span of a whole profile; ``launched_ns`` is -1 where a launch is unknown.
+    """Finds how one device spent any span of a whole profile; ``launched_ns`` is -1 for unknown launches.
 
-    While the host launches into graphs (``captures``) it does not hold the device up: that is other idle time. Nor does
-    it while it waits (``waited``) for its own communication (``on_host``).
+    The host does not hold the device up while it launches into graphs (``captures``), which is other idle time, or
+    waits (``waited``) for its own communication (``on_host``).
 
     Attributes:
         busy: when anything ran.
@@ -135,17 +135,17 @@ class TimeUses:
         self._with_comm = compute.with_others(comm).union()
         self.busy = compute.with_others(comm, copies).union()
         self._with_waits = self.busy.with_others(self._waited).union() if len(self._waited) else self.busy
-        # Of each gap, where the row begins that ends it, and where it begins itself.
+        # For each gap, where the row that ends it begins, and where the gap begins.
         self._gap_ends = np.append(self.busy.start_ns, np.iinfo(np.int64).max)
         self._gap_starts = np.concatenate(([np.iinfo(np.int64).min], self.busy.end_ns))
         ran = (kernels.intervals.durations_ns > 0) & (kernels.kind != Kind.OTHER)
         order = np.flatnonzero(ran)
-        # Of rows that start together, the one launched first counts; one without a launch counts as launched long ago.
+        # Of rows that start together, the first launched counts; without a launch, it was long ago.
         order = order[np.lexsort((launched_ns[order], kernels.intervals.start_ns[order]))]
         self._start_ns, self._launched_ns = kernels.intervals.start_ns[order], launched_ns[order]
 
     def of_each(self, spans: Sequence[tuple[int, int]]) -> list[TimeUse]:
-        """What the device did in each of some spans, which may be hundreds: by their starts and ends."""
+        """How the device spent each span, of which there may be hundreds; by their starts and ends."""
         starts_ns, ends_ns = np.array(spans, dtype=np.int64).reshape(-1, 2).T
         bounds = Intervals(starts_ns, ends_ns)
         parts = (self._compute, self._with_comm, self.busy, self._with_waits, self._on_host)
@@ -153,7 +153,7 @@ class TimeUses:
         return [self._use(*span, *parts_ns) for span, *parts_ns in zip(spans, *covered_ns, strict=True)]
 
     def idle_ns(self, times: Intervals, start_ns: int, end_ns: int) -> Indices:
-        """For how long nothing ran in each of some times, as far as they lie in a span; shape (n,)."""
+        """How long nothing ran in each of these times, within a span; shape (n,)."""
         begin_ns = np.minimum(np.maximum(times.start_ns, start_ns), end_ns)
         inside = Intervals(begin_ns, np.maximum(np.minimum(times.end_ns, end_ns), begin_ns))
         return inside.durations_ns - inside.covered_ns(self.busy)
@@ -193,7 +193,7 @@ class TimeUses:
         )
 
     def _gaps(self, start_ns: int, end_ns: int) -> tuple[Intervals, Indices]:
-        """The gaps of a span that a row ends, and when that row was launched. The edge of a span cuts a gap."""
+        """The gaps of a span that a row ends, and when that row was launched. A gap is cut at the span's edges."""
         first = int(np.searchsorted(self._gap_ends, start_ns, side="right"))
         last = min(int(np.searchsorted(self._gap_starts, end_ns, side="left")), len(self.busy))
         starts, ends = self._gap_starts[first:last], self._gap_ends[first:last]
@@ -218,7 +218,7 @@ class PathParts(NamedTuple):
     launch_ns: int
     host_ns: int
     other_ns: int
-    on_host_ns: int  # the host, while it waits for communication of its own
+    on_host_ns: int  # the host, while it waits for its own communication
 
 
 class Path(msgspec.Struct, frozen=True):
@@ -256,7 +256,7 @@ class CriticalPaths:
         kernels: the whole profile, of one device, or a piece of it.
         launched_ns: when each row was launched, -1 if unknown; shape (n,).
         waits: when the host waited for the device, ascending by their ends.
-        before: of a piece, the last rows before it; no span begins before they end.
+        before: the last rows before a piece; no span begins before they end.
         waited: when the host waited for its own communication.
     """
 
@@ -356,7 +356,7 @@ class CriticalPaths:
         return parts, self._rows[path], rows_ns
 
     def _at_most(self, first: int, start_ns: int, end_ns: int, parts: PathParts) -> tuple[int, int, int]:
-        """The most that could be gained: no more than the path has of it, and the rest has to run on its streams."""
+        """The most to gain: each part's time on the path, bounded as the rest has to run on its streams."""
         last = int(np.searchsorted(self._earliest_ns, end_ns, side="left"))
         inside = Intervals(
             np.maximum(self._start_ns[first:last], start_ns),

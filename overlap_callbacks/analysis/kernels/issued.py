@@ -196,12 +196,12 @@ def _expected(collective: IssuedCollective, on_device: bool) -> Expected | None:
 
 
 def is_of_host_library(collective: IssuedCollective) -> bool:
-    """Whether a library of the host does the collective, even where its tensors are on a device."""
+    """Whether the group's backend for device tensors is a host library."""
     return _is_host_library(collective.group.backend, "cuda")
 
 
 def runs_on_host(collective: IssuedCollective) -> bool:
-    """Whether a library of the host does the collective, wherever its tensors are."""
+    """Whether a host library runs the collective, wherever its tensors are."""
     return _is_host_library(collective.group.backend, "cuda" if collective.on_device else "cpu")
 
 
@@ -212,7 +212,7 @@ def _is_host_library(backend: str, device: str) -> bool:
 
 
 def _members(whole: Expected) -> list[Expected]:
-    """What a block launches if each of its members is a kernel; one by one, their sizes are not known."""
+    """A block's members as one kernel each; their single sizes are unknown."""
     return [whole if whole.members == 1 else msgspec.structs.replace(whole, members=1, size_bytes=0)] * whole.members
 
 

@@ -33,9 +33,9 @@ class KernelFigures(msgspec.Struct, frozen=True):
         copy_ns: sum of the device's memory copies and fills.
         p2p_busy_ns: the part of ``comm_busy_ns`` during which sends and receives were in flight.
         idle_ns: time between the first start and the last end during which nothing ran and nothing was in flight.
-        bubble_ns: the same, and the time in which receives waited for their sender and nothing else was in flight: the
-            bubble of a stage of a pipeline. None where that cannot be told.
-        exposed_on_host_ns: the part of ``idle_ns`` in which the host waited for communication of its own.
+        bubble_ns: the same, plus time when receives waited for their sender and nothing else was in flight: the
+            bubble of a stage of a pipeline. None if unknown.
+        exposed_on_host_ns: the part of ``idle_ns`` in which the host waited for its own communication.
         num_kernels: compute and communication kernels; on CPU, calls.
     """
 
@@ -66,8 +66,8 @@ class KernelSums:
 
     Args:
         kernels: the whole profile.
-        work_start_ns: when each row began to do work, see ``receives.Transfers``; None where not known.
-        waited: when the host waited for communication of its own; None where it has none.
+        work_start_ns: when each row began to work, see ``receives.Transfers``; None if unknown.
+        waited: when the host waited for its own communication; None if it has none.
     """
 
     def __init__(

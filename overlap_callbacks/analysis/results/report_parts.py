@@ -98,7 +98,7 @@ def dimensions(report: Any) -> Parts:
     for name, value in compute_slowdowns(report.dimension_pairs).items():
         yield _named(name), {"compute_slowdown": value}
     for share in report.dimension_shares():
-        if share.name not in (COMPUTE, IDLE, ON_HOST, BUBBLE):  # of these ``verdict/`` tells
+        if share.name not in (COMPUTE, IDLE, ON_HOST, BUBBLE):  # ``verdict/`` has these
             yield _named(share.name), {"step_fraction": share.fraction}
 
 

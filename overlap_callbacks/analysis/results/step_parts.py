@@ -9,7 +9,7 @@ from typing import NamedTuple
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread
 from overlap_callbacks.analysis.results.window import DimensionTime
 
-# The figures that tell them.
+# The figures that the parts need.
 REQUIRED_FIGURES = (
     "compute_busy_ms",
     "exposed_comm_ms",
@@ -27,10 +27,10 @@ class StepParts(NamedTuple):
         compute_ms: compute, for as long as it takes alone.
         contention_ms: what compute takes longer beside communication; below zero where it was faster.
         transfer_ms: exposed communication without ``waiting_ms`` and the bubble.
-        waiting_ms: the part of exposed communication in which ranks waited for the one that comes last.
+        waiting_ms: exposed communication when ranks waited for the last one.
         bubble_ms: the bubble of a pipeline, with its idle time.
-        idle_ms: neither compute nor communication; 0 where the bubble has it.
-        on_host_ms: exposed communication on the host: the device runs nothing, and the host waits for its own.
+        idle_ms: neither compute nor communication; 0 if part of the bubble.
+        on_host_ms: exposed communication on the host: the device is idle, and the host waits for its own.
     """
 
     compute_ms: float
@@ -96,8 +96,8 @@ def step_parts(figures: Mapping[str, Estimate], late: LateRank | None = None) ->
     on_host = min(idle, max(0.0, value.get("exposed_on_host_ms", 0.0)))
     bubble = value.get("bubble_ms")
     if bubble is not None:
-        # Messages that wait for their peer are in flight, so they are part of the exposed communication too. Stages
-        # of a pipeline differ in it by their place, so a difference between ranks says nothing of a late one.
+        # Messages that wait for their peer are in flight, so exposed communication includes them. It differs between
+        # stages by their place, so a difference between ranks does not indicate a late one.
         waiting_receives = min(exposed, max(0.0, bubble - idle))
         stage_waits = idle + waiting_receives - on_host
         return StepParts(alone, busy - alone, exposed - waiting_receives, 0.0, stage_waits, 0.0, on_host)
@@ -106,11 +106,11 @@ def step_parts(figures: Mapping[str, Estimate], late: LateRank | None = None) ->
 
 
 def late_rank(figures: Mapping[str, Estimate], spread: Mapping[str, Spread]) -> LateRank | None:
-    """The rank for which the others wait in a collective; None where none stands out.
+    """The rank that others wait for in collectives; None if there is none.
 
-    The last rank to come waits for nobody, so its communication is exposed for the shortest time. That alone may have
-    other reasons: a rank may hide more. So the same rank must also be the one that computes longest, or that is idle
-    longest, and the others wait no longer than by that difference.
+    The last rank waits for nobody, so its communication is exposed for the shortest time. That alone may have other
+    reasons: a rank may hide more. So the same rank must also compute longest or idle longest, and the others must not
+    wait longer than that difference.
     """
     exposed, of_exposed = figures.get("exposed_comm_ms"), spread.get("exposed_comm_ms")
     if exposed is None or of_exposed is None:
@@ -183,7 +183,7 @@ def bound_of(parts: StepParts) -> tuple[Bound, Bound | None]:
 
 BUBBLE, COMPUTE, IDLE, ON_HOST = "bubble", "compute", "idle", "host communication"
 _PIPELINE = "pipeline"
-# No step takes as many milliseconds.
+# No step takes this many milliseconds.
 _TOO_LONG = 1e15
 
 
@@ -206,7 +206,7 @@ def step_shares(
     total_ms = parts.total_ms
     if not dimensions or not 0 < total_ms < _TOO_LONG:
         return ()
-    if not all([abs(row.exposed_ms) < _TOO_LONG for row in dimensions]):  # in a record that somebody else has written
+    if not all([abs(row.exposed_ms) < _TOO_LONG for row in dimensions]):  # in another writer's record
         return ()
     idle = figures.get("idle_ms")
     idle_ms = (idle.value if idle else 0.0) - parts.on_host_ms

@@ -83,7 +83,7 @@ class ProfiledBlock(msgspec.Struct, frozen=True):
         copy_ms: sum of the device's memory copies and fills.
         p2p_ms: part of ``comm_busy_ms`` during which sends and receives were in flight.
         idle_ms: time with neither compute nor communication.
-        exposed_on_host_ms: the part of it in which the host waited for communication of its own; of a device alone.
+        exposed_on_host_ms: part of ``idle_ms`` when the host waited for its own communication; only with a device.
         step_ms: time of a step under the profiler; None if unknown.
         bubble_ms: ``idle_ms`` plus the time with nothing in flight but receives that wait for their sender; None if
             unknown.

@@ -157,13 +157,13 @@ def _chosen(issued: Sequence[Collective]) -> list[int]:
     return sorted([number for *_, number in in_turn[:_MAX_CALLS_A_STEP]])
 
 
-# -- collectives of a library of the host (Gloo) in a job on a device, whose profile does not show them
+# -- collectives of a host library (Gloo) in a job on a device, which its profile does not show
 
 
 def calls_on_host(steps: Sequence[MeasuredStep], bounds: Sequence[tuple[int, int]]) -> Intervals:
-    """From issue to end, on the clock of ``bounds``: those of the profiled steps.
+    """The profiled steps' host collectives from issue to end, on the clock of ``bounds``.
 
-    Only serialised ones have an end. The others are taken to last as long as the same call does in sequential steps.
+    Only serialised ones have an end; others are assumed to last as long as the same call in sequential steps.
     """
     usual_ms: dict[tuple[CollectiveKey, int], list[float]] = defaultdict(list)
     profiled: list[tuple[int, tuple[CollectiveKey, int], Collective]] = []
@@ -184,7 +184,7 @@ def calls_on_host(steps: Sequence[MeasuredStep], bounds: Sequence[tuple[int, int
         time_ms, start_ns = _time_ms(call), offset_ns + call.issued_ns
         if time_ms is None and usual_ms[place]:
             time_ms = median(usual_ms[place])
-        if time_ms is not None and bounds[index][0] <= start_ns <= bounds[index][1]:  # else a clock was set
+        if time_ms is not None and bounds[index][0] <= start_ns <= bounds[index][1]:  # otherwise a clock was set
             spans.append((start_ns, start_ns + round(1e6 * time_ms)))
     return Intervals(*np.array(spans, dtype=np.int64).reshape(-1, 2).T)
 

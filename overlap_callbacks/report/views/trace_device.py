@@ -36,7 +36,7 @@ from overlap_callbacks.report.views.trace_verdict import verdict
 from overlap_callbacks.traces.device_time import DeviceTime
 from overlap_callbacks.traces.figures import Analysis, CollectiveSize, FamilyFigures, StepFigures, TraceFigures
 
-_ON_HOST = 3  # the place in ``_PARTS`` of the part that few jobs have
+_ON_HOST = 3  # index in ``_PARTS`` of a part that few jobs have
 # Maximum steps in a chart, and characters of a kernel's name.
 MAX_STEPS, _MAX_NAME = 24, 90
 _PARTS = (
@@ -101,7 +101,7 @@ def _tiles(trace: TraceFigures) -> tuple[Block, ...]:
 def idle(time: DeviceTime) -> tuple[float | None, float | None]:
     """Idle time caused by the host (launch delay included), and the rest; all of it is rest if causes are unknown.
 
-    Waiting for communication on the host is in neither.
+    Neither includes waiting for communication on the host.
     """
     if time.idle_host_ms is None:
         return None, time.idle_ms - (time.exposed_on_host_ms or 0.0)

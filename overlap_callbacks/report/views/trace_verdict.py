@@ -14,7 +14,7 @@ from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, RankTime,
 
 # Minimum share of the time for a sentence.
 _MATTERS = 0.05
-# Minimum share that is not shown as 0.0 %.
+# Smallest fraction not shown as 0.0 %.
 _SHOWN = 0.0005
 # Minimum share of the waiting for which one rank is named as the cause.
 _MOSTLY = 0.5
