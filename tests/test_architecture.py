@@ -272,7 +272,7 @@ def test_imports_follow_the_arrows(house: House) -> None:
     )
 
 
-def test_plain_data_imports_nothing_of_ours(house: House) -> None:
+def test_plain_data_imports_nothing_from_the_package(house: House) -> None:
     found = listed(shaky_ground(house))
     assert not found, (
         f"analysis/results/ may import itself, and files of analysis/ that import nothing of ours:\n{found}\n"

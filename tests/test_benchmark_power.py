@@ -64,7 +64,7 @@ def test_a_counter_that_disagrees_is_not_believed_nor_are_the_readings() -> None
 
 
 @pytest.mark.parametrize(("shape", "counter", "told"), [("modes", "none", 1.0), ("sawtooth", "none", 0.0)])
-def test_an_hour_has_long_blocks_and_tells_what_its_sensor_can_tell(
+def test_an_hour_has_long_blocks_and_reports_its_sensors_limits(
     monkeypatch: pytest.MonkeyPatch, shape: str, counter: str, told: float
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))

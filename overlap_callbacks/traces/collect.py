@@ -28,7 +28,7 @@ CATEGORIES: dict[str | None, int] = {
     "xpu_runtime": LAUNCH, "xpu_driver": LAUNCH, "privateuse1_runtime": LAUNCH, "privateuse1_driver": LAUNCH,
     "user_annotation": NOTE,
     "cpu_op": OPERATOR, "Operator": OLD_RANGE, "python_function": PYTHON,
-    # What devices run of which nothing here knows what computes and what communicates.
+    # Rows of devices for which compute and communication cannot be distinguished.
     "mtia_ccp_events": FOREIGN, "mtia_insight": FOREIGN, "hpu_op": FOREIGN, "collective_comm": FOREIGN,
     None: MARK,
     # Other categories of the host, or of nothing that runs by itself. An event of any other that names a device is
@@ -134,7 +134,7 @@ class EventCollector:
             group.clear()
 
     def _collect(self, stream: EventStream) -> None:
-        """Keep what is needed of the sorted events."""
+        """Keep the required parts of the sorted events."""
         raise NotImplementedError
 
     def ended_ns(self, starts_ns: Array) -> int:
@@ -173,7 +173,7 @@ class EventCollector:
 
 
 def is_step(name: str, steps: re.Pattern[str] | None = None) -> bool:
-    """Whether a range of this name is a step; ``steps`` matches names besides torch's ``ProfilerStep#``."""
+    """Whether a range of this name is a step: torch's ``ProfilerStep#``, or a name that ``steps`` matches."""
     return name.startswith("ProfilerStep#") if steps is None else steps.search(name) is not None
 
 

@@ -88,7 +88,7 @@ def test_gradients_that_are_reduced_at_each_micro_batch_are_to_be_deferred() -> 
     ],
 )
 @pytest.mark.parametrize("world", ["data", "world"])
-def test_whatever_reduces_them_is_told_in_its_own_words(
+def test_the_advice_names_the_setting_of_whatever_reduces_them(
     operator: str, configuration: dict[str, Any], size_bytes: int, how: str, world: str
 ) -> None:
     facts = job(EXPOSED, collective(operator, 12, size_bytes, world), configuration=configuration)
@@ -123,7 +123,7 @@ def test_they_are_worth_a_word_whatever_bounds_the_step() -> None:
         ([collective("allreduce_", 8, 14_200_000)], {"parameters": 887_500, "parameter_types": "float32"}),
     ],
 )
-def test_what_is_reduced_once_or_is_not_known_is_not_to_be_deferred(
+def test_reductions_that_run_once_or_are_unknown_are_not_deferred(
     collectives: list[CollectiveTime], configuration: dict[str, Any]
 ) -> None:
     facts = job(EXPOSED, *collectives, configuration=configuration)
@@ -285,7 +285,7 @@ def test_cuda_graphs_are_for_devices() -> None:
         ({}, False),
     ],
 )
-def test_unused_parameters_are_looked_for_where_ddp_is_told_so(configuration: dict[str, Any], given: bool) -> None:
+def test_unused_parameters_are_searched_if_ddp_is_configured_so(configuration: dict[str, Any], given: bool) -> None:
     assert ("find-unused-parameters" in advice(Bound.LAUNCH, job(LAUNCH, configuration=configuration))) is given
 
 

@@ -154,7 +154,7 @@ def test_every_figure_by_hand():
     assert values(report_of(rank_window())) == pytest.approx(BY_HAND)
 
 
-def test_the_figures_stand_in_their_order_and_none_is_missing():
+def test_the_figures_are_in_order_and_complete():
     of_others = ("waiting_ms", "waiting_isolated_ms", "exposed_on_host_ms")  # several ranks, and Gloo beside a device
     names = [figure.name for figure in FIGURES if figure.name not in of_others]
     assert list(report_of(rank_window()).figures()) == names
@@ -162,7 +162,7 @@ def test_the_figures_stand_in_their_order_and_none_is_missing():
 
 
 @pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
-def test_every_figure_is_a_field_of_the_report_and_says_what_it_is(figure):
+def test_every_figure_is_a_field_of_the_report_and_has_a_meaning(figure):
     assert figure.name in OverlapReport.__struct_fields__
     assert figure.key == f"overlap/{figure.name}"
     assert figure.unit == ("ms" if figure.name.endswith("_ms") else "fraction")
@@ -353,7 +353,7 @@ def test_a_block_is_averaged_over_the_ranks_before_anything_else():
     assert (found.e2e_overlapped_ms.num_steps, found.e2e_overlapped_ms.num_blocks) == (4, 2)
 
 
-def test_a_block_that_one_rank_lacks_is_that_of_the_others():
+def test_a_block_that_one_rank_lacks_comes_from_the_others():
     found = report_of(rank_window(0, timed=TIMED[:3], profiled=PROFILED[:3]), rank_window(1))
     assert values(found) == pytest.approx(BY_HAND)
 

@@ -41,7 +41,7 @@ def test_bus_bandwidth_counts_what_passes_a_link() -> None:
     assert of_four.value == pytest.approx(1.5 * MIB / 4e-3 / 1e9)
 
 
-def test_what_was_not_measured_is_absent() -> None:
+def test_unmeasured_figures_are_absent() -> None:
     rounds = []
     for found in gemm_results().rounds:
         blocks = tuple([_without_products(block) if block.condition == BOTH else block for block in found.blocks])

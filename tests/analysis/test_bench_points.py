@@ -18,7 +18,7 @@ def test_every_second_round_runs_backwards() -> None:
     assert left == [Point(points[0], 0), Point(points[1], 0), Point(points[1], 1), Point(points[0], 1)]
 
 
-def test_what_is_left_is_what_has_no_line_and_can_be_measured() -> None:
+def test_remaining_points_have_no_line_and_can_be_measured() -> None:
     plan, whole = gemm_plan(), gemm_results()
     assert whole.left == []
     missing = whole.rounds[2]

@@ -23,7 +23,7 @@ def test_equation_2_is_the_share_of_compute_during_communication() -> None:
     assert equations.overlap_ratio(22.0, 66.0) == pytest.approx(1 / 3)
 
 
-def test_equations_4_and_5_take_the_slowdown_out_and_add_what_was_hidden() -> None:
+def test_equations_4_and_5_remove_the_slowdown_and_add_hidden_communication() -> None:
     ideal_ms = equations.ideal_step_ms(100.0, 66.0, 60.0)
     assert ideal_ms == 94
     assert equations.sequential_step_ms(ideal_ms, 20.0) == 114

@@ -37,7 +37,7 @@ def test_no_more_than_all_of_the_gain_is_attained():
     assert (found.attained_fraction.value, found.attained_fraction.ci_high) == (1.0, 1.0)
 
 
-def test_a_bubble_is_reported_of_jobs_with_sends_alone_and_only_if_all_ranks_can_tell():
+def test_a_bubble_is_reported_only_with_sends_and_if_all_ranks_know_it():
     assert report_of(full_window(profiled=with_profiled(OV, p2p_ms=0.0))).bubble_ms is None
     unknown = full_window(1, profiled=with_profiled(OV, bubble_ms=None))
     assert report_of(full_window(0), unknown).bubble_ms is None

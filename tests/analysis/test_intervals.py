@@ -259,7 +259,7 @@ def test_calls_of_no_length_take_no_time_and_cut_nothing_off():
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
-def test_of_two_equal_calls_one_takes_the_time_and_neither_any_of_what_follows(order):
+def test_one_of_two_equal_calls_takes_the_time_and_neither_a_later_one(order):
     # As where one operator does nothing but call another, and the clock is coarse.
     calls = [[(0, 10), (0, 10), (20, 30)][row] for row in order]
     pieces, owner = self_segments(intervals(calls))

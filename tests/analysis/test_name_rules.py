@@ -170,7 +170,7 @@ METADATA = {
 
 
 @pytest.mark.parametrize("name", COLLECTIVES)
-def test_a_real_communication_kernel_or_range_tells_its_collective(name: str) -> None:
+def test_the_collective_of_real_communication_kernels_and_ranges(name: str) -> None:
     assert is_communication(name)
     assert collective_of(name) == COLLECTIVES[name]
 

@@ -48,7 +48,7 @@ def test_if_every_fourth_step_is_longer_and_every_eighth_more_so_both_are_report
 
 
 @pytest.mark.parametrize("number", [0, 1, 9, 20, 40])
-def test_few_steps_tell_nothing(number: int) -> None:
+def test_few_steps_show_no_rhythm(number: int) -> None:
     assert told(100 * noise(0, number) * (1 + (STEPS[:number] % 8 == 3)), STEPS[:number]) == []
 
 

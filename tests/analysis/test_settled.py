@@ -60,7 +60,7 @@ def test_without_memory_the_short_blocks_say_it() -> None:
 
 
 @pytest.mark.parametrize("memory", ["40", "1 and 20", f"ramp of {bench.RAMP_STEPS}"])
-def test_a_difference_that_one_constant_does_not_tell_is_not_settled(memory: str) -> None:
+def test_a_difference_that_is_not_constant_is_not_settled(memory: str) -> None:
     found = fitted(memory, 40)
     assert found.verdict is Verdict.NOT_SETTLED
     assert found.at_least is not None

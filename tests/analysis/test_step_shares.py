@@ -29,7 +29,7 @@ def test_parts_add_up_to_the_step_and_waiting_receives_are_the_bubbles() -> None
     assert sum(row.fraction for row in found) == pytest.approx(1.0)
 
 
-def test_dimensions_in_flight_at_once_are_scaled_to_what_is_exposed() -> None:
+def test_dimensions_in_flight_at_once_are_scaled_to_the_exposed_time() -> None:
     known = figures(compute_busy_ms=60.0, exposed_comm_ms=20.0, idle_ms=20.0)
     parts = step_parts(known)
     assert parts is not None

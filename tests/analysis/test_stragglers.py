@@ -40,7 +40,7 @@ def test_a_rank_that_a_window_does_not_list_was_not_last_in_it() -> None:
     assert row.lost_fraction == pytest.approx(0.1)
 
 
-def test_who_costs_little_or_is_last_as_chance_has_it_is_not_listed() -> None:
+def test_ranks_that_cost_little_or_are_last_by_chance_are_not_listed() -> None:
     assert stragglers([window(late(1, 8, lost=0.001), late(2, 2))]) == []
 
 

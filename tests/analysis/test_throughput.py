@@ -193,7 +193,7 @@ def test_a_device_has_its_own_dense_peak(device: str, precision: str, tflop_per_
         ("NVIDIA A100-SXM4-80GB", "fp8"),
     ],
 )
-def test_what_is_not_known_has_no_peak(device: str, precision: str) -> None:
+def test_an_unknown_device_or_precision_has_no_peak(device: str, precision: str) -> None:
     assert peak_of(device, precision) is None
 
 

@@ -29,7 +29,7 @@ def test_what_the_reporting_thread_takes_from_later_steps_is_part_of_the_overhea
     assert report_of(rank_window(wall_ms=6000.0, report_cpu_ms=1500.0)).measurement_overhead == pytest.approx(0.03)
 
 
-def test_what_a_rank_has_seen_training_lose_takes_the_place_of_what_would_be_worked_out():
+def test_a_ranks_measured_loss_replaces_the_computed_one():
     seen = {"usual_step_ms": 125.0, "report_cpu_ms": 5000.0}
     found = report_of(rank_window(0, lost_ms=1500.0, **seen), rank_window(1, lost_ms=1750.0, **seen))
     assert found.lost_ms == 1750.0

@@ -59,9 +59,7 @@ def leaky_communication(share, **changes) -> RankWindow:
     ("backend", "share", "valid"),
     [("nccl", 0.19, True), ("nccl", 0.21, False), ("nccl", 1.0, False), ("gloo", 0.29, True), ("gloo", 0.31, False)],
 )
-def test_communication_that_is_short_and_beside_compute_in_sequential_steps_makes_the_window_invalid(
-    backend, share, valid
-):
+def test_short_communication_during_compute_in_sequential_steps_makes_the_window_invalid(backend, share, valid):
     found = report_of(leaky_communication(share, backend=backend))
     assert found.residual_overlap.value < 0.02
     assert found.residual_comm_overlap.value == pytest.approx(share)

@@ -314,7 +314,7 @@ def test_a_second_record_adds_what_the_first_lacks(tmp_path: Path) -> None:
     ],
     ids=["nothing told", "no FLOP", "no sequential steps", "less than the transfers", "invalid"],
 )
-def test_a_record_that_does_not_tell_the_rate_of_compute_gives_none(tmp_path: Path, lacking: dict[str, Any]) -> None:
+def test_a_record_without_the_rate_of_compute_gives_none(tmp_path: Path, lacking: dict[str, Any]) -> None:
     run = recorded(tmp_path / "run", collective(), **{**RATES, **lacking})
     found = predict(*DATA_PARALLEL, "--from", run)
     assert found["step"] is None

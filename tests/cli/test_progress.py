@@ -35,7 +35,7 @@ def test_what_takes_no_time_and_what_is_no_terminal_shows_nothing() -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_reading_a_trace_tells_how_far_it_is(tmp_path: Path, packed: bool) -> None:
+def test_reading_a_trace_reports_progress(tmp_path: Path, packed: bool) -> None:
     file = kineto.write(tmp_path / "trace.json", kineto.training(steps=20, layers=8, operators=20))
     if packed:
         file = tmp_path / "trace.json.gz"

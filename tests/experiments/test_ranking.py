@@ -47,7 +47,7 @@ def test_a_first_combination_that_is_faster_than_all_is_said_to_be() -> None:
     assert verdict(found, ranked(found)).startswith("bucket-mb=25 is the fastest")
 
 
-def test_one_run_each_tells_nothing() -> None:
+def test_one_run_each_shows_nothing() -> None:
     found = results(HERE, [(100,), (50,)])
     assert verdict(found, ranked(found)).startswith("No difference can be told yet")
 

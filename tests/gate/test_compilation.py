@@ -298,7 +298,7 @@ def test_compilations_are_counted_as_they_start_and_an_error_does_not_escape_int
     assert (watch.count, watch.has_compiled) == (1, True)
 
 
-def test_a_torch_that_does_not_tell_of_a_start_is_asked_for_its_own_count(no_compiler) -> None:
+def test_a_torch_that_does_not_report_starts_is_asked_for_its_count(no_compiler) -> None:
     counters: dict[str, Counter[str]] = defaultdict(Counter)
     no_compiler.setitem(sys.modules, "torch._dynamo.callback", ModuleType("callback"))
     no_compiler.setitem(sys.modules, "torch._dynamo.utils", module(counters=counters))

@@ -57,7 +57,7 @@ def test_a_ring_of_three_ranks_conflicts_though_no_two_of_them_do():
     assert conflict_of([x, z], [x, y], [y, z], groups=groups) is None
 
 
-def test_the_number_of_a_collective_within_its_group_tells_it_from_the_others():
+def test_the_number_of_a_collective_within_its_group_identifies_it():
     assert conflict_of([A, B, A], [A, B, A]) is None
     found = conflict_of([A, B, A], [A, A, B])
     assert "number 1 of group 'a'" in str(found)

@@ -69,7 +69,7 @@ def _batch(item):
     return ("batch", item.posted) if item.posted else ("alone", _batch.single)
 
 
-def test_the_oracle_of_batches_tells_a_hang_from_none():
+def test_the_oracle_of_batches_recognises_hangs():
     crossed = [[send(0, 1, posted=1), receive(1, 0, posted=2)], [send(1, 0, posted=1), receive(0, 1, posted=2)]]
     assert hangs_in_batches(crossed, GROUPS)
     together = [[msgspec.structs.replace(item, posted=1) for item in items] for items in crossed]

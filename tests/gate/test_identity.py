@@ -106,7 +106,7 @@ def train_with_other_data(rank: int) -> list[str]:
     return [train(rank + offset, "ddp", None, lambda: None) for offset in (0, 0, 1)]
 
 
-def test_the_digest_that_identity_rests_on_tells_two_trainings_apart():
+def test_the_digest_for_identity_differs_between_two_trainings():
     for first, again, other in run_ranks(train_with_other_data, 2):
         assert first == again
         assert first != other

@@ -220,7 +220,7 @@ def issue_of_both_kinds(rank: int) -> list[tuple[str, bool, bool, int]]:
     return [(c.operator, c.asynchronous, c.point_to_point, c.group_size) for c in log.collectives]
 
 
-def test_a_collective_says_whether_it_is_asynchronous_although_the_dispatcher_leaves_out_what_is_so_by_default():
+def test_a_collective_is_recorded_as_asynchronous_although_the_dispatcher_omits_defaults():
     for found, message in zip(run_ranks(issue_of_both_kinds, 2), ("send", "recv_"), strict=True):
         assert found == [
             ("allreduce_", False, False, 2),

@@ -180,7 +180,7 @@ def test_kernels_on_the_stream_of_an_earlier_collective_come_before_the_next_one
     assert cuda.is_before(adding_up, collectives[1][1])
 
 
-def test_a_stream_that_only_issued_what_was_let_pass_is_ordered_with_the_next_collective(cuda: Device) -> None:
+def test_a_stream_that_only_issued_unserialised_work_is_ordered_with_the_next_collective(cuda: Device) -> None:
     """DeepSpeed gathers in a block with a device on a stream of its own, and copies there what it gathered."""
     program = [("let pass", "gather"), ("kernel", "gather"), ("synchronous", "compute"), ("kernel", "gather")]
     ((_, _, before), (_, _, after)), ((_, collective, _),) = run(cuda, program)
@@ -188,7 +188,7 @@ def test_a_stream_that_only_issued_what_was_let_pass_is_ordered_with_the_next_co
     assert cuda.is_before(collective, after)
 
 
-def test_a_stream_that_is_captured_or_of_another_device_is_not_ordered_for_what_was_let_pass(cuda: Device) -> None:
+def test_a_captured_stream_or_one_of_another_device_is_not_ordered_for_unserialised_work(cuda: Device) -> None:
     serialiser: Any = new_serialiser(cuda)
     cuda.current = cuda.streams["gather"]
     serialiser.skip(SimpleNamespace(device=torch.device("cuda", 1)))
@@ -392,7 +392,7 @@ def on(where: torch.device) -> Any:
 
 
 @pytest.mark.parametrize("sequential", [False, True])
-def test_a_step_of_any_mode_tells_that_a_graph_was_captured_and_never_asks_for_tensors_of_the_host(
+def test_steps_of_any_mode_notice_captured_graphs_and_never_ask_for_host_tensors(
     cuda: Device, step: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, sequential: bool
 ) -> None:
     assert not step(on(DEVICE), sequential=sequential).captured

@@ -19,7 +19,7 @@ def rows(*lengths: int) -> list[torch.Tensor]:
     return [torch.zeros(length, 4) for length in lengths]
 
 
-def test_lists_of_tensors_tell_their_splits_by_their_sizes() -> None:
+def test_lists_of_tensors_have_their_sizes_as_splits() -> None:
     # Elements: rows of four.
     assert splits("alltoall_", rows(3, 1), rows(2, 5), None) == ([12, 4], [8, 20])
     assert splits("alltoall_", rows(3, 0), rows(2, 2), None) == ([12, 0], [8, 8])
@@ -27,7 +27,7 @@ def test_lists_of_tensors_tell_their_splits_by_their_sizes() -> None:
     assert splits("alltoall_", [], [], None) is None
 
 
-def test_one_tensor_tells_its_splits_by_the_sizes_that_it_is_given() -> None:
+def test_one_tensor_has_the_given_sizes_as_splits() -> None:
     tensor = torch.zeros(4)
     assert splits("alltoall_base_", tensor, tensor, None, [1, 3], [2, 2]) == ([1, 3], [2, 2])
     assert splits("alltoall_base_", tensor, tensor, None, [], []) is None

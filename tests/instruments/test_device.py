@@ -44,7 +44,7 @@ def test_a_device_is_in_use_once_the_job_has_initialised_it(monkeypatch: pytest.
     assert device.in_use() == torch.device("xpu", 3)
 
 
-def test_a_device_that_does_not_tell_whether_it_is_in_use_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_cannot_say_whether_it_is_in_use_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     has(monkeypatch, "mps", current_device=refuse)
     assert device.in_use() is None
     assert not device.is_timed(torch.device("mps"))

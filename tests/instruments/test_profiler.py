@@ -197,7 +197,7 @@ def test_stopping_twice_or_without_a_start_is_harmless():
     assert len(profile.kernels().intervals) == 0
 
 
-def test_the_events_of_a_profile_tell_their_metadata():
+def test_the_events_of_a_profile_have_metadata():
     # Launch shapes are in there. Without being asked, Kineto leaves it empty, on a CPU too.
     profile = Profile(on_cuda=False)
     profile.start()
@@ -208,7 +208,7 @@ def test_the_events_of_a_profile_tell_their_metadata():
         assert all(event.metadata_json() for event in events if event.name().startswith("aten::"))
 
 
-def test_a_torch_that_cannot_tell_metadata_is_profiled_without(monkeypatch):
+def test_a_torch_without_metadata_is_profiled_without_it(monkeypatch):
     make = torch._C._profiler._ExperimentalConfig
 
     def older(*, profile_all_threads):

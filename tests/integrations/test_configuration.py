@@ -27,7 +27,7 @@ def net(hidden: int = 8) -> nn.Module:
     return nn.Sequential(nn.Linear(4, hidden), nn.Linear(hidden, 4))
 
 
-def test_ddp_tells_its_model_and_its_buckets(group: None) -> None:
+def test_ddp_gives_its_model_and_buckets(group: None) -> None:
     one, other = (_configuration.of_models([DistributedDataParallel(net(), bucket_cap_mb=mb)]) for mb in (1, 2))
     assert one["model"] == "Sequential"
     assert one["parameters"] == 4 * 8 + 8 + 8 * 4 + 4
@@ -41,7 +41,7 @@ def test_models_of_other_sizes_have_other_shapes() -> None:
     assert _configuration.of_models([net(8)])["shapes"] != _configuration.of_models([net(16)])["shapes"]
 
 
-def test_fsdp_tells_its_units_and_whole_parameters(group: None) -> None:
+def test_fsdp_gives_its_units_and_whole_parameters(group: None) -> None:
     model = net()
     for layer in model.children():
         fully_shard(layer)

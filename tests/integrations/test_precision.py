@@ -17,7 +17,7 @@ def needs(module: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=f"{module} is missing")
 
 
-def test_what_the_user_says_counts_and_what_a_framework_cannot_tell_costs_nothing() -> None:
+def test_the_users_value_counts_and_an_unknown_one_costs_nothing() -> None:
     def lost() -> str:
         raise AttributeError("no such name in this version")
 
@@ -66,7 +66,7 @@ def _lightning(names: tuple[str, ...], folder: str) -> list[str | None]:
 
 
 @needs("lightning")
-def test_lightning_tells_that_of_its_trainer(tmp_path: Any) -> None:
+def test_lightning_gives_its_trainers_precision(tmp_path: Any) -> None:
     names = ("32-true", "bf16-mixed", "bf16-true", "64-true")
     assert run_alone(_lightning, names, str(tmp_path), timeout_s=90) == ["fp32", "bf16", "bf16", None]
 
@@ -95,7 +95,7 @@ def _transformers(rank: int, folder: str) -> list[str | None]:
 
 
 @needs("transformers")
-def test_transformers_tells_that_of_its_arguments_and_accelerate_that_of_its_state(tmp_path: Any) -> None:
+def test_transformers_and_accelerate_give_their_precision(tmp_path: Any) -> None:
     assert run_ranks(_transformers, 1, str(tmp_path), timeout_s=90) == [["fp32", "bf16", "bf16"]]
 
 
@@ -112,7 +112,7 @@ def _deepspeed(rank: int) -> list[str | None]:
 
 
 @needs("deepspeed")
-def test_deepspeed_tells_that_of_its_engine() -> None:
+def test_deepspeed_gives_its_engines_precision() -> None:
     assert run_ranks(_deepspeed, 1, timeout_s=90) == [["fp32", "bf16"]]
 
 
@@ -132,5 +132,5 @@ def _megatron(rank: int) -> list[str | None]:
 
 
 @needs("megatron")
-def test_megatron_tells_that_of_its_model() -> None:
+def test_megatron_gives_its_models_precision() -> None:
     assert run_ranks(_megatron, 1, timeout_s=90) == [["fp32", "fp16"]]

@@ -56,7 +56,7 @@ def test_the_constructor_of_a_monitor_has_the_options_of_its_config_and_their_de
         assert parameters[name].default == fields[name].default
 
 
-def test_only_one_option_tells_the_flop_of_a_step() -> None:
+def test_only_one_option_may_give_the_flop_of_a_step() -> None:
     with pytest.raises(ValueError, match="give one of flop_per_step and model_preset"):
         MonitorConfig(flop_per_step=1e15, model_preset="gpt2")
 

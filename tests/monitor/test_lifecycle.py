@@ -451,7 +451,7 @@ def train_under_the_users_profiler(rank: int) -> dict[str, Any]:
     }
 
 
-def test_beside_the_users_own_profiler_only_the_timed_part_is_measured_and_the_report_says_so():
+def test_with_the_users_own_profiler_only_the_timed_part_is_measured_and_the_report_says_so():
     found = run_ranks(train_under_the_users_profiler, 2)
     for rank in found:
         (line,) = rank["lines"]

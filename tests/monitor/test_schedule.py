@@ -231,7 +231,7 @@ def test_a_job_that_resumes_in_the_middle_of_a_window_goes_on_where_it_was():
 
 
 @given(schedules(), st.integers(0, 5))
-def test_every_window_is_the_first_one_again_but_for_its_number(schedule, number):
+def test_every_window_equals_the_first_except_for_its_number(schedule, number):
     def without_number(plans):
         return [(p.offset, p.part, p.block, p.arm, p.mode, p.counted, p.last) for p in plans]
 

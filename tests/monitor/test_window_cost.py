@@ -265,7 +265,7 @@ def asked(runner: WindowRunner, bench: Bench, steps: range, clock: Clock) -> lis
     return handed
 
 
-def test_between_windows_a_step_is_one_comparison_but_for_those_around_them(clock: Clock) -> None:
+def test_between_windows_a_step_is_one_comparison_except_next_to_windows(clock: Clock) -> None:
     granted = Ruling(Decision.GRANTED)
     schedule = tiny_schedule(every_n_steps=1000, first_step=100)
     bench = Bench(granted, granted, config=MonitorConfig(schedule=schedule))

@@ -65,7 +65,7 @@ def test_arms_are_pooled_over_the_windows_that_count_the_best_first(tmp_path: Pa
     assert sequential.speedup.ci_low == pytest.approx(1 / (1 + overlap.ci_high) - 1)
 
 
-def test_the_terminal_and_json_tell_arms(tmp_path: Path) -> None:
+def test_the_terminal_and_json_show_arms(tmp_path: Path) -> None:
     shown = CliRunner().invoke(main, ["show", str(record_of(tmp_path)), "--all"]).output
     assert "The job with one thing turned, and as configured" in shown
     assert "prefetch_2_2" in shown
@@ -79,7 +79,7 @@ def test_the_terminal_and_json_tell_arms(tmp_path: Path) -> None:
     assert prefetch["figures"]["speedup"]["num_blocks"] == 3
 
 
-def test_the_page_tells_arms(tmp_path: Path) -> None:
+def test_the_page_shows_arms(tmp_path: Path) -> None:
     content = page([read(record_of(tmp_path))])
     assert "What would a switch change?" in content
     assert "allow_tf32 changes results" in content

@@ -60,7 +60,7 @@ def test_figures_of_each_run_by_hand(sized: tuple[list[str], list[Any]]) -> None
         ("device", "NVIDIA H200"), ("torch", "2.13.0+cu130"), ("hosts", 1),
     ],
 )  # fmt: skip
-def test_what_a_record_tells_can_be_an_axis(sized: tuple[list[str], list[Any]], axis: str, value: Any) -> None:
+def test_any_fact_of_a_record_can_be_an_axis(sized: tuple[list[str], list[Any]], axis: str, value: Any) -> None:
     found = compared(*sized, axis)
     assert found is not None
     assert {run.name: run.value for run in found.runs}["r8"] == value

@@ -61,7 +61,7 @@ def slices(document: Any, process: int, category: str) -> list[tuple[str, float,
     return [(event["name"], event["ts"], event["dur"]) for event in events if event["cat"] == category]
 
 
-def test_kernels_and_collectives_of_both_modes_stand_at_their_times() -> None:
+def test_kernels_and_collectives_of_both_modes_are_at_their_times() -> None:
     document = perfetto_trace(with_details(5 * MS, 105 * MS))
     perfetto_form.check(document)
     assert slices(document, OVERLAPPED, "compute") == [("gemm", 0, 2000), ("gemm", 2000, 2500)]

@@ -302,7 +302,7 @@ def test_blocks_around_different_places_and_too_few_for_a_trend_compare_nothing(
     assert partial.problems[0] == f"{len(arms)} timed blocks so far, too few blocks to compare the modes"
 
 
-def test_six_blocks_tell_a_drift(tmp_path):
+def test_six_blocks_show_a_drift(tmp_path):
     arms = (OV, SEQ, OV, SEQ, OV, SEQ)
     times = [(100.0 if arm is OV else 125.0) + 2 * place for place, arm in enumerate(arms)]
     write(tmp_path, blocks=[(0, 20, timed(i, arm, times[i])) for i, arm in enumerate(arms)])
@@ -476,7 +476,7 @@ def test_step_times_are_pooled_by_their_logarithms() -> None:
     assert pool([Estimate(value, None, None, 10, 8) for value in (0.0, 2.0)], LOG).value == 1.0
 
 
-def test_reading_tells_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("overlap_callbacks.report.record_lines._PIECE_BYTES", 2**14)
     write(tmp_path, reports=[window_report(number) for number in range(10)])
     told: list[tuple[int, int]] = []

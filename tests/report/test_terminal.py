@@ -31,7 +31,7 @@ def test_the_tables_have_compute_by_the_dimension_in_flight_and_the_share_attain
         assert label in text
 
 
-def test_the_pairs_tell_the_slowdown_of_whole_calls_and_that_while_both_run(tmp_path: Path) -> None:
+def test_the_pairs_show_the_slowdown_of_whole_calls_and_while_both_run(tmp_path: Path) -> None:
     text = printed(tmp_path, window(0))
     assert re.search(r"gemm +all_reduce +\+17\.5% +\+78\.3% ", text)  # of the 41 ms beside it, 18 ms were lost
     assert re.search(r"gemm +ran alone, unexplained +\+0\.8% {8,}", text)

@@ -268,7 +268,7 @@ def _profile() -> tuple[int, list[tuple[str, int, int]]]:
     return os.getpid(), [(event.name(), event.correlation_id(), event.duration_ns()) for event in on_gpu]
 
 
-def test_the_profiler_sees_what_the_log_tells(tmp_path: Path) -> None:
+def test_the_profiler_sees_what_the_log_has(tmp_path: Path) -> None:
     process, profiled = on_device(_profile, log=tmp_path / "log")
     logged = {task.correlation: task for task in DeviceLog.read(tmp_path / "log", process).tasks}
     kernels = [event for event in profiled if event[1] in logged]

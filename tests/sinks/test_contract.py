@@ -134,7 +134,7 @@ def test_a_control_window_and_one_that_was_cut_short(sink: Sink) -> None:
     sink.close()
 
 
-def test_closing_what_was_never_opened_does_nothing(sink: Sink, tmp_path: Path) -> None:
+def test_closing_an_unopened_sink_does_nothing(sink: Sink, tmp_path: Path) -> None:
     sink.close()
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix in (".jsonl", ".prom", ".wandb")]
 

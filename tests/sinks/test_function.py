@@ -74,7 +74,7 @@ def test_or_for_a_flush_alone() -> None:
     assert [step for _, step in written] == [20]
 
 
-def test_so_many_windows_wait_and_the_oldest_are_dropped() -> None:
+def test_a_limited_number_of_windows_wait_and_the_oldest_are_dropped() -> None:
     written: Written = []
     sink = FunctionSink(lambda metrics, step: written.append((metrics, step)), deferred=True)
     report = window(0)

@@ -25,7 +25,7 @@ def test_a_duration_of_hundreds_of_digits_costs_its_event_alone(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("stray", [b"}", b"0,5", b"null,", b"\xc3("])
-def test_what_stands_between_events_is_told(tmp_path: Path, stray: bytes) -> None:
+def test_text_between_events_is_reported(tmp_path: Path, stray: bytes) -> None:
     content = kineto.text(short_trace(), style="compact")
     place = content.index(b"}},{") + 2
     path = tmp_path / "trace.json"
@@ -35,19 +35,19 @@ def test_what_stands_between_events_is_told(tmp_path: Path, stray: bytes) -> Non
     assert said(found.problems, "not valid JSON") or said(found.problems, "left out")
 
 
-def test_a_comma_that_is_missing_between_events_is_told(tmp_path: Path) -> None:
+def test_a_missing_comma_between_events_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(kineto.text(short_trace(), style="compact").replace(b"}},{", b"}}{", 1))
     assert said(read_trace(path).problems, "1 places between events are not valid JSON")
 
 
-def test_what_follows_a_bare_array_of_events_is_told(tmp_path: Path) -> None:
+def test_text_after_a_bare_array_of_events_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(kineto.text(short_trace(), style="array") + b', "traceName": "of another file"}')
     assert said(read_trace(path).problems, "what stands after the events is not valid JSON")
 
 
-def test_a_field_whose_name_is_no_text_is_told(tmp_path: Path) -> None:
+def test_a_field_whose_name_is_no_text_is_reported(tmp_path: Path) -> None:
     # The event has no "ph" any more, so it does not count.
     path = tmp_path / "trace.json"
     path.write_bytes(kineto.text(short_trace(), style="compact").replace(b'"ph"', b'"ph\xff"', 1))

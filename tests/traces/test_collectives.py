@@ -130,7 +130,7 @@ def noted(name: str, *, thread: int = 100, **args: Any) -> list[kineto.Event]:
         ("nccl:send 0->1", "send_recv"), ("nccl:coalesced", "other"),
     ],
 )  # fmt: skip
-def test_without_metadata_the_range_of_the_launch_tells_the_kind(tmp_path: Path, note: str, kind: str) -> None:
+def test_without_metadata_the_range_of_the_launch_gives_the_kind(tmp_path: Path, note: str, kind: str) -> None:
     row = only(figures_of(tmp_path, [*noted(note), collective(1, 2, 5, GENERIC)]).collectives)
     assert row.collective == kind
     # Where it tells nothing the name decides.
@@ -138,7 +138,7 @@ def test_without_metadata_the_range_of_the_launch_tells_the_kind(tmp_path: Path,
     assert row.collective == "all_reduce"
 
 
-def test_the_range_tells_the_size_by_its_first_input(tmp_path: Path) -> None:
+def test_the_range_gives_the_size_by_its_first_input(tmp_path: Path) -> None:
     inputs = {"Input Dims": [[1_000, 20], [3]], "Input type": ["float", "int"]}
     row = only(figures_of(tmp_path, [*noted("nccl:all_reduce", **inputs), collective(1, 2, 5)]).collectives)
     assert row.bytes == 1_000 * 20 * 4
@@ -160,12 +160,12 @@ def test_the_range_tells_the_size_by_its_first_input(tmp_path: Path) -> None:
         {"Input Dims": [[-5]], "Input type": ["float"]}, {"Input Dims": 7, "Input type": 7},
     ],
 )  # fmt: skip
-def test_inputs_that_tell_no_size_leave_it_undefined(tmp_path: Path, inputs: dict[str, Any]) -> None:
+def test_inputs_without_a_size_leave_it_undefined(tmp_path: Path, inputs: dict[str, Any]) -> None:
     row = only(figures_of(tmp_path, [*noted("nccl:all_reduce", **inputs), collective(1, 2, 5)]).collectives)
     assert (row.collective, row.bytes) == ("all_reduce", None)
 
 
-def test_a_range_of_another_thread_or_time_tells_nothing_of_a_kernel(tmp_path: Path) -> None:
+def test_a_range_of_another_thread_or_time_does_not_describe_a_kernel(tmp_path: Path) -> None:
     kernel = collective(1, 2, 5, GENERIC)
     assert only(figures_of(tmp_path, [*noted("nccl:broadcast"), kernel]).collectives).collective == "broadcast"
     assert only(figures_of(tmp_path, [*noted("nccl:broadcast", thread=7), kernel]).collectives).collective == "other"

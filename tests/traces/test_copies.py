@@ -63,14 +63,14 @@ def test_copies_on_a_stream_that_computes_stay_copies_and_are_named(tmp_path: Pa
     assert said(found.problems, "1 collective", NOTE, "all_gather")
 
 
-def test_streams_of_two_devices_are_told_apart(tmp_path: Path) -> None:
+def test_streams_of_two_devices_are_distinguished(tmp_path: Path) -> None:
     # The other device computes on a stream of the same number.
     path = kineto.write(tmp_path / "trace.json", job(gemm(0, 6, stream=20, device=1)))
     first, _ = analyze([read_trace(path)]).traces
     assert comm_and_copies(first) == (6, 2)
 
 
-def test_beside_a_kernel_copies_pack_and_unpack(tmp_path: Path) -> None:
+def test_with_a_kernel_copies_pack_and_unpack(tmp_path: Path) -> None:
     found = figures_of(tmp_path, job(kineto.launch(14, 5), collective(13, 14, 5, kineto.ALL_GATHER)))
     assert comm_and_copies(found) == (1, 8)
     assert not said(found.problems, NOTE)

@@ -93,7 +93,7 @@ def test_waiting_for_communication_is_no_idle_time_and_copies_are_neither(tmp_pa
     assert (whole.idle_host_ms, whole.idle_other_ms) == (0, 1)  # the launch of the last one is unknown
 
 
-def test_a_file_without_launches_tells_no_causes(tmp_path: Path) -> None:
+def test_a_file_without_launches_gives_no_causes(tmp_path: Path) -> None:
     found = figures_of(tmp_path, [gemm(0, 2), gemm(3, 4)])
     whole = found.time[0]
     assert whole.idle_ms == 1

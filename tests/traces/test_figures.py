@@ -244,7 +244,7 @@ def test_the_estimate_is_weighted_by_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cover", "counts"), [(1.0, True), (0.91, True), (0.89, False), (0.5, False), (0.11, False)])
-def test_kernels_covered_in_part_are_neither_beside_nor_alone(tmp_path: Path, cover: float, counts: bool) -> None:
+def test_partly_covered_kernels_are_neither_concurrent_nor_alone(tmp_path: Path, cover: float, counts: bool) -> None:
     found = figures_of(tmp_path, seen(0.25, cover=cover)).estimate
     assert (found is not None) == counts
     if found is not None:
@@ -358,7 +358,7 @@ def test_a_name_that_sounds_like_communication_and_is_not_known_is_said(tmp_path
     assert any("acme_fast_allreduce_v2" in problem for problem in found.problems)
 
 
-def test_of_nccl_a_cpu_only_trace_shows_nothing_but_the_enqueueing(tmp_path: Path) -> None:
+def test_a_cpu_only_trace_of_nccl_shows_only_the_enqueueing(tmp_path: Path) -> None:
     events = [
         kineto.host_range("aten::mm", 0, 5 * MS, cat="cpu_op"),
         kineto.host_range("nccl:all_reduce", MS, 2 * MS, thread=7),
@@ -376,7 +376,7 @@ def test_operators_that_overlap_without_nesting_are_said(tmp_path: Path) -> None
     assert any("overlap without nesting" in problem for problem in figures_of(tmp_path, events).problems)
 
 
-def test_the_size_of_a_gather_is_what_is_gathered(tmp_path: Path) -> None:
+def test_the_size_of_a_gather_is_its_output(tmp_path: Path) -> None:
     args = {"Collective name": "gather", "In msg nelems": 10, "Out msg nelems": 80, "Group size": 8, "dtype": "Float"}
     (row,) = figures_of(tmp_path, [collective(0, 1, 0, **args)]).collectives
     assert row.bytes == 320

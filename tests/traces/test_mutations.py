@@ -17,12 +17,12 @@ def test_no_fault_gives_a_traceback_or_a_wrong_figure_without_a_note(tmp_path: P
     assert outcomes == {"refused", "figures", "figures with notes"}
 
 
-def test_every_kind_of_fault_is_among_them_and_a_seed_tells_the_file() -> None:
+def test_every_kind_of_fault_occurs_and_a_seed_determines_the_file() -> None:
     assert {mutated(seed)[0] for seed in range(1500)} == set(KINDS)
     assert mutated(7) == mutated(7)
 
 
 # Each of these was a fault of the reader: a traceback, or a figure that nothing said was wrong.
 @pytest.mark.parametrize("seed", [1765, 3579, 3931, 4290, 4419, 5270, 5858, 15406, 15734, 99409])
-def test_what_was_found_stays_mended(tmp_path: Path, seed: int) -> None:
+def test_fixed_faults_stay_fixed(tmp_path: Path, seed: int) -> None:
     judge(tmp_path / "trace.json", seed)

@@ -26,7 +26,7 @@ def sizes(folder: Path, *ranks: list[kineto.Event]) -> tuple[CollectiveSize, ...
     return analyze([read_trace(path) for path in paths]).sizes
 
 
-def test_one_file_tells_the_time_of_each_size_and_no_transfer(tmp_path: Path) -> None:
+def test_one_file_gives_the_time_of_each_size_and_no_transfer(tmp_path: Path) -> None:
     events = [collective(0, 4, **message(1_000_000, 1)), collective(5, 11, **message(1_000_000, 2))]
     large, small = sizes(tmp_path, [*events, collective(12, 13, **message(250_000, 3))])
     assert (large.collective, large.group_size, large.bytes, large.kernels) == ("all_reduce", 2, 4_000_000, 2)
@@ -44,7 +44,7 @@ def test_the_transfer_is_the_shortest_kernel_over_the_ranks(tmp_path: Path) -> N
     assert (row.transfer_ms, row.transfer_bandwidth_gb_s) == (1.5, pytest.approx(8_000_000 / (3 * MS)))
 
 
-def test_collectives_whose_ranks_tell_different_sizes_have_no_transfer(tmp_path: Path) -> None:
+def test_collectives_whose_ranks_give_different_sizes_have_no_transfer(tmp_path: Path) -> None:
     rows = sizes(tmp_path, [collective(0, 4, **message(10, 1))], [collective(0, 1, **message(20, 1))])
     assert [(row.bytes, row.matched, row.transfer_ms) for row in rows] == [(40, 0, None), (80, 0, None)]
 

@@ -123,7 +123,7 @@ def test_without_numbers_the_order_within_the_step_matches_files_that_begin_at_d
     assert "2 of 10 collectives have no partner in another file, and are left out" in job.analyze().problems
 
 
-def test_what_was_launched_before_a_file_began_does_not_shift_the_order_of_its_steps(job: Job) -> None:
+def test_kernels_launched_before_a_file_began_do_not_shift_the_order_of_its_steps(job: Job) -> None:
     job.rank(0, [collective(0, 9, 77), *in_steps({5: [4, 6]})])
     job.rank(1, in_steps({5: [1, 8]}))
     row = job.only()
@@ -185,16 +185,14 @@ def test_one_file_has_no_skew(job: Job) -> None:
     assert (job.analyze().skew, job.analyze().problems) == ((), ())
 
 
-def test_files_that_do_not_tell_their_rank_are_numbered_by_position(job: Job) -> None:
+def test_files_without_a_rank_are_numbered_by_position(job: Job) -> None:
     job.rank(None, [collective(0, 5, **numbered(1))]).rank(None, [collective(0, 2, **numbered(1))])
     assert by_rank(job.only()) == {0: (5, 3, 0), 1: (2, 0, 1)}
     assert any("2 files do not tell their rank" in problem for problem in job.analyze().problems)
 
 
 @pytest.mark.parametrize("ranks", [(None, 0), (1, None), (None, None, 1)])
-def test_a_file_that_does_not_tell_its_rank_is_not_taken_for_one_that_does(
-    job: Job, ranks: tuple[int | None, ...]
-) -> None:
+def test_a_file_without_a_rank_is_not_confused_with_one_that_has_it(job: Job, ranks: tuple[int | None, ...]) -> None:
     for time, rank in enumerate(ranks, 2):
         job.rank(rank, [collective(0, time, **numbered(1))])
     found = job.analyze()
@@ -221,7 +219,7 @@ def test_kernels_of_one_collective_number_are_one_collective(job: Job) -> None:
     assert job.analyze().problems == ()
 
 
-def test_generated_ranks_wait_as_long_as_one_of_them_is_late(job: Job) -> None:
+def test_generated_ranks_wait_for_the_lateness_of_one(job: Job) -> None:
     for rank in range(2):
         job.rank(rank, [*kineto.training(steps=2, layers=4, operators=0)])
     row = job.only()

@@ -40,7 +40,7 @@ MAX_HOSTS = 64
 # Maximum values kept per name (those of most ranks), and maximum names of variables.
 MAX_VALUES_KEPT = 12
 MAX_NAMES = 128
-# Of so many variables with several values, all runs of ranks are kept that a set keeps; of others, so few.
+# Up to this many variables with several values keep all runs of ranks of a set; others keep only a few.
 _MAX_DIFFERING = 24
 _FEW_RUNS = 3
 

@@ -102,10 +102,10 @@ def past_the_end(
     lane: Indices, ran: Intervals, name: Indices, may_wait: _Marks, launched_ns: Indices, syncs: Intervals, end_ns: int,
     ended_ns: int = _LATEST,
 ) -> Overruns:  # fmt: skip
-    """The last kernel of each stream where it seems to run on when all had ended.
+    """The last kernel of each stream if it seems to run on after everything ended.
 
-    The host waited for the device after it was launched, and that was over before; or the profile was. Or it is longer
-    than all else in the file, and many times as long as the others of its name.
+    It ends after the profile, or after a wait of the host for the device that began after its launch. Or it is longer
+    than everything else in the file, and many times as long as others of its name.
 
     Args:
         lane: stream of each row; shape (n,).
@@ -166,13 +166,13 @@ def repeated(lane: Indices, ran: Intervals, name: Indices, correlation: npt.NDAr
             in_order[distinct_values(np.concatenate((again, again - 1)))], return_counts=True
         )
         of_all = np.unique(correlation[np.isin(correlation, numbers)], return_counts=True)[1]
-        alone = (of_all == of_copies) | (numbers == 0)  # else, of a graph
+        alone = (of_all == of_copies) | (numbers == 0)  # otherwise, of a graph
         again = again[alone[np.searchsorted(numbers, in_order[again])]]
     return np.sort(rows[order[again]])
 
 
 def without_time(ran: Intervals, launched_ns: Indices) -> tuple[_Marks, _Marks]:
-    """Which rows have no time that can be, and which have a launch that has none; shape (n,) each.
+    """Whether each row has no possible time, and whether its launch has none; shape (n,) each.
 
     A profiler writes 0 for an unknown time; known times are far from 0.
 

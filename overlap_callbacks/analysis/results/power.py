@@ -257,8 +257,7 @@ class TraceSegment(msgspec.Struct, frozen=True):
     """A stretch of the trace in one mode; times are from the start of the trace.
 
     Attributes:
-        counted: whether its steps count; warm-up steps do not. True in records of earlier versions, which do not tell
-            them apart.
+        counted: whether its steps count; warm-up steps do not. True in records of earlier versions.
         profiled: whether they ran under the profiler; False in records of earlier versions.
     """
 

@@ -60,7 +60,7 @@ class StepKinds:
 
 
 def kinds_of(steps: Sequence[MeasuredStep]) -> StepKinds:
-    """Tell the kinds of a window's counted steps apart, by what the measured threads issue.
+    """Classify a window's counted steps by what the measured threads issue.
 
     A communication hook may issue collectives where an earlier one ends (PowerSGD does): on the training thread if it
     has ended already, as in sequential steps, and else on a thread of the backend's, unseen. So steps are of one kind
@@ -76,7 +76,7 @@ def kinds_of(steps: Sequence[MeasuredStep]) -> StepKinds:
         left_out |= kinds.without_partner(part)
     stay = {index: label for index, label in kinds.labels.items() if index not in left_out}
     numbers = {label: number for number, (label, _) in enumerate(Counter(stay.values()).most_common())}
-    # A window's least squares has a column for so many kinds beside the commonest. What is rarer would count as that.
+    # A window's least squares has columns for this many kinds besides the commonest; rarer ones would count as it.
     rare = {index for index, label in stay.items() if numbers[label] > MAX_KINDS}
     of_steps = {index: numbers[label] for index, label in stay.items() if index not in rare}
     # Steps of a kind that was not checked are not serialised, however many there are.
@@ -268,7 +268,7 @@ def _is_near(log: StepLog, other: StepLog) -> bool:
 def with_kinds_by_kernels(
     kernels: KernelTable, steps: Sequence[MeasuredStep]
 ) -> tuple[list[MeasuredStep], tuple[str, ...]]:
-    """Split kinds whose steps communicate alike but launch different numbers of kernels; with a note if any do."""
+    """Split kinds of equal communication whose steps launch different numbers of kernels; with a note if any do."""
     by_arm, kinds = counted_steps(steps)
     counts = kernels_of_steps(kernels, list(kinds))
     found = kinds_by_number(counts, by_arm, kinds)

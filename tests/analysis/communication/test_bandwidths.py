@@ -52,7 +52,7 @@ def test_each_dimension_has_a_link_of_its_own_and_the_default_group_is_data_para
     assert found["tensor"].bytes_per_s == pytest.approx(found["data"].bytes_per_s / 3)
 
 
-def test_errors_count_as_shares_so_short_messages_tell_the_latency() -> None:
+def test_errors_count_as_shares_so_short_messages_determine_the_latency() -> None:
     # The long message is 10 % late, which is a hundred latencies. Least squares of times would put it there.
     (link,) = fitted_links([transfer(1_000, 4), transfer(2_000, 4), transfer(100_000_000, late=1.1)]).values()
     assert link.latency_s == pytest.approx(LATENCY_S, rel=0.05)

@@ -23,7 +23,7 @@ def messages_of(layout: Layout, **options: Any) -> JobMessages:
 
 
 @pytest.mark.parametrize("layout", [Layout(2, 3, 4, expert=True), Layout(8, 8, 8), Layout(1, 1, 2, ranks_per_host=1)])
-def test_what_jobs_tell_is_sound(layout: Layout) -> None:
+def test_messages_of_a_job_are_sound(layout: Layout) -> None:
     assert are_sound(messages_of(layout), layout.world_size)
     assert are_sound(messages_of(layout, without=(1,)), layout.world_size)
 

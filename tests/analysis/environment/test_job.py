@@ -155,7 +155,7 @@ def test_a_setting_that_rules_nvlink_out_is_heeded() -> None:
         ({"NCCL_IB_DISABLE": "0"}, UNKNOWN),
     ],
 )
-def test_between_hosts_only_settings_tell(variables: dict[str, str], transport: str) -> None:
+def test_the_transport_between_hosts_follows_only_from_settings(variables: dict[str, str], transport: str) -> None:
     hosts = [gpu_rank(rank, per_host=1, variables=variables) for rank in range(2)]
     assert told(*hosts) == {BETWEEN: transport}
 

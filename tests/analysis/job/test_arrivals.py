@@ -119,7 +119,7 @@ def test_a_rank_that_was_not_heard_is_left_out_and_what_one_did_not_time_is_too(
     assert reported_arrivals(ArrivalSums(), np.full(4, UNKNOWN)) == (None, ())
 
 
-def test_groups_of_several_stages_tell_transfers_alone() -> None:
+def test_groups_of_several_stages_give_only_transfers() -> None:
     ranks, late = range(4), {2: 700}
     for stages, told in (((0, 0, 0, 0), True), ((0, 0, 1, 1), False)):
         parts = [arrivals_of(rank, [calls_of(ranks, rank, late)], "node", stages[rank]) for rank in ranks]

@@ -59,7 +59,7 @@ def test_ranks_of_a_stage_are_added_in_any_order_and_stages_are_bounded() -> Non
         ({"p": 2, "chunks": 4, "global_batch": 2}, 2, 4, 1 / 9),
     ],
 )
-def test_the_first_stages_messages_tell_micro_batches_and_chunks(
+def test_the_first_stages_messages_show_micro_batches_and_chunks(
     sizes: dict[str, Any], batches: int, chunks: int, fraction: float
 ) -> None:
     job = JobShape(model=GPT, **sizes)
@@ -77,14 +77,14 @@ def test_the_first_stages_messages_tell_micro_batches_and_chunks(
     assert found.fraction == pytest.approx(0.15)
 
 
-def test_chunks_that_do_not_fit_the_messages_tell_no_micro_batches() -> None:
+def test_chunks_that_do_not_fit_the_messages_give_no_micro_batches() -> None:
     job = JobShape(model=GPT, p=2, chunks=2, global_batch=4)  # 12 messages
     found = pipeline_bubble([StageSum(0, 1, 1, 1, 1, 4)], predicted_messages(job), ())
     assert found is not None
     assert (found.micro_batches, found.expected_fraction) == (None, None)
 
 
-def test_the_chunks_of_a_rank_are_those_that_its_adapter_tells() -> None:
+def test_the_chunks_of_a_rank_come_from_its_adapter() -> None:
     rank = msgspec.structs.replace(
         window(0), profiled=(block(Mode.OVERLAPPED, 10.0, 15.0),), messages=RankMessages((), 0, chunks=2)
     )

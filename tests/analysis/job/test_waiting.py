@@ -385,7 +385,7 @@ def many(pairs: int) -> JobPart:
     return parts[0]
 
 
-def test_of_many_messages_some_are_drawn_and_stand_for_all() -> None:
+def test_many_messages_are_sampled_without_bias() -> None:
     part = many(1024)
     assert all(row.dropped > 100 and row.compared > 100 for row in part.figures.waiting.stages)
     found = report_of(part, world_size=part.ranks.count, every_n_steps=500)

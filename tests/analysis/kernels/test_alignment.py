@@ -54,7 +54,7 @@ def test_sends_and_receives_share_a_lane_and_have_the_dimension_of_their_own_gro
     assert found(on_lanes(rows, [1, 1, 1]), steps) == ["pipeline", "pipeline", "data"]
 
 
-def test_where_numbers_differ_kinds_decide_and_what_was_not_issued_is_other() -> None:
+def test_if_numbers_differ_kinds_decide_and_kernels_not_issued_are_other() -> None:
     rows = [("nccl_AllGather", M, 0, 0, 1), ("nccl_AllReduce", M, 0, 2, 3), ("nccl_Broadcast", M, 0, 4, 5)]
     steps = {0: [issue("allreduce_", "data"), issue("_allgather_base_", "tensor")]}
     assert found(on_lanes(rows, [1, 2, 3]), steps) == ["tensor", "data", "other"]
@@ -152,12 +152,12 @@ def swapped(steps_in_order: int, steps_swapped: int) -> tuple[KernelTable, dict[
     return on_lanes(rows, lanes), dict.fromkeys(range(steps_in_order + steps_swapped), calls), truth
 
 
-def test_a_single_sequential_step_tells_more_than_many_overlapped_ones() -> None:
+def test_a_single_sequential_step_outweighs_many_overlapped_ones() -> None:
     kernels, steps, truth = swapped(1, 5)
     assert found(kernels, steps, serialised=(0,)) == truth
 
 
-def test_without_sequential_steps_a_rare_other_order_does_not_spoil_what_was_learned() -> None:
+def test_without_sequential_steps_a_rare_other_order_spoils_nothing_learned() -> None:
     kernels, steps, truth = swapped(20, 1)
     assert found(kernels, steps) == truth
 
@@ -260,7 +260,7 @@ def test_an_all_to_all_is_not_counted_as_sends_and_receives() -> None:
     assert KernelSums(found).of_steps([0]).p2p_busy_ns == 0
 
 
-def test_gathers_scatters_and_real_messages_are_told_apart_by_their_order() -> None:
+def test_gathers_scatters_and_real_messages_are_distinguished_by_their_order() -> None:
     table = in_one_step((SEND_RECV, 20), (SEND_RECV, 30), (SEND_RECV, 20), (SEND_RECV, 20))
     issued = {0: [issue(name, "data") for name in ("gather_", "send", "scatter_", "alltoall_base_")]}
     assert labels(align(table, issued).kernels) == ["gather", "send_recv", "scatter", "all_to_all"]
@@ -291,7 +291,7 @@ def test_the_one_name_of_rccl_gets_the_kind_of_the_match() -> None:
     assert KernelSums(found).of_steps([0]).p2p_busy_ns == MS
 
 
-def test_lanes_of_one_group_are_told_apart_by_kind_where_names_tell_nothing() -> None:
+def test_lanes_of_one_group_are_distinguished_by_kind_if_names_are_unknown() -> None:
     calls = [("_allgather_base_", 11), ("_reduce_scatter_base_", 12)]
     rows = [
         (GENERIC, M, step, 10 * step + 2 * i, 10 * step + 2 * i + 1, calls[call][1])
@@ -304,7 +304,7 @@ def test_lanes_of_one_group_are_told_apart_by_kind_where_names_tell_nothing() ->
     assert found == ["all_gather", "reduce_scatter", "reduce_scatter", "all_gather"]
 
 
-def test_names_that_tell_their_collective_and_profiles_of_the_host_stay_as_they_are() -> None:
+def test_names_with_a_collective_and_host_profiles_are_unchanged() -> None:
     table = in_one_step((ALL_REDUCE, 20))
     assert align(table, {0: [issue("_allgather_base_", "data")]}).kernels is table
     host = in_one_step(("gloo:send", 1))

@@ -72,7 +72,7 @@ def test_a_kernel_s_loss_goes_to_the_collective_beside_it_and_the_other_way_roun
     ]
 
 
-def test_beside_two_collectives_at_once_a_loss_is_shared_by_the_time_of_each() -> None:
+def test_during_two_collectives_a_loss_is_shared_by_their_times() -> None:
     rows = [(GEMM, C, 0, 0, 12), (REDUCE, M, 0, 0, 9), (GATHER, M, 0, 6, 9)]
     found = pairs_of(rows, [8, None, None])
     reduce, gather = found["gemm", "all_reduce"], found["gemm", "all_gather"]
@@ -105,7 +105,7 @@ def test_a_loss_goes_to_the_dimension_in_flight_whatever_its_kind_of_collective(
     assert found[0].slowdown == pytest.approx(0.5)
 
 
-def test_beside_two_dimensions_at_once_a_loss_is_shared_by_the_time_of_each() -> None:
+def test_during_two_dimensions_a_loss_is_shared_by_their_times() -> None:
     calls = Calls.of(columns([(GEMM, C, 0, 0, 12), (REDUCE, M, 0, 0, 9), (REDUCE, M, 0, 6, 9)]))
     alone_ns = np.array([8.0, 9, 3]) * MS
     found = beside_dimensions(calls, alone_ns, [-1, 0, 1], ("pipeline", "data"))
@@ -113,7 +113,7 @@ def test_beside_two_dimensions_at_once_a_loss_is_shared_by_the_time_of_each() ->
     assert [pair.lost_ms for pair in found] == pytest.approx([4 * 9 / 12, 4 * 3 / 12])
 
 
-def test_what_has_no_partner_stands_in_a_row_of_its_own_beside_what_the_other_mode_has_alone() -> None:
+def test_unmatched_kernels_of_each_mode_have_their_own_rows() -> None:
     found = pairs_of([(GEMM, C, 0, 0, 4), (GEMM, C, 0, 5, 8), (REDUCE, M, 0, 2, 7)], [None, 2, None])
     assert row(found["gemm", "all_reduce"]) == (1, 2, 3, 2)
     unmatched = found["gemm", UNMATCHED]
@@ -148,7 +148,7 @@ def test_figures_are_per_step() -> None:
     assert row(found["gemm", ALONE]) == (3 / 4, 0, 18 / 4, 12 / 4)
 
 
-def test_pieces_of_an_operator_are_one_victim_and_only_its_own_time_is_beside() -> None:
+def test_pieces_of_an_operator_are_one_victim_and_only_its_own_time_overlaps() -> None:
     rows = [("aten::linear", C, 0, 0, 1), ("aten::add", C, 0, 1, 4), ("aten::linear", C, 0, 4, 6, 0),
             ("gloo:all_reduce", M, 0, 0.5, 4.5)]  # fmt: skip
     found = pairs_of(rows, [2, 3, None])
@@ -156,7 +156,7 @@ def test_pieces_of_an_operator_are_one_victim_and_only_its_own_time_is_beside() 
     assert row(found["elementwise", "all_reduce"]) == (1, 3, 3, 3)
 
 
-def test_copies_and_calls_that_are_not_wanted_are_neither_victims_nor_left_out_beside_others() -> None:
+def test_copies_and_unwanted_calls_are_no_victims_but_count_as_concurrent() -> None:
     calls = Calls.of(columns([(GEMM, C, 0, 0, 4), ("Memcpy", Y, 0, 0, 4), (REDUCE, M, 1, 1, 3), (GEMM, C, 1, 9, 10)]))
     wanted = np.array([True, True, False, False])
     found = pairs_with(calls, wanted, [3, 3, 2, 1])
@@ -267,7 +267,7 @@ def test_pairs_that_are_added_up_over_parts_are_those_of_all_at_once(seed: int) 
 
 
 @pytest.mark.parametrize("slowdown", [0.06, 0.22, 1.0])
-def test_what_is_slower_while_both_run_does_not_depend_on_how_much_ran_alone(slowdown: float) -> None:
+def test_slowdown_while_both_run_does_not_depend_on_the_time_alone(slowdown: float) -> None:
     # A product of 5 ms alone runs beside an all-reduce of 3 ms, then goes on alone.
     own = 3.0 + 5.0 - 3.0 / (1 + slowdown)
     pair = pairs_of([(GEMM, C, 0, 0.0, own), (REDUCE, M, 0, 0.0, 3.0)], [5.0, None])["gemm", "all_reduce"]

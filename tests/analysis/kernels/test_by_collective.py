@@ -24,14 +24,14 @@ def times(rows: list[Any], issued: dict[int, list[FakeCollective]]) -> dict[tupl
     return kernel_times_by_collective(columns(rows), issued)
 
 
-def test_a_kind_that_one_group_has_is_told_by_its_kernels() -> None:
+def test_a_kind_of_one_group_is_identified_by_its_kernels() -> None:
     rows = [("gemm", C, 0, 0, 9), (REDUCE, M, 0, 10, 13), (REDUCE, M, 0, 14, 15), (GATHER, M, 0, 20, 22),
             (REDUCE, M, 1, 30, 34), (REDUCE, M, 1, 40, 42), (GATHER, M, 1, 50, 54), (REDUCE, M, 2, 60, 99)]  # fmt: skip
     steps = {step: [DATA, DATA, SHARDS] for step in (0, 1)}  # step 2 is an overlapped one
     assert times(rows, steps) == pytest.approx({key(DATA): (3 + 1 + 4 + 2) / 2, key(SHARDS): (2 + 4) / 2})
 
 
-def test_a_kind_of_two_groups_cannot_be_told() -> None:
+def test_a_kind_of_two_groups_is_ambiguous() -> None:
     rows = [(REDUCE, M, 0, 10, 13), (REDUCE, M, 0, 14, 15), (GATHER, M, 0, 20, 22)]
     assert times(rows, {0: [DATA, TENSOR, SHARDS]}) == pytest.approx({key(SHARDS): 2})
 

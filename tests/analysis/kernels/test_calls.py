@@ -97,7 +97,7 @@ def test_calls_that_are_not_wanted_are_no_partners_but_count_in_turn() -> None:
     assert ms(found) == [None, 6, None, None]  # the second of its step, not the first that is wanted
 
 
-def test_pieces_of_a_call_are_matched_as_one() -> None:
+def test_pieces_of_a_call_are_matched_together() -> None:
     rows = [("aten::linear", C, 0, 0, 1), ("aten::mm", C, 0, 1, 4), ("aten::linear", C, 0, 4, 6, 0)]
     theirs = [("aten::linear", C, 0, 0, 2), ("aten::mm", C, 0, 2, 4), ("aten::linear", C, 0, 4, 5, 0)]
     assert matched(rows, theirs) == [3, 2]

@@ -267,7 +267,7 @@ def test_collectives_of_the_gate_are_never_said_to_have_escaped_it() -> None:
     assert beside.endswith("on stream 0 (20 % of its compute): gemm (2 ms)")
 
 
-def test_steps_of_which_the_log_is_not_whole_are_not_compared() -> None:
+def test_steps_with_an_incomplete_log_are_not_compared() -> None:
     rows = [("gemm", C, 0, 0, 10), ("ncclDevKernel_AllGather", M, 1, 20, 21)]
     found = align(columns(rows), {0: [ALL_GATHER], 1: [ALL_GATHER]}, whole=[1])
     assert cross_check(found, whole=[1]) == CrossCheck()

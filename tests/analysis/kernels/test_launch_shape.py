@@ -52,7 +52,7 @@ def test_invalid_metadata_gives_no_shape_or_one_without_sms(change: dict[str, ob
 
 
 @pytest.mark.parametrize("blocks_per_sm", [0, -1.0])
-def test_blocks_per_sm_that_tell_nothing_leave_the_sms_unknown(blocks_per_sm: float) -> None:
+def test_meaningless_blocks_per_sm_leave_the_sms_unknown(blocks_per_sm: float) -> None:
     shape = LaunchShape.of({**METADATA, "blocks per SM": blocks_per_sm})
     assert shape is not None
     assert shape.num_sms == 0

@@ -39,7 +39,7 @@ def starts_ms(rows: list[Any], issued: dict[int, list[Issued]]) -> list[float] |
     return None if starts is None else ((starts - EPOCH_NS) / MS).tolist()
 
 
-def test_a_receive_waits_for_what_it_takes_beyond_the_shortest_of_its_size() -> None:
+def test_a_receive_waits_for_its_time_beyond_the_shortest_of_its_size() -> None:
     rows = [(P2P, M, 0, 0, 10), ("gemm", C, 0, 10, 20), (P2P, M, 0, 20, 23), (P2P, M, 1, 30, 35)]
     issued = {0: [receive(), receive()], 1: [receive()]}
     assert starts_ms(rows, issued) == [7, 10, 20, 32]
@@ -101,7 +101,7 @@ def test_kernels_are_matched_in_the_order_of_their_starts_and_not_of_their_rows(
     assert starts_ms(rows, {0: [receive(500), receive(100)], 1: [receive(500)]}) == [22, 9, 40]
 
 
-def test_ranges_of_gloo_tell_their_direction_and_are_matched_by_it() -> None:
+def test_ranges_of_gloo_have_a_direction_and_are_matched_by_it() -> None:
     # The send was issued first, and began last.
     rows = [("gloo:recv", M, 0, 0, 10), ("gloo:recv", M, 0, 1, 4), ("gloo:send", M, 0, 2, 30)]
     one, two = send(on_device=False), receive(on_device=False)
@@ -110,7 +110,7 @@ def test_ranges_of_gloo_tell_their_direction_and_are_matched_by_it() -> None:
 
 
 @pytest.mark.parametrize("issued", [[], [receive(), receive()]])
-def test_where_numbers_differ_it_cannot_be_told(issued: list[Issued]) -> None:
+def test_if_numbers_differ_messages_cannot_be_matched(issued: list[Issued]) -> None:
     assert starts_ms([(P2P, M, 0, 0, 10)], {0: issued}) is None
 
 
@@ -150,7 +150,7 @@ def line(size: int) -> float:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_of_sizes_that_always_waited_a_fitted_bandwidth_tells_the_waiting(seed: int) -> None:
+def test_a_fitted_bandwidth_gives_the_waiting_of_sizes_that_always_waited(seed: int) -> None:
     sizes = [100, 200, 300, 400, 500]
     # All receives of 300 bytes waited for 7 ms or more. The larger ones bound their transfer by 10 ms, the line by 8.
     rows, issued, waited = spinning(sizes, [0, 0, 7, 0, 0], line, seed=seed)
@@ -191,13 +191,13 @@ def test_where_nccl_changes_its_protocol_no_waiting_is_made_up(
     assert found <= waited + 0.01
 
 
-def test_a_transfer_that_a_change_of_protocol_makes_dearer_is_not_held_against_a_line() -> None:
+def test_a_transfer_slowed_by_a_change_of_protocol_does_not_refute_a_line() -> None:
     sizes = [10, 40, 80, 130, 400, 800]
     rows, issued, _ = spinning(sizes, [0.0] * 6, lambda size: 0.5 + size / 10 if size < 120 else 20 + size / 60)
     assert found_waiting(rows, issued)[1] == ""
 
 
-def test_the_waiting_is_told_on_the_side_of_a_change_of_protocol_where_three_sizes_lie_on_a_line() -> None:
+def test_waiting_is_known_on_the_side_of_a_protocol_change_with_three_sizes_on_a_line() -> None:
     sizes = [10, 40, 200, 300, 400, 500, 600]
 
     def protocols(size: int) -> float:
@@ -241,7 +241,7 @@ def test_the_bubble_of_a_stage_is_its_idle_time_and_what_its_receives_wait() -> 
     assert bubble_ms(rows, issued, [0, 1]) == pytest.approx((13 + 0) / 2)
 
 
-def test_a_receive_that_waits_beside_compute_or_other_communication_is_no_bubble() -> None:
+def test_a_receive_that_waits_during_compute_or_other_communication_is_no_bubble() -> None:
     rows = [(P2P, M, 0, 0, 10), ("gemm", C, 0, 0, 4), ("nccl_AllReduce", M, 0, 3, 6), (P2P, M, 1, 20, 23)]
     issued = {0: [receive(), issue("allreduce_", "data")], 1: [receive()]}
     assert bubble_ms(rows, issued, [0]) == pytest.approx(1)  # from 6 to 7
@@ -264,6 +264,6 @@ def test_of_receives_that_wait_for_a_known_time_the_bubble_is_what_they_waited(s
     assert bubble_ms(rows, {0: [receive()] * 40}, [0]) == pytest.approx(waited)
 
 
-def test_the_bubble_shows_where_all_receives_of_one_size_waited_alike() -> None:
+def test_the_bubble_shows_if_all_receives_of_one_size_waited_equally() -> None:
     rows = [(P2P, M, 0, 0, 40), (P2P, M, 0, 40, 43), (P2P, M, 0, 43, 83)]
     assert bubble_ms(rows, {0: [receive(500), receive(100), receive(500)]}, [0]) == pytest.approx(2 * 25)

@@ -55,7 +55,7 @@ def test_each_stream_with_such_compute_is_named_the_one_with_most_of_it_first() 
     )
 
 
-def test_what_fsdp2_computes_after_a_reduce_scatter_is_named_only_if_it_ran_beside_the_next_collective() -> None:
+def test_compute_of_fsdp2_after_a_reduce_scatter_is_named_only_if_it_overlapped_the_next_collective() -> None:
     # FSDP2 reduces gradients on a stream of its own, and divides and casts them there.
     scatter = ("ncclDevKernel_ReduceScatter", M, 24, 0, 50.0, 60.0)
     gather = ("ncclDevKernel_AllGather", M, 20, 0, 65.0, 70.0)
@@ -68,7 +68,7 @@ def test_what_fsdp2_computes_after_a_reduce_scatter_is_named_only_if_it_ran_besi
     )
 
 
-def test_communication_that_escaped_the_gate_is_named_where_the_only_stream_ran_beside_it() -> None:
+def test_communication_that_escaped_the_gate_is_named_if_the_only_stream_overlapped_it() -> None:
     rows = [("gemm", C, 7, 0, 0.0, 50.0), ("void nvshmem_put", M, 30, 0, 10.0, 15.0), (NCCL, M, 20, 0, 60.0, 70.0)]
     stream = "in sequential steps compute ran beside communication, 5 ms on stream 7 (10 % of its compute): gemm (5 ms)"
     assert residual_overlap(profile(*rows), [0], {"void nvshmem_put": 1.0}) == (
@@ -78,14 +78,14 @@ def test_communication_that_escaped_the_gate_is_named_where_the_only_stream_ran_
     assert residual_overlap(profile(*rows), [0], {}) == stream
 
 
-def test_kernels_that_share_their_name_with_collectives_are_blamed_only_if_they_can_be_all_that_ran_beside() -> None:
+def test_kernels_named_like_collectives_are_blamed_only_if_they_can_be_all_that_overlapped() -> None:
     rows = [("gemm", C, 7, 0, 0.0, 50.0), (NCCL, M, 30, 0, 10.0, 15.0), (NCCL, M, 20, 0, 60.0, 70.0)]
     second = ("expert", C, 13, 0, 60.0, 65.0)
     assert "did not see this communication" in residual_overlap(profile(*rows), [0], {NCCL: 1.0})
     assert "did not see this communication" not in residual_overlap(profile(*rows, second), [0], {NCCL: 1.0})
 
 
-def test_overlap_in_overlapped_steps_and_what_is_within_the_uncertainty_is_not_mentioned() -> None:
+def test_overlap_in_overlapped_steps_or_within_the_uncertainty_is_not_mentioned() -> None:
     rows = [("gemm", C, 7, 0, 0.0, 50.0), (NCCL, M, 20, 0, 10.0, 50.0), ("gemm", C, 7, 1, 100.0, 150.0)]
     assert residual_overlap(profile(*rows, (NCCL, M, 20, 1, 150.0, 160.0)), [1], {}) == ""
     assert residual_overlap(profile(*rows, (NCCL, M, 20, 1, 149.91, 160.0)), [1], {}) == ""

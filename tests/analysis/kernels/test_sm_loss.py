@@ -37,7 +37,7 @@ def loss_of(*rows: Any, launches: Any = LAUNCHES, chip: Chip | None = H100, over
 SEQUENTIAL = ((GEMM, Kind.COMPUTE, 1, 100, 104), (NCCL, Kind.COMMUNICATION, 1, 110, 115))
 
 
-def test_the_price_is_time_alone_by_the_share_beside_communication() -> None:
+def test_the_price_is_the_time_alone_times_the_share_during_communication() -> None:
     overlapped = ((GEMM, Kind.COMPUTE, 0, 0, 6), (NCCL, Kind.COMMUNICATION, 0, 3, 9))
     found = loss_of(*overlapped, *SEQUENTIAL)
     assert found is not None
@@ -47,7 +47,7 @@ def test_the_price_is_time_alone_by_the_share_beside_communication() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=SmLoss) == found
 
 
-def test_a_kernel_that_still_fits_loses_nothing_though_it_ran_beside_communication() -> None:
+def test_a_kernel_that_still_fits_loses_nothing_during_communication() -> None:
     found = loss_of(
         ("gemm@d", Kind.COMPUTE, 0, 0, 6),
         (NCCL, Kind.COMMUNICATION, 0, 0, 9),
@@ -79,7 +79,7 @@ def test_means_are_per_step() -> None:
     assert (found.concurrent_ms, found.from_sms_ms + found.from_waves_ms) == (pytest.approx(6), pytest.approx(4))
 
 
-def test_time_of_kernels_without_a_launch_is_told_apart() -> None:
+def test_time_of_kernels_without_a_launch_is_separate() -> None:
     overlapped = (
         (GEMM, Kind.COMPUTE, 0, 0, 6),
         ("relu@x", Kind.COMPUTE, 0, 6, 8),
@@ -90,7 +90,7 @@ def test_time_of_kernels_without_a_launch_is_told_apart() -> None:
     assert (found.concurrent_ms, found.modelled_ms) == (8, 6)
 
 
-def test_what_is_not_known_has_no_figure() -> None:
+def test_missing_data_gives_no_loss() -> None:
     rows = ((GEMM, Kind.COMPUTE, 0, 0, 6), (NCCL, Kind.COMMUNICATION, 0, 0, 6), *SEQUENTIAL)
     assert loss_of(*rows) is not None
     assert loss_of(*rows, chip=None) is None
@@ -131,7 +131,7 @@ def test_many_waves_lose_the_share_of_the_sms() -> None:
     assert found == (pytest.approx(132 / 116 - 1), 0)
 
 
-def test_what_fits_beside_a_block_of_communication_is_not_lost() -> None:
+def test_blocks_that_fit_next_to_communication_are_not_lost() -> None:
     small = launch(100_000, 256, 32)
     some, all_taken = (predicted_loss(small, launch(16, 256, registers), H100) for registers in (96, 0))
     assert some is not None
@@ -139,7 +139,7 @@ def test_what_fits_beside_a_block_of_communication_is_not_lost() -> None:
     assert 0 < some.from_sms < all_taken.from_sms == pytest.approx(132 / 116 - 1)
 
 
-def test_what_cannot_run_beside_at_all_has_no_prediction() -> None:
+def test_kernels_that_cannot_run_during_communication_have_no_prediction() -> None:
     assert predicted_loss(gemm(132), nccl(132), H100) is None
     assert predicted_loss(gemm(132), nccl(500), H100) is None
     assert predicted_loss(launch(132), nccl(16), Chip(132)) is None  # of an unknown device
@@ -189,7 +189,7 @@ def test_a_launch_that_cannot_be_of_this_device_is_unknown() -> None:
     assert resident_blocks(launch(1, 384, 168, 200 * KIB), LIMITS[8, 0]) is None
 
 
-def test_beside_a_block_of_communication_runs_what_it_leaves_room_for() -> None:
+def test_blocks_that_fit_run_next_to_a_block_of_communication() -> None:
     hopper = LIMITS[9, 0]
     assert resident_next_to(gemm(1), hopper, nccl(1)) == 0  # shared memory
     small = launch(1, 256, 32)
@@ -198,7 +198,7 @@ def test_beside_a_block_of_communication_runs_what_it_leaves_room_for() -> None:
     assert resident_next_to(small, hopper, launch(1, 1024, 32)) == 4  # half of the threads
 
 
-def test_a_block_of_which_nothing_is_known_takes_the_whole_sm() -> None:
+def test_an_unknown_block_takes_the_whole_sm() -> None:
     assert resident_next_to(launch(1, 256, 32), LIMITS[9, 0], nccl(1, registers=0)) == 0
     assert resident_next_to(launch(1, 256, 32), None, nccl(1)) == 0
 

@@ -223,7 +223,7 @@ def test_kernels_of_a_graph_and_kernels_without_a_launch_are_marked():
     assert found.step.tolist() == [0] * 6
 
 
-def test_a_profile_of_a_device_without_its_kernels_is_not_read_as_one_of_a_cpu():
+def test_a_device_profile_without_kernels_is_not_read_as_a_cpu_profile():
     events = [launch(110, 1), op("aten::mm", 120, 130), event("gloo:all_reduce", "cpu_op", 10, 20, is_async=True)]
     assert len(read_events(list(events), BOUNDS, TRAINING_THREAD, on_device=True)) == 0
     assert len(read_events(events, BOUNDS, TRAINING_THREAD)) == 2

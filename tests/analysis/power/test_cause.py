@@ -181,7 +181,7 @@ def test_without_clocks_only_used_up_memory_is_reported() -> None:
     assert "a lower clock is not ruled out" in busy.evidence[1]
 
 
-def test_what_was_not_measured_has_no_verdict() -> None:
+def test_missing_measurements_give_no_verdict() -> None:
     assert attribute(None, mode(1), mode(1)) is None
     assert attribute(0.2, None, mode(1)) is None
     assert attribute(0.2, mode(1), None) is None
@@ -217,7 +217,7 @@ def shares(slowdown: float, losses: list[SmLoss], mhz: tuple[float, float] | Non
     return found
 
 
-def test_each_cause_has_its_share_and_says_what_it_rests_on() -> None:
+def test_each_cause_has_its_share_and_its_basis() -> None:
     found = shares(0.32, [loss(1.2, 3.0), loss(1.2, 3.0)], (1800, 1980))
     assert found.of(CLOCK) == pytest.approx(0.1)
     assert found.of(SMS) == pytest.approx(1.1 * 0.02)
@@ -265,7 +265,7 @@ def test_memory_gets_what_remains_where_its_counter_says_that_it_was_exhausted()
     assert found.shares[-1].basis == "what remains; memory bandwidth was used to 30.0%"
 
 
-def test_causes_of_which_nothing_is_known_are_part_of_what_is_unexplained() -> None:
+def test_unknown_causes_are_part_of_the_unexplained_rest() -> None:
     assert [share.cause for share in shares(0.2, [loss(1.0, 1.0)], None).shares] == [SMS, WAVES, UNEXPLAINED]
     assert [share.cause for share in shares(0.2, [], (1800, 1980)).shares] == [CLOCK, UNEXPLAINED]
     assert slowdown_shares(0.2, COMPUTE_MS, [], None, None) is None

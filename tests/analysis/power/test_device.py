@@ -297,7 +297,7 @@ def test_the_counter_is_exact_on_both_sides_of_a_step() -> None:
     assert mode_of(figures).energy_steps == 5
 
 
-def test_a_counter_that_is_renewed_late_still_tells_only_of_its_own_mode() -> None:
+def test_a_late_counter_still_measures_only_its_own_mode() -> None:
     def power(t: float) -> float:
         return 100.0 if t < 5 else 300.0
 
@@ -368,7 +368,7 @@ def test_a_counter_that_cannot_be_true_is_not_used_and_that_is_said(factor, word
     assert words in figures.problems[0]
 
 
-def test_the_counter_tells_where_averages_are_too_long_for_the_blocks() -> None:
+def test_the_counter_is_used_if_averages_are_too_long_for_the_blocks() -> None:
     readings = Readings.of(
         [Reading(round(t * S), averaging_s=9.0, power_w=250.0, energy_j=250.0 * t) for t in ticks(0, 10)]
     )
@@ -470,7 +470,7 @@ def test_clock_and_power_by_place_in_the_block_are_of_single_steps() -> None:
     assert (second.position, second.num_readings, second.sm_clock_mhz, second.avg_w) == (1, 20, 1800.0, 280.0)
 
 
-def test_a_sensor_that_averages_over_more_than_a_step_tells_no_power_of_places() -> None:
+def test_a_sensor_that_averages_over_more_than_a_step_gives_no_power_within_steps() -> None:
     readings = read(ticks(0.05, 3.95), lambda t: 300.0, averaging_s=lambda t: 1.2, sm_clock_mhz=lambda t: 1900.0)
     positions = mode_of(figures_of(readings, segment(0, 4, steps=4), source=info(1.2))).positions
     assert [each.position for each in positions] == [0, 1, 2, 3]

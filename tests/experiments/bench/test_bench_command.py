@@ -185,7 +185,7 @@ def test_other_files_are_no_results(tmp_path: Path, content: str) -> None:
         Bench.read(tmp_path)
 
 
-def test_a_point_that_one_rank_cannot_measure_is_left_out_with_its_reason() -> None:
+def test_a_point_that_one_rank_cannot_measure_is_left_out_with_a_reason() -> None:
     site: Any = SimpleNamespace(ranks=Ranks(), synchronise=lambda: None)
 
     def fail() -> None:

@@ -60,7 +60,7 @@ class TestWithADriver:
         assert (device.seen, device.power_limit_w) == ([], BEFORE_W)
 
 
-def test_what_is_interrupted_is_put_back_and_that_failing_is_said() -> None:
+def test_interrupted_caps_are_restored_and_failures_reported() -> None:
     @contextlib.contextmanager
     def cap(wanted: Caps) -> Iterator[None]:
         try:

@@ -54,7 +54,7 @@ def test_ranks_of_a_host_with_one_gpu_train_on_its_cpu() -> None:
     assert (start.link, start.device, start.ranks, start.scale) == ("gloo", "Xeon, 96 cores", 2, 0.0625)
 
 
-def test_what_is_combined_is_all_of_it_once_and_steps_are_whole_windows() -> None:
+def test_each_combination_occurs_once_and_steps_are_whole_windows() -> None:
     asked = {
         "models": ["bert", "bert"],
         "strategies": ["tp"],

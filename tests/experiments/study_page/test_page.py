@@ -246,7 +246,7 @@ def test_names_of_lines_to_compare_with_do_not_touch_on_a_phone(tmp_path: Path, 
     assert all(left >= 0 and right <= 360 for pair in pairs for left, right in pair)
 
 
-def test_points_stand_where_their_figures_are(tmp_path: Path, opened: Open) -> None:
+def test_points_are_at_their_figures(tmp_path: Path, opened: Open) -> None:
     rows = [row(configuration(batch=batch), figures(slowdown)) for batch, slowdown in ((1, 0.1), (2, 0.2), (4, 0.4))]
     page = opened(written(tmp_path, *of_rows(rows)))
     at = page.locator("[data-chart='0'] [aria-label=dot] circle").evaluate_all(

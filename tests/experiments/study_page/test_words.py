@@ -66,7 +66,7 @@ def test_no_claim_without_an_interval_that_leaves_zero_out(
         ((0.0, 0.0), "A difference cannot be told from chance in any of 2 configurations."),
     ],
 )
-def test_what_is_beyond_chance_is_a_sentence_whichever_way_it_goes(slowdowns: tuple[float, ...], says: str) -> None:
+def test_significant_effects_of_either_sign_are_a_sentence(slowdowns: tuple[float, ...], says: str) -> None:
     rows = [row(configuration(batch=n + 1), figures(slowdown)) for n, slowdown in enumerate(slowdowns)]
     page = text_of(as_html(study_document(Study(HERE, *of_rows(rows)))))
     assert f"What does overlap cost compute? {says}" in page

@@ -22,7 +22,7 @@ def test_without_a_link_none_is_found_which_is_not_unknown(nvml: Driver) -> None
 
 
 @pytest.mark.parametrize("numbers", [{"p2p_rc": 3}, {"init_rc": 9}, {"lost": 1}, {"mig": 1}, {"gpus": 1}])
-def test_what_nvml_does_not_tell_is_unknown(nvml: Driver, numbers: dict[str, float]) -> None:
+def test_values_missing_in_nvml_are_unknown(nvml: Driver, numbers: dict[str, float]) -> None:
     nvml.set(nvlink=1, **numbers)
     assert nvlink_devices(UUID, "") is None
     assert nvml.open == 0

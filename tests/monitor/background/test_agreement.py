@@ -141,7 +141,7 @@ def sequences(*of_rank: list[Item]) -> list[CollectiveSequence]:
 ALIKE = sequences(*[[collective("a")]] * 3)
 
 
-def test_equal_counts_and_counts_that_a_backend_does_not_have_tell_of_no_difference() -> None:
+def test_equal_or_missing_counts_are_no_difference() -> None:
     assert step_mismatch(messages(ALIKE, {"a": 3}, {"a": 3}, {})) is None
 
 

@@ -88,7 +88,7 @@ def test_what_a_kind_costs_is_the_mean_of_both_modes() -> None:
     )
 
 
-def test_the_order_of_collectives_tells_kinds_apart_too() -> None:
+def test_the_order_of_collectives_distinguishes_kinds_too() -> None:
     steps = [*window([4, 4], [4, 4]), *window([4], [4], operator="broadcast_")]
     assert kinds_in_order(kinds_of(steps)) == [0, 0, 0, 0, 1, 1]
 
@@ -144,7 +144,7 @@ def test_what_hooks_issue_on_other_threads_makes_no_kind(numbers: list[tuple[int
     assert kinds_of(steps).left_out == left_out
 
 
-def test_sizes_tell_kinds_apart_if_they_recur_in_both_modes() -> None:
+def test_sizes_distinguish_kinds_if_they_recur_in_both_modes() -> None:
     small, large = window([4, 4], [4, 4]), window([4, 4], [4, 4], size=4_000_000)
     found = kinds_of([*small, *large])
     assert kinds_in_order(found) == [0] * 4 + [1] * 4

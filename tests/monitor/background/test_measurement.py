@@ -191,7 +191,7 @@ def test_collectives_that_were_not_timed_because_there_were_too_many_count_like_
     assert row.timed_bytes == pytest.approx(4 * 8)
 
 
-def test_without_marks_no_bytes_are_timed_and_kernels_are_told_by_their_key() -> None:
+def test_without_marks_no_bytes_are_timed_and_kernels_are_identified_by_their_key() -> None:
     group = Group("0", "", (0, 1), "nccl")
     recorded = StepLog((Collective("allreduce_", group, 8, 8, None, 0, -1, 0, 0),), 0, None)
     (row,) = collective_times(recorded, [recorded], {("allreduce_", "0"): 1.5})
@@ -268,7 +268,7 @@ def test_rank_0_keeps_its_steps_outside_the_profile_in_order_with_those_that_do_
     assert measure(window, rank=1, backend="gloo").series is None
 
 
-def test_where_a_step_is_missing_nothing_is_known_of_what_went_before() -> None:
+def test_the_steps_before_a_missing_one_are_unknown() -> None:
     window = timed_window((Part.TIMED, Mode.OVERLAPPED, 1.0, False), (Part.TIMED, Mode.SEQUENTIAL, 1.0, False))
     steps = (window.steps[0], replace(window.steps[1], plan=replace(window.steps[1].plan, offset=2)))
     assert measure(replace(window, steps=steps), rank=0, backend="gloo").series is None

@@ -41,7 +41,7 @@ def closed_cost(usual: UsualStep | None = USUAL) -> WindowCost:
     return cost
 
 
-def test_a_report_waits_for_the_steps_after_its_window_and_tells_what_they_lost() -> None:
+def test_a_report_waits_for_the_steps_after_its_window_and_includes_their_loss() -> None:
     cost = closed_cost()
 
     def train() -> None:
@@ -108,7 +108,7 @@ def window_steps(sequential_ms: float, profiled_ms: float, pause_ms: float = 0.0
 
 @pytest.mark.parametrize("pause_ms", [0.0, 30_000.0])
 @pytest.mark.parametrize("usual", [None, USUAL])
-def test_a_windows_own_steps_tell_what_it_cost_with_an_interval(usual: UsualStep | None, pause_ms: float) -> None:
+def test_a_windows_own_steps_give_its_cost_with_an_interval(usual: UsualStep | None, pause_ms: float) -> None:
     steps = window_steps(4.0, 2.0, pause_ms)
     cost = WindowCost(0, usual)
     cost.enter(0)

@@ -242,7 +242,7 @@ def test_print_is_ink_on_white_and_unfolds_the_figures(whole: Path, opened: Open
     assert not page.get_by_text("eq. 1: (T_comp,ov").is_visible()
 
 
-def test_hovering_a_bar_tells_its_figure(whole: Path, opened: Open) -> None:
+def test_hovering_a_bar_shows_its_figure(whole: Path, opened: Open) -> None:
     page = opened(whole)
     page.locator("[data-chart='0'] [aria-label=bar] rect").nth(1).hover()
     assert "95% interval" in page.locator("[data-chart='0'] [aria-label=tip]").text_content()

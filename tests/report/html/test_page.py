@@ -286,7 +286,7 @@ def test_ranks_that_were_not_heard_are_counted(tmp_path: Path) -> None:
 # -- several runs
 
 
-def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
+def test_several_runs_are_side_by_side(tmp_path: Path) -> None:
     records = [
         read(write(tmp_path / "one", window(), window(1))),
         read(write(tmp_path / "two", window(slowdown=0.05), run=run_info(torch_version="2.14.0"))),

@@ -24,7 +24,7 @@ from tests.samples import aggregate_windows
 Open = Callable[..., Any]
 
 
-def test_the_kernels_of_a_step_stand_by_name_in_their_streams(tmp_path: Path) -> None:
+def test_the_kernels_of_a_step_are_in_their_streams_by_name(tmp_path: Path) -> None:
     content = made(tmp_path, window())
     (chart,) = [chart for chart in charts_of(content) if chart["draw"] == "streams"]
     assert [mode["mode"] for mode in chart["modes"]] == ["Overlapped", "Sequential"]
@@ -148,7 +148,7 @@ def test_other_buckets_of_the_same_model_are_a_difference(tmp_path: Path) -> Non
     assert "Configuration: model " not in table[: table.index("Not every record tells")]
 
 
-def test_records_that_tell_nothing_of_the_model_are_not_said_to_have_the_same(tmp_path: Path) -> None:
+def test_records_without_a_model_are_not_said_to_share_one(tmp_path: Path) -> None:
     text = compared(tmp_path, {}, {}, collectives=())
     assert "same configuration" not in text
     assert "The records know of no difference between the configurations." in text
@@ -158,7 +158,7 @@ def test_records_that_tell_nothing_of_the_model_are_not_said_to_have_the_same(tm
     )
 
 
-def test_the_messages_of_a_step_tell_runs_apart_whose_adapters_tell_nothing(tmp_path: Path) -> None:
+def test_messages_distinguish_runs_whose_adapters_report_nothing(tmp_path: Path) -> None:
     rows = window().collectives
     more = tuple(msgspec.structs.replace(row, messages=row.messages + 4) for row in rows)
     records = [

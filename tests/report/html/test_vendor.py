@@ -26,7 +26,7 @@ def test_a_library_is_as_it_was_published_and_has_its_licence(
     assert "Permission to use, copy, modify" in (VENDOR / f"{file.partition('.')[0]}.LICENSE").read_text()
 
 
-def test_the_libraries_can_stand_in_a_page() -> None:
+def test_the_libraries_can_be_inlined_in_a_page() -> None:
     for file in VENDOR.glob("*.js"):
         text = file.read_text().lower()
         assert "</script" not in text

@@ -157,7 +157,7 @@ def test_of_many_windows_some_have_tables_and_the_last_has(tmp_path: Path) -> No
     assert with_tables[-1]["overlap/step"] == window(99).first_step
 
 
-def test_a_window_that_was_cut_off_at_once_does_not_stand_for_the_run(tmp_path: Path) -> None:
+def test_a_window_that_was_cut_off_at_once_does_not_represent_the_run(tmp_path: Path) -> None:
     empty = window(3, complete=False, timed=(), profiled=(), kernels=(), pairs=())
     run = logged(tmp_path, *(window(number % 3) for number in range(11)), empty)
     (*_, last) = pictures(run, "overlap/step_time")

@@ -42,7 +42,7 @@ def users_run(folder: Path) -> Any:
 # -- the card
 
 
-def test_a_card_tells_the_run_from_the_window() -> None:
+def test_a_card_distinguishes_the_run_from_the_window() -> None:
     windows = [window(0), window(1, slowdown=0.3)]
     summary = RunSummary(run_info(), windows)
     card = cards.step_card(windows[1], cards.SoFar.of(summary, "Overlap is worth it here."))
