@@ -1,4 +1,4 @@
-"""What tests of pages share beside the ``browser`` of ``tests/conftest.py``."""
+"""What tests of pages share besides the ``browser`` of ``tests/conftest.py``."""
 
 from __future__ import annotations
 

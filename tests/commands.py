@@ -1,4 +1,4 @@
-"""Runs commands of the library in this process, alike with old and new Click; for tests."""
+"""Runs commands of the library in this process, with old and new Click; for tests."""
 
 from __future__ import annotations
 

@@ -292,7 +292,7 @@ def starter(function: Callable[..., Any], *args: Any) -> Callable[[Any], None]:
         while len(_servers) >= _MOST_SERVERS:
             _servers.pop(next(iter(_servers))).end()
         server = _ModuleServer(modules)
-    _servers[modules] = server  # the last one used stands last
+    _servers[modules] = server  # the last used is last
 
     def start(process: Any) -> None:
         # multiprocessing knows one server; each test module has its own.
@@ -429,7 +429,7 @@ def _run_rank(job: _RankJob, rank: int) -> int:
 
 
 def _every_step_counts() -> None:
-    """Let steps count also where they took far longer than others of their mode."""
+    """Let steps count even if they took far longer than others of their mode."""
     from overlap_callbacks.analysis import outliers
 
     outliers._MIN_SHARE = math.inf
@@ -463,5 +463,5 @@ def _write_result(path: Path, result: tuple[bool, Any, str]) -> None:
 
 def _say_farewell(store: dist.Store, rank: int, world_size: int) -> None:
     store.set(f"farewell/{rank}", b"")
-    with contextlib.suppress(RuntimeError):  # another rank failed: the harness tells of it
+    with contextlib.suppress(RuntimeError):  # another rank failed: the harness reports it
         store.wait([f"farewell/{other}" for other in range(world_size)], datetime.timedelta(seconds=_FAREWELL_S))

@@ -245,5 +245,5 @@ KNOWN_FAILURES = (
 
 
 def known_failure(test: str) -> KnownFailure | None:
-    """The reason why this test is known to fail with what is installed; None if it is to pass."""
+    """The reason why this test fails with the installed versions; None if it should pass."""
     return next((known for known in KNOWN_FAILURES if known.names(test) and known.applies()), None)

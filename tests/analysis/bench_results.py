@@ -60,7 +60,7 @@ def start_of(plan: Plan) -> Start:
 def gemm_round(
     point: GemmPoint, number: int, *, gemm_ms: float, all_reduce_ms: float, slowdown: float, comm_slowdown: float
 ) -> GemmRound:
-    """A round in which both are slower beside each other by known shares."""
+    """A round in which both slow each other down by known fractions."""
     blocks = []
     for condition in CONDITIONS:
         beside = condition == BOTH
@@ -86,7 +86,7 @@ def gemm_round(
 
 
 def gemm_results(**changes: object) -> Bench:
-    """Products that are 25 % slower beside all-reduces, and these 50 % slower beside products."""
+    """Products that are 25 % slower during all-reduces, and these 50 % slower during products."""
     plan = gemm_plan(**changes)
     rounds = [
         gemm_round(GemmPoint(dtype, ctas, size, n), number, gemm_ms=2.0 * (1 + 0.01 * number), all_reduce_ms=4.0,

@@ -1,4 +1,4 @@
-"""Figures that are sums and ratios of each other are so as they are shown: of a window, of its tables and of a run."""
+"""Figures that are sums or ratios of each other are shown consistently: in windows, their tables and runs."""
 
 from __future__ import annotations
 

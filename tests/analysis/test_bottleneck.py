@@ -23,7 +23,7 @@ def figures(**values: float) -> dict[str, Estimate]:
 
 
 def measured(spread: dict[str, Spread] | None = None, **values: float) -> OverlapReport:
-    """A window that knows nothing but these figures."""
+    """A window with only these figures."""
     bare = msgspec.structs.replace(
         window(0), spread=spread or {}, dimensions=(), collectives=(), **dict.fromkeys(window(0).figures())
     )
@@ -145,7 +145,7 @@ def arrivals(*rows: Lateness) -> Arrivals:
 
 
 def lateness(rank: int, worst: int, host: int = 0) -> Lateness:
-    """Waited for longest in so many of eight steps; by chance in two."""
+    """Waited for longest in this many of eight steps; by chance in two."""
     return Lateness(rank, host, "data", 32, worst, 8, worst, 0.25, 2.0, 0.2)
 
 

@@ -88,7 +88,7 @@ def test_groups_of_experts_count_before_others() -> None:
 def seen(
     rank: int, received: dict[int, int], *, stage: int = -1, size: int = 2, position: int | None = None
 ) -> ExpertSums:
-    """What a rank saw that received so many bytes in each of these steps."""
+    """The records of a rank that received this many bytes in each of these steps."""
     steps = tuple(StepExperts(step, True, 4, 100, number, 1.5, 0.5) for step, number in received.items())
     return sums_of(rank, RankExperts("expert", size, rank % size if position is None else position, stage, steps))
 

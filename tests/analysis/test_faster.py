@@ -1,4 +1,4 @@
-"""Which of several runs is the fastest: what is said, and how often it is said of runs that are alike."""
+"""Which of several runs is the fastest: the sentence, and its error rate for equal runs."""
 
 from __future__ import annotations
 

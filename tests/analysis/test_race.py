@@ -1,4 +1,4 @@
-"""The race checks of several ranks as one, and in words."""
+"""The race checks of several ranks, merged and in words."""
 
 from __future__ import annotations
 

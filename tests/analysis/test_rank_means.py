@@ -1,4 +1,4 @@
-"""Tables over all ranks: the time of a collective's transfer, and compute beside each dimension of parallelism."""
+"""Tables over all ranks: transfer times of collectives, and compute during each dimension of parallelism."""
 
 from __future__ import annotations
 

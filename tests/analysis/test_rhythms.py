@@ -1,4 +1,4 @@
-"""Rhythms of a job are found in the times of its steps, told by what they cost, and not seen where there are none."""
+"""Rhythms of a job are found in its step times with their cost, and only if there are any."""
 
 from __future__ import annotations
 

@@ -153,5 +153,5 @@ def test_stalls_that_belong_to_one_mode_are_reported_for_the_run() -> None:
     windows = [changed(number, left_out=(1, 0)) for number in range(8)]
     assert RunSummary(run_info(), windows).stalls.startswith("Stalls belong to overlapped steps")
     assert "Stalls belong to overlapped steps" in run_headline(RunSummary(run_info(), windows)).interval
-    # Those of windows that do not count are not told.
+    # Those of windows that do not count are omitted.
     assert RunSummary(run_info(), [*windows[1:], changed(8, left_out=(9, 0), valid=False)]).stalls == ""

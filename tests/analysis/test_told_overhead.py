@@ -34,7 +34,7 @@ def test_a_ranks_measured_loss_replaces_the_computed_one():
     found = report_of(rank_window(0, lost_ms=1500.0, **seen), rank_window(1, lost_ms=1750.0, **seen))
     assert found.lost_ms == 1750.0
     assert found.measurement_overhead == pytest.approx(1750 / (500 * 125))
-    # An estimate may be below zero by chance: it is told as it is, with its interval.
+    # An estimate may be negative by chance: it is reported as it is, with its interval.
     by_chance = report_of(rank_window(lost_ms=-20.0, lost_low_ms=-80.0, lost_high_ms=40.0, **seen))
     between_ms = 500 * 125
     assert by_chance.measurement_overhead == pytest.approx(-20 / between_ms)
@@ -44,7 +44,7 @@ def test_a_ranks_measured_loss_replaces_the_computed_one():
     assert "measuring cost not resolved (below 0.06%)" in summary(by_chance)
     flat = by_chance.metrics()
     assert flat["overlap/measurement_overhead_ci_low"] < flat["overlap/measurement_overhead"] < 0
-    # Of a rank that has seen nothing it is worked out, and the dearest of all is told.
+    # For a rank that has seen nothing, it is computed; the largest of all is reported.
     assert report_of(rank_window(0, lost_ms=900.0, usual_step_ms=100.0), rank_window(1)).lost_ms == pytest.approx(1000)
 
 

@@ -1,4 +1,4 @@
-"""When a window does not count, and what is doubtful about one that does."""
+"""When a window does not count, and doubts about windows that do."""
 
 from __future__ import annotations
 

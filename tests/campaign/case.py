@@ -21,7 +21,7 @@ class Job(Protocol):
         """Send a signal to the process that serves the store."""
 
     def await_step(self, rank: int, step: int) -> bool:
-        """Wait until a rank has done so many steps; False if it has ended."""
+        """Wait until a rank has done this many steps; False if it has ended."""
 
 
 Disturb = Callable[[Job, random.Random], None]
@@ -33,7 +33,7 @@ class Case:
 
     Attributes:
         name: of the case, for the command line.
-        group: the heading that it stands under.
+        group: its heading.
         what: is done, in a sentence.
         run: a rank's part; runs with the library and without.
         disturb: what is done from outside meanwhile.

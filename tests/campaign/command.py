@@ -120,7 +120,7 @@ def run_case(
 
 
 def reference(case: Case, plain: Zygote, folder: Path, *, seed: int, quick: bool) -> Run:
-    """A job without the library, which others are held against. The arguments are those of ``run_job``."""
+    """A job without the library, to compare others with. The arguments are those of ``run_job``."""
     for number in range(MAX_TRIES):
         run = run_job(case, plain, plain, folder / str(number), library=False, seed=seed, quick=quick)
         if case.ends or not any(map(was_aborted, run.endings)):

@@ -113,7 +113,7 @@ class Kept(logging.Handler):
 
 
 class Unmeasured:
-    """Stands where the monitor stands, and does nothing."""
+    """Takes the monitor's place, and does nothing."""
 
     active = False
 

@@ -24,7 +24,7 @@ _HEAD = (
     "| {first} | passed | with the library | without | what is said | date |",
     "| --- | --- | --- | --- | --- | --- |",
 )
-# What stands above the table of a group whose cases are no faults.
+# The text above the table of a group whose cases are no faults.
 _LEADS = {
     TRAINERS: """\
 Here nothing goes wrong. Training loops from the package index run with the documented line and without the library. All

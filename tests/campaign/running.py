@@ -1,4 +1,4 @@
-"""Runs one job of a case, with the library or without, and gathers what is known of it afterwards."""
+"""Runs one job of a case, with or without the library, and gathers the results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The judge of the campaign finds what it looks for."""
+"""The judge of the campaign finds the faults that it should."""
 
 from __future__ import annotations
 

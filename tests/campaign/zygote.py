@@ -24,7 +24,7 @@ _POLL_S = 0.02
 
 
 def serve(modules: list[str]) -> dict[str, Any] | None:
-    """Fork what is asked for until there are no more requests. Returns in a rank, with what it has to do."""
+    """Fork ranks until there are no more requests. Returns in a rank, with its work."""
     for module in modules:
         importlib.import_module(module)
     # What is loaded by now is shared with all ranks: without this each would copy it when its garbage is collected.
@@ -62,7 +62,7 @@ def _say(message: dict[str, Any]) -> None:
 
 
 def become(request: dict[str, Any]) -> Any:
-    """Make this process a rank; what it has to call."""
+    """Turn this process into a rank; returns what it has to call."""
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):

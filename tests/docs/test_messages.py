@@ -30,7 +30,7 @@ _SAYS = frozenset(
 )  # fmt: skip
 # Variables and attributes that hold such a text on its way.
 _REASONS = frozenset({"_reason", "message", "reason", "why"})
-# Raised for whoever works on the library, or passed on with a text that is looked for elsewhere.
+# Raised for developers of the library, or passed on with a text that is searched elsewhere.
 _NOT_SHOWN = (
     "a mark of the host and a mark of a stream have no common clock",
     "no mark of this stream was seen to be passed yet",
@@ -46,7 +46,7 @@ _NOT_SHOWN = (
     "records must hold at least one record",
     "traces must hold at least one trace",
     f"module {HOLE} has no attribute",
-    # What stands behind a message that comes from elsewhere.
+    # The text after a message that comes from elsewhere.
     f"{HOLE}; measuring is switched off, training goes on",
     f"{HOLE}, which was cut short",
     f"{HOLE}; the rest is measured",
@@ -120,7 +120,7 @@ def _name(node: ast.AST) -> str:
 
 
 def explains(entry: str, text: str) -> bool:
-    """Whether an entry's parts stand in a text, in order."""
+    """Whether a text contains an entry's parts, in order."""
     at = 0
     for part in entry.split("…"):
         at = text.find(part, at)

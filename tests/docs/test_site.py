@@ -1,4 +1,4 @@
-"""The site: built strictly, asking for nothing but itself, and working in a browser."""
+"""The site: built strictly, self-contained, and working in a browser."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_search_finds_a_message_and_a_function(address: str, opened: Open) -> No
 
 
 def search(page: Any, words: str, expected: str) -> None:
-    """Type ``words`` as a person does, key by key, and wait until a page is among what is found."""
+    """Type ``words`` key by key, and wait until a page is among the results."""
     box = page.get_by_role("textbox", name="Search")
     box.clear()
     # Not fill(): the search listens to keys, so what is filled in is sought only if it is there before the index is.

@@ -20,10 +20,10 @@ DEVICE = torch.device("cuda", 0)
 
 
 class Device:
-    """Keeps the order of all work of its streams, and a log of what was asked of them.
+    """Keeps the order of all work of its streams, and a log of their calls.
 
     Attributes:
-        log: what was asked, in words.
+        log: the calls, in words.
         current: the stream that is current.
         capturing: whether it captures a graph.
         events: events recorded so far.

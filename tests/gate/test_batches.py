@@ -27,7 +27,7 @@ def exchange(rank: int) -> tuple[torch.Tensor, list[Any]]:
 
 
 def post_in_both_modes(rank: int) -> list[tuple[list[str], float, float]]:
-    """The works that are handed on, and what was received when the call returned, and after their wait."""
+    """The works that are passed on, and the data received when the call returned and after their wait."""
     gate = Gate()
     gate.register()
     found = []

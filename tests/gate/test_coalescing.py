@@ -34,7 +34,7 @@ def reduce_scatters(group: dist.ProcessGroup) -> None:
 
 
 def in_sequential_step(use: Callable[[], Any]) -> tuple[list[tuple[str, bool]], dict[NotSerialised, int]]:
-    """The collectives of a sequential step, and which were serialised; and what was let pass."""
+    """A sequential step's collectives, which of them were serialised, and the work that was not."""
     gate = Gate()
     gate.register()
     gate.begin_step(sequential=False)

@@ -53,7 +53,7 @@ class CompiledJob:
         return graph.forward
 
 
-# -- a gate beside compiled code
+# -- a gate with compiled code
 
 
 def compile_before_the_gate(rank: int) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def test_code_that_is_first_compiled_in_a_measured_step_is_compiled_once_and_the
 
 
 def compile_by_an_operator(rank: int, at_first: bool) -> tuple[bool, bool, bool]:
-    """flex_attention compiles by itself: without a word of torch.compile in the job, and as one whole graph."""
+    """flex_attention compiles by itself, without torch.compile in the job, as one whole graph."""
     from torch.nn.attention.flex_attention import flex_attention
 
     def attend() -> None:
@@ -262,7 +262,7 @@ def test_a_window_whose_recorded_step_compiled_is_left_out_and_the_log_says_so()
     assert any("window left out: torch.compile compiled in a recorded step" in line for line in first["lines"])
 
 
-# -- what is known of compilations
+# -- records of compilations
 
 
 @pytest.fixture

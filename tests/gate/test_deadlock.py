@@ -74,7 +74,7 @@ def test_a_longer_cycle_is_reported_with_one_edge_for_each_rank():
 
 
 def test_groups_of_one_name_but_other_ranks_are_other_groups():
-    # Every tensor parallel group of a job may be called "tp"; its ranks tell it apart.
+    # Every tensor parallel group of a job may be called "tp"; its ranks distinguish it.
     tp, dp = collective("tp"), collective("dp")
 
     def sequence(tp_ranks, items):

@@ -1,4 +1,4 @@
-"""Where the kernels stand: in nobody's way between steps, and elsewhere where this torch lacks what that takes."""
+"""Where the kernels are registered: out of the way between steps, and elsewhere if this torch lacks the means."""
 
 from __future__ import annotations
 
@@ -277,7 +277,7 @@ def test_all_else_that_torch_does_is_as_it_is_without_the_gate():
     assert run_ranks(use_torch_in_a_step, 1) == [[True] * (len(OTHERS) + 1)]
 
 
-# -- who has the kernels
+# -- who owns the kernels
 
 
 def test_only_one_owner_at_a_time_has_the_kernels_and_releasing_is_for_the_owner():

@@ -12,7 +12,7 @@ from overlap_callbacks.gate.process_groups import SequenceNumbers
 
 
 class CountingGroup:
-    """A process group of which only the count is asked."""
+    """A process group that only has its count read."""
 
     def __init__(self, backend: str) -> None:
         self.described = Group("7", "data", (0, 1), backend)
@@ -42,7 +42,7 @@ def seen(group: CountingGroup, *operators: str, coalesced: int = 0) -> list[Coll
         ("gloo", ["allreduce_", "send"], 0, 2, False),
         ("gloo", ["allreduce_", "send"], 0, 3, True),
         ("gloo", [], 0, 1, True),
-        # Gloo counts these several times, and somebody else cannot be told from that.
+        # Gloo counts these several times, which looks like foreign collectives.
         ("gloo", ["reduce_scatter_"], 0, 9, False),
         # NCCL counts sends and receives apart ...
         ("nccl", ["allreduce_", "send", "recv_"], 0, 1, False),

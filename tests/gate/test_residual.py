@@ -88,8 +88,8 @@ def _train_with_ranges_that_outlive_their_collectives(rank: int, folder: str) ->
     training_thread = threading.get_ident()
 
     def dawdle(_: Any) -> None:
-        # Gloo's thread runs this after it has woken those who wait for the collective, and before it ends the range:
-        # there a thread may lose its core as well.
+        # Gloo's thread runs this after waking the collective's waiters, and before ending the range: there a thread may
+        # lose its core as well.
         if threading.get_ident() != training_thread:
             time.sleep(0.02)
 

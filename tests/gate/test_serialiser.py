@@ -296,7 +296,7 @@ def test_a_work_of_torchcomms_is_waited_for_without_a_timeout_and_not_for_ever(
 
 
 class _Works:
-    """A work whose wait ends as it is told to."""
+    """A work whose wait ends as the test sets it."""
 
     def __init__(self, ends_with: Exception | None) -> None:
         self._ends_with = ends_with

@@ -1,4 +1,4 @@
-"""What an all-to-all sends to each rank, as its call tells. Gloo refuses uneven lists, so no job on a CPU has them."""
+"""What an all-to-all sends to each rank, from its call. Gloo refuses uneven lists, so no CPU job has them."""
 
 from __future__ import annotations
 

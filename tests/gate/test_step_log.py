@@ -1,4 +1,4 @@
-"""What is kept of a step, and how it is held against the sequence that was checked."""
+"""What is kept of a step, and its comparison with the checked sequence."""
 
 from __future__ import annotations
 

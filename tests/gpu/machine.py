@@ -31,7 +31,7 @@ def take_device(rank: int) -> torch.device:
         return torch.device("cpu")
     if ON_SIMULATED_GPU:
         return _take_simulated(rank)
-    # Kernels whose results depend on what runs beside them would tell nothing about the library.
+    # Kernels whose results depend on concurrent ones would show nothing about the library.
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = False  # it would add a kernel to every allocation

@@ -1,4 +1,4 @@
-"""Which collectives tell along which dimension a job is parallel."""
+"""The dimension of parallelism by a job's collectives."""
 
 from __future__ import annotations
 

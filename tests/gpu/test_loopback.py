@@ -1,4 +1,4 @@
-"""Real training in one process, over a link of known speed: what a report says, against what is known.
+"""Real training in one process, over a link of known speed: reports against known values.
 
 On a GPU the collectives are kernels; without one they are Gloo's, and the times that the machine cannot keep are left
 out.

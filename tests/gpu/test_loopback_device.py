@@ -101,7 +101,7 @@ def test_a_control_finds_no_difference(found: Found) -> None:
 
 
 def _slowdowns(ctas: int) -> tuple[float, float]:
-    """Of products beside all-reduces: by hand, and as reported."""
+    """Figures of products during all-reduces: by hand, and as reported."""
     with open_job(replace(LINK, ctas=ctas)) as loop, jobs.job(0, "ddp") as job:
         train(loop, job, 3)
         by_hand = slowdown_by_hand(

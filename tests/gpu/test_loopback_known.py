@@ -60,7 +60,7 @@ class Found:
 
     Attributes:
         kind: of the job.
-        factor: how many times as long compute takes beside communication.
+        factor: how many times as long compute takes during communication.
         report: of the window.
         plans: of each step; None outside the window.
         steps: which collectives each step issued.
@@ -138,7 +138,7 @@ class Found:
         return sum(self.slowed[place] for place in self._spins_of(number))
 
     def beside_ms(self, number: int) -> Bounds:
-        """By hand: for how long the operators of a step ran beside its collectives."""
+        """By hand: how long the operators of a step ran during its collectives."""
         places, (least, most) = self._spins_of(number), self._in_flight(self.steps[number])
         return _bounds(
             _shared_ms([self.spins[place] for place in places], least),
@@ -183,7 +183,7 @@ def _mean(steps: Sequence[Bounds]) -> Bounds:
 
 
 def _shared_ms(first: Sequence[Range], second: Sequence[Range]) -> float:
-    """For how long the ranges of two kinds ran beside each other, those of the second kind one after another."""
+    """How long the ranges of two kinds ran at the same time, those of the second kind one after another."""
     pairs = itertools.product(first, second)
     return sum(max(0, min(a.end_ns, b.end_ns) - max(a.start_ns, b.start_ns)) for a, b in pairs) / 1e6
 

@@ -27,7 +27,7 @@ WINDOW: dict[str, Any] = {
     "max_overhead": None,
     "strict": True,
 }
-# Windows of the two take turns, so that a drift of the machine hits both alike.
+# Windows of the two alternate, so that a drift of the machine affects both equally.
 TURNS = ("gate", "native", "native", "gate") * 2
 
 

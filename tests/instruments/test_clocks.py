@@ -22,7 +22,7 @@ class Device:
 
 
 class Event:
-    """As of ``torch.Event``: passed at a host time that nobody is told."""
+    """Like ``torch.Event``: passed at a host time that is not known."""
 
     def __init__(self, device: Device, passed_ns: int) -> None:
         self.device, self.passed_ns = device, passed_ns

@@ -1,4 +1,4 @@
-"""The one file that knows the device, asked about accelerators that are stand-ins for modules of torch."""
+"""The module for the device, with stand-ins for accelerators' modules of torch."""
 
 from __future__ import annotations
 

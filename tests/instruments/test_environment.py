@@ -1,4 +1,4 @@
-"""What a process says of itself; torch's calls about a GPU and the driver's files are stand-ins."""
+"""What a process reports of itself; torch's calls about a GPU and the driver's files are stand-ins."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class _Unwatch:
 
 
 def theirs_beside_steps_that_we_leave_out() -> int:
-    """How many operators of three steps a profiler of theirs has that starts within the first of them."""
+    """How many operators of three steps another profiler records that starts within the first of them."""
     ours = Profile(on_cuda=False)
     ours.start()
     ours.begin_step(record=False)

@@ -119,7 +119,7 @@ def _loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def switch_of(engine: Any) -> Any:
-    """The value of what the native form flips."""
+    """The value that the native form flips."""
     if engine.zero_optimization_stage() == 3:
         coordinator = engine.optimizer.parameter_offload.param_coordinator
         return coordinator._PartitionedParameterCoordinator__prefetch_bucket_sz

@@ -70,7 +70,7 @@ class Sentences(torch.utils.data.IterableDataset):
 
 
 def join(rank: int) -> None:
-    """What torchrun tells its processes; the process group is there already."""
+    """The variables that torchrun gives its processes; the process group exists already."""
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
 
 
@@ -108,7 +108,7 @@ def overlap_callback(**options: Any) -> Any:
 
 
 def watch(callback: Any, force: Mode | None = None) -> Any:
-    """A callback that notes what the monitor is told between micro-batches, and in which mode each step runs."""
+    """A callback that records the calls to the monitor between micro-batches, and each step's mode."""
     from transformers import TrainerCallback
 
     class Watch(TrainerCallback):

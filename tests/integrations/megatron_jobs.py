@@ -322,7 +322,7 @@ def train_absent(setup: Setup, steps: int = NUM_STEPS) -> str:
 
 
 def train_attached(setup: Setup, force: bool = False, steps: int = NUM_STEPS, **options: Any) -> dict[str, Any]:
-    """Train with the library; what it did."""
+    """Train with the library; returns what it did."""
     sink, modes, waits = KeptReports(), [], Counter()
     wait = CompletedWork.wait
 

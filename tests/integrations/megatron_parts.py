@@ -308,7 +308,7 @@ def _pretrain(folder: str) -> dict[str, Any]:
 
 
 class _Logged(Sink):
-    """Stands for the sink of the W&B run on the last rank: what it is to log."""
+    """Replaces the sink of the W&B run on the last rank: records what it is to log."""
 
     def __init__(self) -> None:
         self.steps: list[int] = []

@@ -99,7 +99,7 @@ def fsdp2(rank: int) -> Job:
 
 
 def fsdp2_kept(rank: int) -> Job:
-    """FSDP2 that keeps what it has gathered until the backward pass."""
+    """FSDP2 that keeps gathered parameters until the backward pass."""
     mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",))
     model = sharded(layers(3), mesh=mesh, reshard_after_forward=False)
     return Job([model], backward_of(model), data_rank=rank)

@@ -278,7 +278,7 @@ def test_the_native_form_flips_its_switch_in_sequential_steps_alone(trained: Any
 
 
 def watched(monitor: OverlapMonitor) -> list[tuple[str, int]]:
-    """What the monitor is told from here on."""
+    """The monitor's calls from here on."""
     calls: list[tuple[str, int]] = []
     begin, end = monitor.step_begin, monitor.step_end
 

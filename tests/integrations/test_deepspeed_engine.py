@@ -1,4 +1,4 @@
-"""What the adapter of DeepSpeed does to an engine: what it leaves behind, what it refuses, where reports go."""
+"""The DeepSpeed adapter's effects on an engine: what it leaves behind, what it refuses, where reports go."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs that reduce each gradient at each micro-batch are told to defer it, and those that defer it are not."""
+"""Jobs that reduce each gradient in each micro-batch are advised to defer it; others are not."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def digest(module: nn.Module) -> str:
 
 
 class Watch(pl.Callback):
-    """Notes what the monitor is told, by batch, and in which mode each step runs."""
+    """Records the calls to the monitor by batch, and each step's mode."""
 
     def __init__(self, callback: Any, force: Mode | None = None) -> None:
         self.callback = callback

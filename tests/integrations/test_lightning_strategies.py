@@ -1,4 +1,4 @@
-"""Lightning's callback under the strategies other than DDP's, of which ``test_lightning`` has the rest."""
+"""Lightning's callback under strategies other than DDP's, which ``test_lightning`` covers."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def fsdp() -> Any:
 
 
 class Look(pl.Callback):
-    """Notes the weights after so many steps, and at the end what is on the model and its optimizers."""
+    """Records the weights after this many steps, and at the end what is on the model and its optimizers."""
 
     def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
         if trainer.global_step == NUM_STEPS:

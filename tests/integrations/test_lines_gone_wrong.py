@@ -111,7 +111,7 @@ def test_a_wrong_type_raises_at_once_in_any_mode(adapter: str, said: list[str]) 
 
 
 def switched_off_by(call: Callable[..., Any], *args: Any, **options: Any) -> tuple[bool, list[str], str]:
-    """Whether it is measured, what is said, and what ``strict`` raises."""
+    """Whether it is measured, the messages, and what ``strict`` raises."""
     with captured_log() as lines:
         monitor = call(*args, **options)
     return monitor.active, lines, raised(call, *args, strict=True, **options)

@@ -1,4 +1,4 @@
-"""Adapters tell the precision of matrix products, as the framework's own settings have it, where the user does not."""
+"""Adapters report the precision of matrix products from the framework's settings if the user does not."""
 
 from __future__ import annotations
 

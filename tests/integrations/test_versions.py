@@ -1,4 +1,4 @@
-"""A version that lacks something is told in one message, and costs the measuring and not the job."""
+"""A version that lacks something gives one message, and costs the measurement but not the job."""
 
 from __future__ import annotations
 

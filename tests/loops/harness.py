@@ -31,7 +31,7 @@ def compare(
         *args: further arguments of the loop.
         num_steps: that the loop takes at least.
         timeout_s: longest time for each of the two runs.
-        **options: of the library, beside ``OPTIONS``.
+        **options: of the library, besides ``OPTIONS``.
 
     Returns:
         The report of the one window.

@@ -79,7 +79,7 @@ class FakeChecker:
 
 
 class FakeReporter:
-    """Notes what it is asked to report."""
+    """Records what it should report."""
 
     def __init__(self) -> None:
         self.blocks: list[tuple[int, int]] = []  # window and block

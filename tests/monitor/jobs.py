@@ -31,7 +31,7 @@ def tiny_schedule(every_n_steps: int = TINY_WINDOW_STEPS, first_step: int = 2, *
 
 
 class KeptReports(Sink):
-    """Keeps what it is given; on rank 0 only, as all sinks."""
+    """Keeps all reports; on rank 0 only, like all sinks."""
 
     def __init__(self) -> None:
         self.reports: list[OverlapReport] = []

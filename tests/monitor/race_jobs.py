@@ -123,7 +123,7 @@ def _bytes(tensor: Any) -> bytes:
 
 
 def checked(job: Job, steps: int = STEPS, repeat: Callable[[], Any] | None = None, **options: Any) -> tuple[Any, ...]:
-    """Train with the race check: the outcomes of its windows on rank 0, and what was logged."""
+    """Train with the race check; returns its windows' outcomes on rank 0, and the log."""
     kept = KeptReports()
     options = {"schedule": tiny_schedule(), "sinks": [kept], "max_overhead": None, "power": False, **options}
     with captured_log() as lines:

@@ -24,7 +24,7 @@ from tests.margins import PATIENCE_S
 EVERY_N_STEPS = 10
 # Windows of 5 steps at 2, 12, ...; what falls silent does so when the first of them is reported.
 SILENT_FROM = 10
-# At least so many; see ``_may_end``.
+# At least this many; see ``_may_end``.
 NUM_STEPS = 200
 # The store goes on, if it does, when all ranks have given up a window. Training goes on until a window was measured
 # again, however long a new connection takes.

@@ -1,4 +1,4 @@
-"""After a window that waited in vain, so many are left out that the wait is within the budget."""
+"""After a window that waited in vain, enough are skipped to keep the wait within the budget."""
 
 from __future__ import annotations
 

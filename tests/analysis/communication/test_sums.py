@@ -1,4 +1,4 @@
-"""What ranks send is added up alike whatever the tree, and stays small."""
+"""Sums of what ranks send do not depend on the tree, and stay small."""
 
 from __future__ import annotations
 

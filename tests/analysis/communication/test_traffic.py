@@ -51,7 +51,7 @@ def test_each_kind_of_collective(operator: str, each: int, bytes_in: int, expect
 
 
 def rooted(operator: str, root: int, ranks: tuple[int, ...]) -> Any:
-    """What each of three ranks tells of a call in which 100 bytes go from each other rank to the root, or back."""
+    """Each of three ranks' records of a call that sends 100 bytes from each other rank to the root, or back."""
     reads = {r: 100 if operator == "gather_" else 300 if r == root else 0 for r in ranks}
     return {r: row(operator, "data", (0, 1, 2), 1, 300 if r == root else 100, reads[r]) for r in ranks}
 

@@ -108,7 +108,7 @@ def reference_report(
         power_verdict=explained.verdict,
         slowdown_shares=explained.shares,
         tokens_per_step=tokens_per_step,
-        # What stands in the report itself need not be there twice.
+        # Drop what the report itself already has.
         samples=tuple(
             [msgspec.structs.replace(sample, pictures=(), power_trace=None, environment=None) for sample in samples]
         ),

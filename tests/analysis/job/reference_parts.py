@@ -121,7 +121,7 @@ def mean_by(
 
     Args:
         rows: the rows of all ranks.
-        key: tells which rows belong together.
+        key: identifies rows that belong together.
         fields: names of the fields, all of them numbers.
         count: what each sum is divided by: ranks, also those that lack the row. None for the number of rows of the key.
 

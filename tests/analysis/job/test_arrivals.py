@@ -40,7 +40,7 @@ SIZE = 4096
 def calls_of(
     ranks: Sequence[int], rank: int, late: dict[int, int], dimension: str = "data", calls: int = 4
 ) -> TimedCalls:
-    """What a rank timed, where each rank comes so many microseconds after the first."""
+    """A rank's times if each rank comes this many microseconds after the first."""
     last = max(late.get(other, 0) for other in ranks)
     time_us = TRANSFER_US + last - late.get(rank, 0)
     timed = tuple(TimedCall(step, 0, SIZE, time_us) for step in range(calls))
@@ -158,7 +158,7 @@ def test_of_4096_ranks_a_part_stays_small_and_the_late_one_is_found() -> None:
 
 
 def test_what_a_part_keeps_is_bounded() -> None:
-    """Groups whose ranks never all tell, and ranks that come last once each."""
+    """Groups whose ranks never all report, and ranks that come last once each."""
 
     def alone(rank: int) -> ArrivalSums:
         groups = [[first, first + 5000] for first in range(rank, rank + 40)]

@@ -1,4 +1,4 @@
-"""Any tree of merges gives the report that all samples at once give, and what is merged stays small."""
+"""Any tree of merges gives the same report as all samples at once, and merged parts stay small."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def assert_alike(found: Any, expected: Any, where: str = "report") -> None:
 
 
 def plain(report: OverlapReport) -> dict[str, Any]:
-    """A report without what is kept of some ranks alone."""
+    """A report without data of single ranks."""
     fields = msgspec.to_builtins(report)
     for name in ("samples", "ranks", "num_ranks"):
         fields.pop(name, None)

@@ -1,4 +1,4 @@
-"""The bubble of each stage, and the micro-batches that its messages tell."""
+"""The bubble of each stage, and the micro-batches by its messages."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_the_first_stages_messages_show_micro_batches_and_chunks(
 ) -> None:
     job = JobShape(model=GPT, **sizes)
     job.check()
-    # Of two stages alone the adapter must tell the chunks: activations and gradients go to the same one.
+    # With only two stages, the adapter must give the chunks: activations and gradients go to the same stage.
     sums = [
         StageSum(0, 2, 200_000_000, 40_000_000, 90_000_000, chunks),
         StageSum(1, 2, 200_000_000, 20_000_000, 90_000_000),

@@ -160,7 +160,7 @@ def _power(chance: np.random.Generator, device: int, around: Any) -> tuple[Devic
 
 
 def copies(of: RankWindow, number: int) -> list[RankWindow]:
-    """A real window as so many ranks would have it, each a little slower or faster, with an environment of its own."""
+    """A real window on this many ranks, each a little slower or faster, with its own environment."""
     chance = np.random.default_rng(1)
     windows = []
     for rank in range(number):

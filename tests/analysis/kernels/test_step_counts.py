@@ -1,4 +1,4 @@
-"""What the numbers of kernels tell of a profile's steps."""
+"""What a profile's numbers of kernels show about its steps."""
 
 from __future__ import annotations
 

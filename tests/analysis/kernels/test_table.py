@@ -32,7 +32,7 @@ def event(name, activity, start, end, *, correlation=0, resource=0, is_async=Fal
 
 
 def old_event(name, device, start, end, *, correlation=0, resource=0, is_async=False, is_user_annotation=False):
-    """The same of an earlier torch, which does not tell the activity."""
+    """The same from an earlier torch, which lacks the activity."""
     found = event(name, None, start, end, correlation=correlation, resource=resource, is_async=is_async)
     del found.activity_type
     found.device_type = lambda: getattr(torch._C._autograd.DeviceType, device)

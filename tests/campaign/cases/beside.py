@@ -1,4 +1,4 @@
-"""What jobs do beside training: data loader workers, uneven inputs, modes pinned by hand, CUDA graphs."""
+"""What jobs do besides training: data loader workers, uneven inputs, modes pinned by hand, CUDA graphs."""
 
 from __future__ import annotations
 

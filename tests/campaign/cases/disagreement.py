@@ -1,4 +1,4 @@
-"""Ranks that are not set up alike, or do not do the same."""
+"""Ranks that differ in their settings or in what they do."""
 
 from __future__ import annotations
 

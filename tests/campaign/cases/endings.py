@@ -18,7 +18,7 @@ GROUP = "The job ends early"
 FAR = 600
 # Longest wait after a step's end, so that the moment lies anywhere in a step or in the work of our threads.
 _MOMENT_S = 0.04
-# Where a window was open, its end is told on level INFO.
+# If a window was open, its end is logged at level INFO.
 CUT_SHORT = (
     r"window \d+ was cut short: an exception in the user's step|window left out: an exception in the user's step"
 )

@@ -87,7 +87,7 @@ class _KeptBlocks(Ranks):
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of a block's products beside what was measured.
+    """Data on a block's products besides the measurements.
 
     Attributes:
         log_least, log_most: mean logarithms of their times in ms, by the product itself and by its caller.

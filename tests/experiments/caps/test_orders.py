@@ -40,7 +40,7 @@ class _Vendor(NamedTuple):
 
     Attributes:
         library: builds the fake.
-        tells_clocks: whether it tells that clocks are capped.
+        tells_clocks: whether it reports that clocks are capped.
         undo: how what a person types begins.
     """
 
@@ -74,7 +74,7 @@ class _Fake:
         self.uuids = self.driver.uuids()
 
     def keeper(self, plan: str) -> Keeper:
-        """A keeper of devices that stand as ``BEFORE_W`` says, and then fail by plan."""
+        """A keeper of devices with caps of ``BEFORE_W``, which then fail by plan."""
         self._fake.fake_plan(b"")
         for uuid in self.uuids:
             self.driver.set_power_limit(uuid, BEFORE_W)

@@ -1,4 +1,4 @@
-"""Each strategy trains alike with the library attached and without, and its window counts."""
+"""Each strategy trains identically with and without the library, and its window counts."""
 
 from __future__ import annotations
 

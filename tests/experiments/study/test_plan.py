@@ -1,4 +1,4 @@
-"""What a study trains, what it refuses before it is tried, and how long it takes a job to be."""
+"""What a study trains, what it refuses in advance, and how long it expects a job to take."""
 
 from __future__ import annotations
 

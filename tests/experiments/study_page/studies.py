@@ -43,7 +43,7 @@ def figures(
         half: half the width of the intervals of slowdown and longer; None without.
         ratio: overlap ratio.
         mean_w: mean power with overlap; None without a sensor.
-        has_tdp: whether the device tells its limit.
+        has_tdp: whether the device reports its limit.
     """
     relative = None if half is None else half * step_ms
     values = {"overlap/e2e_overlapped_ms": estimate(step_ms, relative)}

@@ -23,7 +23,7 @@ HERE = Path("study")
 
 
 def said(*longer: float, half: float | None = 0.01, slowdown: float | None = 0.1) -> str:
-    """The verdict on configurations whose sequential steps take so much longer."""
+    """The verdict on configurations whose sequential steps take this much longer."""
     rows = [row(configuration(batch=n + 1), figures(slowdown, value, half=half)) for n, value in enumerate(longer)]
     return verdict(*of_rows(rows))
 

@@ -1,4 +1,4 @@
-"""The slowdown of matrix products beside communication, measured without the library; CUDA only."""
+"""The slowdown of matrix products during communication, measured without the library; CUDA only."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def whole(steps: list[StepEvents]) -> list[Event]:
 
 
 def second_stream(name: str) -> Fault:
-    """A kernel of this name runs on a stream of its own, beside the communication of sequential steps."""
+    """A kernel of this name runs on its own stream, during the communication of sequential steps."""
 
     def fault(steps: list[StepEvents]) -> list[Event]:
         for step in steps:
@@ -114,7 +114,7 @@ def second_stream(name: str) -> Fault:
 
 
 def graph_replay(steps: list[StepEvents]) -> list[Event]:
-    """The replay of a CUDA graph launches a communication kernel beside the products of each step."""
+    """The replay of a CUDA graph launches a communication kernel during the products of each step."""
     for step in steps:
         step.add(KERNEL_NAMES["all_reduce"], 0.0, 0.3, _OTHER_STREAM, "cudaGraphLaunch")
     return whole(steps)

@@ -28,7 +28,7 @@ ONE_WINDOW: dict[str, Any] = {
 }
 # No window for as long as anyone trains.
 NO_WINDOW: dict[str, Any] = {**ONE_WINDOW, "every_n_steps": 10_000, "first_step": 5_000, "sinks": []}
-# Kernels that follow each other may overlap by what the device's clock cannot tell apart.
+# Kernels in sequence may overlap by the resolution of the device's clock.
 _CLOCK_NS = 1_000
 
 
@@ -103,7 +103,7 @@ def _synchronize(on_cuda: bool) -> None:
 
 
 def beside_communication(kernels: KernelTable) -> dict[str, float]:
-    """Microseconds in which compute kernels ran beside communication kernels, by name; empty without any."""
+    """Microseconds of compute kernels during communication kernels, by name; empty without any."""
     communication = kernels.kind == Kind.COMMUNICATION
     starts, ends = kernels.intervals.start_ns, kernels.intervals.end_ns
     assert communication.any()

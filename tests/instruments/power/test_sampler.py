@@ -19,7 +19,7 @@ from tests.margins import PATIENCE_S, near
 
 
 class ScriptedSource(PowerSource):
-    """Gives 100 W, or does what it is told to at a read.
+    """Gives 100 W, or what the test sets for a read.
 
     Args:
         script: called with the number of the read, before it.

@@ -158,7 +158,7 @@ def test_counts_of_a_group_with_sends_and_receives_prove_nothing() -> None:
 
 
 def recorded(*numbers: int) -> dict[str, GroupNote]:
-    """What a rank notes of steps that issued so many collectives on a group."""
+    """A rank's log of steps that issued this many collectives on a group."""
     kinds = sorted(set(numbers))
     of_kinds = tuple([order(*[collective("a")] * number, groups=THREE) for number in kinds])
     return GroupNote.of(RecordedKinds(of_kinds, tuple([kinds.index(number) for number in numbers])))

@@ -1,4 +1,4 @@
-"""Counted steps are told apart by what they communicate, and compared with their like."""
+"""Counted steps are classified by what they communicate, and compared within their kind."""
 
 from __future__ import annotations
 

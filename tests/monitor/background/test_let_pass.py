@@ -33,7 +33,7 @@ def step(
     profile_index: int = -1,
     let_pass_bytes: int = 500,
 ) -> MeasuredStep:
-    """A step of 1000 bytes, of which some were let pass."""
+    """A step of 1000 bytes, some of which were not serialised."""
     part = Part.TIMED if profile_index < 0 else Part.PROFILED
     plan = Plan(0, 1, part, 0, mode, mode, True, False)
     issued = Collective("allreduce_", Group("0", "", (0, 1), "nccl"), 1000, 1000, None, 0, -1, 0, 0)

@@ -310,7 +310,7 @@ def test_a_step_of_a_long_block_that_was_held_up_does_not_count_and_a_hit_of_a_r
 
 
 class FakeProfile:
-    """A device's profile that has been read: what Kineto would have told."""
+    """A device's profile as read from Kineto."""
 
     def __init__(self, kernels: KernelTable) -> None:
         self._kernels = kernels

@@ -1,4 +1,4 @@
-"""What a rank tells of its recorded step."""
+"""What a rank reports of its recorded step."""
 
 from __future__ import annotations
 

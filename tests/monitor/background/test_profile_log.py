@@ -1,4 +1,4 @@
-"""The gate's log of the profiled steps: which steps can be held against the profile."""
+"""The gate's log of the profiled steps: which steps can be compared with the profile."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ JOBS = {"ddp": ddp, "fsdp2": fsdp2}
 
 
 def what_a_window_compares(rank: int, job: str) -> tuple[list[AlignedStep], set[str], list[CrossCheck]]:
-    """The profiled steps, the dimensions of their ranges, and what was found wrong."""
+    """The profiled steps, the dimensions of their ranges, and the problems."""
     found: list[AlignedStep] = []
     dimensions: set[str] = set()
     wrong: list[CrossCheck] = []

@@ -1,4 +1,4 @@
-"""What stands in the record, and when."""
+"""What the record contains, and when."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Ranks:
                 assert child in dead or self[child].await_answer(key, NOW, never) == b"answer"
 
     def leave(self, ranks: Collection[int]) -> None:
-        """As the reporting thread does, all at a time; who does not come is not waited for."""
+        """Like the reporting thread, all at once, without waiting for missing ranks."""
         leaving = [exchange for exchange in self if exchange.tree.rank in ranks]
         stale = [exchange.stale_messages() for exchange in leaving]
         for exchange in leaving:

@@ -1,4 +1,4 @@
-"""What a report tells of its window's cost, and what it waits for to know it."""
+"""A report's cost of its window, and what it waits for to know it."""
 
 from __future__ import annotations
 

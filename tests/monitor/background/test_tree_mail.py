@@ -1,4 +1,4 @@
-"""Messages in the ranks' tree: a rank that is gone or late costs what it would have said, and leaves nothing behind."""
+"""Messages in the ranks' tree: a missing or late rank costs only its own message, and leaves nothing behind."""
 
 from __future__ import annotations
 
