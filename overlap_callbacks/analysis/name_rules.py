@@ -87,6 +87,15 @@ collectives: list[Rule] = [
     Rule("peer_copy", r"^Memcpy PtoP"),
 ]
 
+# Copies by direction, as CUPTI, roctracer and rocprofiler name them.
+copies: list[Rule] = [
+    Rule("copies to the host", r"^Memcpy [DA]toH|^CopyDeviceToHost"),
+    Rule("copies from the host", r"^Memcpy Hto[DA]|^CopyHostToDevice"),
+    Rule("copies within the device", r"^Memcpy [DA]to[DA]|^CopyDeviceToDevice"),
+    Rule("copies between devices", r"^Memcpy PtoP"),
+]
+COPIES = tuple([rule.label for rule in copies])
+
 # For kernels of the device and for torch operators on the host. Convolutions count as GEMM: they are computed as such.
 families: list[Rule] = [
     Rule("elementwise", r"^triton_poi_fused_\w*(all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)"),
@@ -136,6 +145,11 @@ def collective_of(name: str) -> str:
 def family_of(name: str) -> str:
     """The family of a compute kernel, e.g. ``gemm``; ``other`` if no rule matches."""
     return _first(tuple(families), name)
+
+
+def copy_of(name: str) -> str:
+    """The direction of a copy, one of ``COPIES``; ``other`` of fills, and if no rule matches."""
+    return _first(tuple(copies), name)
 
 
 @functools.lru_cache(_REMEMBERED)

@@ -37,6 +37,7 @@ from overlap_callbacks.analysis.kernels.table import (
     Kind,
     LaunchShape,
     device_kernels,
+    size_of_copy,
     step_of,
 )
 from overlap_callbacks.instruments.other_profilers import other_profilers
@@ -364,8 +365,10 @@ class _OperatorNames(dict[str, bool]):
         return known
 
 
-# The part of the metadata with the launch shape. The rest, such as the correlation number, differs in every event.
-_SHAPE = re.compile(r'("(?:grid|block|registers per thread|shared memory|blocks per SM)"): *(\[[^\]]*\]|[^\s,}]+)')
+# The part of the metadata with the launch shape, or a copy's size. The rest, such as the correlation number, differs in every event.
+_SHAPE = re.compile(
+    r'("(?:grid|block|registers per thread|shared memory|blocks per SM|bytes)"): *(\[[^\]]*\]|[^\s,}]+)'
+)
 
 
 def _no_device() -> int:
@@ -378,16 +381,16 @@ class _DeviceRows:
     def __init__(self) -> None:
         self.rows = KernelTableBuilder()
         self.number = array("q")  # device index of each
-        self._shapes: dict[tuple[tuple[str, str], ...], LaunchShape | None] = {}
+        self._shapes: dict[tuple[tuple[str, str], ...], LaunchShape | str | None] = {}
 
     def add(self, event: Any, kind: Kind) -> None:
         _add_times(self.rows, event)
         self.number.append(getattr(event, "device_index", _no_device)())
-        shape = self._launch_shape(event) if kind is Kind.COMPUTE else None
+        shape = self._launch_shape(event)
         self.rows.label(kind, event.name(), event.correlation_id(), shape, lane=event.device_resource_id())
 
-    def _launch_shape(self, event: Any) -> LaunchShape | None:
-        """A kernel's launch shape; None before about torch 2.10, which does not give it.
+    def _launch_shape(self, event: Any) -> LaunchShape | str | None:
+        """A kernel's launch shape, or a copy's size; None before about torch 2.10, which does not give it.
 
         The metadata is a fragment of JSON, without braces. Equal ones are parsed once.
         """
@@ -399,7 +402,7 @@ class _DeviceRows:
                 metadata = json.loads("{" + ", ".join(f"{key}: {value}" for key, value in parts) + "}")
             except ValueError:
                 metadata = {}
-            self._shapes[parts] = LaunchShape.of(metadata)
+            self._shapes[parts] = LaunchShape.of(metadata) or size_of_copy(metadata.get("bytes")) or None
         return self._shapes[parts]
 
 

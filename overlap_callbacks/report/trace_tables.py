@@ -186,6 +186,10 @@ _OF_TRACES: dict[str, tuple[tuple[str, ...], Callable[[TraceFigures], Iterable[R
     "on_host_collectives": (HostCollective.__struct_fields__, lambda trace: map(_fields, trace.on_host_collectives)),
     "families": ((*_without(FamilyFigures.__struct_fields__, "beside"), "beside_ms"), _families),
     "estimates": (("family", *_without(SlowdownEstimate.__struct_fields__, "families")), _estimates),
+    "copies": (
+        (*PairTime.__struct_encode_fields__, "slowdown", "slowdown_during"),
+        lambda trace: [_fields(pair, "slowdown", "slowdown_during") for pair in trace.beside_copies],
+    ),
     "queues": (StreamQueue.__struct_fields__, lambda trace: map(_fields, trace.queues)),
     "utilisation": (("start_ms", "part_ms", "compute", "exposed_comm"), _utilisation),
 }

@@ -150,6 +150,7 @@ def device_figures(
         collectives=collectives.figures,
         families=names.families,
         estimate=estimate.figures(),
+        beside_copies=estimate.beside_copies,
         picture=steps.picture,
         problems=(*trace.problems, *problems, *steps.problems),
         warnings=trace.warnings,

@@ -14,7 +14,7 @@ from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.equations import ideal_step_ms, overlap_ratio, sequential_step_ms, slowdown
 from overlap_callbacks.analysis.intervals import sum_of
 from overlap_callbacks.analysis.kernels.attribution import PairSums
-from overlap_callbacks.analysis.kernels.calls import Calls, Labels, SameCalls
+from overlap_callbacks.analysis.kernels.calls import Calls, Labels, SameCalls, unordered_in
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
 from overlap_callbacks.analysis.results.kernel_times import KernelTime
@@ -103,7 +103,8 @@ def _compared(ov: _Side, seq: _Side) -> Comparison:
     """The comparison of an overlapped and a sequential trace."""
     _keep_common(ov, seq)
     labels = Labels(ov.kernels, seq.kernels)
-    of_overlapped, of_sequential = SameCalls(labels, 0), SameCalls(labels, 1)
+    unordered = unordered_in(seq.kernels)
+    of_overlapped, of_sequential = SameCalls(labels, 0), SameCalls(labels, 1, unordered)
     figures_of = ov.add_up(Mode.OVERLAPPED, of_overlapped), seq.add_up(Mode.SEQUENTIAL, of_sequential)
     for name, side in (("overlapped", ov), ("sequential", seq)):
         if not side.computes:
@@ -111,12 +112,12 @@ def _compared(ov: _Side, seq: _Side) -> Comparison:
             raise ValueError(f"{name}: {side.trace.path} holds no compute kernels{where}")
     pairs = PairSums(ov.kernels)
     for calls, wanted, trace in ov.calls():
-        alone_ns = of_sequential.alone_ns(calls, wanted)
-        pairs.add(calls, wanted, alone_ns)
+        alone_ns, *before = of_sequential.means_ns(calls, wanted)
+        pairs.add(calls, wanted, alone_ns, before_ns=dict(zip(unordered, before, strict=True)))
         ov.match(calls, wanted, alone_ns, trace)
     for calls, wanted, trace in seq.calls():
         pairs.add_alone(calls, wanted)
-        seq.match(calls, wanted, of_overlapped.alone_ns(calls, wanted), trace)
+        seq.match(calls, wanted, of_overlapped.means_ns(calls, wanted)[0], trace)
     fraction = min(ov.matched_fraction, seq.matched_fraction)
     figures = _figures(ov, seq)
     faults = list(_faults(ov, seq, figures, fraction))

@@ -11,7 +11,7 @@ import msgspec
 
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.impossible import CAPTURE_BEGINS, CAPTURE_ENDS, call_of
-from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape
+from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape, size_of_copy
 from overlap_callbacks.traces.collect import (
     ENQUEUED,
     FOREIGN,
@@ -312,13 +312,20 @@ _LAUNCH_METADATA = ("grid", "block", "registers per thread", "shared memory", "b
 
 
 def _launched_as(args: Any) -> tuple[Any, ...]:
-    """How a kernel was launched, in the order of ``_LAUNCH_METADATA``; None or empty where unknown."""
+    """How a kernel was launched, in the order of ``_LAUNCH_METADATA``; None or empty where unknown.
+
+    Of a copy, its bytes alone.
+    """
+    if type(args.bytes) is int:
+        return (args.bytes,)
     parts = (args.grid, args.block, args.registers, args.shared_memory, args.blocks_per_sm)
     return tuple(map(bytes, parts)) if type(args) is OddKernelArgs else parts
 
 
 def _launch_shape(launched_as: tuple[Any, ...]) -> LaunchShape | str:
-    """The shape of a launch; the text of its grid and block where they make no sense."""
+    """The shape of a launch; the text of its grid and block where they make no sense; of a copy, its size."""
+    if len(launched_as) == 1:
+        return size_of_copy(launched_as[0])
     known: dict[str, Any] = {}
     try:
         for name, value in zip(_LAUNCH_METADATA, launched_as, strict=True):

@@ -87,6 +87,7 @@ class KernelArgs(Args, gc=False):
     registers: Union[int, None] = msgspec.field(default=None, name="registers per thread")
     shared_memory: Union[int, None] = msgspec.field(default=None, name="shared memory")
     blocks_per_sm: Union[int, float, None] = msgspec.field(default=None, name="blocks per SM")
+    bytes: Any = None
 
 
 class OddKernelArgs(Args, gc=False):
@@ -97,6 +98,7 @@ class OddKernelArgs(Args, gc=False):
     registers: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="registers per thread")
     shared_memory: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="shared memory")
     blocks_per_sm: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="blocks per SM")
+    bytes: Any = None
 
 
 # -- columns

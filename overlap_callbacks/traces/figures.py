@@ -154,6 +154,8 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
         steps: of each step that has kernels.
         collectives, families: by kind and group, and of compute kernels; most time first.
         estimate: of the slowdown; None if no kernel ran both during communication and without.
+        beside_copies: what kernels lose beside copies, and copies beside communication, in the whole file: an estimate
+            too, of calls against the same calls alone. Only what rests on several calls and is beyond their noise.
         picture: timeline of the first step.
         problems: what is wrong or doubtful.
         warnings: those of ``problems`` to read before any figure.
@@ -194,6 +196,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
     reductions: RepeatedReductions | None = None
     on_host_collectives: tuple[HostCollective, ...] = ()
     recorded: tuple[str, ...] = ()
+    beside_copies: tuple[PairTime, ...] = ()
 
 
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -311,7 +314,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
         valid: False if the sequential file is not sequential, or the two are not of one job.
         matched_fraction: share of the compute time whose kernels the other file has too; the smaller of both files'.
         kernels: matched kernels, the largest loss first.
-        pairs: families during collectives, and collectives during families.
+        pairs: families, collectives and copies during one another.
         unmatched: kernels with calls that the other file lacks.
         ranges: the matched compute by the module or range of the host around its launch, the largest loss first;
             ``(no range)`` for none. Empty where the overlapped file has no ranges.

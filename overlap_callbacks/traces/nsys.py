@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.kernels.impossible import CAPTURE_BEGINS, CAPTURE_ENDS, NO_LAUNCH, call_of
-from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape
+from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape, size_of_copy
 from overlap_callbacks.traces.archives import starts_with
 from overlap_callbacks.traces.collect import ENQUEUED, Memo, Note, hashable, is_step, short_name
 from overlap_callbacks.traces.collectives import UNKNOWN, RangeDetail
@@ -317,9 +317,11 @@ class _Reader:
 
     def _copies(self) -> Iterator[_Row]:
         where = ("start", "end", "deviceId", "streamId", "correlationId")
-        for *place, kind, source, target in self._of_process(_COPIES, (*where, "copyKind", "srcKind", "dstKind")):
+        kinds = ("copyKind", "srcKind", "dstKind", "bytes")
+        for *place, kind, source, target, size in self._of_process(_COPIES, (*where, *kinds)):
             between = f"{_MEMORIES.get(source, 'Unknown')} -> {_MEMORIES.get(target, 'Unknown')}"
-            yield _Row(Kind.COPY, f"Memcpy {_COPY_KINDS.get(kind, 'Unknown')} ({between})", "", *place)
+            text = f"Memcpy {_COPY_KINDS.get(kind, 'Unknown')} ({between})"
+            yield _Row(Kind.COPY, text, size_of_copy(size), *place)
         for *place, kind in self._of_process(_FILLS, (*where, "memKind")):
             yield _Row(Kind.COPY, f"Memset ({_MEMORIES.get(kind, 'Unknown')})", "", *place)
 

@@ -13,6 +13,7 @@ from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.alignment import Alignment
 from overlap_callbacks.analysis.kernels.attribution import labels_of
+from overlap_callbacks.analysis.kernels.calls import ALONE_SHARE
 from overlap_callbacks.analysis.kernels.issued import SEND_RECV, Issued, IssuedCollective
 from overlap_callbacks.analysis.kernels.receives import Transfers
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
@@ -112,12 +113,12 @@ def collective_calls(
     messages = _message_rows(aligned, steps, rank, transfers) if aligned.on_device else {}
     order = sorted(steps, key=lambda step: steps[step].number)
     label, labels = labels_of(kernels)
-    is_compute = kernels.kind == Kind.COMPUTE
     compute = kernels.of(Kind.COMPUTE).union()
+    both = ((kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COPY)) & (label >= 0)
     families = {
-        labels[code]: kernels.intervals[is_compute & (label == code)].union()
-        for code in np.unique(label[is_compute]).tolist()
+        labels[code]: kernels.intervals[both & (label == code)].union() for code in np.unique(label[both]).tolist()
     }
+    with_copies = compute.with_others(*[families[name] for name in name_rules.COPIES if name in families]).union()
     found = []
     for key, by_step in (*_by_number(rows)[:MAX_ROWS], *_by_number(messages)[:MAX_MESSAGES]):
         having = [place for place, step in enumerate(order) if step in by_step]
@@ -133,8 +134,19 @@ def collective_calls(
             table[having] = np.add.reduceat(values.reshape(-1, number).astype(float), starts, axis=1)
             return table
 
-        hidden = binned(calls.covered_ns(compute))
+        times, hidden = binned(calls.durations_ns), binned(calls.covered_ns(compute))
         by_family = {family: binned(calls.covered_ns(busy)) for family, busy in families.items()}
+        copies = [covered for family, covered in by_family.items() if family in name_rules.COPIES and covered.any()]
+        if copies and not key.alike:
+            # As in ``attribution``: not those that ran beside the same call in sequential steps too.
+            of_sequential = [place for place in having if steps[order[place]].sequential]
+            copied = np.sum(copies, axis=0)
+            for covered in copies:
+                if of_sequential:
+                    covered -= covered[of_sequential].mean(axis=0)  # noqa: PLW2901
+                covered[covered < ALONE_SHARE * times] = 0.0
+            left = np.sum(copies, axis=0) / np.where(copied > 0, copied, 1)
+            hidden += (binned(calls.covered_ns(with_copies)) - hidden) * left
         # Messages are no victims: in both modes they overlap with compute.
         by_family = {family: covered for family, covered in by_family.items() if covered.any() and not key.alike}
         concurrent = np.stack([*by_family.values()], axis=2) if by_family else np.empty((*hidden.shape, 0))
@@ -148,7 +160,7 @@ def collective_calls(
                 calls=number,
                 steps=tuple([steps[step] for step in order]),
                 families=tuple(by_family),
-                time_us=_in_us(binned(calls.durations_ns)),
+                time_us=_in_us(times),
                 hidden_us=_in_us(hidden),
                 shares=np.rint(255 * concurrent / np.where(total > 0, total, 1)).astype(np.uint8).tobytes(),
                 dimension=key.dimension,

@@ -5,18 +5,24 @@ On a device each row of a profile is a call; on CPU several rows may be one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.intervals import Intervals
-from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, StringTable
+from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind, StringTable, directions_of
 
 _Floats = npt.NDArray[np.float64]
 _Marks = npt.NDArray[np.bool_]
+
+# What may slow a kernel down in sequential steps too, which do not order copies; see ``beside_ns``.
+UNORDERED = (*name_rules.COPIES, "compute", "communication")
+# What covers at most this share of a call leaves it alone.
+ALONE_SHARE = 0.1
 
 
 class Calls(msgspec.Struct, frozen=True):
@@ -65,6 +71,32 @@ class Calls(msgspec.Struct, frozen=True):
         return np.bincount(self.call, weights=covered, minlength=len(self)).astype(np.int64)
 
 
+def unordered_in(kernels: KernelTable) -> tuple[str, ...]:
+    """Those of ``UNORDERED`` that a profile may have, by its names: none without copies."""
+    found = {name_rules.copy_of(name) for name in kernels.names}.intersection(name_rules.COPIES)
+    return (*sorted(found), *UNORDERED[-2:]) if found else ()
+
+
+def beside_ns(calls: Calls, of: Sequence[str]) -> list[Indices]:
+    """How long each of some of ``UNORDERED`` ran beside each call: copies beside a kernel, kernels beside a copy.
+
+    Shape (calls,) each.
+    """
+    kernels, direction = calls.kernels, directions_of(calls.kernels)
+    rows = np.flatnonzero(direction >= 0)
+    found = []
+    for name in of:
+        time_ns = np.zeros(len(calls), dtype=np.int64)
+        if name in name_rules.COPIES:
+            time_ns += calls.covered_ns(kernels.intervals[direction == name_rules.COPIES.index(name)])
+            time_ns[rows] = 0  # on a device, each row is a call
+        else:
+            kind = (Kind.COMPUTE, Kind.COMMUNICATION)[UNORDERED[-2:].index(name)]
+            time_ns[rows] = kernels.intervals[rows].covered_ns(kernels.of(kind))
+        found.append(time_ns)
+    return found
+
+
 class _Level(NamedTuple):
     """What the same call has in common besides name and turn: its launch shape, and the number of turns."""
 
@@ -87,30 +119,43 @@ def alone_ns(calls: Calls, wanted: _Marks, partners: Calls, others: _Marks, weig
         others: which of the partners may match; shape (partners,).
         weights: of the partners in that mean; shape (partners,), or one number.
     """
+    mean_ns: _Floats = means_elsewhere(calls, wanted, partners, others, [partners.duration_ns], weights)[0]
+    return mean_ns
+
+
+def means_elsewhere(
+    calls: Calls, wanted: _Marks, partners: Calls, others: _Marks, values: Sequence[Indices],
+    weights: _Floats | float = 1.0,
+) -> _Floats:  # fmt: skip
+    """As ``alone_ns``, of several values of the partners, of shape (partners,) each; shape (values, calls)."""
     labels = Labels(calls.kernels, partners.kernels)
-    time_ns, weight = partners.duration_ns[others], np.broadcast_to(weights, len(partners))[others]
+    weight = np.broadcast_to(weights, len(partners))[others]
+    mine = [np.ones(int(others.sum())), *[value[others] for value in values]]
     # A design may take a step into account with less than nothing: a weighted mean needs a sum above that.
-    values = (weight, weight * time_ns, np.ones(len(time_ns)), time_ns)
+    summed = (*[weight * value for value in mine], *mine)
 
     def sums(level: _Level, mine: tuple[Indices, ...]) -> CallSums:
         theirs = mine if partners is calls else labels.of(1, partners, level)
-        return CallSums.nothing(4, 4).with_calls([column[others] for column in theirs], values)
+        return CallSums.nothing(4, len(summed)).with_calls([column[others] for column in theirs], summed)
 
-    return _matched_ns(labels, 0, calls, wanted, sums)
+    return _matched(labels, 0, calls, wanted, sums, len(values))
 
 
-def _matched_ns(
-    labels: Labels, side: int, calls: Calls, wanted: _Marks, sums: Callable[[_Level, tuple[Indices, ...]], CallSums]
-) -> _Floats:
-    """As ``alone_ns``; ``sums`` has those of the partners, by the level and what identifies the calls there."""
-    found = np.full(len(calls), np.nan)
+def _matched(
+    labels: Labels, side: int, calls: Calls, wanted: _Marks,
+    sums: Callable[[_Level, tuple[Indices, ...]], CallSums], num_values: int,
+) -> _Floats:  # fmt: skip
+    """As ``means_elsewhere``; ``sums`` has those of the partners, by the level and what identifies the calls there."""
+    found = np.full((num_values, len(calls)), np.nan)
     unmatched = np.flatnonzero(wanted)
     for level in _LEVELS:
         if not len(unmatched):
             break
         mine = labels.of(side, calls, level)
-        found[unmatched] = _means_ns(sums(level, mine), [column[unmatched] for column in mine])
-        unmatched = unmatched[np.isnan(found[unmatched])]
+        means = _means(sums(level, mine), [column[unmatched] for column in mine], num_values)
+        for place, mean in enumerate(means):
+            found[place, unmatched] = mean
+        unmatched = unmatched[np.isnan(found[0, unmatched])]
     return found
 
 
@@ -132,7 +177,9 @@ class Labels:
         kinds = np.append(self._collectives[side], -1)[calls.kernels.collective[calls.row]]
         label = self._names[side][calls.kernels.name[calls.row]] * self._num_kinds + kinds + 1
         zeros = np.zeros_like(label)
-        shape = self._shapes[side][calls.kernels.shape[calls.row]] if level.launch_shape else zeros
+        shape = self._shapes[side][calls.kernels.shape[calls.row]]
+        if not level.launch_shape:  # copies of two sizes are not the same
+            shape = np.where(calls.kind == Kind.COPY, shape, 0)
         # Turns are counted among all calls of the step, whether they were matched before or not.
         turn, of = turns_of(calls, label, shape)
         return label, shape, turn, of if level.equally_many else zeros
@@ -141,23 +188,28 @@ class Labels:
 class SameCalls:
     """Times of the calls of one profile that others may match, added up over its parts in the memory of about one step.
 
-    ``side`` is that of the calls, see ``Labels.of``.
+    ``side`` is that of the calls, see ``Labels.of``. What of ``unordered`` ran beside them is added up too.
     """
 
-    def __init__(self, labels: Labels, side: int) -> None:
-        self._labels, self._side = labels, side
-        self._sums = {level: CallSums.nothing(4, 2) for level in _LEVELS}
+    def __init__(self, labels: Labels, side: int, unordered: Sequence[str] = ()) -> None:
+        self._labels, self._side, self._unordered = labels, side, unordered
+        self._sums = {level: CallSums.nothing(4, 2 + len(unordered)) for level in _LEVELS}
 
     def add(self, calls: Calls, wanted: _Marks) -> None:
         """Add the wanted calls of a part that holds whole steps; shape (calls,)."""
-        time_ns = calls.duration_ns[wanted]
+        beside = [time_ns[wanted] for time_ns in beside_ns(calls, self._unordered)]
+        values = (np.ones(int(wanted.sum())), calls.duration_ns[wanted], *beside)
         for level, sums in self._sums.items():
             columns = [column[wanted] for column in self._labels.of(self._side, calls, level)]
-            self._sums[level] = sums.with_calls(columns, (np.ones(len(time_ns)), time_ns))
+            self._sums[level] = sums.with_calls(columns, values)
 
-    def alone_ns(self, calls: Calls, wanted: _Marks) -> _Floats:
-        """Mean time of the calls that match each wanted call of the other profile, NaN if none does; shape (calls,)."""
-        return _matched_ns(self._labels, 1 - self._side, calls, wanted, lambda level, _: self._sums[level])
+    def means_ns(self, calls: Calls, wanted: _Marks) -> _Floats:
+        """Mean time of the calls that match each wanted call of the other profile, and of what ran beside them.
+
+        NaN where none matches; shape (1 + what is unordered, calls).
+        """
+        sums, number = self._sums, 1 + len(self._unordered)
+        return _matched(self._labels, 1 - self._side, calls, wanted, lambda level, _: sums[level], number)
 
 
 class CallSums(NamedTuple):
@@ -181,20 +233,22 @@ class CallSums(NamedTuple):
         return CallSums(tuple([row[first] for row in rows]), tuple(sums))
 
 
-def _means_ns(alone: CallSums, columns: Sequence[Indices]) -> _Floats:
-    """Mean time of the calls that equal each of some others, NaN where none does; shape (others,).
+def _means(alone: CallSums, columns: Sequence[Indices], num_values: int) -> Iterator[_Floats]:
+    """Mean of each value of the calls that equal each of some others, NaN where none does; shape (others,).
 
-    The sums are weights and weighted times, and perhaps number and time, which count where weights add up to nothing.
+    The sums are weights and weighted values, and perhaps number and values, which count where weights add up to
+    nothing.
     """
     number = numbered([np.concatenate(parts) for parts in zip(columns, alone.columns, strict=True)])
     others = len(columns[0])
-    means_ns = np.full(int(number.max(initial=-1)) + 1, np.nan)
-    weight, time_ns, *plain = alone.sums
-    if plain:
+    mean = np.full(int(number.max(initial=-1)) + 1, np.nan)
+    weight, *values = alone.sums[: num_values + 1]
+    if plain := alone.sums[num_values + 1 :]:
         is_weighted = weight > 0
-        weight, time_ns = np.where(is_weighted, weight, plain[0]), np.where(is_weighted, time_ns, plain[1])
-    means_ns[number[others:]] = time_ns / weight
-    return means_ns[number[:others]]
+        weight, *values = [np.where(is_weighted, *pair) for pair in zip((weight, *values), plain, strict=True)]
+    for value in values:
+        mean[number[others:]] = value / weight
+        yield mean[number[:others]]
 
 
 def turns_of(calls: Calls, label: Indices, shape: Indices) -> tuple[Indices, Indices]:

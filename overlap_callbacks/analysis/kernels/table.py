@@ -95,10 +95,10 @@ class KernelTable:
         step: index of the profiled step that launched the row; -1 outside all steps.
         call: number of the call; rows with the same number are pieces of one call.
         shape: index into ``shapes``, the distinct launch shapes as text; empty if unknown. Launches that differ in
-            registers or shared memory alone have the same text.
+            registers or shared memory alone have the same text. Of copies it is their size.
         collective: index into ``collectives``, kinds such as ``all_reduce``; -1 for rows that do not communicate.
         lane: device stream or host thread.
-        launches: the distinct launch shapes, parallel to ``shapes``; None if unknown.
+        launches: the distinct launch shapes, parallel to ``shapes``; None if unknown, and of copies.
         without_launch: whether the profile has launches, but not the row's.
         from_graph: whether a CUDA or HIP graph launched the row.
         uncounted: on CPU, the share of each profiled step in which the training thread ran no counted operator, issued
@@ -203,13 +203,13 @@ class KernelTableBuilder:
         self.name, self.names = array("q"), StringTable()
         self.correlation = array("Q")
         self.shape = array("q")
-        self.shapes: dict[LaunchShape | None, int] = {}
+        self.shapes: dict[LaunchShape | str | None, int] = {}
         self.lane = array("q")
 
     def label(
-        self, kind: int, name: str, correlation: int = 0, shape: LaunchShape | None = None, lane: int = 0
+        self, kind: int, name: str, correlation: int = 0, shape: LaunchShape | str | None = None, lane: int = 0
     ) -> None:
-        """Append everything of a row except its times."""
+        """Append everything of a row except its times. The shape of a copy is ``size_of_copy``."""
         self.kind.append(kind)
         self.name.append(self.names[name])
         self.correlation.append(correlation & _UINT64)
@@ -260,9 +260,14 @@ def device_kernels(
     return KernelTable(
         intervals, kind, name, step, np.arange(len(name)), distinct, np.array(rows.shape, dtype=np.int64),
         tuple([str(shape or "") for shape in rows.shapes]) or ("",), collective, collectives, lane,
-        tuple(rows.shapes) or (None,),
+        launches_of(tuple(rows.shapes) or (None,)),
         without_launch, nowhere if from_graph is None else from_graph, launched_ns=launched_ns,
     )  # fmt: skip
+
+
+def launches_of(shapes: Iterable[LaunchShape | str | None]) -> tuple[LaunchShape | None, ...]:
+    """The launch shapes that can be read: None for others, and for sizes of copies."""
+    return tuple([shape if isinstance(shape, LaunchShape) else None for shape in shapes])
 
 
 def communicates(rows: KernelTableBuilder) -> npt.NDArray[np.bool_]:
@@ -363,6 +368,26 @@ WITHIN_DEVICE = ("Memcpy DtoD", "CopyDeviceToDevice")
 def is_copy(name: str) -> bool:
     """Whether a row is a copy by a copy engine, by its name. A collective has one such copy for each peer, or more."""
     return name.startswith(("Memcpy", "Memset", "Copy"))
+
+
+_SIZE = " bytes"
+
+
+def size_of_copy(num_bytes: Any) -> str:
+    """What copies have as their launch shape: those of one size are compared. Empty if the size is not known."""
+    return f"{num_bytes}{_SIZE}" if type(num_bytes) is int and num_bytes > 0 else ""
+
+
+def is_size(shape: str) -> bool:
+    """Whether a shape is the size of a copy."""
+    return shape.endswith(_SIZE)
+
+
+def directions_of(kernels: KernelTable) -> Indices:
+    """The direction of each copy, an index into ``name_rules.COPIES``; -1 for fills and other rows; shape (n,)."""
+    number = {label: place for place, label in enumerate(name_rules.COPIES)}
+    of_name = np.array([number.get(name_rules.copy_of(name), -1) for name in kernels.names], dtype=np.int64)
+    return np.where(kernels.kind == Kind.COPY, of_name[kernels.name], -1)
 
 
 def copies_of(kernels: KernelTable) -> npt.NDArray[np.bool_]:

@@ -187,8 +187,8 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         calls: collectives in a step, in those that have any.
         steps: the S steps, all that count; the times of a step without any are 0.
-        families: the F families of compute that ran beside any.
-        hidden_us: the part of ``time_us`` beside compute.
+        families: the F families of compute, and directions of copies, that ran beside any.
+        hidden_us: the part of ``time_us`` beside these.
         shares: how the families share in that, of 255.
         alike: of messages, what those of other ranks of its stage share with them; empty of others.
         open_us: of messages, the part of ``time_us`` in which nothing else runs and that this rank alone cannot call

@@ -53,9 +53,10 @@ class PairTime(msgspec.Struct, frozen=True):
     A kernel that overlaps several kinds counts towards each by its share of time, so losses add up over the rows.
 
     Attributes:
-        kernel_family: family of the compute kernels (``gemm``, ...), or kind of the collectives.
-        communication: whether these kernels are the collectives.
-        concurrent_with: what ran at the same time: a kind of collective, or a family; ``ALONE`` or ``UNMATCHED``.
+        kernel_family: family of the compute kernels (``gemm``, ...), kind of the collectives, or direction of copies.
+        communication: whether these are no compute kernels, but collectives or copies.
+        concurrent_with: what ran at the same time: a kind of collective, a family, or a direction of copies; of copies,
+            compute or communication; ``ALONE`` or ``UNMATCHED``.
         calls: kernels per step that ran at the same time at all.
         concurrent_ms: time per step during which both ran, by share where several ran at once.
         time_ms: the kernels' own time per step, by share.

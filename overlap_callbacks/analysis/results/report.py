@@ -177,7 +177,7 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
         wall_ms: host time of the window, the longest over ranks.
         spread: extremes over the ranks, by figure.
         kernels: means over ranks, those that lose most time first.
-        pairs: kernel families during collectives and vice versa, means over ranks, the most expensive first.
+        pairs: kernels during collectives and copies, and vice versa, means over ranks, the most expensive first.
         dimensions: communication by dimension of parallelism, means over the ranks that have it.
         pictures, power_trace: a profiled step of each mode, and power against time; of rank 0.
         collectives: of the lowest rank that reported; ``transfer_ms`` is the least over all ranks.

@@ -77,7 +77,7 @@ def pair_tables(pairs: Sequence[PairTime], basis: str, first: bool = False) -> l
         (True, f"{PAIRS_TITLE}, of communication", f"{OF_SHARES} {WITH_WAITING}"),
     ):
         of_kind = [pair for pair in pairs if pair.communication is communication]
-        table = _pair_table(title, of_kind, f"{basis} {note}", folded=communication, first=first)
+        table = pair_table(title, of_kind, f"{basis} {note}", folded=communication, first=first)
         made += [table] if table.rows else []
     return made
 
@@ -88,10 +88,10 @@ def dimension_pair_table(window: OverlapReport) -> Table:
         f"Per step, means over the ranks, window {window.window}. Kernels that ran beside no communication are left "
         "out."
     )
-    return _pair_table("Slowdown by dimension of parallelism in flight", window.dimension_pairs, caption, folded=True)
+    return pair_table("Slowdown by dimension of parallelism in flight", window.dimension_pairs, caption, folded=True)
 
 
-def _pair_table(title: str, pairs: Sequence[PairTime], caption: str, *, folded: bool, first: bool = False) -> Table:
+def pair_table(title: str, pairs: Sequence[PairTime], caption: str, *, folded: bool, first: bool = False) -> Table:
     """Pairs, without those that lose too little to be shown."""
     decimals = column_decimals([pair.time_ms for pair in pairs])
     shown, num_left_out = with_losses(pairs, decimals)

@@ -32,6 +32,7 @@ from overlap_callbacks.report.views.elements import (
     table_of,
 )
 from overlap_callbacks.report.views.step_charts import lanes, stack
+from overlap_callbacks.report.views.tables import WITH_WAITING, pair_table
 from overlap_callbacks.report.views.trace_verdict import verdict
 from overlap_callbacks.traces.device_time import DeviceTime
 from overlap_callbacks.traces.figures import Analysis, CollectiveSize, FamilyFigures, StepFigures, TraceFigures
@@ -231,7 +232,12 @@ def _cost(trace: TraceFigures, first: bool) -> Section:
         first=first,
         drop_empty=True,
     )
-    return Section(title, page_sentence(answer), [families] if families.rows else [])
+    blocks = [families, pair_table(
+        "Beside copies, and copies beside communication", trace.beside_copies,
+        "In the whole file, calls that have the same call alone to compare with. An association too, without what is "
+        f"within noise. {WITH_WAITING}", folded=False, first=first,
+    )]  # fmt: skip
+    return Section(title, page_sentence(answer), [table for table in blocks if table.rows])
 
 
 def _beside(kind: str) -> Column[FamilyFigures]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from overlap_callbacks.analysis.advice import WORTH, how_to_defer
 from overlap_callbacks.analysis.formatting import PLAIN, Style, count, listed
+from overlap_callbacks.analysis.results.kernel_times import PairTime
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime
 from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, RankTime, SplitLoads, TraceFigures
@@ -22,6 +23,8 @@ _MOSTLY = 0.5
 _LONG_MS = 10
 # Maximum files of different jobs that are described one by one.
 _MAX_APART = 4
+# Maximum rows on copies in one sentence.
+_MAX_COPIES = 3
 # Maximum files named in one note.
 _MAX_FILES = 3
 
@@ -48,7 +51,7 @@ def _of_job(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     """What the devices of one job do, and what limits them."""
     return (
         _shares(traces, style), *_deferring(traces, style), *_on_host(traces, style), *_host(traces, style),
-        *_communication(traces, style),
+        *_communication(traces, style), *_copies(traces, style),
     )  # fmt: skip
 
 
@@ -217,6 +220,24 @@ def _splits(loads: SplitLoads | None, style: Style) -> Sequence[str]:
         f"All-to-alls are uneven: the most that a rank receives in a step is "
         f"{style.number(loads.load_max_over_mean, 2)} times the mean{of}; rank {loads.highest_rank} receives most.",
     )
+
+
+def _copies(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
+    """What kernels lose beside copies, and copies beside communication, on the device that loses most."""
+    losses: list[tuple[str, list[PairTime]]] = []
+    for name, trace in zip(names_of(traces), traces, strict=True):
+        least_ms = _MATTERS / 5 * trace.time[0].span_ms
+        losses.append((name, [pair for pair in trace.beside_copies if pair.lost_ms >= least_ms][:_MAX_COPIES]))
+    name, found = max(losses, key=lambda of: sum([pair.lost_ms for pair in of[1]]))
+    if not found:
+        return ()
+    where = "" if len(traces) == 1 else f" ({name})"
+    words = []
+    for pair in found:
+        each, alone = (style.ms(ms / pair.calls) for ms in (pair.time_ms, pair.alone_ms))
+        change = style.percent(pair.slowdown or 0.0, signed=True)
+        words.append(f"{pair.kernel_family} {change} during {pair.concurrent_with} ({each} against {alone} alone)")
+    return (f"Copies contend{where}: {'; '.join(words)}. That is an association.",)
 
 
 def _at_most(

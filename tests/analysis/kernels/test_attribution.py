@@ -50,7 +50,7 @@ def pairs_with(calls: Calls, wanted: Any, alone: Sequence[float | None], num_ste
 
 def beside_dimensions(calls: Calls, alone_ns: Any, dimension: Sequence[int], names: tuple[str, ...]) -> list[PairTime]:
     """The compute kernels beside each dimension; the dimension of each row is an index into the names."""
-    sums = VictimSums(calls.kernels, C, M, names)
+    sums = VictimSums(calls.kernels, C, (M,), names)
     sums.add(calls, every(calls), alone_ns, np.array(dimension))
     return [pair for pair in sums.pairs(1, 1) if pair.concurrent_with in names]
 

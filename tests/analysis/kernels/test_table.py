@@ -136,6 +136,17 @@ def test_kinds_of_device_activity():
     ]
 
 
+def test_a_copy_has_its_size_as_its_launch_shape() -> None:
+    told = ['"device": 0, "bytes": 4096, "memory bandwidth (GB/s)": 1.5', '"bytes": 0', '"bytes": "many"', ""]
+    events = [
+        event("Memcpy DtoH", "gpu_memcpy", 131 + i, 132 + i, correlation=i + 1, metadata=text)
+        for i, text in enumerate(told)
+    ]
+    kernels = read_events([*events, launch(105, 1)], BOUNDS, TRAINING_THREAD, on_device=True)
+    assert [kernels.shapes[number] for number in kernels.shape] == ["4096 bytes", "", "", ""]
+    assert kernels.launches == (None, None)
+
+
 def test_a_pattern_of_the_user_names_copies_in_a_live_profile_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_rules, "communication_patterns", [*name_rules.communication_patterns, "Memcpy DtoD"])
     events = [event("Memcpy DtoD (Device -> Device)", "gpu_memcpy", 131, 134, correlation=3), launch(105, 3)]
