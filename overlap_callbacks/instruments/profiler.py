@@ -365,7 +365,7 @@ class _OperatorNames(dict[str, bool]):
         return known
 
 
-# The part of the metadata with the launch shape, or a copy's size. The rest, such as the correlation number, differs in every event.
+# The metadata of a launch shape, or of a copy's size. The rest, such as the correlation number, differs in every event.
 _SHAPE = re.compile(
     r'("(?:grid|block|registers per thread|shared memory|blocks per SM|bytes)"): *(\[[^\]]*\]|[^\s,}]+)'
 )
