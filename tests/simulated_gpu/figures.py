@@ -13,7 +13,7 @@ from typing import Any
 
 from overlap_callbacks import Mode
 from overlap_callbacks.analysis.equations import bus_factor
-from overlap_callbacks.analysis.name_rules import collective_of
+from overlap_callbacks.analysis.name_rules import COPIES, collective_of
 from overlap_callbacks.analysis.results.kernel_times import ALONE, CLOCK, MEMORY, SMS, WAVES
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report import record
@@ -307,6 +307,8 @@ def _contention(window: OverlapReport, case: Case) -> Iterator[Compared]:
     """What the device was told: by how much compute is slower while communication is in flight, and the reverse."""
     takes_sms, capped = case.parameters.get("channels_take_sms"), case.parameters.get("power_cap_w", 700) < 700
     for pair in window.pairs:
+        if {pair.kernel_family, pair.concurrent_with}.intersection(COPIES):
+            continue  # the device's copies contend with nothing
         told = "communication_slowdown" if pair.communication else "compute_slowdown"
         factor = 1.0 if pair.concurrent_with == ALONE else float(case.parameters.get(told, 1.0))
         slowdown = pair.slowdown if pair.concurrent_with == ALONE else pair.slowdown_during
