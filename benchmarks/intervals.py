@@ -202,19 +202,21 @@ def runs(rng: np.random.Generator, windows: Windows, noise: str, repeats: int, n
         apart = np.abs(point - EFFECT)
         if np.isnan(half).any():
             continue  # windows alone, and too few
-        if noise != "effect varies" or looks >= 6:
+        # Where windows differ, a few of them say too little of how much.
+        few = noise == "effect varies" and looks < 6
+        if not few:
             wrong_at_one |= apart > half
             wrong_at_all |= apart > wide
         if looks in (1, *LOOKS, MANY_LOOKS):
             ratio = float(np.median(wide / half))
-            of_goal = None if looks == MANY_LOOKS else WIDER
+            of_goal = None if few or looks == MANY_LOOKS else WIDER
             found["width_of_all_looks_over_one"][looks] = {
                 "ratio": round(ratio, 3) if math.isfinite(ratio) else None, "goal": of_goal,
                 "met": of_goal is None or repeats == 1 or round(ratio, 2) <= of_goal,
             }  # fmt: skip
         if looks in LOOKS:
             goal = NOISES[noise][1]
-            if noise == "effect varies" and looks < 6:
+            if few:
                 goal = AT_LEAST
             if repeats == 1:
                 goal = LOOSE

@@ -25,8 +25,9 @@ Floats = npt.NDArray[np.float64]
 MAX_RHYTHMS = 3
 MAX_KINDS = 3
 NUM_COVARIATES = MAX_RHYTHMS + MAX_KINDS
-# The degree of the trend by the number of blocks. Fewer blocks would tell nothing of what is left.
-_DEGREES = ((12, 3), (6, 1))
+# The degree of the trend by the number of blocks, so that a bend is as long in a long window: a clock that changes now
+# and then is followed, at 2 % wider intervals of white noise. Fewer blocks would tell nothing of what is left.
+_DEGREES = ((28, 7), (12, 3), (6, 1))
 MIN_BLOCKS_OF_TREND = _DEGREES[-1][0]
 # Degrees of freedom that a column must leave.
 _MIN_LEFT = 2
