@@ -113,6 +113,7 @@ class _Known(NamedTuple):
     info: CollectiveInfo
     width: int | None
     of_output: bool
+    of_both: bool
 
 
 class KernelMetadata:
@@ -132,7 +133,14 @@ class KernelMetadata:
         return [
             (
                 known.number,
-                _size(_elements(args, known), known.width),
+                _size(
+                    _elements(args, known)
+                    if known.of_both
+                    else args.out_elements
+                    if known.of_output
+                    else args.in_elements,
+                    known.width,
+                ),
                 args.sequence if type(args.sequence) is int and UNKNOWN < args.sequence < 2**63 else UNKNOWN,
             )
             for args, known in zip(all_args, map(self._known.__getitem__, _keys(all_args)), strict=True)
@@ -149,7 +157,7 @@ def _known(key: tuple[Any, ...], infos: Numbers[CollectiveInfo]) -> _Known:
     info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, size)
     if splits is not None and info.kind == ALL_TO_ALL:
         info = info._replace(sent=numbers_in(splits[0]), received=numbers_in(splits[1]))
-    return _Known(infos[info], info, _width(dtype), info.kind in ("all_gather", "gather"))
+    return _Known(infos[info], info, _width(dtype), info.kind in ("all_gather", "gather"), info.kind == ALL_TO_ALL)
 
 
 def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
@@ -178,8 +186,6 @@ def numbers_in(splits: str) -> tuple[int, ...]:
 def _elements(args: Args, known: _Known) -> Any:
     """The number of elements that counts as a collective's size."""
     sent, received = args.in_elements, args.out_elements
-    if known.info.kind != ALL_TO_ALL:
-        return received if known.of_output else sent
     if known.info.received and sum(known.info.sent) == sent:
         received = sum(known.info.received)  # for lists of tensors, torch gives both as what is sent
     return max(sent, received) if type(sent) is type(received) is int else sent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import re
 from array import array
 from typing import Any, TypeVar
@@ -56,6 +57,7 @@ WAITING_CALLS = frozenset({
 # Those in which it waits for all earlier launches.
 SYNCHRONIZES = frozenset({"cudaDeviceSynchronize", "cuCtxSynchronize", "hipDeviceSynchronize"})
 _UINT64 = 2**64 - 1
+_PROCESS, _RANK = operator.attrgetter("pid"), operator.attrgetter("rank")
 _NO_ARGS = KernelArgs()
 # Limit of cached sizes of collectives, by their text.
 _MOST_SIZES = 4096
@@ -64,7 +66,7 @@ _COLLECTIVE_OPERATOR = "record_param_comms"
 # The beginning of torch's name of a module's call, before the class and its number.
 _MODULE = "nn.Module: "
 # Operators per piece of a file to check for recorded shapes.
-_ASKED = 64
+_ASKED = 1024
 
 # Ranges have few distinct names.
 _detail = functools.lru_cache(256)(RangeDetail)
@@ -112,6 +114,7 @@ class DeviceEvents(EventCollector):
         self.on_host = self._events(name="i")
         self.on_host_numbers: Numbers[str] = Numbers()
         self.recorded: set[str] = set()
+        self._unasked = _ASKED
         self._with_ranges = with_ranges
         self.lanes: Numbers[tuple[int, int | str]] = Numbers()
         self._launches_nothing: Memo[str | None, bool] = Memo(
@@ -178,7 +181,8 @@ class DeviceEvents(EventCollector):
     def _note_recorded(self) -> None:
         if self._sorted[PYTHON]:
             self.recorded.add("Python stacks")
-        operators = self._sorted[OPERATOR][:_ASKED] if "shapes" not in self.recorded else ()
+        operators = self._sorted[OPERATOR][: self._unasked] if "shapes" not in self.recorded else []
+        self._unasked -= len(operators)
         if any([b'"Input Dims"' in bytes(event.args) for event in operators]):
             self.recorded.add("shapes")
 
@@ -229,7 +233,7 @@ class DeviceEvents(EventCollector):
         if not (set(map(type, numbers)) == {int} and all(numbers)):
             events = [event for event, number in zip(events, numbers, strict=True) if type(number) is int and number]
             numbers = [number for number in numbers if type(number) is int and number]
-        processes = [event.pid for event in events]
+        processes = list(map(_PROCESS, events))
         if processes != processes[:1] * len(processes) or not self.launching.issuperset(all_hashable(processes[:1])):
             self.launching.update(all_hashable(processes))
         calls = array("b", map(self.call_of.__getitem__, [event.name for event in events]))
@@ -264,11 +268,12 @@ class DeviceEvents(EventCollector):
             metadata = self.metadata.describe([all_args[i] for i in described])
             for i, of_collective in zip(described, metadata, strict=True):
                 info[i], num_bytes[i], sequence[i] = of_collective
-        processes, ranks = [event.pid for event in events], [args.rank for args in all_args]
-        if processes == devices and ranks == [None] * len(ranks):  # nearly all files
+        processes = list(map(_PROCESS, events))
+        if processes == devices and [*map(_RANK, all_args)].count(None) == len(all_args):  # nearly all files
             self.places.update([(device, device, str(None)) for device in {*devices}])
         else:
-            self.places.update(zip(all_hashable(processes), devices, all_hashable(ranks), strict=True))
+            ranks = all_hashable([args.rank for args in all_args])
+            self.places.update(zip(all_hashable(processes), devices, ranks, strict=True))
         streams = all_hashable([event.tid for event in events])
         self.rows.label(
             kind=[compute if event.cat in KERNELS else copy for event in events],
