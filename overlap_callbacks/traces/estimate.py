@@ -119,11 +119,12 @@ class EstimateSums:
         found = state(comm_ns, _MIN_BESIDE, _DURING)
         if not (direction >= 0).any():
             return np.where(kind == Kind.COMPUTE, found, _ALONE), comm_ns
-        each: list[Indices] = []
-        for number in range(len(name_rules.COPIES)):
-            each.append(calls.covered_ns(kernels.intervals[direction == number]))
         copied_ns = calls.covered_ns(kernels.intervals[direction >= 0])
-        copying = state(copied_ns, _MIN_COPIED, _COPYING + np.argmax(each, axis=0))
+        copying, beside = np.full(len(calls), _COPYING), np.flatnonzero(copied_ns > 0)
+        ran = kernels.intervals[calls.row[beside]]  # on a device, each row is a call
+        each = [ran.covered_ns(kernels.intervals[direction == number]) for number in range(len(name_rules.COPIES))]
+        copying[beside] += np.argmax(each, axis=0)
+        copying = state(copied_ns, _MIN_COPIED, copying)
         found = np.where(found == _ALONE, copying, np.where(copying == _ALONE, found, _NEITHER))
         found = np.where(kind == Kind.COMMUNICATION, copying, found)
         found = np.where(kind == Kind.COPY, state(comm_ns, _MIN_COPIED, _DURING), found)
