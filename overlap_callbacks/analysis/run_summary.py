@@ -121,7 +121,7 @@ class RunSummary:
         return dict(self._pooled[pooling][1])
 
     def _pool(self, pooling: Pooling) -> dict[str, Estimate]:
-        windows = [window.figures() for window in self.valid_windows]
+        windows = _with_zeros([window.figures() for window in self.valid_windows])
         # All figures come from the same mean times, by a window's formulas, so they add up.
         times = run_times(windows)
         means = run_means(times)
@@ -226,6 +226,17 @@ def are_comparable(blocks: Iterable[TimedBlock | ProfiledBlock]) -> bool:
         return False
     balanced = fmean(overlapped) == fmean(sequential)
     return balanced or len(overlapped) + len(sequential) >= MIN_BLOCKS_OF_TREND
+
+
+def _with_zeros(windows: list[dict[str, Estimate]]) -> list[dict[str, Estimate]]:
+    """The windows, with 0 where no device waits for communication on the host: the mean of idle time has them too."""
+    name = "exposed_on_host_ms"
+    if any([name in window for window in windows]):
+        for window in windows:
+            if "idle_ms" in window and name not in window:
+                idle = window["idle_ms"]
+                window[name] = Estimate(0.0, 0.0, 0.0, idle.num_steps, idle.num_blocks)
+    return windows
 
 
 def run_times(windows: Sequence[Mapping[str, Estimate]]) -> Floats:

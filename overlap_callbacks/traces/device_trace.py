@@ -114,12 +114,13 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
 
 
 def _calls_on_host(events: DeviceEvents, launched_ns: Array, kernels: KernelTable) -> HostCalls | None:
-    """The host libraries' collectives; None without any."""
+    """The host libraries' collectives, each until the last kernel ends at most; None without any."""
     found = events.on_host.finished()
-    wanted = np.flatnonzero(~at_no_time(found["start"]) & (found["end"] > found["start"]))
+    start_ns, end_ns = found["start"], np.minimum(found["end"], kernels.intervals.end_ns.max(initial=0))
+    wanted = np.flatnonzero(~at_no_time(start_ns) & (end_ns > start_ns))
     if not len(wanted):
         return None
-    ran = Intervals(found["start"][wanted], found["end"][wanted])
+    ran = Intervals(start_ns[wanted], end_ns[wanted])
     waited = waited_for(ran, (launched_ns[part][kernels.kind[part] != Kind.COPY] for part in parts(len(launched_ns))))
     return HostCalls(ran, waited, found["name"][wanted], tuple(map(safe_text.clean, events.on_host_numbers)))
 

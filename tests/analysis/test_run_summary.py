@@ -149,6 +149,20 @@ def test_the_parts_of_a_step_add_up_to_it() -> None:
     assert RunSummary(run_info(), [window(0, profiled=())]).step_parts() is None
 
 
+def test_waiting_for_the_host_in_a_few_windows_is_a_mean_over_all() -> None:
+    # A device waits for Gloo in one window of four; its idle time is a mean over all of them.
+    windows = [window(number) for number in range(4)]
+    idle = windows[0].idle_ms
+    assert idle is not None
+    waiting = msgspec.structs.replace(windows[0], exposed_on_host_ms=msgspec.structs.replace(idle, value=8.0))
+    summary = RunSummary(run_info(), [waiting, *windows[1:]])
+    parts, found = summary.step_parts(), summary.figures()["exposed_on_host_ms"]
+    assert parts is not None
+    assert (found.value, found.num_blocks, parts.on_host_ms) == (2.0, 4, 2.0)
+    assert parts.idle_ms + parts.bubble_ms + parts.on_host_ms >= summary.figures()["idle_ms"].value
+    assert "exposed_on_host_ms" not in RunSummary(run_info(), windows).figures()
+
+
 def test_stalls_that_belong_to_one_mode_are_reported_for_the_run() -> None:
     windows = [changed(number, left_out=(1, 0)) for number in range(8)]
     assert RunSummary(run_info(), windows).stalls.startswith("Stalls belong to overlapped steps")

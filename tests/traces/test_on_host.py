@@ -138,6 +138,11 @@ def test_ranges_without_a_time_are_no_communication(tmp_path: Path, broken: dict
     assert (found.time[0].exposed_on_host_ms or 0) <= 25
 
 
+def test_a_range_that_goes_on_after_the_last_kernel_is_cut_there(tmp_path: Path) -> None:
+    found = figures_of(tmp_path, job({**on_host(50, 60), "dur": 1e12}, steps=1))
+    assert [(row.calls, row.time_ms) for row in found.on_host_collectives] == [(1, 10)]
+
+
 def test_files_without_such_collectives_have_no_such_figures(tmp_path: Path) -> None:
     found = figures_of(tmp_path, job(kineto.host_range("my gloo: all_reduce", 20 * MS, 45 * MS)))
     assert {(step.exposed_on_host_ms, step.on_host_ms) for step in found.time} == {(None, None)}

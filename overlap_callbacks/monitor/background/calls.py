@@ -164,10 +164,11 @@ def calls_on_host(steps: Sequence[MeasuredStep], bounds: Sequence[tuple[int, int
     """The profiled steps' host collectives from issue to end, on the clock of ``bounds``.
 
     Only serialised ones have an end; others are assumed to last as long as the same call in sequential steps.
+    Steps that the device has not passed are left out: their marks have no times.
     """
     usual_ms: dict[tuple[CollectiveKey, int], list[float]] = defaultdict(list)
     profiled: list[tuple[int, tuple[CollectiveKey, int], Collective]] = []
-    for step in _with_pauses(steps):
+    for step in _with_pauses([step for step in steps if step.ms is not None]):
         found: Counter[CollectiveKey] = Counter()
         for call in step.log.collectives:
             if call.group_size == 1 or not runs_on_host(call):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
@@ -59,8 +60,8 @@ def call(number: int, issued_ms: float, ms: float | None, group: Group = GLOO, s
     return Collective("allreduce_", group, 4, 4, torch.float32, 0, -1, 0, issued_ns, start_ns, end_ns)
 
 
-def measured(calls: Callable[[int, bool], list[Collective]], **options: Any) -> RankWindow:
-    """A window whose steps issue ``calls(number, sequential)`` besides those of NCCL."""
+def measured(calls: Callable[[int, bool], list[Collective]], pending: Any = None, **options: Any) -> RankWindow:
+    """A window whose steps issue ``calls(number, sequential)`` besides those of NCCL; the last may be ``pending``."""
     window = closed(lambda: [found for number in range(len(ORDER)) for found in step_events(number, **options)])
     steps = [
         replace(
@@ -69,6 +70,8 @@ def measured(calls: Callable[[int, bool], list[Collective]], **options: Any) -> 
         )
         for step in window.steps
     ]
+    if pending is not None:
+        steps[-1] = replace(steps[-1], end=pending)
     window.steps = steps
     return measure(window, rank=0, backend="nccl")
 
@@ -92,6 +95,28 @@ def test_what_the_device_waits_for_is_exposed_communication_on_the_host() -> Non
     for mine, other in zip(found.profiled, without.profiled, strict=True):
         for name in ("compute_ms", "comm_ms", "comm_busy_ms", "hidden_comm_ms", "idle_ms"):
             assert getattr(mine, name) == getattr(other, name)
+
+
+def test_marks_that_the_device_did_not_pass_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Tensors on the device: their marks are events, which raise while they are pending.
+    class Pending:
+        def query(self) -> bool:
+            return False
+
+        def elapsed_time(self, other: Any) -> float:
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
+
+    monkeypatch.setattr("overlap_callbacks.monitor.background.measurement._READY_TIMEOUT_S", 0.0)
+    last = len(ORDER) - 1
+
+    def calls(number: int, sequential: bool) -> list[Collective]:
+        mark: Any = Pending()
+        found = waiting(number, sequential)
+        return [msgspec.structs.replace(one, start=mark, end=mark) for one in found] if number == last else found
+
+    found = measured(calls, pending=Pending())
+    assert [problem for problem in found.problems if "did not finish a step" in problem]
+    assert max(exposed_ms(found)) == pytest.approx(8.0, abs=0.1)
 
 
 def test_the_report_says_that_it_bounds_the_steps() -> None:
