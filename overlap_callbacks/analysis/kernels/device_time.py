@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis.intervals import Intervals, distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
@@ -57,15 +58,21 @@ def waited_for(ran: Intervals, launches_ns: Iterable[Indices]) -> Intervals:
     )
 
 
-def waits_on_host(kernels: KernelTable, ran: Intervals) -> Intervals:
+def waits_on_host(kernels: KernelTable, ran: Intervals, of_device: npt.NDArray[np.bool_]) -> Intervals:
     """When the host waited for its own collectives in a live profile, from their issue and usual time.
 
-    If the host waits at once, it launches again when the collective ends, maybe sooner than usual.
+    If the host waits at once, it launches again when the collective ends, maybe sooner than usual. One with tensors
+    ``of_device`` begins once the device has done what was launched before.
     """
     launched_ns = np.full(len(kernels), -1) if kernels.launched_ns is None else kernels.launched_ns
-    launches_ns = np.sort(launched_ns[(launched_ns >= 0) & (kernels.kind != Kind.COPY)])
-    after_ns = np.append(launches_ns, np.iinfo(np.int64).max)[np.searchsorted(launches_ns, ran.start_ns, side="right")]
-    at_once = Intervals(ran.start_ns, np.minimum(ran.end_ns, after_ns))
+    rows = np.flatnonzero((launched_ns >= 0) & (kernels.kind != Kind.COPY))
+    rows = rows[np.argsort(launched_ns[rows], kind="stable")]
+    launches_ns, done_ns = launched_ns[rows], np.maximum.accumulate(kernels.intervals.end_ns[rows])
+    place = np.searchsorted(launches_ns, ran.start_ns, side="right")
+    after_ns, free_ns = np.append(launches_ns, np.iinfo(np.int64).max)[place], np.append(0, done_ns)[place]
+    start_ns = np.where(of_device, np.maximum(ran.start_ns, free_ns), ran.start_ns)
+    ran = Intervals(start_ns, start_ns + ran.durations_ns)
+    at_once = Intervals(start_ns, np.maximum(np.minimum(ran.end_ns, after_ns), start_ns))
     return waited_for(ran, [launches_ns]).with_others(at_once).union()
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from overlap_callbacks.analysis.equations import size_of
 from overlap_callbacks.analysis.experts import AllToAll, rank_experts
@@ -160,8 +161,10 @@ def _chosen(issued: Sequence[Collective]) -> list[int]:
 # -- collectives of a host library (Gloo) in a job on a device, which its profile does not show
 
 
-def calls_on_host(steps: Sequence[MeasuredStep], bounds: Sequence[tuple[int, int]]) -> Intervals:
-    """The profiled steps' host collectives from issue to end, on the clock of ``bounds``.
+def calls_on_host(
+    steps: Sequence[MeasuredStep], bounds: Sequence[tuple[int, int]]
+) -> tuple[Intervals, npt.NDArray[np.bool_]]:
+    """The profiled steps' host collectives from issue to end, on the clock of ``bounds``; whether of device tensors.
 
     Only serialised ones have an end; others are assumed to last as long as the same call in sequential steps.
     Steps that the device has not passed are left out: their marks have no times.
@@ -186,8 +189,9 @@ def calls_on_host(steps: Sequence[MeasuredStep], bounds: Sequence[tuple[int, int
         if time_ms is None and usual_ms[place]:
             time_ms = median(usual_ms[place])
         if time_ms is not None and bounds[index][0] <= start_ns <= bounds[index][1]:  # otherwise a clock was set
-            spans.append((start_ns, start_ns + round(1e6 * time_ms)))
-    return Intervals(*np.array(spans, dtype=np.int64).reshape(-1, 2).T)
+            spans.append((start_ns, start_ns + round(1e6 * time_ms), call.on_device))
+    start, end, on_device = np.array(spans, dtype=np.int64).reshape(-1, 3).T
+    return Intervals(start, end), on_device > 0
 
 
 # -- messages: what the rank sends in the recorded step, and whether its other steps send the same

@@ -94,8 +94,10 @@ def profile_figures(
     by_block = grouped(counting, lambda step: (step.plan.block, step.plan.arm))
     transfers = transfer_starts(aligned)
     problems += transfers.notes
-    on_host = calls_on_host(steps, window.profile.bounds) if on_device and window.profile is not None else ()
-    waited = waits_on_host(kernels, on_host) if on_host else None
+    waited = None
+    if on_device and window.profile is not None:
+        on_host, of_device = calls_on_host(steps, window.profile.bounds)
+        waited = waits_on_host(kernels, on_host, of_device) if on_host else None
     sums = KernelSums(kernels, transfers.start_ns, waited)
     blocks = tuple([_profiled_block(by_block[key], sums, kinds) for key in sorted(by_block, key=lambda key: key[0])])
     weights = _step_weights(kernels, blocks, by_block, by_arm, window.rhythms)

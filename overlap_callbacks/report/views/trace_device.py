@@ -290,8 +290,8 @@ def _communication(trace: TraceFigures, sizes: Sequence[CollectiveSize], first: 
         Column("Calls", lambda row: row.calls, "whole"),
         Column("Time, ms", lambda row: row.time_ms, "ms"),
         Column("Exposed, ms", lambda row: row.exposed_ms, "ms"),
-        caption="Sums over the calls, which may run at once. Exposed: the device ran nothing, and the host waited for the "
-        "collective.",
+        caption="Sums over the calls, which may run at once. Exposed: the device ran nothing, and the host waited for "
+        "the collective.",
         first=first,
     )
     blocks = [table for table in (collectives, on_host) if table.rows]

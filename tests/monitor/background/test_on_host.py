@@ -97,6 +97,16 @@ def test_what_the_device_waits_for_is_exposed_communication_on_the_host() -> Non
             assert getattr(mine, name) == getattr(other, name)
 
 
+def test_a_collective_of_tensors_on_the_device_begins_once_the_device_comes_to_it() -> None:
+    # Issued while the device has compute until 5 ms; the host goes on at 13 ms.
+    def calls(number: int, sequential: bool) -> list[Collective]:
+        (early,) = waiting(number, sequential)
+        return [msgspec.structs.replace(early, issued_ns=early.issued_ns - round(3.8 * MS), on_device=True)]
+
+    assert exposed_ms(measured(calls)) == pytest.approx([8.0] * 4, abs=0.1)
+    assert exposed_ms(measured(calls, resumed_ms=10.0)) == pytest.approx([5.0] * 4, abs=0.1)
+
+
 def test_marks_that_the_device_did_not_pass_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     # Tensors on the device: their marks are events, which raise while they are pending.
     class Pending:
