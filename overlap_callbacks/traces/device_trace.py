@@ -67,11 +67,15 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
             "kernels have numbers that others have too; give the files that were joined"
         )
     has_row = _join_launches(rows, calls)
+    release()
     doubts = Doubts(found, bounds)
     captures = doubts.of_launches(calls, has_row, rows, events, document)
+    release()
     rows = doubts.once(doubts.with_time(rows, events))
+    release()
     texts = _name_kinds(rows, events)
     doubts.shorten(rows, texts, calls, events, ended_ns)
+    release()
     annotations, operators = events.annotations.finished(), events.operators.finished()
     problems = [*doubts.problems]
     if events.launches.untimed:
