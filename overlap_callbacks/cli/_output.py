@@ -182,12 +182,12 @@ def writing(what: str, advice: str = "") -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def refusing(*errors: type[Exception]) -> Iterator[None]:
-    """End the command with the message of these errors, on one line."""
+def refusing(*errors: type[Exception], refusal: type[click.ClickException] = click.ClickException) -> Iterator[None]:
+    """End the command with the message of these errors, on one line, as ``refusal`` has it."""
     try:
         yield
     except errors as error:
-        raise click.ClickException(one_line(str(error))) from None
+        raise refusal(one_line(str(error))) from None
 
 
 def require(module: str, extra: str) -> None:

@@ -35,6 +35,8 @@ ANALYSIS_TABLES = (
     "queues", "utilisation", "sizes", "skew",
 )  # fmt: skip
 COMPARISON_TABLES = ("figures", "kernels", "ranges", "pairs", "unmatched")
+# Exit code of ``compare`` where the files do not tell what overlap does.
+NO_ANSWER = 3
 _shared_options = with_options(
     click.option(
         "--output", type=click.Path(path_type=Path, dir_okay=False),
@@ -104,12 +106,21 @@ def analyze(traces: tuple[Path, ...], processes: int | None, everything: bool, *
     _write(found, given, ANALYSIS_TABLES, rows_of, document, problems_of(found), everything)
 
 
+class _NotCompared(click.ClickException):
+    exit_code = 2
+
+
 @click.command("compare")
 @click.argument("overlapped", type=click.Path(path_type=Path))
 @click.argument("sequential", type=click.Path(path_type=Path))
 @_options(COMPARISON_TABLES)
-def compare(overlapped: Path, sequential: Path, **given: Any) -> None:
-    """Equations 1 to 5 from two traces of one rank of one job: OVERLAPPED as it is, SEQUENTIAL without overlap."""
+@click.option("--force", is_flag=True, help="Show the tables of files that do not fit each other too.")
+def compare(overlapped: Path, sequential: Path, force: bool, **given: Any) -> None:
+    """Equations 1 to 5 from two traces of one rank of one job: OVERLAPPED as it is, SEQUENTIAL without overlap.
+
+    The exit code is 0 if they can be told, 3 if not, as where nothing communicates, and 2 if a file cannot be read,
+    the files do not fit each other, or an option is wrong.
+    """
     end_quickly()
     with loading():
         from overlap_callbacks.report.trace_tables import comparison_rows
@@ -118,10 +129,17 @@ def compare(overlapped: Path, sequential: Path, **given: Any) -> None:
 
     steps = _prepared(given)
     what = f"reading {overlapped.name} and {sequential.name}"
-    with refusing(TraceError, ValueError), with_progress(what) as progress:
-        found = compare_files(overlapped, sequential, progress, steps)
+    with refusing(TraceError, ValueError, refusal=_NotCompared):
+        with with_progress(what) as progress:
+            found = compare_files(overlapped, sequential, progress, steps)
+        if found.misfits and not force:
+            raise ValueError(
+                f"the files do not fit each other: {'; '.join(found.misfits)}. --force shows their tables all the same"
+            )
     document = functools.partial(comparison_document, found)
     _write(found, given, COMPARISON_TABLES, functools.partial(comparison_rows, found), document, found.problems)
+    if "speedup_vs_sequential" not in found.figures:
+        raise SystemExit(NO_ANSWER)
 
 
 def _prepared(given: dict[str, Any]) -> re.Pattern[str] | None:

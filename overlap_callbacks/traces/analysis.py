@@ -20,7 +20,7 @@ from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.traces.archives import bytes_of
+from overlap_callbacks.traces.archives import bytes_of, container_of, in_turn, is_read_from_its_start
 from overlap_callbacks.traces.cycles import File, cycles_of, in_order
 from overlap_callbacks.traces.device_time import TimeSums, TopKernel
 from overlap_callbacks.traces.estimate import EstimateSums
@@ -391,8 +391,8 @@ def _parts(
     """Place and parts of each file, one for each rank in it, or why it cannot be read; in any order."""
     most = min(len(files), processes or min(_cores(), MAX_PROCESSES))
     if most < 2 or (processes is None and sum(map(bytes_of, files)) < _MIN_BYTES):
-        for place, file in enumerate(files):
-            yield place, _part(file, steps)
+        for batch in _batches(files, 1):
+            yield from _read(batch, steps)
         return
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -401,15 +401,53 @@ def _parts(
     # Not forked: a fork of a process with threads, as of NumPy's, may hang.
     pool = ProcessPoolExecutor(most, multiprocessing.get_context("spawn"), initializer=_set_rules, initargs=(_rules(),))
     try:
-        places = {pool.submit(_part, file, steps): place for place, file in enumerate(files)}
-        for future in as_completed(places):
-            yield places.pop(future), future.result()
+        waiting = {pool.submit(_read_all, batch, steps) for batch in _batches(files, most)}
+        for future in as_completed(waiting):
+            waiting.remove(future)
+            yield from future.result()
     except BrokenProcessPool:
         raise TraceError(
             "a process that read traces was killed, perhaps for want of memory: give fewer files at a time"
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+_Batch = Sequence[tuple[int, Path]]
+
+
+def _batches(files: Sequence[Path], processes: int) -> Iterator[_Batch]:
+    """What a process reads at once: files, and shares of archives that are read from their start; with their places."""
+    inside = [container_of(file) for file in files]
+    archives = {found[0] for found in inside if found is not None}
+    slow = {archive for archive in archives if is_read_from_its_start(archive)}
+    batches: dict[Path, list[tuple[int, Path]]] = {}
+    for place, (file, found) in enumerate(zip(files, inside, strict=True)):
+        if found is not None and found[0] in slow:
+            batches.setdefault(found[0], []).append((place, file))
+        else:
+            yield [(place, file)]
+    for batch in batches.values():
+        size = -(-len(batch) // processes)
+        yield from [batch[first : first + size] for first in range(0, len(batch), size)]
+
+
+def _read_all(batch: _Batch, steps: re.Pattern[str] | None) -> list[tuple[int, list[Part] | str]]:
+    return list(_read(batch, steps))
+
+
+def _read(batch: _Batch, steps: re.Pattern[str] | None) -> Iterator[tuple[int, list[Part] | str]]:
+    """Place and parts of each file of a batch."""
+    found = container_of(batch[0][1]) if len(batch) > 1 else None
+    if found is None:
+        yield from [(place, _part(file, steps)) for place, file in batch]
+        return
+    archive, _ = found
+    places: dict[str, list[int]] = {}
+    for place, file in batch:
+        places.setdefault(file.relative_to(archive).as_posix(), []).append(place)
+    for name in in_turn(archive, list(places)):
+        yield from [(place, _part(archive / name, steps)) for place in places[name]]
 
 
 def _part(file: Path, steps: re.Pattern[str] | None) -> list[Part] | str:

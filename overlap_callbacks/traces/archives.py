@@ -11,7 +11,7 @@ import gzip
 import io
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -40,6 +40,8 @@ _MAX_XZ_MEMORY_BYTES = 2**29
 # The names and attributes of a member of a tar that do not fit into its header.
 _MAX_LONG_HEADER_BYTES = 2**20
 _MAX_MEMBERS = 2**16
+# Of a member that ``in_turn`` has come to. More of it is not read before it may have to be read from its start again.
+_KEPT_BYTES = 2**22
 _ENDED = "it ends before its end is marked"
 
 
@@ -54,6 +56,10 @@ class Unpacked(NamedTuple):
     read: Callable[[], int]
     total: int
     is_packed: bool
+
+
+# The member to which ``in_turn`` has come, by its path.
+_here: dict[Path, Callable[[], Unpacked | None]] = {}
 
 
 def unpack_errors() -> tuple[Any, ...]:
@@ -127,6 +133,9 @@ def _names_in(raw: BinaryIO, size: int) -> Iterator[PurePosixPath] | None:
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[Unpacked]:
     """The content of a file, or of a member of an archive, in which it must be named if there are several."""
+    if path in _here and (unpacked := _here[path]()) is not None:
+        yield unpacked
+        return
     inside = container_of(path) if not path.exists() else None
     file, name = inside or (path, "")
     with file.open("rb") as raw:
@@ -156,6 +165,75 @@ def opened(path: Path) -> Iterator[Unpacked]:
         if name:
             raise NotADirectoryError(20, "Not a directory")
         yield Unpacked(stream, raw.tell, size, is_packed)
+
+
+def is_read_from_its_start(file: Path) -> bool:
+    """Whether a file is an archive in which no member can be found without reading all before: a compressed tar."""
+    try:
+        with file.open("rb") as raw:
+            stream, is_packed = _decompressed(raw, file.stat().st_size)
+            return is_packed and _is_tar(stream)
+    except (OSError, *unpack_errors()):
+        return False
+
+
+def in_turn(file: Path, names: Sequence[str]) -> Iterator[str]:
+    """The names of members of a compressed tar in its order, so that it is read once; those not found come last.
+
+    Until the next name is asked for, ``opened`` goes on from where the archive has been read to.
+    """
+    left = dict.fromkeys(names)
+    try:
+        with file.open("rb") as raw:
+            size = file.stat().st_size
+            for name, content in _in_tar(_decompressed(raw, size)[0], is_packed=True):
+                if str(name) not in left:
+                    continue
+                del left[str(name)]
+                first = _First(content)
+
+                def unpacked(first: _First = first) -> Unpacked | None:
+                    if not first.rewind():
+                        return None
+                    stream = cast(BinaryIO, io.BufferedReader(first, _BUFFER_BYTES))
+                    return Unpacked(_decompressed(stream, size)[0], raw.tell, size, True)
+
+                _here[file / name] = unpacked
+                yield str(name)
+                _here.clear()
+    except (OSError, *unpack_errors()):
+        pass  # reading what is left tells why
+    finally:
+        _here.clear()
+    yield from left
+
+
+class _First(io.RawIOBase):
+    """A stream that can be read from its start again while no more than ``_KEPT_BYTES`` of it were read."""
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream, self._kept, self._at = stream, bytearray(), 0
+        self._all_kept = True
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        """Stay open for the next reader."""
+
+    def rewind(self) -> bool:
+        self._at = 0
+        return self._all_kept
+
+    def readinto(self, buffer: Any) -> int:
+        piece = bytes(self._kept[self._at : self._at + len(buffer)])
+        if not piece:
+            piece = self._stream.read(len(buffer))
+            self._all_kept = self._all_kept and len(self._kept) + len(piece) <= _KEPT_BYTES
+            self._kept = self._kept + piece if self._all_kept else bytearray()
+        self._at = self._at + len(piece) if self._all_kept else 0
+        buffer[: len(piece)] = piece
+        return len(piece)
 
 
 def _named(name: str, names: list[PurePosixPath]) -> PurePosixPath:

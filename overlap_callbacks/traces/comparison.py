@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.equations import ideal_step_ms, overlap_ratio, sequential_step_ms, slowdown
-from overlap_callbacks.analysis.intervals import sum_of
+from overlap_callbacks.analysis.formatting import bytes_in_words
+from overlap_callbacks.analysis.intervals import distinct_values, sum_of
 from overlap_callbacks.analysis.kernels.attribution import PairSums
 from overlap_callbacks.analysis.kernels.calls import Calls, Labels, SameCalls, unordered_in
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
@@ -22,15 +23,27 @@ from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.validity import RESIDUAL_COMM_LIMIT, residual_limit
 from overlap_callbacks.traces.analysis import device_figures, step_figures
 from overlap_callbacks.traces.archives import container_of, starts_with
-from overlap_callbacks.traces.figures import Comparison, StepFigures, TraceFigures, UnmatchedKernel
+from overlap_callbacks.traces.collectives import UNKNOWN, Collectives
+from overlap_callbacks.traces.figures import (
+    NOTHING_COMMUNICATES,
+    Comparison,
+    StepFigures,
+    TraceFigures,
+    UnmatchedKernel,
+)
 from overlap_callbacks.traces.files import Progress, pieces, with_tables
 from overlap_callbacks.traces.pieces import Device, devices_of
 from overlap_callbacks.traces.ranks import CollectiveSums
 from overlap_callbacks.traces.reading import read_trace
 from overlap_callbacks.traces.trace import Trace
 
-# If less than this share of the compute time has a match, the two files are not of one job.
+# If less than this share of the compute time has a match, or one communicates less than this share of what the other
+# does, the two files are not of one job.
 _MIN_MATCHED_FRACTION = 0.8
+# What overlap does to a step: nothing where nothing communicates.
+_OF_OVERLAP = (
+    "e2e_ideal_ms", "e2e_sequential_model_ms", "speedup_vs_sequential", "gap_to_ideal", "sequential_model_error",
+)  # fmt: skip
 # Stands for the range of what was launched in none.
 NO_RANGE = "(no range)"
 
@@ -120,20 +133,21 @@ def _compared(ov: _Side, seq: _Side) -> Comparison:
         seq.match(calls, wanted, of_overlapped.means_ns(calls, wanted)[0], trace)
     fraction = min(ov.matched_fraction, seq.matched_fraction)
     figures = _figures(ov, seq)
-    faults = list(_faults(ov, seq, figures, fraction))
+    misfits = tuple([*_misfits(ov, seq), *_not_sequential(ov, figures), *_unlike(ov, seq, figures, fraction)])
     return Comparison(
         library_version=__version__,
         overlapped=figures_of[0],
         sequential=figures_of[1],
         steps=(ov.num_steps, seq.num_steps),
         figures=figures,
-        valid=not faults,
+        valid=not misfits,
         matched_fraction=fraction,
         kernels=ov.matched_kernels,
         pairs=pairs.pairs(ov.num_steps, seq.num_steps),
         unmatched=_unmatched(ov, seq),
         ranges=ov.matched_ranges,
-        problems=(*_problems(ov.trace, seq.trace), *faults),
+        problems=(*misfits, *_problems(ov, seq)),
+        misfits=misfits,
     )
 
 
@@ -146,6 +160,7 @@ class _Side:
         num_steps: number of whole steps, which count; 1 for a file without any.
         has_steps: whether the file has any.
         computes: whether any kernel that counts computes, once the calls were added up.
+        num_collectives: kernels that count and communicate, once the calls were added up.
         unmatched: the calls that match none, by the number of their name, once all were matched.
     """
 
@@ -154,7 +169,9 @@ class _Side:
         self.kernels = kernels = trace.kernels[:0]
         self._device = device
         self.keep({step.number for step in trace.steps})
-        self.computes = False
+        self.computes, self.num_collectives = False, 0
+        self._comm_bytes: int | None = 0
+        self._infos: set[int] = set()
         self._total = KernelFigures()
         self._compute_ns = self._matched_ns = 0
         self._matched, self.unmatched = _Times(len(kernels.names)), _Times(len(kernels.names))
@@ -177,9 +194,11 @@ class _Side:
         def add(trace: Trace) -> None:
             calls, wanted, _rows = self._calls(trace)
             same_calls.add(calls, wanted)
-            counts = np.flatnonzero(self._counts(trace.kernels))
-            self.computes |= bool((trace.kernels.kind[counts] == Kind.COMPUTE).any())
-            self._total += KernelSums(trace.kernels).of_rows(counts)
+            rows = np.flatnonzero(self._counts(trace.kernels))
+            kind = trace.kernels.kind[rows]
+            self.computes |= bool((kind == Kind.COMPUTE).any())
+            self._total += KernelSums(trace.kernels).of_rows(rows)
+            self._add_collectives(trace.collectives[rows[kind == Kind.COMMUNICATION]])
 
         return device_figures(self._device, CollectiveSums(self.trace, with_turns=False), mode, add)
 
@@ -218,6 +237,28 @@ class _Side:
         return step_figures(self._total, None, None, communicates=True, to_ms=lambda ns: ns * ms_per_step)
 
     @property
+    def device_name(self) -> str:
+        """Empty if unknown, and of a CPU job."""
+        return "" if self.trace.on_host else self.trace.device_names.get(self._device.number, "")
+
+    @property
+    def communicates(self) -> bool:
+        """Whether the steps that count do, or the host, once the calls were added up."""
+        launches = self.trace.launches
+        return bool(self.num_collectives) or (launches is not None and launches.on_host is not None)
+
+    @property
+    def group_sizes(self) -> set[int]:
+        """Those of the collectives' groups, as far as the file tells, once the calls were added up."""
+        infos = self.trace.collectives.infos
+        return {size for i in self._infos if (size := infos[i].size) is not None}
+
+    @property
+    def comm_bytes(self) -> float | None:
+        """What a mean step communicates, once the calls were added up; None if any size is unknown."""
+        return None if self._comm_bytes is None else self._comm_bytes / self.num_steps
+
+    @property
     def matched_fraction(self) -> float:
         """The share of the compute time whose calls the other file has too."""
         return self._matched_ns / self._compute_ns if self._compute_ns else 0.0
@@ -234,6 +275,13 @@ class _Side:
             return ()
         compute = np.full(len(self._ranges), Kind.COMPUTE)
         return tuple(self._by_range.of_each(self._ranges, compute, self.num_steps))
+
+    def _add_collectives(self, found: Collectives) -> None:
+        self.num_collectives += len(found.info)
+        self._infos.update(distinct_values(found.info[found.info >= 0]).tolist())
+        if self._comm_bytes is not None:
+            is_known = bool((found.num_bytes != UNKNOWN).all())
+            self._comm_bytes = self._comm_bytes + sum_of(found.num_bytes) if is_known else None
 
     def _calls(self, trace: Trace) -> tuple[Calls, _Marks, Trace]:
         calls = Calls.of(trace.kernels)
@@ -297,22 +345,52 @@ def _unmatched(overlapped: _Side, sequential: _Side) -> tuple[UnmatchedKernel, .
     return tuple(sorted(kernels, key=lambda kernel: -max(kernel.overlapped_ms, kernel.sequential_ms)))
 
 
-def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float) -> Iterator[str]:
-    """What makes the comparison invalid."""
+def _misfits(ov: _Side, seq: _Side) -> Iterator[str]:
+    """Why the files are not of one job, by what they say themselves."""
+    sides = (("overlapped", ov), ("sequential", seq))
+    if ov.trace.path.resolve() == seq.trace.path.resolve():
+        yield "the same file was given twice"
+    if ov.trace.on_host != seq.trace.on_host:
+        of_host, other = ("overlapped", "sequential") if ov.trace.on_host else ("sequential", "overlapped")
+        yield f"the {of_host} file is of a CPU job, and the {other} one of a device"
+    world_sizes = {side.trace.world_size for _, side in sides}
+    if len(world_sizes) > 1 and None not in world_sizes:
+        yield f"the files are of different jobs: world sizes {ov.trace.world_size} and {seq.trace.world_size}"
+    elif ov.group_sizes and seq.group_sizes and not ov.group_sizes & seq.group_sizes:
+        one, other = (", ".join(map(str, sorted(side.group_sizes))) for _, side in sides)
+        yield f"the files are of different jobs: their collectives are of groups of {one} and of {other} ranks"
+    if ov.device_name and seq.device_name and ov.device_name != seq.device_name:
+        yield f"the files are of different devices: {ov.device_name} and {seq.device_name}"
+    for name, side in sides:
+        if side.trace.lacks:
+            yield f"the {name} file {side.trace.lacks}, and no step of it is known to be whole"
+    if ov.communicates != seq.communicates:
+        name = "overlapped" if ov.communicates else "sequential"
+        yield f"only the {name} file communicates; what does in the other can be named with --communication REGEX"
+
+
+def _not_sequential(ov: _Side, figures: Mapping[str, float]) -> Iterator[str]:
+    """Whether the sequential file overlaps."""
     residual, of_comm = figures.get("residual_overlap"), figures.get("residual_comm_overlap")
-    limit = residual_limit("cpu" if ov.trace.on_host else "")
+    limit, ratio = residual_limit("cpu" if ov.trace.on_host else ""), figures.get("overlap_ratio")
     if residual is not None and residual > limit:
-        yield f"the sequential file is not sequential: its overlap ratio is {residual:.3f}, above {limit}"
+        overlaps_more = ratio is not None and ratio < residual
+        swapped = f", and that of the overlapped file is {ratio:.3f}: they may be swapped" if overlaps_more else ""
+        yield f"the sequential file is not sequential: its overlap ratio is {residual:.3f}, above {limit}{swapped}"
     elif of_comm is not None and of_comm > RESIDUAL_COMM_LIMIT and not ov.trace.on_host:  # there, ranges are not cut
         yield (
             f"the sequential file is not sequential: {of_comm:.0%} of its communication runs beside compute, above "
             f"{RESIDUAL_COMM_LIMIT:.0%}"
         )
-    if lacks := ov.trace.lacks or seq.trace.lacks:
-        yield f"a file {lacks}, and no step of it is known to be whole"
-    elif ov.has_steps != seq.has_steps:
+
+
+def _unlike(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float) -> Iterator[str]:
+    """Why the work of the two files is not the same."""
+    if ov.trace.lacks or seq.trace.lacks:
+        return
+    if ov.has_steps != seq.has_steps:
         yield "only one of the files has ProfilerStep ranges: a step cannot be compared with a whole file"
-    elif "e2e_ideal_ms" not in figures:
+    elif ov.communicates and seq.communicates and "e2e_ideal_ms" not in figures:
         yield (
             "the overlapped file computes longer than the sequential one by more than a step lasts: the two do not "
             "look like traces of one job"
@@ -320,8 +398,15 @@ def _faults(ov: _Side, seq: _Side, figures: Mapping[str, float], matched: float)
     elif matched < _MIN_MATCHED_FRACTION:
         yield (
             f"only {matched:.0%} of the compute time of one file has a partner in the other: the two do not look like "
-            "traces of one job, or hold different numbers of steps"
+            "traces of one job, or hold different numbers of steps or micro-batches"
         )
+    elif ov.comm_bytes and seq.comm_bytes and not _near(ov.comm_bytes, seq.comm_bytes):
+        one, other = map(bytes_in_words, (ov.comm_bytes, seq.comm_bytes))
+        yield f"they communicate different amounts in a step: {one} and {other}"
+
+
+def _near(one: float, other: float) -> bool:
+    return min(one, other) >= _MIN_MATCHED_FRACTION * max(one, other)
 
 
 def _figures(overlapped: _Side, sequential: _Side) -> dict[str, float]:
@@ -356,6 +441,8 @@ def _figures(overlapped: _Side, sequential: _Side) -> dict[str, float]:
         "residual_overlap": _overlap_ratio(seq),
         "residual_comm_overlap": _share(seq.hidden_comm_ms, seq.comm_ms),
     }
+    if not overlapped.communicates and not sequential.communicates:
+        figures |= dict.fromkeys(_OF_OVERLAP)
     return {name: value for name, value in figures.items() if value is not None}
 
 
@@ -373,15 +460,15 @@ def _change(value: float | None, base: float | None) -> float | None:
     return slowdown(value, base) if value is not None and base is not None and base > 0 and value > 0 else None
 
 
-def _problems(overlapped: Trace, sequential: Trace) -> Sequence[str]:
-    problems = [f"overlapped: {problem}" for problem in overlapped.problems]
-    problems += [f"sequential: {problem}" for problem in sequential.problems]
-    if overlapped.path.resolve() == sequential.path.resolve():
-        problems.append("the same file was given twice")
-    if overlapped.rank != sequential.rank:
-        problems.append(f"the files are of different ranks: {overlapped.rank} and {sequential.rank}")
-    if overlapped.world_size != sequential.world_size:
-        problems.append(
-            f"the files are of different jobs: world sizes {overlapped.world_size} and {sequential.world_size}"
-        )
-    return problems
+def _problems(overlapped: _Side, sequential: _Side) -> Iterator[str]:
+    """What is doubtful, and why there may be no answer."""
+    ov, seq = overlapped.trace, sequential.trace
+    calls = [side.num_collectives / side.num_steps for side in (overlapped, sequential)]
+    if not overlapped.communicates and not sequential.communicates:
+        yield NOTHING_COMMUNICATES
+    yield from [f"overlapped: {problem}" for problem in ov.problems]
+    yield from [f"sequential: {problem}" for problem in seq.problems]
+    if ov.rank != seq.rank and None not in (ov.rank, seq.rank):
+        yield f"the files are of different ranks: {ov.rank} and {seq.rank}"
+    if None in (overlapped.comm_bytes, sequential.comm_bytes) and all(calls) and not _near(*calls):
+        yield f"the files have different numbers of collectives in a step: {calls[0]:.1f} and {calls[1]:.1f}"

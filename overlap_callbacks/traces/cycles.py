@@ -12,6 +12,9 @@ from typing import NamedTuple
 _CYCLE = re.compile(
     r"(?i)(?<![a-z])((iter(?:ation)?|(?:global[_-]?)?step|cycle|epoch|batch|window|profile|round)s?[\s_=:.-]*(\d{1,18}))"
 )
+# A folder or a file of a cycle may have a bare number too.
+_NUMBER = re.compile(r"(\d{1,18})(?:\.\D.*)?")
+_RANK = re.compile(r"(?i)rank[\s_=:.-]*\d")
 # Files of TensorBoard's handler have the worker and the time in their names.
 _HANDLER = re.compile(r"(.+)\.(\d{10,19})\.pt\.trace\.json(?:\.\w+)?")
 
@@ -41,7 +44,7 @@ def cycles_of(files: Sequence[File]) -> list[str]:
             if _fits(members, cycles):
                 text_of = dict(zip(cycles, texts, strict=True))
                 return [text_of[cycle] for cycle in cycles]
-    return _of_handler(files)
+    return _of_handler(files) or _of_bare_numbers(files)
 
 
 def _of_handler(files: Sequence[File]) -> list[str]:
@@ -61,6 +64,24 @@ def _of_handler(files: Sequence[File]) -> list[str]:
         cycles = _in_turn(members, [int(found[-1][2]) for found in names])
     place_of = {cycle: place for place, cycle in enumerate(sorted({*cycles}), start=1)}
     return [f"cycle {place_of[cycle]}" for cycle in cycles] if _fits(members, cycles) else []
+
+
+def _of_bare_numbers(files: Sequence[File]) -> list[str]:
+    """The same of folders or files such as ``10/rank0.json``. A number alone may be that of a rank too."""
+    if not all([file.rank is not None or _RANK.search(file.path) for file in files]):
+        return []
+    paths = [Path(file.path).parts for file in files]
+    for depth in range(1, min(map(len, paths)) + 1):
+        numbers = [_NUMBER.fullmatch(parts[-depth]) for parts in paths]
+        if None in numbers:
+            continue
+        cycles = [int(found[1]) for found in numbers if found is not None]
+        rests = [(*parts[:-depth], *parts[len(parts) - depth + 1 :]) for parts in paths]
+        members = [rest if file.rank is None else file.rank for file, rest in zip(files, rests, strict=True)]
+        together = len({*cycles}) < len(cycles) or len({*members}) == 1  # else the numbers may be times
+        if together and _fits(members, cycles):
+            return [f"cycle {cycle}" for cycle in cycles]
+    return []
 
 
 def _in_turn(members: Sequence[Hashable], times: Sequence[int]) -> list[int]:

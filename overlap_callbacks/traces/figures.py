@@ -290,6 +290,10 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
     splits: SplitLoads | None = None
 
 
+# Among the problems of a comparison that answers nothing.
+NOTHING_COMMUNICATES = "neither file communicates; they differ by something else"
+
+
 class UnmatchedKernel(msgspec.Struct, frozen=True, kw_only=True):
     """A kernel with calls that the other file lacks: their number and time in each file."""
 
@@ -311,14 +315,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
         overlapped, sequential: the figures of each file.
         steps: number of steps that counted in each file.
         figures: per step, by the names of the live report.
-        valid: False if the sequential file is not sequential, or the two are not of one job.
+        valid: False if the sequential file is not sequential, or the two are not of one job: if there are ``misfits``.
         matched_fraction: share of the compute time whose kernels the other file has too; the smaller of both files'.
         kernels: matched kernels, the largest loss first.
         pairs: families, collectives and copies during one another.
         unmatched: kernels with calls that the other file lacks.
         ranges: the matched compute by the module or range of the host around its launch, the largest loss first;
             ``(no range)`` for none. Empty where the overlapped file has no ranges.
-        problems: what is wrong or doubtful.
+        problems: what is wrong or doubtful, ``misfits`` first.
+        misfits: why the files do not fit each other, so that the figures mean nothing.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -334,3 +339,4 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", 
     unmatched: tuple[UnmatchedKernel, ...]
     ranges: tuple[KernelTime, ...] = ()
     problems: tuple[str, ...]
+    misfits: tuple[str, ...] = ()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,7 +66,8 @@ _ROWS_OF_PARQUET = 2**16
 _LIKE_STEPS = re.compile(r"(?i)^(?:train(?:ing)?[\s_-]*)?(?:step|iter|iteration|batch)[\s_#:=-]*(\d{1,18})$")
 # Calls have the version of their interface in their names, as cudaDeviceSynchronize_v3020.
 _VERSION = re.compile(r"(_v\d+)?(_pt[sd]z)?$")
-_PID_SHIFT, _PID_MASK = 24, 0xFFFFFF
+# Host, process and thread in one number.
+_HOST_SHIFT, _PID_SHIFT, _PID_MASK, _HOST_MASK = 48, 24, 0xFFFFFF, 0xFFFF
 
 
 def is_nsys(file: Path) -> bool:
@@ -81,23 +83,60 @@ def is_nsys(file: Path) -> bool:
         return False
 
 
-def processes_in(file: Path) -> list[int]:
-    """The numbers of the processes that launched kernels, ascending; empty if the file does not tell."""
+class _Process(NamedTuple):
+    """A process that launched kernels; ``host`` is None where no other host has one of this number."""
+
+    number: int
+    host: int | None
+
+    @classmethod
+    def of(cls, number: int) -> _Process:
+        return cls(number >> _PID_SHIFT & _PID_MASK, number >> _HOST_SHIFT & _HOST_MASK)
+
+    @property
+    def name(self) -> str:
+        return str(self.number) if self.host is None else f"{self.host}-{self.number}"
+
+    def has(self, number: Any) -> bool:
+        """Whether the number of a process or a thread in the file is of this one."""
+        if type(number) is not int or number >> _PID_SHIFT & _PID_MASK != self.number:
+            return False
+        return self.host is None or number >> _HOST_SHIFT & _HOST_MASK == self.host
+
+
+def processes_in(file: Path) -> list[str]:
+    """What the processes that launched kernels are called, in order; empty if the file does not tell."""
     import sqlite3
 
     try:
         with _open(file, (_KERNELS,)) as tables:
-            if "globalPid" not in tables.columns.get(_KERNELS, ()):
-                return []
-            found = tables.rows(f"SELECT DISTINCT globalPid FROM {_KERNELS}")
-            return sorted({_process_of(pid) for (pid,) in found if type(pid) is int})
+            return [process.name for process in _processes(tables)]
     except (sqlite3.Error, TraceError):
         return []  # reading it tells why
 
 
+def _processes(tables: _Tables) -> list[_Process]:
+    if "globalPid" not in tables.columns.get(_KERNELS, ()):
+        return []
+    rows = tables.rows(f"SELECT DISTINCT globalPid FROM {_KERNELS}")
+    found = sorted({_Process.of(pid) for (pid,) in rows if type(pid) is int})
+    hosts = Counter([process.number for process in found])
+    return [process if hosts[process.number] > 1 else process._replace(host=None) for process in found]
+
+
+def _named(file: Path, name: str, processes: Sequence[_Process]) -> _Process:
+    """The process that a path names, which may have no kernels."""
+    for process in processes:
+        if process.name == name:
+            return process
+    if not name.isdecimal() or any([process.number == int(name) for process in processes]):
+        raise TraceError(f"{file} holds {', '.join([process.name for process in processes])}, but no {name}")
+    return _Process(int(name), None)
+
+
 def read_nsys(
     file: Path,
-    process: int | None = None,
+    process: str | None = None,
     progress: Progress | None = None,
     steps: re.Pattern[str] | None = None,
     *,
@@ -107,7 +146,7 @@ def read_nsys(
 
     Args:
         file: the SQLite file, or in a folder of Parquet one of ``TABLE_FILES``.
-        process: the process to read; None for all.
+        process: the process to read, as ``processes_in`` calls it; None for all.
         progress: called with the number of rows read so far and of all rows.
         steps: matches the names of NVTX ranges that are steps. None for torch's ``ProfilerStep#``, or if there is none,
             names like ``iteration 3``.
@@ -120,22 +159,24 @@ def read_nsys(
 
     try:
         with _open(file) as tables:
-            reader = _Reader(tables, process, progress, steps, with_ranges)
+            known = _processes(tables)
+            mine = None if process is None else _named(file, process, known)
+            reader = _Reader(tables, mine, progress, steps, with_ranges)
             reader.read()
-            names = dict(_device_names(tables))
+            names = _device_names(tables, mine)
             if not reader.events.rows:
-                raise TraceError(_no_kernels(file, process, tables))
-            warnings = _losses(tables, processes_in(file) if process is None else [process])
+                raise TraceError(_no_kernels(file, mine, tables))
+            warnings = _losses(tables, known if mine is None else [mine])
     except sqlite3.Error as error:
         raise TraceError(f"{file} cannot be read as an export of Nsight Systems: {error}") from None
     head = {"deviceProperties": [{"id": number, "name": name} for number, name in names.items()]}
     path = file.parent if file.name in TABLE_FILES else file
-    path = path if process is None else path / str(process)
+    path = path if process is None else path / process
     document = Document(path, head, reader.problems, warnings=warnings)
     return trace_of_device(document, reader.events, reader.steps)
 
 
-def _diagnostics(tables: _Tables, processes: Sequence[int]) -> list[str]:
+def _diagnostics(tables: _Tables, processes: Sequence[_Process]) -> list[str]:
     """What Nsight Systems says itself of what it lost or did not trace, that of CUDA first; of any process if empty."""
     levels = {
         number: f"{name or ''} {label or ''}".lower()
@@ -143,8 +184,8 @@ def _diagnostics(tables: _Tables, processes: Sequence[int]) -> list[str]:
     }
     found: dict[str, None] = {}
     for level, text, pid in tables.select(_DIAGNOSTICS, ("severity", "text", "globalPid")):
-        process = _process_of(pid) if type(pid) is int and pid > 0 else 0
-        if not isinstance(text, str) or (process and processes and process not in processes):
+        of_process = type(pid) is int and pid > 0 and _Process.of(pid).number
+        if not isinstance(text, str) or (of_process and processes and not any([of.has(pid) for of in processes])):
             continue
         says = levels.get(level, "info" if level == _INFO else "")
         is_lost = bool(_LOST.search(text)) and not _NONE.search(text)
@@ -153,7 +194,7 @@ def _diagnostics(tables: _Tables, processes: Sequence[int]) -> list[str]:
     return sorted(found, key=lambda text: "cuda" not in text.lower())[:_MAX_TEXTS]
 
 
-def _losses(tables: _Tables, processes: Sequence[int]) -> list[str]:
+def _losses(tables: _Tables, processes: Sequence[_Process]) -> list[str]:
     """What a file with kernels of these processes may lack."""
     texts = [text for text in _diagnostics(tables, processes) if not text.startswith("No CUDA events")]
     if not texts:
@@ -161,9 +202,9 @@ def _losses(tables: _Tables, processes: Sequence[int]) -> list[str]:
     return [f"Nsight Systems says that it lost events, so kernels or ranges may be missing: {' '.join(texts)}"]
 
 
-def _no_kernels(file: Path, process: int | None, tables: _Tables) -> str:
+def _no_kernels(file: Path, process: _Process | None, tables: _Tables) -> str:
     """Why an export cannot be read."""
-    where = f" of process {process}" if process is not None else ""
+    where = f" of process {process.name}" if process is not None else ""
     texts = _diagnostics(tables, () if process is None else (process,))
     says = f"; Nsight Systems says: {' '.join(texts)}" if texts else ""
     return (
@@ -250,11 +291,6 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _process_of(number: int) -> int:
-    """The process of a number that Nsight Systems makes of host, process and thread."""
-    return number >> _PID_SHIFT & _PID_MASK
-
-
 class _Row(NamedTuple):
     """A kernel, copy or fill; where and when it ran as in the file."""
 
@@ -278,7 +314,7 @@ class _Reader:
     """
 
     tables: _Tables
-    process: int | None
+    process: _Process | None
     progress: Progress | None
     steps: re.Pattern[str] | None
     with_ranges: bool
@@ -437,7 +473,7 @@ class _Reader:
                 yield tuple(row)
 
     def _is_mine(self, number: Any) -> bool:
-        return self.process is None or (type(number) is int and _process_of(number) == self.process)
+        return self.process is None or self.process.has(number)
 
 
 def _shape(launch: tuple[Any, ...]) -> LaunchShape | str:
@@ -450,7 +486,9 @@ def _shape(launch: tuple[Any, ...]) -> LaunchShape | str:
     return LaunchShape.of(known) or ""
 
 
-def _device_names(tables: _Tables) -> Iterator[tuple[int, str]]:
-    for number, name in tables.select("TARGET_INFO_GPU", ("id", "name")):
-        if type(number) is int and isinstance(name, str):
-            yield number, name
+def _device_names(tables: _Tables, process: _Process | None) -> dict[int, str]:
+    """The names of the devices by their numbers; of a process, those of its host."""
+    rows = list(tables.select("TARGET_INFO_GPU", ("vmId", "id", "name")))
+    host = None if process is None else process.host
+    own = [row for row in rows if type(row[0]) is int and _Process.of(row[0]).host == host]
+    return {number: name for _, number, name in own or rows if type(number) is int and isinstance(name, str)}

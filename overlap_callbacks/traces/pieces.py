@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.intervals import Intervals
+from overlap_callbacks.analysis.intervals import Intervals, distinct_values
 from overlap_callbacks.analysis.kernels.device_time import LastRows
 from overlap_callbacks.analysis.kernels.table import Indices, Kind
 from overlap_callbacks.traces import columns
@@ -134,7 +134,21 @@ class Device:
 
 def devices_of(trace: Trace) -> list[Device]:
     """The devices of a trace; one if it has no kernels."""
-    return [Device(of_device, number) for number, of_device in (trace.by_device() or {0: trace}).items()]
+    some_lack = not trace.lacks and any([step.cut for step in trace.steps])
+    return [
+        Device(_without_steps(of_device, number) if some_lack else of_device, number)
+        for number, of_device in (trace.by_device() or {0: trace}).items()
+    ]
+
+
+def _without_steps(trace: Trace, number: int) -> Trace:
+    """The trace of one of several devices, marked if none of its steps is whole, though those of others are."""
+    if trace.whole[:-1][[i for i in distinct_values(trace.kernels.step).tolist() if i >= 0]].any():
+        return trace
+    warning = f"device {number} has no step that is known to be whole: it is in no mean"
+    return dataclasses.replace(
+        trace, lacks="lacks kernels", warnings=(*trace.warnings, warning), problems=(warning, *trace.problems)
+    )
 
 
 def _last_rows(before: LastRows, ran: Intervals, lane: Indices) -> LastRows:

@@ -51,16 +51,14 @@ def read_trace(
     """
     file = with_tables(Path(path))
     inside = container_of(file)
-    database, process = (
-        (file, None) if inside is None else (inside[0], int(inside[1]) if inside[1].isdecimal() else None)
-    )
+    database, process = (file, None) if inside is None else inside
     if starts_with(database, SQLITE_MAGIC) or database.name in TABLE_FILES:
         from overlap_callbacks.traces.nsys import is_nsys, processes_in, read_nsys  # few files are databases
 
         if is_nsys(database):
             processes = processes_in(database) if process is None else []
             if len(processes) > 1:
-                paths = [database / str(number) for number in processes]
+                paths = [database / name for name in processes]
                 return _named(
                     database, None, tuple([read_trace(of, progress, steps, with_ranges=with_ranges) for of in paths])
                 )

@@ -77,7 +77,7 @@ def _members(file: Path) -> Iterator[Path]:
         from overlap_callbacks.traces.nsys import is_nsys, processes_in  # few files are databases
 
         processes = processes_in(file) if is_nsys(file) else []
-        yield from (file / str(process) for process in processes) if len(processes) > 1 else (file,)
+        yield from (file / process for process in processes) if len(processes) > 1 else (file,)
     else:
         yield file
 

@@ -49,16 +49,17 @@ def nanoseconds(microseconds: Any) -> int:
     return int((Decimal(str(microseconds)) * 1000).to_integral_value())
 
 
-def number_of(process: int, thread: int = 0) -> int:
-    """Host, process and thread in one number, as the schema has it."""
-    return 1 << 56 | process << 24 | thread
+def number_of(process: int, thread: int = 0, host: int = 1) -> int:
+    """Host, process and thread in one number, as the schema has it; SQLite's numbers have a sign."""
+    number = host << 56 | process << 24 | thread
+    return number - 2**64 if number >= 2**63 else number
 
 
 class NsysFile:
     """A report that grows."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self.host = path, 1
         self._tables = sqlite3.connect(path)
         self._tables.executescript(SCHEMA)
         self._texts: dict[str, int] = {}
@@ -88,18 +89,21 @@ class NsysFile:
         times = {"start": start, "end": start + nanoseconds(event["dur"])}
         if category in ("cuda_runtime", "hip_runtime", "cuda_driver"):
             self.row(
-                "CUPTI_ACTIVITY_KIND_RUNTIME", **times, eventClass=0, globalTid=number_of(process, event["tid"]),
-                correlationId=args.get("correlation"), nameId=self.text(f"{name}_v7000"), returnValue=0,
+                "CUPTI_ACTIVITY_KIND_RUNTIME", **times, eventClass=0,
+                globalTid=number_of(process, event["tid"], self.host), correlationId=args.get("correlation"),
+                nameId=self.text(f"{name}_v7000"), returnValue=0,
             )  # fmt: skip
         elif category == "user_annotation":
             numbered = len(self._texts) % 2 == 0  # both forms occur
             text = {"textId": self.text(name)} if numbered else {"text": name}
-            self.row("NVTX_EVENTS", **times, **text, eventType=59, globalTid=number_of(process, event["tid"]))
+            self.row(
+                "NVTX_EVENTS", **times, **text, eventType=59, globalTid=number_of(process, event["tid"], self.host)
+            )
         if category not in ("kernel", "gpu_memcpy", "gpu_memset"):
             return
         place = {
             **times, "deviceId": args["device"], "contextId": 1, "streamId": args["stream"],
-            "correlationId": args.get("correlation"), "globalPid": number_of(process),
+            "correlationId": args.get("correlation"), "globalPid": number_of(process, host=self.host),
         }  # fmt: skip
         if category == "gpu_memset":
             self.row("CUPTI_ACTIVITY_KIND_MEMSET", **place, value=0, bytes=args.get("bytes", 0), memKind=2)

@@ -188,3 +188,74 @@ def test_one_trace_of_an_archive_is_compared_with_another(tmp_path: Path) -> Non
     path.write_bytes(lzma.compress(tar_of({f"rank{rank}.json": of_rank(rank) for rank in range(2)})))
     found = compare_files(path / "rank0.json", path / "rank1.json")
     assert msgspec.to_builtins(found)["matched_fraction"] == 1
+
+
+@pytest.fixture
+def openings(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of archives."""
+    made, in_tar = [], archives._in_tar
+    monkeypatch.setattr(
+        archives, "_in_tar", lambda stream, *, is_packed: made.append(is_packed) or in_tar(stream, is_packed=is_packed)
+    )
+    return made
+
+
+def old(rank: int) -> bytes:
+    """Times since 1970, which a first look at the file finds too late for floating-point numbers."""
+    events = [gemm(0, 5), all_reduce(1, 2 + rank), kineto.step(1, 0, 1000)]
+    for event in events:
+        event["ts"] = kineto.Nanoseconds(event["ts"] + 1_690_000_000 * 10**9 + 434)
+    return kineto.text(events, **kineto.job(rank, 12))
+
+
+@pytest.mark.parametrize("packed", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize("make", [of_rank, old])
+@pytest.mark.parametrize("inside", ["", ".gz"])
+def test_a_compressed_archive_is_read_once(
+    tmp_path: Path, openings: list[bool], packed: str, make: Callable[[int], bytes], inside: str
+) -> None:
+    ranks = (7, 3, 11, 0, 2)
+    path = tmp_path / f"run.tar{packed}"
+    path.write_bytes(
+        PACKERS[packed](tar_of({f"rank{rank}.json{inside}": PACKERS[inside](make(rank)) for rank in ranks}))
+    )
+    files = find_traces([path])
+    openings.clear()
+    found = analyze_files(files)
+    assert openings == [True]
+    assert [trace.rank for trace in found.traces] == sorted(ranks)
+    assert [trace.total.comm_ms for trace in found.traces] == [1 + rank for rank in sorted(ranks)]
+    assert not said(found.problems, "left out")
+
+
+def test_a_compressed_archive_is_read_once_by_each_process(tmp_path: Path) -> None:
+    path = tmp_path / "run.tar.gz"
+    path.write_bytes(gzip.compress(tar_of({f"rank{rank}.json": of_rank(rank) for rank in (3, 1, 0, 2)})))
+    whole = analyze_files(find_traces([path]))
+    assert analyze_files(find_traces([path]), processes=2) == whole
+    assert [trace.rank for trace in whole.traces] == [0, 1, 2, 3]
+
+
+def test_what_an_archive_lacks_or_is_given_twice_loses_nothing(tmp_path: Path, openings: list[bool]) -> None:
+    path = tmp_path / "run.tar.gz"
+    files = {f"rank{rank}.json": of_rank(rank) for rank in range(3)}
+    path.write_bytes(gzip.compress(tar_of({**files, "rank1.json": b"no trace"})))
+    wanted = [path / name for name in ("rank2.json", "none.json", "rank0.json", "rank1.json", "rank2.json")]
+    found = analyze_files(wanted)
+    assert sorted(trace.rank or 0 for trace in found.traces) == [0, 2, 2]
+    assert [problem for problem in found.problems if "left out" in problem] == [
+        f"left out: {path}/none.json is not in its archive", f"left out: {path}/rank1.json is no trace of "
+        "torch.profiler: it has no traceEvents",
+    ]  # fmt: skip
+    assert len(openings) == 2  # the second to see that the one is not there
+
+
+def test_a_member_that_is_long_is_read_again_from_the_start_of_its_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, openings: list[bool]
+) -> None:
+    monkeypatch.setattr(archives, "_KEPT_BYTES", 100)
+    path = tmp_path / "run.tar.gz"
+    path.write_bytes(gzip.compress(tar_of({f"rank{rank}.json": old(rank) for rank in (1, 0)})))
+    found = analyze_files([path / f"rank{rank}.json" for rank in range(2)])
+    assert [(trace.rank, trace.total.compute_ms) for trace in found.traces] == [(0, 5), (1, 5)]
+    assert len(openings) == 3

@@ -282,13 +282,6 @@ def test_files_of_which_little_matches_are_not_taken_for_one_job(tmp_path: Path)
     assert said(found, "only 11% of", "do not look like traces of one job")
 
 
-def test_files_of_other_ranks_or_jobs_are_compared_with_a_warning(tmp_path: Path) -> None:
-    events = [gemm(0, 1), all_reduce(2, 3)]
-    found = compared(tmp_path, events, events, (kineto.job(0, 2), kineto.job(1, 4)))
-    assert said(found, "different ranks: 0 and 1")
-    assert said(found, "different jobs: world sizes 2 and 4")
-
-
 def test_one_file_given_twice_is_said(tmp_path: Path) -> None:
     trace = read_trace(kineto.write(tmp_path / "a.json", [gemm(0, 1), all_reduce(2, 3)]))
     assert said(compare(trace, trace), "the same file was given twice")

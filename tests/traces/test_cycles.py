@@ -50,6 +50,10 @@ LAYOUTS = {
     "iteration_{10}/rank{rank}_trace.json": ("iteration_10", "iteration_20", "iteration_100"),
     "rank{rank}/step-{10}.json": ("step-10", "step-20", "step-100"),
     "traces/rank{rank}_iter{10}_trace.json": ("iter10", "iter20", "iter100"),
+    "run/{10}/rank{rank}.json": ("cycle 10", "cycle 20", "cycle 100"),
+    "2026/rank{rank}/00{10}.json": ("cycle 10", "cycle 20", "cycle 100"),
+    "{rank}/{10}.pt.trace.json": ("cycle 10", "cycle 20", "cycle 100"),
+    "{10}/{rank}/trace.json": ("cycle 10", "cycle 20", "cycle 100"),
     "worker{rank}.{stamp}.pt.trace.json": ("cycle 1", "cycle 2", "cycle 3"),
     "host{rank}_4{rank}/worker{rank}.{stamp}000000.pt.trace.json": ("cycle 1", "cycle 2", "cycle 3"),
 }
@@ -76,6 +80,33 @@ def test_files_that_do_not_tell_their_rank_are_of_cycles_too(tmp_path: Path) -> 
     found = analyze_files(find_traces([tmp_path]))
     assert [trace.cycle for trace in found.traces] == ["iteration_1"] * 2 + ["iteration_2"] * 2
     assert [[rank.caused_ms for rank in row.ranks] for row in found.skew] == [[0, 5], [0, 15]]
+
+
+def test_bare_numbers_that_no_two_ranks_share_are_of_no_cycles(tmp_path: Path) -> None:
+    for number in range(4):
+        write(tmp_path / f"rank{number % 2}" / f"{1_698_765_432_101 + number}.json", number % 2, 5, number)
+    found = analyze_files(find_traces([tmp_path]))
+    assert said(found.problems, "rank 0 is given twice")
+    assert {trace.cycle for trace in found.traces} == {""}
+
+
+def test_bare_numbers_of_files_that_name_their_rank_alone_are_of_cycles(tmp_path: Path) -> None:
+    for cycle in (1, 2):
+        for rank in range(2):
+            write(tmp_path / f"{10 * cycle}" / f"rank{rank}.json", None, COMES[cycle - 1][rank], cycle)
+    found = analyze_files(find_traces([tmp_path]))
+    assert [trace.cycle for trace in found.traces] == ["cycle 10"] * 2 + ["cycle 20"] * 2
+    assert [[rank.caused_ms for rank in row.ranks] for row in found.skew] == [[0, 5], [0, 15]]
+
+
+@pytest.mark.parametrize("layout", ["{0}/trace.json", "{0}.json", "run/{0}/10.json", "10/{0}/20/trace.json"])
+@pytest.mark.parametrize("rank", [0, None])
+def test_a_bare_number_may_be_that_of_a_rank(tmp_path: Path, layout: str, rank: int | None) -> None:
+    for number in range(3):
+        write(tmp_path / layout.replace("{0}", str(number)), None if rank is None else number, 5, 1, world_size=3)
+    found = analyze_files(find_traces([tmp_path]))
+    assert {trace.cycle for trace in found.traces} == {""}
+    assert [len(row.ranks) for row in found.skew] == [3]
 
 
 def test_a_worker_that_missed_a_cycle_is_missing_in_it_alone(tmp_path: Path) -> None:

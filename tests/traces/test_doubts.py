@@ -340,7 +340,7 @@ def test_steps_that_lack_kernels_are_compared_in_neither_file(tmp_path: Path, sw
 
 def test_a_comparison_says_first_what_it_leaves_out(tmp_path: Path) -> None:
     paths = [kineto.write(tmp_path / f"{i}.json", events) for i, events in enumerate((job(), lossy(70)))]
-    output = overlap("compare", *map(str, paths)).output
+    output = overlap("compare", *map(str, paths), "--force").output
     assert output.count("sequential: 70 of 312 launches have no kernel, all in step 0") == 1
     assert output.index("70 of 312") < output.index("compute slowdown")
 
@@ -349,7 +349,7 @@ def test_without_steps_or_whole_ones_a_comparison_says_why_it_is_not_valid(tmp_p
     for pair in ((job(steps=False), lossy(70, steps=False)), (job(), _all_lossy())):
         found = compared(tmp_path, *pair)
         assert not found.valid
-        assert said(found.problems, "a file lacks kernels, and no step of it is known to be whole")
+        assert said(found.problems, "the sequential file lacks kernels, and no step of it is known to be whole")
         assert said(found.problems, "launches have no kernel")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlap_callbacks.traces import TraceError, analyze, find_traces, nsys, read_trace
+from overlap_callbacks.traces import TraceError, analyze, analyze_files, find_traces, nsys, read_trace
 from overlap_callbacks.traces.figures import TraceFigures
 from tests import kineto
 from tests.traces import nsys_file, reference, short_memory
@@ -89,6 +89,44 @@ def test_a_report_of_several_processes_is_one_trace_of_each(tmp_path: Path) -> N
     assert [trace.file for trace in analysis.traces] == list(map(str, found))
     assert analyze([read_trace(path)]) == analysis  # their launches have the same numbers
     assert "holds no CUDA kernels of process 13" in error_of("analyze", str(path / "13"))
+
+
+def of_hosts(path: Path, hosts: tuple[int, ...], processes: tuple[int, ...]) -> Path:
+    """Of a process on each host: its launches have the same numbers, and its kernels tell the host by their length."""
+    report = nsys_file.NsysFile(path)
+    for host, process in zip(hosts, processes, strict=True):
+        report.host = host
+        events = [
+            kineto.step(1, 0, 300 * MS), kineto.launch(0, 5), gemm(1, 1 + host, 5), kineto.launch(10, 6),
+            all_reduce(250, 251, 6),
+        ]  # fmt: skip
+        report.add([{**event, "ts": event["ts"] / 1000, "dur": event["dur"] / 1000} for event in events], process)
+        report.row("TARGET_INFO_GPU", vmId=nsys_file.number_of(0, host=host), id=0, name=f"GPU of {host}")
+    return report.close()
+
+
+@pytest.mark.parametrize("hosts", [(1, 2), (3, 200)])  # in SQLite the number of the last one is negative
+def test_processes_of_one_number_on_two_hosts_are_two(tmp_path: Path, hosts: tuple[int, ...]) -> None:
+    path = of_hosts(tmp_path / "a.sqlite", hosts, (77, 77))
+    names = [f"{host << 8}-77" for host in hosts]
+    files = find_traces([path])
+    assert files == [path / name for name in names]
+    found = analyze_files(files)
+    assert [(trace.total.compute_ms, trace.device_name) for trace in found.traces] == [
+        (host, f"GPU of {host}") for host in hosts
+    ]
+    assert not any(trace.warnings for trace in found.traces)
+    assert analyze([read_trace(path)]).traces == found.traces
+    assert f"holds {names[0]}, {names[1]}, but no 77" in error_of("analyze", str(path / "77"))
+    assert f"holds 2 ranks: give one of them, as in {path}/{names[0]}" in error_of("compare", str(path), str(path))
+
+
+def test_of_several_hosts_only_processes_of_one_number_are_named_by_it(tmp_path: Path) -> None:
+    path = of_hosts(tmp_path / "a.sqlite", (1, 2, 3), (77, 78, 78))
+    assert find_traces([path]) == [path / name for name in ("77", "512-78", "768-78")]
+    assert [trace.total.compute_ms for trace in analyze_files(find_traces([path])).traces] == [1, 2, 3]
+    alone = of_hosts(tmp_path / "b.sqlite", (4,), (77,))
+    assert find_traces([alone]) == [alone]
 
 
 def test_ncclss_own_ranges_tell_the_collective(tmp_path: Path) -> None:

@@ -33,16 +33,17 @@ def test_a_name_of_any_kind_is_shown_as_it_is_or_made_harmless(tmp_path: Path, n
     overlapped = str(kineto.write(tmp_path / "a.json", events))
     sequential = str(kineto.write(tmp_path / "b.json", [*events[1:2], all_reduce(10, 12)]))
     for command in (["analyze", overlapped], ["compare", overlapped, sequential], ["compare", sequential, overlapped]):
+        forced = ["--force"] if command[0] == "compare" else []
         for options in ([], ["--json"]):
-            result = overlap(*command, *options)
+            result = overlap(*command, *options, *forced)
             assert result.exit_code == 0
             assert not set(result.output) & set(map(chr, range(32))) - {"\n"}
             assert "\u202e" not in result.output
             assert len(result.output) < 60_000
-    output = overlap("compare", overlapped, sequential).output
+    output = overlap("compare", overlapped, sequential, "--force").output
     if name in ("HTML", "markup", "markup that closes nothing", "emoji"):
         assert odd in output
-    unmatched = json.loads(overlap("compare", overlapped, sequential, "--json").output)["unmatched"]
+    unmatched = json.loads(overlap("compare", overlapped, sequential, "--json", "--force").output)["unmatched"]
     assert [row["overlapped_calls"] for row in unmatched] == [1]
     assert len(unmatched[0]["name"]) <= 1_000
 
@@ -56,14 +57,15 @@ def test_long_names_that_differ_at_their_end_only_are_two_kernels(tmp_path: Path
 def test_a_file_name_of_any_kind_is_shown_as_it_is(tmp_path: Path, name: str) -> None:
     path = str(kineto.write(tmp_path / name, [gemm(0, 2), all_reduce(1, 3)]))
     assert name in overlap("analyze", path).output
-    assert name in overlap("compare", path, path).output
+    assert name in overlap("compare", path, path, "--force").output
 
 
 def test_a_file_name_cannot_steer_the_terminal(tmp_path: Path) -> None:
     path = str(kineto.write(tmp_path / "a\x9b31m\u202eb.json", short_trace()))
     missing, output = path + "x", str(tmp_path / "no\x9bfolder" / "out.json")
     commands = [["analyze", path, *options] for options in ([], ["--json"], ["--csv", "steps"])]
-    commands += [["compare", path, path, *options] for options in ([], ["--json"], ["--csv", "figures"])]
+    commands += [["compare", path, path, *options, "--force"] for options in ([], ["--json"], ["--csv", "figures"])]
+    commands += [["compare", path, path]]
     commands += [["analyze", missing], ["compare", path, missing], ["analyze", path, "--output", output]]
     for command in commands:
         shown = overlap(*command).output

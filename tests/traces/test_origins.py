@@ -216,7 +216,7 @@ def test_a_step_that_is_cut_is_in_no_mean_of_a_comparison(tmp_path: Path) -> Non
     cut.write_bytes(cut_after(whole.read_bytes(), 9 + 3, "pretty"))
     found = compare(read_trace(cut), read_trace(whole))
     assert not found.valid
-    assert said(found.problems, "a file is cut off, and no step of it is known to be whole")
+    assert said(found.problems, "the overlapped file is cut off, and no step of it is known to be whole")
 
 
 # -- jobs of several ranks in which nothing communicates

@@ -33,7 +33,7 @@ def test_parquet_files_hold_every_table_with_its_types(tmp_path: Path, trace: Pa
     for arguments, tables, rows_of in (
         (["analyze", str(trace)], ANALYSIS_TABLES, lambda name: analysis_rows(analyze([read_trace(trace)]), name)),
         (
-            ["compare", str(trace), str(trace)],
+            ["compare", str(trace), str(trace), "--force"],
             COMPARISON_TABLES,
             lambda name: comparison_rows(compare(read_trace(trace), read_trace(trace)), name),
         ),

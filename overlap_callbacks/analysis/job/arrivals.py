@@ -8,7 +8,7 @@ reported, only sums remain.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import chain
 from typing import Annotated
 
@@ -44,12 +44,23 @@ _RESOLUTION_US = 1
 _ALL_TO_ALL = "all_to_all"
 # Special values of ``OpenCalls.host``.
 _SEVERAL, _UNKNOWN = b"*", b""
+# Bytes of a host's digest in each call: they tell the hosts of one group apart.
+_FEW_BYTES = 4
+
+# The least time, its rank, the next least, that rank's host, and the least on another host; -1 where there is none.
+_Least = tuple[float, int, float, bytes, float]
 
 
-def _two_least(times: Sequence[tuple[float, int, float]]) -> tuple[float, int, float]:
+def _two_least(times: Sequence[_Least]) -> _Least:
     first, *others = sorted(times)
-    nexts = [first[2], *[us for least_us, _, next_us in others for us in (least_us, next_us)]]
-    return (*first[:2], min([us for us in nexts if us >= 0], default=-1))
+    least, rank, following, host, other_host = first
+    nexts = [following, *[time for other in others for time in (other[0], other[2])]]
+    elsewhere = [other_host, *[other[4] if other[3] == host else other[0] for other in others]]
+    return (least, rank, _least_known(nexts), host, _least_known(elsewhere))
+
+
+def _least_known(times: Sequence[float]) -> float:
+    return min([time for time in times if time >= 0], default=-1.0)
 
 
 class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -58,8 +69,7 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     Attributes:
         step, number, size_bytes: as in ``TimedCall``; the largest size if ranks differ.
         heard: number of ranks.
-        least: the least of their times in microseconds, its rank, and the next least; -1 of a single rank. Of an
-            all-to-all, times per byte.
+        least: as ``_Least``, of their times in microseconds; of an all-to-all, times per byte.
         sum_us: of their times.
         share: the largest size of an all-to-all, else 1.
     """
@@ -68,7 +78,7 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int
     size_bytes: Annotated[int, max]
     heard: int
-    least: Annotated[tuple[float, int, float], _two_least]
+    least: Annotated[_Least, _two_least]
     sum_us: int
     share: Annotated[int, max] = 1
 
@@ -84,9 +94,17 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def last(self) -> int | None:
         """The rank that came last; None where several came together."""
-        least, rank, following = self.least
-        alone = came_alone(least * self.share, following * self.share, _RESOLUTION_US)
-        return rank if alone and self.waited_us else None
+        least, rank, following, _, _ = self.least
+        return rank if self._came_alone(least, following) else None
+
+    @property
+    def last_host(self) -> bytes | None:
+        """The host of the rank that came last, or of those that came together; None where these are on several."""
+        least, _, _, host, elsewhere = self.least
+        return host if self.last is not None or self._came_alone(least, elsewhere) else None
+
+    def _came_alone(self, least: float, following: float) -> bool:
+        return came_alone(least * self.share, following * self.share, _RESOLUTION_US) and self.waited_us > 0
 
 
 def _host_of_all(hosts: Sequence[bytes]) -> bytes:
@@ -169,6 +187,7 @@ class ArrivalSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
         num_steps: steps that were timed, the most of any rank.
         open: of groups some of whose ranks were not heard yet.
         kinds, last, sizes: of the other groups.
+        last_hosts: as ``last``, of hosts, for each of which any of its ranks stands.
     """
 
     num_steps: Annotated[int, max] = 0
@@ -176,6 +195,7 @@ class ArrivalSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     kinds: Annotated[tuple[KindSum, ...], _kinds] = ()
     last: Annotated[tuple[LastSum, ...], _last] = ()
     sizes: Annotated[tuple[SizeSum, ...], _sizes] = ()
+    last_hosts: Annotated[tuple[LastSum, ...], _last] = ()
 
 
 _open = table_sum(OpenCalls, 5, order=lambda row: (row.first_rank, row.group, row.operator))
@@ -191,16 +211,19 @@ def arrivals_of(rank: int, timed: Sequence[TimedCalls], host: str, stage: int = 
     rows = [
         OpenCalls(
             row.operator, row.group, row.first_rank, row.group_size, row.dimension, 1, own, stage,
-            tuple([_open_call(call, rank, shared=collective_of(row.operator) == _ALL_TO_ALL) for call in row.calls]),
+            tuple([
+                _open_call(call, rank, own[:_FEW_BYTES], shared=collective_of(row.operator) == _ALL_TO_ALL)
+                for call in row.calls
+            ]),
         )
         for row in timed
     ]  # fmt: skip
     return ArrivalSums(len({call.step for row in timed for call in row.calls}), _open([rows])[:MAX_OPEN])
 
 
-def _open_call(call: TimedCall, rank: int, *, shared: bool) -> OpenCall:
+def _open_call(call: TimedCall, rank: int, host: bytes, *, shared: bool) -> OpenCall:
     share = max(1, call.size_bytes) if shared else 1
-    least = (call.time_us / share, rank, -1.0)
+    least = (call.time_us / share, rank, -1.0, host, -1.0)
     return OpenCall(call.step, call.number, call.size_bytes, 1, least, call.time_us, share)
 
 
@@ -230,16 +253,9 @@ def _closed(row: OpenCalls) -> ArrivalSums:
     ]
     if not calls or row.stage == SEVERAL_STAGES:
         return ArrivalSums(sizes=tuple(sizes))
-    last = [LastSum(call.last, *group, 1, 0, call.heard - 1, call.waited_us) for call in calls if call.last is not None]
     by_step = grouped(calls, lambda call: call.step)
-    for of_step in by_step.values():
-        waited = Counter[int]()
-        for call in of_step:
-            if call.last is not None:
-                waited[call.last] += call.waited_us
-        most = waited.most_common(2)
-        if len(most) == 1 or (most and most[0][1] > most[1][1]):
-            last.append(LastSum(most[0][0], *group, 0, 1, 0, 0))
+    last = _last_sums(by_step.values(), group, lambda call: call.last)
+    last_hosts = _last_sums(by_step.values(), group, lambda call: call.last_host)
     kind = KindSum(
         row.operator, *group, 1, len(calls), len(by_step),
         sum([call.heard for call in calls]),
@@ -247,7 +263,25 @@ def _closed(row: OpenCalls) -> ArrivalSums:
         sum([call.sum_us for call in calls]),
         sum([call.sum_us - call.waited_us for call in calls]),
     )  # fmt: skip
-    return ArrivalSums(kinds=(kind,), last=tuple(last), sizes=tuple(sizes))
+    return ArrivalSums(kinds=(kind,), last=tuple(last), sizes=tuple(sizes), last_hosts=tuple(last_hosts))
+
+
+def _last_sums(
+    steps: Iterable[Sequence[OpenCall]], group: tuple[str, int], who: Callable[[OpenCall], Hashable]
+) -> list[LastSum]:
+    """Who is charged with the collectives of a group, by step; ``who`` came last to one, or None."""
+    rows = []
+    for calls in steps:
+        waited, rank_of = Counter[Hashable](), dict[Hashable, int]()
+        for call in calls:
+            if (name := who(call)) is not None:
+                rank_of.setdefault(name, call.least[1])
+                rows.append(LastSum(rank_of[name], *group, 1, 0, call.heard - 1, call.waited_us))
+                waited[name] += call.waited_us
+        most = waited.most_common(2)
+        if len(most) == 1 or (most and most[0][1] > most[1][1]):
+            rows.append(LastSum(rank_of[most[0][0]], *group, 0, 1, 0, 0))
+    return rows
 
 
 # -- the report
@@ -264,7 +298,8 @@ def reported_arrivals(sums: ArrivalSums, hosts: Ranks) -> tuple[Arrivals | None,
     waiting.sort(key=lambda row: (-row.calls * (row.transfer_ms + row.waiting_ms), row.dimension))
     last = [row for row in sums.last if row.dimension in kinds]
     ranks = [_late_rank(row, kinds[row.dimension], hosts) for row in last]
-    late_hosts = [_late_host(row, kinds[row.dimension], hosts) for row in _by_host(last, hosts)]
+    of_hosts = _by_host([row for row in sums.last_hosts if row.dimension in kinds], hosts)
+    late_hosts = [_late_host(row, kinds[row.dimension], hosts) for row in of_hosts]
     for rows in (ranks, late_hosts):
         rows.sort(key=lambda row: (-row.lost_fraction, -row.times_last, row.rank, row.host, row.dimension))
     found = Arrivals(

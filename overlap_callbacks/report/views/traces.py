@@ -42,7 +42,14 @@ from overlap_callbacks.report.views.trace_verdict import (
     waiting_ms,
 )
 from overlap_callbacks.traces.device_time import DeviceTime
-from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, Comparison, RankTime, TraceFigures
+from overlap_callbacks.traces.figures import (
+    NOTHING_COMMUNICATES,
+    Analysis,
+    CollectiveSkew,
+    Comparison,
+    RankTime,
+    TraceFigures,
+)
 
 _FOOT = (
     "Equation 2 is that of arXiv 2507.03114, section IV-D. A trace is one observation: there are no intervals. The "
@@ -238,9 +245,12 @@ def comparison_document(found: Comparison) -> Document:
     ov, seq = (page_text(f"{name} ({count(steps, 'step')})") for name, steps in zip(files, found.steps, strict=True))
     sides = (("overlapped", found.overlapped), ("sequential", found.sequential))
     left_out = [f"{name}: {warning}" for name, side in sides for warning in side.warnings]
-    doubts = [] if found.valid else ["This comparison does not hold: see the notes."]
+    doubts = [f"The files do not fit each other: {'; '.join(found.misfits)}."] if found.misfits else []
+    if NOTHING_COMMUNICATES in found.problems:
+        doubts.append(f"No answer on overlap: {NOTHING_COMMUNICATES}.")
     warnings = tuple(map(warning_note, [*doubts, *left_out]))
-    notes = [problem for problem in found.problems if problem not in left_out]
+    said_above = (*left_out, *found.misfits, NOTHING_COMMUNICATES)
+    notes = [problem for problem in found.problems if problem not in said_above]
     tables: list[Block] = []
     for title, head, rows in (
         ("Kernels that lose most, per step", "~Kernel", found.kernels),
@@ -248,7 +258,8 @@ def comparison_document(found: Comparison) -> Document:
     ):
         decimals = column_decimals([row.overlapped_ms for row in rows])
         tables += [loss_table(title, head, rows, decimals, first=True)] if rows else []
-    tables += pair_tables(found.pairs, "Per step.", first=True)
+    if NOTHING_COMMUNICATES not in found.problems:
+        tables += pair_tables(found.pairs, "Per step.", first=True)
     if found.unmatched:
         tables.append(_unmatched_table(found))
     run = RunPage(
@@ -258,7 +269,7 @@ def comparison_document(found: Comparison) -> Document:
         f"{ov} against {seq}; {PAGE.percent(found.matched_fraction)} of compute matched.",
         warnings,
         (
-            Section("What does overlap cost?", "", tables),
+            Section("How do the files differ?", "", tables),
             Section("Can it be trusted?", "", [Note(page_text(note, 2000), first=True) for note in notes]),
         ),
         figures=_figure_table(found.figures),
@@ -274,7 +285,8 @@ def _figure_table(figures: dict[str, float]) -> Table:
         return Cell(PAGE.ms(value) if figure.unit == "ms" else PAGE.figure(figure, value))
 
     label: Column[Figure] = Column("*", lambda figure: Cell(row_label(figure)))
-    return table_of("Per step", SUMMARY, label, Column("Value", shown), sorts=False)
+    rows = [figure for figure in SUMMARY if "speedup_vs_sequential" in figures or figure.name in figures]
+    return table_of("Per step", rows, label, Column("Value", shown), sorts=False)
 
 
 def _unmatched_table(found: Comparison) -> Block:

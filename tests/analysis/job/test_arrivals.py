@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -185,6 +186,47 @@ def test_waiting_is_charged_to_the_rank_that_comes_last_alone(seed: int) -> None
     assert found is not None
     # Ranks 0 and 1 come together, within the resolution, to the first four.
     assert [(row.rank, row.times_last, row.steps_blamed, row.waiting_ms) for row in found.ranks] == [(1, 1, 1, 20.0)]
+
+
+def on_two_hosts(times_us: Sequence[Sequence[int]], seed: int) -> Any:
+    """Who is charged with the calls of a group on two hosts, two ranks each: ranks, and hosts with their steps."""
+    parts = []
+    for rank, of_rank in enumerate(times_us):
+        calls = tuple([TimedCall(call // 2, call % 2, SIZE, time_us) for call, time_us in enumerate(of_rank)])
+        parts.append(arrivals_of(rank, [TimedCalls("allreduce_", "", 0, 4, "data", calls)], f"node {rank // 2}"))
+    found, _ = reported_arrivals(in_any_tree(parts, seed), equal_hosts(4, 2))
+    assert found is not None
+    ranks = [(row.rank, row.times_last) for row in found.ranks]
+    for row in found.hosts:
+        assert row.lost_fraction == pytest.approx(
+            sum(sum(times) - 4 * min(times) for times in zip(*times_us, strict=True)) / sum(map(sum, times_us))
+        )
+    return ranks, [(row.host, row.times_last, row.steps_blamed) for row in found.hosts]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_of_one_host_that_come_together_charge_their_host(seed: int) -> None:
+    # The two of the second host within a microsecond, all four calls of two steps.
+    assert on_two_hosts([[900] * 4, [901] * 4, [100] * 4, [101] * 4], seed) == ([], [(1, 4, 2)])
+    # Now the one, now the other of its ranks alone: no rank is worst in a step, and the host is.
+    apart = [[900] * 4, [900] * 4, [100, 200] * 2, [200, 100] * 2]
+    assert on_two_hosts(apart, seed) == ([(2, 2), (3, 2)], [(1, 4, 2)])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ranks_of_two_hosts_that_come_together_charge_nobody(seed: int) -> None:
+    assert on_two_hosts([[900] * 4, [101] * 4, [100] * 4, [900] * 4], seed) == ([], [])
+
+
+def test_where_hosts_are_not_known_none_is_charged() -> None:
+    for hosts in (("", "", "", ""), ("a", "a", "a", "a")):
+        parts = []
+        for rank, time_us in enumerate((900, 900, 100, 100)):
+            calls = (TimedCall(0, 0, SIZE, time_us),)
+            parts.append(arrivals_of(rank, [TimedCalls("allreduce_", "", 0, 4, "data", calls)], hosts[rank]))
+        found, _ = reported_arrivals(add_arrivals(parts), np.full(4, 0 if hosts[0] else UNKNOWN))
+        assert found is not None
+        assert (found.ranks, found.hosts) == ((), ())
 
 
 def test_of_too_many_late_ranks_those_are_kept_for_which_others_wait_longest() -> None:

@@ -1,0 +1,258 @@
+"""Files that do not fit each other: ``overlap compare`` says why, and shows tables only where it is forced."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlap_callbacks.traces import compare, read_trace
+from tests import kineto
+from tests.traces.events import MS, all_reduce, gemm, overlap, said
+
+OF_OVERLAP = ("eq. 4", "eq. 5", "speed-up", "gap to ideal")
+
+
+def sequential(**options: Any) -> list[kineto.Event]:
+    return list(kineto.training(overlapped=False, **options))
+
+
+def silent(events: list[kineto.Event]) -> list[kineto.Event]:
+    """The same without communication."""
+    lost = {event["args"]["correlation"] for event in events if event["name"] == kineto.ALL_REDUCE}
+    return [event for event in events if event.get("args", {}).get("correlation") not in lost]
+
+
+def steps_of(*steps: list[kineto.Event]) -> list[kineto.Event]:
+    """Steps of 20 ms, of kernels at times within the step."""
+    events = []
+    for number, kernels in enumerate(steps):
+        events.append(kineto.step(number, 20 * number * MS, 20 * (number + 1) * MS - 1))
+        events += [{**event, "ts": kineto.Nanoseconds(event["ts"] + 20 * number * MS)} for event in kernels]
+    return events
+
+
+def on_cpu() -> list[kineto.Event]:
+    return [
+        kineto.step(0, 0, 9 * MS),
+        kineto.host_range("aten::mm", 0, 3 * MS, cat="cpu_op"),
+        kineto.host_range("gloo:all_reduce", 4 * MS, 5 * MS, thread=9),
+    ]
+
+
+def on(name: str) -> dict[str, Any]:
+    return {"deviceProperties": [{"id": 0, "name": name}], **kineto.job()}
+
+
+def sized(group_size: int) -> list[kineto.Event]:
+    return steps_of([gemm(0, 5), all_reduce(6, 8, **{**kineto.METADATA, "Group size": group_size})])
+
+
+def gathered(number: int, **args: Any) -> list[kineto.Event]:
+    return steps_of([gemm(0, 5), *[all_reduce(6 + i, 6.5 + i, **args) for i in range(number)]])
+
+
+# What is compared, and why that means nothing.
+MISFITS: dict[str, tuple[tuple[list[kineto.Event], dict[str, Any]], tuple[list[kineto.Event], dict[str, Any]], str]] = {
+    "another model": (
+        (list(kineto.training()), {}),
+        ([e if e["name"] != kineto.GEMM else {**e, "name": "other"} for e in sequential()], {}),
+        "of the compute time of one file has a partner in the other",
+    ),
+    "micro-batches": (
+        (steps_of([gemm(i, i + 1) for i in range(4)] + [all_reduce(4, 5)]), {}),
+        (steps_of([gemm(i, i + 1) for i in range(2)] + [all_reduce(4, 5)]), {}),
+        "different numbers of steps or micro-batches",
+    ),
+    "world sizes": (
+        (list(kineto.training()), kineto.job(0, 2)), (sequential(), kineto.job(0, 4)), "world sizes 2 and 4",
+    ),
+    "groups": ((sized(2), {}), (sized(8), {}), "their collectives are of groups of 2 and of 8 ranks"),
+    "devices": (
+        (list(kineto.training()), on("NVIDIA A100")), (sequential(), on("NVIDIA H100")),
+        "different devices: NVIDIA A100 and NVIDIA H100",
+    ),
+    "a CPU job": (
+        (list(kineto.training()), {}), (on_cpu(), {}),
+        "the sequential file is of a CPU job, and the overlapped one of a device",
+    ),
+    "bytes": (
+        (gathered(8, **kineto.METADATA), {}), (gathered(4, **kineto.METADATA), {}),
+        "communicate different amounts in a step: 32 MB and 16 MB",
+    ),
+    "one communicates": (
+        (list(kineto.training()), {}), (silent(sequential()), {}),
+        "only the overlapped file communicates",
+    ),
+    "the other communicates": (
+        (silent(list(kineto.training())), {}), (sequential(), {}),
+        "only the sequential file communicates",
+    ),
+    "swapped": (
+        (sequential(), {}), (list(kineto.training()), {}), "that of the overlapped file is 0.000: they may be swapped",
+    ),
+    "one without steps": (
+        (list(kineto.training()), {}), ([e for e in sequential() if "ProfilerStep" not in e["name"]], {}),
+        "only one of the files has ProfilerStep ranges",
+    ),
+}  # fmt: skip
+
+
+def written(folder: Path, sides: Any) -> list[str]:
+    return [str(kineto.write(folder / f"{i}.json", events, **head)) for i, (events, head) in enumerate(sides)]
+
+
+def refused(files: list[str], why: str) -> None:
+    result = overlap("compare", *files)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.output.startswith("Error: the files do not fit each other: ")
+    assert why in result.output
+    assert result.output.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_files_that_do_not_fit_are_refused_with_the_reason(tmp_path: Path, name: str) -> None:
+    *sides, why = MISFITS[name]
+    files = written(tmp_path, sides)
+    refused(files, why)
+    for option in ("--json", "--csv=figures", f"--output={tmp_path / 'found.json'}"):
+        assert overlap("compare", *files, option).exit_code == 2
+    assert not (tmp_path / "found.json").exists()
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_tables_of_files_that_do_not_fit_are_shown_where_they_are_forced(tmp_path: Path, name: str) -> None:
+    *sides, why = MISFITS[name]
+    files = written(tmp_path, sides)
+    result = overlap("compare", *files, "--force")
+    assert result.exit_code == 0
+    assert result.output.startswith("Attention: The files do not fit each other: ")
+    assert why in " ".join(result.output[: result.output.index("(eq. 1)")].split())
+    found = json.loads(overlap("compare", *files, "--json", "--force").stdout)
+    assert not found["valid"]
+    assert why in "; ".join(found["misfits"])
+    assert found["problems"][: len(found["misfits"])] == found["misfits"]
+
+
+def test_one_file_is_not_compared_with_itself(tmp_path: Path) -> None:
+    (file,) = written(tmp_path, [(sequential(), {})])
+    (tmp_path / "link.json").symlink_to(file)
+    for other in (file, str(tmp_path / "link.json")):
+        refused([file, other], "the same file was given twice")
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_file_that_is_cut_off_is_refused(tmp_path: Path, place: int) -> None:
+    files = written(tmp_path, [(list(kineto.training()), {}), (sequential(), {})])
+    content = Path(files[place]).read_bytes()
+    Path(files[place]).write_bytes(gzip.compress(content[: len(content) * 2 // 3]))
+    refused(files, f"the {('overlapped', 'sequential')[place]} file is cut off, and no step of it is known to be whole")
+
+
+def test_what_is_no_file_of_one_device_is_refused_too(tmp_path: Path) -> None:
+    (file,) = written(tmp_path, [(sequential(), {})])
+    for number in (10, 20):
+        folder = tmp_path / "run" / f"iteration_{number}"
+        folder.mkdir(parents=True)
+        written(folder, [(sequential(), {})])
+    several = [gemm(0, 1), gemm(0, 1, device=1)]
+    bad = str(kineto.write(tmp_path / "several.json", several))
+    for other, why in (
+        (str(tmp_path / "run"), "is a folder"), (bad, "holds kernels of 2 devices"), ("none.json", "none.json"),
+    ):  # fmt: skip
+        for files in ([file, other], [other, file]):
+            result = overlap("compare", *files, "--force")
+            assert (result.exit_code, result.stdout) == (2, "")
+            assert why in result.output
+
+
+# -- what fits
+
+
+def test_without_communication_there_is_no_speed_up_of_overlap(tmp_path: Path) -> None:
+    files = written(tmp_path, [(steps_of(*[[gemm(0, end)]] * 3), {}) for end in (4, 5)])
+    result = overlap("compare", *files)
+    assert result.exit_code == 3
+    assert "neither file communicates; they differ by something else" in result.output.splitlines()[0]
+    assert not any(words in result.output for words in OF_OVERLAP)
+    assert "-20.0%" in result.output  # they still differ
+    found = json.loads(overlap("compare", *files, "--json").stdout)
+    assert (found["valid"], found["misfits"]) == (True, [])
+    assert {"speedup_vs_sequential", "gap_to_ideal", "e2e_ideal_ms"}.isdisjoint(found["figures"])
+    assert found["figures"]["compute_ms"] == pytest.approx(4)
+    assert found["problems"][0] == "neither file communicates; they differ by something else"
+
+
+def test_communication_on_the_host_of_a_device_is_communication(tmp_path: Path) -> None:
+    def job(end: float) -> list[kineto.Event]:
+        events = [kineto.launch(0, 1), gemm(0, 1, 1), kineto.launch(round(end * MS), 2), gemm(end, end + 1, 2)]
+        return steps_of([*events, kineto.host_range("gloo:all_reduce", MS, 3 * MS, thread=9)])
+
+    files = written(tmp_path, [(job(2), {}), (job(4), {})])
+    found = compare(*map(read_trace, files))
+    assert found.valid
+    assert "speedup_vs_sequential" in found.figures
+    assert not said(found.problems, "neither file communicates")
+    silent_files = written(tmp_path, [(job(2), {}), ([e for e in job(4) if "gloo" not in e["name"]], {})])
+    refused(silent_files, "only the overlapped file communicates")
+
+
+def test_without_communication_files_that_do_not_fit_are_refused_and_have_no_answer_by_force(tmp_path: Path) -> None:
+    files = written(tmp_path, [(steps_of([kineto.kernel(name, 0, MS, 0)]), {}) for name in ("one", "other")])
+    refused(files, "0% of the compute time")
+    assert overlap("compare", *files, "--force").exit_code == 3
+
+
+FITS = {
+    "one job": ({}, {}),
+    "other steps": ({"steps": 5}, {}),
+    "no metadata": ({"metadata": False}, {"metadata": False}),
+    "metadata in one": ({"metadata": False}, {}),
+    "more for the host": ({"operators": 9}, {"operators": 0}),
+    "slowdown": ({"slowdown": 0.9}, {}),
+}
+
+
+@pytest.mark.parametrize("name", FITS)
+def test_files_of_one_job_fit(tmp_path: Path, name: str) -> None:
+    ov, seq = FITS[name]
+    head = on("NVIDIA A100")
+    files = written(tmp_path, [(list(kineto.training(**ov)), head), (sequential(**seq), head)])
+    result = overlap("compare", *files)
+    assert result.exit_code == 0
+    assert "(eq. 1)" in result.output
+    assert "do not fit" not in result.output
+
+
+def test_what_only_one_file_tells_is_no_misfit(tmp_path: Path) -> None:
+    sides = [(list(kineto.training()), on("NVIDIA A100")), (sequential(metadata=False), {})]
+    found = compare(*map(read_trace, written(tmp_path, sides)))
+    assert found.valid
+    assert found.problems == ()
+
+
+def test_other_buckets_of_as_many_bytes_are_the_same_job(tmp_path: Path) -> None:
+    half = {**kineto.METADATA, "In msg nelems": 500_000, "Out msg nelems": 500_000}
+    ov, seq = gathered(4, **half), gathered(2, **kineto.METADATA)
+    found = compare(*map(read_trace, written(tmp_path, [(ov, {}), (seq, {})])))
+    assert found.valid
+    assert not said(found.problems, "in a step")
+
+
+def test_other_numbers_of_collectives_of_unknown_size_are_a_doubt(tmp_path: Path) -> None:
+    files = written(tmp_path, [(gathered(4), {}), (gathered(2), {})])
+    found = compare(*map(read_trace, files))
+    assert found.valid
+    assert said(found.problems, "different numbers of collectives in a step: 4.0 and 2.0")
+    assert overlap("compare", *files).exit_code == 0
+
+
+def test_files_of_other_ranks_are_a_doubt(tmp_path: Path) -> None:
+    files = written(tmp_path, [(list(kineto.training()), kineto.job(0)), (sequential(), kineto.job(1))])
+    result = overlap("compare", *files)
+    assert result.exit_code == 0
+    assert "the files are of different ranks: 0 and 1" in " ".join(result.output.split())
