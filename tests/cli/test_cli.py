@@ -201,8 +201,8 @@ def test_a_control_run_gives_no_verdict(tmp_path: Path) -> None:
 def test_json_holds_the_figures_with_their_intervals(tmp_path: Path) -> None:
     write_record(tmp_path, window_report())
     found = json.loads(show(str(tmp_path), "--json"))
-    # The sample has no pipeline, no lengths of profiled steps, no collectives on the host of a job on a device, and none
-    # that were compared by rank.
+    # The sample has no pipeline, no lengths of profiled steps, no collectives on the host of a job on a device,
+    # and none that were compared by rank.
     not_in_the_sample = {"bubble_ms", "profiler_slowdown", "profiler_slowdown_isolated", "waiting_ms"}
     not_in_the_sample |= {"waiting_isolated_ms", "exposed_on_host_ms"}
     assert set(found["figures"]) == {figure.name for figure in FIGURES} - not_in_the_sample
