@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD
+from overlap_callbacks.analysis.exposure import collectives_in_words
 from overlap_callbacks.analysis.formatting import PLAIN, listed
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment, Severity
@@ -325,6 +326,7 @@ def _against_communication(job: JobFacts) -> Iterator[Advice]:
     kinds = {collective_of(row.operator) for row in detailed.collectives}
     stage = configuration.get("zero_stage")
     gathers = stage == 3 or "fsdp_units" in configuration or not configuration
+    gathers = gathers and _may_win(job, _exposed_share(job, ("all_gather",)))
     if gathers and "all_gather" in kinds and "reduce_scatter" in kinds:
         what = "Prefetch parameters earlier: one more layer ahead in FSDP, a larger prefetch bucket in ZeRO-3."
         why = most if name else "Parameters are gathered in the step, and compute waits for them."
@@ -332,7 +334,10 @@ def _against_communication(job: JobFacts) -> Iterator[Advice]:
     rows = [row for row in detailed.collectives if row.messages and collective_of(row.operator) in _REDUCTIONS]
     if not rows:
         return
-    of_reductions_ms = _share_of(rows, detailed.collectives) * exposed_ms
+    share = _exposed_share(job, _REDUCTIONS)
+    if not _may_win(job, share):
+        return
+    of_reductions_ms = exposed_ms * (_share_of(rows, detailed.collectives) if share is None else share)
     yield from _buckets(job, rows, of_reductions_ms)
     found = reductions_of(job)
     again = found is not None and found.times > 1
@@ -358,6 +363,20 @@ def _mapping(job: JobFacts, name: str, won: str) -> Advice:
     return Advice("mapping", what, f"{most}{between} {won}")
 
 
+def _exposed_share(job: JobFacts, kinds: Sequence[str]) -> float | None:
+    """The part of the exposed time that some kinds of collectives have; None where that was not measured."""
+    found = job.detailed.exposure
+    if found is None or not found.exposed_ms > 0:
+        return None
+    return sum([row.exposed_ms for row in found.rows if row.collective in kinds]) / found.exposed_ms
+
+
+def _may_win(job: JobFacts, share: float | None) -> bool:
+    """Whether so large a part of the exposed time is worth advice; it may be, if it is not known."""
+    exposed_ms = job.parts.transfer_ms + job.parts.waiting_ms
+    return share is None or share * exposed_ms >= WORTH * job.parts.total_ms
+
+
 def _share_of(rows: Sequence[CollectiveTime], of: Sequence[CollectiveTime]) -> float:
     """The part of the bytes of some collectives that are of these."""
     total = sum(row.size_bytes for row in of)
@@ -370,6 +389,10 @@ def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -
     mean_bytes = sum(row.size_bytes for row in rows) / messages
     size = f"A reduction has {mean_bytes / 1e6:.2f} MB on average"
     won = f"That could win {job.at_most(exposed_ms)}."
+    exposure = job.detailed.exposure
+    reductions = [row for row in (exposure.rows if exposure else ()) if row.collective in _REDUCTIONS]
+    if exposure is not None and reductions and reductions[0].exposed_ms > 0:
+        size += f", and most exposed is {collectives_in_words(reductions[0], exposure)}"
     found, cap = reductions_of(job), job.configuration.get("ddp_bucket_cap_bytes")
     # One bucket has room for all gradients, or there is one message for all of them.
     whole = found is not None and (

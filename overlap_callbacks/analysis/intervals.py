@@ -90,17 +90,26 @@ class Intervals(msgspec.Struct, frozen=True, dict=True):
             return Intervals.empty(), np.empty(0, dtype=np.int64)
         order = np.lexsort((start, group))
         start, end, group = start[order], end[order], group[order]
-        new_group = np.concatenate(([True], group[1:] != group[:-1]))
-        # The latest end so far in its group: those of a later group rank above all of the groups before.
-        by_end = np.argsort(end, kind="stable")
-        rank = np.empty(len(end), dtype=np.int64)
-        rank[by_end] = np.arange(len(end))
-        latest = np.maximum.accumulate((np.cumsum(new_group) - 1) * len(end) + rank) % len(end)
-        end = end[by_end[latest]]
-        begins = new_group.copy()
+        begins = np.concatenate(([True], group[1:] != group[:-1]))
+        end = _latest_so_far(end, begins)
         begins[1:] |= start[1:] > end[:-1]
         lasts = np.append(np.flatnonzero(begins)[1:] - 1, len(start) - 1)
         return Intervals(start[begins], end[lasts]), group[begins]
+
+    def after_earlier(self, group: npt.NDArray[np.int64]) -> Intervals:
+        """Of each interval the part that those of its group do not cover that begin earlier; some are empty.
+
+        The parts of a group are its union. ``group`` as in ``union_by``.
+        """
+        if not len(self):
+            return self
+        order = np.lexsort((self.start_ns, group))
+        start, end = self.start_ns[order], np.maximum(self.start_ns, self.end_ns)[order]
+        is_first = np.concatenate(([True], np.diff(group[order]) != 0))
+        latest = np.concatenate((start[:1], _latest_so_far(end, is_first)[:-1]))
+        since = np.empty_like(start)
+        since[order] = np.minimum(np.where(is_first, start, np.maximum(start, latest)), end)
+        return Intervals(since, np.maximum(self.start_ns, self.end_ns))
 
     def intersection(self, other: Intervals) -> Intervals:
         """The points that lie in both, as disjoint intervals in ascending order."""
@@ -155,6 +164,17 @@ class Intervals(msgspec.Struct, frozen=True, dict=True):
     def _lengths_before(self) -> Nanoseconds:
         """Total length of the intervals before each interval of a union, and of all of them; shape (n + 1,)."""
         return np.concatenate(([0], np.cumsum(self.durations_ns)))
+
+
+def _latest_so_far(end_ns: Nanoseconds, begins: npt.NDArray[np.bool_]) -> Nanoseconds:
+    """The latest of the ends up to each, in its group; ``begins`` marks the first of each group. Shapes (n,), n > 0."""
+    # Those of a later group rank above all of the groups before.
+    by_end = np.argsort(end_ns, kind="stable")
+    rank = np.empty(len(end_ns), dtype=np.int64)
+    rank[by_end] = np.arange(len(end_ns))
+    latest = np.maximum.accumulate((np.cumsum(begins) - 1) * len(end_ns) + rank) % len(end_ns)
+    latest_ns: Nanoseconds = end_ns[by_end[latest]]
+    return latest_ns
 
 
 def self_segments(intervals: Intervals) -> tuple[Intervals, npt.NDArray[np.intp]]:

@@ -194,7 +194,14 @@ def without_details(report: OverlapReport) -> OverlapReport:
     kept = () if report.complete else report.samples[:1]
     blocks = [msgspec.structs.replace(sample, **tables, power=(), power_trace=None) for sample in kept]
     return msgspec.structs.replace(
-        report, **tables, transfers=(), samples=tuple(blocks), power_trace=None, messages=None, expert_details=None
+        report,
+        **tables,
+        transfers=(),
+        samples=tuple(blocks),
+        power_trace=None,
+        messages=None,
+        expert_details=None,
+        exposure=None,
     )
 
 

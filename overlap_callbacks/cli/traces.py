@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 # Tables of an analysis, and of a comparison, that can be printed as CSV.
 ANALYSIS_TABLES = (
-    "steps", "time", "paths", "kernels", "collectives", "on_host_collectives", "families", "estimates", "copies",
-    "queues", "utilisation", "sizes", "skew",
+    "steps", "time", "paths", "kernels", "collectives", "exposure", "on_host_collectives", "families", "estimates",
+    "copies", "queues", "utilisation", "sizes", "skew",
 )  # fmt: skip
 COMPARISON_TABLES = ("figures", "kernels", "ranges", "pairs", "unmatched")
 # Exit code of ``compare`` where the files do not tell what overlap does.

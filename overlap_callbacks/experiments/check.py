@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
+from overlap_callbacks.analysis.exposure import exposed_parts
 from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, count
-from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, figure_named
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.kernel_times import StepTimeline
-from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
@@ -27,6 +22,7 @@ from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.analysis.statistics import Pooling
 from overlap_callbacks.experiments.supervisor import Ending, GrowingRecord, exit_in_words, interruptible, supervise
 from overlap_callbacks.report.record import Record
+from overlap_callbacks.report.views.sections import exposure_of
 
 # Not a headline figure: exposed communication over the step, both under the profiler.
 EXPOSED_SHARE = "exposed_share"
@@ -196,17 +192,19 @@ def run_for_windows(command: Sequence[str], folder: Path, windows: int | None, t
 
 # -- exposed communication. A record has the exposed time of each dimension of parallelism, a mean over ranks and steps,
 # and the collectives that a dimension issues in a step. A collective is named as the cause if it is the only kind in
-# its dimension. For one profiled step of the lowest rank the record has each collective: its position among those of
-# its name identifies the bucket or the layer.
+# its dimension.
 
-_LATEST_MS = 1e12
-# Maximum collectives of one dimension named in a line, and maximum lines for collectives of one step.
+# Maximum collectives of one dimension named in a line.
 _MAX_NAMED = 3
 
 
 def exposed_lines(record: Record) -> list[str]:
-    """Which communication is exposed in the last window that counts: by dimension, then by collective."""
-    return [*_dimension_lines(record), *_collective_lines(record)]
+    """Which communication is exposed: by dimension in the last window that counts, then by size and place."""
+    lines, exposure = _dimension_lines(record), exposure_of(record)
+    if exposure is not None:
+        whole, parts = exposed_parts(exposure.found)
+        lines += [f"{exposure.windows}: of {whole} {part}" for part in parts]
+    return lines
 
 
 def _dimension_lines(record: Record) -> list[str]:
@@ -240,91 +238,10 @@ def _name(kind: CollectiveTime) -> str:
     )
 
 
-def _collective_lines(record: Record) -> list[str]:
-    """A line for each of the most exposed collectives of one step."""
-    window = record.latest_valid("pictures")
-    if window is None:
-        return []
-    return [
-        f"window {window.window}, one step of rank {window.first_rank}: {_one(row)} is exposed for "
-        f"{PLAIN.quantity(row.exposed_ms, 'ms')} of {PLAIN.quantity(row.in_flight_ms, 'ms')}"
-        for row in _of_one_step(window)[:_MAX_NAMED]
-    ]
-
-
-def _one(row: ExposedCollective) -> str:
-    place = f" {row.place} of {row.of}" if row.of else ""
-    return f"{row.name}{place}" + (f" ({bytes_in_words(row.size_bytes)})" if row.size_bytes else "")
-
-
-def _of_one_step(window: OverlapReport) -> list[ExposedCollective]:
-    pictures = (picture for picture in window.pictures if picture.mode is Mode.OVERLAPPED)
-    return [row for picture in pictures for row in exposed_collectives(picture)]
-
-
 def exposed_as_data(record: Record) -> dict[str, Sequence[Any]]:
-    """The same as plain data: ``dimensions``, and ``collectives`` of one step of the lowest rank."""
-    dimensions, pictures = (record.latest_valid(part) for part in ("dimensions", "pictures"))
+    """The same as plain data: ``dimensions``, and ``collectives`` by size and by place in the step."""
+    dimensions, exposure = record.latest_valid("dimensions"), exposure_of(record)
     return {
         "dimensions": () if dimensions is None else dimensions.dimensions,
-        "collectives": [] if pictures is None else [row._asdict() for row in _of_one_step(pictures)],
+        "collectives": () if exposure is None else exposure.found.rows,
     }
-
-
-class ExposedCollective(NamedTuple):
-    """A collective of a step, and how much of it compute does not hide.
-
-    Attributes:
-        name: of its kernel; on CPU of its operator.
-        place: number among those of its name in the step, by start, from 1; 0 if the record does not keep them all.
-        of: number of its name in the step; 0 likewise.
-        size_bytes: the larger of what it reads and writes; 0 if unknown.
-        in_flight_ms: its length.
-        exposed_ms: its time without compute. If several collectives are in flight, the time counts for the one that
-            began first, so that the rows add up to the step's exposed communication.
-    """
-
-    name: str
-    place: int
-    of: int
-    size_bytes: int
-    in_flight_ms: float
-    exposed_ms: float
-
-
-def exposed_collectives(picture: StepTimeline) -> list[ExposedCollective]:
-    """The exposed collectives of one step, most exposed first; empty if the record has no kernels of it.
-
-    A gap in compute that is too short for the record counts as compute; see ``StepTimeline.closed_compute_ms``.
-    """
-    detail = picture.detail
-    if detail is None:
-        return []
-    rows = [row for row in detail.named_slices if row.communicates]
-    if not rows:
-        return []
-    start_ns = _nanoseconds([row.start_ms for row in rows])
-    end_ns = _nanoseconds([row.start_ms + row.length_ms for row in rows])
-    # Sorted by start, so the earlier ones cover a collective up to their latest end.
-    latest_ns = np.maximum.accumulate(np.append(start_ns[0], end_ns[:-1]))
-    own = Intervals(np.maximum(start_ns, latest_ns), end_ns)
-    compute = Intervals(
-        _nanoseconds([start for start, _ in picture.compute]), _nanoseconds([end for _, end in picture.compute])
-    )
-    exposed_ns = np.maximum(own.durations_ns, 0) - own.covered_ns(compute)
-    counts = Counter(row.name for row in rows)
-    seen: Counter[int] = Counter()
-    found = []
-    for row, exposed in zip(rows, exposed_ns.tolist(), strict=True):
-        seen[row.name] += 1
-        of = counts[row.name] if detail.communication_left_out == 0 else 0
-        place = seen[row.name] if of else 0
-        name = detail.names[row.name]
-        found.append(ExposedCollective(name, place, of, row.size_bytes, row.length_ms, exposed / 1e6))
-    return sorted([row for row in found if row.exposed_ms > 0], key=lambda row: -row.exposed_ms)
-
-
-def _nanoseconds(milliseconds: list[float]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    # A damaged record may hold any time: clip to 64 bits.
-    times_ms = np.array(milliseconds, np.float64).clip(-_LATEST_MS, _LATEST_MS)
-    return np.rint(times_ms * 1e6).astype(np.int64)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -213,14 +214,25 @@ class Record:
         """The last window with this part, including its details; preferably one that counts."""
         return self.latest_valid(part) or self._latest(part, self.windows)
 
+    def last(self, part: str, most: int) -> list[OverlapReport]:
+        """The last windows that have a part, some at most, with their details; those that count if there are any."""
+        for windows in (self.valid_windows, self.windows):
+            found = list(itertools.islice(self._having(part, windows), most))
+            if found:
+                return found[::-1]
+        return []
+
     def _latest(self, part: str, windows: Sequence[OverlapReport]) -> OverlapReport | None:
+        return next(self._having(part, windows), None)
+
+    def _having(self, part: str, windows: Sequence[OverlapReport]) -> Iterator[OverlapReport]:
+        """The windows that have a part, with their details, the last one first."""
         for window in reversed(windows):
             details = self._details.get(id(window))
             if part in details.parts if details is not None else getattr(window, part):
                 whole = self.whole(window)
                 if getattr(whole, part):
-                    return whole
-        return None
+                    yield whole
 
 
 def read(

@@ -14,6 +14,7 @@ from overlap_callbacks.analysis.throughput import run_throughput
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.communication import bandwidths_of, latest_pipeline, shares_window, waiting_of
 from overlap_callbacks.report.views.quality import cost_of, race_of
+from overlap_callbacks.report.views.sections import exposure_of
 from overlap_callbacks.report.views.traffic import Mapping, RunTraffic
 
 
@@ -95,7 +96,7 @@ def communication_as_json(record: Record, own: Peaks = Peaks()) -> dict[str, Any
     ``own``: the user's values for link peaks.
     """
     waiting, by_size = waiting_of(record), bandwidths_of(record, own)
-    shares, pipeline = shares_window(record), latest_pipeline(record)
+    shares, pipeline, exposed = shares_window(record), latest_pipeline(record), exposure_of(record)
     return {
         "waiting_fraction": None if waiting is None else waiting.fraction,
         "late_ranks": [] if waiting is None else [_fields(row, "last_share", "sure") for row in waiting.ranks],
@@ -113,6 +114,7 @@ def communication_as_json(record: Record, own: Peaks = Peaks()) -> dict[str, Any
         ],
         "link_peak": None if by_size is None else _fields(by_size.peaks.within),
         "network_peak": None if by_size is None else _fields(by_size.peaks.between),
+        "exposure": None if exposed is None else exposed.found,
         "step_shares": [] if shares is None else [share._asdict() for share in shares.dimension_shares()],
         "pipeline": None if pipeline is None else _fields(pipeline[1], "expected_fraction", "fraction"),
     }

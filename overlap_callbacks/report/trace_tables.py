@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from overlap_callbacks.analysis.results.exposure import ExposedCollective
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.safe_text import printable, spreadsheet_cell
 from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime, HostCollective, StreamQueue, TopKernel
@@ -154,6 +155,10 @@ def _with_all(items: Iterable[Any]) -> Iterator[Row]:
         yield {**fields, "step": "all" if fields["step"] is None else fields["step"]}
 
 
+def _exposure(trace: TraceFigures) -> Iterator[Row]:
+    return map(_fields, () if trace.exposure is None else trace.exposure.rows)
+
+
 def _families(trace: TraceFigures) -> Iterator[Row]:
     for item in trace.families:
         yield {**_fields(item), "beside_ms": " ".join(f"{kind}={ms:g}" for kind, ms in item.beside.items())}
@@ -183,6 +188,7 @@ _OF_TRACES: dict[str, tuple[tuple[str, ...], Callable[[TraceFigures], Iterable[R
     "paths": (_without(CriticalPath.__struct_fields__, "kernels"), lambda trace: _with_all(trace.paths)),
     "kernels": (TopKernel.__struct_fields__, lambda trace: map(_fields, trace.kernels)),
     "collectives": (CollectiveFigures.__struct_fields__, lambda trace: map(_fields, trace.collectives)),
+    "exposure": (ExposedCollective.__struct_fields__, _exposure),
     "on_host_collectives": (HostCollective.__struct_fields__, lambda trace: map(_fields, trace.on_host_collectives)),
     "families": ((*_without(FamilyFigures.__struct_fields__, "beside"), "beside_ms"), _families),
     "estimates": (("family", *_without(SlowdownEstimate.__struct_fields__, "families")), _estimates),

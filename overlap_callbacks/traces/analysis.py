@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,12 @@ import numpy.typing as npt
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.exposure import add_exposures, of_rank, reported, shifted
 from overlap_callbacks.analysis.kernels.calls import Calls
 from overlap_callbacks.analysis.kernels.table import Kind, StringTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
 from overlap_callbacks.analysis.kernels.times import KernelFigures, KernelSums
+from overlap_callbacks.analysis.results.exposure import Exposure, ExposureSums
 from overlap_callbacks.analysis.results.kernel_times import StepTimeline
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.traces.archives import bytes_of, container_of, in_turn, is_read_from_its_start
@@ -27,7 +29,7 @@ from overlap_callbacks.traces.estimate import EstimateSums
 from overlap_callbacks.traces.figures import Analysis, FamilyFigures, StepFigures, TraceFigures
 from overlap_callbacks.traces.files import Progress, TraceError
 from overlap_callbacks.traces.pieces import Device, Piece, devices_of
-from overlap_callbacks.traces.ranks import CollectiveSums, Part, collective_sizes, skew_over_ranks
+from overlap_callbacks.traces.ranks import CollectiveSums, Part, collective_sizes, numbers_of, skew_over_ranks
 from overlap_callbacks.traces.reading import read_trace
 from overlap_callbacks.traces.splits import split_loads, splits_of
 from overlap_callbacks.traces.trace import Trace
@@ -36,6 +38,8 @@ from overlap_callbacks.traces.trace import Trace
 MAX_KERNELS = 100
 # More processes than this gain little: a disk or a file server is the limit.
 MAX_PROCESSES = 8
+# No step has a greater number.
+_MOST_STEPS = 10**18
 # Below this many bytes of files, starting a process takes longer than it saves.
 _MIN_BYTES = 8 * 2**20
 
@@ -59,6 +63,7 @@ def part_of(trace: Trace, *, with_turns: bool = True) -> Part:
         {device: of_device.turns for device, of_device in ran.items()},
         [of_device.by_size for of_device in ran.values()],
         [splits_of(device.trace) for device in devices],
+        add_exposures([ExposureSums(), *[of_device.exposure for of_device in ran.values()]]),
     )
 
 
@@ -102,10 +107,20 @@ def together(parts: Sequence[Part], warnings: Sequence[str] = ()) -> Analysis:
         ),
         warnings=tuple(warnings),
         sizes=collective_sizes(parts, matched) if one_job else (),
+        exposure=_exposure(cycles) if one_job else None,
         one_job=one_job,
         splits=split_loads([(cycle, sent) for cycle, of in cycles.items() for part in of for sent in part.splits])
         if one_job else None,
     )  # fmt: skip
+
+
+def _exposure(cycles: Mapping[str, Sequence[Part]]) -> Exposure | None:
+    """What is exposed on all ranks; steps of two cycles differ, whatever their numbers."""
+    found = []
+    for cycle, parts in enumerate(cycles.values()):
+        for rank, part in zip(numbers_of(parts), parts, strict=True):
+            found.append(of_rank(shifted(part.exposure, cycle * _MOST_STEPS), rank))
+    return reported(msgspec.structs.replace(add_exposures(found), num_ranks=max(map(len, cycles.values()))))
 
 
 def _cycles(parts: Sequence[Part]) -> dict[str, list[Part]]:
@@ -163,6 +178,7 @@ def device_figures(
         reductions=trace.reductions,
         on_host_collectives=use.on_host,
         recorded=trace.recorded,
+        exposure=reported(of_rank(collectives.exposure, trace.rank or 0)),
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
+from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime, StepTimeline
 from overlap_callbacks.traces.device_time import (
     CriticalPath,
@@ -170,6 +171,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
         on_host_collectives: that libraries of the host ran beside the device; in none of the figures above.
         recorded: what the profiler recorded besides, which makes launches longer: ``Python stacks``, ``shapes``,
             ``memory``.
+        exposure: which collectives are exposed in the steps that are whole; None where none communicates.
     """
 
     file: str
@@ -197,6 +199,7 @@ class TraceFigures(msgspec.Struct, frozen=True, kw_only=True):
     on_host_collectives: tuple[HostCollective, ...] = ()
     recorded: tuple[str, ...] = ()
     beside_copies: tuple[PairTime, ...] = ()
+    exposure: Exposure | None = None
 
 
 class RankTime(msgspec.Struct, frozen=True, kw_only=True):
@@ -277,6 +280,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
         sizes: collectives of known size over all files, most time first; empty if they are of different jobs.
         one_job: whether the files look like ranks of one job.
         splits: loads by all-to-alls of all files' ranks; None without split sizes, or for files of different jobs.
+        exposure: which collectives are exposed, over all steps and ranks; None if the files are of different jobs.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -288,6 +292,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
     sizes: tuple[CollectiveSize, ...] = ()
     one_job: bool = True
     splits: SplitLoads | None = None
+    exposure: Exposure | None = None
 
 
 # Among the problems of a comparison that answers nothing.

@@ -18,9 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.equations import bus_factor
-from overlap_callbacks.analysis.intervals import sums_by
+from overlap_callbacks.analysis.exposure import add_exposures
+from overlap_callbacks.analysis.intervals import distinct_values, sums_by
+from overlap_callbacks.analysis.kernels.exposure import exposure_of
 from overlap_callbacks.analysis.kernels.table import Indices, Kind, copies_of
 from overlap_callbacks.analysis.results.arrivals import came_alone
+from overlap_callbacks.analysis.results.exposure import UNKNOWN_SIZE, ExposureSums, Label
 from overlap_callbacks.traces.collect import Numbers
 from overlap_callbacks.traces.collectives import ALL_TO_ALL, UNKNOWN, CollectiveInfo, Collectives
 from overlap_callbacks.traces.figures import CollectiveFigures, CollectiveSize, CollectiveSkew, RankTime, TraceFigures
@@ -70,6 +73,7 @@ class CollectiveSums:
     Attributes:
         turns: each collective by place, for a comparison of ranks if ``with_turns``. There may be millions.
         by_size: those of known size.
+        exposure: those of the steps that are whole; of a file without steps all, unless kernels are missing.
     """
 
     def __init__(self, trace: Trace, *, with_turns: bool) -> None:
@@ -91,6 +95,8 @@ class CollectiveSums:
         # Turns count within the step, so that files that begin at different collectives match in later steps.
         self._parts = [None, *[step.number for step in trace.steps], _NUMBERED]
         self._with_turns = with_turns
+        self._labels = [Label(known.kind, known.description, known.size or 0) for known in self._infos]
+        self.exposure = ExposureSums()
 
     def add(self, trace: Trace) -> None:
         """Add the rows of a piece."""
@@ -99,7 +105,8 @@ class CollectiveSums:
         known = trace.collectives[rows]
         number = self._number_of[np.where(known.info >= 0, known.info, self._num_known + kernels.collective[rows])]
         times_ns, num_bytes = kernels.intervals.durations_ns[rows], known.num_bytes
-        hidden_ns = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE))
+        compute = kernels.of(Kind.COMPUTE).union()
+        hidden_ns = kernels.intervals[rows].covered_ns(compute)
         begins, whole_ns = known.transfers_ns(times_ns)
         every, sized = np.ones(len(rows), dtype=bool), begins & (num_bytes != UNKNOWN) & (whole_ns > 0)
         parts = ((every, times_ns), (every, hidden_ns), (sized, whole_ns), (sized, num_bytes))
@@ -112,6 +119,13 @@ class CollectiveSums:
         self._num_rows += len(rows)
         counts = begins & (num_bytes > 0)
         self._add_sizes(number[counts], num_bytes[counts], whole_ns[counts])
+        held, whole = distinct_values(kernels.step).tolist(), trace.whole
+        numbers = {i: trace.steps[i].number for i in held if i >= 0 and whole[i]}
+        step = kernels.step[rows]
+        mine = np.flatnonzero(whole[step] & ((step >= 0) | (len(trace.steps) == 0)))
+        sizes = np.where(num_bytes == UNKNOWN, UNKNOWN_SIZE, num_bytes)[mine]
+        exposure = exposure_of(kernels, compute, rows[mine], number[mine], self._labels, sizes, numbers)
+        self.exposure = add_exposures([self.exposure, exposure])
         if self._with_turns:
             # Copies do not wait for other ranks.
             own = begins & ~copies_of(kernels)[rows]
@@ -201,6 +215,7 @@ class Part(NamedTuple):
     of_device: dict[int, dict[Place, Turns]]
     by_size: list[dict[SizeKey, Timed]]
     splits: list[Splits]
+    exposure: ExposureSums = ExposureSums()
 
 
 # A participant: rank and device.
@@ -236,7 +251,7 @@ class Skew(NamedTuple):
 
 def skew_over_ranks(traces: Sequence[Part]) -> Skew:
     """Match the collectives of several ranks by group and order, and separate waiting from transfer."""
-    numbers = _numbers(traces)
+    numbers = numbers_of(traces)
     parts = [
         ((rank, device), part)
         for rank, trace in zip(numbers, traces, strict=True)
@@ -284,7 +299,7 @@ def _limits(traces: Sequence[Part], places: Matched) -> Iterator[str]:
         yield "the files do not tell process groups: collectives were matched by their kind and order alone"
 
 
-def _numbers(traces: Sequence[Part]) -> list[int]:
+def numbers_of(traces: Sequence[Part]) -> list[int]:
     """The rank of each file, where unknown the first number that no other file has."""
     taken = {trace.rank for trace in traces}
     numbers = []

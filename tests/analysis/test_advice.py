@@ -11,6 +11,7 @@ from overlap_callbacks.analysis.advice import DOCS, Advice, JobFacts, advice_for
 from overlap_callbacks.analysis.bottleneck import bottleneck_of
 from overlap_callbacks.analysis.results.environment import Finding, Severity
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.exposure import FIRST, LAST, ExposedCollective, Exposure
 from overlap_callbacks.analysis.results.kernel_times import CLOCK, SMS, KernelTime, SlowdownShare, SlowdownShares
 from overlap_callbacks.analysis.results.messages import DimensionTraffic, Traffic
 from overlap_callbacks.analysis.results.power import JobPower, SourceInfo
@@ -43,7 +44,8 @@ def dimension(name: str) -> DimensionTime:
 def job(parts: StepParts, *collectives: CollectiveTime, **changes: Any) -> JobFacts:
     """A job on GPUs with NCCL; changes of the window, and of what is known of the job."""
     known = {name: changes.pop(name) for name in JobFacts._fields if name in changes}
-    empty = {"dimensions": (), "kernels": (), "findings": (), "pipeline": None, "traffic": None, "power": None}
+    empty = {"dimensions": (), "kernels": (), "findings": (), "pipeline": None, "traffic": None, "power": None,
+             "exposure": None}  # fmt: skip
     fields = {**empty, "backend": "nccl", "device": "NVIDIA H200", "collectives": collectives, **changes}
     return JobFacts(parts, msgspec.structs.replace(window(0), **fields), **known)
 
@@ -164,6 +166,26 @@ def test_larger_buckets_cannot_help_where_all_gradients_fit_into_one_bucket() ->
     )
     assert units["buckets"].what == "Wrap more layers in each FSDP unit."
     assert "buckets" not in advice(Bound.COMMUNICATION, job(EXPOSED, collective("allreduce_", 1, 3_550_000)))
+
+
+def exposed(kind: str, exposed_ms: float, place: str = LAST) -> ExposedCollective:
+    return ExposedCollective(kind, "data", 8, place, 8 * MB, 8 * MB, 4, exposed_ms, 1.0, 4, 0.0, 0, exposed_ms)
+
+
+def test_advice_names_the_bucket_that_is_exposed_and_leaves_hidden_kinds_alone() -> None:
+    both = collective("_allgather_base_", 8, 1000 * MB), collective("_reduce_scatter_base_", 8, 8 * MB)
+
+    def found(gather_ms: float, scatter_ms: float) -> dict[str, Advice]:
+        rows = (exposed("reduce_scatter", scatter_ms), exposed("all_gather", gather_ms, FIRST))
+        facts = job(EXPOSED, *both, configuration=FSDP2, exposure=Exposure(4, 1, rows))
+        return advice(Bound.COMMUNICATION, facts)
+
+    assert list(found(10, 10)) == ["prefetch", "buckets", "fewer-bytes"]
+    assert "most exposed is the 8 MB reduce-scatter that ends the step" in found(10, 10)["buckets"].why
+    # A third of what is exposed is what it can win; by bytes it would be less than a hundredth.
+    assert "could win at most 10.00 ms of a step" in found(20, 10)["buckets"].why
+    assert list(found(10, 0)) == ["prefetch"]
+    assert list(found(0, 10)) == ["buckets", "fewer-bytes"]
 
 
 def test_parameters_are_prefetched_where_the_step_gathers_them_in_its_midst() -> None:

@@ -14,8 +14,6 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
-from overlap_callbacks.analysis.results.kernel_times import StepDetail, StepTimeline
-from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.experiments.supervisor import processes_with
 from tests.commands import invoke
@@ -62,28 +60,25 @@ def test_a_broken_limit_says_what_was_measured_and_whose_communication_is_expose
     assert any("dimension" in line and "exposed" in line for line in rest)
 
 
-def test_the_most_exposed_collectives_of_a_step_are_identified_by_their_position(tmp_path: Path) -> None:
-    # Three buckets: the second begins while the first is in flight, the third lies behind all compute.
-    slices = ((0, 0, 0.0, 10.0, 0), (1, 1, 6.0, 6.0, 25_000_000), (1, 1, 11.0, 3.0, 25_000_000), (0, 0, 13.0, 5.0, 0),
-              (1, 1, 17.0, 6.0, 8_000_000))  # fmt: skip
-    detail = StepDetail(("gemm", "ncclAllReduce"), (False, True), slices, communication_left_out=0)
-    flight = ((6.0, 14.0), (17.0, 23.0))
-    shown = StepTimeline(Mode.OVERLAPPED, 23.0, ((0.0, 10.0), (13.0, 18.0)), flight, 0.0, 0.0, detail)
-    of_sequential = msgspec.structs.replace(shown, mode=Mode.SEQUENTIAL)
-    report = msgspec.structs.replace(window(0), pictures=(of_sequential, shown))
-    run = str(write(tmp_path, report))
-    lines = invoke("check", "--max-exposed", "0.01", run).stdout.splitlines()
-    assert [line.strip() for line in lines if "one step" in line] == [
-        "window 0, one step of rank 0: ncclAllReduce 3 of 3 (8 MB) is exposed for 5.00 ms of 6.00 ms",
-        "window 0, one step of rank 0: ncclAllReduce 1 of 3 (25 MB) is exposed for 2.00 ms of 6.00 ms",
-        "window 0, one step of rank 0: ncclAllReduce 2 of 3 (25 MB) is exposed for 1.00 ms of 3.00 ms",
+def test_the_most_exposed_collectives_are_told_by_size_and_place_over_all_ranks_and_steps(run: str) -> None:
+    lines = [line.strip() for line in invoke("check", "--max-exposed", "0.01", run).stdout.splitlines()]
+    assert lines[-2:] == [
+        "windows 0 to 2: of 192 ms exposed on 2 ranks 144 ms are the 67.1 MB reduce-scatter that ends the step, "
+        "in 6 of 12 steps",
+        "windows 0 to 2: of 192 ms exposed on 2 ranks 48.0 ms are the 25.2 MB all-reduces in the middle of the step, "
+        "in 12 of 12 steps",
     ]
     told = json.loads(invoke("check", "--max-exposed", "0.01", "--json", run).stdout)["collectives"]
-    assert [(row["place"], row["exposed_ms"]) for row in told] == [(3, 5), (1, 2), (2, 1)]
-    # Older records do not say whether they keep all collectives of a step: then the place is not known.
-    older = msgspec.structs.replace(shown, detail=msgspec.structs.replace(detail, communication_left_out=None))
-    run = str(write(tmp_path / "older", msgspec.structs.replace(report, pictures=(older,))))
-    assert "ncclAllReduce (8 MB) is exposed" in invoke("check", "--max-exposed", "0.01", run).stdout
+    assert [(row["place"], row["exposed_ms"], row["worst_rank"]) for row in told] == [
+        ("last", 144, 1),
+        ("middle", 48, 0),
+    ]
+
+
+def test_older_records_do_not_tell_collectives(tmp_path: Path) -> None:
+    older = str(write(tmp_path, msgspec.structs.replace(window(0), exposure=None)))
+    assert "that end" not in invoke("check", "--max-exposed", "0.01", older).stdout
+    assert json.loads(invoke("check", "--max-exposed", "0.01", "--json", older).stdout)["collectives"] == []
 
 
 def test_with_sure_the_interval_decides(run: str) -> None:

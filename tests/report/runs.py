@@ -16,6 +16,7 @@ from overlap_callbacks.analysis.results.arrivals import Arrivals, DimensionWaiti
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.experts import ExpertLoads
+from overlap_callbacks.analysis.results.exposure import LAST, MIDDLE, ExposedSum, ExposureSums
 from overlap_callbacks.analysis.results.kernel_times import (
     MEMORY,
     SMS,
@@ -128,6 +129,7 @@ def rank_window(number: int = 0, rank: int = 0, *, slowdown: float = 0.14, **cha
             DimensionTime("pipeline", 32, 268_435_456, 13.0, 4.5, 14.0, 14.0),
         ),
         "pictures": (picture(OV), picture(SEQ)) if rank == 0 else (),
+        "exposure": exposure(number, rank),
         "collectives": (
             CollectiveTime("_reduce_scatter_base_", "data_parallel 7", 8, "nccl", 12, 5_368_709_120, 671_088_640, 24.4,
                            "data", 5_368_709_120.0),
@@ -168,6 +170,21 @@ DIMENSION_PAIRS = (
     PairTime("attention", False, "pipeline", 6.0, 2.5, 8.0, 7.1),
     PairTime("gemm", False, "data", 48.0, 44.0, 43.0, 41.8),
 )
+
+
+def exposure(number: int, rank: int) -> ExposureSums:
+    """Of four profiled steps: the last reduce-scatter is exposed in two of them, on rank 1 for longer."""
+    steps = tuple(range(520 + 500 * number, 524 + 500 * number))
+    last_ns, middle_ns = 8e6 * (1 + rank), 2e6
+    return ExposureSums(
+        steps,
+        rows=(
+            ExposedSum("reduce_scatter", "data", 8, LAST, 67_108_864, 67_108_864, 67_108_864, 4, 2 * last_ns, 4e6, 0.0,
+                       {steps[1]: last_ns, steps[3]: last_ns}),
+            ExposedSum("all_reduce", "tensor", 4, MIDDLE, 25_165_824, 25_165_824, 25_165_824, 768, 4 * middle_ns, 2e8,
+                       0.0, dict.fromkeys(steps, middle_ns)),
+        ),
+    )  # fmt: skip
 
 
 def picture(arm: Mode) -> StepTimeline:

@@ -17,6 +17,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.report import page, terminal
 from overlap_callbacks.report.record import read
+from overlap_callbacks.report.run_json import run_as_json
 from overlap_callbacks.report.views.quality import left_out, windows_that_count
 from overlap_callbacks.report.views.runs import runs_document
 from tests.environments import gpu_rank
@@ -46,6 +47,25 @@ def test_percentages_have_one_style_on_the_page_and_in_the_terminal(tmp_path: Pa
     for text in (text_of(made(tmp_path / "page", *windows)), printed(tmp_path / "terminal", *windows)):
         assert "95% interval" in text
         assert not re.search(r"\d\s%", text)
+
+
+def test_which_collectives_are_exposed_is_said_before_what_to_try(tmp_path: Path) -> None:
+    windows = [window(i) for i in range(3)]
+    for text in (text_of(made(tmp_path / "page", *windows)), printed(tmp_path / "terminal", *windows)):
+        said = " ".join(text.replace("\N{NO-BREAK SPACE}", " ").split())
+        answer = (
+            "Of 192 ms exposed on 2 ranks 144 ms are the 67.1 MB reduce-scatter that ends the step, in 6 of 12 steps; "
+            "48.0 ms are the 25.2 MB all-reduces in the middle of the step, in 12 of 12 steps. "
+            "That is of the profiled steps of windows 0 to 2."
+        )
+        assert said.index(answer) < said.index("To try first: ")
+        assert "Collectives by size and place in the step" in said
+    told = run_as_json(read(tmp_path / "terminal"))["communication"]["exposure"]
+    assert [(row.place, row.exposed_ms, row.worst_rank) for row in told.rows] == [("last", 144, 1), ("middle", 48, 0)]
+    # Records of earlier versions have none; nor has a job that hides all.
+    older = msgspec.structs.replace(window(), exposure=None)
+    assert " exposed on " not in printed(tmp_path / "older", older)
+    assert run_as_json(read(tmp_path / "older"))["communication"]["exposure"] is None
 
 
 def test_the_time_under_the_profiler_appears_once_next_to_that_without_it(tmp_path: Path) -> None:

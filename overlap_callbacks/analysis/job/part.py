@@ -33,6 +33,7 @@ from overlap_callbacks.analysis.power.sums import PowerSums, add_power, power_of
 from overlap_callbacks.analysis.race import add_checks
 from overlap_callbacks.analysis.rank_problems import Sentences, add_sentences, sentences_of
 from overlap_callbacks.analysis.rank_set import RankSet, Run, joined
+from overlap_callbacks.analysis.results.exposure import ExposureSums
 from overlap_callbacks.analysis.results.messages import NO_STAGE
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.race import RaceCheck
@@ -238,7 +239,14 @@ def packed(window: RankWindow) -> bytes:
     return zlib.compress(
         _ENCODER.encode(
             msgspec.structs.replace(
-                window, environment=None, messages=None, experts=None, arrivals=(), calls=(), race=None
+                window,
+                environment=None,
+                messages=None,
+                experts=None,
+                arrivals=(),
+                calls=(),
+                race=None,
+                exposure=ExposureSums(),
             )
         ),
         1,

@@ -14,6 +14,7 @@ from overlap_callbacks.analysis.environment.job import pooled_environment
 from overlap_callbacks.analysis.environment.lint import lint_job
 from overlap_callbacks.analysis.environment.privacy import has_marks, host_numbers_of, numbered
 from overlap_callbacks.analysis.experts import pooled_experts
+from overlap_callbacks.analysis.exposure import reported
 from overlap_callbacks.analysis.figures import figures_from
 from overlap_callbacks.analysis.job.arrivals import reported_arrivals, with_transfers
 from overlap_callbacks.analysis.job.part import MAX_SAMPLES, SPREAD_OVER_RANKS, JobPart, unpacked, without_tables
@@ -126,6 +127,7 @@ def report_of(
             mean_dimensions(tables.dimensions), {row.dimension: row.num_ranks for row in tables.dimensions}, waiting
         ),
         pictures=first.pictures,
+        exposure=reported(tables.exposure),
         collectives=with_transfers(first.collectives, part.transfers, waiting.transfers),
         power=power,
         power_trace=first.power_trace,

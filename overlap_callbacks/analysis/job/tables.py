@@ -9,6 +9,8 @@ from typing import Annotated
 import msgspec
 from msgspec.structs import astuple
 
+from overlap_callbacks.analysis.exposure import add_exposures, of_rank
+from overlap_callbacks.analysis.results.exposure import ExposureSums
 from overlap_callbacks.analysis.results.kernel_times import OTHER_KERNELS, KernelTime, PairTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import DimensionTime, RankWindow, SmLoss
@@ -68,6 +70,7 @@ class ProfileTables(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dimension_pairs: Annotated[tuple[PairSum, ...], add_pairs] = ()
     dimensions: Annotated[tuple[DimensionSum, ...], _dimensions] = ()
     losses: Annotated[LossSum, struct_sum(LossSum)] = LossSum()
+    exposure: Annotated[ExposureSums, add_exposures] = ExposureSums()
 
 
 _kernels = table_sum(KernelSum, 2, order=lambda row: -(row.overlapped_ms + row.sequential_ms))
@@ -103,6 +106,7 @@ def tables_of(window: RankWindow) -> ProfileTables:
     return ProfileTables(
         {name: int(bool(rows)) for name, rows in having.items()},
         _kernels([kernels]), add_pairs([pairs]), add_pairs([dimension_pairs]), _dimensions([dimensions]), _loss(window),
+        of_rank(window.exposure, window.rank) if window.exposure.steps else window.exposure,
     )  # fmt: skip
 
 

@@ -10,14 +10,17 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis import name_rules
+from overlap_callbacks.analysis.dimension_rules import UNKNOWN
 from overlap_callbacks.analysis.intervals import Intervals
 from overlap_callbacks.analysis.kernels.alignment import Alignment
 from overlap_callbacks.analysis.kernels.attribution import labels_of
 from overlap_callbacks.analysis.kernels.calls import ALONE_SHARE
+from overlap_callbacks.analysis.kernels.exposure import exposure_of
 from overlap_callbacks.analysis.kernels.issued import SEND_RECV, Issued, IssuedCollective
 from overlap_callbacks.analysis.kernels.receives import Transfers
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.analysis.results.arrivals import MAX_BINS, CollectiveCalls, ProfiledStep
+from overlap_callbacks.analysis.results.exposure import UNKNOWN_SIZE, ExposureSums, Label
 from overlap_callbacks.analysis.results.window import DimensionTime
 
 # What is sent: kinds of collectives on groups, and kinds of messages with a peer.
@@ -47,6 +50,24 @@ def dimension_times(
         isolated_ms = seq.sum_ns / max(len(sequential), 1) / 1e6
         times.append(DimensionTime(name, messages[name], bytes_in[name], comm_ms, exposed_ms, kernels_ms, isolated_ms))
     return tuple(sorted(times, key=lambda time: -time.comm_ms))
+
+
+def exposed_collectives(aligned: Alignment, numbers: Mapping[int, int]) -> ExposureSums:
+    """Exposed and hidden time of the collectives of some steps; ``numbers`` are those of the steps, by their index."""
+    kernels = aligned.kernels
+    labels: dict[Label, int] = {}
+    rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.step, list(numbers)))
+    label, size = np.zeros(len(rows), dtype=np.int64), np.full(len(rows), UNKNOWN_SIZE)
+    for place, row in enumerate(rows.tolist()):
+        found = Label(kernels.collectives[kernels.collective[row]], "", 0)
+        part = aligned.of_row.get(row)
+        if part is not None:
+            ranks = aligned.groups[part.group].ranks if part.group else ()
+            dimension = "" if part.dimension == UNKNOWN else part.dimension
+            found = Label(part.kind or found.collective, dimension, len(ranks))
+            size[place] = 0 if part.kind == "barrier" else part.size_bytes or UNKNOWN_SIZE
+        label[place] = labels.setdefault(found, len(labels))
+    return exposure_of(kernels, kernels.of(Kind.COMPUTE).union(), rows, label, list(labels), size, numbers)
 
 
 def kernel_times_by_collective(kernels: KernelTable, issued: Issued) -> dict[CollectiveKey, float]:

@@ -11,6 +11,7 @@ from overlap_callbacks.analysis.results.catalogue import FAMILIES, FIGURES
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread, stored_estimate
 from overlap_callbacks.analysis.results.experts import ExpertDetails, ExpertLoads
+from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.figure import Reported
 from overlap_callbacks.analysis.results.kernel_times import (
     KernelTime,
@@ -198,6 +199,7 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
         settled: the settled difference between the modes, over the windows of this start of the job so far; None if the
             window does not count.
         left_out: counted steps of the first rank left out as far longer than their like: overlapped, sequential.
+        exposure: which collectives are exposed in the profiled overlapped steps of all ranks; None without any.
     """
 
     ranks: tuple[int, ...]
@@ -230,6 +232,7 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
     lost_high_ms: float | None = None
     left_out: tuple[int, int] = (0, 0)
     lower_bound: bool = False
+    exposure: Exposure | None = None
 
     @property
     def num_reporting(self) -> int:

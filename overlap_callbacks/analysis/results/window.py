@@ -13,6 +13,7 @@ from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import CollectiveCalls, TimedCalls
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.analysis.results.experts import RankExperts
+from overlap_callbacks.analysis.results.exposure import ExposureSums
 from overlap_callbacks.analysis.results.kernel_times import (
     KernelTime,
     PairTime,
@@ -202,8 +203,8 @@ class SmLoss(msgspec.Struct, frozen=True):
 class RankWindow(msgspec.Struct, frozen=True):
     """Everything that one rank measured in one window.
 
-    A report holds ``environment``, ``messages``, ``experts``, ``arrivals``, ``calls`` and ``race`` for the whole job;
-    the samples in a record lack them.
+    A report holds ``environment``, ``messages``, ``experts``, ``arrivals``, ``calls``, ``race`` and ``exposure`` for
+    the whole job; the samples in a record lack them.
 
     Attributes:
         backend, device: of the default group (empty without one), and the device's name.
@@ -232,6 +233,7 @@ class RankWindow(msgspec.Struct, frozen=True):
         arrivals: times of some of its collectives in sequential steps.
         calls: kernels of its collectives in profiled steps.
         lower_bound: whether there may be more communication than its profile shows.
+        exposure: which of its collectives are exposed in the profiled overlapped steps.
         rhythms: those that rank 0 knew when it planned the window; the same on every rank.
         left_out: counted steps left out as far longer than others of their mode: overlapped, sequential.
         num_streams: streams of the device on which a profiled step ran kernels; 0 if unknown, and on CPU.
@@ -279,3 +281,4 @@ class RankWindow(msgspec.Struct, frozen=True):
     num_streams: int = 0
     calls: tuple[CollectiveCalls, ...] = ()
     lower_bound: bool = False
+    exposure: ExposureSums = ExposureSums()

@@ -20,6 +20,7 @@ from overlap_callbacks.analysis.kernels.by_collective import (
     CollectiveKey,
     collective_calls,
     dimension_times,
+    exposed_collectives,
     kernel_times_by_collective,
 )
 from overlap_callbacks.analysis.kernels.cross_check import cross_check
@@ -125,6 +126,7 @@ def profile_figures(
         num_streams=num_streams(kernels) if on_device else 0,
         lower_bound=checked_log.lower_bound,
         calls=collective_calls(aligned, numbered, own.rank, transfers),
+        exposure=exposed_collectives(aligned, {i: step.number for i, step in numbered.items() if not step.sequential}),
     )
     possible = [step for step in steps if step.profile_index not in kernels.lacking | kernels.impossible]
     has_power = window.meter is not None and not window.meter.elsewhere

@@ -20,7 +20,16 @@ from overlap_callbacks.report.views.environment import environment, warnings
 from overlap_callbacks.report.views.experts import experts
 from overlap_callbacks.report.views.quality import QUALITY, configuration, quality, race_of
 from overlap_callbacks.report.views.scaling import compared, scaling
-from overlap_callbacks.report.views.sections import cost, ideal, not_measured, overview, power, throughput, tiles
+from overlap_callbacks.report.views.sections import (
+    cost,
+    exposed_answer,
+    ideal,
+    not_measured,
+    overview,
+    power,
+    throughput,
+    tiles,
+)
 from overlap_callbacks.report.views.step_charts import kernels_in_time
 from overlap_callbacks.report.views.tables import summary_table
 from overlap_callbacks.report.views.traffic import traffic
@@ -91,7 +100,7 @@ def _run(identity: str, name: str, record: Record, *, compared: bool, charts: bo
         blocks.insert(0, Note(page_text(race_sentence(race), 4000), warning=True))
     blocks += warnings(record)
     head, line = page_text(_head(record)), run_headline(record.summary, len(record.arms))
-    more = tuple([page_sentence(each) for each in (*line.more, first_advice(record)) if each])
+    more = tuple([page_sentence(each) for each in (*line.more, exposed_answer(record), first_advice(record)) if each])
     sections = tuple([section for section in _sections(record, charts) if section.answer or section.blocks])
     # With several runs, the comparison comes first; each run's own sections open on a click.
     folded = tuple([dataclasses.replace(section, folded=True) for section in sections]) if compared else sections

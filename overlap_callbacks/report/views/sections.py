@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from overlap_callbacks.analysis.bottleneck import Bottleneck
+from overlap_callbacks.analysis.exposure import exposure_sentence, over_windows
 from overlap_callbacks.analysis.figures import value_by
 from overlap_callbacks.analysis.formatting import (
     PAGE,
@@ -20,6 +22,7 @@ from overlap_callbacks.analysis.formatting import (
 from overlap_callbacks.analysis.headline import step_change
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport, Throughput
 from overlap_callbacks.analysis.results.report_parts import compute_slowdowns
@@ -177,6 +180,33 @@ def _why_no_kernels(record: Record) -> str:
 
 # -- how far from ideal?
 
+# Windows over which exposed collectives are added up.
+_MAX_WINDOWS = 8
+
+
+class WindowsExposure(NamedTuple):
+    """Which collectives are exposed in some windows, by their numbers in words."""
+
+    found: Exposure
+    windows: str
+
+
+def exposure_of(record: Record) -> WindowsExposure | None:
+    """Which collectives are exposed in the profiled steps of the last windows; None where that is not known."""
+    windows = [window for window in record.last("exposure", _MAX_WINDOWS) if window.exposure is not None]
+    found = over_windows([window.exposure for window in windows if window.exposure is not None])
+    if found is None:
+        return None
+    first, last = windows[0].window, windows[-1].window
+    return WindowsExposure(found, f"window {first}" if len(windows) == 1 else f"windows {first} to {last}")
+
+
+def exposed_answer(record: Record) -> str:
+    """Which collectives are exposed, in a sentence; empty where none is or that is not known."""
+    known = exposure_of(record)
+    sentence = "" if known is None else exposure_sentence(known.found)
+    return f"{sentence} That is of the profiled steps of {known.windows}." if known and sentence else ""
+
 
 def ideal(record: Record) -> list[Section]:
     """What limits a step, what to try, and where the time goes; nothing if none of it is known."""
@@ -188,6 +218,9 @@ def ideal(record: Record) -> list[Section]:
     divided = record.latest("dimensions")
     if divided is not None and len(divided.dimensions) > 1:
         blocks += [dimension_chart(divided), tables.dimension_table(divided)]
+    exposed = exposure_of(record)
+    if exposed is not None:
+        blocks += tables.exposure_tables(exposed.found, f", {exposed.windows}")
     collectives = record.latest("collectives")
     if collectives is not None:
         blocks.append(tables.collective_table(collectives))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from overlap_callbacks.analysis.exposure import size_in_words
 from overlap_callbacks.analysis.formatting import PAGE, PLAIN, column_decimals, count, short_kernel_name
 from overlap_callbacks.analysis.results.catalogue import FIGURES, SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.kernel_times import ALONE, RAN_ALONE, KernelTime, PairTime, beside_in_words
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -127,6 +129,36 @@ def dimension_table(window: OverlapReport) -> Table:
         "communication kernels. The slowdown of compute is that of the compute kernels that ran beside them.",
         folded=True,
     )
+
+
+def exposure_tables(
+    found: Exposure | None, basis: str = "", *, first: bool = False, few: int = Table.few
+) -> list[Table]:
+    """Which collectives are exposed, by size and by place in the step; ``basis`` says what the times are of."""
+    if found is None:
+        return []
+    several, steps = found.num_ranks > 1, found.num_steps
+    over = f"Over {count(steps, 'step')}" if steps else "In the whole file"
+    table = table_of(
+        "Collectives by size and place in the step",
+        found.rows,
+        Column("*Collective", lambda row: row.collective),
+        Column("*Of", lambda row: row.dimension),
+        Column("Ranks", lambda row: row.group_size, "whole"),
+        Column("Size", lambda row: Cell(size_in_words(row), row.most_bytes or 0)),
+        Column("*Place", lambda row: row.place),
+        Column("Calls", lambda row: row.calls, "whole"),
+        Column("Exposed, ms", lambda row: row.exposed_ms, "ms"),
+        Column("Hidden, ms", lambda row: row.hidden_ms, "ms"),
+        Column("Exposed in", lambda row: Cell(f"{row.exposed_steps} of {steps}", row.exposed_steps) if steps else None),
+        Column("Most on rank", lambda row: row.worst_rank if several and row.exposed_ms else None, "whole"),
+        caption=f"{over}{f' on {found.num_ranks:,} ranks' if several else ''}{basis}. Time counts once where several "
+        "are in flight. First and last are places among the collectives of a step.",
+        first=first,
+        few=few,
+        drop_empty=True,
+    )
+    return [table]
 
 
 def collective_table(window: OverlapReport) -> Table:

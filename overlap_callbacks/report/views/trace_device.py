@@ -32,7 +32,7 @@ from overlap_callbacks.report.views.elements import (
     table_of,
 )
 from overlap_callbacks.report.views.step_charts import lanes, stack
-from overlap_callbacks.report.views.tables import WITH_WAITING, pair_table
+from overlap_callbacks.report.views.tables import WITH_WAITING, exposure_tables, pair_table
 from overlap_callbacks.report.views.trace_verdict import verdict
 from overlap_callbacks.traces.device_time import DeviceTime
 from overlap_callbacks.traces.figures import Analysis, CollectiveSize, FamilyFigures, StepFigures, TraceFigures
@@ -53,8 +53,9 @@ def file_name(trace: TraceFigures) -> str:
 def device_page(identity: str, trace: TraceFigures, analysis: Analysis) -> RunPage:
     """The part of one device of one file."""
     alone = len(analysis.traces) == 1
-    splits = analysis.splits if len(analysis.traces) == 1 else None
-    sentences = verdict(Analysis(library_version="", traces=(trace,), skew=(), problems=(), splits=splits), PAGE)
+    splits, exposure = analysis.splits if alone else None, trace.exposure
+    own = Analysis(library_version="", traces=(trace,), skew=(), problems=(), splits=splits, exposure=exposure)
+    sentences = verdict(own, PAGE)
     first, *rest = map(page_sentence, sentences or ("The file holds no kernels.",))
     world = "" if trace.world_size is None else f" of {trace.world_size}"
     rank = "" if trace.rank is None else f"rank {trace.rank}{world}"
@@ -267,22 +268,6 @@ def kernel_sections(trace: TraceFigures, first: bool, of: str = "", few: int = T
 
 
 def _communication(trace: TraceFigures, sizes: Sequence[CollectiveSize], first: bool) -> list[Section]:
-    collectives = table_of(
-        "Collectives",
-        trace.collectives,
-        Column("*Collective", lambda row: row.collective),
-        Column("*Group", lambda row: row.description or row.group),
-        Column("Ranks", lambda row: row.group_size, "whole"),
-        Column("Kernels", lambda row: row.count, "whole"),
-        Column("MB", lambda row: None if row.bytes is None else row.bytes / 1e6),
-        Column("Time, ms", lambda row: row.time_ms, "ms"),
-        Column("Hidden, ms", lambda row: row.hidden_ms, "ms"),
-        Column("GB/s", lambda row: row.algorithm_bandwidth_gb_s),
-        Column("Bus GB/s", lambda row: row.bus_bandwidth_gb_s),
-        caption="In the whole file, waiting included.",
-        first=first,
-        drop_empty=True,
-    )
     on_host = table_of(
         "Collectives on the host",
         trace.on_host_collectives,
@@ -294,8 +279,9 @@ def _communication(trace: TraceFigures, sizes: Sequence[CollectiveSize], first: 
         "the collective.",
         first=first,
     )
-    blocks = [table for table in (collectives, on_host) if table.rows]
-    return [Section("What is communicated?", "", [*blocks, *size_tables(sizes, first)])] if blocks else []
+    host_tables = [on_host] if on_host.rows else []
+    blocks = [*exposure_tables(trace.exposure, first=first), *host_tables, *size_tables(sizes, first)]
+    return [Section("What is communicated?", "", blocks)] if blocks else []
 
 
 def size_tables(sizes: Sequence[CollectiveSize], first: bool, few: int = Table.few) -> list[Block]:

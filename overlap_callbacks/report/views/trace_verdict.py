@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from overlap_callbacks.analysis.advice import WORTH, how_to_defer
+from overlap_callbacks.analysis.exposure import exposure_sentence
 from overlap_callbacks.analysis.formatting import PLAIN, Style, count, listed
+from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.kernel_times import PairTime
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.traces.device_time import CriticalPath, DeviceTime
@@ -38,21 +40,25 @@ def verdict(analysis: Analysis, style: Style = PLAIN) -> tuple[str, ...]:
         unknown = "What the devices do with their time is not known: kernels are missing."
         return (*sentences, *([unknown] if timed else []))
     if analysis.one_job:
-        return (*sentences, *_of_job(traces, style), *_splits(analysis.splits, style))
+        return (*sentences, *_of_job(traces, analysis.exposure, style), *_splits(analysis.splits, style))
     sentences.append("The files are not of one job, so each counts by itself.")
     for name, trace in list(zip(names_of(traces), traces, strict=True))[:_MAX_APART]:
-        sentences.append(f"{name}: {' '.join(_of_job([trace], style))}")
+        sentences.append(f"{name}: {' '.join(_of_job([trace], trace.exposure, style))}")
     if len(traces) > _MAX_APART:
         sentences.append(f"The tables have the other {len(traces) - _MAX_APART}.")
     return tuple(sentences)
 
 
-def _of_job(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
+def _of_job(traces: Sequence[TraceFigures], exposure: Exposure | None, style: Style) -> Sequence[str]:
     """What the devices of one job do, and what limits them."""
-    return (
-        _shares(traces, style), *_deferring(traces, style), *_on_host(traces, style), *_host(traces, style),
-        *_communication(traces, style), *_copies(traces, style),
+    exposed = _exposed_share(traces)
+    which = exposure_sentence(exposure, style) if exposure is not None and exposed >= _SHOWN else ""
+    won = _without_communication(traces, style) if exposed >= _MATTERS else ""
+    found = (
+        _shares(traces, style), which, *_deferring(traces, style), *_on_host(traces, style), *_host(traces, style), won,
+        *_copies(traces, style),
     )  # fmt: skip
+    return tuple(filter(None, found))
 
 
 def _skew(analysis: Analysis, style: Style) -> Sequence[str]:
@@ -175,23 +181,18 @@ def _host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     return ()
 
 
-def _communication(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
-    """The maximum that exposed communication costs."""
+def _exposed_share(traces: Sequence[TraceFigures]) -> float:
     whole = [trace.time[0] for trace in traces]
-    if _mean([time.exposed_comm_ms / time.span_ms for time in whole if time.span_ms]) < _MATTERS:
-        return ()
-    kinds: Counter[str] = Counter()
-    for trace in traces:
-        for row in trace.collectives:
-            kinds[row.collective] += row.time_ms - row.hidden_ms  # type: ignore[assignment]
-    mostly = f"Most of the exposed communication is {kinds.most_common(1)[0][0]}." if kinds else ""
+    return _mean([time.exposed_comm_ms / time.span_ms for time in whole if time.span_ms])
+
+
+def _without_communication(traces: Sequence[TraceFigures], style: Style) -> str:
+    """What exposed communication costs at most; empty where that is not known."""
     most = _at_most(traces, lambda path: path.at_most_comm_ms)
     if most is None:
-        return (mostly,) if mostly else ()
+        return ""
     won = f"Without any communication a step of {style.ms(most[1])} would be at most {style.ms(most[0])} shorter"
-    if most[0] < _MATTERS * most[1]:
-        return (f"{mostly} {won}: communication is not what holds the steps up.".strip(),)
-    return (f"{mostly} {won}.".strip(),)
+    return f"{won}: communication is not what holds the steps up." if most[0] < _MATTERS * most[1] else f"{won}."
 
 
 def _deferring(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:

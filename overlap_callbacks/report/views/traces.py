@@ -21,7 +21,7 @@ from overlap_callbacks.report.views.elements import (
     Table,
     table_of,
 )
-from overlap_callbacks.report.views.tables import kernel_column, loss_table, pair_tables, row_label
+from overlap_callbacks.report.views.tables import exposure_tables, kernel_column, loss_table, pair_tables, row_label
 from overlap_callbacks.report.views.trace_device import (
     MAX_STEPS,
     device_page,
@@ -105,7 +105,11 @@ def _together(analysis: Analysis, num_shown: int) -> list[Section]:
         blocks.append(time_stack("Where the time goes, by rank", shown, caption))
     if analysis.traces[0].cycle:
         blocks.append(_cycle_table(analysis))
-    blocks += [_rank_table(named, analysis.skew), *size_tables(analysis.sizes, True, _FEW_OF_SEVERAL)]
+    blocks += [
+        _rank_table(named, analysis.skew),
+        *exposure_tables(analysis.exposure, first=True, few=_FEW_OF_SEVERAL),
+        *size_tables(analysis.sizes, True, _FEW_OF_SEVERAL),
+    ]
     if len(named) > num_shown:
         blocks.append(Note(f"The first {num_shown} of {len(named)} devices have a part of their own below."))
     sections.append(Section("How do the ranks differ?", "", blocks))

@@ -13,8 +13,10 @@ import msgspec
 import pytest
 import torch
 
+from overlap_callbacks.analysis.exposure import exposure_sentence
 from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.results.exposure import FIRST, LAST
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from overlap_callbacks.analysis.run_summary import RunSummary
@@ -72,7 +74,7 @@ def closed(events: Callable[[], Sequence[Event]], num_steps: int = len(ORDER)) -
     for number in range(num_steps):
         arm = Mode.OVERLAPPED if ORDER[number] == "O" else Mode.SEQUENTIAL
         plan = Plan(0, number, Part.PROFILED, number, arm, arm, True, False)
-        steps.append(MeasuredStep(plan=plan, start=0, end=1, log=LOG, profile_index=number))
+        steps.append(MeasuredStep(plan=plan, start=0, end=1, log=LOG, profile_index=number, number=number))
     return MeasuredWindow(
         number=0, first_step=0, steps=tuple(steps), complete=True, problems=(), opened_ns=0, wall_ms=1.0, clock=clock,
         meter=None, profile=profile, missing_profile="",
@@ -104,6 +106,37 @@ def test_a_whole_profile_gives_figures_and_no_problem() -> None:
     assert (report.valid, report.verified, report.problems) == (True, True, ())
     assert report.compute_ms is not None
     assert report.compute_ms.value == pytest.approx(0.09 * KERNELS)
+
+
+def exposed(found: RankWindow) -> list[tuple[str, int, float, float, dict[int, float]]]:
+    """Place, size, exposed and hidden time, and exposed time of each step; the most exposed first."""
+    rows = sorted(found.exposure.rows, key=lambda row: -row.exposed_ns)
+    return [(row.place, row.size, row.exposed_ns / MS, row.hidden_ns / MS, row.by_step) for row in rows]
+
+
+def test_the_collectives_of_overlapped_steps_are_exposed_or_hidden_by_size_and_place() -> None:
+    # Beside 20 GEMMs of 0.09 ms, with a gap after each; those of sequential steps are no matter.
+    found = measured(whole())
+    (row,) = exposed(found)
+    steps = [number for number, mode in enumerate(ORDER) if mode == "O"]
+    assert row[:2] == (FIRST, 4)
+    assert row[2:4] == (pytest.approx(4 * 0.2), pytest.approx(4 * 1.8))
+    assert {number: ns / MS for number, ns in row[4].items()} == pytest.approx(dict.fromkeys(steps, 0.2))
+    late = [events for events in whole() if events]
+    for number in (steps[1], steps[3]):  # the collective runs behind all compute
+        at = number * STEP_NS + STEP_NS // 2 + 100_000 * KERNELS
+        late[number][-1] = gpu_kernel(ALL_REDUCE, at, at + 2 * MS, 1000 * (number + 1) + KERNELS, stream=20)
+    last, first = exposed(measured(late))
+    assert (last[0], last[2], sorted(last[4])) == (LAST, pytest.approx(4), [steps[1], steps[3]])
+    assert (first[0], first[2]) == (FIRST, pytest.approx(0.4))
+    timed = (TimedBlock(Mode.OVERLAPPED, 0, (900.0,)), TimedBlock(Mode.SEQUENTIAL, 1, (900.0,)))
+    ranks = [msgspec.structs.replace(measured(of), timed=timed, rank=i) for i, of in enumerate((whole(), late))]
+    report = aggregate_windows(ranks, world_size=2, every_n_steps=1000)
+    assert report.exposure is not None
+    assert exposure_sentence(report.exposure).startswith(
+        "Of 5.20 ms exposed on 2 ranks 4.00 ms are the 4 B all-reduce that ends the step, in 2 of 4 steps, on rank 1 "
+    )
+    assert all(not sample.exposure.rows for sample in report.samples)
 
 
 def with_copies(*, barrier: bool) -> list[list[Event]]:

@@ -1,0 +1,222 @@
+"""Which collectives are exposed: sums over steps and ranks, and the answer in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from overlap_callbacks.analysis.formatting import PLAIN, Style, bytes_in_words, count, three_digits, unit_of
+from overlap_callbacks.analysis.results.exposure import (
+    FIRST,
+    LAST,
+    SEVERAL,
+    UNKNOWN_SIZE,
+    ExposedCollective,
+    ExposedSum,
+    Exposure,
+    ExposureSums,
+)
+from overlap_callbacks.analysis.sums import distinct, grouped, named_sum, struct_sum, table_sum
+
+# More sizes of one kind and place share a row.
+MAX_SIZES = 16
+# What is kept: rows, and ranks of each that are exposed most.
+MAX_ROWS, _MAX_RANKS = 96, 8
+# A step, or a rank, in which a row is exposed for less than this part of its longest is not counted.
+_COUNTS = 0.1
+# From this share on it is all; a rank that has this share has it alone; and what has this share is named.
+_ALL, _ALONE, _NAMED = 0.99, 0.9, 0.1
+_MAX_NAMED = 3
+# What has less of the step's compute beyond it begins or ends the step.
+_AT_THE_END = 0.1
+
+
+def _most_exposed(parts: Sequence[dict[int, float]]) -> dict[int, float]:
+    ranks = named_sum(sum)(parts).items()
+    return dict(sorted(ranks, key=lambda rank: -rank[1])[:_MAX_RANKS])
+
+
+_add_rows = table_sum(
+    ExposedSum, 5, order=lambda row: (-row.exposed_ns, -row.hidden_ns),
+    least_bytes=min, most_bytes=max, by_step=named_sum(sum), by_rank=_most_exposed,
+)  # fmt: skip
+
+
+def add_rows(tables: Iterable[Sequence[ExposedSum]]) -> tuple[ExposedSum, ...]:
+    """The rows of all tables; too many sizes of one kind and place become one row."""
+    rows = _add_rows(tables)
+    families = grouped([row for row in rows if row.size != UNKNOWN_SIZE], _family)
+    many = {key for key, of in families.items() if len(of) > MAX_SIZES or SEVERAL in [row.size for row in of]}
+    if many:
+        rows = _add_rows([[
+            msgspec.structs.replace(row, size=SEVERAL) if row.size != UNKNOWN_SIZE and _family(row) in many else row
+            for row in rows
+        ]])  # fmt: skip
+    return rows[:MAX_ROWS]
+
+
+def _family(row: ExposedSum) -> tuple[Any, ...]:
+    """Kind, group and place."""
+    return msgspec.structs.astuple(row)[:4]
+
+
+add_exposures = struct_sum(ExposureSums, steps=distinct, rows=add_rows)
+
+
+def of_rank(sums: ExposureSums, rank: int) -> ExposureSums:
+    """The sums of one rank, as its own."""
+    rows = [msgspec.structs.replace(row, by_rank={rank: row.exposed_ns}) for row in sums.rows]
+    return msgspec.structs.replace(sums, num_ranks=1, rows=tuple(rows))
+
+
+def shifted(sums: ExposureSums, by: int) -> ExposureSums:
+    """The same with other numbers of steps, each greater by so many."""
+    rows = [
+        msgspec.structs.replace(row, by_step={number + by: ns for number, ns in row.by_step.items()})
+        for row in sums.rows
+    ]
+    return msgspec.structs.replace(sums, steps=tuple([number + by for number in sums.steps]), rows=tuple(rows))
+
+
+def reported(sums: ExposureSums) -> Exposure | None:
+    """As it is shown and written; None where nothing communicates."""
+    if not sums.rows:
+        return None
+    rows = [_reported(row) for row in sums.rows]
+    places = _add_rows([[msgspec.structs.replace(row, size=SEVERAL) for row in sums.rows]])
+    return Exposure(len(sums.steps), sums.num_ranks, tuple(rows), tuple([_reported(row) for row in places]))
+
+
+def _reported(row: ExposedSum) -> ExposedCollective:
+    known = row.least_bytes != UNKNOWN_SIZE  # of all of them
+    worst_ns = max(row.by_step.values(), default=0.0)
+    rank, of_rank_ns = max(row.by_rank.items(), key=lambda item: (item[1], -item[0]), default=(0, 0.0))
+    return ExposedCollective(
+        collective=row.collective,
+        dimension=row.dimension,
+        group_size=row.group_size or None,
+        place=row.place,
+        least_bytes=row.least_bytes if known else None,
+        most_bytes=row.most_bytes if known else None,
+        calls=row.calls,
+        exposed_ms=row.exposed_ns / 1e6,
+        hidden_ms=row.hidden_ns / 1e6,
+        exposed_steps=sum([ns >= _COUNTS * worst_ns for ns in row.by_step.values()]),
+        beyond=min(1.0, row.beyond_ns / row.exposed_ns) if row.exposed_ns > 0 else 0.0,
+        worst_rank=rank,
+        worst_ms=of_rank_ns / 1e6,
+    )
+
+
+def over_windows(found: Sequence[Exposure]) -> Exposure | None:
+    """What is exposed in several windows together; None without any."""
+    if not found:
+        return None
+    return Exposure(
+        sum([window.num_steps for window in found]),
+        max([window.num_ranks for window in found]),
+        _added([window.rows for window in found], 6),
+        _added([window.places for window in found], 4),
+    )
+
+
+def _added(tables: Iterable[Sequence[ExposedCollective]], key: int) -> tuple[ExposedCollective, ...]:
+    rows = grouped(chain.from_iterable(tables), lambda row: msgspec.structs.astuple(row)[:key])
+    return tuple(sorted(map(_together, rows.values()), key=lambda row: -row.exposed_ms))
+
+
+def _together(rows: Sequence[ExposedCollective]) -> ExposedCollective:
+    """The same collectives of several windows."""
+    sums = {name: sum([getattr(row, name) for row in rows]) for name in _SUMS}
+    sizes = [size for row in rows for size in (row.least_bytes, row.most_bytes) if size is not None]
+    known = len(sizes) == 2 * len(rows)
+    worst = max(rows, key=lambda row: row.worst_ms).worst_rank
+    return msgspec.structs.replace(
+        rows[0],
+        **sums,
+        least_bytes=min(sizes) if known else None,
+        most_bytes=max(sizes) if known else None,
+        beyond=sum([row.beyond * row.exposed_ms for row in rows]) / (sums["exposed_ms"] or 1),
+        worst_rank=worst,
+        worst_ms=sum([row.worst_ms for row in rows if row.worst_rank == worst]),
+    )
+
+
+_SUMS = ("calls", "exposed_ms", "hidden_ms", "exposed_steps")
+
+
+# -- in words
+
+
+def exposure_sentence(found: Exposure, style: Style = PLAIN) -> str:
+    """Which collectives are exposed, e.g. ``Of 15.0 ms exposed all are the 1.2 MB all-reduce that ends the step, ...``.
+
+    Empty where none is.
+    """
+    whole, parts = exposed_parts(found, style)
+    return f"Of {whole} {'; '.join(parts)}." if parts else ""
+
+
+def exposed_parts(found: Exposure, style: Style = PLAIN) -> tuple[str, list[str]]:
+    """How much is exposed, and the parts of the collectives that have most of it; none where nothing is exposed."""
+    total_ms = found.exposed_ms
+    if not total_ms > 0:
+        return "", []
+    # Where no size has most of it, kind and place answer.
+    rows = found.rows if found.rows[0].exposed_ms >= total_ms / 2 or not found.places else found.places
+    named = [row for row in rows[:_MAX_NAMED] if row.exposed_ms >= _NAMED * total_ms] or rows[:1]
+
+    def part(row: ExposedCollective) -> str:
+        share = "all" if row.exposed_ms >= _ALL * total_ms else _ms(row.exposed_ms, style)
+        return f"{share} are {collectives_in_words(row, found)}{_where(row, found)}"
+
+    ranks = f" on {count(found.num_ranks, 'rank')}" if found.num_ranks > 1 else ""
+    return f"{_ms(total_ms, style)} exposed{ranks}", list(map(part, named))
+
+
+def collectives_in_words(row: ExposedCollective, of: Exposure) -> str:
+    """E.g. ``the 1.2 MB all-reduce that ends the step``."""
+    several = row.calls > max(1, of.num_steps) * max(1, of.num_ranks) or row.least_bytes != row.most_bytes
+    one, many = _NOUNS.get(row.collective, (row.collective.replace("_", "-"), ""))
+    noun = (many or f"{one}s") if several else one
+    groups = {(other.dimension, other.group_size) for other in of.rows if other.collective == row.collective}
+    if len(groups) > 1 and (row.dimension or row.group_size):
+        noun += f" of {row.dimension}" if row.dimension else f" on {count(row.group_size or 0, 'rank')}"
+    size = size_in_words(row)
+    return f"the {f'{size} ' if size else ''}{noun}{_place(row, several=several)}"
+
+
+_NOUNS = {"send_recv": ("send or receive", "sends and receives"), "other": ("collective of an unknown kind", "")}
+
+
+def size_in_words(row: ExposedCollective) -> str:
+    """The size of one, or the least and the greatest; empty if unknown."""
+    if row.least_bytes is None or row.most_bytes is None:
+        return ""
+    least, most = bytes_in_words(row.least_bytes), bytes_in_words(row.most_bytes)
+    if least == most:
+        return most
+    unit = f" {unit_of(row.most_bytes)[0]}"
+    return f"{least.removesuffix(unit)} to {most}"
+
+
+def _place(row: ExposedCollective, *, several: bool) -> str:
+    ends = row.beyond <= _AT_THE_END
+    if row.place not in (FIRST, LAST):
+        return " in the middle of the step" if row.place else ""
+    verb = ("begin" if row.place == FIRST else "end") if ends else "come"
+    return f" that {verb}{'' if several else 's'} {'' if ends else f'{row.place} in '}the step"
+
+
+def _where(row: ExposedCollective, of: Exposure) -> str:
+    """In how many steps, and on which rank if it is one alone."""
+    steps = f", in {row.exposed_steps} of {count(of.num_steps, 'step')}" if of.num_steps else ""
+    alone = of.num_ranks > 1 and row.worst_ms >= _ALONE * row.exposed_ms
+    return steps + (f", on rank {row.worst_rank} alone" if alone else "")
+
+
+def _ms(value: float, style: Style) -> str:
+    return f"{three_digits(value, style)}{style.space}ms"

@@ -1,0 +1,115 @@
+"""Which collectives are exposed, by size and by place in the step: plain data, of profiles and of trace files."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+# In ``ExposedCollective.place``: of collectives of files without steps it is not known.
+FIRST, MIDDLE, LAST, NOWHERE = "first", "middle", "last", ""
+
+
+class ExposedCollective(msgspec.Struct, frozen=True):
+    """The collectives of one kind, group, size and place in the step, over all profiled steps and ranks.
+
+    Where several are in flight at once, the time counts for the one that began first: so the times of all rows add up
+    to the communication of the steps.
+
+    Attributes:
+        collective: kind of collective, e.g. ``all_reduce``.
+        dimension: of parallelism; of a file, the description of the group. Empty if unknown.
+        group_size: ranks of the group; None if unknown.
+        place: ``FIRST``, ``MIDDLE``, ``LAST`` or ``NOWHERE``.
+        least_bytes, most_bytes: sizes of one of them; None if unknown.
+        calls: number of their kernels.
+        exposed_ms, hidden_ms: their time in flight without compute, and with it.
+        exposed_steps: steps in which they are exposed for at least a tenth as long as in the step where they are most.
+        beyond: share of a step's compute before those that come first, or after those that come last; weighted by
+            exposed time.
+        worst_rank, worst_ms: the rank on which they are exposed most, and for how long.
+    """
+
+    collective: str
+    dimension: str
+    group_size: int | None
+    place: str
+    least_bytes: int | None
+    most_bytes: int | None
+    calls: int
+    exposed_ms: float
+    hidden_ms: float
+    exposed_steps: int
+    beyond: float
+    worst_rank: int
+    worst_ms: float
+
+    @property
+    def in_flight_ms(self) -> float:
+        return self.exposed_ms + self.hidden_ms
+
+
+class Exposure(msgspec.Struct, frozen=True):
+    """Exposed and hidden communication over steps and ranks.
+
+    Attributes:
+        num_steps, num_ranks: numbers of the steps (0 of files without steps) and of the ranks.
+        rows: by kind, group, size and place, the most exposed first.
+        places: the same, whatever the size.
+    """
+
+    num_steps: int
+    num_ranks: int
+    rows: tuple[ExposedCollective, ...]
+    places: tuple[ExposedCollective, ...] = ()
+
+    @property
+    def exposed_ms(self) -> float:
+        return sum([row.exposed_ms for row in self.rows])
+
+
+# -- as ranks send it to each other
+
+# In ``ExposedSum.size``: the size is not known, or there are so many that they share a row.
+UNKNOWN_SIZE, SEVERAL = -1, -2
+
+
+class Label(NamedTuple):
+    """What is told of collectives, as in ``ExposedCollective``; a size of 0 if it is not known."""
+
+    collective: str
+    dimension: str
+    group_size: int
+
+
+class ExposedSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A row of ``Exposure``, as sums over steps and ranks; times in nanoseconds.
+
+    Attributes:
+        size: of one, ``UNKNOWN_SIZE`` or ``SEVERAL``.
+        beyond_ns: ``ExposedCollective.beyond`` times the exposed time.
+        by_step: exposed time of each step that has any, by its number.
+        by_rank: exposed time of the ranks that have most.
+    """
+
+    collective: str
+    dimension: str
+    group_size: int
+    place: str
+    size: int
+    least_bytes: int
+    most_bytes: int
+    calls: int
+    exposed_ns: float
+    hidden_ns: float
+    beyond_ns: float
+    by_step: dict[int, float]
+    by_rank: dict[int, float] = {}
+
+
+class ExposureSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The collectives of the ``steps``, by their numbers, on some ranks."""
+
+    steps: tuple[int, ...] = ()
+    num_ranks: int = 0
+    rows: tuple[ExposedSum, ...] = ()
