@@ -24,9 +24,12 @@ def comparable(found: TraceFigures) -> object:
         for place, value in enumerate((row.count, round(row.time_ms * 1e6), round(row.hidden_ms * 1e6))):
             total[place] += value
     whole = msgspec.to_builtins(found)
-    for key in ("file", "rank", "world_size", "problems", "warnings"):
+    for key in ("file", "rank", "world_size", "problems", "warnings", "recorded"):
         del whole[key]
-    return {**whole, "collectives": collectives}
+    # Sizes and groups of exposed collectives are of the metadata; their times and steps are not.
+    exposure = whole["exposure"] or {"rows": ()}
+    times = [round(sum(row[name] for row in exposure["rows"]) * 1e6) for name in ("exposed_ms", "hidden_ms", "calls")]
+    return {**whole, "collectives": collectives, "exposure": (exposure.get("num_steps"), times)}
 
 
 @pytest.mark.parametrize("name", ["ddp_a100_x2", "ddp_v100_x2", "job128_rank0", "job128_rank1", "mi250_toy"])
