@@ -186,7 +186,7 @@ def numbers_in(splits: str) -> tuple[int, ...]:
 def _elements(args: Args, known: _Known) -> Any:
     """The number of elements that counts as a collective's size."""
     sent, received = args.in_elements, args.out_elements
-    if known.info.received and sum(known.info.sent) == sent:
+    if known.info.received and sum(known.info.sent) == sent == received:
         received = sum(known.info.received)  # for lists of tensors, torch gives both as what is sent
     return max(sent, received) if type(sent) is type(received) is int else sent
 
@@ -197,14 +197,15 @@ def _size(elements: Any, width: int | None) -> int:
 
 
 def joint_transfers(
-    info: Indices, sequence: Indices, lane: Indices, around: Indices, ran: Intervals
+    info: Indices, group: Indices, sequence: Indices, lane: Indices, around: Indices, ran: Intervals
 ) -> tuple[Indices, Indices]:
     """``joint`` and ``whole_ns`` of the kernels of all-to-alls, in order of time.
 
-    NCCL may run an all-to-all as several kernels, one behind the other on a stream. They were launched in one range of
-    torch's (``around``, -1 if unknown), or where that is not known, have one number.
+    NCCL may run an all-to-all as several kernels, one behind the other on a stream, and no other of its group between
+    them. They were launched in one range of torch's (``around``, -1 if unknown), or where that is not known, have one
+    number.
     """
-    order = np.lexsort((np.arange(len(info)), lane, info))
+    order = np.lexsort((np.arange(len(info)), lane, group))
     sequence, around = sequence[order], around[order]
     continues = np.all([column[1:] == column[:-1] for column in (info[order], lane[order], sequence)], axis=0)
     in_ranges = (around[1:] >= 0) & (around[:-1] >= 0)

@@ -35,6 +35,7 @@ from overlap_callbacks.analysis.kernels.table import (
     within_device,
 )
 from overlap_callbacks.traces.checks import ambiguous_collectives, copying_collectives, foreign_events
+from overlap_callbacks.traces.collect import Numbers
 from overlap_callbacks.traces.collectives import (
     ALL_TO_ALL,
     UNKNOWN,
@@ -317,7 +318,9 @@ def _joint_transfers(
     mine = mine[~kernels[mine].named(is_copy)]  # each peer has its own copies
     around = _last_begun(ranges, rows["launched"][mine], rows["thread"][mine])
     info, sequence, lane = (rows[name][mine] for name in ("info", "sequence", "lane"))
-    of_mine, whole_ns = joint_transfers(info, sequence, lane, around, kernels.intervals[mine])
+    groups: Numbers[CollectiveInfo] = Numbers()
+    group = np.array([groups[known._replace(sent=(), received=())] for known in infos], dtype=np.int64)[info]
+    of_mine, whole_ns = joint_transfers(info, group, sequence, lane, around, kernels.intervals[mine])
     if not len(whole_ns):
         return ()
     rows["joint"] = derived(lambda info: np.full(len(info), -1), rows["info"])

@@ -359,7 +359,8 @@ def _of_shares(times_ns: Indices, sizes: Indices) -> tuple[Indices, Indices]:
     own_ns, lines = np.array(times_ns), np.arange(len(times_ns))[:, None]
     for fastest in (times_ns.argmin(axis=1), (times_ns / shares).argmin(axis=1)):
         share, time_ns = shares[lines, fastest[:, None]], times_ns[lines, fastest[:, None]]
-        own_ns = np.minimum(own_ns, np.rint(time_ns * np.maximum(1.0, shares / share)).astype(np.int64))
+        at_rate_ns = np.minimum(own_ns, time_ns * np.maximum(1.0, shares / share))
+        own_ns = np.minimum(own_ns, np.rint(at_rate_ns).astype(np.int64))
     return own_ns.max(axis=1, keepdims=True), times_ns - own_ns
 
 

@@ -3,7 +3,8 @@
 Between two optimizer steps, the same reductions, size by size, follow each of several forward passes. Layers of equal
 size would follow a single pass, as would reductions that wait for the last micro-batch, in a pipeline too. They are
 reductions of gradients: FSDP launches them in a range of its own, DDP on autograd's thread, and in a forward pass its
-group only broadcasts buffers.
+group only broadcasts buffers. Gradients set to zero in between are not accumulated. Forward passes on another thread
+than the optimizer's recompute activations.
 """
 
 from __future__ import annotations
@@ -21,12 +22,14 @@ from overlap_callbacks.traces.collect import Numbers
 from overlap_callbacks.traces.collectives import CollectiveInfo
 from overlap_callbacks.traces.columns import Array
 
-# Torch's ranges of forward passes, of FSDP's reductions, and of optimizer steps.
-PASS, REDUCES, UPDATE = range(3)
+# Torch's ranges of forward passes, of FSDP's reductions, of optimizer steps, and of setting gradients to zero.
+PASS, FSDP1, FSDP2, UPDATE, ZERO = range(5)
 _RANGES = (
     (PASS, ("DistributedDataParallel.forward", "FSDP::root_pre_forward", "FullyShardedDataParallel.forward")),
-    (REDUCES, ("FSDP::post_backward_reduce", "FullyShardedDataParallel._post_backward_hook")),
+    (FSDP1, ("FullyShardedDataParallel._post_backward_hook",)),
+    (FSDP2, ("FSDP::post_backward_reduce",)),
     (UPDATE, ("Optimizer.step#",)),
+    (ZERO, ("Optimizer.zero_grad#",)),
 )
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
 
@@ -38,7 +41,7 @@ class RepeatedReductions(msgspec.Struct, frozen=True, kw_only=True):
         times: forward passes per optimizer step that the same reductions follow.
         messages, bytes: number and size of the reductions that follow one pass.
         exposed_ms, update_ms: exposed time of all of them, and time from one optimizer step to the next.
-        sharded: whether FSDP reduces them, else DDP.
+        wrapper: what reduces them: ``ddp``, ``fsdp1`` or ``fsdp2``.
     """
 
     times: int
@@ -46,7 +49,7 @@ class RepeatedReductions(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     exposed_ms: float
     update_ms: float
-    sharded: bool
+    wrapper: str
 
     @property
     def saved_ms(self) -> float:
@@ -55,7 +58,7 @@ class RepeatedReductions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def mark_of(name: str | None) -> int:
-    """The mark of a host range: ``PASS``, ``REDUCES``, ``UPDATE``, or -1."""
+    """The mark of a host range: ``PASS``, ``FSDP1``, ``FSDP2``, ``UPDATE``, ``ZERO``, or -1."""
     return next((mark for mark, names in _RANGES if (name or "").startswith(names)), -1)
 
 
@@ -71,12 +74,16 @@ def repeated_reductions(
     ``rows`` are columns of the kernels, ``marks`` of the host ranges that ``mark_of`` knows, and ``steps`` start and
     end of each step.
     """
-    passes, updates = _outermost(marks, PASS), _outermost(marks, UPDATE)
+    mark, thread = marks["mark"], marks["thread"]
+    counts = (mark != PASS) | np.isin(thread, thread[mark == UPDATE])
+    marks = {name: column[counts] for name, column in marks.items()}
+    passes, updates, zeros = (_outermost(marks, mark) for mark in (PASS, UPDATE, ZERO))
     if len(passes) < 2 or not len(updates):
         return None
-    mine, sharded = _of_gradients(kernels, rows, marks, infos, passes)
+    mine, wrapper = _of_gradients(kernels, rows, marks, infos, passes)
+    mine = mine[~_inside(updates, rows["launched"][mine])]  # of the optimizer, or of a closure that it calls
     launched_ns = rows["launched"][mine]
-    update, after = (np.searchsorted(of.start_ns, launched_ns, side="right") for of in (updates, passes))
+    update, after, zeroed = (np.searchsorted(of.start_ns, launched_ns, side="right") for of in (updates, passes, zeros))
     by_update: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for place, number, size in zip(update.tolist(), after.tolist(), rows["num_bytes"][mine].tolist(), strict=True):
         by_update[place][number].append(size)
@@ -88,6 +95,8 @@ def repeated_reductions(
     if len(repeated) < 2 or len(set(repeated)) > 1:
         return None
     counted = np.isin(update, list(by_update))
+    if len({*zip(update[counted].tolist(), zeroed[counted].tolist(), strict=True)}) > len(by_update):
+        return None
     if len(by_update) > 1:
         first, last = min(by_update), max(by_update)
         update_ns = (int(updates.start_ns[last]) - int(updates.start_ns[first - 1])) / len(by_update)
@@ -105,7 +114,7 @@ def repeated_reductions(
         bytes=sum(repeated[0]),
         exposed_ms=exposed_ns / len(by_update) / 1e6,
         update_ms=update_ns / 1e6,
-        sharded=sharded,
+        wrapper=wrapper,
     )
 
 
@@ -115,8 +124,8 @@ def _of_gradients(
     marks: Mapping[str, Array],
     infos: Sequence[CollectiveInfo],
     passes: Intervals,
-) -> tuple[Indices, bool]:
-    """The kernels that reduce gradients, of the group that reduces most, by launch; and whether FSDP launched them."""
+) -> tuple[Indices, str]:
+    """The kernels that reduce gradients, of the group that reduces most, by launch; and what launched them."""
     mine = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & (rows["info"] >= 0))
     mine = mine[rows["launched"][mine].argsort(kind="stable")]
     info, launched_ns, num_bytes = (rows[name][mine] for name in ("info", "launched", "num_bytes"))
@@ -125,17 +134,23 @@ def _of_gradients(
     reduces = np.array([known.kind in _REDUCTIONS and known.size != 1 for known in infos], dtype=bool)[info]
     reduces &= (launched_ns >= 0) & (num_bytes > 0)
     if not reduces.any() or distinct_values(rows["device"][mine]).size > 1:
-        return mine[:0], False
-    own = group == np.bincount(group[reduces], weights=num_bytes[reduces]).argmax()
-    sharded = _inside(_outermost(marks, REDUCES), launched_ns)
-    if (reduces & own & sharded).any():
-        return mine[reduces & own & sharded], True
+        return mine[:0], ""
+
+    def with_most(reductions: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        most = int(np.bincount(group[reductions], weights=num_bytes[reductions]).argmax())
+        return np.equal(group, most)
+
+    for wrapper, mark in (("fsdp1", FSDP1), ("fsdp2", FSDP2)):
+        sharded = reduces & _inside(_outermost(marks, mark), launched_ns)
+        if sharded.any():
+            return mine[sharded & with_most(sharded)], wrapper
+    own = with_most(reduces)
     broadcasts = np.array([known.kind == "broadcast" for known in infos], dtype=bool)[info]
     if (own & ~broadcasts & _inside(passes, launched_ns)).any():
-        return mine[:0], False
+        return mine[:0], ""
     if distinct_values(rows["thread"]).size > 1:
         reduces &= ~np.isin(rows["thread"][mine], marks["thread"][marks["mark"] == PASS])
-    return mine[reduces & own], False
+    return mine[reduces & own], "ddp"
 
 
 def _outermost(marks: Mapping[str, Array], mark: int) -> Intervals:

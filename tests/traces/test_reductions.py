@@ -41,20 +41,20 @@ class Job:
     def __init__(self, kind: str = "ddp", thread: int = AUTOGRAD) -> None:
         self.events: list[kineto.Event] = []
         self._pass, self._range, self._kernel, self._name = KINDS[kind]
-        self._thread, self._now, self._numbers = thread, 0, itertools.count(1)
+        self._thread, self.now, self._numbers = thread, 0, itertools.count(1)
         self._step, self._begin = 0, 0
 
     def launch(self, name: str, stream: int = 7, thread: int = MAIN, **args: Any) -> None:
         number = next(self._numbers)
-        self.events.append(kineto.launch(self._now + 10_000, number, thread=thread))
-        self.events.append(kineto.kernel(name, self._now + 20_000, self._now + MS, number, stream=stream, **args))
-        self._now += MS
+        self.events.append(kineto.launch(self.now + 10_000, number, thread=thread))
+        self.events.append(kineto.kernel(name, self.now + 20_000, self.now + MS, number, stream=stream, **args))
+        self.now += MS
 
     def mark(self, name: str, begin: int, thread: int = MAIN) -> None:
-        self.events.append(kineto.host_range(name, begin, self._now, thread=thread))
+        self.events.append(kineto.host_range(name, begin, self.now, thread=thread))
 
     def forward(self, *inside: tuple[str, str, int, str]) -> None:
-        begin = self._now
+        begin = self.now
         self.launch(kineto.GEMM)
         for kernel, name, elements, group in inside:
             self.launch(kernel, 20, **metadata(name, elements, group))
@@ -67,19 +67,19 @@ class Job:
         self.launch(kineto.GEMM, thread=AUTOGRAD)
 
     def reduce(self, kernel: str, name: str, elements: int, group: str = "0", thread: int = MAIN) -> None:
-        begin = self._now
+        begin = self.now
         self.launch(kernel, 20, thread, **metadata(name, elements, group))
         if self._range:
             self.mark(self._range, begin, thread)
 
     def optimizer(self, name: str = "AdamW") -> None:
-        begin = self._now
+        begin = self.now
         self.launch(kineto.ADD)
         self.mark(f"Optimizer.step#{name}.step", begin)
 
     def step(self) -> None:
-        self.events.append(kineto.step(self._step, self._begin, self._now))
-        self._step, self._begin = self._step + 1, self._now
+        self.events.append(kineto.step(self._step, self._begin, self.now))
+        self._step, self._begin = self._step + 1, self.now
 
     def found(self, folder: Path) -> RepeatedReductions | None:
         path = kineto.write(folder / "rank0.json", self.events, **kineto.job())
@@ -90,6 +90,7 @@ class Job:
 
 def accumulating(job: Job, *, steps: int = 3, passes: int = 4, buckets: Sequence[int] = BUCKETS) -> Job:
     for _ in range(steps):
+        job.mark("Optimizer.zero_grad#AdamW.zero_grad", job.now)
         for _ in range(passes):
             job.forward()
             job.backward(buckets)
@@ -104,9 +105,12 @@ def test_a_job_that_reduces_at_each_micro_batch_is_told_to_defer_it(tmp_path: Pa
     found = accumulating(Job(kind), steps=steps).found(tmp_path)
     # 12 reductions of 0.98 ms in a step, none of them hidden; 4 x 8 + 1 kernels of a millisecond.
     assert found == RepeatedReductions(
-        times=4, messages=3, bytes=3_550_000, exposed_ms=pytest.approx(12 * 0.98), update_ms=33, sharded=kind != "ddp"
+        times=4, messages=3, bytes=3_550_000, exposed_ms=pytest.approx(12 * 0.98), update_ms=33, wrapper=kind
     )
-    how = "DDP's no_sync around the others" if kind == "ddp" else "set_requires_gradient_sync(False) before the others"
+    how = {
+        "ddp": "DDP's no_sync around the others", "fsdp1": "FSDP's no_sync",
+        "fsdp2": "set_requires_gradient_sync(False) before the others",
+    }[kind]  # fmt: skip
     said = " ".join(overlap("analyze", str(tmp_path / "rank0.json")).output.split())
     assert f"Each gradient is reduced 4 times a step: defer it to the last micro-batch ({how})" in said
     assert "The same 3 reductions of 3.55 MB follow each of 4 forward passes" in said
@@ -160,6 +164,46 @@ def test_a_file_of_one_thread_tells_by_the_order_alone(tmp_path: Path) -> None:
     for event in job.events:
         event["tid"] = MAIN if event["cat"] != "kernel" else event["tid"]
     assert job.found(tmp_path) is not None
+
+
+def test_reductions_of_other_groups_do_not_hide_those_of_fsdp(tmp_path: Path) -> None:
+    job = Job("fsdp2")
+    for _ in range(3):
+        for _ in range(4):
+            job.forward((kineto.ALL_REDUCE, "allreduce", 9_000_000, "tp"))
+            job.launch(kineto.ALL_REDUCE, 20, AUTOGRAD, **metadata("allreduce", 9_000_000, "tp"))
+            job.backward()
+        job.optimizer()
+        job.step()
+    found = job.found(tmp_path)
+    assert found is not None
+    assert (found.times, found.bytes) == (4, 3_550_000)
+
+
+@pytest.mark.parametrize("own", [1000, 0])
+def test_activations_that_are_recomputed_are_no_micro_batches(tmp_path: Path, own: int) -> None:
+    # Each unit is recomputed in the backward pass, and the root has parameters of its own.
+    job = Job("fsdp1")
+    for _ in range(3):
+        for _ in range(4):
+            job.forward()
+            recomputing(job, 4)
+            if own:
+                job.backward([own])
+        job.optimizer()
+        job.step()
+    found = job.found(tmp_path)
+    assert found is not None
+    assert (found.times, found.messages) == (4, 5 if own else 4)
+
+
+def recomputing(job: Job, units: int) -> None:
+    for _ in range(units):
+        begin = job.now
+        job.launch(kineto.GEMM, thread=AUTOGRAD)
+        job.mark(FSDP1, begin, AUTOGRAD)
+        job.mark(FSDP2, begin, AUTOGRAD)
+        job.backward([2000])
 
 
 def no_sync(job: Job) -> Iterator[None]:
@@ -256,9 +300,44 @@ def no_sizes(job: Job) -> Iterator[None]:
     yield job.optimizer()
 
 
+def recomputed_units(job: Job) -> Iterator[None]:
+    job.forward()
+    recomputing(job, 4)
+    yield job.optimizer()
+
+
+def closure_of_the_optimizer(job: Job) -> Iterator[None]:
+    begin = job.now
+    for _ in range(4):
+        job.forward()
+        job.backward()
+    yield job.mark("Optimizer.step#LBFGS.step", begin)
+
+
+def set_to_zero_in_between(job: Job) -> Iterator[None]:
+    # Two models of one size, or the two passes of a step that looks for flat minima.
+    for _ in range(2):
+        begin = job.now
+        job.launch(kineto.ADD)
+        job.mark("Optimizer.zero_grad#SGD.zero_grad", begin)
+        job.forward()
+        job.backward()
+    yield job.optimizer()
+
+
+def turns_of_two_optimizers(job: Job) -> Iterator[None]:
+    for buckets in ([1000, 500], [700]):
+        for _ in range(2):
+            job.forward()
+            job.backward(buckets)
+        job.optimizer()
+    yield
+
+
 WITHOUT = [
     no_sync, equal_layers, pipeline, one_forward_one_backward, optimizer_each_time, tensor_parallel, logged_loss,
     metrics_alone, another_size_each_time, two_models, no_optimizer, no_sizes,
+    recomputed_units, closure_of_the_optimizer, set_to_zero_in_between, turns_of_two_optimizers,
 ]  # fmt: skip
 
 

@@ -83,6 +83,10 @@ def test_kernels_that_nothing_joins_are_a_transfer_each(tmp_path: Path) -> None:
     events = [sends(1, 2, **args([6, 2], [5, 1], 1)), sends(3, 4, **args([6, 2], [5, 1], 2))]
     (row,) = figures_of(tmp_path, [*events, sends(5, 6, **args([6, 2], [5, 1], 1))]).collectives
     assert (row.count, row.bytes) == (3, 96_000)
+    # So it is where the other one has other splits.
+    events = [sends(n, n + 1, **args([6 + n % 3, 2], [5, 1], 0)) for n in (0, 1, 3)]
+    (row,) = figures_of(tmp_path, events).collectives
+    assert (row.count, row.bytes, row.time_ms) == (3, 100_000, 3)
     # Each has a range of its own, though all have one number.
     events = [
         *[sends(n, n + 1, n, **args([6, 2], [5, 1], 0)) for n in (1, 2)],
@@ -101,6 +105,8 @@ def test_kernels_that_nothing_joins_are_a_transfer_each(tmp_path: Path) -> None:
         # Of lists of tensors the splits are elements, and torch says of both sides what is sent.
         (args([600, 200], [900, 100], rows=(800, 800), width=1, name="all_to_all"), 4_000),
         (args([0, 0], [0, 0]), 0),
+        (args([0, 0], [5, 1]), 24_000),  # nothing is sent
+        (args([6, 2], [0, 0]), 32_000),
         (args("[]", "[]", rows=(8, 8)), 32_000),
         (args("[1, 2, ...]", "[3, 4, ...]", rows=(8, 9)), 36_000),
         (args([6, 2], [5, 7]) | {"Out msg nelems": None}, 32_000),
@@ -146,6 +152,12 @@ def test_waiting_is_what_a_larger_share_does_not_explain(
     (row,) = job(tmp_path, *[[sends(0, time, **one)] for time, one in zip(times, about, strict=True)]).skew
     assert (row.transfer_ms, tuple(rank.waiting_ms for rank in row.ranks)) == (transfer_ms, waited)
     assert [rank.caused_ms for rank in row.ranks] == list(reversed(waited))
+
+
+def test_a_rank_without_a_share_that_waits_long_is_charged_nothing(tmp_path: Path) -> None:
+    about = args([0, 0], [0, 0], 1), args([250_000, 250_000], [250_000, 250_000], 1)
+    (row,) = job(tmp_path, *[[sends(0, 12_000 + i, **one)] for i, one in enumerate(about)]).skew
+    assert (row.transfer_ms, row.skew_ms) == (12_001, 0)
 
 
 def test_equal_shares_have_the_shortest_kernel_as_before(tmp_path: Path) -> None:

@@ -104,7 +104,8 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return host if self.last is not None or self._came_alone(least, elsewhere) else None
 
     def _came_alone(self, least: float, following: float) -> bool:
-        return came_alone(least * self.share, following * self.share, _RESOLUTION_US) and self.waited_us > 0
+        least_us, following_us = round(least * self.share), round(following * self.share)
+        return came_alone(least_us, following_us, _RESOLUTION_US) and self.waited_us > 0
 
 
 def _host_of_all(hosts: Sequence[bytes]) -> bytes:

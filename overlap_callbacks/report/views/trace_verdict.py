@@ -19,6 +19,8 @@ from overlap_callbacks.traces.figures import Analysis, CollectiveSkew, RankTime,
 _MATTERS = 0.05
 # Smallest fraction not shown as 0.0 %.
 _SHOWN = 0.0005
+# The setting of each wrapper that reduces gradients, by which ``how_to_defer`` knows it.
+_SETTINGS = {"ddp": "ddp_bucket_cap_bytes", "fsdp1": "fsdp_sharding", "fsdp2": "fsdp_units"}
 # Minimum share of the waiting for which one rank is named as the cause.
 _MOSTLY = 0.5
 # Waiting times above this have one decimal.
@@ -201,13 +203,13 @@ def _deferring(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     most = max(found, key=lambda row: row.saved_ms, default=None)
     if most is None or most.saved_ms < WORTH * most.update_ms:
         return ()
-    how = how_to_defer({"fsdp_units": most.messages} if most.sharded else {"ddp_bucket_cap_bytes": most.bytes})
+    how = how_to_defer({_SETTINGS[most.wrapper]: most.messages})
     sent = f"{count(most.messages, 'reduction')} of {style.number(most.bytes / 1e6, 2)}{style.space}MB"
     return (
         f"Each gradient is reduced {most.times} times a step: defer it{how}.",
-        f"The same {sent} follow each of {most.times} forward passes between two steps of the optimizer (several "
-        f"models of one size would look so too). Reducing them once would save at most {style.ms(most.saved_ms)} of a "
-        f"step of {style.ms(most.update_ms)}.",
+        f"The same {sent} {'follows' if most.messages == 1 else 'follow'} each of {most.times} forward passes between "
+        f"two steps of the optimizer (several models of one size look the same). Reducing them once would save at most "
+        f"{style.ms(most.saved_ms)} of a step of {style.ms(most.update_ms)}.",
     )
 
 

@@ -270,6 +270,21 @@ def test_an_all_to_all_is_one_transfer_bound_by_its_largest_share(
     assert [(row.rank, row.waiting_ms) for row in found.ranks] == ([] if late is None else [(late, waiting_us / 1e3)])
 
 
+@pytest.mark.parametrize("apart_us", [1, 2])
+def test_all_to_alls_that_end_within_the_resolution_of_the_times_charge_nobody(apart_us: int) -> None:
+    late = []
+    for size in range(1, 300):
+        timed = [
+            TimedCalls("alltoall_base_", "ep", 0, 2, "expert", (TimedCall(0, 0, size, time_us),))
+            for time_us in (1000 + size, 1000 + size + apart_us)
+        ]
+        parts = [arrivals_of(rank, [of_rank], "node") for rank, of_rank in enumerate(timed)]
+        found, _ = reported_arrivals(add_arrivals(parts), equal_hosts(2, 2))
+        assert found is not None
+        late.append([row.rank for row in found.ranks])
+    assert late == [[0] if apart_us > 1 else []] * 299
+
+
 def shown(kernels_ms: Sequence[float], sizes: Sequence[int], operator: str = "alltoall_base_") -> CollectiveTime:
     """The row of rank 0, of ranks whose kernels take these times for these bytes."""
     rows = [
