@@ -93,6 +93,19 @@ def test_the_settled_difference_meets_its_goals_where_noise_is_white() -> None:
             assert row["held"] > 0.93 or row["memory"] == "40", row
 
 
+def test_the_row_of_the_settled_difference_is_of_its_file() -> None:
+    found, row = result("settled.json"), rows()["settled.json"]
+    assert f"({found['date']})" in row
+    of_noise = [[each for each in found["rows"] if each["noise"] == noise] for noise in ("AR .5", "AR .9")]
+    unmet = [sum(each["met"] is False for each in of) for of in of_noise]
+    assert f"AR .5: {unmet[0]} of {len(of_noise[0])} rows" in row
+    assert f"AR .9: {unmet[1]} of {len(of_noise[1])}" in row
+    fast = ("none", "1", "3", "5")
+    slow = [each for each in found["rows"] if each["noise"] == "white" and each["memory"] not in fast]
+    missed, told = (sum(each[name] for each in slow) for name in ("missed", "missed_and_told"))
+    assert f"{told} of {missed}" in row
+
+
 def test_the_cost_of_windows_is_measured_except_for_a_slowdown_common_to_all_their_steps() -> None:
     jobs = result("cost-cpu.json")["jobs"]
     assert len(jobs) >= 2

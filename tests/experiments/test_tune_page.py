@@ -41,6 +41,7 @@ def test_it_has_a_chart_for_each_axis_and_the_line_to_use(tmp_path: Path, opened
     text = text_of(content)
     assert "Use: NCCL_MAX_CTAS=8 torchrun train.py --bucket-mb 5" in text
     assert "Failed: NCCL_MAX_CTAS=16, bucket-mb=1: exit code 1: OutOfMemoryError: 20 GiB" in text
+    assert "All are for one look, at the end." in text
     write_document(tuning_document(found, ranking), tmp_path / "tune.html")
     shown = opened(tmp_path / "tune.html")
     assert shown.locator("svg").count() >= 2

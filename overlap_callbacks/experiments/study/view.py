@@ -81,9 +81,10 @@ from overlap_callbacks.report.views.power import trace_chart
 
 _METHOD = (
     "The questions are those of figures 1 and 4 to 11 of arXiv 2507.03114, and equations 1, 2 and 4 are its own. Each "
-    "configuration is one run: its 95% interval is over blocks or windows of that run, and does not hold what differs "
-    "from one run to the next. Intervals of means and of changes follow from those of their parts, whose errors are "
-    "taken as independent. The largest of several measured figures is somewhat too large on average."
+    "configuration is one run: its 95% interval is over blocks or windows of that run, for one look at its end, and "
+    "does not hold what differs from one run to the next. Intervals of means and of changes follow from those of "
+    "their parts, whose errors are taken as independent. The largest of several measured figures is "
+    "somewhat too large on average."
 )
 # What the study has and another may lack: a name, and what to do.
 _NO_KERNELS = ("Compute slowdown", "No kernels were compared.")

@@ -44,7 +44,7 @@ _MAX_LABEL = 40
 _METHOD = (
     "A run gives one number: the mean of the logarithms of its blocks' step times. Intervals of step times are 95% "
     "confidence intervals over runs. Intervals of changes are Welch's over runs, as wide as it takes for all of them "
-    "to hold together in 95 of 100 tunings."
+    "to hold together in 95 of 100 tunings. All are for one look, at the end."
 )
 
 

@@ -51,7 +51,8 @@ def _table(rows: list[ArmSummary]) -> Table:
         Column("step", lambda row: _step(row.figures.get("step_ms"))),
         Column("windows", lambda row: row.num_windows, "whole"),
         Column("*", lambda row: row.verdict()),
-        caption="Speed-up: step time as configured over that with the arm, less one. Above zero the arm wins.",
+        caption="Speed-up: step time as configured over that with the arm, less one. Above zero the arm wins. "
+        "Intervals hold at all looks, and for all arms together.",
         first=True,
     )
 

@@ -68,6 +68,7 @@ def test_a_large_study_answers_each_question_from_its_rows() -> None:
     text = text_of(content)
     assert "Failed: llama2-7b FSDP2 batch 8: exit code 1" in text
     assert "With overlap, compute is slower in 23 of 23 configurations, beyond chance." in text
+    assert "over blocks or windows of that run, for one look at its end" in text
 
 
 def test_power_along_a_window_is_that_of_the_job_whose_highest_power_rises_most(tmp_path: Path) -> None:
