@@ -7,6 +7,7 @@ may not know is as much a dependency as a call.
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -59,8 +60,11 @@ class House:
         self.trees = {name: ast.parse(source) for name, source in sources.items()}
         self.packages = packages
         self.num_lines = {name: len(source.splitlines()) for name, source in sources.items()}
-        self.imports = {
-            name: [*self._imports(name, tree, is_package=name in packages)] for name, tree in self.trees.items()
+
+    @functools.cached_property
+    def imports(self) -> dict[str, list[Import]]:
+        return {
+            name: [*self._imports(name, tree, is_package=name in self.packages)] for name, tree in self.trees.items()
         }
 
     def _imports(self, name: str, tree: ast.Module, *, is_package: bool) -> Iterator[Import]:

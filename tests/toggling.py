@@ -8,6 +8,7 @@ form stays: its weights are compared bit by bit for each change.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,20 @@ def at_night(names: Iterable[Any], nightly: Iterable[Any]) -> list[Any]:
     """Parameters of a test, of which those in ``nightly`` are left to the nightly run."""
     left_out = list(nightly)
     return [pytest.param(name, marks=pytest.mark.nightly) if name in left_out else name for name in names]
+
+
+# Values of a parameter ``every``: whether each case is tried, or a sample of them.
+SAMPLE_OR_ALL = [pytest.param(False, id="sample"), pytest.param(True, id="all", marks=pytest.mark.nightly)]
+
+
+def places(content: bytes, *, every: bool) -> list[int]:
+    """Places in a file: each, or those at its ends, around the brackets and commas of JSON, and 60 others."""
+    if every:
+        return [*range(len(content))]
+    syntax = {near for place, byte in enumerate(content) if byte in b"[]{}," for near in (place, place + 1)}
+    drawn = random.Random(0).sample(range(len(content)), 60)
+    ends = (*range(20), *range(len(content) - 12, len(content)))
+    return sorted([place for place in syntax.union(drawn, ends) if place < len(content)])
 
 
 def asked_for(request: pytest.FixtureRequest, parameter: str) -> set[Any]:

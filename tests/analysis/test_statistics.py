@@ -23,6 +23,7 @@ from overlap_callbacks.analysis.statistics import (
 )
 from overlap_callbacks.monitor.schedule import Part, Schedule
 from tests.samples import aggregate_windows
+from tests.toggling import at_night
 
 
 def sample(*columns, num_steps=None) -> Sample:
@@ -381,7 +382,7 @@ def contains(log_ms: np.ndarray, slowdown: float) -> np.ndarray:
     return np.array(held)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", at_night(CASES, ("independent", "autocorrelated")))
 def test_an_interval_holds_the_truth_in_95_of_100_windows(case):
     log_ms = simulate(case, NUM_WINDOWS)
     without = contains(log_ms, 0.0)

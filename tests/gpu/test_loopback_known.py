@@ -67,7 +67,7 @@ class Found:
         walls: when each step ran.
         ends: when each step's optimizer step ran.
         issued: all collectives.
-        begun_ns: when the profiler saw collectives begin, in order.
+        in_gloo: when the profiler saw collectives run, in the order in which they began.
         joined_ns: when the phantom joined each of them: it was not complete before.
         ended_ns: when each of them was seen to be complete.
         spins: all operators that spin, as they see it.
@@ -83,7 +83,7 @@ class Found:
     walls: list[Range]
     ends: list[Range]
     issued: list[Issued]
-    begun_ns: list[int]
+    in_gloo: list[Range]
     joined_ns: list[int]
     ended_ns: list[int]
     spins: list[Range]
@@ -117,14 +117,19 @@ class Found:
     def _in_flight(self, step: Step) -> tuple[list[Range], list[Range]]:
         """When the collectives of a step were in flight, at least and at most.
 
-        Gloo begins on a thread of its own, for which a busy machine may have no time at once: the profiler says when.
+        Gloo runs on a thread of its own, for which a busy machine may have no time at once: the profiler says when it
+        begins and ends. It begins collectives in order, each perhaps after the next one was issued.
         """
-        least, most = [], []
+        least, most, last_ns = [], [], 0
         for place in range(step.first, step.last):
             issued_ns, joined_ns = self.issued[place].issued_ns, self.joined_ns[place]
-            begun_ns = next((at for at in self.begun_ns if at >= issued_ns - 1e6 * _CLOCKS_MS), issued_ns)
-            least.append(Range(min(max(issued_ns, begun_ns), joined_ns), joined_ns))
-            most.append(Range(issued_ns, self.ended_ns[place]))
+            after_ns = max(issued_ns - 1e6 * _CLOCKS_MS, last_ns + 1)
+            ended_ns = self.ended_ns[place]
+            runs = [run for run in self.in_gloo if after_ns <= run.start_ns <= ended_ns]
+            run = runs[0] if runs else Range(issued_ns, ended_ns)
+            last_ns = run.start_ns
+            least.append(Range(min(max(issued_ns, run.start_ns), joined_ns), joined_ns))
+            most.append(Range(issued_ns, max(run.end_ns, ended_ns)))
         return least, most
 
     def spins_ms(self, number: int) -> Bounds:
@@ -196,7 +201,7 @@ def _lies_within(value: float, least: float, most: float) -> bool:
 def _run(kind: str, ctas: int, options: dict[str, Any]) -> Found:
     kept, factor = Keep(), NUM_SMS / (NUM_SMS - ctas)
     placed: list[Schedule] = []
-    begun_ns: list[int] = []
+    in_gloo: list[Range] = []
     place, stop = Schedule.placed, Profile.stop
 
     def kept_place(schedule: Schedule, *args: Any, **named: Any) -> Schedule:
@@ -207,7 +212,8 @@ def _run(kind: str, ctas: int, options: dict[str, Any]) -> Found:
         session, since_ns = profile.session, time.time_ns() - time.perf_counter_ns()
         stopped = stop(profile)
         events = session.profiler.kineto_results.events()  # type: ignore[union-attr]
-        begun_ns.extend(sorted(event.start_ns() - since_ns for event in events if event.name().startswith("gloo:")))
+        runs = [(event.start_ns() - since_ns, event.duration_ns()) for event in events if event.name()[:5] == "gloo:"]
+        in_gloo.extend([Range(start_ns, start_ns + length_ns) for start_ns, length_ns in sorted(runs)])
         return stopped
 
     with (
@@ -226,7 +232,7 @@ def _run(kind: str, ctas: int, options: dict[str, Any]) -> Found:
         plans = [schedule.plan(number) for number in range(num_steps)]
         assert [step.mode for step in steps] == [Mode.OVERLAPPED if p is None else p.mode for p in plans]
         return Found(
-            kind, factor, report, plans, steps, job.steps, job.ends, list(loop.issued), begun_ns,
+            kind, factor, report, plans, steps, job.steps, job.ends, list(loop.issued), in_gloo,
             list(loop.link.joined_ns), list(loop.link.ended_ns), spinning.spins, list(spinning.calls),
             spinning.slowed_ms,
         )  # fmt: skip

@@ -110,6 +110,7 @@ def test_every_phase_of_a_schedule_is_whole_in_pairs() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(3000)
 @pytest.mark.parametrize("wait", range(6))
 def test_every_phase_of_a_schedule_is_whole(wait: int) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.loops import accelerate_loop, lightning_loop
 from tests.loops.harness import compare, expect_measured
+from tests.toggling import at_night
 
 pytestmark = pytest.mark.slow
 
@@ -17,7 +18,7 @@ def test_accelerate(tmp_path: Path) -> None:
     expect_measured(compare(accelerate_loop.train, tmp_path))
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("micro_batches", at_night([1, 2], [1]))
 def test_lightning(micro_batches: int, tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     expect_measured(compare(lightning_loop.train, tmp_path / "run", str(tmp_path / "out"), micro_batches))

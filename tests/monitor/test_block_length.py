@@ -11,6 +11,7 @@ from overlap_callbacks import Mode, OverlapReport
 from overlap_callbacks.analysis.results.window import TimedBlock
 from tests.distributed import run_ranks
 from tests.monitor.jobs import KeptReports, Training, digest_without_library, new_monitor, tiny_schedule
+from tests.toggling import at_night
 
 STEP_S = 0.01
 
@@ -47,7 +48,7 @@ def lengths(report: OverlapReport) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("control", [False, True])
-@pytest.mark.parametrize("blocks", ["OS", "SO", "OOSS"])
+@pytest.mark.parametrize("blocks", at_night(["OS", "SO", "OOSS"], ["SO"]))
 def test_every_rank_has_the_same_longer_blocks_and_each_is_logged_once(blocks: str, control: bool) -> None:
     options = {"blocks": blocks, "every_n_steps": 120, "min_block_seconds": 5 * STEP_S, "control": control}
     found = run_ranks(train, 2, options, timeout_s=60)

@@ -1,6 +1,6 @@
 """No record, whatever stands in it, ends a command in a traceback.
 
-``OVERLAP_MUTATED_RECORDS=5000`` tries so many of them; without it, a few hundred.
+``OVERLAP_MUTATED_RECORDS=5000`` tries so many of them; without it, fifty.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.report.arm_runs import arm_window
 from tests.report.mutations import mutated
 from tests.report.traffic_runs import with_communication
 
-NUM_RECORDS = int(os.environ.get("OVERLAP_MUTATED_RECORDS", "200"))
+NUM_RECORDS = int(os.environ.get("OVERLAP_MUTATED_RECORDS", "50"))
 # In a few parts, so that a failure says more, and several processes may share them.
-PARTS = 10
+PARTS = 5
 
 
 # Elements that each list of the seed record keeps: two groups of blocks. Each command takes time with every element,

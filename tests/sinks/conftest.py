@@ -16,6 +16,7 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         monkeypatch.setenv(name, str(tmp_path))
     monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    gc.freeze()  # the garbage of this test is looked for, not that of all that is loaded
     yield
     if sys.modules.get("wandb") is not None:
         sys.modules["wandb"].teardown()

@@ -19,15 +19,17 @@ from overlap_callbacks.traces.figures import Analysis
 from overlap_callbacks.traces.files import PIECE_BYTES
 from tests import kineto
 from tests.kineto import Nanoseconds
+from tests.toggling import SAMPLE_OR_ALL, places
 from tests.traces.events import MS, all_reduce, error_of, figures_of, gemm, overlap, said, short_trace
 
 # -- files that end too early, or are damaged
 
 
+@pytest.mark.parametrize("every", SAMPLE_OR_ALL)
 @pytest.mark.parametrize("args", [{}, {"objects": [{"a": 1}, {"b": "}]"}]}], ids=["flat", "nested"])
 @pytest.mark.parametrize("style", ["pretty", "line", "compact"])
 def test_of_a_file_cut_off_anywhere_the_whole_events_are_read_and_the_rest_is_said_to_be_missing(
-    tmp_path: Path, style: str, args: dict[str, Any]
+    tmp_path: Path, style: str, args: dict[str, Any], every: bool
 ) -> None:
     content = kineto.text(short_trace(**args), style=style)
     begin = content.index(b"[", content.index(b'"traceEvents"')) + 1
@@ -35,7 +37,7 @@ def test_of_a_file_cut_off_anywhere_the_whole_events_are_read_and_the_rest_is_sa
     is_kernel = [event["cat"] == "kernel" for event in short_trace()]
     close = content.index(b"]", ends[-1])
     path = tmp_path / "trace.json"
-    for length in range(len(content)):
+    for length in places(content, every=every):
         path.write_bytes(content[:length])
         if length < begin:
             with pytest.raises(TraceError):
@@ -67,10 +69,11 @@ def closes_event(content: bytes) -> bool:
     return True
 
 
-def test_a_compressed_file_cut_off_anywhere_gives_what_can_be_read_or_one_message(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", SAMPLE_OR_ALL)
+def test_a_compressed_file_cut_off_anywhere_gives_what_can_be_read_or_one_message(tmp_path: Path, every: bool) -> None:
     content = gzip.compress(kineto.text(short_trace()))
     path = tmp_path / "trace.json.gz"
-    for length in range(1, len(content)):
+    for length in places(content, every=every)[1:]:
         path.write_bytes(content[:length])
         try:
             found = read_trace(path)
@@ -91,15 +94,16 @@ def test_of_a_large_compressed_file_cut_off_in_the_middle_the_first_half_is_read
     assert said(found.problems, "cut off or damaged")
 
 
+@pytest.mark.parametrize("every", SAMPLE_OR_ALL)
 def test_a_compressed_file_with_one_byte_wrong_gives_one_message_a_warning_or_what_it_gave_before(
-    tmp_path: Path,
+    tmp_path: Path, every: bool
 ) -> None:
     content = gzip.compress(kineto.text(short_trace()))
     path = tmp_path / "trace.json.gz"
     path.write_bytes(content)
     (whole,) = analyze([read_trace(path)]).traces
-    refused = 0
-    for place in range(len(content)):
+    refused, tried = 0, places(content, every=every)
+    for place in tried:
         path.write_bytes(content[:place] + bytes([content[place] ^ 0x41]) + content[place + 1 :])
         try:
             (found,) = analyze([read_trace(path)]).traces
@@ -107,7 +111,7 @@ def test_a_compressed_file_with_one_byte_wrong_gives_one_message_a_warning_or_wh
             refused += 1
             continue
         assert found == whole or said(found.problems, "damaged"), place
-    assert refused > len(content) / 2
+    assert refused > len(tried) / 2
 
 
 def test_a_file_followed_by_what_is_not_compressed_is_read_with_a_warning(tmp_path: Path) -> None:
@@ -387,7 +391,7 @@ METADATA = ["Collective name", "In msg nelems", "Out msg nelems", "Group size", 
 def test_metadata_of_any_type_is_read_or_taken_as_unknown(tmp_path: Path, name: str) -> None:
     known = {"Collective name": "allreduce", "In msg nelems": 250_000, "Out msg nelems": 250_000, "Group size": 2,
              "dtype": "Float", "Process Group Name": "0", "Process Group Ranks": "[0, 1]", "Seq": 1}  # fmt: skip
-    for value in ODD:
+    for number, value in enumerate(ODD):
         note, odd = kineto.host_range("nccl:all_reduce", 0, 100), all_reduce(1, 3, 5)
         note["args"] |= {**known, name: value}
         odd["args"] |= {**known, name: value}
@@ -395,10 +399,13 @@ def test_metadata_of_any_type_is_read_or_taken_as_unknown(tmp_path: Path, name: 
         path = kineto.write(tmp_path / "trace.json", events)
         found = analyze([read_trace(path)])
         assert sum(trace.total.comm_ms for trace in found.traces) == 4
-        result = overlap("analyze", str(path), "--json")
-        assert result.exit_code == 0, value
-        json.loads(result.stdout, parse_constant=pytest.fail)
-        msgspec.json.decode(result.stdout, type=Analysis)
+        json.loads(msgspec.json.encode(found), parse_constant=pytest.fail)
+        # The command shows the same; it is tried with each name, and with each value.
+        if number % 5 == METADATA.index(name) % 5:
+            result = overlap("analyze", str(path), "--json")
+            assert result.exit_code == 0, value
+            json.loads(result.stdout, parse_constant=pytest.fail)
+            msgspec.json.decode(result.stdout, type=Analysis)
 
 
 JOBS = [{"rank": 1}, {"rank": "0", "world_size": 2}, {"rank": 2**70, "world_size": 2}, {"rank": True, "world_size": 2}]

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import io
 import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from overlap_callbacks.report.views.traces import comparison_document, trace_doc
 from overlap_callbacks.traces import TraceError, analyze, compare, read_trace
 from overlap_callbacks.traces.figures import Analysis
 from tests import kineto
+from tests.toggling import SAMPLE_OR_ALL
 
 # Each a trace as some version of torch writes it; small, so that a mutation is likely to hit something that counts.
 TRACES = [
@@ -39,6 +41,9 @@ PIECES = [
     b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"-", b".", b"e9", b"9" * 12, b"9" * 30, b"NaN", b"Infinity",
     b"null", b"true", b"\x00", b"\xff", b"},{", b"}]", b"[]", b"{}", b"\\ud800", b'"a"', b"0,5", b"\n", b"]}",
 ]  # fmt: skip
+
+# ``.ci/nightly`` sets the variable.
+EXAMPLES = 200 if os.environ.get("OVERLAP_LONG_TESTS") else 30
 
 positions = st.floats(0, 1)
 
@@ -150,7 +155,7 @@ def test_what_is_mutated_gives_an_answer_as_it_is(path: Path, content: bytes) ->
     assert answer(path, gzip.compress(content))
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=3 * EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(TRACES), steps)
 def test_a_mutated_trace_gives_a_sound_answer_or_one_message(path: Path, content: bytes, mutated: Any) -> None:
     for mutation, first, second, data in mutated:
@@ -158,7 +163,7 @@ def test_a_mutated_trace_gives_a_sound_answer_or_one_message(path: Path, content
     answer(path, content)
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.sampled_from(TRACES), steps, steps)
 def test_a_mutated_compressed_trace_gives_a_sound_answer_or_one_message(
     path: Path, content: bytes, before: Any, after: Any
@@ -171,15 +176,16 @@ def test_a_mutated_compressed_trace_gives_a_sound_answer_or_one_message(
     answer(path, content)
 
 
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=300), st.sampled_from([b"", b'{"traceEvents": [', b'[{"ph": "X", ', b"\x1f\x8b\x08\x00"]))
 def test_any_bytes_give_a_sound_answer_or_one_message(path: Path, content: bytes, head: bytes) -> None:
     answer(path, head + content)
 
 
-def test_most_single_mutations_of_an_event_still_give_an_answer(path: Path) -> None:
+@pytest.mark.parametrize("every", SAMPLE_OR_ALL)
+def test_most_single_mutations_of_an_event_still_give_an_answer(path: Path, every: bool) -> None:
     content = TRACES[0]
     begin, end = content.index(b"traceEvents") + 20, content.rindex(b"]")
-    places = range(begin, end, max(1, (end - begin) // 60))
+    places = range(begin, end, max(1, (end - begin) // (60 if every else 12)))
     answered = [answer(path, flip(content, place / len(content), 0, 1)) for place in places]
     assert all(answered)

@@ -19,6 +19,7 @@ from overlap_callbacks.traces import TraceError, analyze_files, columns, device_
 from overlap_callbacks.traces.analysis import Part, part_of
 from overlap_callbacks.traces.columns import Column
 from tests import kineto
+from tests.toggling import at_night
 from tests.traces import nsys_file, reference
 from tests.traces.short_memory import hold, with_much_memory
 from tests.traces.test_copies import PEER, WITHIN, copy, operator
@@ -63,7 +64,7 @@ def test_a_job_has_the_same_figures_in_pieces(tmp_path: Path, short_memory: list
     assert len(short_memory) > 3
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", at_night(range(30), range(10, 30)))
 def test_odd_traces_have_the_same_figures_in_pieces(tmp_path: Path, short_memory: list[int], seed: int) -> None:
     assert_same(kineto.write(tmp_path / "trace.json", odd_job(random.Random(seed)), **kineto.job()))
     assert short_memory
@@ -209,7 +210,7 @@ def test_without_room_for_the_files_the_error_names_the_folder(
     assert not short_memory
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", at_night(range(30), range(10, 30)))
 def test_cpu_jobs_have_the_same_figures_in_pieces(tmp_path: Path, short_memory: list[int], seed: int) -> None:
     chance = random.Random(seed)
     head = {**kineto.job(), **({} if chance.random() < 0.5 else {"deviceProperties": []})}

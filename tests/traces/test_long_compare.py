@@ -13,6 +13,7 @@ import pytest
 
 from overlap_callbacks.traces import TraceError, compare_files
 from tests import kineto
+from tests.toggling import at_night
 from tests.traces import nsys_file, reference
 from tests.traces.events import overlap
 from tests.traces.short_memory import hold, with_much_memory
@@ -90,7 +91,7 @@ def test_real_traces_are_compared_in_pieces(
     assert short_memory
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", at_night(range(20), range(5, 20)))
 def test_odd_traces_are_compared_in_pieces(tmp_path: Path, short_memory: list[int], seed: int) -> None:
     files = []
     for number in range(2):
@@ -171,7 +172,7 @@ def with_ranges(events: Iterable[kineto.Event], seed: int) -> list[kineto.Event]
     return [*found, *nested_ranges(chance, 0, end, MAIN)]
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", at_night(range(10), range(3, 10)))
 def test_ranges_of_the_host_are_compared_in_pieces(tmp_path: Path, short_memory: list[int], seed: int) -> None:
     jobs = kineto.training(12, slowdown=0.3), kineto.training(9, overlapped=False)
     files = [
@@ -183,7 +184,7 @@ def test_ranges_of_the_host_are_compared_in_pieces(tmp_path: Path, short_memory:
     assert short_memory
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", at_night(range(10), range(3, 10)))
 def test_ranges_that_cross_are_compared_in_pieces(tmp_path: Path, short_memory: list[int], seed: int) -> None:
     chance, files = random.Random(seed), []
     for number, events in enumerate((kineto.training(12, slowdown=0.3), kineto.training(9, overlapped=False))):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.traces.mutations import KINDS, judge, mutated
 
-COUNT = int(os.environ.get("OVERLAP_MUTATED_TRACES", "600"))
+COUNT = int(os.environ.get("OVERLAP_MUTATED_TRACES", "150"))
 
 
 def test_no_fault_gives_a_traceback_or_a_wrong_figure_without_a_note(tmp_path: Path) -> None:

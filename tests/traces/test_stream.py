@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,7 @@ def objects_of(count: int, **event: Any) -> list[dict[str, Any]]:
     return [{**base, "pid": i, **event} for i in range(count)]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=150 if os.environ.get("OVERLAP_LONG_TESTS") else 50)
 @given(
     st.lists(events, max_size=12), st.sampled_from(STYLES), st.booleans(), st.booleans(), st.integers(200, 3_000), texts
 )

@@ -204,13 +204,13 @@ def test_at_rest_it_reads_at_the_idle_rate_and_at_the_full_one_again() -> None:
     sampler = Sampler(source, interval_s=0.001, idle_interval_s=30)
     sampler.start()
     wait_for(lambda: source.reads >= 10)
+    began_s = time.monotonic()
     sampler.rest()
-    resting = -1
-    while resting != source.reads:  # a read that was under way, and the first of the new grid
-        resting = source.reads
-        time.sleep(0.05)
-    time.sleep(0.1)
-    assert source.reads == resting
+    resting = source.reads
+    time.sleep(0.2)
+    # One that was under way, and one in each interval of the new grid that has begun. The time is taken last.
+    assert source.reads - resting <= 2 + (time.monotonic() - began_s) / 30
+    resting = source.reads
     assert sampler.running
     sampler.start()
     wait_for(lambda: source.reads >= resting + 10)

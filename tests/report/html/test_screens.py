@@ -15,6 +15,7 @@ import pytest
 from overlap_callbacks.report import write_page
 from tests.report.html.test_browser import contrast
 from tests.report.screens import SCREENS
+from tests.toggling import SAMPLE_OR_ALL
 
 # Of each line of the head: its colour, the one behind it, and where it ends.
 HEAD = """() => [...document.querySelectorAll('h1, h1 ~ .more-of-verdict, .verdicts .says, .verdicts .more-of-verdict')]
@@ -43,23 +44,26 @@ TEXTS = """() => {
 }"""
 
 
+@pytest.mark.parametrize("every", SAMPLE_OR_ALL)
 @pytest.mark.parametrize("name", SCREENS)
-def test_a_screen_can_be_read_in_either_theme_and_width(name: str, tmp_path: Path, opened: Callable[..., Any]) -> None:
+def test_a_screen_can_be_read_in_either_theme_and_width(
+    name: str, every: bool, tmp_path: Path, opened: Callable[..., Any]
+) -> None:
     write_page(SCREENS[name](tmp_path), tmp_path / "page.html")
-    for scheme in ("light", "dark"):
-        for width in (1200, 360):
-            shown = opened(
-                tmp_path / "page.html", unfolded=False, viewport={"width": width, "height": 900}, color_scheme=scheme
-            )
-            if os.environ.get("OVERLAP_SCREENS"):
-                folder = Path(os.environ["OVERLAP_SCREENS"])
-                folder.mkdir(parents=True, exist_ok=True)
-                shown.screenshot(path=folder / f"{name}-{scheme}-{width}.png", full_page=True)
-            assert shown.evaluate("document.documentElement.scrollWidth") <= width
-            lines = shown.evaluate(HEAD)
-            assert len(lines) >= 3
-            assert [line for line, *_, right in lines if right > width] == []
-            assert [line for line, ink, paper, _ in lines if contrast(ink, paper) < 4.5] == []
-            number, wrong = shown.evaluate(TEXTS)
-            assert wrong == []
-            assert number > 20 or name == "invalid"  # whose charts are folded
+    views = [("light", 1200), ("dark", 360), ("light", 360), ("dark", 1200)]
+    for scheme, width in views if every or os.environ.get("OVERLAP_SCREENS") else views[:2]:
+        shown = opened(
+            tmp_path / "page.html", unfolded=False, viewport={"width": width, "height": 900}, color_scheme=scheme
+        )
+        if os.environ.get("OVERLAP_SCREENS"):
+            folder = Path(os.environ["OVERLAP_SCREENS"])
+            folder.mkdir(parents=True, exist_ok=True)
+            shown.screenshot(path=folder / f"{name}-{scheme}-{width}.png", full_page=True)
+        assert shown.evaluate("document.documentElement.scrollWidth") <= width
+        lines = shown.evaluate(HEAD)
+        assert len(lines) >= 3
+        assert [line for line, *_, right in lines if right > width] == []
+        assert [line for line, ink, paper, _ in lines if contrast(ink, paper) < 4.5] == []
+        number, wrong = shown.evaluate(TEXTS)
+        assert wrong == []
+        assert number > 20 or name == "invalid"  # whose charts are folded

@@ -12,6 +12,7 @@ import pytest
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
 from overlap_callbacks.sinks.wandb import cards
 from tests.report.runs import window
+from tests.toggling import at_night
 
 Open = Callable[..., Any]
 
@@ -30,7 +31,7 @@ MEETING = """() => [...document.querySelectorAll('svg')].flatMap(svg => {
 })"""
 
 
-@pytest.mark.parametrize("width", [300, 360, 480, 1000])
+@pytest.mark.parametrize("width", at_night([300, 360, 480, 1000], [360, 480]))
 @pytest.mark.parametrize("times", [1.0, 1000.0])
 def test_words_lie_within_the_picture_and_apart_and_can_be_read(
     tmp_path: Path, opened: Open, width: int, times: float
