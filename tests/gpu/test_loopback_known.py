@@ -130,7 +130,7 @@ class Found:
             last_ns = run.start_ns
             least.append(Range(min(max(issued_ns, run.start_ns), joined_ns), joined_ns))
             most.append(Range(issued_ns, max(run.end_ns, ended_ns)))
-        return least, most
+        return _apart(least), _apart(most)
 
     def spins_ms(self, number: int) -> Bounds:
         """By hand: the operators of a step, by the operator itself at least, and by its caller at most."""
@@ -185,6 +185,15 @@ def _bounds(least_ms: float, most_ms: float) -> Bounds:
 
 def _mean(steps: Sequence[Bounds]) -> Bounds:
     return Bounds(*[statistics.fmean(side) for side in zip(*steps, strict=True)])
+
+
+def _apart(ranges: Sequence[Range]) -> list[Range]:
+    """The same time in ranges that follow one another: Gloo has two threads, so collectives may overlap."""
+    found, end_ns = [], 0
+    for one in sorted(ranges):
+        found.append(Range(max(one.start_ns, end_ns), max(one.end_ns, end_ns)))
+        end_ns = found[-1].end_ns
+    return found
 
 
 def _shared_ms(first: Sequence[Range], second: Sequence[Range]) -> float:
