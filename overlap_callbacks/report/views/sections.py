@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -218,12 +219,15 @@ def ideal(record: Record) -> list[Section]:
     divided = record.latest("dimensions")
     if divided is not None and len(divided.dimensions) > 1:
         blocks += [dimension_chart(divided), tables.dimension_table(divided)]
+    details: list[Table] = []
     exposed = exposure_of(record)
     if exposed is not None:
-        blocks += tables.exposure_tables(exposed.found, f", {exposed.windows}")
+        details += tables.exposure_tables(exposed.found, f", {exposed.windows}")
     collectives = record.latest("collectives")
     if collectives is not None:
-        blocks.append(tables.collective_table(collectives))
+        details.append(tables.collective_table(collectives))
+    # The head of the page says which collectives are exposed: their tables open on a click.
+    blocks += [dataclasses.replace(table, folded=True) for table in details]
     answer = "" if record.valid_windows else "That is not known, as no window counts."
     if found is not None:
         answer = f"{page_text(found.sentence(PAGE), 1000)}{_attained(record.figures)}"
