@@ -22,7 +22,6 @@ from overlap_callbacks.report.views.quality import QUALITY, configuration, quali
 from overlap_callbacks.report.views.scaling import compared, scaling
 from overlap_callbacks.report.views.sections import (
     cost,
-    exposed_answer,
     ideal,
     not_measured,
     overview,
@@ -100,9 +99,7 @@ def _run(identity: str, name: str, record: Record, *, compared: bool, charts: bo
         blocks.insert(0, Note(page_text(race_sentence(race), 4000), warning=True))
     blocks += warnings(record)
     head, line = page_text(_head(record)), run_headline(record.summary, len(record.arms))
-    # Of several runs, the answers of all have to fit on the first screen; the table of each has what is exposed.
-    exposed = "" if compared else exposed_answer(record)
-    more = tuple([page_sentence(each) for each in (*line.more, exposed, first_advice(record)) if each])
+    more = tuple([page_sentence(each) for each in (*line.more, first_advice(record)) if each])
     sections = tuple([section for section in _sections(record, charts) if section.answer or section.blocks])
     # With several runs, the comparison comes first; each run's own sections open on a click.
     folded = tuple([dataclasses.replace(section, folded=True) for section in sections]) if compared else sections

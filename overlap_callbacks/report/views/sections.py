@@ -226,11 +226,12 @@ def ideal(record: Record) -> list[Section]:
     collectives = record.latest("collectives")
     if collectives is not None:
         details.append(tables.collective_table(collectives))
-    # The head of the page says which collectives are exposed: their tables open on a click.
+    # The answer says which collectives are exposed: their tables open on a click.
     blocks += [dataclasses.replace(table, folded=True) for table in details]
     answer = "" if record.valid_windows else "That is not known, as no window counts."
     if found is not None:
         answer = f"{page_text(found.sentence(PAGE), 1000)}{_attained(record.figures)}"
+    answer = f"{answer} {page_text(exposed_answer(record), 1000)}".strip()
     return [Section("How far from ideal, and what holds it back?", answer, blocks)] if blocks else []
 
 
