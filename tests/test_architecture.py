@@ -336,7 +336,9 @@ def test_files_and_classes_are_short(house: House) -> None:
 
 def test_files_outside_the_package_are_short() -> None:
     files = [file for folder in ("tests", "benchmarks", "docs", "examples") for file in (ROOT / folder).rglob("*.py")]
-    house = House({str(file.relative_to(ROOT).with_suffix("")).replace("/", "."): file.read_text() for file in files})
+    # A class of too many lines is in a file of more; only such files are parsed.
+    sources = {str(file.relative_to(ROOT).with_suffix("")).replace("/", "."): file.read_text() for file in files}
+    house = House({name: text for name, text in sources.items() if len(text.splitlines()) > MAX_CLASS_LINES})
     found = listed(too_long(house))
     assert files
     assert not found, f"{found}\nJobs that run in the ranks, cases and helpers can stand in a file beside the tests."
