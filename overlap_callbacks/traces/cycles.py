@@ -36,10 +36,7 @@ def cycles_of(files: Sequence[File]) -> list[str]:
         numbers = [[found for found in _CYCLE.findall(file.path) if found[1].lower() == word] for file in files]
         if all(numbers):
             texts = [found[-1][0] for found in numbers]
-            members = [
-                file.path.replace(text, "") if file.rank is None else file.rank
-                for file, text in zip(files, texts, strict=True)
-            ]
+            members = _members(files, [file.path.replace(text, "") for file, text in zip(files, texts, strict=True)])
             cycles = [int(found[-1][2]) for found in numbers]
             if _fits(members, cycles):
                 text_of = dict(zip(cycles, texts, strict=True))
@@ -53,7 +50,7 @@ def _of_handler(files: Sequence[File]) -> list[str]:
     if not all(names):
         return []
     workers = [found[-1][1] for found in names]
-    members = [worker if file.rank is None else file.rank for file, worker in zip(files, workers, strict=True)]
+    members = _members(files, workers)
     if len({*zip(members, workers, strict=True)}) > len({*members}):  # a rank in another process: the job restarted
         return []
     steps = [file.first_step for file in files]
@@ -76,12 +73,16 @@ def _of_bare_numbers(files: Sequence[File]) -> list[str]:
         if None in numbers:
             continue
         cycles = [int(found[1]) for found in numbers if found is not None]
-        rests = [(*parts[:-depth], *parts[len(parts) - depth + 1 :]) for parts in paths]
-        members = [rest if file.rank is None else file.rank for file, rest in zip(files, rests, strict=True)]
+        members = _members(files, [(*parts[:-depth], *parts[len(parts) - depth + 1 :]) for parts in paths])
         together = len({*cycles}) < len(cycles) or len({*members}) == 1  # else the numbers may be times
         if together and _fits(members, cycles):
             return [f"cycle {cycle}" for cycle in cycles]
     return []
+
+
+def _members(files: Sequence[File], others: Sequence[Hashable]) -> list[Hashable]:
+    """The rank of each file, or what else names it."""
+    return [other if file.rank is None else file.rank for file, other in zip(files, others, strict=True)]
 
 
 def _in_turn(members: Sequence[Hashable], times: Sequence[int]) -> list[int]:
