@@ -73,12 +73,13 @@ def test_ranks_are_compared_within_each_cycle(tmp_path: Path, layout: str) -> No
     check(analyze_files(find_traces([tmp_path])), LAYOUTS[layout])
 
 
-def test_files_that_do_not_tell_their_rank_are_of_cycles_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("folder", "name"), [("iteration_{}", "iteration_{}"), ("{}0", "cycle {}0")])
+def test_files_that_do_not_tell_their_rank_are_of_cycles_too(tmp_path: Path, folder: str, name: str) -> None:
     for cycle in (1, 2):
         for rank in range(2):
-            write(tmp_path / f"iteration_{cycle}" / f"rank{rank}_trace.json", None, COMES[cycle - 1][rank], cycle)
+            write(tmp_path / folder.format(cycle) / f"rank{rank}_trace.json", None, COMES[cycle - 1][rank], cycle)
     found = analyze_files(find_traces([tmp_path]))
-    assert [trace.cycle for trace in found.traces] == ["iteration_1"] * 2 + ["iteration_2"] * 2
+    assert [trace.cycle for trace in found.traces] == [name.format(1)] * 2 + [name.format(2)] * 2
     assert [[rank.caused_ms for rank in row.ranks] for row in found.skew] == [[0, 5], [0, 15]]
 
 
@@ -88,15 +89,6 @@ def test_bare_numbers_that_no_two_ranks_share_are_of_no_cycles(tmp_path: Path) -
     found = analyze_files(find_traces([tmp_path]))
     assert said(found.problems, "rank 0 is given twice")
     assert {trace.cycle for trace in found.traces} == {""}
-
-
-def test_bare_numbers_of_files_that_name_their_rank_alone_are_of_cycles(tmp_path: Path) -> None:
-    for cycle in (1, 2):
-        for rank in range(2):
-            write(tmp_path / f"{10 * cycle}" / f"rank{rank}.json", None, COMES[cycle - 1][rank], cycle)
-    found = analyze_files(find_traces([tmp_path]))
-    assert [trace.cycle for trace in found.traces] == ["cycle 10"] * 2 + ["cycle 20"] * 2
-    assert [[rank.caused_ms for rank in row.ranks] for row in found.skew] == [[0, 5], [0, 15]]
 
 
 @pytest.mark.parametrize("layout", ["{0}/trace.json", "{0}.json", "run/{0}/10.json", "10/{0}/20/trace.json"])

@@ -87,6 +87,12 @@ class Job:
         assert any("defer" in sentence for sentence in verdict(found)) == (found.traces[0].reductions is not None)
         return found.traces[0].reductions
 
+    def times_and(self, field: str, folder: Path) -> tuple[int, float]:
+        """How often each gradient is reduced, and another figure of what is found."""
+        found = self.found(folder)
+        assert found is not None
+        return found.times, getattr(found, field)
+
 
 def accumulating(job: Job, *, steps: int = 3, passes: int = 4, buckets: Sequence[int] = BUCKETS) -> Job:
     for _ in range(steps):
@@ -126,9 +132,7 @@ def test_steps_of_the_profiler_may_be_micro_batches(tmp_path: Path) -> None:
             if place == 3:
                 job.optimizer()
             job.step()
-    found = job.found(tmp_path)
-    assert found is not None
-    assert (found.times, found.update_ms) == (4, 33)
+    assert job.times_and("update_ms", tmp_path) == (4, 33)
 
 
 def test_two_optimizers_are_one_step_and_layers_of_one_size_may_be_repeated(tmp_path: Path) -> None:
@@ -140,9 +144,7 @@ def test_two_optimizers_are_one_step_and_layers_of_one_size_may_be_repeated(tmp_
         job.optimizer("Muon")
         job.optimizer("AdamW")
         job.step()
-    found = job.found(tmp_path)
-    assert found is not None
-    assert (found.times, found.messages) == (2, 4)
+    assert job.times_and("messages", tmp_path) == (2, 4)
 
 
 def test_what_is_logged_on_the_same_group_changes_nothing(tmp_path: Path) -> None:
@@ -154,9 +156,7 @@ def test_what_is_logged_on_the_same_group_changes_nothing(tmp_path: Path) -> Non
             job.backward()
         job.optimizer()
         job.step()
-    found = job.found(tmp_path)
-    assert found is not None
-    assert (found.times, found.messages) == (4, 3)
+    assert job.times_and("messages", tmp_path) == (4, 3)
 
 
 def test_a_file_of_one_thread_tells_by_the_order_alone(tmp_path: Path) -> None:
@@ -175,9 +175,7 @@ def test_reductions_of_other_groups_do_not_hide_those_of_fsdp(tmp_path: Path) ->
             job.backward()
         job.optimizer()
         job.step()
-    found = job.found(tmp_path)
-    assert found is not None
-    assert (found.times, found.bytes) == (4, 3_550_000)
+    assert job.times_and("bytes", tmp_path) == (4, 3_550_000)
 
 
 @pytest.mark.parametrize("own", [1000, 0])
@@ -192,9 +190,7 @@ def test_activations_that_are_recomputed_are_no_micro_batches(tmp_path: Path, ow
                 job.backward([own])
         job.optimizer()
         job.step()
-    found = job.found(tmp_path)
-    assert found is not None
-    assert (found.times, found.messages) == (4, 5 if own else 4)
+    assert job.times_and("messages", tmp_path) == (4, 5 if own else 4)
 
 
 def recomputing(job: Job, units: int) -> None:
@@ -372,9 +368,7 @@ def test_what_the_file_began_and_ended_within_is_left_out(tmp_path: Path) -> Non
     accumulating(job, steps=2)
     job.forward()
     job.backward()
-    found = job.found(tmp_path)
-    assert found is not None
-    assert (found.times, found.update_ms) == (4, 33)
+    assert job.times_and("update_ms", tmp_path) == (4, 33)
 
 
 def test_what_is_hidden_is_not_worth_a_sentence(tmp_path: Path) -> None:
