@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -22,9 +21,6 @@ from overlap_callbacks.traces.columns import Array, taken
 from overlap_callbacks.traces.device_events import DeviceEvents
 from overlap_callbacks.traces.files import Document
 from overlap_callbacks.traces.trace import TraceStep, named_steps
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _MAX_NAME = 80
 # Fraction of launches that a profile may lose at its ends.
