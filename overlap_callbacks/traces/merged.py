@@ -7,6 +7,7 @@ thousand for each rank), or as ``args.rank``. Devices, threads and correlation n
 from __future__ import annotations
 
 import copy
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,11 +18,14 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.kernels.impossible import CLOCKS_NS
 from overlap_callbacks.traces.collect import CATEGORIES, LAUNCH, NOTE, OLD_RANGE, OPERATOR, ROW, Memo, hashable, is_step
 from overlap_callbacks.traces.columns import Array
 from overlap_callbacks.traces.device_events import device_number
 from overlap_callbacks.traces.events import Event, nanoseconds
+from overlap_callbacks.traces.sources import natural
 from overlap_callbacks.traces.stream import EventStream
+from overlap_callbacks.traces.trace import MOST_RANKS
 
 _LABEL = re.compile(r"(?i)\[\s*([^\]]+?)\s*\]|(rank[\s_#:=-]*\d+)(?!\d)|^([a-z][\w-]*?\d+)[\s/:.|-]+\d+$")
 # Processes' ids are raised by at least this much per rank.
@@ -30,9 +34,6 @@ _LEAST_RAISE = 100
 _LEAST_SHARE = 0.05
 # A process with a smaller fraction of the operators is a worker, such as a data loader's.
 _LEAST_OPERATORS = 0.25
-_MOST_RANKS = 2**31
-# Clocks of host and device may differ by this much.
-_CLOCKS_NS = 10**6
 _NEVER = 2**63
 # Fractions of the kernels: the process that launched them has at least the first, any other less than the second.
 _NEARLY_ALL, _CLEARLY = 0.95, 0.9
@@ -78,7 +79,7 @@ class Ranks(NamedTuple):
     """The ranks of a file.
 
     Attributes:
-        numbers: of each; None if unknown.
+        numbers: of each; all None if unknown.
         names: the last part of each one's path.
         of_unit: position of each unit's rank; other events are left out.
         by: what distinguishes them, in words.
@@ -113,21 +114,18 @@ class Ranks(NamedTuple):
         own.path = stream.path / self.names[place]
         own.problems = [*stream.problems, f"the file holds {len(self.names)} ranks, told apart by {self.by}"]
         info = stream.head.get("distributedInfo")
-        size = info.get("world_size") if isinstance(info, dict) else None
-        number = self.numbers[place]
-        if number is None:
-            own.head = {key: value for key, value in stream.head.items() if key != "distributedInfo"}
-        else:
-            known = {**(info if isinstance(info, dict) else {}), "rank": number}
-            if not (type(size) is int and size > max([0, *[rank for rank in self.numbers if rank is not None]])):
-                known["world_size"] = None
-            own.head = {**stream.head, "distributedInfo": known}
+        info = info if isinstance(info, dict) else {}
+        size, ranks = info.get("world_size"), [rank for rank in self.numbers if rank is not None]
+        own.head = {key: value for key, value in stream.head.items() if key != "distributedInfo"}
+        if ranks:
+            size = size if type(size) is int and size > max(ranks) else None
+            own.head["distributedInfo"] = {**info, "rank": self.numbers[place], "world_size": size}
         return own
 
 
 def may_be_merged(
-    places: Iterable[tuple[int | str, int, int | str]],
-    launching: Sequence[int | str] | set[int | str],
+    places: set[tuple[int | str, int, int | str]],
+    launching: set[int | str],
     stepping: set[tuple[int | str, int | str]],
 ) -> bool:
     """Whether a file may be merged, by the processes of its kernels, launches and steps.
@@ -137,9 +135,8 @@ def may_be_merged(
     """
     if len(launching) > 1 or len(stepping) > 1:
         return True
-    found = {*places}
-    return len(found) > 1 and (
-        len({rank for _, _, rank in found}) > 1 or any([process != device for process, device, _ in found])
+    return len(places) > 1 and (
+        len({rank for _, _, rank in places}) > 1 or any([process != device for process, device, _ in places])
     )
 
 
@@ -176,11 +173,11 @@ class Survey:
         units = dict(self.units)
         running = _most({unit: seen.num_kernels for unit, seen in units.items()})
         found = _of_kernels(running, units) if running else _of_steps(units)
-        if found is None or len({*found.keys.values()}) < 2:
+        if len({*found.keys.values()}) < 2:
             return None
         keys = _with_hosts(found, units)
         numbers = _numbers(found)
-        order = sorted(dict.fromkeys(found.keys.values()), key=lambda key: _natural(numbers[key], key))
+        order = sorted(dict.fromkeys(found.keys.values()), key=lambda key: (numbers[key] or 0, natural(str(key))))
         names = [f"rank{numbers[key]}" if numbers[key] is not None else _file_name(key) for key in order]
         return Ranks(
             tuple([numbers[key] for key in order]),
@@ -200,29 +197,31 @@ class _Found(NamedTuple):
     raised: int = 0
 
 
-def _of_kernels(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found | None:
-    labels = {unit: _label(unit.process) for unit in running}
-    told = {unit.rank for unit in running}
-    if len(told) > 1 and None not in told:
-        found = _Found({unit: unit.rank for unit in running}, "args.rank")
-    elif None not in labels.values() and len({*labels.values()}) > 1:
-        found = _Found(dict(labels), "their process ids")
-    else:
-        found = _raised(running, units) or _by_launches(running, units)
+def _of_kernels(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found:
+    found = _marked(running) or _raised(running, units) or _by_launches(running, units)
     if len({*found.keys.values()}) > 1:
         _check(found, units)
     return found
 
 
-def _of_steps(units: Mapping[Unit, Seen]) -> _Found | None:
+def _of_steps(units: Mapping[Unit, Seen]) -> _Found:
     """Without device kernels, each process with steps is a rank; without steps, each with operators."""
     stepping = _most({unit: seen.steps for unit, seen in units.items()})
     stepping = stepping or _most({unit: seen.operators for unit, seen in units.items()}, _LEAST_OPERATORS)
-    told = {unit.rank for unit in stepping}
-    if len(told) > 1 and None not in told:
-        return _Found({unit: unit.rank for unit in stepping}, "args.rank")
     keys = {unit: _label(unit.process) or Unit(unit.process, None) for unit in stepping}
-    return _Found(keys, "their process ids")
+    return _marked(stepping) or _Found(keys, "their process ids")
+
+
+def _marked(units: Sequence[Unit]) -> _Found | None:
+    """Ranks by a mark that all units have: ``args.rank``, else a label in the process's id; None without one."""
+    marks: dict[str, list[Key]] = {
+        "args.rank": [unit.rank for unit in units],
+        "their process ids": [_label(unit.process) for unit in units],
+    }
+    for by, keys in marks.items():
+        if None not in keys and len({*keys}) > 1:
+            return _Found(dict(zip(units, keys, strict=True)), by)
+    return None
 
 
 def _raised(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found | None:
@@ -259,63 +258,56 @@ def _by_launches(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found:
             told = {unit.rank for unit in found}
             what = f"all tell rank {told.pop()}" if len(told) == 1 and None not in told else "not all tell a rank"
             raise ValueError(f"{len(found)} processes ran kernels on device {device}, and {what}")
-    if len(launching) < 2:
-        return _Found({unit: None for unit in running}, "")
-    keys: dict[Unit, Key] = {}
     numbers = {number for host in launching for number in units[host].launches}
+    ran = {number for unit in running for kernels in units[unit].kernels.values() for number, _ in kernels}
+    if len(launching) < 2 or numbers.isdisjoint(ran):
+        return _Found(dict.fromkeys(running), "")
+    keys: dict[Unit, Key] = {}
     for unit in running:
         for device, kernels in units[unit].kernels.items():
             scores = {host: _launched(kernels, units[host].launches) for host in launching}
             host, known = _clearly(scores), sum([number in numbers for number, _ in kernels])
-            key = Unit(host.process, None) if host is not None else None
-            unclear = known and (host is None or scores[host] < _NEARLY_ALL * known)
-            if unclear or keys.setdefault(unit, key) != key:
+            key = Unit(host.process, None) if host is not None and scores[host] >= _NEARLY_ALL * known else None
+            if key is None or keys.setdefault(unit, key) != key:
                 raise ValueError(
-                    f"{len(launching)} processes launched kernels, and nothing tells which those of device {device}"
+                    f"{len(launching)} processes launched kernels, and nothing tells which launched those of "
+                    f"device {device}"
                 )
     return _Found(keys, "the processes that launched their kernels")
 
 
 def _check(found: _Found, units: Mapping[Unit, Seen]) -> None:
     """Raise a ValueError if marks of kernels contradict each other."""
-    of_key: dict[Key, list[Unit]] = defaultdict(list)
+    ranks: dict[Key, set[int]] = defaultdict(set)
+    keys: dict[int, set[Key]] = defaultdict(set)
+    on_device: dict[tuple[Key, int], set[int | str]] = defaultdict(set)
     for unit, key in found.keys.items():
-        of_key[key].append(unit)
-    keys_of_rank: dict[int, set[Key]] = defaultdict(set)
-    for key, own in of_key.items():
-        told = {unit.rank for unit in own if unit.rank is not None}
+        if unit.rank is not None:
+            ranks[key].add(unit.rank)
+            keys[unit.rank].add(key)
+        for device in units[unit].kernels:
+            on_device[key, device].add(unit.process)
+    for key, told in ranks.items():
         if len(told) > 1:
-            raise ValueError(f"the kernels of {_words(key, found)} tell {len(told)} ranks")
-        for rank in told:
-            keys_of_rank[rank].add(key)
-        on_device: dict[int, set[int | str]] = defaultdict(set)
-        for unit in own:
-            for device in units[unit].kernels:
-                on_device[device].add(unit.process)
-        for device, processes in on_device.items():
-            if len(processes) > 1:
-                raise ValueError(
-                    f"{len(processes)} processes ran kernels on device {device}, and all tell {_words(key, found)}"
-                )
-    for rank, keys in keys_of_rank.items():
-        if len(keys) > 1:
-            raise ValueError(f"{len(keys)} processes tell rank {rank}")
+            raise ValueError(f"the kernels of {_words(key)} tell {len(told)} ranks")
+    for (key, device), processes in on_device.items():
+        if len(processes) > 1:
+            raise ValueError(f"{len(processes)} processes ran kernels on device {device}, and all tell {_words(key)}")
+    for rank, of_rank in keys.items():
+        if len(of_rank) > 1:
+            raise ValueError(f"{len(of_rank)} processes tell rank {rank}")
 
 
 def _with_hosts(found: _Found, units: Mapping[Unit, Seen]) -> dict[Unit, Key]:
     """The key of each unit, including host processes."""
     keys = dict(found.keys)
-    of_rank = {unit.rank: key for unit, key in found.keys.items() if unit.rank is not None}
-    of_label = {label: key for unit, key in found.keys.items() if (label := _label(unit.process)) is not None}
-    own = {*found.keys.values()}
+    of_mark: dict[Any, Key] = {key: key for key in found.keys.values() if isinstance(key, Unit)}
+    for unit, key in found.keys.items():
+        of_mark.update({mark: key for mark in (unit.rank, _label(unit.process)) if mark is not None})
     for unit in units:
-        label = _label(unit.process)
-        if unit not in keys and unit.rank in of_rank:
-            keys[unit] = of_rank[unit.rank]
-        elif unit not in keys and label in of_label:
-            keys[unit] = of_label[label]
-        elif unit not in keys and Unit(unit.process, None) in own:
-            keys[unit] = Unit(unit.process, None)
+        for mark in (unit.rank, _label(unit.process), Unit(unit.process, None)):
+            if mark in of_mark:
+                keys.setdefault(unit, of_mark[mark])
     _with_processes(keys, units)
     launching = _most({unit: len(seen.launches) for unit, seen in units.items()})
     still_open = [unit for unit in launching if unit not in keys]
@@ -339,29 +331,23 @@ def _with_processes(keys: dict[Unit, Key], units: Mapping[Unit, Seen]) -> None:
 
 def _hosts_of(hosts: Sequence[Unit], keys: Sequence[Key], found: _Found, units: Mapping[Unit, Seen]) -> dict[Unit, Key]:
     """The keys of host processes, by the kernels that they launched."""
-    untold = ValueError(f"{len(hosts)} processes launched kernels, and nothing tells which those of {len(keys)} ranks")
+    some = f"{len(hosts)} process{'es' if len(hosts) > 1 else ''}"
+    untold = ValueError(f"{some} launched kernels, and nothing tells which launched those of each of {len(keys)} ranks")
     if len(hosts) != len(keys):
         raise untold
-    kernels = {
-        key: [
-            kernel
-            for unit, of_unit in found.keys.items()
-            if of_unit == key
-            for own in units[unit].kernels.values()
-            for kernel in own
-        ]
-        for key in keys
-    }
-    best = {key: _clearly({host: _launched(kernels[key], units[host].launches) for host in hosts}) for key in keys}
     if found.raised and all([type(host.process) is int for host in hosts]):
         of_key: Any = sorted(keys)
         in_order: list[tuple[Any, Any]] = list(zip(of_key, sorted(hosts, key=lambda host: host.process), strict=True))
         left = [host.process - found.raised * key for key, host in in_order]
         if min(left) >= 0 and max(left) - min(left) < found.raised:  # no other order has ids this close together
             return {host: key for key, host in in_order}
-    if None in best.values() or len({*best.values()}) < len(keys):
+    kernels: dict[Key, list[tuple[Any, int]]] = defaultdict(list)
+    for unit, key in found.keys.items():
+        kernels[key] += itertools.chain.from_iterable(units[unit].kernels.values())
+    best = {_clearly({host: _launched(kernels[key], units[host].launches) for host in hosts}): key for key in keys}
+    if None in best or len(best) < len(keys):
         raise untold
-    return {host: key for key, host in best.items() if host is not None}
+    return {host: key for host, key in best.items() if host is not None}
 
 
 def are_joined(launched: Array, ran: Array) -> bool:
@@ -384,7 +370,7 @@ def _share_numbers(kernels: Sequence[Sequence[tuple[Any, int]]]) -> bool:
 
 def _launched(kernels: Iterable[tuple[Any, int]], launches: Mapping[Any, int]) -> int:
     """How many kernels were launched here, before they began or, as clocks differ, shortly after."""
-    return sum([launches.get(number, _NEVER) <= start_ns + _CLOCKS_NS for number, start_ns in kernels if number])
+    return sum([launches.get(number, _NEVER) <= start_ns + CLOCKS_NS for number, start_ns in kernels if number])
 
 
 def _clearly(scores: Mapping[_Host, int]) -> _Host | None:
@@ -401,22 +387,15 @@ def _most(numbers: Mapping[Unit, int], share: float = _LEAST_SHARE) -> list[Unit
 
 def _numbers(found: _Found) -> dict[Key, int | None]:
     """The rank of each key: the given one, else the first unique number in its label; for all keys or none."""
-    numbers: dict[Key, int | None] = {}
-    labels = [key for unit, key in found.keys.items() if _label(unit.process) == key]
-    in_labels = {label: [int(digits) for digits in re.findall(r"\d{1,9}", label)] for label in labels}
-    columns = list(zip(*in_labels.values(), strict=False))
-    place = next((place for place, column in enumerate(columns) if len({*column}) == len(in_labels)), None)
-    for unit, key in found.keys.items():
-        if unit.rank is not None:
-            numbers[key] = unit.rank
-        elif found.raised:
-            numbers.setdefault(key, key)
-        else:
-            numbers.setdefault(key, in_labels[key][place] if place is not None and key in in_labels else None)
-    known = [number for number in numbers.values() if number is not None]
-    if len(known) < len(numbers) or len({*known}) < len(known):
-        return dict.fromkeys(numbers)
-    return numbers
+    keys = dict.fromkeys(found.keys.values())
+    in_labels = {key: [int(digits) for digits in re.findall(r"\d{1,9}", key)] for key in keys if isinstance(key, str)}
+    columns = zip(*in_labels.values(), strict=False)
+    unique = next((column for column in columns if len({*column}) == len(in_labels)), ())
+    numbers: dict[Key, int] = dict(zip(in_labels, unique, strict=False))
+    if found.raised:
+        numbers = {key: key for key in keys}
+    numbers.update({key: unit.rank for unit, key in found.keys.items() if unit.rank is not None})
+    return {key: numbers[key] for key in keys} if len({*numbers.values()}) == len(keys) else keys
 
 
 def _unit(event: Event, args: MergedArgs | None) -> Unit:
@@ -429,9 +408,8 @@ def _process(process: int | str) -> int | str:
 
 
 def _rank(rank: Any) -> int | None:
-    if isinstance(rank, str) and rank.isdecimal() and len(rank) < 10:
-        rank = int(rank)
-    return rank if type(rank) is int and 0 <= rank < _MOST_RANKS else None
+    number = _process(hashable(rank))
+    return number if type(number) is int and 0 <= number < MOST_RANKS else None
 
 
 def _label(process: int | str) -> str | None:
@@ -440,14 +418,11 @@ def _label(process: int | str) -> str | None:
     return None if matched is None else matched[1] or matched[2] or matched[3]
 
 
-def _natural(number: int | None, key: Key) -> tuple[Any, ...]:
-    parts = re.split(r"(\d{1,18})", str(key))
-    return (number or 0, [int(part) if place % 2 else part for place, part in enumerate(parts)])
-
-
 def _file_name(key: Key) -> str:
     return safe_text.clean(f"process{key.process}" if isinstance(key, Unit) else str(key)).replace("/", "_")[:80]
 
 
-def _words(key: Key, found: _Found) -> str:
-    return f"rank {key}" if found.by == "args.rank" else f"process {safe_text.clean(str(key))[:80]}"
+def _words(key: Key) -> str:
+    if isinstance(key, int):
+        return f"rank {key}"
+    return f"process {safe_text.clean(str(key.process if isinstance(key, Unit) else key))[:80]}"

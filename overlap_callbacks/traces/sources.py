@@ -88,10 +88,10 @@ def _looks_like_a_trace(path: Path, suffixes: tuple[str, ...] = _SUFFIXES) -> bo
 
 
 def _sorted(paths: Iterable[Path]) -> list[Path]:
-    """The paths in natural order: ``rank2`` before ``rank10``."""
+    return sorted(paths, key=lambda path: natural(str(path)))
 
-    def key(path: Path) -> list[tuple[int, int | str]]:
-        parts = re.split(r"(\d{1,18})", str(path))
-        return [(0, int(part)) if part.isdecimal() and part.isascii() else (1, part) for part in parts]
 
-    return sorted(paths, key=key)
+def natural(text: str) -> list[tuple[int, int | str]]:
+    """A key that sorts texts in natural order: ``rank2`` before ``rank10``."""
+    parts = re.split(r"(\d{1,18})", text)
+    return [(0, int(part)) if part.isdecimal() and part.isascii() else (1, part) for part in parts]

@@ -26,7 +26,7 @@ from overlap_callbacks.traces.files import Document
 from overlap_callbacks.traces.reductions import RepeatedReductions
 
 # No job has more; larger numbers are damage.
-_MOST_RANKS = 2**31
+MOST_RANKS = 2**31
 
 
 # What else torch's profiler may record: the field with which newer versions say so, and its name.
@@ -245,10 +245,10 @@ def _job(head: dict[str, Any], problems: list[str]) -> tuple[int | None, int | N
     if info is None:
         return None, None
     rank, world_size = (info.get(key) if isinstance(info, dict) else None for key in ("rank", "world_size"))
-    if type(rank) is not int or not 0 <= rank < _MOST_RANKS:  # bool is an int too
+    if type(rank) is not int or not 0 <= rank < MOST_RANKS:  # bool is an int too
         problems.append("the file's distributedInfo cannot be read: its rank is not known")
         return None, None
-    return rank, world_size if type(world_size) is int and 0 < world_size <= _MOST_RANKS else None
+    return rank, world_size if type(world_size) is int and 0 < world_size <= MOST_RANKS else None
 
 
 def _device_names(head: dict[str, Any]) -> dict[int, str]:
@@ -282,7 +282,7 @@ def steps_of(
     timed = [note for note, without_time in zip(notes, lost.tolist(), strict=True) if not without_time]
     if pattern is None or pattern.groups:
         for note in timed:
-            matched = (pattern or _STEP).search(note.name) if pattern else _STEP.match(note.name)
+            matched = pattern.search(note.name) if pattern else _STEP.match(note.name)
             number = matched.group(1) if matched else None
             if number is not None and number.isdecimal() and len(number) <= 18:
                 numbers.setdefault(int(number), TraceStep(int(number), note.start_ns, note.end_ns))
@@ -329,6 +329,7 @@ def mark_cut(steps: tuple[TraceStep, ...], held: frozenset[int]) -> tuple[tuple[
 
 
 def named_steps(numbers: Sequence[int]) -> str:
+    """Steps in words, by their numbers: ``steps 3, 4``."""
     shown = ", ".join(map(str, numbers[:_MAX_NAMED]))
     more = f" and {len(numbers) - _MAX_NAMED} more" if len(numbers) > _MAX_NAMED else ""
     return f"step{'s' if len(numbers) > 1 else ''} {shown}{more}"

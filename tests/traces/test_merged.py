@@ -145,8 +145,8 @@ def two_labels(event: kineto.Event, rank: int) -> None:
     [
         (contradictory, "all tell rank 0|2 processes tell rank 0"),
         (without_rank, "2 processes ran kernels on device 0, and not all tell a rank"),
-        (only_hosts, "2 processes launched kernels, and nothing tells which those of device 0"),
-        (only_devices, "1 processes launched kernels, and nothing tells which those of 2 ranks"),
+        (only_hosts, "2 processes launched kernels, and nothing tells which launched those of device 0"),
+        (only_devices, "1 process launched kernels, and nothing tells which launched those of each of 2 ranks"),
         (two_labels, "2 processes tell rank 3"),
         (lambda event, rank: None, "joined"),
     ],
@@ -157,24 +157,41 @@ def test_a_merged_file_whose_ranks_nothing_tells_apart_is_refused(tmp_path: Path
         analyze_files([path])
 
 
+def on_own_device(device: int, host: int) -> list[kineto.Event]:
+    """Kernels of one device, and the process that launched them."""
+    events = list(kineto.training(seed=device, layers=3))
+    for event in events:
+        event["pid"] = device if event["cat"] == "kernel" else host
+        if event["cat"] == "kernel":
+            event["args"]["device"] = device
+        if "correlation" in event.get("args", {}):
+            event["args"]["correlation"] += 500 * device
+    return events
+
+
 def test_ranks_with_devices_of_their_own_are_told_apart_by_what_launched_their_kernels(tmp_path: Path) -> None:
-    ranks = []
-    for rank in range(2):
-        events = list(kineto.training(seed=rank, layers=3))
-        for event in events:
-            is_kernel = event["cat"] == "kernel"
-            event["pid"] = rank if is_kernel else 40 + rank
-            for name in ("device", "correlation"):
-                if is_kernel and name == "device":
-                    event["args"][name] = rank
-                if name == "correlation" and name in event.get("args", {}):
-                    event["args"][name] += 500 * rank
-        ranks.append(events)
+    ranks = [on_own_device(rank, 40 + rank) for rank in range(2)]
     found = analyze_files([merged(tmp_path, lambda event, rank: None, ranks)])
     assert [(trace.rank, trace.device) for trace in found.traces] == [(None, 0), (None, 1)]
     expected = apart(tmp_path, ranks)
     assert [trace.time for trace in found.traces] == [trace.time for trace in expected.traces]
     assert said(found.problems, "2 files do not tell their rank")
+
+
+def test_kernels_that_none_of_the_processes_launched_are_of_no_rank(tmp_path: Path) -> None:
+    events = [*on_own_device(0, 40), *on_own_device(1, 41)]
+    lost = [event for event in on_own_device(2, 42) if event["cat"] == "kernel"]
+    with pytest.raises(TraceError, match="nothing tells which launched those of device 2"):
+        analyze_files([kineto.write(tmp_path / "a.json", [*events, *lost])])
+
+
+def test_one_process_that_ran_kernels_of_two_ranks_is_named(tmp_path: Path) -> None:
+    events = [*on_own_device(0, 40), *on_own_device(1, 40), *on_own_device(2, 41)]
+    for event in events:
+        if event["cat"] == "kernel" and event["pid"] < 2:
+            told(event, event["pid"])
+    with pytest.raises(TraceError, match="the kernels of process 40 tell 2 ranks"):
+        analyze_files([kineto.write(tmp_path / "a.json", events)])
 
 
 def test_ranks_whose_kernels_and_launches_have_one_process_id_are_told_apart_and_numbered(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from overlap_callbacks.analysis.kernels.table import Indices, KernelTable
 # most in 36 real files.
 OVERRUN_NS = 50_000
 # The clocks of host and device agree to within this.
-_CLOCKS_NS = 1_000_000
+CLOCKS_NS = 1_000_000
 # No kernel starts later than this after its launch, or earlier than this before it.
 _MAX_DELAY_NS, _MAX_EARLY_NS = 10 * 60 * 10**9, 10**9
 # Times of a kernel that are looked at to know what is usual.
@@ -125,7 +125,7 @@ def past_the_end(
     starts_ns, ends_ns = ran.start_ns[rows], ran.end_ns[rows]
     wait = np.where(launched_ns[rows] < 0, len(syncs), np.searchsorted(syncs.start_ns, launched_ns[rows]))
     waited_ns = np.minimum(np.append(syncs.end_ns, _LATEST)[wait], ended_ns)
-    until_ns = np.where(ends_ns - _CLOCKS_NS > waited_ns, np.maximum(waited_ns, starts_ns), ends_ns)
+    until_ns = np.where(ends_ns - CLOCKS_NS > waited_ns, np.maximum(waited_ns, starts_ns), ends_ns)
     longest = int(np.argmax(until_ns))
     row = int(rows[longest])
     rest_ns = max([int(part.max(initial=end_ns)) for part in (ran.end_ns[:row], ran.end_ns[row + 1 :])])
@@ -325,7 +325,7 @@ def possible(
     found = overruns(lane[order], kernels.intervals[order], correlation[order])
     end_ns[order[found.rows]] = found.until_ns
     if ended_ns is not None:
-        end_ns = np.where(end_ns - _CLOCKS_NS > ended_ns, np.maximum(ended_ns, kernels.intervals.start_ns), end_ns)
+        end_ns = np.where(end_ns - CLOCKS_NS > ended_ns, np.maximum(ended_ns, kernels.intervals.start_ns), end_ns)
     changed = end_ns != kernels.intervals.end_ns
     return dataclasses.replace(
         kernels,
