@@ -24,3 +24,4 @@ def apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
             # wandb leaves the folders in which it prepares artifacts to the garbage collector, which says so.
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
+    gc.unfreeze()
