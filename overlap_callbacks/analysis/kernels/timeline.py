@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 MAX_INTERVALS = 400
 # Maximum kernels of one step in the record, and maximum length of their names: tens of kilobytes per step.
 MAX_SLICES, MAX_NAME_LENGTH = 400, 120
-# Share of these reserved for communication, so that a collective can be identified by its position among similar ones.
+# Share of these reserved for communication, which is short beside long compute.
 _COMMUNICATION_SHARE = 0.75
 # Maximum kernels whose calls the record keeps, and maximum length of their names.
 _MAX_KERNELS, _MAX_CALL_NAME_LENGTH = 40, 200
@@ -88,7 +88,6 @@ def step_detail(
         left_out=len(rows) - len(kept),
         left_out_ms=(own.sum_ns - own[kept].sum_ns) / 1e6,
         start_ns=start_ns,
-        communication_left_out=int(is_comm.sum()) - int(is_comm[kept].sum()),
     )
 
 

@@ -116,7 +116,6 @@ class StepDetail(msgspec.Struct, frozen=True):
             their first appearance, start and length in milliseconds, and size in bytes of its collective, 0 where it
             has none or it is not known. The size is the larger of what the collective reads and writes.
         left_out, left_out_ms: kernels that are too short to be among them, and their time.
-        communication_left_out: how many of them communicate; None in records of earlier versions.
         start_ns: when the device began the step, on the rank's ``time.perf_counter_ns``; None if unknown.
     """
 
@@ -126,7 +125,6 @@ class StepDetail(msgspec.Struct, frozen=True):
     left_out: int = 0
     left_out_ms: float = 0.0
     start_ns: int | None = None
-    communication_left_out: int | None = None
 
     @property
     def named_slices(self) -> Iterator[NamedSlice]:
