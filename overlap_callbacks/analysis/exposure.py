@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -46,10 +46,11 @@ _add_rows = table_sum(
 
 
 def add_rows(tables: Iterable[Sequence[ExposedSum]]) -> tuple[ExposedSum, ...]:
-    """The rows of all tables; too many sizes of one kind and place become one row."""
+    """The rows of all tables, the most exposed first; too many sizes of one kind and place become one row."""
     rows = _add_rows(tables)
+    most = MAX_SIZES if len(rows) <= MAX_ROWS else 1
     families = grouped([row for row in rows if row.size != UNKNOWN_SIZE], _family)
-    many = {key for key, of in families.items() if len(of) > MAX_SIZES or SEVERAL in [row.size for row in of]}
+    many = {key for key, of in families.items() if len(of) > most or SEVERAL in [row.size for row in of]}
     if many:
         rows = _add_rows([[
             msgspec.structs.replace(row, size=SEVERAL) if row.size != UNKNOWN_SIZE and _family(row) in many else row
@@ -93,7 +94,7 @@ def reported(sums: ExposureSums) -> Exposure | None:
 def _reported(row: ExposedSum) -> ExposedCollective:
     known = row.least_bytes != UNKNOWN_SIZE  # of all of them
     worst_ns = max(row.by_step.values(), default=0.0)
-    rank, of_rank_ns = max(row.by_rank.items(), key=lambda item: (item[1], -item[0]), default=(0, 0.0))
+    rank, of_rank_ns = _worst(row.by_rank)
     return ExposedCollective(
         collective=row.collective,
         dimension=row.dimension,
@@ -133,19 +134,27 @@ def _together(rows: Sequence[ExposedCollective]) -> ExposedCollective:
     sums = {name: sum([getattr(row, name) for row in rows]) for name in _SUMS}
     sizes = [size for row in rows for size in (row.least_bytes, row.most_bytes) if size is not None]
     known = len(sizes) == 2 * len(rows)
-    worst = max(rows, key=lambda row: row.worst_ms).worst_rank
+    each_ms = [row.exposed_ms / max(row.exposed_steps, 1) for row in rows]
+    counted = [row.exposed_steps for row, ms in zip(rows, each_ms, strict=True) if ms >= _COUNTS * max(each_ms)]
+    worst, worst_ms = _worst(named_sum(sum)([{row.worst_rank: row.worst_ms} for row in rows]))
     return msgspec.structs.replace(
         rows[0],
         **sums,
         least_bytes=min(sizes) if known else None,
         most_bytes=max(sizes) if known else None,
         beyond=sum([row.beyond * row.exposed_ms for row in rows]) / (sums["exposed_ms"] or 1),
+        exposed_steps=sum(counted),
         worst_rank=worst,
-        worst_ms=sum([row.worst_ms for row in rows if row.worst_rank == worst]),
+        worst_ms=worst_ms,
     )
 
 
-_SUMS = ("calls", "exposed_ms", "hidden_ms", "exposed_steps")
+_SUMS = ("calls", "exposed_ms", "hidden_ms")
+
+
+def _worst(by_rank: Mapping[int, float]) -> tuple[int, float]:
+    """The rank that has most, of several the lowest, and how much."""
+    return max(by_rank.items(), key=lambda rank: (rank[1], -rank[0]), default=(0, 0.0))
 
 
 # -- in words
@@ -193,8 +202,8 @@ _NOUNS = {"send_recv": ("send or receive", "sends and receives"), "other": ("col
 
 
 def size_in_words(row: ExposedCollective) -> str:
-    """The size of one, or the least and the greatest; empty if unknown."""
-    if row.least_bytes is None or row.most_bytes is None:
+    """The size of one, or the least and the greatest; empty if unknown or zero."""
+    if row.least_bytes is None or not row.most_bytes:  # a barrier has none
         return ""
     least, most = bytes_in_words(row.least_bytes), bytes_in_words(row.most_bytes)
     if least == most:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from overlap_callbacks.analysis.exposure import MAX_SIZES
+from overlap_callbacks.analysis.exposure import MAX_SIZES, add_rows
 from overlap_callbacks.analysis.intervals import Intervals, distinct_values
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
 from overlap_callbacks.analysis.results.exposure import (
@@ -59,15 +59,17 @@ def exposure_of(
     if not len(rows):
         return ExposureSums(steps)
     step = kernels.step[rows]
-    times = _times(kernels, compute, rows)
+    own = kernels.intervals[rows].after_earlier(step)
+    hidden_ns = own.covered_ns(compute)
+    exposed_ns = own.durations_ns - hidden_ns
     place, beyond = np.full(len(rows), _NOWHERE), np.zeros(len(rows))
     if numbers:
-        place, beyond = _places(kernels, compute, rows, times, num_bytes)
+        place, beyond = _places(kernels, compute, rows, exposed_ns, num_bytes)
     family = label * len(_PLACES) + place
     size = _with_ranges(family, num_bytes)
     order = np.lexsort((step, size, family))
     family, size, step, num_bytes = family[order], size[order], step[order], num_bytes[order]
-    exposed_ns = times.exposed_ns[order].astype(float)
+    exposed_ns = exposed_ns[order].astype(float)
     is_new = _changes(family) | _changes(size)
     of_row, of_step = np.flatnonzero(is_new), np.flatnonzero(is_new | _changes(step))
     by_step: dict[int, dict[int, float]] = defaultdict(dict)
@@ -82,7 +84,7 @@ def exposure_of(
         np.maximum.reduceat(num_bytes, of_row),
         np.diff(np.append(of_row, len(rows))),
         np.add.reduceat(exposed_ns, of_row),
-        np.add.reduceat(times.hidden_ns[order].astype(float), of_row),
+        np.add.reduceat(hidden_ns[order].astype(float), of_row),
         np.add.reduceat(np.rint(exposed_ns * beyond[order]), of_row),  # whole: any order of sums gives the same
     )
     kinds = [divmod(code, len(_PLACES)) for code in family[of_row].tolist()]
@@ -91,7 +93,7 @@ def exposure_of(
         ExposedSum(*(*labels[kind], _PLACES[at], *of_columns, by_step[row]))
         for row, ((kind, at), of_columns) in enumerate(zip(kinds, values, strict=True))
     ]
-    return ExposureSums(steps, rows=tuple(found))
+    return ExposureSums(steps, rows=add_rows([found]))
 
 
 def _with_ranges(family: Indices, num_bytes: Indices) -> Indices:
@@ -107,20 +109,8 @@ def _changes(column: Indices) -> _Marks:
     return np.concatenate(([True], column[1:] != column[:-1]))
 
 
-class _Times(NamedTuple):
-    exposed_ns: Indices
-    hidden_ns: Indices
-
-
-def _times(kernels: KernelTable, compute: Intervals, rows: Indices) -> _Times:
-    """Time without and with compute of each collective, but what those of its step cover that began before."""
-    own = kernels.intervals[rows].after_earlier(kernels.step[rows])
-    hidden_ns = own.covered_ns(compute)
-    return _Times(own.durations_ns - hidden_ns, hidden_ns)
-
-
 def _places(
-    kernels: KernelTable, compute: Intervals, rows: Indices, times: _Times, num_bytes: Indices
+    kernels: KernelTable, compute: Intervals, rows: Indices, exposed_ns: Indices, num_bytes: Indices
 ) -> tuple[Indices, npt.NDArray[np.float64]]:
     """The place of each collective in its step, and the share of the step's compute before or after it."""
     ran, step = kernels.intervals[rows], kernels.step[rows]
@@ -145,7 +135,7 @@ def _places(
     by_end = counts[np.argsort(ran.end_ns[counts], kind="stable")]
     last[step[by_end]] = by_end
     first, last = first[step], last[step]
-    in_queue = times.exposed_ns >= _EXPOSED * np.maximum(ran.durations_ns, 1)
+    in_queue = exposed_ns >= _EXPOSED * np.maximum(ran.durations_ns, 1)
     is_first = (ran.start_ns <= ran.start_ns[first]) | (
         in_queue & (computed(ran.end_ns[first], ran.start_ns) <= _NO_COMPUTE * whole_ns)
     )

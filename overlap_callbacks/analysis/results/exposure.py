@@ -25,6 +25,7 @@ class ExposedCollective(msgspec.Struct, frozen=True):
         calls: number of their kernels.
         exposed_ms, hidden_ms: their time in flight without compute, and with it.
         exposed_steps: steps in which they are exposed for at least a tenth as long as in the step where they are most.
+            A window whose steps have on average less than a tenth of those of another window adds none.
         beyond: share of a step's compute before those that come first, or after those that come last; weighted by
             exposed time.
         worst_rank, worst_ms: the rank on which they are exposed most, and for how long.
@@ -43,10 +44,6 @@ class ExposedCollective(msgspec.Struct, frozen=True):
     beyond: float
     worst_rank: int
     worst_ms: float
-
-    @property
-    def in_flight_ms(self) -> float:
-        return self.exposed_ms + self.hidden_ms
 
 
 class Exposure(msgspec.Struct, frozen=True):

@@ -22,7 +22,15 @@ from overlap_callbacks.analysis.kernels.by_collective import exposed_collectives
 from overlap_callbacks.analysis.kernels.exposure import exposure_of
 from overlap_callbacks.analysis.kernels.table import KernelTable, Kind
 from overlap_callbacks.analysis.kernels.times import KernelSums
-from overlap_callbacks.analysis.results.exposure import FIRST, LAST, MIDDLE, Exposure, ExposureSums, Label
+from overlap_callbacks.analysis.results.exposure import (
+    FIRST,
+    LAST,
+    MIDDLE,
+    ExposedCollective,
+    Exposure,
+    ExposureSums,
+    Label,
+)
 from tests.columns import GATHER, GEMM, MS, REDUCE, columns
 from tests.issued import FakeCollective, issue
 
@@ -98,6 +106,7 @@ def test_the_log_gives_sizes_groups_and_kinds() -> None:
         ("all_gather", FIRST): (8_000_000, 8, 0), ("all_gather", MIDDLE): (8_000_000, 0, 8),
         ("all_reduce", LAST): (2_000_000, 12, 4), ("barrier", LAST): (0, 2, 0),
     }  # fmt: skip
+    assert [row.exposed_ms for row in found.rows] == [12, 8, 2, 0]
     assert {(row.dimension, row.group_size, row.worst_rank) for row in found.rows} == {("data", 2, 3)}
     assert exposure_sentence(found) == (
         "Of 22.0 ms exposed 12.0 ms are the 2 MB all-reduce that ends the step, in 2 of 2 steps; "
@@ -148,6 +157,16 @@ def test_what_is_kept_is_bounded_and_time_stays_whole() -> None:
     assert len(row.by_rank) == 8
 
 
+def test_more_rows_than_are_kept_share_those_of_their_kind_and_place() -> None:
+    rows = [(REDUCE, M, 0, 10 * i, 10 * i + 2) for i in range(12 * MAX_SIZES)]
+    kernels, labels = columns(rows), [Label("all_reduce", f"group {i}", 2) for i in range(12)]
+    place = np.arange(len(rows))
+    found = exposure_of(kernels, kernels.of(C).union(), place, place % 12, labels, 2000 + place // 12, {})
+    assert {(row.least_bytes, row.most_bytes, row.calls) for row in found.rows} == {(2000, 1999 + MAX_SIZES, MAX_SIZES)}
+    assert (len(found.rows), sum(row.exposed_ns for row in found.rows)) == (12, 2 * MS * len(rows))
+    assert add_exposures([found, found]).rows[0].calls == 2 * MAX_SIZES
+
+
 def test_ranks_of_which_each_has_other_sizes_lose_no_time() -> None:
     rows = [(REDUCE, M, step, 10 * step, 10 * step + 2) for step in range(10)]
     numbers = {step: step for step in range(10)}
@@ -167,6 +186,20 @@ def test_windows_add_up() -> None:
     assert [row.exposed_steps for row in found.rows] == [6, 6, 6, 0]
     assert [row.worst_ms for row in found.rows] == [36, 24, 6, 0]
     assert over_windows([]) is None
+
+
+def in_window(exposed_ms: float, steps: int, rank: int) -> Exposure:
+    row = ExposedCollective("barrier", "data", 8, LAST, 0, 0, 4, exposed_ms, 1.0, steps, 0.0, rank, exposed_ms)
+    return Exposure(4, 2, (row,))
+
+
+def test_over_windows_a_moment_in_each_step_does_not_count_and_the_worst_rank_is_that_of_all() -> None:
+    found = over_windows([in_window(10, 1, rank=0), in_window(7, 1, rank=1), in_window(6, 2, rank=1),
+                          in_window(0.004, 4, rank=0)])  # fmt: skip
+    assert found is not None
+    (row,) = found.rows
+    assert (found.num_steps, row.exposed_steps, row.worst_rank, row.worst_ms) == (16, 4, 1, 13)
+    assert "all are the barrier that ends the step, in 4 of 16 steps" in exposure_sentence(found)
 
 
 def test_nothing_exposed_is_no_sentence() -> None:
