@@ -214,13 +214,9 @@ class Record:
         """The last window with this part, including its details; preferably one that counts."""
         return self.latest_valid(part) or self._latest(part, self.windows)
 
-    def last(self, part: str, most: int) -> list[OverlapReport]:
-        """The last windows that have a part, some at most, with their details; those that count if there are any."""
-        for windows in (self.valid_windows, self.windows):
-            found = list(itertools.islice(self._having(part, windows), most))
-            if found:
-                return found[::-1]
-        return []
+    def last_valid(self, part: str, most: int) -> list[OverlapReport]:
+        """The last windows that count and have this part, ``most`` at most, with their details."""
+        return list(itertools.islice(self._having(part, self.valid_windows), most))[::-1]
 
     def _latest(self, part: str, windows: Sequence[OverlapReport]) -> OverlapReport | None:
         return next(self._having(part, windows), None)

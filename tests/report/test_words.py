@@ -56,16 +56,20 @@ def test_the_answer_on_what_holds_steps_back_says_which_collectives_are_exposed(
         answer = (
             "Of 192 ms exposed on 2 ranks 144 ms are the 67.1 MB reduce-scatter that ends the step, in 6 of 12 steps; "
             "48.0 ms are the 25.2 MB all-reduces in the middle of the step, in 12 of 12 steps. "
-            "That is of the profiled steps of windows 0 to 2."
         )
-        assert said.index("How far from ideal") < said.index(answer)
-        assert "Collectives by size and place in the step" in said
+        order = ("How far from ideal", answer, "What to try", "Collectives by size and place", "windows 0 to 2. Time")
+        places = [said.index(words) for words in order]
+        assert places == sorted(places)
     told = run_as_json(read(tmp_path / "terminal"))["communication"]["exposure"]
     assert [(row.place, row.exposed_ms, row.worst_rank) for row in told.rows] == [("last", 144, 1), ("middle", 48, 0)]
     # Records of earlier versions have none; nor has a job that hides all.
     older = msgspec.structs.replace(window(), exposure=None)
     assert " exposed on " not in printed(tmp_path / "older", older)
     assert run_as_json(read(tmp_path / "older"))["communication"]["exposure"] is None
+    # No more is told of windows that do not count.
+    unknown = printed(tmp_path / "invalid", invalid(0))
+    assert "That is not known, as no window counts." in " ".join(unknown.split())
+    assert " exposed on " not in unknown
 
 
 def test_the_time_under_the_profiler_appears_once_next_to_that_without_it(tmp_path: Path) -> None:
@@ -114,9 +118,10 @@ def test_kernels_that_are_slower_when_alone_are_explained(tmp_path: Path) -> Non
 
 def test_one_dimension_alone_repeats_no_table(tmp_path: Path) -> None:
     one = window(dimensions=rank_window().dimensions[:1], dimension_pairs=DIMENSION_PAIRS[:1])
-    content = text_of(made(tmp_path, one))
-    assert "dimension of parallelism" not in content
-    assert "Slowdown of compute" in text_of(made(tmp_path / "three", window()))
+    titles = "Communication by dimension", "Dimensions of parallelism", "Slowdown by dimension of parallelism"
+    content, of_three = text_of(made(tmp_path, one)), text_of(made(tmp_path / "three", window()))
+    assert not re.search("dimensions? of parallelism|by dimension", content, re.I)
+    assert all(title in of_three for title in (*titles, "Slowdown of compute"))
 
 
 def test_the_version_of_torch_appears_once_in_the_configuration(tmp_path: Path) -> None:

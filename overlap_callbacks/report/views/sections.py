@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -193,20 +192,13 @@ class WindowsExposure(NamedTuple):
 
 
 def exposure_of(record: Record) -> WindowsExposure | None:
-    """Which collectives are exposed in the profiled steps of the last windows; None where that is not known."""
-    windows = [window for window in record.last("exposure", _MAX_WINDOWS) if window.exposure is not None]
+    """Which collectives are exposed in the profiled steps of the last windows that count; None if that is not known."""
+    windows = record.last_valid("exposure", _MAX_WINDOWS)
     found = over_windows([window.exposure for window in windows if window.exposure is not None])
     if found is None:
         return None
     first, last = windows[0].window, windows[-1].window
     return WindowsExposure(found, f"window {first}" if len(windows) == 1 else f"windows {first} to {last}")
-
-
-def exposed_answer(record: Record) -> str:
-    """Which collectives are exposed, in a sentence; empty where none is or that is not known."""
-    known = exposure_of(record)
-    sentence = "" if known is None else exposure_sentence(known.found)
-    return f"{sentence} That is of the profiled steps of {known.windows}." if known and sentence else ""
 
 
 def ideal(record: Record) -> list[Section]:
@@ -219,19 +211,16 @@ def ideal(record: Record) -> list[Section]:
     divided = record.latest("dimensions")
     if divided is not None and len(divided.dimensions) > 1:
         blocks += [dimension_chart(divided), tables.dimension_table(divided)]
-    details: list[Table] = []
-    exposed = exposure_of(record)
-    if exposed is not None:
-        details += tables.exposure_tables(exposed.found, f", {exposed.windows}")
-    collectives = record.latest("collectives")
-    if collectives is not None:
-        details.append(tables.collective_table(collectives))
-    # The answer says which collectives are exposed: their tables open on a click.
-    blocks += [dataclasses.replace(table, folded=True) for table in details]
     answer = "" if record.valid_windows else "That is not known, as no window counts."
     if found is not None:
         answer = f"{page_text(found.sentence(PAGE), 1000)}{_attained(record.figures)}"
-    answer = f"{answer} {page_text(exposed_answer(record), 1000)}".strip()
+    exposed = exposure_of(record)
+    if exposed is not None:
+        answer = f"{answer} {page_text(exposure_sentence(exposed.found, PAGE), 1000)}".strip()
+        blocks += tables.exposure_tables(exposed.found, f", {exposed.windows}", folded=True)
+    collectives = record.latest("collectives")
+    if collectives is not None:
+        blocks.append(tables.collective_table(collectives))
     return [Section("How far from ideal, and what holds it back?", answer, blocks)] if blocks else []
 
 
@@ -268,12 +257,11 @@ def dimension_chart(window: OverlapReport) -> Chart:
         for row in window.dimensions
     ]
     return stack(
-        "Communication by dimension of parallelism",
+        "Communication by dimension",
         "ms",
         (("hidden behind compute", "both"), ("exposed", "communication")),
         rows,
-        f"Time in flight per overlapped step, window {window.window}. Dimensions may be in flight at once, so bars do "
-        "not add up to a step.",
+        f"Time in flight per overlapped step, window {window.window}. Dimensions may be in flight at once.",
     )
 
 

@@ -118,7 +118,7 @@ def timeline(window: OverlapReport) -> Chart:
 def lanes(title: str, pictures: Sequence[tuple[str, StepTimeline]], caption: str) -> Chart:
     """When compute ran and communication was in flight, with a lane for each of the named steps."""
     if any(picture.closed_compute_ms or picture.closed_communication_ms for _, picture in pictures):
-        caption += " The shortest gaps are closed, to keep the page small."
+        caption += " The shortest gaps are closed."
     data = [
         {
             "mode": name,

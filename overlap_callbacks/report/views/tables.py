@@ -116,7 +116,7 @@ def pair_table(title: str, pairs: Sequence[PairTime], caption: str, *, folded: b
 def dimension_table(window: OverlapReport) -> Table:
     of_compute = compute_slowdowns(window.dimension_pairs) if window.valid else {}
     return table_of(
-        "Communication by dimension of parallelism, figures",
+        "Dimensions of parallelism",
         window.dimensions,
         Column("~Dimension", lambda row: row.dimension),
         Column("Messages", lambda row: row.messages, "whole"),
@@ -132,7 +132,7 @@ def dimension_table(window: OverlapReport) -> Table:
 
 
 def exposure_tables(
-    found: Exposure | None, basis: str = "", *, first: bool = False, few: int = Table.few
+    found: Exposure | None, basis: str = "", *, folded: bool = False, first: bool = False, few: int = Table.few
 ) -> list[Table]:
     """Which collectives are exposed, by size and by place in the step; ``basis`` says what the times are of."""
     if found is None:
@@ -140,7 +140,7 @@ def exposure_tables(
     several, steps = found.num_ranks > 1, found.num_steps
     over = f"Over {count(steps, 'step')}" if steps else "In the whole file"
     table = table_of(
-        "Collectives by size and place in the step",
+        "Collectives by size and place",
         found.rows,
         Column("*Collective", lambda row: row.collective),
         Column("*Of", lambda row: row.dimension),
@@ -154,6 +154,7 @@ def exposure_tables(
         Column("Most on rank", lambda row: row.worst_rank if several and row.exposed_ms else None, "whole"),
         caption=f"{over}{f' on {found.num_ranks:,} ranks' if several else ''}{basis}. Time counts once where several "
         "are in flight. First and last are places among the collectives of a step.",
+        folded=folded,
         first=first,
         few=few,
         drop_empty=True,

@@ -344,7 +344,7 @@ def test_a_thousand_windows_are_drawn_within_seconds(tmp_path: Path, opened: Ope
     assert all(marks for _, marks, _ in page.evaluate(COUNT_MARKS))
 
 
-@pytest.mark.parametrize(("width", "most"), [(1200, 3050), (360, 5600)])
+@pytest.mark.parametrize(("width", "most"), [(1200, 3050), (360, 5450)])
 def test_a_page_is_short_and_its_first_screen_holds_the_answer(
     whole: Path, opened: Open, width: int, most: int
 ) -> None:

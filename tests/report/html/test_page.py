@@ -68,7 +68,7 @@ def test_a_whole_record_gives_every_chart_and_nothing_is_missing(tmp_path: Path)
         "Step time",
         titles[1],
         "Timeline of one step",
-        "Communication by dimension of parallelism",
+        "Communication by dimension",
         "Power along a window",
         "Speed-up of overlap",
         "Compute slowdown",
