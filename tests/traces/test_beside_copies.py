@@ -234,6 +234,14 @@ def test_a_copy_that_runs_beside_a_kernel_in_both_files_explains_no_loss(tmp_pat
     assert not any(beside == "copies from the host" for of, beside in found if of == "gemm")
 
 
+def test_copies_all_through_a_kernel_in_both_files_explain_no_loss_however_long_it_takes(tmp_path: Path) -> None:
+    overlapped = job(gemm(40, 50), reduce(39, 12), offload(38, 52, FROM_HOST))
+    sequential = job(gemm(40, 45), reduce(60, 5), offload(38, 47, FROM_HOST))
+    found = compared(tmp_path, overlapped, sequential)
+    assert found["gemm", "all_reduce"] == (1, 10, 10, 5)
+    assert ("gemm", "copies from the host") not in found
+
+
 def test_copies_of_two_sizes_are_not_compared(tmp_path: Path) -> None:
     overlapped = job(gemm(1, 4), reduce(*BESIDE), offload(40, 50))
     sequential = job(gemm(1, 4), reduce(40, 10), offload(60, 61, size=2**20))

@@ -5,8 +5,8 @@ kernels that ran concurrently, in proportion to their time. Losses of kernels th
 mode has, get rows of their own. So the losses of compute kernels add up to T_comp,ov - T_comp,iso of equation 4, and
 those of collectives to their own difference.
 
-Copies count like kernels, by direction, in both roles. Sequential steps do not order them: so what ran beside a call
-there too explains no loss, and is taken off.
+Copies count like kernels, by direction, in both roles. Sequential steps do not order them. So what ran beside the same
+share of a call there too explains no loss, and is taken off.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class VictimSums:
         for column in unordered:
             before = before_ns.get(self._unordered[kinds[column]])
             if before is not None:
-                concurrent[:, column] -= np.nan_to_num(before[rows])
+                concurrent[:, column] -= own * np.nan_to_num(before[rows]) / np.where(alone > 0, alone, np.inf)
             concurrent[concurrent[:, column] < ALONE_SHARE * own, column] = 0.0
         total = concurrent.sum(axis=1)
         share = concurrent / np.where(total > 0, total, 1.0)[:, None]

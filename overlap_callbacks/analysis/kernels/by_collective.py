@@ -159,12 +159,13 @@ def collective_calls(
         by_family = {family: binned(calls.covered_ns(busy)) for family, busy in families.items()}
         copies = [covered for family, covered in by_family.items() if family in name_rules.COPIES and covered.any()]
         if copies and not key.alike:
-            # As in ``attribution``: not those that ran beside the same call in sequential steps too.
+            # As in ``attribution``: not what ran beside the same share of a call in sequential steps too.
             of_sequential = [place for place in having if steps[order[place]].sequential]
             copied = np.sum(copies, axis=0)
             for covered in copies:
                 if of_sequential:
-                    covered -= covered[of_sequential].mean(axis=0)  # noqa: PLW2901
+                    there, alone = (part[of_sequential].mean(axis=0) for part in (covered, times))
+                    covered -= times * there / np.where(alone > 0, alone, np.inf)  # noqa: PLW2901
                 covered[covered < ALONE_SHARE * times] = 0.0
             left = np.sum(copies, axis=0) / np.where(copied > 0, copied, 1)
             hidden += (binned(calls.covered_ns(with_copies)) - hidden) * left

@@ -111,6 +111,17 @@ def test_copies_beside_a_collective_in_both_modes_explain_no_loss() -> None:
     assert ("all_reduce", "copies from the host") not in found
 
 
+def test_copies_all_through_a_collective_in_both_modes_explain_no_loss_however_long_it_takes() -> None:
+    def offloads_on(sequential: bool) -> Rows:
+        if sequential:
+            return [(GEMM, C, 30, 35), (REDUCE, M, 10, 16), (TO_HOST, Y, 9, 17)]
+        return [(GEMM, C, 10, 18), (REDUCE, M, 10, 20), (TO_HOST, Y, 9, 21)]
+
+    found = rows(report(offloads_on, offloads_on))
+    assert found["all_reduce", "gemm"] == (1, 8, 10, 6)
+    assert ("all_reduce", "copies to the host") not in found
+
+
 def test_beside_compute_and_copies_a_loss_is_shared_and_that_of_a_dimension_too() -> None:
     def both(sequential: bool) -> Rows:
         if sequential:
