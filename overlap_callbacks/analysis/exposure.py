@@ -73,13 +73,13 @@ def of_rank(sums: ExposureSums, rank: int) -> ExposureSums:
     return msgspec.structs.replace(sums, num_ranks=1, rows=tuple(rows))
 
 
-def shifted(sums: ExposureSums, by: int) -> ExposureSums:
-    """The same with other numbers of steps, each greater by so many."""
+def of_cycle(sums: ExposureSums, cycle: int, num_cycles: int) -> ExposureSums:
+    """The same with steps numbered so that those of two cycles differ."""
     rows = [
-        msgspec.structs.replace(row, by_step={number + by: ns for number, ns in row.by_step.items()})
+        msgspec.structs.replace(row, by_step={step * num_cycles + cycle: ns for step, ns in row.by_step.items()})
         for row in sums.rows
     ]
-    return msgspec.structs.replace(sums, steps=tuple([number + by for number in sums.steps]), rows=tuple(rows))
+    return ExposureSums(tuple([step * num_cycles + cycle for step in sums.steps]), sums.num_ranks, tuple(rows))
 
 
 def reported(sums: ExposureSums) -> Exposure | None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis import name_rules
-from overlap_callbacks.analysis.exposure import add_exposures, of_rank, reported, shifted
+from overlap_callbacks.analysis.exposure import add_exposures, of_cycle, of_rank, reported
 from overlap_callbacks.analysis.kernels.calls import Calls
 from overlap_callbacks.analysis.kernels.table import Kind, StringTable
 from overlap_callbacks.analysis.kernels.timeline import step_timeline
@@ -38,8 +38,6 @@ from overlap_callbacks.traces.trace import Trace
 MAX_KERNELS = 100
 # More processes than this gain little: a disk or a file server is the limit.
 MAX_PROCESSES = 8
-# No step has a greater number.
-_MOST_STEPS = 10**18
 # Below this many bytes of files, starting a process takes longer than it saves.
 _MIN_BYTES = 8 * 2**20
 
@@ -119,7 +117,7 @@ def _exposure(cycles: Mapping[str, Sequence[Part]]) -> Exposure | None:
     found = []
     for cycle, parts in enumerate(cycles.values()):
         for rank, part in zip(numbers_of(parts), parts, strict=True):
-            found.append(of_rank(shifted(part.exposure, cycle * _MOST_STEPS), rank))
+            found.append(of_rank(of_cycle(part.exposure, cycle, len(cycles)), rank))
     return reported(msgspec.structs.replace(add_exposures(found), num_ranks=max(map(len, cycles.values()))))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,7 +65,10 @@ def _of_handler(files: Sequence[File]) -> list[str]:
 
 
 def _of_bare_numbers(files: Sequence[File]) -> list[str]:
-    """The same of folders or files such as ``10/rank0.json``. A number alone may be that of a rank too."""
+    """The same of folders or files such as ``10/rank0.json``. A number alone may be that of a rank or a job too.
+
+    So the first steps of the files, where known, must rise with it.
+    """
     if not all([file.rank is not None or _RANK.search(file.path) for file in files]):
         return []
     paths = [Path(file.path).parts for file in files]
@@ -75,7 +79,10 @@ def _of_bare_numbers(files: Sequence[File]) -> list[str]:
         cycles = [int(found[1]) for found in numbers if found is not None]
         members = _members(files, [(*parts[:-depth], *parts[len(parts) - depth + 1 :]) for parts in paths])
         together = len({*cycles}) < len(cycles) or len({*members}) == 1  # else the numbers may be times
-        if together and _fits(members, cycles):
+        pairs = zip(cycles, [file.first_step for file in files], strict=True)
+        known = sorted({(cycle, step) for cycle, step in pairs if step is not None})
+        rise = all([step < later or cycle == following for (cycle, step), (following, later) in pairwise(known)])
+        if together and rise and _fits(members, cycles):
             return [f"cycle {cycle}" for cycle in cycles]
     return []
 

@@ -91,6 +91,18 @@ def test_bare_numbers_that_no_two_ranks_share_are_of_no_cycles(tmp_path: Path) -
     assert {trace.cycle for trace in found.traces} == {""}
 
 
+@pytest.mark.parametrize("steps", [(1, 1), (2, 1)])
+def test_bare_numbers_of_files_whose_steps_do_not_rise_with_them_are_those_of_jobs(
+    tmp_path: Path, steps: tuple[int, int]
+) -> None:
+    for number, step in zip((123456, 123457), steps, strict=True):
+        for rank in range(2):
+            write(tmp_path / str(number) / f"rank{rank}.json", rank, 5, step)
+    found = analyze_files(find_traces([tmp_path]))
+    assert said(found.problems, "rank 0 is given twice")
+    assert {trace.cycle for trace in found.traces} == {""}
+
+
 @pytest.mark.parametrize("layout", ["{0}/trace.json", "{0}.json", "run/{0}/10.json", "10/{0}/20/trace.json"])
 @pytest.mark.parametrize("rank", [0, None])
 def test_a_bare_number_may_be_that_of_a_rank(tmp_path: Path, layout: str, rank: int | None) -> None:
