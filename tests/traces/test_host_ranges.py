@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from overlap_callbacks.traces import compare, read_trace
-from overlap_callbacks.traces.comparison import NO_RANGE
+from overlap_callbacks.traces.compared import NO_RANGE
 from overlap_callbacks.traces.device_trace import launched_in
 from overlap_callbacks.traces.figures import Comparison
 from tests import kineto

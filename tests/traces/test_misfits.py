@@ -51,6 +51,35 @@ def sized(group_size: int) -> list[kineto.Event]:
     return steps_of([gemm(0, 5), all_reduce(6, 8, **{**kineto.METADATA, "Group size": group_size})])
 
 
+def longer(events: list[kineto.Event], factor: float) -> list[kineto.Event]:
+    """The same with all times multiplied."""
+
+    def times(event: kineto.Event) -> kineto.Event:
+        start, length = (event["ts"] - kineto.BASE_NS) * factor, event.get("dur", 0) * factor
+        ts, dur = kineto.Nanoseconds(kineto.BASE_NS + round(start)), kineto.Nanoseconds(round(length))
+        return {**event, "ts": ts, **({"dur": dur} if "dur" in event else {})}
+
+    return list(map(times, events))
+
+
+def elements(*numbers: int, overlaps: bool = False) -> list[kineto.Event]:
+    """Steps that compute the same, and communicate as many floats."""
+
+    def step(number: int) -> list[kineto.Event]:
+        args = {**kineto.METADATA, "In msg nelems": number, "Out msg nelems": number}
+        start = 3 if overlaps else 6
+        return [gemm(0, 1), gemm(1, 5), *([all_reduce(start, start + 4, **args)] if number else [])]
+
+    return steps_of(*map(step, numbers))
+
+
+def halved(events: list[kineto.Event]) -> list[kineto.Event]:
+    return [
+        {**event, "args": {**event["args"], "dtype": "BFloat16"}} if event["name"] == kineto.ALL_REDUCE else event
+        for event in events
+    ]
+
+
 def gathered(number: int, **args: Any) -> list[kineto.Event]:
     return steps_of([gemm(0, 5), *[all_reduce(6 + i, 6.5 + i, **args) for i in range(number)]])
 
@@ -82,6 +111,33 @@ MISFITS: dict[str, tuple[tuple[list[kineto.Event], dict[str, Any]], tuple[list[k
     "bytes": (
         (gathered(8, **kineto.METADATA), {}), (gathered(4, **kineto.METADATA), {}),
         "communicate different amounts in a step: 32 MB and 16 MB",
+    ),
+    "one type of elements more": (
+        (halved(list(kineto.training())), {}), (sequential(), {}),
+        "communicate different amounts in a step: 16 MB and 32 MB",
+    ),
+    "one layer more": (
+        (list(kineto.training(layers=8)), {}), (sequential(layers=7), {}),
+        "communicate different amounts in a step: 32 MB and 28 MB",
+    ),
+    "as many bytes in few steps": (
+        (elements(1, 1, 1, 8_000_000, overlaps=True), {}), (elements(1, 1, 1, 16_000_000), {}),
+        "communicate different amounts in a step: 8 MB and 16 MB",
+    ),
+    "accumulates alone": (
+        (elements(0, overlaps=True), {}), (elements(0, 8_000), {}), "only the sequential file communicates",
+    ),
+    "a larger batch": (
+        (longer(list(kineto.training()), 2), {}), (sequential(), {}),
+        "compute takes 2.00 times as long in the overlapped file, which overlap does not explain",
+    ),
+    "a smaller batch": (
+        (list(kineto.training()), {}), (longer(sequential(), 2), {}),
+        "compute takes 2.00 times as long in the sequential file, which overlap does not explain",
+    ),
+    "a smaller batch that all overlaps": (
+        (steps_of([gemm(0, 2), all_reduce(0, 3)]), {}), (steps_of([gemm(0, 4), all_reduce(4, 7)]), {}),
+        "compute takes 2.00 times as long in the sequential file",
     ),
     "one communicates": (
         (list(kineto.training()), {}), (silent(sequential()), {}),
@@ -141,7 +197,8 @@ def test_tables_of_files_that_do_not_fit_are_shown_where_they_are_forced(tmp_pat
 def test_one_file_is_not_compared_with_itself(tmp_path: Path) -> None:
     (file,) = written(tmp_path, [(sequential(), {})])
     (tmp_path / "link.json").symlink_to(file)
-    for other in (file, str(tmp_path / "link.json")):
+    (tmp_path / "copy.json.gz").write_bytes(gzip.compress(Path(file).read_bytes()))
+    for other in (file, str(tmp_path / "link.json"), str(tmp_path / "copy.json.gz")):
         refused([file, other], "the same file was given twice")
 
 
@@ -256,3 +313,49 @@ def test_files_of_other_ranks_are_a_doubt(tmp_path: Path) -> None:
     result = overlap("compare", *files)
     assert result.exit_code == 0
     assert "the files are of different ranks: 0 and 1" in " ".join(result.output.split())
+
+
+LEFT_OUT = {
+    # The second of two micro-batches reduces; the files begin at different ones, and have other numbers of steps.
+    "accumulation": ([0, 0, 0, 8_000, 0, 0, 0, 8_000], [0, 0, 8_000, 0, 0, 0], (2, 0)),
+    "a short file": ([0, 0, 0, 8_000, 0, 0, 0, 8_000], [0, 0, 8_000], (5, 0)),
+    "warm-up": ([30_000, 8_000, 8_000], [8_000] * 3, (1, 1)),
+    "warm-up in both": ([30_000, 8_000, 8_000], [60_000, 8_000, 8_000], (1, 1)),
+    "averages of a loss": ([1, 8_000, 1, 8_000], [1, 1, 8_000, 1], (1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_steps_that_the_other_file_lacks_are_left_out_and_not_the_files(tmp_path: Path, name: str) -> None:
+    overlapped, alone, (more, fewer) = LEFT_OUT[name]
+    files = written(tmp_path, [(elements(*overlapped, overlaps=True), {}), (elements(*alone), {})])
+    found = compare(*map(read_trace, files))
+    assert found.valid
+    assert said(found.problems, f"{more} of {len(overlapped)} steps of the overlapped file and {fewer} of {len(alone)}")
+    assert found.steps == (len(overlapped) - more, len(alone) - fewer)
+    assert found.figures["compute_ms"] == pytest.approx(found.figures["compute_isolated_ms"])
+    assert found.figures["comm_ms"] == pytest.approx(found.figures["comm_isolated_ms"])
+    assert overlap("compare", *files).exit_code == 0
+
+
+def test_as_many_bytes_in_the_mean_leave_no_step_out(tmp_path: Path) -> None:
+    files = written(tmp_path, [(elements(0, 8_000, overlaps=True), {}), (elements(8_000, 0, 0, 8_000), {})])
+    found = compare(*map(read_trace, files))
+    assert (found.valid, found.steps) == (True, (2, 4))
+    assert not said(found.problems, "left out")
+
+
+def test_a_few_bytes_more_are_a_doubt(tmp_path: Path) -> None:
+    files = written(tmp_path, [(elements(8_000, overlaps=True), {}), (elements(8_400), {})])
+    found = compare(*map(read_trace, files))
+    assert found.valid
+    assert said(found.problems, "they communicate different amounts in a step: 32 kB and 33.6 kB")
+
+
+def test_slower_clocks_and_kernels_that_overlap_are_the_same_job(tmp_path: Path) -> None:
+    for number, (events, factor) in enumerate(((list(kineto.training()), 1.3), (list(kineto.training()), 0.8))):
+        (tmp_path / str(number)).mkdir()
+        found = compare(
+            *map(read_trace, written(tmp_path / str(number), [(longer(events, factor), {}), (sequential(), {})]))
+        )
+        assert found.valid
