@@ -19,6 +19,7 @@ from overlap_callbacks.analysis.communication.rank_grids import Ranks
 from overlap_callbacks.analysis.job.waiting import GroupTransfer
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.arrivals import (
+    ALL_TO_ALL,
     ONE_HOST,
     SEVERAL_HOSTS,
     UNKNOWN_HOSTS,
@@ -41,7 +42,6 @@ _MAX_RANKS, _MAX_HOSTS, _MAX_DIMENSIONS = 8, 4, 16
 _US_PER_MS = 1e3
 # Times of calls are whole microseconds.
 _RESOLUTION_US = 1
-_ALL_TO_ALL = "all_to_all"
 # Special values of ``OpenCalls.host``.
 _SEVERAL, _UNKNOWN = b"*", b""
 # Bytes of a host's digest in each call: they tell the hosts of one group apart.
@@ -213,7 +213,7 @@ def arrivals_of(rank: int, timed: Sequence[TimedCalls], host: str, stage: int = 
         OpenCalls(
             row.operator, row.group, row.first_rank, row.group_size, row.dimension, 1, own, stage,
             tuple([
-                _open_call(call, rank, own[:_FEW_BYTES], shared=collective_of(row.operator) == _ALL_TO_ALL)
+                _open_call(call, rank, own[:_FEW_BYTES], shared=collective_of(row.operator) == ALL_TO_ALL)
                 for call in row.calls
             ]),
         )
@@ -427,7 +427,7 @@ def with_transfers(
         least_ms = _transfer_ms(row, over_ranks)
         kind = collective_of(row.operator)
         # If shares of an all-to-all differ in size, its shortest kernel is the smallest share's.
-        of_shares = kind == _ALL_TO_ALL and over_ranks is not None and len(over_ranks.kernels) > 1
+        of_shares = kind == ALL_TO_ALL and over_ranks is not None and len(over_ranks.kernels) > 1
         if row.kernels_ms is None or least_ms is None or kinds[kind, row.group] > 1 or of_shares:
             return least_ms
         known = [
@@ -446,7 +446,7 @@ def with_transfers(
 def _transfer_ms(row: CollectiveTime, found: Transfers | None) -> float | None:
     """Includes the rank's own time, even if its size was not kept."""
     kernels, isolated = ((), ()) if found is None else (found.kernels, found.isolated)
-    by_share = collective_of(row.operator) == _ALL_TO_ALL
+    by_share = collective_of(row.operator) == ALL_TO_ALL
     if row.kernels_ms is not None:
         own = [row.kernels_ms] if row.kernels_ms else []
         return min([*own, *_times_of(row.size_bytes, kernels, by_share)], default=None)

@@ -4,6 +4,9 @@ A collective's kernel waits on the device for the last rank of its group. That r
 gives the transfer; what ran during the transfer is taken from it too. If the calls of a step were added up, or ranks
 are missing, the waiting is a lower bound.
 
+An all-to-all is one transfer, bound by its largest share: it takes what that share takes at the rate of the rank that
+is fastest for its own. Only what the ranks' kernels take beyond that is waiting, which is a lower bound too.
+
 The same holds for a message and its two kernels. The time that a rank waits for its peer while nothing else runs is
 part of the pipeline's bubble. In a large job, a random sample of messages is compared. If NCCL buffers a message, its
 kernels end at different times, and the time up to its transfer counts as waiting.
@@ -48,12 +51,14 @@ class OpenGroup(msgspec.Struct, frozen=True, array_like=True, gc=False):
         heard: ranks.
         time_us: per step, the sum over all calls of all ranks.
         sides: for messages, the ranks' sides.
+        shares: for all-to-alls, as in ``_of_shares``; else empty.
     """
 
     calls: CollectiveCalls
     heard: int
     time_us: tuple[float, ...]
     sides: tuple[Side, ...] = ()
+    shares: bytes = b""
 
 
 class BlockWaiting(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -129,7 +134,8 @@ def waiting_of(calls: Sequence[CollectiveCalls], stage: int) -> WaitingSums:
         if row.group_size > 1:
             times_us = tuple(_table(row, row.time_us).sum(axis=1).tolist())
             sides = (Side(stage, row.alike, row.open_us, times_us),) if row.alike else ()
-            rows.append(OpenGroup(msgspec.structs.replace(row, open_us=b""), 1, times_us, sides))
+            kept = msgspec.structs.replace(row, open_us=b"", sizes=b"")
+            rows.append(OpenGroup(kept, 1, times_us, sides, _of_share(row)))
     return _settled(WaitingSums(open=tuple(rows)), lambda row: False)
 
 
@@ -164,7 +170,7 @@ def _settled(sums: WaitingSums, is_over: Callable[[OpenGroup], bool]) -> Waiting
             continue
         of_message = bool(row.sides)
         left[of_message] -= sum(map(len, (row.calls.time_us, row.calls.hidden_us, row.calls.shares)))
-        left[of_message] -= sum([len(side.open_us) for side in row.sides])
+        left[of_message] -= sum([len(side.open_us) for side in row.sides]) + len(row.shares)
         if left[of_message] < 0:
             closed.append(_dropped(row))
         else:
@@ -186,6 +192,19 @@ def _table(row: CollectiveCalls, content: bytes) -> _Floats:
     return np.frombuffer(content, np.float32).reshape(len(row.steps), -1)
 
 
+def _of_share(row: CollectiveCalls) -> bytes:
+    """Of the calls of one rank: the largest share in bytes, the least time per megabyte, and the sum of the times."""
+    if not row.sizes:
+        return b""
+    times_us, sizes = (np.frombuffer(content, np.float32) for content in (row.time_us, row.sizes))
+    return np.stack([sizes, times_us / np.maximum(sizes, 1) * 1e6, times_us]).tobytes()
+
+
+def _of_shares(row: OpenGroup) -> _Floats:
+    """The same of several ranks; shape (3, steps, bins)."""
+    return np.frombuffer(row.shares, np.float32).reshape(3, len(row.calls.steps), -1)
+
+
 def _shares(row: CollectiveCalls) -> npt.NDArray[np.uint8]:
     shape = _table(row, row.time_us).shape
     return np.frombuffer(row.shares, np.uint8).reshape(*shape, len(row.families))
@@ -200,6 +219,7 @@ def _is_sound(row: OpenGroup) -> bool:
         and len(row.sides) == (row.heard if row.calls.alike else 0)
         and _are_times(row.time_us, len(row.calls.steps))
         and all([are_times(side.open_us, bins) for side in row.sides])
+        and (not row.shares or are_times(row.shares, 3 * bins))
         and all([_are_times(side.time_us, len(row.calls.steps)) for side in row.sides])
     )
 
@@ -245,7 +265,12 @@ def _joined(rows: Sequence[OpenGroup]) -> OpenGroup:
         for row, own in zip(rows, picked, strict=True)
         for side in row.sides
     ]
-    return OpenGroup(calls, sum(row.heard for row in rows), sums, tuple(sides))
+    of_shares = b""
+    if steps and all([row.shares for row in rows]):
+        parts = [_of_shares(row)[:, own] for row, own in zip(rows, picked, strict=True)]
+        largest, rate, of_all = np.stack(parts, axis=1)
+        of_shares = np.stack([largest.max(axis=0), rate.min(axis=0), of_all.sum(axis=0)]).tobytes()
+    return OpenGroup(calls, sum(row.heard for row in rows), sums, tuple(sides), of_shares)
 
 
 def _picked(rows: Sequence[OpenGroup], steps: Sequence[Sequence[int]], field: str) -> _Floats:
@@ -269,6 +294,10 @@ def _closed(row: OpenGroup) -> WaitingSums:
     if not calls.steps:
         return WaitingSums()
     time, hidden = _table(calls, calls.time_us).astype(float), _table(calls, calls.hidden_us).astype(float)
+    if row.shares:
+        largest, rate, of_all = _of_shares(row).astype(float)
+        time = np.minimum(np.maximum(time, rate * largest / 1e6), of_all / heard)
+        hidden = np.minimum(hidden, time)
     waited = np.array(row.time_us) - heard * time.sum(axis=1)
     by_block = grouped(range(len(calls.steps)), lambda place: calls.steps[place].block)
     sequential = np.array([step.sequential for step in calls.steps])

@@ -19,7 +19,7 @@ from overlap_callbacks.analysis.kernels.exposure import exposure_of
 from overlap_callbacks.analysis.kernels.issued import SEND_RECV, Issued, IssuedCollective
 from overlap_callbacks.analysis.kernels.receives import Transfers
 from overlap_callbacks.analysis.kernels.table import Indices, KernelTable, Kind
-from overlap_callbacks.analysis.results.arrivals import MAX_BINS, CollectiveCalls, ProfiledStep
+from overlap_callbacks.analysis.results.arrivals import ALL_TO_ALL, MAX_BINS, CollectiveCalls, ProfiledStep
 from overlap_callbacks.analysis.results.exposure import UNKNOWN_SIZE, ExposureSums, Label
 from overlap_callbacks.analysis.results.window import DimensionTime
 
@@ -157,6 +157,10 @@ def collective_calls(
 
         times, hidden = binned(calls.durations_ns), binned(calls.covered_ns(compute))
         by_family = {family: binned(calls.covered_ns(busy)) for family, busy in families.items()}
+        sizes = b""
+        if key.kind == ALL_TO_ALL:
+            shares = [aligned.of_row[row].size_bytes for row in of_steps.ravel().tolist()]
+            sizes = binned(np.array(shares)).astype(np.float32).tobytes()
         copies = [covered for family, covered in by_family.items() if family in name_rules.COPIES and covered.any()]
         if copies and not key.alike:
             # As in ``attribution``: not what ran beside the same share of a call in sequential steps too.
@@ -188,6 +192,7 @@ def collective_calls(
                 dimension=key.dimension,
                 alike=f"{key.alike} x {number}" if key.alike else "",
                 open_us=_in_us(binned(_open_ns(kernels, of_steps.ravel(), transfers))) if key.alike else b"",
+                sizes=sizes,
             )
         )
     return tuple(found)

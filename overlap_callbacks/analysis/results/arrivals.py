@@ -166,6 +166,8 @@ class SizeTransfer(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+# The kind of collectives of which ranks may have shares of different sizes.
+ALL_TO_ALL = "all_to_all"
 # Times of a kind in a step.
 MAX_BINS = 24
 
@@ -193,6 +195,7 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
         alike: of messages, what those of other ranks of its stage share with them; empty of others.
         open_us: of messages, the part of ``time_us`` in which nothing else runs and that this rank alone cannot call
             waiting; else empty.
+        sizes: of all-to-alls, the bytes of this rank's share, an array like ``time_us``; else empty.
     """
 
     kind: str
@@ -208,6 +211,7 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dimension: str = ""
     alike: str = ""
     open_us: bytes = b""
+    sizes: bytes = b""
 
     @property
     def is_valid(self) -> bool:
@@ -216,7 +220,7 @@ class CollectiveCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return (
             self.calls > 0
             and len(self.shares) == size * len(self.families)
-            and all([are_times(part, size) for part in (self.time_us, self.hidden_us)])
+            and all([are_times(part, size) for part in (self.time_us, self.hidden_us, self.sizes or self.time_us)])
         )
 
 
