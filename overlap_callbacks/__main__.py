@@ -1,5 +1,5 @@
 """``python -m overlap_callbacks`` is the command ``overlap``."""
 
-from overlap_callbacks.cli import main
+from overlap_callbacks.cli import run
 
-main(prog_name="overlap")
+run()

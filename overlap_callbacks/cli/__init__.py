@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import enum
 import gc
 import importlib
 import io
+import os
 import sys
+import traceback
 from collections.abc import Iterator
+from typing import Any
 
 
 @contextlib.contextmanager
@@ -47,45 +51,123 @@ with loading():
 
     from overlap_callbacks._version import __version__
 
-__all__ = ["main"]
+__all__ = ["main", "run"]
 
-# The module of each command in this package, and its function.
+
+class ExitCode(enum.IntEnum):
+    """How a command has ended: one table for all of them. ``docs/check.md`` has it for users."""
+
+    DONE = 0  # and limits hold, no regression
+    BROKEN = 1  # a limit is broken, a regression
+    CANNOT = 2  # a wrong option, an unreadable file, files that do not fit, a command that failed
+    INCONCLUSIVE = 3  # no window counts, a figure was not measured, an interval is too wide, too few data
+    INTERRUPTED = 130  # by Ctrl-C, as in shells
+
+
+class InconclusiveError(click.ClickException):
+    """The data are too few for an answer."""
+
+    exit_code = ExitCode.INCONCLUSIVE
+
+
+# Under each heading the commands of this package: module, function, and their line in the help.
 _COMMANDS = {
-    "analyze": ("traces", "analyze"),
-    "bench": ("bench", "command"),
-    "check": ("check", "command"),
-    "compare": ("traces", "compare"),
-    "demo": ("demo.command", "command"),
-    "predict": ("predict", "command"),
-    "report": ("report", "report"),
-    "show": ("report", "show"),
-    "study": ("study", "command"),
-    "trace": ("report", "trace"),
-    "traffic": ("traffic", "command"),
-    "tune": ("tune", "command"),
-    "workspace": ("workspace", "command"),
+    "Commands": {
+        "show": ("report", "show", "Print the results of a run."),
+        "report": ("report", "report", "Make a page of a run, of several to compare, or of traces."),
+        "check": ("check", "command", "Test a run, or a job that is run first, against limits."),
+        "analyze": ("traces", "analyze", "Print the overlap in trace files of one rank or several."),
+    },
+    "See more of it": {
+        "compare": ("traces", "compare", "Compare two traces of a rank: with overlap, and without."),
+        "traffic": ("traffic", "command", "Print who sends how much to whom in a step."),
+        "trace": ("report", "trace", "Write the profiled steps of a run as a trace."),
+        "workspace": ("workspace", "command", "Save a W&B workspace that shows what overlap costs."),
+    },
+    "Find a better setting": {
+        "tune": ("tune", "command", "Run a job under every combination of settings; the fastest first."),
+        "predict": ("predict", "command", "Predict step time, memory and messages of a training job."),
+    },
+    "Measure this machine": {
+        "demo": ("demo.command", "command", "Train a small GPT on two processes, and measure its overlap."),
+        "bench": ("bench", "command", "Time products during all-reduces, and collectives by size."),
+        "study": ("study", "command", "Train the models of the study, and measure overlap in each."),
+    },
 }
+_BY_NAME = {name: found for commands in _COMMANDS.values() for name, found in commands.items()}
+
+
+def leave_pipe() -> None:
+    """Let what is still written to stdout go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _LazyGroup(click.Group):
     """A group whose commands are imported on first use: ``overlap show`` needs nothing that the demo needs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(_COMMANDS)
+        return list(_BY_NAME)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for heading, commands in _COMMANDS.items():
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:<9}", found[2]) for name, found in commands.items()])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in _BY_NAME:
             return None
-        module, function = _COMMANDS[cmd_name]
+        module, function, _ = _BY_NAME[cmd_name]
         with loading():
             command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), function)
         return command
 
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name = args[0]
+        if name not in _BY_NAME and not name.startswith("-"):
+            import difflib
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+            near = difflib.get_close_matches(name, _BY_NAME, n=1)
+            meant = near[0] if near else ""
+            if not near and os.path.exists(name):
+                meant = f"{'analyze' if '.json' in name and not name.endswith('l') else 'show'} {name}"
+            ctx.fail(f"there is no command {name}{f': did you mean {meant}?' if meant else ''}")
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command. However it ends, the exit code is that of the table."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            if error.exit_code == ExitCode.BROKEN:  # click's own code, which means another thing here
+                error.exit_code = ExitCode.CANNOT
+            raise
+        except BrokenPipeError:  # whoever reads has enough, e.g. ``head``
+            leave_pipe()
+            raise SystemExit(ExitCode.DONE) from None
+        except KeyboardInterrupt:
+            click.echo("Interrupted.", err=True)
+            raise SystemExit(ExitCode.INTERRUPTED) from None
+
+
+_EXIT_CODES = (
+    "Exit codes: 0 done, limits hold; 1 a limit is broken; 2 cannot (a wrong option, an unreadable file, a command "
+    "that failed); 3 inconclusive; 130 interrupted."
+)
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
 @click.version_option(__version__)
 def main() -> None:
     """What overlapping computation with communication costs and saves."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal that cannot show a character is no reason to fail
             stream.reconfigure(errors="replace")
+
+
+def run() -> None:
+    """The program ``overlap``. An error of ours is no broken limit: its code is another."""
+    try:
+        main(prog_name="overlap")
+    except Exception:
+        traceback.print_exc()
+        raise SystemExit(ExitCode.CANNOT) from None

@@ -55,6 +55,21 @@ matrix_options = with_options(
 MATRIX_PARAMETERS = ("by", "order", "algorithm", "mapping", "ranks_per_host", "svg", "png")
 
 
+class WithCommand(click.Command):
+    """A command that runs the command after ``--``; the options before it may stand anywhere."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        try:
+            rest = super().parse_args(ctx, args[:at])
+        except click.NoSuchOption as error:
+            if at == len(args):
+                error.message += ". Put -- before a command that is run"
+            raise
+        ctx.params["command"] = tuple(args[at + 1 :])
+        return rest
+
+
 def words(text: str | None) -> tuple[str, ...]:
     """The comma-separated parts of an option's value."""
     return tuple([part.strip() for part in (text or "").split(",") if part.strip()])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
+import itertools
 import os
 import sys
 import time
@@ -33,8 +34,12 @@ def open_console(*, stderr: bool = False) -> Console:
     """A console for stdout or stderr, without colour and style if ``NO_COLOR`` is set (https://no-color.org)."""
     from rich.console import Console
 
+    class PatientConsole(Console):
+        def on_broken_pipe(self) -> None:  # else the exit code is 1
+            raise BrokenPipeError
+
     # A name that contains :fire: stays unchanged.
-    return Console(stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto", emoji=False)
+    return PatientConsole(stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto", emoji=False)
 
 
 def with_progress(what: str) -> AbstractContextManager[Callable[[int, int], None]]:
@@ -96,17 +101,28 @@ def newest_run(path: Path) -> Path:
     return runs[-1]
 
 
-def read_record(run: Path) -> Record:
-    """Read the record of a run, or end the command. Details of windows stay in the file until needed."""
+def read_record(run: Path, *, details: bool = False) -> Record:
+    """Read the record of a run, or end the command. Without ``details``, those of windows stay in the file."""
     from overlap_callbacks.report import record
 
     gc.disable()  # a long run has hundreds of thousands of small objects, none of them garbage
     try:
-        with refusing(record.RecordError), with_progress(f"reading {run.name}") as progress:
-            return record.read(run, progress, details=False)
+        with with_progress(f"reading {run.name}") as progress:
+            return record.read(run, progress, details=details)
+    except record.RecordError as error:
+        hint = f". For a trace: overlap analyze {run}" if _may_be_traces(run) else ""
+        raise click.ClickException(one_line(f"{error}{hint}")) from None
     finally:
         gc.freeze()  # nor later: scanning them repeatedly takes long
         gc.enable()
+
+
+def _may_be_traces(path: Path) -> bool:
+    """Whether a path is a file, or a folder with a file, that looks like a trace by its name."""
+    from overlap_callbacks.traces.sources import holds_traces
+
+    files = itertools.islice(path.iterdir(), 1000) if path.is_dir() else [path]
+    return any(holds_traces(file) for file in files if file.is_file())
 
 
 def print_record(run: Path, as_json: bool, everything: bool = False) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from overlap_callbacks.cli import ExitCode
 from overlap_callbacks.cli._options import (
     caps,
     clock_cap_option,
@@ -23,7 +24,6 @@ from overlap_callbacks.cli._options import (
 )
 from overlap_callbacks.cli._output import one_line
 from overlap_callbacks.cli.experiment import (
-    INTERRUPTED_CODE,
     Ending,
     new_folder,
     output_option,
@@ -152,7 +152,7 @@ def _run(bench: str, swept: Callable[[], dict[str, Any]], given: dict[str, Any])
             # A signal may have stopped the ranks but not this process.
             stopped = _show(folder, command, stopped, peak, given) or stopped
         if stopped:
-            raise SystemExit(INTERRUPTED_CODE)
+            raise SystemExit(ExitCode.INTERRUPTED)
 
 
 def _begun(
@@ -253,7 +253,7 @@ def _show(folder: Path, command: str, stopped: bool, peak: Any, given: dict[str,
     if bench.left:
         click.echo(one_line(resume_hint(command, folder)), err=True)
     if not is_whole:
-        raise SystemExit(1)
+        raise SystemExit(ExitCode.CANNOT)
     return bool(bench.left)
 
 

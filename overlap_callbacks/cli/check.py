@@ -12,75 +12,72 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from overlap_callbacks.cli._options import json_option
-from overlap_callbacks.cli._output import newest_run, one_line, print_json
-from overlap_callbacks.cli.experiment import INTERRUPTED_CODE, KEPT
+from overlap_callbacks.cli import ExitCode, InconclusiveError, leave_pipe
+from overlap_callbacks.cli._options import WithCommand, is_given, json_option
+from overlap_callbacks.cli._output import newest_run, one_line, print_json, read_record, refusing
+from overlap_callbacks.cli.experiment import KEPT
 
 if TYPE_CHECKING:
     from overlap_callbacks.experiments.check import Finding, Limit
     from overlap_callbacks.report.record import Record
 
-HOLDS, BROKEN, NOTHING = 0, 1, 2
+# Options that say how COMMAND is run.
+_OF_COMMAND = {"windows": "--windows", "timeout": "--timeout", "run_dir": "--run-dir"}
 
 
-@click.command("check", context_settings={"allow_interspersed_args": False})
-@click.option("--max-exposed", type=float, metavar="FRACTION", help="Exposed communication, of the step.")
-@click.option("--min-overlap", type=float, metavar="FRACTION", help="Communication that compute hides, of all of it.")
-@click.option("--max-slowdown", type=float, metavar="FRACTION", help="Slowdown of compute by overlap.")
+@click.command("check", cls=WithCommand)
+@click.option("--max-exposed", metavar="FRACTION", help="Exposed communication, of the step.")
+@click.option("--min-overlap", metavar="FRACTION", help="Communication that compute hides, of all of it.")
+@click.option("--max-slowdown", metavar="FRACTION", help="Slowdown of compute by overlap.")
 @click.option("--max", "maxima", multiple=True, metavar="NAME=VALUE", help="A limit on any figure. Repeatable.")
 @click.option("--min", "minima", multiple=True, metavar="NAME=VALUE", help="The same from below. Repeatable.")
-@click.option("--sure", is_flag=True, help="Broken only where the whole 95% interval lies beyond the limit.")
 @click.option(
     "--windows", type=click.IntRange(min=1), help="End COMMAND once so many windows count. [default: let it end]"
 )
 @click.option("--timeout", type=click.FloatRange(min=1), help="Seconds that COMMAND may take. [default: no limit]")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Keep the record of COMMAND here.")
 @json_option
-@click.argument("target", nargs=-1, required=True, type=click.UNPROCESSED, metavar="RUN | -- COMMAND...")
+@click.argument("run", nargs=-1, type=click.Path(path_type=Path), metavar="RUN | -- COMMAND...")
 def command(
-    max_exposed: float | None,
-    min_overlap: float | None,
-    max_slowdown: float | None,
     maxima: tuple[str, ...],
     minima: tuple[str, ...],
-    sure: bool,
     windows: int | None,
     timeout: float | None,
     run_dir: Path | None,
     as_json: bool,
-    target: tuple[str, ...],
+    run: tuple[Path, ...],
+    command: tuple[str, ...],
+    **shares: str | None,
 ) -> None:
     """Hold RUN, a run folder or its overlap.jsonl, against limits; or COMMAND, which is run first.
 
-    The exit code is 0 if all limits hold, 1 if one is broken, and 2 if a figure was not measured, COMMAND failed, or
-    an option is wrong. A figure is judged by its mean over the windows that count.
+    A limit holds (exit code 0) or is broken (1) if the whole 95% interval of the figure says so, over the windows that
+    count. It is inconclusive (3) if it lies within the interval, or the figure was not measured.
     """
-    from overlap_callbacks.experiments.check import EXPOSED_SHARE, Limit, parsed_limit
+    from overlap_callbacks.experiments.check import EXPOSED_SHARE, limit_on, parsed_limit
 
-    try:
+    figures = {"max_exposed": EXPOSED_SHARE, "min_overlap": "hidden_comm_fraction", "max_slowdown": "compute_slowdown"}
+    with refusing(ValueError, refusal=click.UsageError):
         limits = [
-            Limit(option, figure, is_maximum, bound)
-            for option, figure, is_maximum, bound in (
-                ("--max-exposed", EXPOSED_SHARE, True, max_exposed),
-                ("--min-overlap", "hidden_comm_fraction", False, min_overlap),
-                ("--max-slowdown", "compute_slowdown", True, max_slowdown),
-            )
-            if bound is not None
+            limit_on(figure, f"--{name.replace('_', '-')}", text)
+            for name, figure in figures.items()
+            if (text := shares[name]) is not None
         ]
         limits += [parsed_limit("--max", text) for text in maxima] + [parsed_limit("--min", text) for text in minima]
-    except ValueError as error:
-        raise click.UsageError(one_line(str(error))) from None
-    if not limits:
-        raise click.UsageError("give a limit, e.g. --max-exposed 0.1")
-    path = Path(target[0])
-    is_run = len(target) == 1 and (path.is_dir() or path.suffix == ".jsonl")
-    if len(target) == 1 and not is_run and shutil.which(target[0]) is None:
-        raise click.UsageError(one_line(f"{target[0]} is neither a run nor a command"))
-    if is_run:
-        _finish(newest_run(path), limits, sure, as_json, ended=False)
+        if not limits:
+            raise ValueError("give a limit, e.g. --max-exposed 0.1")
+        if bool(run) == bool(command):
+            raise ValueError("give a run, or -- and a command that is run first")
+        if len(run) > 1:
+            raise ValueError(f"give one run, or put -- before a command: -- {' '.join(map(str, run))}")
+        ignored = [option for name, option in _OF_COMMAND.items() if run and is_given(name)]
+        if ignored:
+            raise ValueError(f"{' and '.join(ignored)}: only for a command that is run first")
+    if run:
+        _finish(newest_run(run[0]), limits, as_json, ended=False)
     with _folder_of_command(run_dir, limits) as folder:
-        _check_command(target, folder, windows, timeout)
-        _finish(folder, limits, sure, as_json, ended=True)
+        _check_command(command, folder, windows, timeout)
+        _finish(folder, limits, as_json, ended=True)
 
 
 @contextlib.contextmanager
@@ -97,7 +94,7 @@ def _folder_of_command(run_dir: Path | None, limits: Sequence[Limit]) -> Iterato
             is_kept = True
             again = " ".join(["overlap check", *[limit.as_option for limit in limits], str(folder)])
             click.echo(one_line(f"{KEPT} Judge it with: {again}"), err=True)
-        raise SystemExit(INTERRUPTED_CODE) from None
+        raise SystemExit(ExitCode.INTERRUPTED) from None
     finally:
         if not is_kept:
             shutil.rmtree(folder, ignore_errors=True)
@@ -123,29 +120,30 @@ def _check_command(target: Sequence[str], folder: Path, windows: int | None, tim
         _fail(failure)
 
 
-def _finish(run: Path, limits: Sequence[Limit], sure: bool, as_json: bool, *, ended: bool) -> NoReturn:
+def _finish(run: Path, limits: Sequence[Limit], as_json: bool, *, ended: bool) -> NoReturn:
     """Judge a run, and exit. ``ended``: the job is known to have ended; otherwise the record decides."""
     from overlap_callbacks.analysis.statistics import Pooling
     from overlap_callbacks.experiments.check import State, judge
-    from overlap_callbacks.report import record
 
-    try:
-        found = record.read(run, details=False)
-    except record.RecordError as error:
-        _fail(str(error))
+    found = read_record(run)
     if found.summary.control:
         _fail("the run is an A/A control: both sides ran overlapped, so its figures are errors of measurement")
     if not found.valid_windows:
-        _fail("no window of the run counts: overlap show says why")
+        _fail("no window of the run counts: overlap show says why", InconclusiveError)
     pooling = Pooling(all_looks=found.running and not ended)
-    findings = judge(found.summary, limits, sure=sure, pooling=pooling)
+    findings = judge(found.summary, limits, pooling=pooling)
     states = {finding.state for finding in findings}
-    code = BROKEN if State.BROKEN in states else NOTHING if State.NOT_MEASURED in states else HOLDS
-    _say(found, findings, code, as_json, all_looks=pooling.all_looks)
+    code = ExitCode.INCONCLUSIVE if states - {State.HOLDS} else ExitCode.DONE
+    if State.BROKEN in states:
+        code = ExitCode.BROKEN
+    try:
+        _say(found, findings, code, as_json, all_looks=pooling.all_looks)
+    except BrokenPipeError:  # whoever reads has enough; the exit code still counts
+        leave_pipe()
     raise SystemExit(code)
 
 
-def _say(record: Record, findings: Sequence[Finding], code: int, as_json: bool, *, all_looks: bool) -> None:
+def _say(record: Record, findings: Sequence[Finding], code: ExitCode, as_json: bool, *, all_looks: bool) -> None:
     from overlap_callbacks.experiments.check import EXPOSED_SHARE, State, exposed_as_data, exposed_lines
 
     if as_json:
@@ -161,16 +159,20 @@ def _say(record: Record, findings: Sequence[Finding], code: int, as_json: bool, 
         ]
         print_json({"exit_code": code, "limits": rows, "all_looks": all_looks, **exposed_as_data(record)})
         return
-    told = [finding for finding in findings if code == HOLDS or finding.state is not State.HOLDS]
-    words = {HOLDS: "All limits hold", BROKEN: "A limit is broken", NOTHING: "A limit cannot be judged"}[code]
+    first = {ExitCode.DONE: "All limits hold", ExitCode.BROKEN: "A limit is broken"}.get(code, "Inconclusive")
+    # Those that decide come first; limits that hold are left out if others do not.
+    order = (State.BROKEN, State.INCONCLUSIVE, State.NOT_MEASURED)
+    told = [finding for state in order for finding in findings if finding.state is state] or findings
+    words = "; ".join([finding.sentence() for finding in told])
+    if any([finding.state is State.INCONCLUSIVE for finding in findings]):
+        words += ". More windows narrow the intervals"
     looks = " The job may go on: intervals hold at all looks." if all_looks else ""
-    click.echo(one_line(f"{words}: {'; '.join(finding.sentence() for finding in told)}.{looks}"))
-    about = {finding.limit.figure for finding in findings if finding.state is State.BROKEN}
+    click.echo(one_line(f"{first}: {words}.{looks}"))
+    about = {finding.limit.figure for finding in findings if finding.state in (State.BROKEN, State.INCONCLUSIVE)}
     if about & {EXPOSED_SHARE, "hidden_comm_fraction", "exposed_comm_ms"}:
         for line in exposed_lines(record):
             click.echo(one_line(f"  {line}"))
 
 
-def _fail(why: str) -> NoReturn:
-    click.echo(one_line(f"Nothing can be judged: {why}."), err=True)
-    raise SystemExit(NOTHING)
+def _fail(why: str, refusal: type[click.ClickException] = click.ClickException) -> NoReturn:
+    raise refusal(one_line(f"nothing can be judged: {why}"))

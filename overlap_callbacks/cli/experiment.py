@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from overlap_callbacks.cli import ExitCode
 from overlap_callbacks.cli._output import one_line, print_document, print_json
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from overlap_callbacks.report.views.elements import Document
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-# Exit code of a command ended by Ctrl-C, as in shells.
-INTERRUPTED_CODE = 130
 KEPT = "Interrupted: what was measured is kept."
 _QUICK_MINUTES = 5.0
 _MAX_NAME, _MAX_OUTCOME = 80, 500
@@ -172,14 +171,16 @@ def show(document: Document, data: dict[str, Any], as_json: bool, page: Path | N
     return True
 
 
-def finish(ending: Ending, folder: Path, command: str, *, measured: bool) -> None:
+def finish(ending: Ending, folder: Path, command: str, *, measured: bool, is_clear: bool = True) -> None:
     """Say how to continue, and exit as the experiment ended: with an error if nothing was measured."""
     if ending is not Ending.COMPLETE:
         click.echo(one_line(f"{ending.value} {resume_hint(command, folder)}"), err=True)
     if ending is Ending.INTERRUPTED:
-        raise SystemExit(INTERRUPTED_CODE)
+        raise SystemExit(ExitCode.INTERRUPTED)
     if not measured:
-        raise SystemExit(1)
+        raise SystemExit(ExitCode.CANNOT)
+    if not is_clear:
+        raise SystemExit(ExitCode.INCONCLUSIVE)
 
 
 def resume_hint(command: str, folder: Path) -> str:
@@ -201,4 +202,4 @@ def reporting_interrupts(command: str) -> Iterator[Callable[[Path], None]]:
             click.echo(one_line(f"{KEPT} {resume_hint(command, known[0])}"), err=True)
         else:
             click.echo("Interrupted before anything was measured.", err=True)
-        raise SystemExit(INTERRUPTED_CODE) from None
+        raise SystemExit(ExitCode.INTERRUPTED) from None

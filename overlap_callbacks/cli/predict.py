@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from overlap_callbacks import _validation
+from overlap_callbacks.cli import InconclusiveError
 from overlap_callbacks.cli._options import MATRIX_PARAMETERS, is_given, json_option, matrix_options, with_options
 from overlap_callbacks.cli._output import (
     draw_matrix,
@@ -17,6 +18,7 @@ from overlap_callbacks.cli._output import (
     one_line,
     print_document,
     print_json,
+    read_record,
     refusing,
     require,
 )
@@ -391,11 +393,7 @@ def _checked(job: JobShape, run: Path) -> list[Any]:
 
 def _windows(run: Path) -> list[OverlapReport]:
     """The complete windows of a run that have collectives, newest last; at least one."""
-    from overlap_callbacks.report import record
-
-    with refusing(record.RecordError):
-        windows = record.read(newest_run(run)).windows
-    found = [window for window in windows if window.collectives]
+    found = [window for window in read_record(newest_run(run), details=True).windows if window.collectives]
     if not found:
-        raise ValueError(f"the record of {run} has no window with collectives")
+        raise InconclusiveError(one_line(f"the record of {run} has no window with collectives"))
     return found

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from overlap_callbacks.cli import InconclusiveError
 from overlap_callbacks.cli._output import (
     newest_run,
     one_line,
@@ -96,13 +97,10 @@ def _are_traces(paths: Sequence[Path]) -> bool:
 
 
 def _is_of_traces(path: Path) -> bool:
-    from overlap_callbacks.analysis.results.run import FILE_NAME
-    from overlap_callbacks.report import record
+    from overlap_callbacks.report.record import holds_runs
     from overlap_callbacks.traces.sources import holds_traces
 
-    if path.is_dir() and ((path / FILE_NAME).exists() or record.runs_in(path)):
-        return False
-    return holds_traces(path)
+    return not holds_runs(path) and holds_traces(path)
 
 
 def _report_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
@@ -141,11 +139,11 @@ def trace(run: Path, output: Path, window: int | None) -> None:
         missing = "the record has no window with profiled steps"
     else:
         found = next((record.whole(report) for report in record.windows if report.window == window), None)
-        missing = f"the record has no window {window}; it has {len(record.windows)} windows"
-        if found is not None and not found.pictures:
-            found, missing = None, f"window {window} has no profiled steps"
-    if found is None:
-        raise click.ClickException(missing)
+        missing = f"window {window} has no profiled steps"
+        if found is None:
+            raise click.UsageError(f"the record has no window {window}; it has {len(record.windows)} windows")
+    if found is None or not found.pictures:
+        raise InconclusiveError(missing)
     content = msgspec.json.encode(perfetto_trace(found))
     write_file(output, "--perfetto", content)
     modes = " and ".join(picture.mode.value for picture in found.pictures)

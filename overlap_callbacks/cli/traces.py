@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from overlap_callbacks.cli import end_quickly, loading
+from overlap_callbacks.cli import ExitCode, end_quickly, loading
 from overlap_callbacks.cli._options import json_option, with_options
 from overlap_callbacks.cli._output import (
     one_line,
     print_document,
     print_json,
-    refusing,
     require,
     with_progress,
     write_file,
@@ -35,8 +35,6 @@ ANALYSIS_TABLES = (
     "copies", "queues", "utilisation", "sizes", "skew",
 )  # fmt: skip
 COMPARISON_TABLES = ("figures", "kernels", "ranges", "pairs", "unmatched")
-# Exit code of ``compare`` where the files do not tell what overlap does.
-NO_ANSWER = 3
 _shared_options = with_options(
     click.option(
         "--output", type=click.Path(path_type=Path, dir_okay=False),
@@ -93,10 +91,10 @@ def analyze(traces: tuple[Path, ...], processes: int | None, everything: bool, *
         from overlap_callbacks.report.trace_tables import analysis_rows
         from overlap_callbacks.report.views.trace_verdict import problems_of
         from overlap_callbacks.report.views.traces import MAX_DEVICES, trace_document
-        from overlap_callbacks.traces import TraceError, analyze_files, find_traces
+        from overlap_callbacks.traces import analyze_files, find_traces
 
     steps = _prepared(given)
-    with refusing(TraceError):
+    with _reading(traces):
         files = find_traces(traces)
         what = f"reading {files[0].name}" if len(files) == 1 else f"reading {len(files)} traces"
         with with_progress(what) as progress:
@@ -104,10 +102,6 @@ def analyze(traces: tuple[Path, ...], processes: int | None, everything: bool, *
     document = functools.partial(trace_document, found, None if everything else MAX_DEVICES)
     rows_of = functools.partial(analysis_rows, found)
     _write(found, given, ANALYSIS_TABLES, rows_of, document, problems_of(found), everything)
-
-
-class _NotCompared(click.ClickException):
-    exit_code = 2
 
 
 @click.command("compare")
@@ -118,8 +112,7 @@ class _NotCompared(click.ClickException):
 def compare(overlapped: Path, sequential: Path, force: bool, **given: Any) -> None:
     """Equations 1 to 5 from two traces of one rank of one job: OVERLAPPED as it is, SEQUENTIAL without overlap.
 
-    The exit code is 0 if they can be told, 3 if not, as where nothing communicates, and 2 if a file cannot be read,
-    the files do not fit each other, or an option is wrong.
+    The exit code is 3 if they cannot be told, as where nothing communicates, and 2 if the files do not fit each other.
     """
     end_quickly()
     with loading():
@@ -129,17 +122,31 @@ def compare(overlapped: Path, sequential: Path, force: bool, **given: Any) -> No
 
     steps = _prepared(given)
     what = f"reading {overlapped.name} and {sequential.name}"
-    with refusing(TraceError, ValueError, refusal=_NotCompared):
+    with _reading([overlapped, sequential]):
         with with_progress(what) as progress:
             found = compare_files(overlapped, sequential, progress, steps)
         if found.misfits and not force:
-            raise ValueError(
+            raise TraceError(
                 f"the files do not fit each other: {'; '.join(found.misfits)}. --force shows their tables all the same"
             )
     document = functools.partial(comparison_document, found)
     _write(found, given, COMPARISON_TABLES, functools.partial(comparison_rows, found), document, found.problems)
     if "speedup_vs_sequential" not in found.figures:
-        raise SystemExit(NO_ANSWER)
+        raise SystemExit(ExitCode.INCONCLUSIVE)
+
+
+@contextlib.contextmanager
+def _reading(paths: Sequence[Path]) -> Iterator[None]:
+    """End the command if the traces cannot be read or do not fit each other; of a run, with what shows it."""
+    from overlap_callbacks.report.record import holds_runs
+    from overlap_callbacks.traces import TraceError
+
+    try:
+        yield
+    except TraceError as error:
+        runs = [path for path in paths if holds_runs(path)]
+        hint = f". For a run: overlap show {runs[0]}" if runs else ""
+        raise click.ClickException(one_line(f"{error}{hint}")) from None
 
 
 def _prepared(given: dict[str, Any]) -> re.Pattern[str] | None:

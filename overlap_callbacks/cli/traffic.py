@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from overlap_callbacks.cli import InconclusiveError
 from overlap_callbacks.cli._options import json_option, matrix_options
 from overlap_callbacks.cli._output import (
     draw_matrix,
@@ -66,7 +67,7 @@ def command(
             None if network_peak is None else link_of(network_peak, "--network-peak"),
         )
     record = read_record(newest_run(run))
-    with refusing(NoTrafficError, MappingError, ViewError):
+    with refusing(MappingError, ViewError), refusing(NoTrafficError, refusal=InconclusiveError):
         found = traffic_of(record, MatrixOptions(**shown), names=hosts)
     drawn = draw_matrix(found.mappings[-1].view, svg, png)
     if as_json:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlap_callbacks.cli._options import json_option, refuse_with_resume
-from overlap_callbacks.cli._output import require
+from overlap_callbacks.cli._options import WithCommand, json_option, refuse_with_resume
+from overlap_callbacks.cli._output import one_line, require
 from overlap_callbacks.cli.experiment import (
     finish,
     limit_s,
@@ -30,7 +31,7 @@ _COMMAND = "overlap tune"
 _WITH_RESUME = ("resume", "command", "variables", "arguments", "repeats", "quick", "minutes", "timeout", "as_json")
 
 
-@click.command("tune", context_settings={"allow_interspersed_args": False})
+@click.command("tune", cls=WithCommand)
 @click.option(
     "--env", "variables", multiple=True, metavar="NAME=V1,V2", help="Values of an environment variable. Repeatable."
 )
@@ -53,7 +54,7 @@ _WITH_RESUME = ("resume", "command", "variables", "arguments", "repeats", "quick
 @output_option("overlap_tune/TIME")
 @resume_option()
 @json_option
-@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...")
+@click.argument("stray", nargs=-1, metavar="-- COMMAND...")
 def command(**given: Any) -> None:
     """Run COMMAND under every combination of settings, and rank them by step time.
 
@@ -64,6 +65,8 @@ def command(**given: Any) -> None:
     The first value of each setting is what the others are compared with. An empty one stands for "as is", e.g.
     NCCL_MAX_CTAS=,8,16. Each run is ended once its steps are timed. {run_dir} in COMMAND is a folder of that run.
     """
+    if given["stray"]:
+        raise click.UsageError(one_line(f"put -- before the command: -- {' '.join(given['stray'])}"))
     require("jinja2", "report")
     with reporting_interrupts(_COMMAND) as folder_is:
         from overlap_callbacks.experiments.tune.ranking import ranked
@@ -78,7 +81,8 @@ def command(**given: Any) -> None:
         ending = measure_all(tune, tune.run_once, file, timeout_s=given["timeout"], total_s=limit_s(given))
         ranking = ranked(tune)
         show(tuning_document(tune, ranking), tuning_data(tune, ranking), given["as_json"], tune.folder / "tune.html")
-        finish(ending, tune.folder, _COMMAND, measured=any([not run.failure for run in tune.lines]))
+        measured = any([not run.failure for run in tune.lines])
+        finish(ending, tune.folder, _COMMAND, measured=measured, is_clear=ranking.is_clear)
 
 
 def _begun(given: dict[str, Any], axes: tuple[Axis, ...]) -> Tune:
@@ -95,6 +99,8 @@ def _begun(given: dict[str, Any], axes: tuple[Axis, ...]) -> Tune:
         raise ValueError("give the command to run, after --")
     combinations(axes)
     check_command(command, axes)
+    if "{" not in command[0] and shutil.which(command[0]) is None:
+        raise ValueError(f"the command cannot be started: there is no program {command[0]}")
     steps = 40 if given["steps"] is None else given["steps"]
     warmup = 10 if given["warmup"] is None else given["warmup"]
     # Four blocks, so that a hiccup in one of them affects only a small part of the run.

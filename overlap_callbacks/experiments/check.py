@@ -26,13 +26,19 @@ from overlap_callbacks.report.views.sections import exposure_of
 
 # Not a headline figure: exposed communication over the step, both under the profiler.
 EXPOSED_SHARE = "exposed_share"
+# Shares of a whole: none exceeds 1.
+_SHARES = (
+    EXPOSED_SHARE, "hidden_comm_fraction", "overlap_ratio", "comm_ratio", "attained_fraction", "residual_overlap",
+    "residual_comm_overlap",
+)  # fmt: skip
 
 
 class State(Enum):
-    """Whether a limit holds."""
+    """Whether a limit holds. Inconclusive: it lies within the figure's interval."""
 
     HOLDS = "holds"
     BROKEN = "is broken"
+    INCONCLUSIVE = "is inconclusive"
     NOT_MEASURED = "cannot be judged"
 
 
@@ -103,45 +109,58 @@ def parsed_limit(option: str, text: str) -> Limit:
     """The limit given by ``NAME=VALUE`` of ``--max`` or ``--min``.
 
     Raises:
-        ValueError: it has another form, or there is no such figure.
+        ValueError: it has another form, there is no such figure, or the limit cannot be one.
     """
     name, equals, value = text.partition("=")
-    try:
-        bound = float(value)
-    except ValueError:
-        bound = math.nan
-    if not equals or math.isnan(bound):
+    if not equals:
         raise ValueError(f"{option} {text}: the form is NAME=NUMBER, e.g. {option} compute_slowdown=0.2")
     if name not in limit_names():
         raise ValueError(f"{option} {text}: there is no figure {name}; there are {', '.join(limit_names())}")
-    return Limit(option, name, option == "--max", bound)
+    return limit_on(name, option, value)
 
 
-def judge(
-    summary: RunSummary, limits: Sequence[Limit], *, sure: bool = False, pooling: Pooling | None = None
-) -> list[Finding]:
-    """Judge a run by limits. A figure is its mean over the windows that count. An unmeasured figure is not a pass.
+def limit_on(figure: str, option: str, text: str) -> Limit:
+    """The limit on a figure by a number; a ``ValueError`` if it is none, or a share above 1."""
+    is_percent = text.endswith("%")
+    try:
+        bound = float(text.removesuffix("%"))
+    except ValueError:
+        bound = math.nan
+    if not math.isfinite(bound):
+        raise ValueError(f"{option} must be a number, got {text!r}")
+    share = f"{bound / 100:.2f}" if round(bound, 9) == int(bound) else f"{bound / 100:g}"
+    hint = f"; did you mean {share}?" if 0 <= bound <= 100 else ""
+    if is_percent:
+        raise ValueError(f"{option} {text}: fractions are fractions, 0.1 is 10 %{hint}")
+    if figure in _SHARES and not 0 <= bound <= 1:
+        raise ValueError(f"{option} must be from 0 to 1, got {text}{hint}")
+    return Limit(option, figure, option.startswith("--max"), bound)
+
+
+def judge(summary: RunSummary, limits: Sequence[Limit], *, pooling: Pooling | None = None) -> list[Finding]:
+    """Judge a run by limits, each by the interval of its figure's mean over the windows that count.
+
+    An unmeasured figure is not a pass. Without an interval the figure itself decides.
 
     Args:
         summary: of the run.
         limits: one or more.
-        sure: count a limit as broken only if the whole interval lies beyond it. Without an interval the figure itself
-            decides.
         pooling: whether intervals are valid at one look or at all looks; None: at all looks while the job runs.
     """
     pooled = summary.pooled(pooling)
     exposed = exposed_share(pooled)
     if exposed is not None:
         pooled[EXPOSED_SHARE] = exposed
-    return [_finding(limit, pooled.get(limit.figure), sure) for limit in limits]
+    return [_finding(limit, pooled.get(limit.figure)) for limit in limits]
 
 
-def _finding(limit: Limit, measured: Estimate | None, sure: bool) -> Finding:
+def _finding(limit: Limit, measured: Estimate | None) -> Finding:
     if measured is None:
         return Finding(limit, State.NOT_MEASURED, None)
-    nearest = measured.ci_low if limit.is_maximum else measured.ci_high
-    deciding = nearest if sure and nearest is not None else measured.value
-    return Finding(limit, State.BROKEN if limit.is_beyond(deciding) else State.HOLDS, measured)
+    ends = [measured.value if end is None else end for end in (measured.ci_low, measured.ci_high)]
+    beyond = [limit.is_beyond(end) for end in ends]
+    state = State.BROKEN if all(beyond) else State.INCONCLUSIVE if any(beyond) else State.HOLDS
+    return Finding(limit, state, measured)
 
 
 # -- running a job for its record
@@ -181,7 +200,7 @@ def run_for_windows(command: Sequence[str], folder: Path, windows: int | None, t
                 stdout=_STDERR,  # stdout is for the verdict
             )
     except OSError as error:
-        return f"the command cannot be started: {error.strerror}"
+        return f"the command cannot be started: {command[0]}: {error.strerror}"
     if outcome.ending is Ending.TIMEOUT:
         return f"the command took longer than {timeout_s:g} s (--timeout)"
     # Once it has measured enough windows, its exit code does not matter.

@@ -363,6 +363,11 @@ def runs_in(folder: str | os.PathLike[str]) -> list[Path]:
     return [run for _, run in sorted(runs)]
 
 
+def holds_runs(path: Path) -> bool:
+    """Whether a path is a record, the folder of a run, or a folder of runs."""
+    return path.suffix == ".jsonl" or (path.is_dir() and ((path / FILE_NAME).exists() or bool(runs_in(path))))
+
+
 def _check_schema(file: Path, header: _Head) -> None:
     version = header.schema_version
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:

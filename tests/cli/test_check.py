@@ -14,7 +14,9 @@ import msgspec
 import pytest
 
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.experiments.check import EXPOSED_SHARE, State, judge, limit_on
 from overlap_callbacks.experiments.supervisor import processes_with
 from tests.commands import invoke
 from tests.margins import PATIENCE_S
@@ -41,6 +43,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
         (["--max-slowdown", "0.1"], 1),
         (["--max", "e2e_overlapped_ms=500", "--min", "speedup_vs_sequential=0.05"], 0),
         (["--max", "e2e_overlapped_ms=500", "--min", "speedup_vs_sequential=0.5"], 1),
+        (["--max-slowdown", "0.14"], 3),
+        (["--max-slowdown", "0.14", "--max-exposed", "0.01"], 1),
+        (["--max-slowdown", "0.14", "--max-exposed", "0.1"], 3),
         (["--max", "profiler_slowdown=nan"], 2),
         (["--max", "speed=1"], 2),
         ([], 2),
@@ -81,13 +86,72 @@ def test_older_records_do_not_tell_collectives(tmp_path: Path) -> None:
     assert json.loads(invoke("check", "--max-exposed", "0.01", "--json", older).stdout)["collectives"] == []
 
 
-def test_with_sure_the_interval_decides(run: str) -> None:
+def test_the_whole_interval_decides(run: str) -> None:
     measured = json.loads(invoke("check", "--max-slowdown", "0", "--json", run).stdout)["limits"][0]["measured"]
-    inside = str((measured["value"] + measured["ci_low"]) / 2)
-    assert invoke("check", "--max-slowdown", inside, run).exit_code == 1
-    assert invoke("check", "--max-slowdown", inside, "--sure", run).exit_code == 0
-    below = str(measured["ci_low"] - 0.01)
-    assert invoke("check", "--max-slowdown", below, "--sure", run).exit_code == 1
+    low, value, high = (measured[name] for name in ("ci_low", "value", "ci_high"))
+    limits = (low - 0.01, (low + value) / 2, (value + high) / 2, high + 0.01)
+    assert [invoke("check", "--max-slowdown", str(one), run).exit_code for one in limits] == [1, 3, 3, 0]
+    assert [invoke("check", "--min", f"compute_slowdown={one}", run).exit_code for one in limits] == [0, 3, 3, 1]
+
+
+def test_a_limit_within_a_wide_interval_is_never_said_to_hold(run: str) -> None:
+    share = Estimate(0.33, 0.0, 0.76, 24, 4)
+    for bound in (0.10, 0.5):
+        (found,) = judge(_Pooled({EXPOSED_SHARE: share}), [limit_on(EXPOSED_SHARE, "--max-exposed", str(bound))])  # type: ignore[arg-type]
+        assert found.state is State.INCONCLUSIVE
+    result = invoke("check", "--max-slowdown", "0.14", "--min-overlap", "0.1", run)
+    assert result.stdout.startswith("Inconclusive: compute slowdown is 14.")
+    assert "and at most 14.0% is allowed. More windows narrow the intervals." in result.stdout
+    assert "hold" not in result.stdout
+
+
+class _Pooled:
+    """A run's summary with these figures."""
+
+    def __init__(self, figures: dict[str, Estimate]) -> None:
+        self.figures = figures
+
+    def pooled(self, _: object) -> dict[str, Estimate]:
+        step = {"compute_busy_ms": 60.0, "exposed_comm_ms": 33.0, "idle_ms": 7.0}
+        found = {name: Estimate(value, None, None, 24, 4) for name, value in step.items()}
+        share = self.figures[EXPOSED_SHARE]
+        return found | {"exposed_comm_ms": Estimate(33.0, 100 * share.ci_low, 100 * share.ci_high, 24, 4)}
+
+
+@pytest.mark.parametrize(
+    ("limit", "says"),
+    [
+        ("--max-exposed=10", "--max-exposed must be from 0 to 1, got 10; did you mean 0.10?"),
+        ("--max-exposed=12.5", "--max-exposed must be from 0 to 1, got 12.5; did you mean 0.125?"),
+        ("--min-overlap=50", "--min-overlap must be from 0 to 1, got 50; did you mean 0.50?"),
+        ("--max=comm_ratio=30", "--max must be from 0 to 1, got 30; did you mean 0.30?"),
+        ("--max-exposed=200", "--max-exposed must be from 0 to 1, got 200"),
+        ("--max-exposed=-0.1", "--max-exposed must be from 0 to 1, got -0.1"),
+        ("--max-exposed=10%", "--max-exposed 10%: fractions are fractions, 0.1 is 10 %; did you mean 0.10?"),
+        ("--max-slowdown=20%", "--max-slowdown 20%: fractions are fractions, 0.1 is 10 %; did you mean 0.20?"),
+        ("--max-slowdown=nan", "--max-slowdown must be a number, got 'nan'"),
+        ("--min-overlap=much", "--min-overlap must be a number, got 'much'"),
+    ],
+)
+def test_a_limit_that_cannot_be_is_refused_with_what_was_meant(run: str, limit: str, says: str) -> None:
+    result = invoke("check", run, limit)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr.rstrip().endswith(says)
+    assert invoke("check", run, "--max-slowdown", "1.5").exit_code == 0  # which is no share
+
+
+def test_options_may_follow_the_run_and_a_command_follows_dashes(run: str) -> None:
+    assert invoke("check", run, "--max-exposed", "0.1").exit_code == 0
+    assert json.loads(invoke("check", "--json", run, "--max-exposed", "0.1").stdout)["exit_code"] == 0
+    for arguments, says in (
+        ([], "give a run, or -- and a command"),
+        ([run, "--", "true"], "give a run, or -- and a command"),
+        ([run, run], "give one run, or put -- before a command: -- "),
+        (["torchrun", "--nproc-per-node", "2", "train.py"], "Put -- before a command that is run"),
+        ([run, "--windows", "2", "--timeout", "9"], "--windows and --timeout: only for a command that is run first"),
+    ):
+        result = invoke("check", "--max-exposed", "0.1", *arguments)
+        assert (result.exit_code, says in result.stderr) == (2, True), result.output
 
 
 def test_an_unmeasured_figure_is_not_a_pass(tmp_path: Path) -> None:
@@ -96,11 +160,11 @@ def test_an_unmeasured_figure_is_not_a_pass(tmp_path: Path) -> None:
 
     unmeasured = write(tmp_path / "run", changed(compute_slowdown=None))
     result = invoke("check", "--max-slowdown", "0.5", str(unmeasured))
-    assert (result.exit_code, "was not measured" in result.stdout) == (2, True)
+    assert (result.exit_code, "was not measured" in result.stdout) == (3, True)
     # A broken limit beside it is still broken.
     assert invoke("check", "--max-slowdown", "0.5", "--max", "e2e_overlapped_ms=1", str(unmeasured)).exit_code == 1
     invalid = write(tmp_path / "invalid", changed(valid=False))
-    assert invoke("check", "--max-slowdown", "0.5", str(invalid)).exit_code == 2
+    assert invoke("check", "--max-slowdown", "0.5", str(invalid)).exit_code == 3
     control = write(tmp_path / "control", changed(control=True), run=run_info(schedule={"control": True}))
     assert invoke("check", "--max-slowdown", "0.5", str(control)).exit_code == 2
     assert invoke("check", "--max-slowdown", "0.5", str(tmp_path)).exit_code == 2

@@ -185,7 +185,7 @@ def test_of_a_folder_of_runs_the_newest_is_shown_and_said(tmp_path: Path) -> Non
     assert result.stderr == f"{tmp_path} holds 3 runs; this is the newest, run-a. Older: run-c, run-b\n"
     (tmp_path / "empty").mkdir()
     result = invoke("show", str(tmp_path / "empty"))
-    assert (result.exit_code, "no record at" in result.output) == (1, True)
+    assert (result.exit_code, "no record at" in result.output) == (2, True)
 
 
 def test_a_missing_profile_is_said_in_words(tmp_path: Path) -> None:
@@ -227,14 +227,14 @@ def test_the_waiting_of_each_mode_is_shown_where_it_was_measured(tmp_path: Path)
 def test_a_file_that_is_not_a_record_gives_one_line_that_says_so(tmp_path: Path, content: str) -> None:
     (tmp_path / "overlap.jsonl").write_text(content)
     result = invoke("show", str(tmp_path))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output.startswith("Error: ")
     assert result.output.count("\n") == 1
 
 
 def test_a_missing_folder_gives_one_line_that_says_so(tmp_path: Path) -> None:
     result = invoke("show", str(tmp_path / "none"))
-    assert (result.exit_code, result.output.count("\n")) == (1, 1)
+    assert (result.exit_code, result.output.count("\n")) == (2, 1)
     assert "no record at" in result.output
 
 

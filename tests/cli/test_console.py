@@ -51,7 +51,7 @@ def test_every_console_is_made_where_that_is_heeded_and_nothing_else_styles_text
     makers, stylers = [], []
     for file in sorted(ROOT.rglob("*.py")):
         text, name = file.read_text(), file.relative_to(ROOT).as_posix()
-        if re.search(r"\bConsole\(", text):
+        if re.search(r"Console\(", text):
             makers.append(name)
         if re.search(r"\\x1b\\?\[|\\033\[|\bsecho\(|click\.style\(|rich import print", text):
             stylers.append(name)

@@ -73,7 +73,7 @@ def test_ends_that_are_no_interrupts(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == ""
     with pytest.raises(SystemExit) as ended:
         finish(run_to_end(lambda: False), tmp_path, "overlap study", measured=False)
-    assert ended.value.code == 1
+    assert ended.value.code == 2
     assert "The time was over before all runs were done (--minutes)." in capsys.readouterr().err
 
     def fails() -> bool:

@@ -32,7 +32,7 @@ def predict(*arguments: str) -> Any:
 
 def error(*arguments: str) -> str:
     result = CliRunner().invoke(main, ["predict", *arguments])
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output.startswith("Error: ")
     assert result.output.count("\n") == 1
     return result.output

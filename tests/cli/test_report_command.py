@@ -41,7 +41,7 @@ def test_a_record_that_is_not_there_gives_one_line_and_no_page(tmp_path: Path, r
     write(tmp_path / "run", window())
     target = tmp_path / "page.html"
     result = invoke("report", *(str(tmp_path / run) for run in runs), "-o", str(target))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output.startswith("Error: no record at")
     assert result.output.count("\n") == 1
     assert not target.exists()
@@ -50,7 +50,7 @@ def test_a_record_that_is_not_there_gives_one_line_and_no_page(tmp_path: Path, r
 def test_a_page_that_cannot_be_written_gives_one_line(tmp_path: Path) -> None:
     write(tmp_path / "run", window())
     result = invoke("report", str(tmp_path / "run"), "-o", str(tmp_path / "no" / "page.html"))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "cannot be written: No such file or directory" in result.output
 
 

@@ -103,7 +103,7 @@ def test_wrong_use_is_named(folder: Path, arguments: list[str], message: str) ->
 def test_a_record_without_messages_says_so(tmp_path: Path) -> None:
     write(tmp_path, window())
     found = run(tmp_path)
-    assert found.exit_code == 1
+    assert found.exit_code == 3
     assert "has no messages: it is of an earlier version, or no window was measured" in found.output.replace("\n", " ")
 
 

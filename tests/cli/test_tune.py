@@ -75,7 +75,7 @@ def test_ctrl_c_ends_the_job_and_keeps_what_was_measured(tmp_path: Path) -> None
     assert "Not finished: 1 of 2 runs did not run yet." in (folder / "tune.html").read_text()
 
     result = invoke("tune", "--resume", str(folder), "--repeats", "1", env=environment(COLUMNS="200"))
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == 3, result.output
     assert [run.combination for run in Tune.read(folder).lines] == [0, 1]
     assert "No difference can be told yet" in result.stdout
     assert "Not finished" not in (folder / "tune.html").read_text()
@@ -96,7 +96,10 @@ def until(condition: Any) -> None:
         ([], "give the command to run"),
         (["--", "x"], "there is nothing to compare"),
         (["--env", "A=1,1", "--", "x"], "1 stands there twice"),
-        (["--arg", "a=1,2", "--arg", "a=3", "x"], "a is given twice"),
+        (["--arg", "a=1,2", "--arg", "a=3", "--", "x"], "a is given twice"),
+        (["--arg", "a=1,2", "train"], "put -- before the command: -- train"),
+        (["--arg", "a=1,2", "torchrun", "--nproc-per-node", "2", "t.py"], "Put -- before a command that is run"),
+        (["--arg", "a=1,2", "--", "no-such-program"], "cannot be started: there is no program no-such-program"),
     ],
 )
 def test_wrong_use_gives_one_sentence(arguments: list[str], says: str, tmp_path: Path) -> None:
@@ -108,7 +111,7 @@ def test_wrong_use_gives_one_sentence(arguments: list[str], says: str, tmp_path:
 def test_a_command_that_gives_no_step_times_ends_in_rows_that_say_why(tmp_path: Path) -> None:
     folder = str(tmp_path / "tuned")
     result = invoke("tune", "--env", "A=1,2", "-o", folder, "--", "true", env={"COLUMNS": "200"})
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "No combination was measured." in result.stdout
     assert "Failed: A=1; A=2: the command ended and no steps were timed: is the library attached in it" in result.stdout
     again = invoke("tune", "--env", "A=1,2", "-o", folder, "--", "true")
@@ -120,6 +123,6 @@ def test_a_command_that_gives_no_step_times_ends_in_rows_that_say_why(tmp_path: 
 def test_runs_that_do_not_fit_into_the_time_are_left_for_later(tmp_path: Path) -> None:
     folder = str(tmp_path / "tuned")
     result = invoke("tune", "--env", "A=1,2", "--minutes", "0.1", "-o", folder, "--", "sleep", "60")
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert f"Go on with: overlap tune --resume {folder}" in result.output
     assert Tune.read(Path(folder)).lines == []

@@ -153,16 +153,16 @@ def test_the_command_writes_the_last_window_or_the_one_that_is_named(tmp_path: P
 def test_the_command_says_in_one_line_what_is_missing(tmp_path: Path) -> None:
     bare = msgspec.structs.replace(window(), pictures=())
     run, out = run_folder(tmp_path / "run", bare), tmp_path / "out.json"
-    for arguments, said in (
-        ([], "has no window with profiled steps"), (["--window", "7"], "has no window 7"),
-        (["--window", "0"], "window 0 has no profiled steps"),
+    for arguments, code, said in (
+        ([], 3, "has no window with profiled steps"), (["--window", "7"], 2, "has no window 7"),
+        (["--window", "0"], 3, "window 0 has no profiled steps"),
     ):  # fmt: skip
         result = invoke("trace", str(run), "--perfetto", str(out), *arguments)
-        assert result.exit_code == 1
+        assert result.exit_code == code
         assert said in result.output
     other = run_folder(tmp_path / "other", window())
     result = invoke("trace", str(other), "--perfetto", str(tmp_path / "none" / "out.json"))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "cannot be written" in result.output
 
 

@@ -40,7 +40,7 @@ def overlap(*arguments: str) -> Any:
 def error_of(*arguments: str) -> str:
     """The one line with which a command refuses."""
     result = overlap(*arguments)
-    assert result.exit_code == (2 if arguments[0] == "compare" else 1)
+    assert result.exit_code == 2
     assert result.output.startswith("Error: ")
     assert result.output.count("\n") == 1
     return str(result.output)

@@ -113,7 +113,7 @@ def test_output_writes_the_same_beside_the_tables(tmp_path: Path, overlapped: st
 def test_output_that_cannot_be_written_gives_one_line(tmp_path: Path, overlapped: str, place: str) -> None:
     (tmp_path / "file").write_text("")
     result = invoke("analyze", overlapped, "--output", str(tmp_path / place))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output.startswith("Error: --output ")
     assert result.output.count("\n") == 1
 
@@ -336,7 +336,7 @@ def test_missing_files_and_unknown_tables_are_errors_of_usage(arguments: list[st
 
 def test_a_bad_file_leaves_no_output_behind(tmp_path: Path) -> None:
     result = invoke("analyze", str(tmp_path / "none.json"), "--output", str(tmp_path / "found.json"))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert not (tmp_path / "found.json").exists()
 
 
@@ -381,7 +381,7 @@ def test_the_command_ends_without_a_traceback_where_a_trace_is_bad(tmp_path: Pat
     path.write_bytes(b"\x1f\x8b\x08")
     command = [sys.executable, "-m", "overlap_callbacks", "analyze", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.startswith("Error: ")
     assert "Traceback" not in done.stderr
 

@@ -73,7 +73,7 @@ def test_a_missing_package_is_named_with_its_extra_before_anything_is_read(
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = invoke("analyze", str(tmp_path / "none.json"), option, str(tmp_path / "out"))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output == f"Error: {module} is not installed: pip install 'overlap-callbacks[tables]'\n"
 
 
@@ -83,7 +83,7 @@ def test_what_cannot_be_written_gives_one_line(tmp_path: Path, trace: Path) -> N
     (tmp_path / "file").write_text("")
     for option, place in (("--parquet", "file/folder"), ("--xlsx", "none/found.xlsx")):
         result = invoke("analyze", str(trace), option, str(tmp_path / place))
-        assert result.exit_code == 1
+        assert result.exit_code == 2
         assert result.output.startswith(f"Error: {option} ")
         assert "cannot be written" in result.output
         assert result.output.count("\n") == 1

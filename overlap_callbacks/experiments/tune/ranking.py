@@ -72,6 +72,12 @@ class Ranking:
         return [row for row in self.rows if row.is_ranked]
 
     @property
+    def is_clear(self) -> bool:
+        """Whether intervals say which is fastest: the winner, or the baseline if all others are slower."""
+        changes = [row.change for row in self.measured if row.change is not None]
+        return self.winner is not None or (bool(changes) and all(map(_is_slower, changes)))
+
+    @property
     def failed(self) -> list[Row]:
         """The rows of combinations that failed."""
         return [row for row in self.rows if row.failure]

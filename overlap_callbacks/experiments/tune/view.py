@@ -106,7 +106,7 @@ def verdict(tune: Tune, ranking: Ranking) -> str:
             f"No difference can be told yet: an interval takes {MIN_RUNS} runs of each combination. "
             f"The fastest so far is {tune.name(measured[0].number)}."
         )
-    if all(change.ci_low is not None and change.ci_low > 0 for change in changes):
+    if ranking.is_clear:
         return f"{baseline} is the fastest: every other combination is slower, beyond its interval."
     return f"No difference was found: no combination is faster than {baseline} beyond its interval."
 

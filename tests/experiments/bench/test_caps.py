@@ -85,7 +85,7 @@ def test_caps_are_refused_in_one_sentence_on_a_cpu(tmp_path: Path) -> None:
     done = invoke(
         "bench", "gemm-allreduce", "--power-cap", "300", "-o", str(tmp_path / "x"), env={"CUDA_VISIBLE_DEVICES": ""}
     )
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "--power-cap caps GPUs, and the ranks are on the CPU here: leave it out" in done.stderr
     assert not (tmp_path / "x").exists()
     wrong = invoke("bench", "gemm-allreduce", "--clock-cap", "fast")

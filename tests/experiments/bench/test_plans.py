@@ -61,7 +61,7 @@ def test_a_launchers_ranks_count() -> None:
 )
 def test_what_cannot_be_is_refused_in_a_sentence(arguments: str, said: str) -> None:
     result = invoke("bench", *arguments.split())
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert said in result.output
     assert "Traceback" not in result.output
 

@@ -129,5 +129,5 @@ def test_report_refuses_a_mix_and_an_axis(tmp_path: Path) -> None:
     bad = tmp_path / "bad.json"
     bad.write_text("no JSON")
     result = invoke("report", str(bad))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.output.count("\n") == 1

@@ -98,7 +98,7 @@ def test_a_dry_run_as_json_is_the_whole_of_what_would_be_sent(monkeypatch: pytes
 def test_nobody_logged_in_is_said_rather_than_asked(apart: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     result = invoke()
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "nobody is logged in to W&B: run `wandb login`, or set WANDB_API_KEY" in result.output
 
 
@@ -107,14 +107,14 @@ def test_a_server_that_refuses_is_an_error_that_says_where(
 ) -> None:
     monkeypatch.setattr(server, "_op_UpsertView2", lambda _: 1 / 0, raising=False)
     result = invoke()
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "W&B did not save the workspace of team/llama" in result.output
 
 
 def test_the_package_missing_is_an_error_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
     result = invoke()
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "pip install 'overlap-callbacks[workspace]'" in result.output
 
 
