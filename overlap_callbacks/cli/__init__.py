@@ -138,9 +138,8 @@ class _LazyGroup(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
-            if error.exit_code == ExitCode.BROKEN:  # click's own code, which means another thing here
-                error.exit_code = ExitCode.CANNOT
-            raise
+            error.show()  # click's own code 1 means another thing here
+            raise SystemExit(max(error.exit_code, ExitCode.CANNOT)) from None
         except BrokenPipeError:  # whoever reads has enough, e.g. ``head``
             leave_pipe()
             raise SystemExit(ExitCode.DONE) from None

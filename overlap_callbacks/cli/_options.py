@@ -63,9 +63,8 @@ class WithCommand(click.Command):
         try:
             rest = super().parse_args(ctx, args[:at])
         except click.NoSuchOption as error:
-            if at == len(args):
-                error.message += ". Put -- before a command that is run"
-            raise
+            hint = ". Put -- before a command that is run" if at == len(args) else ""
+            raise click.UsageError(f"{error.format_message()}{hint}", ctx) from None
         ctx.params["command"] = tuple(args[at + 1 :])
         return rest
 

@@ -22,7 +22,7 @@ from overlap_callbacks.traces.figures import (
     StepFigures,
     UnmatchedKernel,
 )
-from overlap_callbacks.traces.files import Progress, pieces, with_tables
+from overlap_callbacks.traces.files import Progress, TraceError, pieces, with_tables
 from overlap_callbacks.traces.pieces import devices_of
 from overlap_callbacks.traces.reading import read_trace
 from overlap_callbacks.traces.trace import Trace
@@ -88,10 +88,10 @@ def _of_one_device(name: str, trace: Trace) -> Side:
     """The side of a trace, which must have one device."""
     if trace.merged:
         first = trace.merged[0].path
-        raise ValueError(f"{name}: {first.parent} holds {len(trace.merged)} ranks: give one of them, as in {first}")
+        raise TraceError(f"{name}: {first.parent} holds {len(trace.merged)} ranks: give one of them, as in {first}")
     devices = devices_of(trace)
     if len(devices) > 1:
-        raise ValueError(f"{name}: {trace.path} holds kernels of {len(devices)} devices: give one of one rank")
+        raise TraceError(f"{name}: {trace.path} holds kernels of {len(devices)} devices: give one of one rank")
     return Side(devices[0])
 
 
@@ -133,7 +133,7 @@ def _compared(ov: Side, seq: Side, left_out: tuple[str, ...] = ()) -> Comparison
     for name, side in (("overlapped", ov), ("sequential", seq)):
         if not side.computes:
             where = " in its steps" if side.has_steps else ""
-            raise ValueError(f"{name}: {side.trace.path} holds no compute kernels{where}")
+            raise TraceError(f"{name}: {side.trace.path} holds no compute kernels{where}")
     if (num_bytes := _bytes_of(ov, seq)) and not _near(*num_bytes):
         mine, theirs = ov.step_bytes, seq.step_bytes
         if not left_out and (partners := _partners(mine, theirs)):

@@ -32,6 +32,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kineto.write(folder / "overlapped.json", list(kineto.training(overlapped=True)))
     kineto.write(folder / "sequential.json", list(kineto.training(overlapped=False)))
     kineto.write(folder / "silent.json", [kineto.step(0, 0, 9 * MS), gemm(0, 1), gemm(2, 3)])
+    kineto.write(folder / "quiet.json", [kineto.step(0, 0, 9 * MS), gemm(0, 1), gemm(2, 4)])
     kineto.write(folder / "communicates.json", [kineto.step(0, 0, 9 * MS), gemm(0, 1), all_reduce(2, 3)])
     (folder / "empty").mkdir()
     (folder / "notes.txt").write_text("no record\n")
@@ -50,7 +51,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("check empty --max-exposed 0.1", 2), ("check --max-exposed 0.1 -- false", 2), ("check run --max-exposed x", 2),
         ("analyze overlapped.json", 0), ("analyze overlapped.json --csv steps", 0), ("analyze nowhere", 2),
         ("analyze notes.txt", 2), ("analyze empty", 2), ("analyze overlapped.json --rule x", 2),
-        ("compare overlapped.json sequential.json", 0), ("compare silent.json silent.json", 3),
+        ("compare overlapped.json sequential.json", 0), ("compare silent.json quiet.json", 3),
         ("compare silent.json communicates.json", 2), ("compare nowhere silent.json", 2), ("compare silent.json", 2),
         ("traffic job", 0), ("traffic bare", 3), ("traffic nowhere", 2), ("traffic job --mapping tp", 2),
         ("traffic job --link-peak fast", 2),
