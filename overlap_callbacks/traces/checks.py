@@ -66,6 +66,14 @@ def ambiguous_collectives(
         )
 
 
+def cut_splits(infos: Sequence[CollectiveInfo]) -> Iterator[str]:
+    """Warns of all-to-alls whose split sizes torch cut off."""
+    if any([info.cut for info in infos]):
+        yield (
+            "torch cuts off lists of more than 30 split sizes: how evenly such all-to-alls load the ranks is not known"
+        )
+
+
 def copying_collectives(found: Counter[str]) -> Iterator[str]:
     """Collectives that copy engines may have run."""
     if found:

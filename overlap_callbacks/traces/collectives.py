@@ -48,6 +48,7 @@ class CollectiveInfo(NamedTuple):
         size: number of ranks of the group; None if unknown.
         by_name: whether the kind comes from the kernel's name alone.
         sent, received: split sizes of an all-to-all; empty if equal or unknown.
+        cut: whether torch cut off its split sizes.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class CollectiveInfo(NamedTuple):
     by_name: bool = False
     sent: tuple[int, ...] = ()
     received: tuple[int, ...] = ()
+    cut: bool = False
 
 
 class RangeDetail(NamedTuple):
@@ -107,13 +109,17 @@ class Collectives(msgspec.Struct, frozen=True):
 
 
 class _Known(NamedTuple):
-    """What arguments give besides size and number; ``width`` is the bytes of an element, None if unknown."""
+    """What arguments give besides size and number; ``width`` is the bytes of an element, None if unknown.
+
+    ``as_sent``: whether what is received may be given as what is sent.
+    """
 
     number: int
     info: CollectiveInfo
     width: int | None
     of_output: bool
     of_both: bool
+    as_sent: bool
 
 
 class KernelMetadata:
@@ -156,8 +162,10 @@ def _known(key: tuple[Any, ...], infos: Numbers[CollectiveInfo]) -> _Known:
     name, dtype, group, description, ranks = map(safe_text.clean, texts)
     info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, size)
     if splits is not None and info.kind == ALL_TO_ALL:
-        info = info._replace(sent=numbers_in(splits[0]), received=numbers_in(splits[1]))
-    return _Known(infos[info], info, _width(dtype), info.kind in ("all_gather", "gather"), info.kind == ALL_TO_ALL)
+        info = info._replace(sent=numbers_in(splits[0]), received=numbers_in(splits[1]), cut="..." in "".join(splits))
+    as_sent = info.cut and splits[0] != splits[1] and not name.lower().endswith("v")
+    of_output, of_both = info.kind in ("all_gather", "gather"), info.kind == ALL_TO_ALL
+    return _Known(infos[info], info, _width(dtype), of_output, of_both, as_sent)
 
 
 def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
@@ -188,6 +196,8 @@ def _elements(args: Args, known: _Known) -> Any:
     sent, received = args.in_elements, args.out_elements
     if known.info.received and sum(known.info.sent) == sent == received:
         received = sum(known.info.received)  # for lists of tensors, torch gives both as what is sent
+    if known.as_sent and sent == received:
+        return None
     return max(sent, received) if type(sent) is type(received) is int else sent
 
 

@@ -34,7 +34,7 @@ from overlap_callbacks.analysis.kernels.table import (
     step_of_kernels,
     within_device,
 )
-from overlap_callbacks.traces.checks import ambiguous_collectives, copying_collectives, foreign_events
+from overlap_callbacks.traces.checks import ambiguous_collectives, copying_collectives, cut_splits, foreign_events
 from overlap_callbacks.traces.collect import Numbers
 from overlap_callbacks.traces.collectives import (
     ALL_TO_ALL,
@@ -86,6 +86,7 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
     asking = np.flatnonzero((rows["kind"] == Kind.COMMUNICATION) & (rows["info"] < 0))
     _ask_ranges(rows, asking, annotations, texts, events)
     problems += ambiguous_collectives(rows["name"][asking], rows["info"][asking], texts, tuple(infos))
+    problems += cut_splits(tuple(infos))
     if found and not events.launches:
         problems.append("the file holds no launches: kernels count in the step that the host was in when they started")
     if events.foreign:

@@ -77,7 +77,7 @@ class CollectiveSums:
     """
 
     def __init__(self, trace: Trace, *, with_turns: bool) -> None:
-        infos = [known._replace(by_name=False, sent=(), received=()) for known in trace.collectives.infos]
+        infos = [known._replace(by_name=False, sent=(), received=(), cut=False) for known in trace.collectives.infos]
         infos += [CollectiveInfo(kind) for kind in trace.kernels.collectives]  # nothing else is known of these
         distinct: Numbers[CollectiveInfo] = Numbers()
         self._number_of = np.array([distinct[known] for known in infos], dtype=np.int64)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.report.views.trace_verdict import verdict
+from overlap_callbacks.report.views.trace_verdict import problems_of, verdict
 from overlap_callbacks.traces import analyze, read_trace
 from overlap_callbacks.traces.figures import Analysis, SplitLoads
 from tests import kineto
@@ -109,6 +109,10 @@ def test_kernels_that_nothing_joins_are_a_transfer_each(tmp_path: Path) -> None:
         (args([6, 2], [0, 0]), 32_000),
         (args("[]", "[]", rows=(8, 8)), 32_000),
         (args("[1, 2, ...]", "[3, 4, ...]", rows=(8, 9)), 36_000),
+        # Of lists of tensors that are cut off, what is received is not known, unless all seems even.
+        (args("[1, 2, ...]", "[3, 4, ...]", rows=(8, 8), name="all_to_all"), None),
+        (args("[1, 1, ...]", "[1, 1, ...]", rows=(8, 8), name="all_to_all"), 32_000),
+        (args("[1, 2, ...]", "[3, 4, ...]", rows=(8, 9), name="all_to_all"), 36_000),
         (args([6, 2], [5, 7]) | {"Out msg nelems": None}, 32_000),
         (args([6, 2], [5, 7]) | {"In msg nelems": None}, None),
         (args("what?", [5, 7], rows=(8, 9)), 36_000),
@@ -167,6 +171,29 @@ def test_equal_shares_have_the_shortest_kernel_as_before(tmp_path: Path) -> None
     assert (row.transfer_ms, row.ranks[0].waiting_ms, row.ranks[1].caused_ms) == (2, 3, 3)
     assert (size.kernels, size.matched, size.transfer_ms) == (2, 1, 2)
     assert found.splits is None
+
+
+# -- split sizes that torch cuts off
+
+
+@pytest.mark.parametrize("where", ["arguments", "range"])
+def test_splits_that_are_cut_off_are_said_once_for_all_ranks(tmp_path: Path, where: str) -> None:
+    about = args(f"[{', '.join(['7'] * 30)}, ...]", f"[{', '.join(['9'] * 30)}, ...]", 1, rows=(280, 360), ranks=40)
+    events = [kineto.launch(1_000, 5), sends(1, 2, 5, **(about if where == "arguments" else {}))]
+    if where == "range":
+        events.append(kineto.host_range("record_param_comms", 500, 1_500, cat="cpu_op", **about))
+        events.append(kineto.host_range("nccl:all_to_allv", 500, 1_500))
+    found = job(tmp_path, events, events, size=40)
+    assert found.splits is None
+    notes = [note for note in problems_of(found) if "split sizes" in note]
+    (why,) = [note.removeprefix("rank0.json, rank1.json: ") for note in notes]
+    assert (
+        why
+        == "torch cuts off lists of more than 30 split sizes: how evenly such all-to-alls load the ranks is not known"
+    )
+    shown = " ".join(overlap("analyze", *[str(tmp_path / f"rank{i}.json") for i in (0, 1)]).output.split())
+    assert shown.count(why) == 1
+    assert {row.bytes for row in found.traces[0].collectives} == {360 * 4_000 if where == "arguments" else None}
 
 
 # -- how evenly
