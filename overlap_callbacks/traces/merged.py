@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 
-from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.impossible import CLOCKS_NS
 from overlap_callbacks.traces.collect import CATEGORIES, LAUNCH, NOTE, OLD_RANGE, OPERATOR, ROW, Memo, hashable, is_step
 from overlap_callbacks.traces.columns import Array
@@ -32,8 +32,9 @@ _LABEL = re.compile(r"(?i)\[\s*([^\]]+?)\s*\]|(rank[\s_#:=-]*\d+)(?!\d)|^([a-z][
 _LEAST_RAISE = 100
 # A process with a smaller fraction of the kernels or launches is damage.
 _LEAST_SHARE = 0.05
-# A process with a smaller fraction of the operators is a worker, such as a data loader's.
+# A process with a smaller fraction of the operators that does not communicate is a worker, such as a data loader's.
 _LEAST_OPERATORS = 0.25
+_MOST_NAMED = 8
 _NEVER = 2**63
 # Fractions of the kernels: the process that launched them has at least the first, any other less than the second.
 _NEARLY_ALL, _CLEARLY = 0.95, 0.9
@@ -69,6 +70,7 @@ class Seen:
     launches: dict[Any, int] = field(default_factory=dict)
     steps: int = 0
     operators: int = 0
+    communicates: bool = False
 
     @property
     def num_kernels(self) -> int:
@@ -147,6 +149,8 @@ class Survey:
         self._steps = steps
         self._groups = (ROW, LAUNCH, NOTE, OLD_RANGE, *((OPERATOR,) if by_operators else ()))
         self.units: dict[Unit, Seen] = defaultdict(Seen)
+        # Once the ranks are known, the processes that are none of them, in one sentence.
+        self.left_out: list[str] = []
 
     def take(self, events: Sequence[Event], stream: EventStream) -> None:
         """Look at the events of a piece."""
@@ -162,6 +166,7 @@ class Survey:
                 seen.launches.setdefault(correlation, start_ns)
             elif group in (NOTE, OLD_RANGE):
                 seen.steps += is_step(event.name or "", self._steps)
+                seen.communicates |= name_rules.is_communication_range(event.name or "")
             seen.operators += group in (OPERATOR, OLD_RANGE)
 
     def ranks(self) -> Ranks | None:
@@ -173,9 +178,12 @@ class Survey:
         units = dict(self.units)
         running = _most({unit: seen.num_kernels for unit, seen in units.items()})
         found = _of_kernels(running, units) if running else _of_steps(units)
-        if len({*found.keys.values()}) < 2:
+        several = len({*found.keys.values()}) > 1
+        keys = _with_hosts(found, units) if several else found.keys
+        if several or not running:  # all kernels of one rank count
+            self.left_out = _left_out([unit for unit in units if unit not in keys], units)
+        if not several:
             return None
-        keys = _with_hosts(found, units)
         numbers = _numbers(found)
         order = sorted(dict.fromkeys(found.keys.values()), key=lambda key: (numbers[key] or 0, natural(str(key))))
         names = [f"rank{numbers[key]}" if numbers[key] is not None else _file_name(key) for key in order]
@@ -207,9 +215,28 @@ def _of_kernels(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found:
 def _of_steps(units: Mapping[Unit, Seen]) -> _Found:
     """Without device kernels, each process with steps is a rank; without steps, each with operators."""
     stepping = _most({unit: seen.steps for unit, seen in units.items()})
-    stepping = stepping or _most({unit: seen.operators for unit, seen in units.items()}, _LEAST_OPERATORS)
+    if not stepping:
+        working = {unit: seen.operators for unit, seen in units.items() if seen.operators}
+        often = {*_most(working, _LEAST_OPERATORS)}
+        if _marked([*working]):
+            often.update(working)
+        stepping = [unit for unit in working if unit in often or units[unit].communicates]
     keys = {unit: _label(unit.process) or Unit(unit.process, None) for unit in stepping}
     return _marked(stepping) or _Found(keys, "their process ids")
+
+
+def _left_out(others: Sequence[Unit], units: Mapping[Unit, Seen]) -> list[str]:
+    """Says which processes are no ranks, though they did something."""
+    named = [unit for unit in others if units[unit].num_kernels or units[unit].steps or units[unit].operators]
+    if not named:
+        return []
+    words = ", ".join([_words(Unit(unit.process, None)) for unit in named[:_MOST_NAMED]])
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    counts, are = ("counts", "is") if len(named) == 1 else ("count", "are")
+    return [
+        f"{words}{more} {counts} for no rank and {are} left out: far fewer kernels, steps or operators than the ranks "
+        "have"
+    ]
 
 
 def _marked(units: Sequence[Unit]) -> _Found | None:

@@ -73,16 +73,18 @@ def _read_torch(
 ) -> Trace:
     """Read a file of torch's profiler; ``rank`` is the name of one in a merged file."""
     exact = of_host = looked = False
+    left_out: list[str] = []
     while True:
         device, host = DeviceEvents(steps, exact=exact, with_ranges=with_ranges), HostEvents(steps, exact=exact)
         stream = EventStream(file, ExactEvent if exact else Event, progress=progress)
+        stream.problems += left_out
         has_host = _collect(stream, device, host, exact=exact, of_host=of_host, alone=looked)
         if has_host is None:
             exact = True
         elif not looked and _may_be_merged(device, host):
             looked = True
             alone = bool(has_host) and not device.rows
-            ranks = _read_ranks(file, progress, steps, exact=exact, with_ranges=with_ranges, of_host=alone)
+            ranks, left_out = _read_ranks(file, progress, steps, exact=exact, with_ranges=with_ranges, of_host=alone)
             if ranks:
                 return _named(file, rank, ranks)
         elif rank is not None:
@@ -98,8 +100,11 @@ def _read_torch(
 def _read_ranks(
     file: Path, progress: Progress | None, steps: re.Pattern[str] | None, *, exact: bool, with_ranges: bool,
     of_host: bool,
-) -> tuple[Trace, ...]:  # fmt: skip
-    """The traces of a file into which those of several ranks were merged; none if it is of one."""
+) -> tuple[tuple[Trace, ...], list[str]]:  # fmt: skip
+    """The traces of a file into which those of several ranks were merged; none if it is of one.
+
+    Also what is left out of it, in words.
+    """
     survey, event = Survey(steps, by_operators=of_host), ExactEvent if exact else Event
     stream = EventStream(file, event, progress=progress)
     for events in stream:
@@ -111,8 +116,9 @@ def _read_ranks(
             f"{file} holds traces of several ranks, and nothing tells them apart: {error}; give the files that were "
             "merged"
         ) from None
+    left_out = survey.left_out
     if ranks is None:
-        return ()
+        return (), left_out
     del survey
     devices = [DeviceEvents(steps, exact=exact, with_ranges=with_ranges) for _ in ranks.names]
     hosts = [HostEvents(steps, exact=exact) for _ in ranks.names]
@@ -124,12 +130,13 @@ def _read_ranks(
                 hosts[place].collect(own, stream)
     if not exact and any([collected.inexact for collected in (*devices, *hosts)]):
         return _read_ranks(file, progress, steps, exact=True, with_ranges=with_ranges, of_host=of_host)
+    stream.problems += left_out
     documents = [ranks.document(stream, place) for place in range(len(ranks.names))]
     if ranks.on_device:
         found = [trace_of_device(*of_rank, steps) for of_rank in zip(documents, devices, strict=True)]
     else:
         found = [trace_of_host(*of_rank, steps) for of_rank in zip(documents, hosts, strict=True)]
-    return tuple(found)
+    return tuple(found), left_out
 
 
 def _named(file: Path, name: str | None, ranks: tuple[Trace, ...]) -> Trace:

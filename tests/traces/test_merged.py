@@ -242,6 +242,46 @@ def test_workers_of_a_cpu_job_without_steps_are_no_ranks(tmp_path: Path) -> None
         event["pid"] = 1001
     (found,) = analyze_files([kineto.write(tmp_path / "a.json", [*events, *worker])]).traces
     assert found.total.compute_ms == 20
+    assert said(found.problems, "process 1001 counts for no rank")
+
+
+def operators(number: int, *events: kineto.Event) -> list[kineto.Event]:
+    """A CPU job's operators of 1 ms each, one per ms."""
+    return [*events, *[kineto.host_range("aten::mm", i * MS, (i + 1) * MS, cat="cpu_op") for i in range(number)]]
+
+
+LEFT_OUT = "left out: far fewer kernels, steps or operators than the ranks have"
+
+
+@pytest.mark.parametrize("mark", [labelled, told, in_words])
+def test_a_marked_rank_of_a_cpu_job_with_few_operators_is_a_rank(tmp_path: Path, mark: Mark) -> None:
+    found = analyze_files([merged(tmp_path, mark, [operators(20), operators(2), operators(20)])])
+    assert [(trace.rank, trace.total.compute_ms) for trace in found.traces] == [(0, 20), (1, 2), (2, 20)]
+    assert not any("left out" in problem for trace in found.traces for problem in trace.problems)
+
+
+def test_a_rank_of_a_cpu_job_that_communicates_is_a_rank_however_few_its_operators(tmp_path: Path) -> None:
+    gloo = kineto.host_range("gloo:all_reduce", 20 * MS, 30 * MS, thread=7)
+    found = analyze_files([merged(tmp_path, raised, [operators(20, gloo), operators(2, gloo)])])
+    assert [(trace.total.compute_ms, trace.total.comm_ms) for trace in found.traces] == [(20, 10), (2, 10)]
+
+
+def test_what_counts_for_no_rank_is_named(tmp_path: Path) -> None:
+    found = analyze_files([merged(tmp_path, raised, [operators(20), operators(2), operators(20)])])
+    assert [trace.total.compute_ms for trace in found.traces] == [20, 20]
+    for trace in found.traces:
+        assert said(trace.problems, "process 1001 counts for no rank", LEFT_OUT)
+    # A worker of one rank; and a rank without steps beside others that have some.
+    (trace,) = analyze_files([merged(tmp_path, raised, [operators(20), operators(2)])]).traces
+    assert trace.total.compute_ms == 20
+    assert said(trace.problems, "process 1001 counts for no rank", LEFT_OUT)
+    step = kineto.step(1, 0, 50 * MS)
+    found = analyze_files([merged(tmp_path, raised, [operators(20, step), operators(20), operators(20, step)])])
+    assert len(found.traces) == 2
+    assert said(found.traces[0].problems, "process 1001 counts for no rank", LEFT_OUT)
+    many = [operators(20), *[operators(1)] * 12]
+    (trace,) = analyze_files([merged(tmp_path, raised, many)]).traces
+    assert said(trace.problems, "process 1001, process 2001, ", "process 8001 and 4 more", LEFT_OUT)
 
 
 def other_processes() -> list[kineto.Event]:
