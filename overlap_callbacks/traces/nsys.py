@@ -6,7 +6,6 @@ nanoseconds. A call and its kernel or copy share a correlation number within a p
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import re
 from collections import Counter
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.impossible import CAPTURE_BEGINS, CAPTURE_ENDS, NO_LAUNCH, call_of
 from overlap_callbacks.analysis.kernels.table import Kind, LaunchShape, size_of_copy
 from overlap_callbacks.traces.archives import starts_with
@@ -30,10 +29,11 @@ from overlap_callbacks.traces.device_events import (
 )
 from overlap_callbacks.traces.device_trace import trace_of_device
 from overlap_callbacks.traces.files import SQLITE_MAGIC, TABLE_FILES, Document, Progress, TraceError
+from overlap_callbacks.traces.nsys_tables import ROWS_AT_ONCE, Tables, open_tables
 from overlap_callbacks.traces.trace import Trace
 
 if TYPE_CHECKING:
-    import sqlite3
+    pass
 
 _KERNELS, _COPIES, _FILLS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
@@ -60,8 +60,6 @@ _RANGES = (_PUSHED, _STARTED) = (59, 60)
 _COPY_KINDS = {1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH",
                10: "PtoP"}  # fmt: skip
 _MEMORIES = {0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static"}
-_ROWS_AT_ONCE = 4096
-_ROWS_OF_PARQUET = 2**16
 # Ranges that count as steps if there is no ProfilerStep#.
 _LIKE_STEPS = re.compile(r"(?i)^(?:train(?:ing)?[\s_-]*)?(?:step|iter|iteration|batch)[\s_#:=-]*(\d{1,18})$")
 # Calls have the version of their interface in their names, as cudaDeviceSynchronize_v3020.
@@ -77,7 +75,7 @@ def is_nsys(file: Path) -> bool:
     import sqlite3
 
     try:
-        with _open(file) as tables:
+        with open_tables(file, _TABLES) as tables:
             return not {_KERNELS, _CALLS, _DIAGNOSTICS, "META_DATA_EXPORT", "NVTX_EVENTS"}.isdisjoint(tables.columns)
     except sqlite3.Error:
         return False
@@ -109,13 +107,13 @@ def processes_in(file: Path) -> list[str]:
     import sqlite3
 
     try:
-        with _open(file, (_KERNELS,)) as tables:
+        with open_tables(file, (_KERNELS,)) as tables:
             return [process.name for process in _processes(tables)]
     except (sqlite3.Error, TraceError):
         return []  # reading it tells why
 
 
-def _processes(tables: _Tables) -> list[_Process]:
+def _processes(tables: Tables) -> list[_Process]:
     if "globalPid" not in tables.columns.get(_KERNELS, ()):
         return []
     rows = tables.rows(f"SELECT DISTINCT globalPid FROM {_KERNELS}")
@@ -158,7 +156,7 @@ def read_nsys(
     import sqlite3
 
     try:
-        with _open(file) as tables:
+        with open_tables(file, _TABLES) as tables:
             known = _processes(tables)
             mine = None if process is None else _named(file, process, known)
             reader = _Reader(tables, mine, progress, steps, with_ranges)
@@ -176,7 +174,7 @@ def read_nsys(
     return trace_of_device(document, reader.events, reader.steps)
 
 
-def _diagnostics(tables: _Tables, processes: Sequence[_Process]) -> list[str]:
+def _diagnostics(tables: Tables, processes: Sequence[_Process]) -> list[str]:
     """What Nsight Systems says itself of what it lost or did not trace, that of CUDA first; of any process if empty."""
     levels = {
         number: f"{name or ''} {label or ''}".lower()
@@ -194,7 +192,7 @@ def _diagnostics(tables: _Tables, processes: Sequence[_Process]) -> list[str]:
     return sorted(found, key=lambda text: "cuda" not in text.lower())[:_MAX_TEXTS]
 
 
-def _losses(tables: _Tables, processes: Sequence[_Process]) -> list[str]:
+def _losses(tables: Tables, processes: Sequence[_Process]) -> list[str]:
     """What a file with kernels of these processes may lack."""
     texts = [text for text in _diagnostics(tables, processes) if not text.startswith("No CUDA events")]
     if not texts:
@@ -202,7 +200,7 @@ def _losses(tables: _Tables, processes: Sequence[_Process]) -> list[str]:
     return [f"Nsight Systems says that it lost events, so kernels or ranges may be missing: {' '.join(texts)}"]
 
 
-def _no_kernels(file: Path, process: _Process | None, tables: _Tables) -> str:
+def _no_kernels(file: Path, process: _Process | None, tables: Tables) -> str:
     """Why an export cannot be read."""
     where = f" of process {process.name}" if process is not None else ""
     texts = _diagnostics(tables, () if process is None else (process,))
@@ -211,84 +209,6 @@ def _no_kernels(file: Path, process: _Process | None, tables: _Tables) -> str:
         f"{file} is an export of Nsight Systems, but holds no CUDA kernels{where}: profile with nsys profile "
         f"--trace=cuda,nvtx{says}"
     )
-
-
-class _Tables:
-    """The tables of a file; ``columns`` maps each to its columns."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-        names = connection.execute("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')").fetchall()
-        self.columns = {
-            str(name): {str(row[1]) for row in connection.execute(f"PRAGMA table_info({_quoted(str(name))})")}
-            for (name,) in names
-        }
-
-    def rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
-        cursor = self._connection.execute(query, values)
-        while found := cursor.fetchmany(_ROWS_AT_ONCE):
-            yield from found
-
-    def select(self, table: str, columns: tuple[str, ...], where: str = "", *values: Any) -> Iterator[tuple[Any, ...]]:
-        """Some columns of a table, NULL if the file's version lacks one. No rows without the table."""
-        if table not in self.columns:
-            return
-        wanted = ", ".join(name if name in self.columns[table] else "NULL" for name in columns)
-        yield from self.rows(f"SELECT {wanted} FROM {table} {where}", *values)
-
-
-@contextlib.contextmanager
-def _open(file: Path, wanted: tuple[str, ...] = _TABLES) -> Iterator[_Tables]:
-    import sqlite3
-    from urllib.parse import quote
-
-    if file.name in TABLE_FILES:
-        connection = sqlite3.connect("")  # in a temporary file, deleted with the connection
-        _load(file.parent, wanted, connection)
-    else:
-        connection = sqlite3.connect(f"file:{quote(str(file.absolute()))}?mode=ro&immutable=1", uri=True)
-    connection.text_factory = lambda text: text.decode(errors="replace")
-    try:
-        yield _Tables(connection)
-    finally:
-        connection.close()
-
-
-def _load(folder: Path, wanted: tuple[str, ...], connection: sqlite3.Connection) -> None:
-    """Copy the required tables from a folder of Parquet to a database."""
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise TraceError(
-            f"{folder} is an export of Nsight Systems in Parquet, for which pyarrow is missing: "
-            "pip install 'overlap-callbacks[tables]', or export it with nsys export --type sqlite"
-        ) from None
-    for name in wanted:
-        file = folder / f"{name}.parquet"
-        if not file.is_file():
-            continue
-        try:
-            with pq.ParquetFile(file) as table:
-                columns = [field.name for field in table.schema_arrow if not pa.types.is_nested(field.type)]
-                connection.execute(f"CREATE TABLE {name} ({', '.join(map(_quoted, columns))})")
-                marks = ", ".join("?" * len(columns))
-                for batch in table.iter_batches(_ROWS_OF_PARQUET, columns=columns):
-                    rows = zip(*[_signed(column).to_pylist() for column in batch.columns], strict=True)
-                    connection.executemany(f"INSERT INTO {name} VALUES ({marks})", rows)
-        except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-            raise TraceError(f"{file} cannot be read as Parquet: {error}") from None
-
-
-def _signed(column: Any) -> Any:
-    """A column of signed 64-bit numbers, as SQLite has."""
-    import pyarrow as pa
-
-    return column.cast(pa.int64(), safe=False) if pa.types.is_uint64(column.type) else column
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 class _Row(NamedTuple):
@@ -313,7 +233,7 @@ class _Reader:
         problems: faults and doubts.
     """
 
-    tables: _Tables
+    tables: Tables
     process: _Process | None
     progress: Progress | None
     steps: re.Pattern[str] | None
@@ -364,7 +284,7 @@ class _Reader:
     def _rows(self) -> None:
         """The kernels, copies and fills."""
         events, found = self.events, itertools.chain(self._kernels(), self._copies())
-        while rows := list(itertools.islice(found, _ROWS_AT_ONCE)):
+        while rows := list(itertools.islice(found, ROWS_AT_ONCE)):
             rows = list(itertools.compress(rows, events.rows.keep_ns(*[(row.start, row.end) for row in rows])))
             devices = [device_number(row.device) for row in rows]
             events.rows.label(
@@ -423,14 +343,15 @@ class _Reader:
 
     def _ranges(self) -> None:
         """The NVTX ranges of steps and collectives."""
-        notes: list[Note] = []
-        like: list[Note] = []
-        has_ours = False
+        notes, like = list[Note](), list[Note]()
+        has_ours, issued = False, 0
         for name, thread, start, end, kind in self._named_ranges():
             if name.startswith(ENQUEUED):
                 self._annotate(name, thread, start, end)
             elif _OF_NCCL.match(name):
                 has_ours = True
+            elif re.match(name_rules.ON_HOST, name):
+                issued += not self._is_timed(name, start, end)
             elif is_step(name, self.steps):
                 notes.append(Note(name, thread, start, end))
             elif self.steps is None and _LIKE_STEPS.match(name):
@@ -451,6 +372,14 @@ class _Reader:
         elif not notes:
             self.problems.append("no NVTX range names a step: the file counts as a whole; --step REGEX names steps")
         self.events.notes = notes
+        self.problems += _untimed(issued)
+
+    def _is_timed(self, name: str, start: int, end: int) -> bool:
+        """Add a collective on the host if its range has its time; returns whether it has."""
+        if "," in name:  # torch's own, with the operator's number, ends on another thread than it began on
+            return False
+        self.events.on_host.add(start, end, name=self.events.on_host_numbers[name])
+        return True
 
     def _annotate(self, name: str, thread: Any, start: int, end: int) -> None:
         detail, of_thread = self.events.details[RangeDetail(name)], self.events.threads[hashable(thread)]
@@ -467,13 +396,18 @@ class _Reader:
         known = table in self.tables.columns
         total = next(self.tables.rows(f"SELECT MAX(rowid) FROM {table}"))[0] if known and self.progress else 0
         for done, (process, *row) in enumerate(self.tables.select(table, ("globalPid", *columns))):
-            if self.progress and total and done % _ROWS_AT_ONCE == 0:
+            if self.progress and total and done % ROWS_AT_ONCE == 0:
                 self.progress(done, total)
             if process is None or self._is_mine(process):
                 yield tuple(row)
 
     def _is_mine(self, number: Any) -> bool:
         return self.process is None or self.process.has(number)
+
+
+def _untimed(number: int) -> Iterator[str]:
+    if number:
+        yield f"NVTX ranges of {number} collectives on the host end too early: their time is not known"
 
 
 def _shape(launch: tuple[Any, ...]) -> LaunchShape | str:
@@ -486,7 +420,7 @@ def _shape(launch: tuple[Any, ...]) -> LaunchShape | str:
     return LaunchShape.of(known) or ""
 
 
-def _device_names(tables: _Tables, process: _Process | None) -> dict[int, str]:
+def _device_names(tables: Tables, process: _Process | None) -> dict[int, str]:
     """The names of the devices by their numbers; of a process, those of its host."""
     rows = list(tables.select("TARGET_INFO_GPU", ("vmId", "id", "name")))
     host = None if process is None else process.host

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from overlap_callbacks.traces import TraceError, analyze, analyze_files, find_traces, nsys, read_trace
+from overlap_callbacks.traces import TraceError, analyze, analyze_files, find_traces, nsys, nsys_tables, read_trace
 from overlap_callbacks.traces.figures import TraceFigures
 from tests import kineto
 from tests.traces import nsys_file, reference, short_memory
@@ -187,7 +187,8 @@ def test_rows_without_times_leave_the_others_as_they_are_wherever_memory_is_empt
     assert expected.total.compute_ms == pytest.approx(sum(1 + number % 3 for number in timed if not number % 2) / 1000)
     for at_once in (1, 3, 4, 64):
         short_memory.hold(monkeypatch, at_once)
-        monkeypatch.setattr(nsys, "_ROWS_AT_ONCE", 4)
+        monkeypatch.setattr(nsys, "ROWS_AT_ONCE", 4)
+        monkeypatch.setattr(nsys_tables, "ROWS_AT_ONCE", 4)
         trace = read_trace(path)
         assert said(trace.problems, f"{40 - len(timed)} events have no time")
         assert short_memory.with_much_memory(lambda trace=trace: analyze([trace]).traces) == (expected,)

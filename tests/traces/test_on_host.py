@@ -12,7 +12,8 @@ from overlap_callbacks.traces import analyze, read_trace
 from overlap_callbacks.traces.figures import Analysis, TraceFigures
 from tests import kineto
 from tests.traces import reference
-from tests.traces.events import MS, all_reduce, figures_of, gemm, overlap
+from tests.traces.events import MS, all_reduce, figures_of, gemm, overlap, said
+from tests.traces.test_nsys import exported
 
 LAUNCH_MS = 0.01
 
@@ -210,3 +211,20 @@ def test_nor_has_a_real_one(name: str, recorded: tuple[str, ...]) -> None:
     for found in analyze([read_trace(reference.shared_trace(f"{name}.json.gz"))]).traces:
         assert found.recorded == recorded
         assert (found.on_host_collectives, found.time[0].on_host_ms) == ((), None)
+
+
+def test_ranges_of_an_export_of_nsight_systems_are_communication_on_the_host(tmp_path: Path) -> None:
+    events = job(on_host(19.98, 44.98), on_host(79.98, 104.98, "mpi:allreduce"))
+    (found,) = analyze([read_trace(exported(tmp_path / "a.sqlite", *events).close())]).traces
+    of_kineto = figures_of(tmp_path, events)
+    assert (found.time, found.paths) == (of_kineto.time, of_kineto.paths)
+    assert found.on_host_collectives == of_kineto.on_host_collectives
+    assert "is waiting for communication on the host" in sentences(found)
+
+
+def test_torch_s_own_ranges_in_an_export_do_not_tell_how_long_they_take(tmp_path: Path) -> None:
+    events = job(*[on_host(start, start + 0.02, "gloo:all_reduce, op_id = 7") for start in (19.98, 79.98)])
+    (found,) = analyze([read_trace(exported(tmp_path / "a.sqlite", *events).close())]).traces
+    without = figures_of(tmp_path, job())
+    assert (found.time, found.on_host_collectives) == (without.time, ())
+    assert said(found.problems, "NVTX ranges of 2 collectives on the host end too early: their time is not known")
