@@ -5,6 +5,7 @@ All raise TypeError for a wrong type, ValueError for a value that is out of rang
 
 from __future__ import annotations
 
+import difflib
 import numbers
 import operator
 from typing import Any
@@ -54,7 +55,9 @@ def positive(name: str, value: Any) -> float:
 
 def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")
+        near = difflib.get_close_matches(str(value).lower(), allowed, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{hint}")
     return value
 
 

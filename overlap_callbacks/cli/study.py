@@ -42,8 +42,8 @@ _WITH_RESUME = ("resume", "retry", "quick", "minutes", "timeout", "as_json")
 @click.command("study")
 @click.option(
     "--model", "models", metavar="NAME,...",
-    help="gpt3-xl, gpt3-2.7b, gpt3-6.7b, gpt3-13b, llama2-13b (table II of the study); resnet50, resnet101, vgg16, "
-    "bert, gpt-1.5b, gpt-3b.  [default: gpt3-xl; --full: table II]",
+    help="gpt3-xl, gpt3-2.7b, gpt3-6.7b, gpt3-13b, llama2-13b (table II of the study); resnet50, resnet101, vgg16, and "
+    "all models of overlap predict.  [default: gpt3-xl; --full: table II]",
 )  # fmt: skip
 @click.option(
     "--batch", "batches", metavar="N,...",

@@ -77,6 +77,35 @@ _PCIE_OF = (
 _MOST_GB_S = 1e6
 
 
+class Gpu(NamedTuple):
+    """A GPU by its common name: torch's name for it, and its memory."""
+
+    device: str
+    memory_gib: float
+
+    @property
+    def link(self) -> Link | None:
+        """The link between GPUs of one host."""
+        return next(filter(None, [_named(self.device, rules) for rules in (_NVLINK_OF, _FABRIC_OF, _PCIE_OF)]), None)
+
+
+GPUS = {
+    "v100": Gpu("V100-SXM2-32GB", 32),
+    "a100": Gpu("A100-SXM4-80GB", 80),
+    "a100-40gb": Gpu("A100-SXM4-40GB", 40),
+    "a800": Gpu("A800-SXM4-80GB", 80),
+    "l40s": Gpu("L40S", 48),
+    "h100": Gpu("H100 80GB HBM3", 80),
+    "h100-pcie": Gpu("H100 PCIe", 80),
+    "h800": Gpu("H800 80GB HBM3", 80),
+    "h200": Gpu("H200", 141),
+    "b200": Gpu("B200", 180),
+    "gb200": Gpu("GB200", 186),
+    "mi300x": Gpu("Instinct MI300X", 192),
+    "mi325x": Gpu("Instinct MI325X", 256),
+}
+
+
 class Peaks(NamedTuple):
     """The links that a job's messages take within a host and between hosts; None where unknown."""
 

@@ -118,6 +118,7 @@ PRESETS: dict[str, ModelShape] = {
     "gpt3-350m": _gpt(24, 1024, 16),
     "gpt3-760m": _gpt(24, 1536, 16),
     "gpt3-1.3b": _gpt(24, 2048, 32),
+    "gpt3-xl": _gpt(24, 2048, 32),  # the same by its name in that table
     "gpt3-2.7b": _gpt(32, 2560, 32),
     "gpt3-6.7b": _gpt(32, 4096, 32),
     "gpt3-13b": _gpt(40, 5120, 40),
@@ -129,6 +130,8 @@ PRESETS: dict[str, ModelShape] = {
     # which allows tp of 2, 4, 8 and 16.
     "gpt-1.5b": _gpt(48, 1600, 16, 1024),
     "gpt-3b": _gpt(54, 2000, 16, 1024),
+    # BERT-large, "BERT: Pre-training of Deep Bidirectional Transformers" (2018).
+    "bert": ModelShape(layers=24, hidden=1024, heads=16, sequence=512, vocabulary=30522),
     # "Llama 2: Open Foundation and Fine-Tuned Chat Models" (2023), and the released configurations.
     "llama2-7b": _llama(32, 4096, 32, 11008, 4096),
     "llama2-13b": _llama(40, 5120, 40, 13824, 4096),

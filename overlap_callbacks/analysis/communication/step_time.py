@@ -35,15 +35,28 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
         links: of ``tensor``, ``pipeline`` and ``data`` messages. The paper has no latency.
         peak_flop_per_s: of one device, in the precision of the job.
         utilisation: fraction of the peak reached by compute kernels.
+        within, between: links within a host and between hosts, of messages without a link of their own.
+        ranks_per_host: decides which of them.
     """
 
     links: dict[str, Link]
     peak_flop_per_s: float
     utilisation: float
+    within: Link | None = None
+    between: Link | None = None
+    ranks_per_host: int = 8
+
+    def links_of(self, job: JobShape) -> dict[str, Link]:
+        """The links of a job's messages. Ranks are in the order tensor, data, pipeline, from host to host."""
+        spans = {TENSOR: job.t, DATA: job.t * job.d, PIPELINE: job.world_size}
+        found = {name: self.within if span <= self.ranks_per_host else self.between for name, span in spans.items()}
+        return {name: link for name, link in found.items() if link is not None} | self.links
 
     def check(self) -> None:
         """Reject impossible hardware by a ValueError that names the parameter."""
-        for name, link in self.links.items():
+        for name, link in (self.links | {"within": self.within, "between": self.between}).items():
+            if link is None:
+                continue
             _validation.positive(f"{name} bandwidth", link.bytes_per_s)
             _validation.seconds(f"{name} latency", link.latency_s, zero=True)
         _validation.positive("peak", self.peak_flop_per_s)
@@ -58,6 +71,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
             embeddings' gradients and the norm of gradients.
         bubble_ms: time in which rank 0 waits for other stages.
         iteration_ms: their sum.
+        hidden_ms: the step if communication overlaps compute as far as it can: the longer of the two, and the bubble.
         bubble_ratio: bubble over step, eq. 7.
         expected_bubble_ratio: (p-1)/(p-1+m), or with interleaving (p-1)/(p-1+vm).
     """
@@ -68,6 +82,7 @@ class StepTime(msgspec.Struct, frozen=True, kw_only=True):
     data_ms: float
     bubble_ms: float
     iteration_ms: float
+    hidden_ms: float
     bubble_ratio: float
     expected_bubble_ratio: float
 
@@ -77,7 +92,8 @@ def exact_step(job: JobShape, hardware: Hardware) -> StepTime:
     m = job.micro_batches
     rate = hardware.utilisation * hardware.peak_flop_per_s
     compute = [flop / rate * equations.MS_PER_S for flop in per_stage_flop(job)]
-    times = [communication_ms(rank_rows(job, stage * job.ranks_per_stage), hardware) for stage in range(job.p)]
+    links = hardware.links_of(job)
+    times = [communication_ms(rank_rows(job, stage * job.ranks_per_stage), links) for stage in range(job.p)]
     micro_batches = [compute[k] + (times[k][TENSOR] + times[k][PIPELINE]) / m for k in range(1, job.p)]
     return _step(job, m * compute[0], times[0], sum(micro_batches) / job.chunks, job.chunks)
 
@@ -85,7 +101,7 @@ def exact_step(job: JobShape, hardware: Hardware) -> StepTime:
 def paper_step(job: JobShape, hardware: Hardware) -> StepTime:
     """Equation 1 in the paper's forms: equations 2 to 5, 8 and 9, with eq. 10's parameters, in 16 bit as there."""
     model, m, p, t = job.model, job.micro_batches, job.p, job.t
-    rates = {name: link.bytes_per_s for name, link in hardware.links.items()}
+    rates = {name: link.bytes_per_s for name, link in hardware.links_of(job).items()}
     number = equations.parameters(
         layers=model.layers, hidden=model.hidden, vocabulary=model.vocabulary, sequence=model.sequence
     )
@@ -109,11 +125,11 @@ def paper_step(job: JobShape, hardware: Hardware) -> StepTime:
     return _step(job, compute, times, bubble, chunks=1)
 
 
-def communication_ms(rows: Iterable[MessageRow], hardware: Hardware) -> dict[str, float]:
+def communication_ms(rows: Iterable[MessageRow], links: Mapping[str, Link]) -> dict[str, float]:
     """Time of a rank's messages by term of equation 1: bytes on the wire over the effective bandwidth, and latency."""
     found = {TENSOR: 0.0, PIPELINE: 0.0, DATA: 0.0}
     for row in rows:
-        link = hardware.links[term_of(row.dimension)]
+        link = links[term_of(row.dimension)]
         latency_s = row.messages * ring_steps(collective_of(row.operator), row.group_size) * link.latency_s
         found[term_of(row.dimension)] += (latency_s + row.wire_bytes / link.bytes_per_s) * equations.MS_PER_S
     return found
@@ -128,6 +144,7 @@ def _step(job: JobShape, compute: float, times: Mapping[str, float], bubble: flo
         data_ms=times[DATA],
         bubble_ms=bubble,
         iteration_ms=whole,
+        hidden_ms=max(compute, sum(times.values())) + bubble,
         bubble_ratio=equations.bubble_ratio(bubble_ms=bubble, iteration_ms=whole),
         expected_bubble_ratio=equations.expected_bubble_ratio(p=job.p, m=job.micro_batches, chunks=chunks),
     )

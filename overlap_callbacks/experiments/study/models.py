@@ -111,27 +111,14 @@ class ConvNet(msgspec.Struct, frozen=True, kw_only=True, tag="convnet"):
 Model = Transformer | ConvNet
 
 
-def _gpt(name: str) -> Transformer:
-    return Transformer(shape=KNOWN[name])
-
-
+# Table II of arXiv 2507.03114.
+TABLE_II = ("gpt3-xl", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b", "llama2-13b")
 MODELS: dict[str, Model] = {
-    # Table II of arXiv 2507.03114.
-    "gpt3-xl": _gpt("gpt3-1.3b"),
-    "gpt3-2.7b": _gpt("gpt3-2.7b"),
-    "gpt3-6.7b": _gpt("gpt3-6.7b"),
-    "gpt3-13b": _gpt("gpt3-13b"),
-    "llama2-13b": _gpt("llama2-13b"),
+    **{name: Transformer(shape=KNOWN[name], causal=name != "bert") for name in dict.fromkeys((*TABLE_II, *KNOWN))},
     # "Understanding Communication Characteristics of Distributed Training" (APNet '24).
     "resnet50": ConvNet(kind="ResNet", blocks=(3, 4, 6, 3)),
     "resnet101": ConvNet(kind="ResNet", blocks=(3, 4, 23, 3)),
     "vgg16": ConvNet(kind="VGG", blocks=(2, 2, 3, 3, 3), hidden=4096),
-    # BERT-large, "BERT: Pre-training of Deep Bidirectional Transformers" (2018).
-    "bert": Transformer(
-        shape=ModelShape(layers=24, hidden=1024, heads=16, sequence=512, vocabulary=30522), causal=False
-    ),
-    "gpt-1.5b": _gpt("gpt-1.5b"),
-    "gpt-3b": _gpt("gpt-3b"),
 }
 
 

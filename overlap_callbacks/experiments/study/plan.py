@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.communication.model_shape import count_parameter
 from overlap_callbacks.analysis.study import Configuration, StudyStart
 from overlap_callbacks.experiments.caps.capped import refuse_on_cpu
 from overlap_callbacks.experiments.machine import Machine
-from overlap_callbacks.experiments.study.models import MODELS, WINDOW_STEPS, Model, Transformer
+from overlap_callbacks.experiments.study.models import MODELS, TABLE_II, WINDOW_STEPS, Model, Transformer
 from overlap_callbacks.experiments.sweep import chosen
 
 GLOO, NCCL = "gloo", "nccl"
@@ -90,7 +90,7 @@ def _defaults(machine: Machine, *, quick: bool) -> dict[str, Any]:
     on_gpu = machine.has_link
     batches = (8, 16, 32, 64) if on_gpu else (1, 2, 4, 8)
     return {
-        "models": ("gpt3-xl",) if quick else ("gpt3-xl", "gpt3-2.7b", "gpt3-6.7b", "gpt3-13b", "llama2-13b"),
+        "models": TABLE_II[:1] if quick else TABLE_II,
         "strategies": ("ddp", "fsdp2", "pp"),
         "precisions": ("bf16",) if on_gpu else ("fp32",),
         "batches": (1, 4) if quick else batches,
