@@ -12,15 +12,30 @@ import click
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-def with_options(*options: Callable[[Any], Any]) -> Callable[[_Function], _Function]:
-    """A decorator that adds options to a command, in the order of its help."""
+def with_options(*options: Callable[[Any], Any], heading: str = "Options") -> Callable[[_Function], _Function]:
+    """A decorator that adds options to a command, in the order of its help; ``GroupedCommand`` shows the heading."""
 
     def add(function: _Function) -> _Function:
         for option in reversed(options):
             function = option(function)
+            function.__click_params__[-1].heading = heading  # type: ignore[attr-defined]
         return function
 
     return add
+
+
+class GroupedCommand(click.Command):
+    """A command with many options: its help has them under their headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                groups.setdefault(getattr(parameter, "heading", "Options"), []).append(record)
+        for heading, records in sorted(groups.items(), key=lambda group: group[0] == "Options"):  # which come last
+            with formatter.section(heading):
+                formatter.write_dl(records)
 
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -50,6 +65,7 @@ matrix_options = with_options(
     click.option(
         "--png", type=click.Path(path_type=Path, dir_okay=False), help="The same as pixels; needs matplotlib."
     ),
+    heading="Messages",
 )  # fmt: skip
 # Their parameter names.
 MATRIX_PARAMETERS = ("by", "order", "algorithm", "mapping", "ranks_per_host", "svg", "png")

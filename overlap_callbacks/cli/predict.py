@@ -3,48 +3,41 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlap_callbacks import _validation
-from overlap_callbacks.cli import InconclusiveError
-from overlap_callbacks.cli._options import MATRIX_PARAMETERS, is_given, json_option, matrix_options, with_options
+from overlap_callbacks.cli._options import (
+    MATRIX_PARAMETERS,
+    GroupedCommand,
+    is_given,
+    json_option,
+    matrix_options,
+    with_options,
+)
 from overlap_callbacks.cli._output import (
     draw_matrix,
-    newest_run,
     one_line,
     print_document,
     print_json,
-    read_record,
-    refusing,
     require,
 )
+from overlap_callbacks.cli.predict_rates import RATES, check_hardware, hardware_of, hardware_options, windows_of
 
 if TYPE_CHECKING:
-    from overlap_callbacks.analysis.communication.bandwidths import RecordedRates
     from overlap_callbacks.analysis.communication.job_shape import JobShape
     from overlap_callbacks.analysis.communication.model_shape import ModelShape
-    from overlap_callbacks.analysis.communication.step_time import Hardware
-    from overlap_callbacks.analysis.results.report import OverlapReport
     from overlap_callbacks.report.views.predict import Prediction
     from overlap_callbacks.report.views.traffic import Mapping
 
-_GB, _TERA, _GIB, _US_PER_S = 1e9, 1e12, 2**30, 1e6
-_DIMENSIONS = ("tensor", "pipeline", "data")
-_BANDWIDTHS = ("bandwidth", *[f"{name}_bandwidth" for name in _DIMENSIONS])
+_GIB = 2**30
 _MEGATRON_LM = "megatron-lm"
-# Rates come from a record's newest windows: the machine may have changed.
-_WINDOWS_OF_RATES = 16
 # Options are named like the fields of ModelShape and JobShape, except these.
 _SIZES = {"pp": "p", "tp": "t", "dp": "d"}
-# Rates outside these bounds are typing errors, and give meaningless times.
-_LEAST, _MOST = 1e-6, 1e6
-
 _model_options = with_options(
-    click.option("--model", "model_name", metavar="NAME", help="A model that is known by name, e.g. gpt3-6.7b."),
+    click.option("--model", "model_name", metavar="NAME",
+                 help="A model that is known by name, e.g. gpt3-6.7b; the same names as overlap study."),
     click.option("--layers", type=int, help="Layers; this and the next replace sizes of --model."),
     click.option("--hidden", type=int, help="Width of a token."),
     click.option("--heads", type=int, help="Heads of attention; by default of a width near 64, a multiple of --tp."),
@@ -55,7 +48,8 @@ _model_options = with_options(
     click.option("--experts", type=int, help="Experts of each layer; without biases."),
     click.option("--experts-per-token", type=int, help="Experts that a token passes."),
     click.option("--tied/--untied", default=None, help="Whether the output layer shares the word embeddings."),
-)
+    heading="Model",
+)  # fmt: skip
 _job_options = with_options(
     click.option("--layout", default="megatron", show_default=True,
                  help="megatron (Megatron-core), megatron-lm, ddp, fsdp2, hsdp, zero1, zero2 or zero3."),
@@ -64,7 +58,8 @@ _job_options = with_options(
     click.option("--dp", type=int, default=1, help="Data-parallel ranks."),
     click.option("--ep", type=int, default=1, help="Ranks, of --dp, over which experts are split."),
     click.option("--micro-batch", type=int, default=1, help="Sequences of a micro-batch."),
-    click.option("--global-batch", type=int, help="Sequences of a step; by default one micro-batch a rank."),
+    click.option("--global-batch", type=int, help="Sequences of a step; by default one micro-batch a rank, in a "
+                 "pipeline four for each stage."),
     click.option("--stages", default="", metavar="N,N,...",
                  help="Layers of each pipeline stage, where they are not alike."),
     click.option("--chunks", type=int, default=1, help="Model chunks of a rank in the interleaved schedule."),
@@ -83,44 +78,35 @@ _job_options = with_options(
     click.option("--replicas", type=int, default=1, help="Of the sharded model, in hsdp."),
     click.option("--persistence", type=int, default=100_000, show_default=True,
                  help="zero3 keeps parameters of at most so many elements whole."),
+    heading="Job",
 )  # fmt: skip
-_hardware_options = with_options(
-    click.option("--bandwidth", type=float, metavar="GB/S", help="Effective bandwidth of a rank's link."),
-    click.option("--tensor-bandwidth", type=float, metavar="GB/S", help="Of tensor-parallel messages."),
-    click.option("--pipeline-bandwidth", type=float, metavar="GB/S", help="Of pipeline messages."),
-    click.option("--data-bandwidth", type=float, metavar="GB/S", help="Of gradients and parameters."),
-    click.option("--latency", type=float, metavar="US",
-                 help="Of each step of a ring, in microseconds; by default 0, or that of --from."),
-    click.option("--from", "sources", type=click.Path(path_type=Path), metavar="RUN", multiple=True,
-                 help="Take rates that are not given from the record of RUN; a further RUN adds what the others lack."),
-    click.option("--bandwidths", type=click.Path(path_type=Path, exists=True), metavar="FOLDER",
-                 help="Those that are not given by the times of overlap bench collectives, before --from."),
-    click.option("--peak", type=float, metavar="TFLOP/S", help="Peak of one device in the job's precision."),
-    click.option("--utilisation", type=float, default=0.4, show_default=True,
-                 help="Share of --peak that is reached."),
-    click.option("--memory", type=float, metavar="GIB", help="Of one device: layouts that need more are infeasible."),
-)  # fmt: skip
+
+
+_message_options = with_options(
+    click.option("--messages", is_flag=True, help="Show what is sent, message by message, and the traffic matrix."),
+    click.option("--all-ranks", is_flag=True, help="Messages of all ranks, not of one of each kind."),
+    heading="Messages",
+)
 
 # Options that do not affect a job's messages.
 _NOT_CHECKED = (
-    "what_if", "all_ranks", "sources", "bandwidths", "latency", *_BANDWIDTHS, "peak", "utilisation", "memory",
-    *MATRIX_PARAMETERS,
+    "what_if", "messages", "all_ranks", *RATES, "latency", "utilisation", "memory", *MATRIX_PARAMETERS,
 )  # fmt: skip
 
 
-@click.command("predict")
+@click.command("predict", cls=GroupedCommand)
 @_model_options
 @_job_options
-@_hardware_options
+@hardware_options
 @click.option("--what-if", is_flag=True, help="All pp, tp and dp on as many ranks, by predicted step time.")
-@click.option("--all-ranks", is_flag=True, help="Messages of all ranks, not of one of each kind.")
+@_message_options
 @matrix_options
 @click.option("--check", type=click.Path(path_type=Path), metavar="RUN", help="Hold the record of RUN against it.")
 @json_option
 def command(check: Path | None, as_json: bool, **given: Any) -> None:
-    """What a training job should send, message by message, and how long its step should take.
+    """How long a step of a training job should take, what memory it needs, and what it should send.
 
-    Step times need the rate of compute and bandwidths, given or from a record.
+    Rates are those of a GPU and a network by name, given as numbers, or from a record.
     """
     import msgspec
 
@@ -134,7 +120,7 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
     if given["png"] is not None:
         require("matplotlib", "plots")
     try:
-        _check_hardware(given)
+        check_hardware(given)
         job, notes = _job(given)
         if check is not None:
             rows = _checked(job, check)
@@ -151,7 +137,10 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
     if as_json:
         print_json(msgspec.structs.asdict(found) | {"traffic": mappings_as_json(mappings)})
     else:
-        traffic = predicted_blocks(mappings, drawn) if found.messages else []
+        shown = ("messages", "all_ranks", *[name for name in MATRIX_PARAMETERS if name != "ranks_per_host"])
+        traffic = None
+        if any(map(is_given, shown)):
+            traffic = predicted_blocks(mappings, drawn) if found.messages else []
         print_document(prediction_document(found, traffic))
 
 
@@ -192,12 +181,10 @@ def _predict(job: JobShape, notes: list[str], given: dict[str, Any]) -> Predicti
     from overlap_callbacks.analysis.communication.predicted import sent_rows
     from overlap_callbacks.report.views.predict import Prediction
 
+    hardware = hardware_of(job, given, notes)
     memory = given["memory"]
-    hardware = _hardware(job, given, notes)
     device_bytes = None if memory is None else memory * _GIB
     need = step_time.memory_bytes(job)
-    if device_bytes is not None and need > device_bytes:
-        notes.append(f"infeasible: it needs {need / _GIB:.1f} GiB, a device has {memory:.1f} GiB")
     return Prediction(
         parameters=count_parameters(job.model),
         world_size=job.world_size,
@@ -205,6 +192,7 @@ def _predict(job: JobShape, notes: list[str], given: dict[str, Any]) -> Predicti
         dtype=job.dtype,
         gradient_dtype=job.gradient_dtype,
         memory_bytes=need,
+        device_bytes=device_bytes,
         expected_bubble_ratio=equations.expected_bubble_ratio(p=job.p, m=job.micro_batches, chunks=job.chunks),
         messages=sent_rows(job, all_ranks=given["all_ranks"]),
         step=step_time.exact_step(job, hardware) if hardware else None,
@@ -217,16 +205,23 @@ def _predict(job: JobShape, notes: list[str], given: dict[str, Any]) -> Predicti
 def _model(given: dict[str, Any]) -> ModelShape:
     import msgspec
 
-    from overlap_callbacks.analysis.communication.model_shape import ModelShape, preset
+    from overlap_callbacks.analysis.communication.model_shape import PRESETS, ModelShape, preset
+    from overlap_callbacks.experiments.study.models import MODELS
 
     sizes = {name: given[name] for name in ModelShape.__struct_fields__ if given.get(name) is not None}
     if sizes.get("experts"):
         sizes["biases"] = False
+    if given["model_name"] in MODELS.keys() - PRESETS.keys():
+        raise ValueError(
+            f"{given['model_name']} is a network for images, and predict knows transformers: overlap study"
+        )
     if given["model_name"] is not None:
         return msgspec.structs.replace(preset(given["model_name"]), **sizes)
     missing = [f"--{name}" for name in ("layers", "hidden", "sequence", "vocabulary") if name not in sizes]
     if missing:
-        raise ValueError(f"give --model, or all its sizes: {', '.join(missing)} missing")
+        raise ValueError(
+            f"give --model, or all its sizes: {', '.join(missing)} missing. Known models: {', '.join(PRESETS)}"
+        )
     if "heads" not in sizes:
         sizes["heads"] = _heads(sizes["hidden"], given["tp"])
     return ModelShape(**sizes)
@@ -249,7 +244,8 @@ def _job(given: dict[str, Any]) -> tuple[JobShape, list[str]]:
     options |= {field: given[name] for name, field in _SIZES.items()}
     options |= _layout_and_widths(given["layout"], given["dtype"], given["gradient_dtype"])
     batch = given["global_batch"]
-    options["global_batch"] = given["micro_batch"] * given["dp"] if batch is None else batch
+    a_rank = 4 * given["pp"] if given["pp"] > 1 else 1
+    options["global_batch"] = given["micro_batch"] * given["dp"] * a_rank if batch is None else batch
     try:
         options["stages"] = tuple([int(number) for number in given["stages"].split(",")] if given["stages"] else ())
     except ValueError:
@@ -275,125 +271,13 @@ def _layout_and_widths(layout: str, dtype: str | None, gradient_dtype: str | Non
     return {"layout": layout, "dtype": dtype, "gradient_dtype": gradient_dtype or dtype}
 
 
-def _check_hardware(given: dict[str, Any]) -> None:
-    """Reject figures that no machine has, whether a step time needs them or not."""
-    for name, unit in {**dict.fromkeys(_BANDWIDTHS, "GB/s"), "peak": "TFLOP/s", "memory": "GiB"}.items():
-        value = given[name]
-        if value is not None and not 0 < value < float("inf"):
-            raise ValueError(f"{name.replace('_', ' ')} must be a positive, finite number of {unit}, got {value:g}")
-        if value is not None and not _LEAST <= value <= _MOST:
-            raise ValueError(f"{name.replace('_', ' ')} must be from {_LEAST:g} to {_MOST:,.0f} {unit}, got {value:g}")
-    latency_us = given["latency"]
-    if latency_us is not None and not 0 <= latency_us <= _MOST:
-        raise ValueError(f"latency must be from 0 to {_MOST:,.0f} us, got {latency_us:g}")
-    _validation.fraction("utilisation", given["utilisation"])
-    if given["utilisation"] < _LEAST:
-        raise ValueError(f"utilisation must be at least {_LEAST:g}, got {given['utilisation']:g}")
-
-
-def _hardware(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardware | None:
-    from overlap_callbacks.analysis.communication.bandwidths import Link
-    from overlap_callbacks.analysis.communication.step_time import Hardware
-
-    rates = _recorded_rates(given["sources"])
-    links, rate = dict(rates.links), rates.compute_flop_per_s
-    if given["bandwidths"] is not None:
-        links |= {name: Link(rate_of) for name, rate_of in _measured(job, given["bandwidths"], notes).items()}
-    latency_s = None if given["latency"] is None else given["latency"] / _US_PER_S
-    for name in _DIMENSIONS:
-        chosen = given["bandwidth"] if given[f"{name}_bandwidth"] is None else given[f"{name}_bandwidth"]
-        if chosen is not None:
-            links[name] = Link(chosen * _GB)
-        if name in links and latency_s is not None:
-            links[name] = Link(links[name].bytes_per_s, latency_s)
-    if given["peak"] is not None:
-        rate = given["utilisation"] * given["peak"] * _TERA
-    # A dimension of one rank sends nothing, whatever its bandwidth; but another layout may need it.
-    sizes = zip(_DIMENSIONS, (job.t, job.p, job.d), strict=True)
-    needed = [name for name, size in sizes if size > 1 or (given["what_if"] and job.layout == "megatron")]
-    missing = [name for name in needed if name not in links]
-    if rate is None or missing:
-        notes.append(_missing_rates(missing, given["sources"], with_rate=rate is not None))
-        return None
-    known = [links[name] for name in needed] or [Link(_GB)]
-    # The gradient norm's few bytes count with the gradients, even in a job that reduces none.
-    worst = Link(min([link.bytes_per_s for link in known]), max([link.latency_s for link in known]))
-    hardware = Hardware(
-        links={name: links.get(name, worst) for name in _DIMENSIONS},
-        peak_flop_per_s=rate if given["peak"] is None else given["peak"] * _TERA,
-        utilisation=1.0 if given["peak"] is None else given["utilisation"],
-    )
-    hardware.check()
-    if given["sources"]:
-        notes.append(_assumed_rates(hardware, needed))
-    return hardware
-
-
-def _recorded_rates(sources: Sequence[Path]) -> RecordedRates:
-    from overlap_callbacks.analysis.communication.bandwidths import RecordedRates, recorded_rates
-
-    rates = RecordedRates()
-    for source in sources:
-        rates = rates.completed_by(recorded_rates(_windows(source)[-_WINDOWS_OF_RATES:]))
-    return rates
-
-
-def _missing_rates(missing: Sequence[str], sources: Sequence[Path], *, with_rate: bool) -> str:
-    wanted = ([] if with_rate else ["--peak"]) + [f"--{name}-bandwidth" for name in missing]
-    hint = " (--bandwidth stands for all of them)" if len(missing) > 1 else ""
-    if sources:
-        records = "records of" if len(sources) > 1 else "record of"
-        lacks = [] if with_rate else ["no FLOP of a step beside its sequential time"]
-        lacks += [f"no timed messages of {' and '.join(missing)} parallelism"] if missing else []
-        hint += f": the {records} {' and '.join(map(str, sources))} has {' and '.join(lacks)}"
-    return f"no step time without {' and '.join(wanted)}{hint}"
-
-
-def _assumed_rates(hardware: Hardware, dimensions: Sequence[str]) -> str:
-    """The rates assumed for a prediction, if the user did not give them all."""
-    rates = [f"{hardware.utilisation * hardware.peak_flop_per_s / _TERA:,.4g} TFLOP/s of compute"]
-    for name in dimensions:
-        bandwidth = hardware.links[name].bytes_per_s / _GB
-        latency_us = hardware.links[name].latency_s * _US_PER_S
-        with_latency = f" and {latency_us:,.4g} us a step of the ring" if latency_us else ""
-        rates.append(f"{bandwidth:,.4g} GB/s{with_latency} of {name} parallelism")
-    return f"step times are of {'; '.join(rates)}"
-
-
-def _measured(job: JobShape, folder: Path, notes: list[str]) -> dict[str, float]:
-    """Bandwidths of the job's messages, from the times measured by ``overlap bench collectives``."""
-    from overlap_callbacks.analysis.communication.bandwidths import curves_of, measured_bandwidths
-    from overlap_callbacks.experiments.bench.results import Bench
-    from overlap_callbacks.experiments.sweep import ResultsError
-
-    with refusing(ResultsError):
-        bench = Bench.read(folder)
-    curves = curves_of(bench.transfers)
-    if not curves:
-        raise ValueError(f"{folder} has no times of collectives: overlap bench collectives makes them")
-    found = measured_bandwidths(job, curves)
-    rates = ", ".join(f"{name} {rate / _GB:.3g} GB/s" for name, rate in found.bytes_per_s.items())
-    if rates:
-        notes.append(f"bandwidths of this job's messages, measured over {bench.link_in_words}: {rates}")
-    notes.extend(found.notes)
-    return found.bytes_per_s
-
-
 def _checked(job: JobShape, run: Path) -> list[Any]:
     from overlap_callbacks.analysis.communication.predicted import check_rank
 
-    window = _windows(run)[-1]
+    window = windows_of(run)[-1]
     if window.world_size != job.world_size:
         raise ValueError(f"pp x tp x dp must be the {window.world_size} ranks of {run}, got {job.world_size}")
     ranks = {sample.rank: sample.collectives for sample in window.samples if sample.collectives}
     if not ranks:
         ranks = {min(window.ranks, default=0): window.collectives}
     return [row for rank, collectives in sorted(ranks.items()) for row in check_rank(job, rank, collectives)]
-
-
-def _windows(run: Path) -> list[OverlapReport]:
-    """The complete windows of a run that have collectives, newest last; at least one."""
-    found = [window for window in read_record(newest_run(run), details=True).windows if window.collectives]
-    if not found:
-        raise InconclusiveError(one_line(f"the record of {run} has no window with collectives"))
-    return found

@@ -10,11 +10,14 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from overlap_callbacks.analysis.communication.model_shape import PRESETS
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SizeTransfer
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import Throughput
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.cli import main
+from overlap_callbacks.experiments.study.models import MODELS, Transformer
+from tests.commands import invoke
 from tests.report.runs import window, write
 
 GPT3 = ["--model", "gpt3-6.7b", "--pp", "4", "--tp", "2", "--dp", "4", "--micro-batch", "1", "--global-batch", "512"]
@@ -77,27 +80,107 @@ def test_step_times_are_the_terms_of_equation_1() -> None:
 
 
 def test_without_bandwidths_there_is_no_step_time_and_a_note_says_why() -> None:
-    found = predict(*GPT3)
+    found = predict(*GPT3, "--peak", "312")
     assert (found["step"], found["paper_step"]) == (None, None)
     (note,) = found["notes"]
     assert note == (
-        "no step time without --peak and --tensor-bandwidth and --pipeline-bandwidth and --data-bandwidth "
+        "no step time without --tensor-bandwidth and --pipeline-bandwidth and --data-bandwidth "
         "(--bandwidth stands for all of them)"
     )
 
 
+def test_a_job_without_rates_has_those_of_a_usual_machine_and_says_so() -> None:
+    found = predict("--model", "gpt3-6.7b", "--pp", "4", "--tp", "2", "--dp", "4")
+    assert found["micro_batches"] == 16  # four for each stage
+    (note,) = found["notes"]
+    assert note.startswith("assumed, as no rates are given: h100 at 40% of its peak; nvlink4 within hosts of 8 ranks")
+    step = found["step"]
+    assert step["hidden_ms"] == pytest.approx(step["compute_ms"] + step["bubble_ms"])
+    assert found["device_bytes"] == 80 * 2**30
+    named = predict(
+        "--model", "gpt3-6.7b", "--pp", "4", "--tp", "2", "--dp", "4", "--gpu", "h100", "--network", "ib-ndr"
+    )
+    assert named["step"] == step
+    assert named["notes"][0].startswith("rates by name: ")
+    # Tensor and data groups are within a host of 8 ranks, the pipeline is not.
+    rates = ["--peak", "h100", "--bandwidth", "nvlink4", "--pipeline-bandwidth", "ib-ndr"]
+    assert predict("--model", "gpt3-6.7b", "--pp", "4", "--tp", "2", "--dp", "4", *rates)["step"] == step
+    numbers = ["--peak", "989.4", "--bandwidth", str(0.8 * 450), "--pipeline-bandwidth", str(0.8 * 50)]
+    same = predict("--model", "gpt3-6.7b", "--pp", "4", "--tp", "2", "--dp", "4", *numbers)["step"]
+    assert same == pytest.approx(step)
+
+
+def test_hosts_and_their_network_decide_how_long_messages_take() -> None:
+    job = ["--model", "gpt3-6.7b", "--tp", "4", "--dp", "2"]
+    within = predict(*job)["step"]
+    split = predict(*job, "--ranks-per-host", "4")["step"]
+    assert split["tensor_ms"] == within["tensor_ms"]
+    assert split["data_ms"] == pytest.approx(within["data_ms"] * 450 / 50)
+    slower = predict(*job, "--ranks-per-host", "2", "--network", "25")["step"]
+    assert slower["tensor_ms"] == pytest.approx(within["tensor_ms"] * 0.8 * 450 / 25)
+    # Other layouts have their own links: within a host all of them are fast.
+    asked = [choice for choice in predict(*job, "--what-if")["what_if"] if choice["is_asked"]]
+    assert [(one["p"], one["t"], one["d"]) for one in asked] == [(1, 4, 2)]
+    assert asked[0]["step"] == within
+
+
+def test_the_step_time_comes_first_with_and_without_overlap_and_messages_when_they_are_asked_for() -> None:
+    job = ["predict", "--model", "gpt3-6.7b", "--pp", "4", "--dp", "8"]
+    step = predict(*job[1:])["step"]
+    shown = invoke(*job, env={"COLUMNS": "200"}).stdout
+    first = f"A step takes {step['hidden_ms']:,.0f} ms if communication is hidden, {step['iteration_ms']:,.0f} if not; "
+    assert shown.startswith(f"{first}56 GiB a device, which fits into 80. 6,658,404,352 parameters on 32 ranks")
+    assert "--messages shows what is sent" in shown
+    assert "send" not in shown.replace("sent", "")
+    assert shown.index("How long does a step take?") < shown.index("What is it based on?")
+    everything = invoke(*job, "--messages", env={"COLUMNS": "200"}).stdout
+    assert everything.startswith(first)
+    assert everything.index("How long does a step take?") < everything.index("Messages of a step")
+    assert "Traffic by dimension of parallelism" in everything
+    small = invoke(*job, "--gpu", "a100-40gb", env={"COLUMNS": "200"}).stdout
+    assert "56 GiB a device, which does not fit into 40." in small
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--gpu", "h900"], "'h900' is neither a number nor one of v100, a100"),
+        (["--gpu", "5"], "--gpu must be one of v100, a100"),
+        (["--network", "fast"], "'fast' is neither a number nor one of nvlink1"),
+        (["--network", "-1"], "network must be a positive, finite number of GB/s, got -1"),
+        (["--peak", "fast"], "'fast' is neither a number nor one of v100"),
+        (["--gpu", "v100"], "the peak of v100 in bf16 is not known"),
+        (["--layout", "fsdp"], "did you mean fsdp2?"),
+        (["--model", "gpt3-1.3B"], "did you mean gpt3-1.3b?"),
+        (["--model", "resnet50"], "resnet50 is a network for images, and predict knows transformers"),
+    ],
+)
+def test_names_that_are_not_known_are_refused_with_those_that_are(arguments: list[str], says: str) -> None:
+    result = invoke("predict", "--model", "gpt2", "--dp", "2", *arguments)
+    assert (result.exit_code, says in result.stderr) == (2, True), result.output
+
+
+def test_predict_and_study_know_the_same_models() -> None:
+    assert set(PRESETS) == {name for name, model in MODELS.items() if isinstance(model, Transformer)}
+    for name in PRESETS:
+        assert MODELS[name].shape == PRESETS[name]  # type: ignore[union-attr]
+    assert PRESETS["gpt3-xl"] == PRESETS["gpt3-1.3b"]
+    result = invoke("predict", "--tp", "2")
+    assert all(name in result.stderr for name in PRESETS)
+
+
 def test_sizes_by_hand_and_layers_that_do_not_divide() -> None:
-    found = predict(*BY_HAND, "--pp", "4", "--tp", "2")
+    found = predict(*BY_HAND, "--pp", "4", "--tp", "2", "--global-batch", "1")
     # 14 layers of 6 all-reduces with full recomputation, and the embedding's; 13 on the third stage.
     assert messages(found, 0, "tensor") == {("allreduce_", 2 * 1024 * 2000): 14 * 6 + 1}
     assert messages(found, 4, "tensor") == {("allreduce_", 2 * 1024 * 2000): 13 * 6}
     assert "54 layers do not divide over 4 stages: taken is 14,14,13,13" in found["notes"][0]
-    chosen = predict(*BY_HAND, "--pp", "4", "--tp", "2", "--stages", "12,14,14,14")
+    chosen = predict(*BY_HAND, "--pp", "4", "--tp", "2", "--stages", "12,14,14,14", "--global-batch", "1")
     assert messages(chosen, 0, "tensor") == {("allreduce_", 2 * 1024 * 2000): 12 * 6 + 1}
 
 
 def test_a_known_model_is_split_as_its_study_did() -> None:
-    found = predict("--model", "gpt-3b", "--pp", "4", "--tp", "2")
+    found = predict("--model", "gpt-3b", "--pp", "4", "--tp", "2", "--global-batch", "1")
     assert "54 layers do not divide over 4 stages: taken is 14,14,13,13" in found["notes"][0]
     assert messages(found, 0, "tensor") == {("allreduce_", 2 * 1024 * 2000): 14 * 4 + 1}
 
@@ -154,9 +237,9 @@ def test_other_layouts_are_sorted_by_step_time_and_infeasible_ones_are_named() -
 
 
 def test_tables_for_people() -> None:
-    result = CliRunner().invoke(main, ["predict", *GPT3, *FAST, "--what-if"], env={"COLUMNS": "120"})
+    result = CliRunner().invoke(main, ["predict", *GPT3, *FAST, "--what-if", "--messages"], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
-    for text in ("6,658,404,352 parameters on 32 ranks", "allreduce_coalesced_", "16,777,216", "As in the", "pp"):
+    for text in ("6,658,404,352 parameters on 32 ranks", "allreduce_coalesced_", "16,777,216", "as asked", "pp"):
         assert text in result.output
 
 
@@ -217,7 +300,7 @@ def test_bad_input_gives_one_clear_sentence(arguments: list[str], message: str) 
 
 
 def test_tables_name_operators_and_peers_in_narrow_terminals() -> None:
-    result = CliRunner().invoke(main, ["predict", *GPT3], env={"COLUMNS": "80"})
+    result = CliRunner().invoke(main, ["predict", *GPT3, "--messages"], env={"COLUMNS": "80"})
     assert "messages in bf16, gradients in bf16" in " ".join(result.output.split())
     assert "…" not in result.output
     # The second stage sends to the third and to the first.

@@ -44,7 +44,7 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     utilisation: float
     within: Link | None = None
     between: Link | None = None
-    ranks_per_host: int = 8
+    ranks_per_host: int = 1
 
     def links_of(self, job: JobShape) -> dict[str, Link]:
         """The links of a job's messages. Ranks are in the order tensor, data, pipeline, from host to host."""
@@ -223,6 +223,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
         infeasible: why it is impossible; empty if it is possible.
         memory_bytes: of the rank that needs most; None if it cannot be counted.
         step: predicted; None if impossible, or without hardware.
+        is_asked: whether it is the job as it was described.
     """
 
     p: int
@@ -231,6 +232,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     infeasible: str = ""
     memory_bytes: float | None = None
     step: StepTime | None = None
+    is_asked: bool = False
 
 
 def what_if(job: JobShape, hardware: Hardware | None, device_bytes: float | None = None) -> tuple[Choice, ...]:
@@ -267,12 +269,12 @@ def _choice(
     try:
         other.check()
     except ValueError as error:
-        return Choice(p=p, t=t, d=d, infeasible=str(error))
+        return Choice(p=p, t=t, d=d, infeasible=str(error), is_asked=own)
     if not other.stages and job.model.layers % p:
-        return Choice(p=p, t=t, d=d, infeasible=f"pp must divide the {job.model.layers} layers, got {p}")
+        return Choice(p=p, t=t, d=d, infeasible=f"pp must divide the {job.model.layers} layers, got {p}", is_asked=own)
     need = memory_bytes(other)
     if device_bytes is not None and need > device_bytes:
         why = f"needs {need / 2**30:.1f} GiB, a device has {device_bytes / 2**30:.1f} GiB"
-        return Choice(p=p, t=t, d=d, infeasible=why, memory_bytes=need)
+        return Choice(p=p, t=t, d=d, infeasible=why, memory_bytes=need, is_asked=own)
     step = exact_step(other, hardware) if hardware is not None else None
-    return Choice(p=p, t=t, d=d, memory_bytes=need, step=step)
+    return Choice(p=p, t=t, d=d, memory_bytes=need, step=step, is_asked=own)

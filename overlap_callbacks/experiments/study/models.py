@@ -37,6 +37,7 @@ class Transformer(msgspec.Struct, frozen=True, kw_only=True, tag="transformer"):
             shape,
             layers=_multiple(shape.layers * factor, 1, _MIN_LAYERS),
             heads=heads,
+            kv_heads=math.gcd(heads, max(1, round(heads * shape.kv_heads / shape.heads))) if shape.kv_heads else 0,
             hidden=hidden,
             ffn=_multiple(shape.ffn * hidden / shape.hidden, 8, 8) if shape.ffn else 0,
             sequence=_multiple(shape.sequence * factor, 8, _MIN_SEQUENCE),

@@ -175,8 +175,9 @@ def _strategy(configuration: Configuration, model: Model, ranks: int, machine: M
     if strategy == "tp":
         if not isinstance(model, Transformer):
             return f"tensor parallelism splits attention and MLP, and a {model.kind} has neither"
-        if model.shape.heads % ranks:
-            return f"tensor parallelism gives each rank whole heads, and {model.shape.heads} do not divide by {ranks}"
+        heads = model.shape.kv_heads or model.shape.heads
+        if heads % ranks:
+            return f"tensor parallelism gives each rank whole heads, and {heads} do not divide by {ranks}"
     if strategy == "pp" and model.num_blocks < ranks:
         return f"{model.num_blocks} blocks do not make {ranks} stages of a pipeline"
     return ""

@@ -26,6 +26,7 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
         micro_batches: of a step on each data-parallel rank.
         dtype: of activations and parameters in messages.
         memory_bytes: of the rank that needs most, by a stated rule.
+        device_bytes: memory of a device; None if not known.
         expected_bubble_ratio: (p-1)/(p-1+m), of a step without its gradients' communication.
         messages: of a rank of each kind, or of all ranks.
         step: equation 1 with exact counts; None without bandwidths.
@@ -41,31 +42,47 @@ class Prediction(msgspec.Struct, frozen=True, kw_only=True):
     memory_bytes: float
     expected_bubble_ratio: float
     messages: tuple[MessageRow, ...]
+    device_bytes: float | None = None
     step: StepTime | None = None
     paper_step: StepTime | None = None
     what_if: tuple[Choice, ...] = ()
     notes: tuple[str, ...] = ()
 
 
-def prediction_document(found: Prediction, traffic: Sequence[Block]) -> Document:
-    """Predicted messages and step time; ``traffic`` is the matrix with its tables."""
+def prediction_document(found: Prediction, traffic: Sequence[Block] | None) -> Document:
+    """Predicted step time and memory; ``traffic`` is the matrix with its tables, None to leave messages out."""
     batches = "micro-batch" if found.micro_batches == 1 else "micro-batches"
     verdict = (
-        f"{found.parameters:,} parameters on {count(found.world_size, 'rank')}, {found.micro_batches:,} {batches} a "
-        f"step, messages in {found.dtype}, gradients in {found.gradient_dtype}, {found.memory_bytes / _GIB:.1f} GiB a "
-        f"device, bubble {found.expected_bubble_ratio:.1%} expected"
+        f"{_headline(found)}. {found.parameters:,} parameters on {count(found.world_size, 'rank')}, "
+        f"{found.micro_batches:,} {batches} a step, messages in {found.dtype}, gradients in {found.gradient_dtype}"
     )
-    sections = [
-        Section("What does it send?", "", [_message_table(found.messages), *traffic])
-        if found.messages
-        else Section("What does it send?", "Nothing is sent: every group has one rank.")
-    ]
-    if found.step is not None and found.paper_step is not None:
-        sections.append(Section("How long does a step take?", "", [_step_table(found.step, found.paper_step)]))
+    sections = []
+    if found.step is not None:
+        sections.append(Section("How long does a step take?", "", [_step_table(found.step)]))
     if found.what_if:
         sections.append(Section("What would other layouts take?", "", [_choice_table(found.what_if)]))
-    notes = tuple([Note(note) for note in found.notes])
-    return _document(verdict, *sections, *([Section("What is it based on?", "", notes)] if notes else []))
+    if not found.messages:
+        sections.append(Section("What does it send?", "Nothing is sent: every group has one rank."))
+    elif traffic is not None:
+        sections.append(Section("What does it send?", "", [_message_table(found.messages), *traffic]))
+    notes = [*found.notes, *(["--messages shows what is sent"] if found.messages and traffic is None else [])]
+    if notes:
+        sections.append(Section("What is it based on?", "", [Note(note) for note in notes]))
+    return _document(verdict, *sections)
+
+
+def _headline(found: Prediction) -> str:
+    """The step with and without overlap, and whether the job fits."""
+    memory = f"{found.memory_bytes / _GIB:.0f} GiB a device"
+    if found.device_bytes is not None:
+        fits = "which fits" if found.memory_bytes <= found.device_bytes else "which does not fit"
+        memory += f", {fits} into {found.device_bytes / _GIB:.0f}"
+    if found.step is None:
+        return memory
+    hidden, not_hidden = [f"{ms:,.{0 if ms >= 100 else 1}f}" for ms in (found.step.hidden_ms, found.step.iteration_ms)]
+    if hidden == not_hidden:
+        return f"A step takes {hidden} ms; {memory}"
+    return f"A step takes {hidden} ms if communication is hidden, {not_hidden} if not; {memory}"
 
 
 def check_document(rows: Sequence[CheckedRow]) -> Document:
@@ -119,19 +136,17 @@ def _others(row: MessageRow) -> str:
     return f"to {row.peer}" if row.operator.startswith("send") else f"from {row.peer}"
 
 
-def _step_table(exact: StepTime, paper: StepTime) -> Block:
+def _step_table(step: StepTime) -> Block:
     parts = (
         ("compute", "compute_ms"), ("tensor", "tensor_ms"), ("pipeline", "pipeline_ms"), ("data", "data_ms"),
-        ("bubble", "bubble_ms"), ("step", "iteration_ms"),
+        ("bubble", "bubble_ms"), ("step, nothing hidden", "iteration_ms"), ("step, communication hidden", "hidden_ms"),
     )  # fmt: skip
-    rows = [(label, *[f"{getattr(step, name):,.2f} ms" for step in (exact, paper)]) for label, name in parts]
-    rows.append(("bubble / step", *[f"{step.bubble_ratio:.1%}" for step in (exact, paper)]))
     return table_of(
-        "Step time, nothing overlapped (equation 1)",
-        rows,
+        "Step time",
+        [(label, getattr(step, name)) for label, name in parts],
         Column("*", lambda row: row[0]),
-        Column("Counted", lambda row: Cell(row[1])),
-        Column("As in the paper", lambda row: Cell(row[2])),
+        Column("ms", lambda row: row[1], 1),
+        Column("Share", lambda row: Cell(f"{row[1] / step.iteration_ms:.1%}" if step.iteration_ms else "")),
         sorts=False,
     )
 
@@ -144,6 +159,8 @@ def _choice_table(choices: Sequence[Choice]) -> Block:
         Column("tp", lambda choice: choice.t, "whole"),
         Column("dp", lambda choice: choice.d, "whole"),
         Column("GiB", lambda choice: choice.memory_bytes and choice.memory_bytes / _GIB, 1),
-        Column("Step, ms", lambda choice: choice.step and choice.step.iteration_ms, 1),
+        Column("Hidden, ms", lambda choice: choice.step and choice.step.hidden_ms, 1),
+        Column("Not, ms", lambda choice: choice.step and choice.step.iteration_ms, 1),
         Column("*", lambda choice: f"infeasible: {choice.infeasible}" if choice.infeasible else ""),
+        Column("*", lambda choice: "as asked" if choice.is_asked else ""),
     )

@@ -98,6 +98,8 @@ class Attention(nn.Module):
         query, key, value = self._heads(self.query(x)), self._heads(self.key(x)), self._heads(self.value(x))
         if self.rotary:
             query, key = _rotated(query), _rotated(key)
+        if key.shape[1] < query.shape[1]:  # heads share keys and values in groups
+            key, value = [x.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for x in (key, value)]
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         y: torch.Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return y
