@@ -94,10 +94,16 @@ def peaks() -> str:
 
 def described() -> dict[str, tuple[str, str]]:
     """Unit and meaning by key."""
-    from overlap_callbacks.analysis.results.catalogue import every_figure
+    from overlap_callbacks.analysis.results.catalogue import THROUGHPUT, every_figure
 
-    sections = ("overlap", "memory", "power", "device")
-    figures = [figure for figure in every_figure().values() if figure.section in sections]
+    in_tables = {figure.key for figure in THROUGHPUT}
+    figures = [
+        figure
+        for key, figure in every_figure().items()
+        if figure.section in ("overlap", "power", "gpu")
+        and key not in in_tables
+        and not key.startswith("overlap/step_")
+    ]
     return {figure.general_key: (figure.unit, figure.meaning) for figure in figures}
 
 

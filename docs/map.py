@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes into the docs what the code says: rooms and files into files.md, tables of figures into metrics.md.
+"""Writes into the docs what the code says: rooms and files into files.md; tables of figures into two other pages.
 
 Of a file it is the first line of its docstring; of a figure, its entry in the catalogue. ``python docs/map.py`` writes
 them; ``python docs/map.py --check`` only says whether they are up to date.
@@ -15,6 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "files.md"
 METRICS = ROOT / "docs" / "metrics.md"
+WANDB = ROOT / "docs" / "wandb.md"
 CORE = ROOT / "overlap_callbacks"
 # In the order of a step's way through them; the other folders follow, by name.
 ORDER = (
@@ -36,7 +37,7 @@ END = "<!-- end of the map -->"
 def main() -> int:
     """Write map and tables, or check them; 1 if one was out of date in a check."""
     stale = 0
-    for page, written in ((PAGE, with_map), (METRICS, with_tables)):
+    for page, written in ((PAGE, with_map), (METRICS, with_tables), (WANDB, with_tables)):
         text = page.read_text()
         wanted = written(text)
         if "--check" not in sys.argv[1:]:
@@ -57,13 +58,13 @@ def with_tables(page: str) -> str:
 
 
 def figures_table(beginnings: tuple[str, ...]) -> str:
-    """Key, unit and meaning of the figures whose keys begin so."""
+    """Key, unit and meaning of the figures whose keys begin so; ``short`` for those that trackers get by default."""
     sys.path.insert(0, str(ROOT))
-    from overlap_callbacks.analysis.results.catalogue import every_figure
+    from overlap_callbacks.analysis.results.catalogue import SHORT_KEYS, every_figure
 
     lines = ["| key | unit | meaning |", "| --- | --- | --- |"]
     for key, figure in every_figure().items():
-        if key.startswith(beginnings):
+        if key in SHORT_KEYS if beginnings == ("short",) else key.startswith(beginnings):
             lines.append(f"| `{figure.general_key}` | {figure.unit} | {escaped(figure.meaning)} |")
     return "\n".join(lines) + "\n"
 

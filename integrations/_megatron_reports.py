@@ -145,7 +145,7 @@ class Inbox:
         self._name = secrets.token_hex(4)
         self._worker = Worker("overlap-callbacks-inbox", lambda error: None)
         self._ask(lambda: self._channel.publish(_READER, self._name.encode()))
-        self._sink = WandbSink(getattr(writer, "run", None))
+        self._sink = WandbSink(getattr(writer, "run", None), detail=monitor.config.detail)
         self._monitor = monitor
         self._taken = 0
         self._opened = False

@@ -96,7 +96,7 @@ def attach(
         return switched_off(framework, error, strict=options.get("strict"))
     if switches is not None:
         framework += f", sequential by {switches.name}"
-    events = EventsSink(engine)
+    events = EventsSink(engine, "all" if options.get("detail") == "all" else "short")  # the monitor checks it
     monitor = build_monitor(
         framework,
         options,
@@ -191,9 +191,9 @@ class EventsSink(FunctionSink):
     tables and against a step axis.
     """
 
-    def __init__(self, engine: DeepSpeedEngine) -> None:
+    def __init__(self, engine: DeepSpeedEngine, detail: str = "short") -> None:
         # ``close`` writes the last reports, which come while the training thread waits in the monitor's close().
-        super().__init__(self._write_events, deferred=True, exact_keys=True)
+        super().__init__(self._write_events, deferred=True, exact_keys=True, detail=detail)
         self._engine = engine
         backends = vars(engine.monitor).values()  # None if not enabled, and on all ranks but the first
         self.backends = [b for b in backends if isinstance(b, Monitor) and not isinstance(b, WandbMonitor)]
@@ -206,12 +206,12 @@ class EventsSink(FunctionSink):
 
 def sinks_of(given: list[Sink] | None, folder: Path, engine: DeepSpeedEngine, events: EventsSink) -> list[Sink]:
     """The monitor's sinks: the given or the default ones, and the engine's backends; at most one W&B sink."""
-    sinks = default_sinks(folder) if given is None else given
+    sinks = default_sinks(folder, events.detail) if given is None else given
     if not engine.monitor.enabled:
         return sinks
     extra: list[Sink] = [events] if events.backends else []
     if engine.monitor.wandb_monitor is not None and not any(isinstance(sink, WandbSink) for sink in sinks):
-        extra.append(WandbSink(start=False))
+        extra.append(WandbSink(start=False, detail=events.detail))
     return [*sinks, *extra]
 
 

@@ -144,12 +144,13 @@ class OverlapCallback(pl.Callback):
 
     def _sinks(self, trainer: pl.Trainer, given: list[Sink] | None, folder: Path) -> list[Sink]:
         sinks = given or [JsonlSink(folder)]
+        detail = self._options.get("detail", "short")
         if trainer.is_global_zero:
             for logger in trainer.loggers:
                 if type(logger).__name__ == "WandbLogger":
-                    sinks.append(WandbSink(cast(Any, logger).experiment))
+                    sinks.append(WandbSink(cast(Any, logger).experiment, detail=detail))
                 else:
-                    self._loggers.append(LoggerSink(logger))
+                    self._loggers.append(LoggerSink(logger, detail))
             sinks += self._loggers
         return sinks
 
@@ -157,13 +158,14 @@ class OverlapCallback(pl.Callback):
 class LoggerSink(FunctionSink):
     """Passes reports to a Lightning logger, on the training thread: loggers need not be thread-safe."""
 
-    def __init__(self, logger: Any) -> None:
+    def __init__(self, logger: Any, detail: str = "short") -> None:
         # Sinks are closed on another thread, so ``close`` writes nothing: the callback flushes afterwards.
         super().__init__(
             lambda metrics, step: logger.log_metrics(metrics, step=step),
             deferred=True,
             flush_on_close=False,
             exact_keys=True,
+            detail=detail,
         )
 
 

@@ -197,7 +197,7 @@ class _PretrainHook:
 
         def with_outbox(given: list[Sink] | None, folder: Path) -> list[Sink]:
             self._outbox = Outbox(prefix)
-            return [*(given or default_sinks(folder)), self._outbox]
+            return [*(given or default_sinks(folder, self._options.get("detail", "short"))), self._outbox]
 
         try:
             steps = open_steps(self._core, checked_chunks(model), self._sequential, self._options, sinks=with_outbox)

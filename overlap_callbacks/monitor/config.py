@@ -21,6 +21,7 @@ from overlap_callbacks.gate.arms import BaseArm, checked_arms
 from overlap_callbacks.instruments.power.meter import PowerOptions
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.sinks import JsonlSink, Sink, WandbSink
+from overlap_callbacks.sinks.base import DETAILS
 
 # Keeps the record small whatever the user puts in.
 _MAX_SETTINGS, _MAX_SETTING_LENGTH = 32, 100
@@ -35,9 +36,9 @@ def default_run_folder(prefix: str = "") -> Path:
     return Path("overlap_runs") / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def default_sinks(run_dir: Path) -> list[Sink]:
+def default_sinks(run_dir: Path, detail: str = "short") -> list[Sink]:
     """The record in ``run_dir``, and the active W&B run, if one exists when the first window ends."""
-    return [JsonlSink(run_dir), WandbSink(start=False)]
+    return [JsonlSink(run_dir), WandbSink(start=False, detail=detail)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,7 @@ class MonitorConfig:
     sinks: Sequence[Sink] = ()
     arms: Sequence[BaseArm] | None = None
     run_dir: Path = field(default_factory=default_run_folder)
+    detail: str = "short"
     strict: bool = False
     max_overhead: float | None = 0.005
     order_timeout_s: float = 10.0
@@ -142,7 +144,7 @@ def _checked_settings(_: str, settings: Any) -> dict[str, Setting]:
 _FLAGS = ("strict", "power", "power_per_node", "hosts", "check_gradients", "annotate_steps")
 _TIMEOUTS = ("order_timeout_s", "report_timeout_s")
 _COUNTS = ("tokens_per_step", "samples_per_step", "sample_experts_every")
-_REQUIRED = frozenset((*_FLAGS, *_TIMEOUTS))  # these must not be None
+_REQUIRED = frozenset((*_FLAGS, *_TIMEOUTS, "detail"))  # these must not be None
 # How each of the other options is checked, called with its name and value. Returns the value to keep.
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(_FLAGS, _validation.flag),
@@ -153,6 +155,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "model_preset": functools.partial(_validation.one_of, allowed=tuple(PRESETS)),
     "precision": functools.partial(_validation.one_of, allowed=PRECISIONS),
     "settings": _checked_settings,
+    "detail": functools.partial(_validation.one_of, allowed=DETAILS),
 }
 # At most one of these may give the FLOP of a step.
 _SIZES = ("flop_per_step", "model_parameters", "model_preset")

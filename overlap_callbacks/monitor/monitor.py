@@ -146,6 +146,8 @@ class OverlapMonitor(AdapterApi):
         sinks: where reports go, used on rank 0 only. By default the JSONL record in ``run_dir``, and the W&B run that
             is active when the first window ends, if there is one.
         run_dir: folder of the record; by default a new one under ``overlap_runs``.
+        detail: what W&B and a trainer's other loggers get of each window: ``"short"``, at most 14 keys, or ``"all"``.
+            It does not change sinks that you give yourself.
         strict: raise instead of switching off.
         max_overhead: maximum fraction of training time that measuring may cost; windows that cost more are run less
             often. None for no limit.
@@ -183,6 +185,7 @@ class OverlapMonitor(AdapterApi):
         *,
         arms: Sequence[BaseArm] | None = None,
         run_dir: str | os.PathLike[str] | None = None,
+        detail: str = "short",
         strict: bool = False,
         max_overhead: float | None = 0.005,
         order_timeout_s: float = 10.0,
@@ -209,7 +212,7 @@ class OverlapMonitor(AdapterApi):
         del options["self"]
         folder = options["run_dir"] = default_run_folder() if run_dir is None else Path(run_dir)
         options["schedule"] = Schedule() if schedule is None else schedule
-        options["sinks"] = default_sinks(folder) if sinks is None else sinks
+        options["sinks"] = default_sinks(folder, detail) if sinks is None else sinks
         self._set_up(MonitorConfig(**options), Gate())
 
     @classmethod

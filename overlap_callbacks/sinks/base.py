@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
+from overlap_callbacks.analysis.results.catalogue import SHORT_KEYS
 from overlap_callbacks.analysis.results.figure import Value
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -67,6 +68,12 @@ class Sink:
 
 
 _MAX_NAME_LENGTH = 100
+DETAILS = ("short", "all")
+
+
+def chosen(values: Iterable[Value], detail: str) -> list[Value]:
+    """The values that a tracker gets: those that the catalogue names for all, or with ``"all"`` every one."""
+    return [value for value in values if detail == "all" or value.key_with({}) in SHORT_KEYS]
 
 
 def fit(values: Iterable[Value]) -> dict[str, Value]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from overlap_callbacks import _validation
 from overlap_callbacks.analysis.results.report import WindowReport
-from overlap_callbacks.sinks.base import Sink, fit
+from overlap_callbacks.sinks.base import DETAILS, Sink, chosen, fit
 
 # Maximum number of windows waiting for a flush; older ones are dropped: the record has them.
 _MAX_WAITING = 100
@@ -27,13 +28,21 @@ class FunctionSink(Sink):
             closed.
         exact_keys: give ``write`` the unchanged keys of ``OverlapReport.metrics()``: a group's or operator's name
             may contain any character, and a value may be infinite or NaN.
+        detail: ``"short"`` for the metrics that W&B gets by default, instead of all.
 
     Raises:
         TypeError: ``write`` is not callable.
+        ValueError: ``detail`` is neither.
     """
 
     def __init__(
-        self, write: Write, *, deferred: bool = False, flush_on_close: bool = True, exact_keys: bool = False
+        self,
+        write: Write,
+        *,
+        deferred: bool = False,
+        flush_on_close: bool = True,
+        exact_keys: bool = False,
+        detail: str = "all",
     ) -> None:
         if not callable(write):
             raise TypeError(
@@ -43,6 +52,7 @@ class FunctionSink(Sink):
         self._deferred = deferred
         self._flush_on_close = flush_on_close
         self._exact_keys = exact_keys
+        self.detail = _validation.one_of("detail", detail, allowed=DETAILS)
         self._stopped = False
         # Safe between two threads: one appends, the other pops from the left.
         self._waiting: deque[tuple[dict[str, float], int]] = deque(maxlen=_MAX_WAITING)
@@ -50,7 +60,7 @@ class FunctionSink(Sink):
     def log(self, report: WindowReport) -> None:
         if self._stopped:
             return
-        values = report.values()
+        values = chosen(report.values(), self.detail)
         by_key = {value.key: value for value in values} if self._exact_keys else fit(values)
         self._waiting.append(({key: value.number for key, value in by_key.items()}, report.first_step))
         if not self._deferred:

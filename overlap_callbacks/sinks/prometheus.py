@@ -31,7 +31,7 @@ _UNITS = {
     "bytes": ("bytes", "_bytes", 1.0),
 }
 _LABEL_NAME = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
-_OWN_LABELS = frozenset({"mode", "collective", "dimension", "stage", "arm"})
+_OWN_LABELS = frozenset({"mode", "collective", "dimension", "stage", "arm", "bound"})
 
 
 class Gauge(NamedTuple):
@@ -53,7 +53,7 @@ class PrometheusSink(Sink):
     """Writes the metrics of the last window, and where they come from, to a file that is never incomplete.
 
     Times are in seconds, clocks in hertz, fractions named ``_ratio``. ``mode``, ``collective``, ``dimension``,
-    ``stage`` and ``arm`` are labels: ``overlap_power_avg_watts{mode="overlapped"}``,
+    ``stage``, ``arm`` and ``bound`` are labels: ``overlap_power_avg_watts{mode="overlapped"}``,
     ``overlap_comm_bytes{collective="allreduce"}``, ``overlap_arm_speedup_ratio{arm="prefetch_2_2"}``. What the last
     window did not measure is not in the file; of arms, the last window of each one counts.
 
@@ -136,6 +136,8 @@ class PrometheusSink(Sink):
                 )
             else:
                 yield "overlap_window_first_step", "training step of the last window", {}, report.first_step
+            if isinstance(report, OverlapReport) and report.bound:
+                yield "overlap_bound_info", "what bounds an overlapped step", {"bound": report.bound}, 1.0
         newest = newest_first[0][1]
         info = {"device": newest.device, "backend": newest.backend, "world_size": str(newest.world_size)}
         if self._run is not None:

@@ -55,6 +55,7 @@ class TensorBoardSink(Sink):
     def log(self, report: OverlapReport) -> None:
         findings = [f"{finding.severity.value}: {finding.message} {finding.action}" for finding in report.findings]
         self._add_lines("overlap/findings", findings, report.first_step)
+        self._add_lines("overlap/bound", [report.bound] if report.bound else [], report.first_step)
         self._add(report, "overlap/notes")
 
     def log_arm(self, report: ArmReport) -> None:

@@ -231,14 +231,14 @@ def test_a_control_run_and_a_run_without_windows_have_no_bottleneck() -> None:
 
 
 def test_metrics_name_one_bound_and_shares_that_add_up() -> None:
-    metrics = measured(**STEP).metrics()
-    shares = {key: value for key, value in metrics.items() if key.startswith("verdict/") and key.endswith("_fraction")}
+    report = measured(**STEP)
+    shares = {key: value for key, value in report.metrics().items() if key.startswith("overlap/step_")}
     assert sum(shares.values()) == pytest.approx(1.0)
-    assert shares["verdict/contention_fraction"] == pytest.approx(0.1)
-    assert [bound for bound in Bound if metrics[f"verdict/{bound.value}_bound"]] == [Bound.COMMUNICATION]
+    assert shares["overlap/step_contention_fraction"] == pytest.approx(0.1)
+    assert report.bound == Bound.COMMUNICATION.value == "communication"
 
 
 def test_an_invalid_window_does_not_know_contention() -> None:
     metrics = msgspec.structs.replace(measured(**STEP), valid=False).metrics()
-    assert "verdict/contention_fraction" not in metrics
-    assert metrics["verdict/compute_fraction"] == pytest.approx(0.6)
+    assert "overlap/step_contention_fraction" not in metrics
+    assert metrics["overlap/step_compute_fraction"] == pytest.approx(0.6)

@@ -119,18 +119,18 @@ def test_a_job_has_the_highest_peak_of_its_ranks() -> None:
 def test_only_what_is_known_has_a_key() -> None:
     peaks = (MemoryPeak(OV, 700, 700), MemoryPeak(SEQ, 100, 900))
     report = aggregate_windows([window(0, memory=peaks)], world_size=1, every_n_steps=500)
-    of_memory = {key: value for key, value in report.metrics().items() if key.startswith("memory/")}
+    of_memory = {key: value for key, value in report.metrics().items() if "_memory_peak_" in key}
     assert of_memory == {
-        "memory/overlapped_peak_bytes": 700,
-        "memory/overlapped_peak_at_most_bytes": 700,
-        "memory/sequential_peak_at_most_bytes": 900,
+        "gpu/overlapped_memory_peak_bytes": 700,
+        "gpu/overlapped_memory_peak_at_most_bytes": 700,
+        "gpu/sequential_memory_peak_at_most_bytes": 900,
     }
 
 
 def test_on_cpu_there_is_nothing() -> None:
     report = aggregate_windows([window(0)], world_size=1, every_n_steps=500)
     assert report.memory == ()
-    assert not [key for key in report.metrics() if key.startswith("memory/")]
+    assert not [key for key in report.metrics() if "_memory_peak_" in key]
 
 
 def test_a_mode_that_a_rank_has_no_reading_of_is_not_bounded_from_above() -> None:

@@ -12,6 +12,7 @@ import pytest
 from overlap_callbacks.analysis.communication.job_shape import JobShape
 from overlap_callbacks.analysis.communication.model_shape import PRESETS, ModelShape, preset
 from overlap_callbacks.analysis.communication.step_time import step_flop as job_flop
+from overlap_callbacks.analysis.results.catalogue import THROUGHPUT
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import Throughput
 from overlap_callbacks.analysis.results.run import Workload
@@ -116,10 +117,9 @@ def test_the_report_has_it_by_the_time_of_overlapped_steps_and_the_devices_in_us
     assert found.throughput.tokens_per_s == pytest.approx(1000 / step_s)
     assert found.throughput.mfu == pytest.approx(1e12 / step_s / 2 / 989.4e12)
     metrics = found.metrics()
-    assert metrics["throughput/mfu"] == found.throughput.mfu
-    assert {key for key in metrics if key.startswith("throughput/")} == {
-        f"throughput/{name}" for name in ("tokens_per_s", "flop_per_step", "flop_per_s_per_device", "mfu")
-    }
+    assert metrics["overlap/mfu"] == found.throughput.mfu
+    names = ("tokens_per_s", "flop_per_step", "flop_per_s_per_device", "mfu")
+    assert {figure.key for figure in THROUGHPUT if figure.key in metrics} == {f"overlap/{name}" for name in names}
     # Two ranks on one device.
     shared = [gpu_rank(rank, device_uuid="one", pci_bus_id="0000:10:00.0") for rank in (0, 1)]
     assert report(*shared, flop_per_step=1e12).throughput.num_devices == 1

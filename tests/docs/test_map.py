@@ -27,8 +27,9 @@ def test_the_map_is_up_to_date(file_map: ModuleType) -> None:
 
 
 def test_the_tables_of_figures_are_up_to_date(file_map: ModuleType) -> None:
-    text = (DOCS / "metrics.md").read_text()
-    assert file_map.with_tables(text) == text, "docs/metrics.md is out of date: run python docs/map.py"
+    for page in ("metrics.md", "wandb.md"):
+        text = (DOCS / page).read_text()
+        assert file_map.with_tables(text) == text, f"docs/{page} is out of date: run python docs/map.py"
 
 
 def test_the_map_names_every_file_of_every_room(file_map: ModuleType) -> None:

@@ -28,10 +28,7 @@ def test_every_key_of_a_full_report_is_explained() -> None:
         "dimension",
         "traffic",
         "power",
-        "device",
-        "memory",
-        "verdict",
-        "throughput",
+        "gpu",
         "expert",
         "straggler",
         "pipeline",
@@ -55,7 +52,7 @@ def test_each_explanation_says_what_is_good_and_what_to_do() -> None:
     for key, text in zip(parts[1::2], parts[2::2], strict=True):
         definition = text.strip().partition("- **Good:**")[0]
         assert len(definition.split()) >= 4, f"{key} has no definition"
-        if key == "device/<mode>_nvlink_tx_gb_s":
+        if key == "gpu/<mode>_nvlink_tx_gb_s":
             continue  # as the one before it
         assert "**Good:**" in text, key
         assert "**Do:**" in text, key

@@ -55,10 +55,12 @@ class Ends:
         monkeypatch.setattr(reports, "_channel", lambda prefix: StoreChannel(Job(0, 2, "gloo"), prefix, connection))
         monkeypatch.setattr(reports, "_LOOK_INTERVAL_S", 0.0)
         self.run = Run(fails_at)
-        monkeypatch.setattr(reports, "WandbSink", lambda _: self.run)
+        monkeypatch.setattr(reports, "WandbSink", lambda *_, **__: self.run)
         self.said: list[str] = []
         self.monitor: Any = SimpleNamespace(
-            in_window=False, sink_failed=lambda sink, error: self.said.append(str(error))
+            in_window=False,
+            config=SimpleNamespace(detail="short"),
+            sink_failed=lambda sink, error: self.said.append(str(error)),
         )
         self.inbox = reports.Inbox("prefix", None, self.monitor)
         self.outbox = reports.Outbox("prefix")

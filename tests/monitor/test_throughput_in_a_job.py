@@ -50,4 +50,4 @@ def test_a_peak_that_is_given_gives_the_utilisation(tmp_path: Path) -> None:
     assert window.throughput is not None
     assert window.throughput.flop_per_s_per_device is not None
     assert window.throughput.mfu == pytest.approx(window.throughput.flop_per_s_per_device / 1e12)
-    assert "throughput/mfu" in window.metrics()
+    assert "overlap/mfu" in window.metrics()

@@ -89,7 +89,7 @@ def test_a_slowdown_that_goes_with_the_clock_under_a_power_cap_is_said_with_its_
     assert shown.power_verdict is not None
     assert shown.power_verdict.verdict == "clock throttled by power cap"
     assert shown.power_verdict.from_clock == pytest.approx(0.1)
-    assert shown.metrics()["device/slowdown_from_clock"] == pytest.approx(0.1)
+    assert shown.metrics()["gpu/slowdown_from_clock"] == pytest.approx(0.1)
     assert "throttled by power cap for 80.0% of overlapped and 10.0% of sequential time" in printed(shown)
 
 
@@ -99,7 +99,7 @@ def test_an_invalid_window_says_nothing_of_its_sequential_steps() -> None:
     assert not shown.valid
     assert said(shown) == ""
     assert "sequential" not in printed(shown)
-    keys = [key for key in shown.metrics() if key.startswith(("power/", "device/"))]
+    keys = [key for key in shown.metrics() if key.startswith(("power/", "gpu/"))]
     assert keys
     assert not any("sequential" in key for key in keys)
 

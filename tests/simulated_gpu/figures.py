@@ -355,12 +355,12 @@ def _power(window: OverlapReport, o: Steps, s: Steps) -> Iterator[Compared]:
         clock = 1980 * statistics.fmean(steps.means(lambda rank, n: rank[n].clock, timed=True))
         for name, mhz in (("sm_clock_mhz", of_mode.sm_clock_mhz), ("compute_sm_clock_mhz", of_mode.compute_clock_mhz)):
             if mhz is not None:
-                yield Compared(f"device/{mode.value}_{name}", mhz, clock, WITHIN_SAMPLED)
+                yield Compared(f"gpu/{mode.value}_{name}", mhz, clock, WITHIN_SAMPLED)
         for name, counter in (("dram", "memory_s"), ("sm", "multiprocessors_s")):
             used = None if of_mode.parts is None else getattr(of_mode.parts, name)
             if used is not None:
                 share = 1e3 * steps.between(counter) / steps.step_ms
-                yield Compared(f"device/{mode.value}_{name}_fraction", used, share, WITHIN_SAMPLED)
+                yield Compared(f"gpu/{mode.value}_{name}_fraction", used, share, WITHIN_SAMPLED)
 
 
 def idle_ms(rank: Sequence[StepTruth], number: int, *, waiting: bool = False) -> float:

@@ -16,8 +16,8 @@ Written = list[tuple[dict[str, float], int]]
 
 def hostile() -> OverlapReport:
     """A name that most loggers refuse, and a value that is no number."""
-    dimension = DimensionTime("dp-cp", 1, 8, 1.0, 1.0, 1.0, 1.0)
-    return msgspec.structs.replace(window(), dimensions=(dimension,), measurement_overhead=math.nan)
+    dimensions = tuple([DimensionTime(name, 1, 8, 1.0, 1.0, 1.0, 1.0) for name in ("dp-cp", "tp")])
+    return msgspec.structs.replace(window(), dimensions=dimensions, measurement_overhead=math.nan)
 
 
 def test_each_window_is_written_at_once_with_its_first_step() -> None:

@@ -44,14 +44,14 @@ def sink_with(path: Path, *reports: Any, **options: Any) -> PrometheusSink:
         ("overlap/valid", "overlap_valid", ("", ""), 1.0),
         ("power/overlapped_avg_w", "overlap_power_avg_watts", ("mode", "overlapped"), 1.0),
         ("power/sequential_energy_per_step_j", "overlap_power_energy_per_step_joules", ("mode", "sequential"), 1.0),
-        ("device/sequential_sm_clock_mhz", "overlap_device_sm_clock_hertz", ("mode", "sequential"), 1e6),
-        ("device/overlapped_nvlink_rx_gb_s", "overlap_device_nvlink_rx_bytes_per_second", ("mode", "overlapped"), 1e9),
+        ("gpu/sequential_sm_clock_mhz", "overlap_gpu_sm_clock_hertz", ("mode", "sequential"), 1e6),
+        ("gpu/overlapped_nvlink_rx_gb_s", "overlap_gpu_nvlink_rx_bytes_per_second", ("mode", "overlapped"), 1e9),
         ("comm/allreduce_bytes", "overlap_comm_bytes", ("collective", "allreduce"), 1.0),
         ("comm/allreduce_messages", "overlap_comm_messages", ("collective", "allreduce"), 1.0),
         ("dimension/data_comm_ms", "overlap_dimension_comm_seconds", ("dimension", "data"), 1e-3),
         ("comm/allreduce_busbw_gb_s", "overlap_comm_busbw_bytes_per_second", ("collective", "allreduce"), 1e9),
         ("dimension/data_comm_slowdown", "overlap_dimension_comm_slowdown_ratio", ("dimension", "data"), 1.0),
-        ("memory/overlapped_peak_bytes", "overlap_memory_peak_bytes", ("mode", "overlapped"), 1.0),
+        ("gpu/overlapped_memory_peak_bytes", "overlap_gpu_memory_peak_bytes", ("mode", "overlapped"), 1.0),
         ("traffic/data_sent_bytes", "overlap_traffic_sent_bytes", ("dimension", "data"), 1.0),
         ("pipeline/stage_1_bubble_fraction", "overlap_pipeline_stage_bubble_ratio", ("stage", "1"), 1.0),
     ],
@@ -100,7 +100,8 @@ def test_the_last_window_is_in_the_file(tmp_path: Path) -> None:
     assert found["overlap_e2e_overlapped_seconds", ()] == pytest.approx(report.e2e_overlapped_ms.value / 1e3)  # type: ignore[union-attr]
     assert found["overlap_power_avg_watts", (("mode", "overlapped"),)] == report.metrics()["power/overlapped_avg_w"]
     assert found["overlap_window_first_step", ()] == report.first_step
-    assert len(found) == len(report.metrics()) + 2
+    assert found["overlap_bound_info", (("bound", report.bound),)] == 1
+    assert len(found) == len(report.metrics()) + 3
     (info,) = (dict(labels) for name, labels in found if name == "overlap_run_info")
     assert info["device"] == "NVIDIA H200"
     assert path.stat().st_mode & 0o777 == 0o644

@@ -207,26 +207,26 @@ POWER_METRICS = (
            between=_OVER_ONE),
     Figure("power/{mode}_peak_tdp_fraction", "fraction", "highest power over the default limit", "highest, of TDP",
            between=_OVER_ONE, aggregate=HIGHEST),
-    Figure("device/{mode}_sm_clock_mhz", "MHz", "mean SM clock", "SM clock"),
-    Figure("device/{mode}_compute_sm_clock_mhz", "MHz", "mean SM clock while compute runs, in profiled steps",
+    Figure("gpu/{mode}_sm_clock_mhz", "MHz", "mean SM clock", "SM clock"),
+    Figure("gpu/{mode}_compute_sm_clock_mhz", "MHz", "mean SM clock while compute runs, in profiled steps",
            "SM clock while computing", of=lambda m: m.compute_clock_mhz),
-    Figure("device/{mode}_throttle_fraction", "fraction", "time in which the clock was held back", "clock held back"),
-    Figure("device/{mode}_power_cap_fraction", "fraction", "the same for a power cap", "held back by a power cap",
+    Figure("gpu/{mode}_throttle_fraction", "fraction", "time in which the clock was held back", "clock held back"),
+    Figure("gpu/{mode}_power_cap_fraction", "fraction", "the same for a power cap", "held back by a power cap",
            of=lambda m: m.cause_fraction(Cause.POWER)),
-    Figure("device/{mode}_thermal_fraction", "fraction", "the same for heat", "held back by heat",
+    Figure("gpu/{mode}_thermal_fraction", "fraction", "the same for heat", "held back by heat",
            of=lambda m: m.cause_fraction(Cause.TEMPERATURE)),
-    Figure("device/{mode}_hardware_fraction", "fraction", "the same by the hardware's own protection",
+    Figure("gpu/{mode}_hardware_fraction", "fraction", "the same by the hardware's own protection",
            "held back by the hardware", of=lambda m: m.cause_fraction(Cause.HARDWARE)),
-    Figure("device/{mode}_sm_busy_fraction", "fraction", "SMs that are busy", "SMs busy", of=_utilisation("sm")),
-    Figure("device/{mode}_sm_occupancy_fraction", "fraction", "warps that are active, of the most", "warps active",
+    Figure("gpu/{mode}_sm_busy_fraction", "fraction", "SMs that are busy", "SMs busy", of=_utilisation("sm")),
+    Figure("gpu/{mode}_sm_occupancy_fraction", "fraction", "warps that are active, of the most", "warps active",
            of=_utilisation("sm_occupancy")),
-    Figure("device/{mode}_tensor_busy_fraction", "fraction", "time in which tensor cores work", "tensor cores busy",
+    Figure("gpu/{mode}_tensor_busy_fraction", "fraction", "time in which tensor cores work", "tensor cores busy",
            of=_utilisation("tensor")),
-    Figure("device/{mode}_dram_busy_fraction", "fraction", "memory bandwidth in use", "memory bandwidth used",
+    Figure("gpu/{mode}_dram_busy_fraction", "fraction", "memory bandwidth in use", "memory bandwidth used",
            of=_utilisation("dram")),
-    Figure("device/{mode}_nvlink_rx_gb_s", "GB/s", "NVLink traffic in", "NVLink in",
+    Figure("gpu/{mode}_nvlink_rx_gb_s", "GB/s", "NVLink traffic in", "NVLink in",
            of=_utilisation("nvlink_rx_gb_s")),
-    Figure("device/{mode}_nvlink_tx_gb_s", "GB/s", "NVLink traffic out", "NVLink out",
+    Figure("gpu/{mode}_nvlink_tx_gb_s", "GB/s", "NVLink traffic out", "NVLink out",
            of=_utilisation("nvlink_tx_gb_s")),
 )  # fmt: skip
 PEAK_RISE = Figure(
@@ -235,6 +235,14 @@ PEAK_RISE = Figure(
     "highest power of any device in overlapped steps over that in sequential ones, less one",
     compares=True,
     aggregate=HIGHEST,
+)
+
+THROUGHPUT = (
+    Figure("overlap/tokens_per_s", "tokens/s", "tokens that the whole job trains on in a second"),
+    Figure("overlap/samples_per_s", "samples/s", "samples that the whole job trains on in a second"),
+    Figure("overlap/flop_per_step", "FLOP", "model FLOP of a step of the whole job, without what is recomputed"),
+    Figure("overlap/flop_per_s_per_device", "FLOP/s", "model FLOP a second, mean over the devices"),
+    Figure("overlap/mfu", "fraction", "model FLOP utilisation: the same over the device's peak"),
 )
 
 
@@ -286,43 +294,38 @@ FAMILIES = (
         PEAK_RISE,
     )),
     Family(report_parts.slowdown, (
-        Figure("device/slowdown_from_clock", "fraction",
+        Figure("gpu/slowdown_from_clock", "fraction",
                "sequential over overlapped SM clock, less one: the most that the clock explains", compares=True),
-        Figure("device/slowdown_beyond_clock", "fraction", "the least of the compute slowdown that remains: contention",
+        Figure("gpu/slowdown_beyond_clock", "fraction", "the least of the compute slowdown that remains: contention",
                compares=True),
-        Figure("device/slowdown_from_sms", "fraction",
+        Figure("gpu/slowdown_from_sms", "fraction",
                "the part of the compute slowdown that the SMs taken by communication have, by a model", compares=True),
-        Figure("device/slowdown_from_waves", "fraction",
+        Figure("gpu/slowdown_from_waves", "fraction",
                "the part that further waves of blocks have, by the same model",
                compares=True),
-        Figure("device/slowdown_from_memory", "fraction", "what remains where memory bandwidth was exhausted",
+        Figure("gpu/slowdown_from_memory", "fraction", "what remains where memory bandwidth was exhausted",
                compares=True),
-        Figure("device/slowdown_unexplained", "fraction", "the part of the compute slowdown that no known cause has",
+        Figure("gpu/slowdown_unexplained", "fraction", "the part of the compute slowdown that no known cause has",
                compares=True),
     )),
     Family(report_parts.memory, (
-        Figure("memory/{mode}_peak_bytes", "bytes", "highest memory that tensors hold on any rank", aggregate=HIGHEST),
-        Figure("memory/{mode}_peak_at_most_bytes", "bytes", "what the memory peak is at most",
+        Figure("gpu/{mode}_memory_peak_bytes", "bytes", "highest memory that tensors hold on any rank",
+               of=lambda peak: peak.peak_bytes, aggregate=HIGHEST),
+        Figure("gpu/{mode}_memory_peak_at_most_bytes", "bytes", "what the memory peak is at most",
                of=lambda peak: peak.at_most_bytes, aggregate=HIGHEST),
     )),
-    Family(report_parts.verdict, (
-        Figure("verdict/compute_fraction", "fraction",
+    Family(report_parts.step, (
+        Figure("overlap/step_compute_fraction", "fraction",
                f"compute, for as long as it takes alone, {_OF_A_STEP}; with contention, where that is not known"),
-        Figure("verdict/contention_fraction", "fraction",
+        Figure("overlap/step_contention_fraction", "fraction",
                f"what compute takes longer beside communication, {_OF_A_STEP}"),
-        Figure("verdict/transfer_fraction", "fraction",
+        Figure("overlap/step_transfer_fraction", "fraction",
                f"exposed communication without waiting and bubble, {_OF_A_STEP}"),
-        Figure("verdict/waiting_fraction", "fraction",
+        Figure("overlap/step_waiting_fraction", "fraction",
                f"exposed communication in which ranks wait for the one that comes last, {_OF_A_STEP}"),
-        Figure("verdict/bubble_fraction", "fraction", f"the bubble of a pipeline, {_OF_A_STEP}"),
-        Figure("verdict/idle_fraction", "fraction", f"neither compute nor communication, {_OF_A_STEP}"),
-        Figure("verdict/on_host_fraction", "fraction", f"exposed communication on the host, {_OF_A_STEP}"),
-        _flag("verdict/compute_bound", "1 if compute and contention take 80% of a step or more"),
-        _flag("verdict/communication_bound", "1 if compute does not, and transfer is the largest of the other parts"),
-        _flag("verdict/launch_bound", "1 if idle time is"),
-        _flag("verdict/bubble_bound", "1 if the bubble is"),
-        _flag("verdict/straggler_bound", "1 if waiting is"),
-        _flag("verdict/host_communication_bound", "1 if exposed communication on the host is"),
+        Figure("overlap/step_bubble_fraction", "fraction", f"the bubble of a pipeline, {_OF_A_STEP}"),
+        Figure("overlap/step_idle_fraction", "fraction", f"neither compute nor communication, {_OF_A_STEP}"),
+        Figure("overlap/step_on_host_fraction", "fraction", f"exposed communication on the host, {_OF_A_STEP}"),
     )),
     Family(report_parts.traffic, (
         Figure("traffic/{dimension}_messages", "messages",
@@ -339,13 +342,7 @@ FAMILIES = (
         Figure("traffic/steps_alike_fraction", "fraction",
                "counted steps that sent the same as the recorded step, over all ranks"),
     )),
-    Family(report_parts.attribute("throughput"), (
-        Figure("throughput/tokens_per_s", "tokens/s", "tokens that the whole job trains on in a second"),
-        Figure("throughput/samples_per_s", "samples/s", "samples that the whole job trains on in a second"),
-        Figure("throughput/flop_per_step", "FLOP", "model FLOP of a step of the whole job, without what is recomputed"),
-        Figure("throughput/flop_per_s_per_device", "FLOP/s", "model FLOP a second, mean over the devices"),
-        Figure("throughput/mfu", "fraction", "model FLOP utilisation: the same over the device's peak"),
-    )),
+    Family(report_parts.attribute("throughput"), THROUGHPUT),
     Family(report_parts.attribute("experts"), (
         Figure("expert/load_max_over_mean", "ratio",
                "bytes that an expert rank receives in a step: the most over the mean"),
@@ -435,3 +432,18 @@ def compares(name: str) -> bool:
 SUMMARY = tuple([figure for figure in FIGURES if not figure.detail])
 # Step times of both modes.
 STEP_TIMES = tuple([_BY_NAME[name] for name in ("e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms")])
+# What trackers (W&B, a trainer's loggers) get by default, besides the verdict: panels of W&B's workspace, each with the
+# question that it answers.
+SHORT = (
+    ("Is overlap worth it? Step time", tuple([figure.key for figure in STEP_TIMES])),
+    ("Is overlap worth it? Speed-up",
+     tuple([f"overlap/speedup_vs_sequential{end}" for end in ("", "_ci_low", "_ci_high")])),
+    ("What does it cost? Compute slowdown", ("overlap/compute_slowdown",)),
+    ("What does it cost? Power of a device", ("power/{mode}_avg_w",)),
+    ("What holds it back? Exposed communication", ("overlap/exposed_comm_ms",)),
+    ("What holds it back? Share that is hidden", ("overlap/hidden_comm_fraction",)),
+    ("Can it be trusted? Valid windows", ("overlap/valid",)),
+    ("Can it be trusted? Cost of measuring", ("overlap/measurement_overhead",)),
+)  # fmt: skip
+# The same keys, and that of each arm of the user's.
+SHORT_KEYS = frozenset(["arm/{arm}_speedup", *[key for _, keys in SHORT for key in keys]])

@@ -29,6 +29,7 @@ from overlap_callbacks.analysis.results.step_parts import (
     LateRank,
     StepParts,
     StepShare,
+    bound_of,
     measured_parts,
     step_shares,
 )
@@ -258,6 +259,18 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
         values = ((name, getattr(self, name)) for name in REQUIRED_FIGURES)
         figures = {name: value for name, value in values if value is not None}
         return measured_parts(figures, self.spread, compared=self.valid and not self.control)
+
+    @property
+    def bound(self) -> str:
+        """What bounds an overlapped step, by the name of a ``Bound``; empty if not measured."""
+        found = self.step_parts()
+        return "" if found is None else bound_of(found[0])[0].value
+
+    @property
+    def has_several_dimensions(self) -> bool:
+        """Whether communication is of more than one dimension of parallelism."""
+        during = {pair.concurrent_with for pair in self.dimension_pairs}
+        return len({row.dimension for row in self.dimensions} | during) > 1
 
     def dimension_shares(self) -> tuple[StepShare, ...]:
         """How much of an overlapped step the communication of each dimension of parallelism takes, and the bubble."""

@@ -15,7 +15,7 @@ from overlap_callbacks.analysis.results.kernel_times import MEMORY, SMS, UNEXPLA
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import JobPower
 from overlap_callbacks.analysis.results.race import RaceVerdict
-from overlap_callbacks.analysis.results.step_parts import BUBBLE, COMPUTE, IDLE, ON_HOST, Bound, bound_of
+from overlap_callbacks.analysis.results.step_parts import BUBBLE, COMPUTE, IDLE, ON_HOST
 from overlap_callbacks.analysis.sums import grouped
 
 Parts = Iterator[tuple[Mapping[str, str], Any]]
@@ -90,7 +90,12 @@ def _named(dimension: str) -> Mapping[str, str]:
 
 
 def dimensions(report: Any) -> Parts:
-    """Communication of each dimension of parallelism, its cost to compute, and its fraction of a step."""
+    """Communication of each dimension of parallelism, its cost to compute, and its fraction of a step.
+
+    None of a job with one dimension: headline figures say the same.
+    """
+    if not report.has_several_dimensions:
+        return
     for row in report.dimensions:
         yield _named(row.dimension), {
             "comm_ms": row.comm_ms, "exposed_ms": row.exposed_ms, "bytes": row.bytes_in, "comm_slowdown": row.slowdown,
@@ -98,7 +103,7 @@ def dimensions(report: Any) -> Parts:
     for name, value in compute_slowdowns(report.dimension_pairs).items():
         yield _named(name), {"compute_slowdown": value}
     for share in report.dimension_shares():
-        if share.name not in (COMPUTE, IDLE, ON_HOST, BUBBLE):  # ``verdict/`` has these
+        if share.name not in (COMPUTE, IDLE, ON_HOST, BUBBLE):  # parts of the step have these
             yield _named(share.name), {"step_fraction": share.fraction}
 
 
@@ -137,16 +142,16 @@ def _by_mode(report: Any, rows: Sequence[Any]) -> Parts:
             yield {"mode": row.mode.value}, row
 
 
-def verdict(report: Any) -> Parts:
+def step(report: Any) -> Parts:
+    """Where the time of an overlapped step goes."""
     found = report.step_parts()
     if found is None:
         return
     parts, _ = found
-    bound, _ = bound_of(parts)
-    shares = {f"{name.removesuffix('_ms')}_fraction": ms / parts.total_ms for name, ms in parts._asdict().items()}
+    shares = {f"step_{name.removesuffix('_ms')}_fraction": ms / parts.total_ms for name, ms in parts._asdict().items()}
     if report.control or not report.valid:
-        del shares["contention_fraction"]
-    yield _NONE, {**shares, **{f"{each.value}_bound": float(each is bound) for each in Bound}}
+        del shares["step_contention_fraction"]
+    yield _NONE, shares
 
 
 def arrivals(report: Any) -> Parts:

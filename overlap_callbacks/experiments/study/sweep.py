@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from overlap_callbacks.analysis.formatting import PLAIN
-from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.catalogue import FIGURES, THROUGHPUT
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -49,8 +49,6 @@ from overlap_callbacks.report.record import Record, RecordError, read
 
 _WORKER = "overlap_callbacks.experiments.study.job.worker"
 _LEAST_WORK_SHARE = 0.5
-# Sections of a report's metrics that a study has in addition to the catalogue's figures.
-_SECTIONS = ("power", "device", "memory", "throughput")
 
 
 @dataclass
@@ -228,7 +226,7 @@ def _metrics(windows: Sequence[OverlapReport]) -> dict[str, Estimate]:
     found: dict[str, list[Estimate]] = {}
     for window in windows:
         for value in window.values():
-            if value.figure.section in _SECTIONS:
+            if value.figure.section in ("power", "gpu") or value.figure in THROUGHPUT:
                 found.setdefault(value.key, []).append(Estimate(value.number, None, None, window.num_steps, 1))
     pooled = {key: pool(values) for key, values in found.items()}
     return {key: estimate for key, estimate in pooled.items() if estimate is not None}

@@ -245,8 +245,8 @@ def usage(record: Record) -> list[Section]:
         excluded_steps(record),
         ("Highest memory of tensors", "GB", [(mode.value, mode.value, _memory(mode)) for mode in Mode], True),
         ("Time in which the device works", "fraction", (("device", "ink", _busy),), True),
-        ("SMs busy", "fraction", _both(every_figure()["device/{mode}_sm_busy_fraction"]), True),
-        ("Memory bandwidth used", "fraction", _both(every_figure()["device/{mode}_dram_busy_fraction"]), True),
+        ("SMs busy", "fraction", _both(every_figure()["gpu/{mode}_sm_busy_fraction"]), True),
+        ("Memory bandwidth used", "fraction", _both(every_figure()["gpu/{mode}_dram_busy_fraction"]), True),
     )
     blocks += charts
     if not blocks:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_callbacks.analysis import safe_text
+from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.communication.placement import host_numbers
 from overlap_callbacks.analysis.communication.view import PHYSICAL, STYLE, Placement, svg, view_of
 from overlap_callbacks.analysis.formatting import PLAIN, count
@@ -51,18 +52,20 @@ td{overflow-wrap:normal}th{color:var(--dim)}tr{border-bottom:1px solid var(--lin
 
 
 class SoFar(NamedTuple):
-    """Summary of the run so far: means over the windows that count, and the first step of these."""
+    """Summary of the run so far: means over the windows that count, the first step of these, and what bounds steps."""
 
     verdict: str
     num_windows: int
     first_step: int | None
     figures: Mapping[str, Estimate]
+    bottleneck: str = ""
 
     @classmethod
     def of(cls, summary: RunSummary, verdict: str) -> SoFar:
         """From the run so far."""
-        valid = summary.valid_windows
-        return cls(verdict, len(valid), valid[0].first_step if valid else None, summary.pooled())
+        valid, found = summary.valid_windows, run_bottleneck(summary)
+        first_step = valid[0].first_step if valid else None
+        return cls(verdict, len(valid), first_step, summary.pooled(), "" if found is None else found.sentence())
 
 
 def step_card(report: OverlapReport, so_far: SoFar | None) -> str:
@@ -77,12 +80,14 @@ def step_card(report: OverlapReport, so_far: SoFar | None) -> str:
     body = []
     if so_far is not None:
         body.append(f'<h1>The run so far <span class="dim">{_covered(so_far)}</span></h1>')
-        body.append(f"<p><b>{_text(so_far.verdict)}</b></p>")
+        body.append(f"<p><b>{_text(so_far.verdict)}</b></p><p>{_text(so_far.bottleneck)}</p>")
     body.append(f'<h1>This window <span class="dim">number {report.window}, from step {report.first_step}</span></h1>')
     body.append(f'<p class="dim">{heard}, {_text(report.device)}</p>')
     bars = [(figure, figures[figure.name]) for figure in STEP_TIMES if figure.name in figures]
     body.append(_bars(bars) if bars else '<p class="dim">Step times were not measured in this window.</p>')
     body.append(_rows(figures, {} if so_far is None else so_far.figures))
+    if report.cost is not None:
+        body.append(f'<p class="dim">Cost of measuring: {PLAIN.measuring_cost(report.cost)}.</p>')
     if cause is not None:
         body.append(f"<p>What the compute slowdown of this window is due to: {_text(cause)}</p>")
     body += [f'<p class="dim">Note: {_text(note)}</p>' for note in report.problems[:_MAX_NOTES]]

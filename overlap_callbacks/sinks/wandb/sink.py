@@ -17,13 +17,13 @@ from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.headline import cause_in_words, run_verdict
 from overlap_callbacks.analysis.results.arm import ArmReport
-from overlap_callbacks.analysis.results.catalogue import SUMMARY
+from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.figure import Value, values_of
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
 from overlap_callbacks.analysis.run_summary import RunSummary, without_details
-from overlap_callbacks.sinks.base import Sink, fit, fit_name
+from overlap_callbacks.sinks.base import DETAILS, Sink, chosen, fit, fit_name
 from overlap_callbacks.sinks.jsonl import earlier_starts
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
@@ -31,12 +31,16 @@ from overlap_callbacks.sinks.wandb.tables import Table, arm_table, tables
 
 # The library's own x-axis. W&B's step may only increase, and belongs to the user's own logging: it is never passed.
 STEP_KEY = "overlap/step"
+VERDICT = "overlap/verdict"
 
-STEP_CARD = "overlap/step_time"
+# W&B sorts the panels of a section by name: the first one of all is the card.
+STEP_CARD = "overlap/answer"
 POWER_CARD = "power/trace_card"
 TRAFFIC_CARD = "traffic/matrix"
 ARMS_TABLE = "arm/arms"
 
+# Sections whose tables and pictures are logged by default; ``arm`` exists only where the user has arms.
+_SECTIONS = ("overlap", "power", "arm")
 # Minimum time between two equal alerts. The sink sends one per crossing; W&B replaces 0 by its default of a minute.
 _ALERT_WAIT_S = 0.001
 # Each table is a file and an artifact. Each of the first windows has its tables. After that, tables are logged when the
@@ -48,7 +52,7 @@ _TABLES_GROWTH = 1.25
 class _Row(NamedTuple):
     """What is logged of a window; with its report and the run so far if pictures and tables are due."""
 
-    metrics: dict[str, float]
+    metrics: dict[str, float | str]
     pictured: OverlapReport | None = None
     so_far: cards.SoFar | None = None
 
@@ -56,21 +60,18 @@ class _Row(NamedTuple):
 class WandbSink(Sink):
     """Logs to the user's W&B run if there is one, else to a run that it starts and finishes.
 
-    - Every metric of ``OverlapReport.metrics()``, against ``overlap/step``, with aggregates in the run's summary
-      (``Figure.aggregates``); means over the run so far under ``overlap_run/``, and how many windows
-      they are of. Where a resumed job goes on in the record of its earlier starts, these are of all starts.
-    - ``overlap/step_time``: step time ideal, overlapped and sequential side by side with intervals, as a picture with
-      the verdict; ``power/trace_card``: power against time; ``traffic/matrix``: who sends how much to whom.
-    - Tables: ``overlap/kernels``, ``overlap/pairs`` (what each kernel family loses beside each kind of collective),
-      ``comm/collectives``, ``comm/transfers``, ``straggler/ranks``, ``dimension/dimensions``, ``traffic/messages``,
-      ``expert/steps``,
-      ``power/trace``.
-    - Of windows with other arms than sequential steps, ``ArmReport.metrics()``; at the end the table ``arm/arms``.
-    - In the run's summary, the verdicts as text: ``overlap/verdict`` and ``power/verdict``.
-    - In its configuration, under ``overlap_callbacks``: schedule, device, versions, framework, the size of the groups
-      of each dimension of parallelism, the environment, and the findings in it.
-    - At the end the JSONL record, as an artifact of the type ``overlap-record``; and as a file of the run, which W&B
-      takes when the run is finished, by whomever.
+    - ``overlap/answer``, a card: the verdict, step time ideal, overlapped and sequential side by side, and headline
+      figures, all with intervals, of the run so far and of the window.
+    - At most 14 keys a window, against ``overlap/step``: ``overlap/verdict``, as text, and the figures of ``SHORT`` in
+      ``overlap_callbacks.analysis.results.catalogue``. The run's summary has the same keys, of the run so far: of all
+      starts, where a resumed job goes on in its record.
+    - Tables: ``overlap/figures`` (all figures, with intervals), ``overlap/kernels``, ``overlap/pairs`` (what each
+      kernel family loses beside each kind of collective), ``power/trace``; ``power/trace_card``: power against time.
+    - Of windows with other arms than sequential steps, ``arm/<name>_speedup``; at the end the table ``arm/arms``.
+    - With ``detail="all"``, every metric of ``OverlapReport.metrics()`` and ``ArmReport.metrics()``, what bounds a
+      step (``overlap/bound``, ``overlap/bottleneck``), ``power/verdict``, and tables of other sections.
+    - In its configuration, under ``overlap_callbacks``: what was measured, where and how, and findings about it.
+    - The JSONL record, as a file of the run and, at the end, as an artifact of the type ``overlap-record``.
     - An alert when a figure and its 95% interval pass a limit of ``alerts``, and again only after the figure has been
       back within; and one for each serious finding in the environment.
 
@@ -78,8 +79,7 @@ class WandbSink(Sink):
     ``WandbLogger`` defines ``*``), W&B picks one at random.
 
     If W&B stalls, training and the record go on. A run that W&B does not begin within ``timeout_s`` is logged offline.
-    At the end, W&B has ``timeout_s`` to take the rest; what was not sent lies in the run's folder. Both can be sent
-    later, with ``wandb sync``.
+    At the end, W&B has ``timeout_s`` to take the rest; ``wandb sync`` sends what is left in the run's folder.
 
     Args:
         run: the run to use. By default ``wandb.run`` at the time of the first report.
@@ -88,10 +88,11 @@ class WandbSink(Sink):
             fractions, times in milliseconds. An alert comes when the whole interval of a figure is above its limit;
             of ``speedup_vs_sequential``, ``attained_fraction`` and ``hidden_comm_fraction``, when it is below.
         timeout_s: maximum time in seconds for W&B to start a run, and to take the rest at the end.
+        detail: ``"short"`` or ``"all"``.
         init: arguments of ``wandb.init`` for a run started here, e.g. ``project``, ``entity``, ``name``.
 
     Raises:
-        TypeError, ValueError: ``alerts`` or ``timeout_s`` is wrong.
+        TypeError, ValueError: ``alerts``, ``timeout_s`` or ``detail`` is wrong.
         ImportError: (from ``log``) wandb is not installed.
         RuntimeError: (from ``log``) nobody is logged in to W&B, so no run can be started.
         TimeoutError: (from ``close``) W&B began no run, or did not take everything, in time.
@@ -104,6 +105,7 @@ class WandbSink(Sink):
         start: bool = True,
         alerts: Mapping[str, float] | None = None,
         timeout_s: float = 30.0,
+        detail: str = "short",
         **init: Any,
     ) -> None:
         self._given_run = run
@@ -111,6 +113,7 @@ class WandbSink(Sink):
         self._limits = Limits(alerts)
         # wandb has the same time limit for a run finished here, and then reports what was not sent.
         self.close_timeout_s: float = _validation.seconds("timeout_s", timeout_s)
+        self._detail = _validation.one_of("detail", detail, allowed=DETAILS)
         self._init = {"project": "overlap-callbacks", **init}
         self._info: RunInfo | None = None
         self._record: Path | None = None
@@ -151,9 +154,10 @@ class WandbSink(Sink):
         self._windows.append(without_details(report))
         self._describe(run, report)
         summary = RunSummary(self._info, self._windows, running=True)
-        verdict, cause = run_verdict(summary), cause_in_words(report.power_verdict)
-
-        row = {**self._numbers(report.values()), **run_metrics(summary), STEP_KEY: report.first_step}
+        verdict = run_verdict(summary)
+        texts = {VERDICT: verdict, **(_more_texts(summary, report) if self._detail == "all" else {})}
+        self._aggregates |= dict.fromkeys(texts, "none")
+        row: dict[str, float | str] = {**texts, **self._numbers(report.values()), STEP_KEY: report.first_step}
         # A window that was cut off at once has nothing to show, and must not represent the run as its last.
         shows = bool(report.figures())
         due = shows and len(self._windows) >= self._next_tables
@@ -165,10 +169,9 @@ class WandbSink(Sink):
         self._rows.append(_Row(row, report, cards.SoFar.of(summary, verdict)) if due else _Row(row))
         self._log_rows(run)
 
-        bound = run_bottleneck(summary)
-        sentences = {"power/verdict": cause, "overlap/bottleneck": None if bound is None else bound.sentence()}
-        run.summary.update({"overlap/verdict": verdict, **{key: said for key, said in sentences.items() if said}})
-        for alert in (*finding_alerts(report, self._alerted), *self._limits.passed(report, summary.pooled())):
+        run.summary.update({**texts, **run_metrics(summary, self._detail)})
+        passed = self._limits.passed(report, summary.pooled())
+        for alert in (*finding_alerts(report, self._alerted), *[alert.followed_by(verdict) for alert in passed]):
             run.alert(title=alert.title, text=alert.text, level="WARN", wait_duration=_ALERT_WAIT_S)
 
     def log_arm(self, report: ArmReport) -> None:
@@ -225,8 +228,9 @@ class WandbSink(Sink):
                 raise self._timeout_error(run) from None
 
     def _numbers(self, values: Iterable[Value]) -> dict[str, float]:
-        fitted = fit(values)
-        self._aggregates |= {key: value.aggregates for key, value in fitted.items()}
+        fitted = fit(chosen(values, self._detail))
+        # The summary has the run's own value of a headline figure (``run_metrics``).
+        self._aggregates |= {key: "none" if _is_of_run(value) else value.aggregates for key, value in fitted.items()}
         return {key: value.number for key, value in fitted.items()}
 
     def _log_rows(self, run: Any) -> None:
@@ -246,13 +250,18 @@ class WandbSink(Sink):
     def _log_row(self, run: Any) -> None:
         row, wandb = self._rows.pop(0), sys.modules["wandb"]
         pictures = {} if row.pictured is None else _pictures(wandb, row.pictured, row.so_far)
-        self._log_part(run, {**row.metrics, **pictures})
+        self._log_part(run, {**self._detailed(pictures), **row.metrics})
         # Separately: for an online run's table, W&B asks its server, waits, and may raise. With the step again: the
         # user may have begun another row by then.
-        tables_of_row = {} if row.pictured is None else _tables(wandb, tables(row.pictured))
-        if tables_of_row:
-            step = row.metrics[STEP_KEY]
-            self._try_artifact("the tables of a window", lambda: self._log_part(run, {**tables_of_row, STEP_KEY: step}))
+        if row.pictured is not None:
+            content = tables(row.pictured, {} if row.so_far is None else row.so_far.figures)
+            part = {**_tables(wandb, self._detailed(content)), STEP_KEY: row.metrics[STEP_KEY]}
+            self._try_artifact("the tables of a window", lambda: self._log_part(run, part))
+
+    def _detailed(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        """The tables or pictures among these that are logged."""
+        everything = self._detail == "all"
+        return {key: one for key, one in content.items() if everything or key.partition("/")[0] in _SECTIONS}
 
     def _log_part(self, run: Any, part: Mapping[str, Any]) -> None:
         """Add to the current row."""
@@ -270,20 +279,16 @@ class WandbSink(Sink):
         if not self._defined:
             run.define_metric(STEP_KEY, hidden=True)
             self._defined.add(STEP_KEY)
-        for key in sorted(row.keys() - self._defined):
-            # For means over the run so far, pictures and tables, the summary has the last value.
+        for key in [key for key in row if key not in self._defined]:
+            # For pictures and tables, the summary has the last value.
             run.define_metric(key, step_metric=STEP_KEY, summary=self._aggregates.get(key))
             self._defined.add(key)
 
     def _describe(self, run: Any, report: OverlapReport) -> None:
         """Put what was measured, where and how into the run's configuration."""
-        sizes: dict[str, int] = {}
-        for row in report.collectives:
-            name = fit_name(row.dimension or "other")
-            sizes[name] = max(row.group_size, sizes.get(name, 0))
         self._environment = report.environment or self._environment
         described: dict[str, Any] = {
-            "group_sizes": sizes,
+            "group_sizes": _group_sizes(report),
             "findings": {finding.rule: finding.message for finding in report.findings},
             **job_content(self._environment),
         }
@@ -375,6 +380,26 @@ def _is_finished(run: Any) -> bool:
     return bool(getattr(run, "_is_finished", False))
 
 
+def _more_texts(summary: RunSummary, report: OverlapReport) -> dict[str, str]:
+    """What bounds the run's steps, with the evidence, and the window's, in a word; what causes the slowdown."""
+    bottleneck = run_bottleneck(summary)
+    texts = {
+        "overlap/bottleneck": "" if bottleneck is None else bottleneck.sentence(),
+        "overlap/bound": report.bound,
+        "power/verdict": cause_in_words(report.power_verdict) or "",
+    }
+    return {key: text for key, text in texts.items() if text}
+
+
+def _group_sizes(report: OverlapReport) -> dict[str, int]:
+    """The ranks in the largest group of each dimension."""
+    sizes: dict[str, int] = {}
+    for row in report.collectives:
+        name = fit_name(row.dimension or "other")
+        sizes[name] = max(row.group_size, sizes.get(name, 0))
+    return sizes
+
+
 def job_content(environment: JobEnvironment | None) -> dict[str, Any]:
     """Hosts, devices, transports and differences between ranks; empty if not known.
 
@@ -392,15 +417,18 @@ def job_content(environment: JobEnvironment | None) -> dict[str, Any]:
     }
 
 
-def run_metrics(summary: RunSummary) -> dict[str, float]:
-    """Means over the valid windows so far, with intervals, under ``overlap_run/``, and the number of windows.
+def _is_of_run(value: Value) -> bool:
+    return value.figure in FIGURES and not value.bound.startswith("rank")
 
-    They have their own keys because W&B's bar charts need one plain number per run.
+
+def run_metrics(summary: RunSummary, detail: str) -> dict[str, float]:
+    """Headline figures of the run so far, with intervals at all looks, under the keys of a window's.
+
+    W&B's bar charts and sweeps need one plain number per run.
     """
     pooled = summary.pooled()
-    values = [value for figure in SUMMARY for value in values_of(figure, pooled.get(figure.name))]
-    means = {value.key.replace("overlap/", "overlap_run/", 1): value.number for value in values}
-    return {**means, "overlap_run/windows": float(len(summary.valid_windows))}
+    values = [value for figure in FIGURES for value in values_of(figure, pooled.get(figure.name))]
+    return {value.key: value.number for value in chosen(values, detail)}
 
 
 # -- runs started by the sink

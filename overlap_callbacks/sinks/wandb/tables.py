@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -10,6 +11,8 @@ import msgspec
 from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.arms import arm_summaries
 from overlap_callbacks.analysis.results.arm import ArmReport
+from overlap_callbacks.analysis.results.catalogue import FIGURES
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import PairTime, beside_in_words
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -17,6 +20,9 @@ from overlap_callbacks.analysis.run_summary import RunSummary
 
 _MAX_CELL_LENGTH = 500
 
+FIGURE_COLUMNS = (
+    "figure", "unit", "window", "ci_low", "ci_high", "rank_low", "rank_high", "run", "run_ci_low", "run_ci_high",
+)  # fmt: skip
 KERNEL_COLUMNS = (
     "kernel", "communication", "slowdown", "lost_ms", "overlapped_ms", "sequential_ms",
     "overlapped_calls", "sequential_calls",
@@ -71,23 +77,26 @@ def arm_table(summary: RunSummary, reports: Sequence[ArmReport]) -> Table:
     return Table(ARM_COLUMNS, rows)
 
 
-def tables(report: OverlapReport) -> dict[str, Table]:
+def tables(report: OverlapReport, of_run: Mapping[str, Estimate]) -> dict[str, Table]:
     """The tables of a window by key; a table without rows is left out.
 
-    Kernels and pairs compare with sequential steps, so an invalid window has none.
+    Kernels and pairs compare with sequential steps, so an invalid window has none. ``of_run``: headline figures of the
+    run so far, by name.
     """
+    several = report.has_several_dimensions  # else other tables have the same
     by_key = {
+        "overlap/figures": _figures(report, of_run),
         "overlap/kernels": _table(KERNEL_COLUMNS, report.kernels if report.valid else ()),
         "overlap/pairs": _pairs(report.pairs if report.valid else ()),
         "comm/collectives": _table(COLLECTIVE_COLUMNS, report.collectives),
-        "dimension/dimensions": _table(DIMENSION_COLUMNS, report.dimensions),
+        "dimension/dimensions": _table(DIMENSION_COLUMNS, report.dimensions if several else ()),
         "traffic/messages": _table(MESSAGE_COLUMNS, () if report.messages is None else report.messages.groups),
         "expert/steps": _table(EXPERT_COLUMNS, () if report.expert_details is None else report.expert_details.steps),
         "straggler/ranks": _table(
             LATE_COLUMNS, report.arrivals.ranks if report.arrivals is not None and report.valid else ()
         ),
         "comm/transfers": _table(TRANSFER_COLUMNS, report.transfers if report.valid else ()),
-        "dimension/pairs": _pairs(report.dimension_pairs if report.valid else ()),
+        "dimension/pairs": _pairs(report.dimension_pairs if report.valid and several else ()),
     }
     if not report.valid:
         for row in by_key["dimension/dimensions"].rows:
@@ -95,6 +104,20 @@ def tables(report: OverlapReport) -> dict[str, Table]:
     if report.power_trace is not None:
         by_key["power/trace"] = Table(TRACE_COLUMNS, _trace_rows(report.power_trace))
     return {key: table for key, table in by_key.items() if table.rows}
+
+
+def _figures(report: OverlapReport, of_run: Mapping[str, Estimate]) -> Table:
+    """All figures: of the window, and of the run those that have one."""
+    rows: dict[str, dict[str, Any]] = {}
+    for value in report.values():
+        figure = value.figure
+        row = rows.setdefault(value._replace(bound="").key, {"unit": figure.unit})
+        row[value.bound or "window"] = value.number if math.isfinite(value.number) else None
+        run = of_run.get(figure.name) if figure in FIGURES else None
+        if run is not None:
+            row |= {"run": run.value, "run_ci_low": run.ci_low, "run_ci_high": run.ci_high}
+    cells = [[_cell(key), *[row.get(column) for column in FIGURE_COLUMNS[1:]]] for key, row in rows.items()]
+    return Table(FIGURE_COLUMNS, cells)
 
 
 def _table(columns: tuple[str, ...], items: Sequence[Any]) -> Table:

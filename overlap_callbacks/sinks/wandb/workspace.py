@@ -7,19 +7,12 @@ Its content is plain data (``SECTIONS``), which can be printed. ``build`` turns 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from overlap_callbacks.analysis.results.catalogue import (
-    FIGURES,
-    HEADLINE,
-    STEP_TIMES,
-    every_figure,
-    figure_named,
-    keys_of,
-)
+from overlap_callbacks.analysis.results.catalogue import FIGURES, SHORT, SHORT_KEYS, every_figure, keys_of
 from overlap_callbacks.analysis.results.figure import Figure
-from overlap_callbacks.sinks.wandb.sink import logged_in
+from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD, TRAFFIC_CARD, logged_in
 
 DEFAULT_NAME = "Overlap cost"
 _STEP = "overlap/step"
@@ -58,123 +51,66 @@ def keys(sections: Sequence[Section]) -> list[str]:
     return list(dict.fromkeys(key for section in sections for panel in section.panels for key in panel.keys))
 
 
-# Figures shown together in one panel, by its title.
-_TOGETHER = {
-    "Step time": tuple([figure.key for figure in STEP_TIMES]),
-    "Compute kernels of a step": ("overlap/compute_ms", "overlap/compute_isolated_ms"),
-    "Compute busy time": ("overlap/compute_busy_ms", "overlap/compute_busy_isolated_ms"),
-    "Communication of a step": ("overlap/comm_ms", "overlap/hidden_comm_ms", "overlap/exposed_comm_ms"),
-    "Neither compute nor communication": (
-        "overlap/idle_ms",
-        "overlap/idle_isolated_ms",
-        "overlap/exposed_on_host_ms",
-        "overlap/bubble_ms",
-    ),
-    "Slowdown by the profiler": ("overlap/profiler_slowdown", "overlap/profiler_slowdown_isolated"),
-    "Valid, verified and complete windows": ("overlap/valid", "overlap/verified", "overlap/complete"),
-    "SMs and tensor cores busy": ("device/{mode}_sm_busy_fraction", "device/{mode}_tensor_busy_fraction"),
-    "Causes of the compute slowdown": tuple(
-        [key for key in every_figure() if key.startswith("device/slowdown_")],
-    ),
-}
-
-
-def _along(figure: Figure, title: str = "") -> Panel:
+def _along(figure: Figure) -> Panel:
     """A figure along the run: a headline figure with its interval; a figure of both modes in both."""
     shown = keys_of(figure)
-    if figure.formula is not None:
+    if figure in FIGURES:
         shown += [f"{figure.key}_ci_low", f"{figure.key}_ci_high"]
-    own = figure.title if figure.label else f"{figure.section}: {figure.short}"
-    return Panel("lines", title or own, tuple(shown), figure.unit)
+    return Panel("lines", figure.title, tuple(shown), figure.unit)
 
 
-def _panels(figures: Iterable[Figure]) -> Iterator[Panel]:
-    """A panel for each figure, or for those shown together; none for dimensions, collectives or stages."""
-    titles = {key: title for title, together in _TOGETHER.items() for key in together}
-    panels: dict[str, list[Figure]] = {}
-    for figure in figures:
-        if set(figure.labels) <= {"mode"}:
-            panels.setdefault(titles.get(figure.key, figure.key), []).append(figure)
-    for title, together in panels.items():
-        if title in _TOGETHER:
-            shown = [key for figure in together for key in keys_of(figure)]
-            yield Panel("lines", title, tuple(shown), together[0].unit)
-        else:
-            yield _along(together[0])
+def _rest(section: str) -> Section:
+    """What ``detail="all"`` adds to a section: its tables, and figures without a dimension, collective or stage."""
+    figures = [figure for figure in every_figure().values() if figure.section == section]
+    panels = [_along(figure) for figure in figures if set(figure.labels) <= {"mode"} and figure.key not in SHORT_KEYS]
+    return Section(section, (*panels, *_TABLES.get(section, ())), open=False)
 
 
-def _of_section(name: str) -> list[Figure]:
-    return [figure for figure in every_figure().values() if figure.section == name and figure not in FIGURES]
-
-
-def _bars(title: str, *names: str) -> Panel:
-    """The run's means of headline figures."""
-    return Panel("bars", title, tuple([f"overlap_run/{name}" for name in names]), figure_named(names[0]).unit)
-
-
+# Of sections whose tables are not logged by default.
+_TABLES = {
+    "comm": (Panel("rows", "Collectives", ("comm/collectives",)),),
+    "dimension": (
+        Panel("rows", "By dimension of parallelism", ("dimension/dimensions",)),
+        Panel("rows", "What compute loses during each dimension", ("dimension/pairs",)),
+    ),
+    "straggler": (Panel("rows", "For whom ranks wait", ("straggler/ranks",)),),
+    "traffic": (Panel("pictures", "Who sends how much to whom", (TRAFFIC_CARD,)),),
+}
+_GROUPS = tuple([(title, keys, every_figure()[keys[0]]) for title, keys in SHORT])
+# The answer and what is logged by default, then, folded, the rest of the table of figures.
 SECTIONS = (
     Section(
         "Overlap cost",
         (
-            _bars("1. Is overlap worth it? Step time", "e2e_ideal_ms", "e2e_overlapped_ms", "e2e_sequential_ms"),
-            _bars("2. What does it cost? Slowdown", "compute_slowdown", "comm_slowdown"),
-            _bars("3. How far from ideal? Gap", "gap_to_ideal"),
-            _bars("3. What holds it back? Communication", "hidden_comm_ms", "exposed_comm_ms"),
-            _along(figure_named("compute_slowdown"), "4. Has it changed? Slowdown, 95% interval"),
+            Panel("pictures", "The answer", (STEP_CARD,)),
+            # The run's own figures, run beside run.
+            *[
+                Panel("bars", title, tuple([key for key in keys if "_ci_" not in key]), figure.unit)
+                for title, keys, figure in _GROUPS
+                if figure in FIGURES
+            ],
         ),
-        columns=5,
     ),
     Section(
-        "Along the run, with 95% intervals",
-        (Panel("pictures", "The window in words and bars", ("overlap/step_time",)), *_panels(HEADLINE["steps"])),
+        "Has it changed? Windows along the run",
+        tuple(
+            [
+                Panel("lines", title, tuple(keys if len(keys) > 1 else keys_of(figure)), figure.unit)
+                for title, keys, figure in _GROUPS
+            ]
+        ),
     ),
     Section(
-        "Compute",
+        "Tables",
         (
-            *_panels(HEADLINE["compute"]),
-            Panel(
-                "lines",
-                "Slowdown of the best and the worst rank",
-                ("overlap/compute_slowdown_rank_low", "overlap/compute_slowdown_rank_high"),
-                "fraction",
-            ),
+            Panel("rows", "Figures, with 95% intervals", ("overlap/figures",)),
             Panel("rows", "Kernels that lose most", ("overlap/kernels",)),
             Panel("rows", "Slowdown by concurrent kernel", ("overlap/pairs",)),
-            Panel("rows", "What compute loses beside each dimension", ("dimension/pairs",)),
-        ),
-    ),
-    Section(
-        "Communication",
-        (
-            *_panels(HEADLINE["communication"]),
-            Panel("rows", "By dimension of parallelism", ("dimension/dimensions",)),
-            Panel("rows", "Collectives", ("comm/collectives",)),
-        ),
-    ),
-    Section(
-        "Power",
-        (
-            *_panels(_of_section("power")),
-            Panel("pictures", "Power in the window, by mode", ("power/trace_card",)),
+            Panel("pictures", "Power in the window, by mode", (POWER_CARD,)),
             Panel("curve", "Power against time, last window", ("power/trace",), columns=("time_ms", "power_w")),
         ),
     ),
-    Section("Measurement quality", (*_panels(HEADLINE["quality"]), *_panels(_of_section("overlap"))), open=False),
-    *[
-        Section(title, tuple(_panels(_of_section(name))), open=False)
-        for name, title in (
-            ("device", "Device"),
-            ("memory", "Memory"),
-            ("verdict", "What bounds a step"),
-            ("comm", "Waiting in collectives"),
-            ("straggler", "Stragglers"),
-            ("traffic", "Traffic"),
-            ("throughput", "Throughput"),
-            ("expert", "Experts"),
-            ("pipeline", "Pipeline"),
-            ("race", "Race check"),
-        )
-    ],
+    *[_rest(name) for name in dict.fromkeys(figure.section for figure in every_figure().values())],
 )
 
 

@@ -312,10 +312,10 @@ def test_a_report_has_the_shares_as_keys_and_in_its_verdict() -> None:
     found = report()
     metrics = found.metrics()
     names = ("from_clock", "from_sms", "from_waves", "unexplained")
-    keys = [metrics[f"device/slowdown_{name}"] for name in names]
+    keys = [metrics[f"gpu/slowdown_{name}"] for name in names]
     assert sum(keys) == pytest.approx(metrics["overlap/compute_slowdown"])
-    assert metrics["device/slowdown_from_waves"] == pytest.approx(2 * metrics["device/slowdown_from_sms"])
-    assert "device/slowdown_from_memory" not in metrics
+    assert metrics["gpu/slowdown_from_waves"] == pytest.approx(2 * metrics["gpu/slowdown_from_sms"])
+    assert "gpu/slowdown_from_memory" not in metrics
     assert found.power_verdict is not None
     assert found.power_verdict.evidence[-1].startswith("shares of the 9.9%: lower clock 4.2%, SMs taken")
 
@@ -331,8 +331,8 @@ def test_a_slowdown_that_may_be_chance_has_no_verdict(bounds, said) -> None:
 
 def test_without_power_the_model_still_has_its_shares() -> None:
     metrics = report(power=False).metrics()
-    assert metrics["device/slowdown_from_waves"] > 0
-    assert "device/slowdown_from_clock" not in metrics
+    assert metrics["gpu/slowdown_from_waves"] > 0
+    assert "gpu/slowdown_from_clock" not in metrics
 
 
 @pytest.mark.parametrize("changes", [{"valid": False}, {"control": True}])

@@ -65,7 +65,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_study_goes_on(tmp_path: Path) ->
             assert row.figures.num_steps < 5
         else:
             assert step.ci_low < step.value
-        assert row.figures.values["throughput/tokens_per_s"].value > 0
+        assert row.figures.values["overlap/tokens_per_s"].value > 0
         assert row.model["parameters"] == 466_432
         assert row.record is not None
         assert read(folder / row.record).pooled()["e2e_overlapped_ms"] == step

@@ -200,9 +200,9 @@ def test_each_mode_has_its_own_watts_joules_and_clocks_and_a_shared_device_count
             assert own.energy_per_step_j is not None
             assert own.energy_per_step_j * own.energy_steps == pytest.approx(WATTS[mode] * own.measured_s, rel=0.05)
         assert metrics[f"power/{mode.value}_energy_per_token_j"] == joules / 1000
-    assert metrics["device/overlapped_power_cap_fraction"] > 0.95
-    assert metrics["device/sequential_power_cap_fraction"] < 0.05
-    assert metrics["device/overlapped_throttle_fraction"] == metrics["device/overlapped_power_cap_fraction"]
+    assert metrics["gpu/overlapped_power_cap_fraction"] > 0.95
+    assert metrics["gpu/sequential_power_cap_fraction"] < 0.05
+    assert metrics["gpu/overlapped_throttle_fraction"] == metrics["gpu/overlapped_power_cap_fraction"]
     assert report.power_trace is not None
     assert {segment.mode for segment in report.power_trace.segments} == set(Mode)
     assert [rank["open"] for rank in found] == [0, 0]
@@ -224,7 +224,7 @@ def test_blocks_that_are_too_short_give_no_power_and_say_how_many_steps_would_do
     report = _report(run_ranks(_train, 2, [[0], [1]], _schedule(steps_per_block=1), timeout_s=60))
     assert not any(key.startswith("power/") for key in report.metrics())
     assert any("steps per block" in problem for problem in report.problems)
-    assert report.metrics()["device/sequential_sm_clock_mhz"] == pytest.approx(CLOCK_MHZ[Mode.SEQUENTIAL], rel=0.01)
+    assert report.metrics()["gpu/sequential_sm_clock_mhz"] == pytest.approx(CLOCK_MHZ[Mode.SEQUENTIAL], rel=0.01)
 
 
 def test_blocks_that_are_too_short_are_followed_by_long_ones_in_the_next_window() -> None:

@@ -68,5 +68,5 @@ def test_the_allocator_is_read_around_each_step_of_a_window(tmp_path: Path) -> N
     metrics = record.read(tmp_path).windows[0].metrics()
     # Of 17 steps, the last of each mode that count are near the end.
     for mode in ("overlapped", "sequential"):
-        assert 2000 + 2 * 14 < metrics[f"memory/{mode}_peak_bytes"] <= 2000 + 2 * 17
-    assert metrics["memory/overlapped_peak_bytes"] != metrics["memory/sequential_peak_bytes"]
+        assert 2000 + 2 * 14 < metrics[f"gpu/{mode}_memory_peak_bytes"] <= 2000 + 2 * 17
+    assert metrics["gpu/overlapped_memory_peak_bytes"] != metrics["gpu/sequential_memory_peak_bytes"]

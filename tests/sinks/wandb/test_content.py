@@ -60,6 +60,7 @@ def test_arms_have_their_keys_and_a_table_at_the_end(tmp_path: Path) -> None:
     sink.close()
     run = read_run(tmp_path)
     metrics = first.metrics()
+    assert {key for key in run.metrics if key.startswith("arm/")} == {"arm/prefetch_2_2_speedup", "arm/arms"}
     assert run.values("arm/prefetch_2_2_speedup") == [metrics["arm/prefetch_2_2_speedup"], second.speedup.value]
     assert run.values("overlap/step") == [window(0).first_step, first.first_step, second.first_step, second.first_step]
     assert run.metrics["arm/prefetch_2_2_speedup"]["step_metric"] == "overlap/step"
@@ -84,8 +85,10 @@ def pictures(run: OfflineRun, key: str) -> list[str]:
 
 
 def test_verdicts_are_text_in_the_summary(tmp_path: Path) -> None:
-    logged(tmp_path, window(0, power=True), window(1, power=True))
+    logged(tmp_path, window(0, power=True), window(1, power=True), detail="all")
     found = summary(tmp_path)
+    assert found["overlap/bound"] == "compute"
+    assert found["overlap/bottleneck"].startswith("Steps are compute-bound")
     assert found["overlap/verdict"].startswith("Overlap makes steps 12.")
     assert found["power/verdict"].startswith("clock throttled by power cap: SM clock 1695 MHz")
 
@@ -94,22 +97,20 @@ def test_means_over_the_run_leave_invalid_windows_out(tmp_path: Path) -> None:
     reports = [window(0), msgspec.structs.replace(window(1, slowdown=0.9), valid=False), window(2, slowdown=0.2)]
     run = logged(tmp_path, *reports)
     times = [[getattr(reports[i], name).value for i in (0, 2)] for name in ("compute_ms", "compute_isolated_ms")]
-    first = reports[0].metrics()["overlap/compute_slowdown"]
-    assert run.values("overlap_run/compute_slowdown") == [
-        pytest.approx(first),
-        pytest.approx(first),
-        pytest.approx(sum(times[0]) / sum(times[1]) - 1),  # a ratio of mean times
-    ]
-    assert run.metrics["overlap_run/compute_slowdown"]["step_metric"] == "overlap/step"
-    assert "summary" not in run.metrics["overlap_run/compute_slowdown"], "bar charts need one plain number"
+    windows = [reports[i].metrics()["overlap/compute_slowdown"] for i in (0, 2)]
+    assert run.values("overlap/compute_slowdown") == pytest.approx(windows)
+    # A ratio of mean times; bar charts need one plain number.
+    assert summary(tmp_path)["overlap/compute_slowdown"] == pytest.approx(sum(times[0]) / sum(times[1]) - 1)
 
 
 def test_the_step_time_is_a_picture_with_intervals_that_needs_no_network(tmp_path: Path) -> None:
-    (picture,) = pictures(logged(tmp_path, window(power=True)), "overlap/step_time")
+    (picture,) = pictures(logged(tmp_path, window(power=True)), "overlap/answer")
     for mode in ("ideal", "overlapped", "sequential"):
         assert f'<rect class="{mode}"' in picture
     assert picture.count('class="bound"') == 3
     assert "Overlap makes steps" in picture
+    assert "Steps are compute-bound" in picture
+    assert "Cost of measuring" in picture
     assert "clock throttled by power cap" in picture
     assert not re.findall(r"https?://|src=|<link|<script", picture)
 
@@ -135,10 +136,10 @@ def test_names_are_shown_as_text_and_cut(tmp_path: Path) -> None:
         device=HOSTILE,
         problems=(HOSTILE,),
         kernels=(KernelTime(HOSTILE, False, 1, 1, 2.0, 1.0),),
-        dimensions=(DimensionTime("my.group/of\n{names}", 1, 8, 1.0, 1.0, 1.0, 1.0),),
+        dimensions=tuple([DimensionTime(name, 1, 8, 1.0, 1.0, 1.0, 1.0) for name in ("my.group/of\n{names}", "data")]),
     )
-    run = logged(tmp_path, report)
-    (picture,) = pictures(run, "overlap/step_time")
+    run = logged(tmp_path, report, detail="all")
+    (picture,) = pictures(run, "overlap/answer")
     assert "<script" not in picture
     assert len(picture) < 20_000
     assert run.values("dimension/my_group_of__names__bytes") == [8]
@@ -152,7 +153,7 @@ def test_of_many_windows_some_have_tables_and_the_last_has(tmp_path: Path) -> No
     run = logged(tmp_path, *(window(number % 3) for number in range(count - 1)), window(99))
     found = run.tables("overlap/kernels")
     assert 10 < len(found) < count / 1.5
-    assert len(pictures(run, "overlap/step_time")) == len(found)
+    assert len(pictures(run, "overlap/answer")) == len(found)
     with_tables = [row for row in run.history if any(key.startswith("overlap/kernels") for key in row)]
     assert with_tables[-1]["overlap/step"] == window(99).first_step
 
@@ -160,9 +161,10 @@ def test_of_many_windows_some_have_tables_and_the_last_has(tmp_path: Path) -> No
 def test_a_window_that_was_cut_off_at_once_does_not_represent_the_run(tmp_path: Path) -> None:
     empty = window(3, complete=False, timed=(), profiled=(), kernels=(), pairs=())
     run = logged(tmp_path, *(window(number % 3) for number in range(11)), empty)
-    (*_, last) = pictures(run, "overlap/step_time")
+    (*_, last) = pictures(run, "overlap/answer")
     assert "not measured" not in last
-    assert run.values("overlap/complete")[-1] == 0.0
+    assert "not measured" not in run.values("overlap/verdict")[-1]
+    assert len(run.values("overlap/valid")) == len(run.values("overlap/e2e_overlapped_ms")) + 1 == 12
 
 
 def test_the_record_is_an_artifact_even_where_it_is_closed_later(tmp_path: Path) -> None:
@@ -213,7 +215,7 @@ def test_a_disabled_run_causes_no_error() -> None:
         ("power/overlapped_avg_w", "min,max,mean,last"),
         ("power/overlapped_peak_w", "max,last"),
         ("comm/allreduce_bytes", "last"),
-        ("memory/overlapped_peak_bytes", "max,last"),
+        ("gpu/overlapped_memory_peak_bytes", "max,last"),
         ("comm/allreduce_messages", "last"),
         ("comm/allreduce_busbw_gb_s", "min,max,mean,last"),
         ("dimension/data_comm_ms", "min,max,mean,last"),

@@ -18,7 +18,7 @@ from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits
 from tests.report.arm_runs import arm_window
 from tests.report.runs import run_info, window
-from tests.sinks.wandb.test_content import logged
+from tests.sinks.wandb.test_content import logged, pictures, summary
 from tests.wandb_reader import SETTINGS, OfflineRun, read_run
 
 wandb = pytest.importorskip("wandb")
@@ -104,9 +104,9 @@ def test_a_figure_without_an_interval_passes_nothing_and_that_is_said_once(caplo
 
 def test_metrics_of_power_are_read_back_as_they_were_measured(tmp_path: Path) -> None:
     reports = [window(0, power=True), window(1, power=True)]
-    run = logged(tmp_path, *reports)
-    keys = [key for key in reports[0].metrics() if key.startswith(("power/", "device/"))]
-    assert {"power/overlapped_avg_w", "power/sequential_energy_per_step_j", "device/overlapped_sm_clock_mhz"} <= {*keys}
+    run = logged(tmp_path, *reports, detail="all")
+    keys = [key for key in reports[0].metrics() if key.startswith(("power/", "gpu/"))]
+    assert {"power/overlapped_avg_w", "power/sequential_energy_per_step_j", "gpu/overlapped_sm_clock_mhz"} <= {*keys}
     for key in keys:
         assert run.values(key) == [pytest.approx(report.metrics()[key]) for report in reports], key
         assert run.metrics[key]["step_metric"] == "overlap/step"
@@ -196,11 +196,12 @@ def test_means_of_a_resumed_job_go_on_where_they_were_and_say_of_how_many_window
     first.close()
     run = logged(tmp_path, reports[2])
     slowdowns = [report.metrics()["overlap/compute_slowdown"] for report in reports]
-    assert run.values("overlap_run/windows") == [3]
+    (card,) = pictures(run, "overlap/answer")
+    assert "3 windows that count, from step 20" in card
     times = [[getattr(report, name).value for report in reports] for name in ("compute_ms", "compute_isolated_ms")]
     mean = sum(times[0]) / sum(times[1]) - 1  # a ratio of mean times, and not the mean of the ratios
     assert mean != pytest.approx(sum(slowdowns) / 3, abs=1e-9)
-    assert run.values("overlap_run/compute_slowdown") == [pytest.approx(mean)]
+    assert summary(tmp_path)["overlap/compute_slowdown"] == pytest.approx(mean)
     assert run.values("overlap/step") == [1020, arm_window(5).first_step], "earlier windows are not logged again"
     (table,) = run.tables("arm/arms")
     assert [row[0] for row in table["data"]] == ["prefetch_2_2", "sequential"]
@@ -210,5 +211,5 @@ def test_means_of_a_resumed_job_go_on_where_they_were_and_say_of_how_many_window
 def test_the_record_of_one_start_has_no_earlier_ones(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     run = logged(tmp_path, window(0), window(1))
-    assert run.values("overlap_run/windows") == [1, 2]
+    assert [text.count("windows that count") for text in pictures(run, "overlap/answer")] == [0, 1]
     assert not caplog.text

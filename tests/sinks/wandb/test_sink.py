@@ -9,11 +9,14 @@ import msgspec
 import pytest
 
 from overlap_callbacks import Mode, OverlapMonitor, Schedule, WandbSink
+from overlap_callbacks.analysis.headline import run_verdict
 from overlap_callbacks.analysis.results.kernel_times import ALONE, UNMATCHED, PairTime
+from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.session import run_info
 from tests.distributed import run_ranks
+from tests.report.runs import full_report
 from tests.samples import window, window_report
 from tests.wandb_reader import SETTINGS, OfflineRun, read_run
 
@@ -31,9 +34,9 @@ def info() -> Any:
     return run_info(MonitorConfig(framework="pytorch"), Job(0, 2, "gloo"), "cpu")
 
 
-def logged(tmp_path: Path, *reports: Any) -> OfflineRun:
+def logged(tmp_path: Path, *reports: Any, detail: str = "all") -> OfflineRun:
     run = start(tmp_path)
-    sink = WandbSink()
+    sink = WandbSink(detail=detail)
     sink.open(info())
     for report in reports:
         sink.log(report)
@@ -43,13 +46,71 @@ def logged(tmp_path: Path, *reports: Any) -> OfflineRun:
     return read_run(tmp_path)
 
 
-def test_the_users_run_gets_every_metric_under_its_name(tmp_path: Path) -> None:
+def test_detail_gives_the_users_run_every_metric_under_its_name(tmp_path: Path) -> None:
     report = window_report()
     run = logged(tmp_path, report)
     assert report.metrics()["overlap/compute_slowdown"] == pytest.approx(0.0991, abs=1e-3)
     for key, value in report.metrics().items():
         assert run.values(key) == [pytest.approx(value)]
     assert run.values("overlap/step") == [20]
+
+
+def scalars(run: OfflineRun) -> set[str]:
+    """Keys of rows other than W&B's own, pictures and tables."""
+    keys = {key for row in run.history for key in row if not key.startswith("_")}
+    return {key for key in keys if not any(f"{key.partition('.')[0]}._type" in row for row in run.history)}
+
+
+def test_by_default_there_are_14_keys_one_of_them_the_verdict(tmp_path: Path) -> None:
+    run = logged(tmp_path, full_report(), detail="short")
+    assert scalars(run) - {"overlap/step"} == {
+        "overlap/verdict",
+        "overlap/hidden_comm_fraction",
+        "overlap/exposed_comm_ms",
+        "overlap/compute_slowdown",
+        "overlap/speedup_vs_sequential",
+        "overlap/speedup_vs_sequential_ci_low",
+        "overlap/speedup_vs_sequential_ci_high",
+        "overlap/e2e_ideal_ms",
+        "overlap/e2e_overlapped_ms",
+        "overlap/e2e_sequential_ms",
+        "overlap/valid",
+        "overlap/measurement_overhead",
+        "power/overlapped_avg_w",
+        "power/sequential_avg_w",
+    }
+    assert {row["overlap/verdict"] for row in run.history if "overlap/verdict" in row} == {
+        run_verdict(RunSummary(info(), [full_report()], running=True))
+    }
+    assert set(run.metrics) <= scalars(run) | {key.partition(".")[0] for row in run.history for key in row}
+    assert {key.partition("/")[0] for key in run.metrics} == {"overlap", "power"}
+    (table,) = run.tables("overlap/figures")
+    rows = {row[0]: dict(zip(table["columns"], row, strict=True)) for row in table["data"]}
+    for value in full_report().values():
+        column = value.bound or "window"
+        assert rows[value._replace(bound="").key][column] == pytest.approx(value.number)
+    assert rows["overlap/compute_slowdown"]["run_ci_low"] < rows["overlap/compute_slowdown"]["ci_low"]
+
+
+def test_the_card_is_the_first_of_its_section_in_the_order_of_definition_and_of_names(tmp_path: Path) -> None:
+    run = logged(tmp_path, full_report())
+    of_section = [key for key in run.metrics if key.startswith("overlap/") and key != "overlap/step"]
+    assert of_section[0] == min(of_section) == "overlap/answer"
+
+
+def test_no_figure_has_two_names(tmp_path: Path) -> None:
+    one = window_report()
+    one = msgspec.structs.replace(one, dimensions=one.dimensions[:1], dimension_pairs=())
+    assert not [key for key in scalars(logged(tmp_path / "one", one)) if key.startswith("dimension/")]
+    run = logged(tmp_path / "several", full_report())
+    assert {key.partition("/")[0] for key in run.metrics}.isdisjoint({"overlap_run", "verdict", "device"})
+    assert [key for key in scalars(run) if key.startswith("dimension/")]
+    assert run.values("overlap/bound") == ["compute"]
+
+
+def test_detail_is_one_of_two_words() -> None:
+    with pytest.raises(ValueError, match="detail must be one of short, all, got 'much'"):
+        WandbSink(detail="much")
 
 
 def test_each_metric_is_defined_by_its_exact_name_before_its_first_row(tmp_path: Path) -> None:
@@ -215,7 +276,8 @@ def test_a_live_job_logs_its_windows_into_the_users_run(tmp_path: Path) -> None:
     assert [row["overlap/step"] for row in rows] == starts == [2, 27]
     for row in rows:
         assert row["overlap/e2e_sequential_ms"] > 0
-        assert row["overlap/e2e_overlapped_ms_ci_low"] <= row["overlap/e2e_overlapped_ms"]
-        assert row["overlap/ranks_heard"] == 2
+        assert row["overlap/speedup_vs_sequential_ci_low"] <= row["overlap/speedup_vs_sequential"]
+        assert row["overlap/verdict"]
+    assert len(scalars(run) - {"loss", "overlap/step"}) == 12  # no power on a CPU
     assert run.values("loss") == [0.0, 10.0, 20.0, 30.0, 40.0, 50.0]
     assert len(run.tables("overlap/kernels")) == 2

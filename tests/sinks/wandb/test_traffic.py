@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("apart")
 def test_the_matrix_is_a_picture_and_the_messages_a_table_and_both_come_when_they_are_new(tmp_path: Path) -> None:
     report = report_with(Layout(2, 2, 2, ranks_per_host=4))
     as_before = msgspec.structs.replace(report, window=1, first_step=520, messages=None, environment=None)
-    run = logged(tmp_path, report, as_before)
+    run = logged(tmp_path, report, as_before, detail="all")
     (picture,) = pictures(run, "traffic/matrix")
     assert picture.count('class="cell"') == 24  # three neighbours of each rank
     assert "node-" not in picture

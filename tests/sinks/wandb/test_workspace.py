@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from overlap_callbacks.analysis.results.catalogue import every_figure, keys_of
-from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.sinks.wandb import workspace
-from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD, run_metrics
+from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD, TRAFFIC_CARD
 from overlap_callbacks.sinks.wandb.tables import tables
 from tests import commands
-from tests.report.runs import full_report, run_info, window
+from tests.report.runs import full_report
 from tests.sinks.wandb.server import WandbServer
 
 pytest.importorskip("wandb_workspaces")
@@ -46,10 +45,9 @@ def panels(spec: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_every_key_that_it_shows_is_one_that_is_logged() -> None:
     report = full_report()
-    means = run_metrics(RunSummary(run_info(), [report, window(1, power=True)]))
-    logged = {*report.metrics(), *means, *tables(report), STEP_CARD, POWER_CARD}
-    of_memory = {key for key in report.metrics() if key.startswith("memory/")}
-    assert not set(workspace.keys(workspace.SECTIONS)) - logged - {"memory/sequential_peak_bytes"}
+    logged = {*report.metrics(), *tables(report, {}), STEP_CARD, POWER_CARD, TRAFFIC_CARD}
+    of_memory = {key for key in report.metrics() if "_memory_peak_" in key}
+    assert not set(workspace.keys(workspace.SECTIONS)) - logged - {"gpu/sequential_memory_peak_bytes"}
     assert len(of_memory) == 3, "bounds alone are known of the peak of sequential steps"
 
 
@@ -69,8 +67,10 @@ def test_it_is_saved_in_the_project_once_with_all_its_sections(server: WandbServ
     names = [section["name"] for section in spec["section"]["panelBankConfig"]["sections"]]
     assert names[: len(workspace.SECTIONS)] == [section.name for section in workspace.SECTIONS]
     first = spec["section"]["panelBankConfig"]["sections"][0]
-    assert first["flowConfig"]["columnsPerPage"] == len(first["panels"]) == 5, "the questions stand in one row"
-    assert [panel["config"]["chartTitle"][0] for panel in first["panels"]] == ["1", "2", "3", "3", "4"]
+    assert first["flowConfig"]["columnsPerPage"] == 3
+    assert first["panels"][0]["config"]["mediaKeys"] == ["overlap/answer"]
+    titles = [panel["config"]["chartTitle"].partition("?")[0] for panel in first["panels"][1:]]
+    assert list(dict.fromkeys(titles)) == ["Is overlap worth it", "What does it cost", "What holds it back"]
     shown = json.dumps(spec)
     assert not [key for key in set(workspace.keys(workspace.SECTIONS)) if key not in shown]
 
@@ -80,8 +80,8 @@ def test_a_dry_run_says_what_it_would_show_and_asks_nobody(monkeypatch: pytest.M
     result = invoke("--dry-run", "--name", "Mine")
     assert result.exit_code == 0
     assert result.output.startswith("team/llama\nMine\n")
-    assert "1. Is overlap worth it? Step time [ms]" in result.output
-    assert "overlap_run/e2e_ideal_ms" in result.output
+    assert "Is overlap worth it? Step time [ms]" in result.output
+    assert "bars: overlap/e2e_ideal_ms, overlap/e2e_overlapped_ms, overlap/e2e_sequential_ms" in result.output
 
 
 def test_a_dry_run_as_json_is_the_whole_of_what_would_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
