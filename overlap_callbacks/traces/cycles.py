@@ -15,7 +15,7 @@ _CYCLE = re.compile(
 )
 # A folder or a file of a cycle may have a bare number too.
 _NUMBER = re.compile(r"(\d{1,18})(?:\.\D.*)?")
-_RANK = re.compile(r"(?i)rank[\s_=:.-]*\d")
+_RANK = re.compile(r"(?i)rank[\s_=:.-]*(\d{1,7})(?!\d)")
 # Files of TensorBoard's handler have the worker and the time in their names.
 _HANDLER = re.compile(r"(.+)\.(\d{10,19})\.pt\.trace\.json(?:\.\w+)?")
 
@@ -106,6 +106,12 @@ def _in_turn(members: Sequence[Hashable], times: Sequence[int]) -> list[int]:
 def _fits(members: Sequence[Hashable], cycles: Sequence[int]) -> bool:
     once = Counter(zip(cycles, members, strict=True)).most_common(1)[0][1] == 1
     return once and len({*cycles}) > 1 and len({*members}) < len(members)
+
+
+def ranks_in_names(paths: Sequence[str]) -> list[int]:
+    """The rank in the name of each file; empty unless each has one of its own."""
+    ranks = [int(found[-1]) for path in paths if (found := _RANK.findall(path))]
+    return ranks if len({*ranks}) == len(paths) else []
 
 
 def in_order(cycles: Sequence[str], ranks: Sequence[int | None]) -> Mapping[str, list[int]]:

@@ -26,6 +26,7 @@ from overlap_callbacks.analysis.results.arrivals import came_alone
 from overlap_callbacks.analysis.results.exposure import UNKNOWN_SIZE, ExposureSums, Label
 from overlap_callbacks.traces.collect import Numbers
 from overlap_callbacks.traces.collectives import ALL_TO_ALL, UNKNOWN, CollectiveInfo, Collectives
+from overlap_callbacks.traces.cycles import ranks_in_names
 from overlap_callbacks.traces.figures import CollectiveFigures, CollectiveSize, CollectiveSkew, RankTime, TraceFigures
 from overlap_callbacks.traces.splits import Splits
 from overlap_callbacks.traces.trace import Trace
@@ -300,8 +301,10 @@ def _limits(traces: Sequence[Part], places: Matched) -> Iterator[str]:
 
 
 def numbers_of(traces: Sequence[Part]) -> list[int]:
-    """The rank of each file, where unknown the first number that no other file has."""
+    """The rank of each file, where unknown that of its name, else the first number that no other file has."""
     taken = {trace.rank for trace in traces}
+    if taken == {None} and (ranks := _in_names(traces)):
+        return ranks
     numbers = []
     for position, trace in enumerate(traces):
         number = trace.rank
@@ -310,6 +313,10 @@ def numbers_of(traces: Sequence[Part]) -> list[int]:
             taken.add(number)
         numbers.append(number)
     return numbers
+
+
+def _in_names(traces: Sequence[Part]) -> list[int]:
+    return ranks_in_names([trace.figures[0].file for trace in traces])
 
 
 def _row(
@@ -375,7 +382,8 @@ def _doubts(traces: Sequence[Part]) -> Iterator[str]:
     if twice:
         yield f"rank {twice[0]} is given twice: ranks are not compared"
     if len(known) < len(traces):
-        yield f"{len(traces) - len(known)} files do not tell their rank: they are numbered by position"
+        by = "by their names" if not known and _in_names(traces) else "by position"
+        yield f"{len(traces) - len(known)} files do not tell their rank: they are numbered {by}"
     devices = frozenset[str]().union(*(trace.device_names for trace in known))
     if len(devices) > 1:
         yield f"the files are from different devices: {', '.join(sorted(devices)[:4])}"

@@ -73,3 +73,19 @@ def test_of_three_ranks_the_waiting_of_both_others_is_charged(tmp_path: Path) ->
 def test_ranks_that_arrive_together_are_said_to(tmp_path: Path) -> None:
     found = job(tmp_path, [(5000 * US, 5001 * US, 5002 * US)] * 5, whole_us=True)
     assert verdict(found)[0].endswith("they arrive together.")
+
+
+@pytest.mark.parametrize(
+    ("names", "late"), [(("b_rank1", "a_rank0"), 1), (("rank10", "rank2"), 10), (("one", "two"), 0)]
+)
+def test_a_rank_that_the_file_does_not_tell_is_that_of_its_name(
+    tmp_path: Path, names: tuple[str, str], late: int
+) -> None:
+    traces = []
+    for name, time in zip(names, (5000 * US, 25_000 * US), strict=True):  # the first is late
+        event = kineto.kernel(kineto.ALL_REDUCE, 0, time, 1, stream=20, **{**kineto.METADATA, "Seq": 1})
+        traces.append(read_trace(kineto.write(tmp_path / f"{name}.json", [event])))
+    found = analyze(traces)
+    assert verdict(found)[0].endswith(f"rank {late} makes the others wait 20.0 of 20.0 ms.")
+    by = "by position" if "one" in names else "by their names"
+    assert f"2 files do not tell their rank: they are numbered {by}" in found.problems
