@@ -35,11 +35,14 @@ from overlap_callbacks.traces.trace import Trace
 # group's name, ranks and size, and the step, or ``sequence`` if numbered.
 Place = tuple[Any, ...]
 _NUMBERED = "sequence"
-_NEVER = np.iinfo(np.int64).max
+_NEVER, _UNKNOWN_SHARE = np.iinfo(np.int64).max, -2
 
 
 class Turns(NamedTuple):
-    """Collectives of one rank that differ only in their turn: its number, the kernel's time, and bytes or -1."""
+    """Collectives of one rank that differ only in their turn: its number, the kernel's time, and bytes.
+
+    Bytes are -1 if unknown, and ``_UNKNOWN_SHARE`` if besides ranks may have shares of different sizes.
+    """
 
     turns: array[int]
     durations_ns: array[int]
@@ -79,6 +82,8 @@ class CollectiveSums:
 
     def __init__(self, trace: Trace, *, with_turns: bool) -> None:
         infos = [known._replace(by_name=False, sent=(), received=(), cut=False) for known in trace.collectives.infos]
+        # Whether ranks may have shares of different sizes; the last is of rows of which nothing is known.
+        self._has_shares = np.array([*[bool(known.sent or known.cut) for known in trace.collectives.infos], False])
         infos += [CollectiveInfo(kind) for kind in trace.kernels.collectives]  # nothing else is known of these
         distinct: Numbers[CollectiveInfo] = Numbers()
         self._number_of = np.array([distinct[known] for known in infos], dtype=np.int64)
@@ -178,7 +183,8 @@ class CollectiveSums:
         is_numbered = known.sequence != UNKNOWN
         part = np.where(is_numbered, len(self._parts) - 1, step + 1)
         group = self._place_of[number] * len(self._parts) + part
-        sizes = np.where(known.num_bytes == UNKNOWN, -1, known.num_bytes)
+        unknown = np.where(self._has_shares[known.info], _UNKNOWN_SHARE, -1)
+        sizes = np.where(known.num_bytes == UNKNOWN, unknown, known.num_bytes)
         counts = np.flatnonzero(self._may_wait[number] & (is_numbered | whole))
         order = counts[np.argsort(group[counts], kind="stable")]
         begins = np.flatnonzero(np.diff(group[order], prepend=-1))
@@ -225,7 +231,7 @@ _Member = tuple[int, int]
 
 @dataclass(slots=True)
 class Participant(Timed):
-    """One rank's part in a collective: its kernels, and the size that it gives; -1 if unknown."""
+    """One rank's part in a collective: its kernels, and the size that it gives as in ``Turns``."""
 
     num_bytes: int = -1
 
@@ -359,7 +365,7 @@ def _of_shares(times_ns: Indices, sizes: Indices) -> tuple[Indices, Indices]:
     """The times of whole all-to-alls, and how long each rank waited for others; shapes (n, 1) and (n, ranks).
 
     Ranks send and receive different shares. The whole takes as long as the largest share at the fastest rank's rate. A
-    rank that takes longer than another because its share is larger does not wait.
+    rank that takes longer than another because its share is larger does not wait. If shares are not known, nobody does.
     """
     shares = np.maximum(sizes, 1).astype(np.float64)
     shares[(sizes < 0).any(axis=1)] = 1.0
@@ -368,6 +374,7 @@ def _of_shares(times_ns: Indices, sizes: Indices) -> tuple[Indices, Indices]:
         share, time_ns = shares[lines, fastest[:, None]], times_ns[lines, fastest[:, None]]
         at_rate_ns = np.minimum(own_ns, time_ns * np.maximum(1.0, shares / share))
         own_ns = np.minimum(own_ns, np.rint(at_rate_ns).astype(np.int64))
+    own_ns = np.where((sizes == _UNKNOWN_SHARE).any(axis=1, keepdims=True), times_ns, own_ns)
     return own_ns.max(axis=1, keepdims=True), times_ns - own_ns
 
 

@@ -214,8 +214,9 @@ def trace_of(
         warnings.append(f"{words}: {named}" if named else words)
     if world_size is not None and world_size > 1 and not (kernels.kind == Kind.COMMUNICATION).any():
         names = ", ".join(likely() if likely is not None else likely_communication(kernels)) or "none sounds like it"
+        what = "nothing" if launches is None or launches.on_host is None else "no kernel"
         warnings.append(
-            f"the job has {world_size} ranks, but nothing in this file communicates, by its name; what does can be "
+            f"the job has {world_size} ranks, but {what} in this file communicates, by its name; what does can be "
             f"named with --communication REGEX. What looks most like it: {names}"
         )
     infos = with_groups(collectives.infos, head.get("distributedInfo"))

@@ -228,3 +228,10 @@ def test_torch_s_own_ranges_in_an_export_do_not_tell_how_long_they_take(tmp_path
     without = figures_of(tmp_path, job())
     assert (found.time, found.on_host_collectives) == (without.time, ())
     assert said(found.problems, "NVTX ranges of 2 collectives on the host end too early: their time is not known")
+
+
+def test_gloo_alone_communicates_though_no_kernel_does(tmp_path: Path) -> None:
+    events = [event for event in job(on_host(20, 44.98)) if event["name"] != kineto.ALL_REDUCE]
+    warnings = figures_of(tmp_path, events, **kineto.job()).warnings
+    assert said(warnings, "the job has 2 ranks, but no kernel in this file communicates, by its name")
+    assert not said(warnings, "nothing")

@@ -164,6 +164,21 @@ def test_a_rank_without_a_share_that_waits_long_is_charged_nothing(tmp_path: Pat
     assert (row.transfer_ms, row.skew_ms) == (12_001, 0)
 
 
+@pytest.mark.parametrize(
+    "about",
+    [
+        args("[1, 2, ...]", "[3, 4, ...]", 1, rows=(8, 8), name="all_to_all"),
+        args([6, 2], [5, 3], 1) | {"In msg nelems": None},
+        args([6, 2], [5, 3], 1) | {"dtype": "unheard of"},
+    ],
+)
+def test_where_shares_are_not_known_nobody_is_late(tmp_path: Path, about: dict[str, Any]) -> None:
+    found = job(tmp_path, *[[sends(0, time, **about)] for time in (2, 6)])
+    (row,) = found.skew
+    assert (row.transfer_ms, row.skew_ms) == (6, 0)
+    assert verdict(found)[0].endswith("they arrive together.")
+
+
 def test_equal_shares_have_the_shortest_kernel_as_before(tmp_path: Path) -> None:
     about = args("[]", "[]", 1, rows=(8, 8))
     found = job(tmp_path, [sends(0, 5, **about)], [sends(0, 2, **about)])
