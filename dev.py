@@ -24,7 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 VENV = HERE / ".venv"
-EXTRAS = {"demo": "lightning,wandb", "test": "test", "check": "dev", "docs": "docs", "campaign": "test"}
+EXTRAS = {"demo": "lightning,wandb,report", "test": "test", "check": "dev", "docs": "docs", "campaign": "test"}
 # Exit code where the CUDA build of torch cannot be had, as without a network.
 NOT_INSTALLED = 3
 USAGE = """usage: python3 dev.py demo|test|check|docs|campaign [arguments passed on]
@@ -55,6 +55,8 @@ def main() -> int:
         arguments = arguments[2:]
         if all(argument.startswith("-") for argument in arguments):
             arguments = [*VERSION_TESTS, *arguments]
+    if command == "demo":
+        print("the demo takes two to four minutes, the first time mostly to install torch", flush=True)
     bin_folder = set_up(EXTRAS[command], versions)
     if command == "demo":
         return run(bin_folder / "overlap", "demo", *arguments)

@@ -7,6 +7,8 @@ import gc
 import importlib.util
 import itertools
 import os
+import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -136,6 +138,21 @@ def print_record(run: Path, as_json: bool, everything: bool = False) -> None:
         from overlap_callbacks.report.views.runs import runs_document
 
         print_document(runs_document([record], charts=False), everything)
+
+
+def program() -> str:
+    """``overlap`` as this shell finds it, so that commands work as they are printed."""
+    if shutil.which("overlap") is not None:
+        return "overlap"
+    called = Path(sys.argv[0])
+    if called.name == "overlap":
+        return shlex.quote(_shorter(called))
+    return f"{shlex.quote(_shorter(Path(sys.executable)))} -m overlap_callbacks"
+
+
+def _shorter(path: Path) -> str:
+    near = path.is_absolute() and path.is_relative_to(Path.cwd())
+    return str(path.relative_to(Path.cwd()) if near else path)
 
 
 def one_line(text: str) -> str:

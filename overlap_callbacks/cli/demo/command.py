@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from overlap_callbacks.cli._options import json_option
-from overlap_callbacks.cli._output import one_line, print_record, require
+from overlap_callbacks.cli._output import one_line, print_record, program, read_record, require
 
 if TYPE_CHECKING:
     from overlap_callbacks.cli.demo.worker import DemoConfig
@@ -55,11 +57,20 @@ def command(run_dir: Path | None, as_json: bool, **options: Any) -> None:
     config = DemoConfig(**options, processes=max(2, gpus), backend="nccl" if gpus >= 2 else "gloo", run_dir=str(folder))
     console = open_console(stderr=True)
     where = f"{gpus} GPUs with NCCL" if gpus >= 2 else "the CPU with two processes and Gloo"
-    console.print(f"Training a GPT of {config.layers} layers, width {config.hidden}, on {where}.")
+    console.print(f"Training a GPT of {config.layers} layers, width {config.hidden}, on {where}: two to four minutes.")
     train(config)
     print_record(folder, as_json)
-    hint = f"The record is {folder / 'overlap.jsonl'}; see it again with: overlap show {folder}"
-    console.print(hint, markup=False)
+    run = shlex.quote(str(folder))
+    commands = [f"show {run}", f"check {run} --max-exposed 0.1"]
+    if importlib.util.find_spec("jinja2") is None:
+        commands.insert(0, f"report {run}  # needs jinja2: pip install jinja2")
+    else:
+        from overlap_callbacks.report import write_page
+
+        write_page([read_record(folder)], folder / "report.html")
+        click.echo(f"The page is {folder / 'report.html'}", err=True)
+    for line in commands:
+        click.echo(f"  {program()} {line}", err=True)
 
 
 def train(config: DemoConfig) -> None:
