@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -179,3 +180,31 @@ def test_options_may_follow_arguments_in_every_command() -> None:
         assert command is not None
         for one in of(command):
             assert one.allow_interspersed_args, name
+
+
+def test_the_demo_ends_with_its_page_and_commands_that_work_as_they_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(config: Any) -> None:
+        write(Path(config.run_dir), window(0), window(1))
+
+    monkeypatch.setattr("overlap_callbacks.cli.demo.command.train", train)
+    monkeypatch.chdir(tmp_path)
+    for found, called in ((None, "overlap"), (None, "python"), ("/bin/overlap", "overlap")):
+        program = tmp_path / ".venv" / "bin" / "overlap"
+        monkeypatch.setattr("shutil.which", lambda name, found=found: found)
+        monkeypatch.setattr(sys, "argv", [str(program if called == "overlap" else "/x/__main__.py")])
+        folder = f"a run {called} {found}".replace("/", "-")
+        result = invoke("demo", "--run-dir", folder)
+        assert result.exit_code == 0, result.output
+        *_, page, show, check = result.stderr.splitlines()
+        assert "two to four minutes" in " ".join(result.stderr.split())
+        assert page == f"The page is {folder}/report.html"
+        assert (tmp_path / folder / "report.html").stat().st_size > 100_000
+        for line, command in ((show, "show"), (check, "check")):
+            words = shlex.split(line)
+            expected = ["overlap" if found else ".venv/bin/overlap"]
+            if called == "python":
+                expected = [sys.executable, "-m", "overlap_callbacks"]
+            assert words[: len(expected) + 1] == [*expected, command]
+            assert invoke(*words[len(expected) :]).exit_code == 0
