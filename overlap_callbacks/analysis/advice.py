@@ -38,11 +38,23 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Advice(NamedTuple):
-    """What to try and why, as sentences; ``topic`` is the section of the docs."""
+    """What to try and why, as sentences; ``topic`` is the section of the docs.
+
+    ``won`` is what it could win at most, in words, and ``tries`` the options with which ``overlap tune`` tries it.
+    """
 
     topic: str
     what: str
     why: str
+    won: str = ""
+    tries: str = ""
+
+    @property
+    def short(self) -> str:
+        """What to try, with a number, and the command."""
+        won = f": {self.won}" if self.won else ""
+        command = f"overlap tune {self.tries} -- COMMAND" if self.tries else "overlap report THIS_RUN THE_NEXT"
+        return f"{self.what.rstrip('.')}{won}. {'Try' if self.tries else 'Then compare'}: {command}"
 
     @property
     def link(self) -> str:
@@ -58,6 +70,7 @@ class JobFacts(NamedTuple):
         configuration: what the adapter read of the job; empty if unknown.
         environment, own: of the job, and of one rank; None if unknown.
         precision: of the matrix products; empty if unknown.
+        step_ms: an overlapped step without the profiler; None to give gains as parts of a profiled one.
     """
 
     parts: StepParts
@@ -67,10 +80,16 @@ class JobFacts(NamedTuple):
     environment: JobEnvironment | None = None
     own: RankEnvironment | None = None
     precision: str = ""
+    step_ms: float | None = None
 
     def at_most(self, ms: float) -> str:
-        """The possible gain, in words."""
-        return f"at most {_ms(ms)} of a step of {_ms(self.parts.total_ms)}"
+        """The possible gain, in words, from the same of a profiled step."""
+        return f"at most {self.ms(ms)} of a step of {self.ms(self.parts.total_ms)}"
+
+    def ms(self, ms: float) -> str:
+        """A part of a profiled step, as the same part of one without the profiler."""
+        total_ms = self.parts.total_ms
+        return PLAIN.quantity(ms / total_ms * (self.step_ms or total_ms), "ms")
 
     @property
     def on_cpu(self) -> bool:
@@ -102,10 +121,6 @@ def advice_for(
     elif not contention:
         yield _against_compute(job)
     yield from contention
-
-
-def _ms(ms: float) -> str:
-    return PLAIN.quantity(ms, "ms")
 
 
 # -- gradients that are reduced in each micro-batch
@@ -184,6 +199,7 @@ def _deferring(job: JobFacts) -> Iterator[Advice]:
         f"Each gradient is reduced {found.times} times a step: defer it{how}.",
         f"A step reduces {found.step_bytes / 1e6:.1f} MB for {found.gradient_bytes / 1e6:.2f} MB of gradients. "
         f"Reducing them once would save {job.at_most(saved_ms)}.",
+        job.at_most(saved_ms),
     )
 
 
@@ -222,23 +238,28 @@ def _against_compute(job: JobFacts) -> Advice:
     return Advice(
         "faster-compute",
         f"Make compute itself faster: {', '.join(ways)}.",
-        f"Compute takes {_ms(parts.compute_ms)} of a step of {_ms(parts.total_ms)}: without any communication "
-        f"{_ms(parts.transfer_ms + parts.waiting_ms)} would be won at most.",
+        f"Compute takes {job.ms(parts.compute_ms)} of a step of {job.ms(parts.total_ms)}: without any communication "
+        f"{job.ms(parts.transfer_ms + parts.waiting_ms)} would be won at most.",
+        job.at_most(parts.transfer_ms + parts.waiting_ms),
     )
 
 
 def _against_launching(job: JobFacts) -> Iterator[Advice]:
-    idle = f"The device is idle for {_ms(job.parts.idle_ms)} a step."
-    won = f"{idle} That could win {job.at_most(job.parts.idle_ms)}."
+    idle = f"The device is idle for {job.ms(job.parts.idle_ms)} a step."
+    most = job.at_most(job.parts.idle_ms)
+    won = f"{idle} That could win {most}."
     graphs = "" if job.on_cpu else "CUDA graphs, "
-    yield Advice("cuda-graphs", f"Launch less: torch.compile, {graphs}fused optimizers.", won)
-    yield Advice("micro-batch", "Give each launch more to do: a larger micro-batch.", won)
+    yield Advice("cuda-graphs", f"Launch less: torch.compile, {graphs}fused optimizers.", won, most)
+    yield Advice(
+        "micro-batch", "Give each launch more to do: a larger micro-batch.", won, most, "--arg micro-batch=1,2,4"
+    )
     configuration = job.configuration
     if configuration.get("ddp_find_unused_parameters") is True and configuration.get("ddp_static_graph") is not True:
         yield Advice(
             "find-unused-parameters",
             "Leave DDP's find_unused_parameters off, or static_graph on, where that holds.",
             f"It is on, and walks the whole graph on the host in each step. {won}",
+            most,
         )
 
 
@@ -246,17 +267,18 @@ def _against_waiting_for_the_host(job: JobFacts) -> Advice:
     return Advice(
         "on-host",
         "Issue collectives of the host earlier and wait for them later (async_op=True), or communicate on the device.",
-        f"The device runs nothing for {_ms(job.parts.on_host_ms)} a step while the host waits for them. That could win "
-        f"{job.at_most(job.parts.on_host_ms)}.",
+        f"The device runs nothing for {job.ms(job.parts.on_host_ms)} a step while the host waits for them. That could "
+        f"win {job.at_most(job.parts.on_host_ms)}.",
+        job.at_most(job.parts.on_host_ms),
     )
 
 
 def _against_bubble(job: JobFacts) -> Iterator[Advice]:
     bubble_ms, pipeline = job.parts.bubble_ms, job.detailed.pipeline
-    waiting = f"Stages are idle or wait for {_ms(bubble_ms)} a step."
+    waiting = f"Stages are idle or wait for {job.ms(bubble_ms)} a step."
     if pipeline is None or pipeline.micro_batches is None:
         because = f"{waiting} The share falls as (p-1)/(p-1+m). That could win {job.at_most(bubble_ms)}."
-        yield Advice("micro-batches", "Use more micro-batches in a step.", because)
+        most, tries = job.at_most(bubble_ms), ""
     else:
         stages, number = pipeline.num_stages - 1, pipeline.chunks * pipeline.micro_batches
         won_ms = bubble_ms * (1 - (stages + number) / (stages + 2 * number))
@@ -265,21 +287,26 @@ def _against_bubble(job: JobFacts) -> Iterator[Advice]:
             f"wait for {PLAIN.percent(stages / (stages + number))} of it, with twice as many for "
             f"{PLAIN.percent(stages / (stages + 2 * number))}: that could win {job.at_most(won_ms)}."
         )
-        yield Advice("micro-batches", "Use more micro-batches in a step.", because)
+        number = pipeline.micro_batches
+        most, tries = job.at_most(won_ms), f"--arg micro-batches={number},{2 * number}"
+    yield Advice("micro-batches", "Use more micro-batches in a step.", because, most, tries)
     if pipeline is None or pipeline.chunks == 1:
         because = f"{waiting} With two chunks it is about half: that could win {job.at_most(bubble_ms / 2)}."
-        yield Advice("interleaving", "Interleave: several model chunks on each stage.", because)
+        yield Advice(
+            "interleaving", "Interleave: several model chunks on each stage.", because, job.at_most(bubble_ms / 2)
+        )
 
 
 def _against_contention(job: JobFacts) -> Iterator[Advice]:
     parts, shares, backend = job.parts, job.shares, job.detailed.backend
     if parts.contention_ms < WORTH * parts.total_ms:
         return
-    lost = f"Compute loses {_ms(parts.contention_ms)} a step beside communication."
+    lost = f"Compute loses {job.ms(parts.contention_ms)} a step beside communication."
     by_clock = (shares.of(CLOCK) or 0.0) / shares.slowdown if shares is not None and shares.slowdown > 0 else 0.0
     if by_clock > 0.5 and not job.on_cpu:
-        won = f"The lower clock explains most of it: {job.at_most(min(1.0, by_clock) * parts.contention_ms)}."
-        yield Advice("power-cap", f"{_power_cap(job)}: the clock is lower with overlap.", f"{lost} {won}")
+        most = job.at_most(min(1.0, by_clock) * parts.contention_ms)
+        why = f"{lost} The lower clock explains most of it: {most}."
+        yield Advice("power-cap", f"{_power_cap(job)}: the clock is lower with overlap.", why, most)
     if backend == "nccl":
         by_sms = None if shares is None else shares.of(SMS)
         blocks = max((row.num_blocks for row in job.detailed.kernels if row.communication), default=0)
@@ -288,16 +315,21 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
         limit = job.variable("NCCL_MAX_CTAS")
         held = f"NCCL's kernels hold {f'up to {blocks} ' if blocks else ''}SMs meanwhile"
         held += f" (NCCL_MAX_CTAS={limit})" if limit else ""
+        most = job.at_most(parts.contention_ms * (1 - min(1.0, by_clock)))
         yield Advice(
             "ctas",
             "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth.",
-            f"{lost} {held}: {job.at_most(parts.contention_ms * (1 - min(1.0, by_clock)))}.",
+            f"{lost} {held}: {most}.",
+            most,
+            "--env NCCL_MAX_CTAS=4,8,16",
         )
     elif backend == "gloo" and (job.own is None or job.own.num_threads != 1):
         yield Advice(
             "ctas",
             "Leave Gloo's threads cores of their own: fewer threads for torch's operators.",
             f"{lost} That could win {job.at_most(parts.contention_ms)}.",
+            job.at_most(parts.contention_ms),
+            "--env OMP_NUM_THREADS=1,2,4",
         )
 
 
@@ -317,9 +349,10 @@ def _against_communication(job: JobFacts) -> Iterator[Advice]:
     # It is not known what the group of all ranks serves.
     name = exposed.dimension if exposed is not None and exposed.dimension not in (WORLD, UNKNOWN) else ""
     exposed_ms = job.parts.transfer_ms + job.parts.waiting_ms
-    won = f"That could win {job.at_most(exposed_ms)}."
+    most_won = job.at_most(exposed_ms)
+    won = f"That could win {most_won}."
     if "tensor" in name or "expert" in name or "context" in name:
-        yield _mapping(job, name, won)
+        yield _mapping(job, name, most_won)
         return
     most = f"Most of the exposed communication is {name}-parallel."
     most = most if name else "What compute does not hide, a step waits for."
@@ -330,7 +363,7 @@ def _against_communication(job: JobFacts) -> Iterator[Advice]:
     if gathers and "all_gather" in kinds and "reduce_scatter" in kinds:
         what = "Prefetch parameters earlier: one more layer ahead in FSDP, a larger prefetch bucket in ZeRO-3."
         why = most if name else "Parameters are gathered in the step, and compute waits for them."
-        yield Advice("prefetch", what, f"{why} {won}")
+        yield Advice("prefetch", what, f"{why} {won}", most_won, "--arg prefetch=1,2,3")
     rows = [row for row in detailed.collectives if row.messages and collective_of(row.operator) in _REDUCTIONS]
     if not rows:
         return
@@ -347,8 +380,9 @@ def _against_communication(job: JobFacts) -> Iterator[Advice]:
         *([] if short else ["reduce them in 16 bits" if not again else "reduce gradients in 16 bits"]),
     ]
     if ways:
-        won = f"Half the bytes could win {job.at_most(of_reductions_ms / 2)}."
-        yield Advice("fewer-bytes", f"Send less: {', or '.join(ways)}.", f"{most} {won}")
+        most_won = job.at_most(of_reductions_ms / 2)
+        what = f"Send less: {', or '.join(ways)}."
+        yield Advice("fewer-bytes", what, f"{most} Half the bytes could win {most_won}.", most_won)
 
 
 def _mapping(job: JobFacts, name: str, won: str) -> Advice:
@@ -357,10 +391,10 @@ def _mapping(job: JobFacts, name: str, won: str) -> Advice:
     crossing = next((row.between_hosts_bytes for row in rows if row.dimension == name), None)
     if crossing == 0 or (job.environment is not None and job.environment.num_hosts == 1):
         what = f"Use fewer ranks in each {name}-parallel group, or overlap its collectives with matrix products."
-        return Advice("mapping", what, f"{most} Its groups lie within a node already. {won}")
+        return Advice("mapping", what, f"{most} Its groups lie within a node already. That could win {won}.", won)
     between = f" {crossing / 1e6:.1f} MB a step cross between hosts." if crossing else ""
     what = f"Keep each {name}-parallel group within a node, on its fastest links."
-    return Advice("mapping", what, f"{most}{between} {won}")
+    return Advice("mapping", what, f"{most}{between} That could win {won}.", won)
 
 
 def _exposed_share(job: JobFacts, kinds: Sequence[str]) -> float | None:
@@ -388,7 +422,8 @@ def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -
     messages = sum(row.messages for row in rows)
     mean_bytes = sum(row.size_bytes for row in rows) / messages
     size = f"A reduction has {mean_bytes / 1e6:.2f} MB on average"
-    won = f"That could win {job.at_most(exposed_ms)}."
+    most = job.at_most(exposed_ms)
+    won = f"That could win {most}."
     exposure = job.detailed.exposure
     reductions = [row for row in (exposure.rows if exposure else ()) if row.collective in _REDUCTIONS]
     if exposure is not None and reductions and reductions[0].exposed_ms > 0:
@@ -399,20 +434,29 @@ def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -
         (isinstance(cap, (int, float)) and cap >= found.gradient_bytes) or messages <= found.times
     )
     if mean_bytes < _SHORT_MESSAGE_BYTES and messages > 1 and not whole:
-        units = "Wrap more layers in each FSDP unit." if "fsdp_units" in job.configuration else "Raise the bucket size."
-        yield Advice("buckets", units, f"{size}: short messages do not fill a link. {won}")
+        units = "fsdp_units" in job.configuration
+        what = "Wrap more layers in each FSDP unit." if units else "Raise the bucket size."
+        tries = "" if units else _bucket_sizes(cap, 25, 100)
+        yield Advice("buckets", what, f"{size}: short messages do not fill a link. {won}", most, tries)
     elif mean_bytes > _LONG_MESSAGE_BYTES or (messages == 1 and mean_bytes > 2 * _SHORT_MESSAGE_BYTES):
         because = f"{size}: a long message begins late in the backward pass. {won}"
-        yield Advice("buckets", "Lower the bucket size.", because)
+        yield Advice("buckets", "Lower the bucket size.", because, most, _bucket_sizes(cap, 5, 25))
+
+
+def _bucket_sizes(cap: Setting | None, *others: float) -> str:
+    """Sizes in MiB to try, the present one first if it is known."""
+    now = [cap / 2**20] if isinstance(cap, (int, float)) and 0 < cap < 2**40 else []
+    return "--arg bucket-mb=" + ",".join(dict.fromkeys([f"{size:.3g}" for size in (*now, *others)]))
 
 
 def _against_straggler(job: JobFacts, late: LateRank | None, stragglers: Sequence[Straggler]) -> Iterator[Advice]:
     sure = [row for row in stragglers if row.sure]
     hosts, ranks = ([row for row in sure if (row.rank < 0) is host] for host in (True, False))
-    won = f"The others wait: {job.at_most(job.parts.waiting_ms)} could be won."
+    most = job.at_most(job.parts.waiting_ms)
+    won = f"The others wait: {most} could be won."
     if hosts:
         what = f"Look at {_listed(hosts)} first: clocks, temperature, network, other programs."
-        yield Advice("straggler", what, f"{won} Of its ranks one comes last: {hosts[0].how_sure()}.")
+        yield Advice("straggler", what, f"{won} Of its ranks one comes last: {hosts[0].how_sure()}.", most)
     if late is not None and late.busy:
         what = f"Look at rank {late.rank}: its clock, its temperature, its share of the work."
         because = f"It computes for longer than the other ranks. {won}"
@@ -425,7 +469,7 @@ def _against_straggler(job: JobFacts, late: LateRank | None, stragglers: Sequenc
     else:
         what = "Measure more windows, to find out which rank comes last."
         because = f"It differs between windows, and no rank comes last more often than by chance for certain. {won}"
-    yield Advice("straggler", what, because)
+    yield Advice("straggler", what, because, most)
 
 
 def _listed(rows: Sequence[Straggler]) -> str:

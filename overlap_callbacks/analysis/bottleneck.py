@@ -51,6 +51,7 @@ def bottleneck_of(
     speedup: Estimate | None = None,
     detailed: OverlapReport | None = None,
     run: RunInfo | None = None,
+    step_ms: Estimate | None = None,
 ) -> Bottleneck | None:
     """What bounds the steps of these windows; None if no profile shows it.
 
@@ -59,6 +60,7 @@ def bottleneck_of(
         speedup: of overlapped over sequential steps, over all windows.
         detailed: one of them with its collectives, on which advice rests; None to take the last that has any.
         run: what is known of the job, for advice.
+        step_ms: an overlapped step over all windows.
     """
     measured = [(window, found) for window in windows if (found := window.step_parts()) is not None]
     if not measured:
@@ -80,12 +82,14 @@ def bottleneck_of(
         environments[-1] if environments else None,
         environments[-1].lowest_rank if environments else None if run is None else run.environment,
         "" if run is None or run.workload is None else run.workload.precision or "",
+        None if step_ms is None else step_ms.value,
     )
     advice = list(advice_for(bound, job, late, late_ones))
     if speedup is not None and speedup.ci_high is not None and speedup.ci_high < 0:
-        shorter = f"{PLAIN.percent(-speedup.value)} (95% interval {PLAIN.percent(-speedup.ci_high)} or more)"
-        because = f"Sequential steps are shorter here, by {shorter}: that is what it could win."
-        advice.insert(0, Advice("overlap-off", "Switch overlap off.", because))
+        won = f"{PLAIN.percent(-speedup.value)} of a step with overlap"
+        least = PLAIN.percent(-speedup.ci_high)
+        because = f"Sequential steps are shorter here: that could win {won} (95% interval {least} or more)."
+        advice.insert(0, Advice("overlap-off", "Switch overlap off.", because, won))
     return Bottleneck(bound, runner_up, parts, late, late_ones, tuple(advice))
 
 
@@ -93,7 +97,8 @@ def run_bottleneck(summary: RunSummary, detailed: OverlapReport | None = None) -
     """What bounds the steps of a run; None for a control run or without a profile. See ``bottleneck_of``."""
     if summary.control:
         return None
-    return bottleneck_of(summary.valid_windows, summary.pooled().get("speedup_vs_sequential"), detailed, summary.run)
+    speedup, step_ms = map(summary.pooled().get, ("speedup_vs_sequential", "e2e_overlapped_ms"))
+    return bottleneck_of(summary.valid_windows, speedup, detailed, summary.run, step_ms)
 
 
 def _late(of_windows: Sequence[LateRank | None]) -> LateRank | None:

@@ -181,8 +181,8 @@ def may_be_chance(estimate: Estimate) -> bool:
 CLEAR, WITHIN_NOISE, INCONCLUSIVE = "clear", "within noise", "inconclusive"
 # Smaller changes do not matter: an interval entirely this near to zero means that there is none.
 _MATTERS = 0.01
-# A smaller fraction is shown as 0.0 %.
-_SHOWN_AS_ZERO = 0.0005
+# From here on, percentages in sentences are whole.
+_WHOLE = 0.0195
 
 
 def certainty(change: Estimate) -> str:
@@ -197,19 +197,25 @@ def certainty(change: Estimate) -> str:
     return WITHIN_NOISE if _furthest(change) <= _MATTERS else INCONCLUSIVE
 
 
-def is_no_difference(change: Estimate) -> bool:
-    """Whether a relative change's whole interval shows as zero."""
-    return None not in (change.ci_low, change.ci_high) and _furthest(change) < _SHOWN_AS_ZERO
-
-
 def certainty_in_words(change: Estimate, style: Style = PLAIN) -> str:
-    """``certainty`` and what would have shown, e.g. ``within noise: no difference above 0.4%``."""
+    """``certainty`` and what would have shown, e.g. ``within noise (no difference above 0.4%)``."""
+    state, limit = certainty(change), limit_in_words(change, style)
+    return f"{state} ({limit})" if state else limit
+
+
+def limit_in_words(change: Estimate, style: Style = PLAIN) -> str:
+    """What would have shown, e.g. ``no difference above 0.4%`` or ``a difference of 5% would show``."""
     state, would_show = certainty(change), what_would_show(change)
-    if not state or would_show is None:
+    if would_show is None:
         return "too few blocks for an interval"
     if state == WITHIN_NOISE:
-        return f"{state}: no difference above {style.percent(_furthest(change))}"
-    return f"{state}: a difference of {style.percent(would_show)} would show"
+        return f"no difference above {percent_in_words(_furthest(change), style)}"
+    return f"a difference of {percent_in_words(would_show, style)} would show"
+
+
+def percent_in_words(fraction: float, style: Style = PLAIN) -> str:
+    """A percentage in a sentence, whole from 2 % on: e.g. ``19%`` or ``0.4%``."""
+    return style.percent(fraction, decimals=int(abs(fraction) < _WHOLE))
 
 
 def what_would_show(change: Estimate) -> float | None:

@@ -1,4 +1,4 @@
-"""What overlap does to a run's steps, in a sentence; or why that is unknown, and what to do."""
+"""The headline of a run, made once for every screen: what is exposed, what overlap saves and costs, and how certain."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_callbacks.analysis.formatting import (
+    CLEAR,
+    INCONCLUSIVE,
     PLAIN,
+    WITHIN_NOISE,
     certainty,
     certainty_in_words,
     change_in_words,
     count,
-    is_no_difference,
+    decimals_of,
     listed,
-    may_be_chance,
+    percent_in_words,
     range_in_words,
     shortened,
-    what_would_show,
 )
 from overlap_callbacks.analysis.results.arm import ArmReport
-from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import SlowdownCause
 from overlap_callbacks.analysis.results.report import OverlapReport, WindowReport
 from overlap_callbacks.analysis.results.settled import Settled, Verdict
+from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.analysis.run_summary import CUT_SHORT, NOT_VALID, RunSummary
 from overlap_callbacks.analysis.statistics import inverted_change, relative_change
 
@@ -31,6 +33,11 @@ NOTHING_YET = "Nothing has been measured yet: no window is done."
 NO_SEQUENTIAL_ARM = "No window had sequential steps, so what overlap saves was not measured."
 WINDOWS_DIFFER = "Windows differ by more than their intervals say: each is of its own steps alone."
 CONTROL = "A/A control: both sides ran overlapped, so every difference is chance."
+
+# States of a headline besides ``CLEAR``, ``WITHIN_NOISE`` and ``INCONCLUSIVE`` of what overlap saves.
+NOTHING_OVERLAPS, NOT_SETTLED, ONE_WINDOW = "nothing overlaps", "not settled", "one window"
+NOT_VERIFIED, INVALID, UNFINISHED, NOT_MEASURED = "not verified", "invalid", "unfinished", "not measured"
+OF_CONTROL = "control"
 
 _LET_IT_END = "Let the job run on until a window ends."
 _READ_NOTES = "Look up the notes in docs/troubleshooting.md."
@@ -50,30 +57,45 @@ _WHAT_TO_DO = (
     ),
     (("compiled",), "Look for what recompiles in the steps of a window."),
 )
+# What lets communication overlap, by the first letters of the settings that an adapter has read.
+_TO_OVERLAP = (
+    ("ddp_", "Lower DDP's bucket_cap_mb, so that reductions begin during the backward pass."),
+    ("zero_", "Set overlap_comm to true in DeepSpeed's zero_optimization."),
+    ("fsdp_", "Wrap layers as FSDP units of their own, so that one is gathered while another computes."),
+    ("", "Issue collectives with async_op=True (Megatron: --overlap-grad-reduce), and wait for them later."),
+)
 _MAX_PROBLEM = 400
 # Profiled blocks have few steps; a settled slowdown of kernels would need long ones.
 _KERNELS_UNSETTLED = " Kernels were profiled in short blocks: their slowdown is not the settled one."
+# Less of communication than this is shown as none; and an interval wider than this each way is printed.
+_HIDES_NOTHING, _WIDE = 0.01, 0.1
 
 
 class Headline(NamedTuple):
     """The answer of a run. Parts without content are empty.
 
     Attributes:
-        interval: its 95 % intervals, as a separate line.
+        sentence: the first: what is exposed, if a profile shows that.
+        also: the others: what overlap saves, and how much slower compute is.
+        interval: about its 95 % intervals.
         why: why the answer is missing or doubtful.
         what_to_do: about that.
         settled: the difference once a mode has lasted.
+        state: in a word or two, for programs and charts.
     """
 
     sentence: str
+    also: tuple[str, ...] = ()
     interval: str = ""
     why: str = ""
     what_to_do: str = ""
     settled: str = ""
+    state: str = NOT_MEASURED
 
     @property
     def more(self) -> tuple[str, ...]:
         found = (
+            *self.also,
             self.interval,
             self.settled,
             f"Why: {self.why}" if self.why else "",
@@ -99,23 +121,36 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     if not figures and partial is None:
         return _no_window_counts(summary)
     if summary.control:
-        return Headline(CONTROL)
+        return Headline(CONTROL, state=OF_CONTROL)
     if partial is not None:
         return _unfinished(partial)
     settled = summary.settled()
-    looks = " (hold at all looks)" if summary.running else " (one look)"
+    looks = " that hold at all looks" if summary.running else ", for one look"
     if settled is not None and settled.verdict is Verdict.SETTLED:
         figures["speedup_vs_sequential"] = settled.estimate
-        looks = " (steps: one look; kernels: all looks)" if summary.running else looks
-    found = answer(figures, looks)
+        looks = " that hold at all looks; that of the saving, for one look" if summary.running else looks
+    found = answer(figures)
+    if found.why:  # nothing to compare
+        return found
     if settled is not None:
         unsettled = "compute_slowdown" in figures and settled.verdict in (Verdict.SETTLED, Verdict.NOT_SETTLED)
         found = found._replace(settled=settled_in_words(settled) + (_KERNELS_UNSETTLED if unsettled else ""))
-    remarks = (found.interval, WINDOWS_DIFFER if summary.windows_differ else "", summary.stalls)
-    interval = " ".join([remark for remark in remarks if remark])
-    if interval and len(summary.valid_windows) == 1:  # worded as certain as others, but less so
-        interval += " All of this rests on one window."
-    return found._replace(interval=interval, **_unverified(summary))
+        if settled.verdict is Verdict.NOT_SETTLED and found.state != NOTHING_OVERLAPS:
+            found = found._replace(state=NOT_SETTLED)
+    if found.state == NOTHING_OVERLAPS:
+        settings = [] if summary.run is None else summary.run.configuration
+        todos = [todo for start, todo in _TO_OVERLAP if not start or any(name.startswith(start) for name in settings)]
+        found = found._replace(what_to_do=todos[0])
+    alone = len(summary.valid_windows) == 1  # worded as certain as others, but less so
+    remarks = (
+        f"95% intervals{looks}." if any(figure.ci_low is not None for figure in figures.values()) else "",
+        WINDOWS_DIFFER if summary.windows_differ else "",
+        summary.stalls,
+        "All of this rests on one window." if alone else "",
+    )
+    if alone and found.state == CLEAR:
+        found = found._replace(state=ONE_WINDOW)
+    return _checked(found._replace(interval=" ".join([remark for remark in remarks if remark])), summary)
 
 
 def _all_left_out(reasons: Sequence[str]) -> Headline:
@@ -132,33 +167,124 @@ def step_change(figures: Mapping[str, Estimate]) -> Estimate | None:
     return None if speedup is None else inverted_change(speedup)
 
 
-def answer(figures: Mapping[str, Estimate], looks: str = "") -> Headline:
-    """What overlap does to steps, from these figures.
+# -- the sentences
 
-    ``looks`` says, in brackets after a space, how often their intervals may be looked at; empty for a window.
-    """
-    change, slowdown = step_change(figures), figures.get("compute_slowdown")
-    if change is None:
-        return Headline(
-            "Not enough was measured to say what overlap saves here.",
-            why="step times of both modes are needed, and one is missing.",
-            what_to_do=_READ_NOTES,
-        )
-    words = _in_words(change.value)
-    if change.ci_low is None:
-        sentence = f"Overlap seems to make steps {words} here, from too few blocks to be sure."
-    elif is_no_difference(change):
-        sentence = "Overlap makes no difference to steps here."
-    elif may_be_chance(change):
-        sentence = f"Steps are {words} with overlap here, which is {certainty_in_words(change)}."
+
+def answer(figures: Mapping[str, Estimate]) -> Headline:
+    """What these figures say: of a run, or of a window. The most certain comes first."""
+    change, exposed = step_change(figures), exposed_in_words(figures)
+    sentences = [exposed, "" if change is None else saving_in_words(change, figures.get("e2e_overlapped_ms"))]
+    slowdown = figures.get("compute_slowdown")
+    if slowdown is not None:
+        sentences.append(slowdown_in_words(slowdown))
+    first, *also = [sentence for sentence in sentences if sentence] or [
+        "Not enough was measured to say what overlap saves here."
+    ]
+    state = NOT_MEASURED if change is None else certainty(change) or NOT_MEASURED
+    found = Headline(first, tuple(also), state=NOTHING_OVERLAPS if nothing_overlaps(figures) else state)
+    if change is not None:
+        return found
+    missing = "step times of both modes are needed, and one is missing."
+    return found._replace(why=missing, what_to_do=_READ_NOTES)
+
+
+def nothing_overlaps(figures: Mapping[str, Estimate]) -> bool:
+    """Whether profiled steps communicate, and no compute runs meanwhile."""
+    hidden = [figures.get(name) for name in ("overlap_ratio", "hidden_comm_fraction")]
+    communicates = "comm_ms" not in figures or figures["comm_ms"].value > 0
+    return communicates and all(
+        figure is not None and max(figure.value, figure.ci_high or 0.0) < _HIDES_NOTHING for figure in hidden
+    )
+
+
+def exposed_in_words(figures: Mapping[str, Estimate]) -> str:
+    """How much of communication is hidden, and what the rest takes of a profiled step; empty without a profile."""
+    share, hidden = exposed_share(figures), figures.get("hidden_comm_fraction")
+    if share is None:
+        return ""
+    known, value, bounds = certainty(share), *_share(share)
+    most = "" if share.ci_high is None else f"{percent_in_words(share.ci_high)} of a profiled step"
+    if nothing_overlaps(figures):
+        of = "" if known not in ("", CLEAR) else f" ({value} of a profiled step{bounds and f', {bounds}'})"
+        return f"Nothing overlaps in this job: all communication{of} is exposed."
+    if known == WITHIN_NOISE:
+        words = f"exposed communication: {known} (below {most})"
+    elif known == INCONCLUSIVE:
+        words = f"exposed communication: {known} (up to {most})"
     else:
-        sentence = f"Overlap makes steps {words} here."
-    if slowdown is not None and is_no_difference(slowdown):
-        sentence += f" It makes {'none' if is_no_difference(change) else 'no difference'} to compute kernels."
-    elif slowdown is not None:
-        doubt = f", which is {certainty(slowdown)}" if may_be_chance(slowdown) else ""
-        sentence += f" Compute kernels run {change_in_words(slowdown.value, 'slower', 'faster')} with it{doubt}."
-    return Headline(sentence, _interval(change, slowdown, looks))
+        words = f"exposed communication takes {value} of a step ({bounds or 'too few blocks'}; profiled steps)"
+    if hidden is None or certainty(hidden) not in ("", CLEAR):
+        return f"{words[0].upper()}{words[1:]}."
+    value, bounds = _share(hidden)
+    wide = hidden.ci_low is not None and hidden.ci_high is not None and hidden.ci_high - hidden.ci_low > 2 * _WIDE
+    return f"{value}{f' ({bounds})' if wide else ''} of communication is hidden; {words}."
+
+
+def _share(share: Estimate) -> tuple[str, str]:
+    """A share and its interval, whole unless that would be 0 or lose the interval: e.g. ``19%`` and ``11 to 27``."""
+    value, low, high = share.value, share.ci_low, share.ci_high
+    if low is None or high is None:
+        return percent_in_words(value), ""
+    decimals = int(min(value, high - low) < 0.02)
+    return PLAIN.percent(value, decimals=decimals), " to ".join([PLAIN.number(100 * x, decimals) for x in (low, high)])
+
+
+def saving_in_words(change: Estimate, step_ms: Estimate | None = None, over: str = "") -> str:
+    """What overlap saves, from how much longer a step is with it; of a sequential step, and in ms if one is known.
+
+    ``over``: of what else than a run's steps, e.g. `` on average over 24 configurations``.
+    """
+    times = None if step_ms is None else Times.of(change, step_ms.value)
+    both = "" if times is None else f"{times.less} with it, {times.more} without"
+    if certainty(change) != CLEAR:
+        return f"What overlap saves{over}: {certainty_in_words(change)}{both and f'; {both}'}."
+    verb = "saves" if change.value < 0 else "costs"
+    if times is None:
+        share = PLAIN.percent(abs(change.value))
+        return f"Overlap {verb} {share} of a step without it{over} ({signless_bounds(change)})."
+    return f"Overlap {verb} {times.difference} a step{over}: {both} ({change_in_brackets(change)})."
+
+
+def slowdown_in_words(slowdown: Estimate, kernels: str = "Compute", over: str = "") -> str:
+    """How much longer kernels take with overlap."""
+    if certainty(slowdown) != CLEAR:
+        return f"{kernels} slowdown{over}: {certainty_in_words(slowdown)}."
+    longer = change_in_words(slowdown.value, "longer", "less")
+    return f"{kernels} slowdown{over}: kernels take {longer} than without overlap ({signless_bounds(slowdown)})."
+
+
+class Times(NamedTuple):
+    """Two step times and their difference, with the same decimals; ``less`` is the one that ``change`` speaks of."""
+
+    difference: str
+    less: str
+    more: str
+
+    @classmethod
+    def of(cls, change: Estimate, ms: float) -> Times:
+        """From a step's time and by how much it differs from another, as a fraction of that one."""
+        other = ms / (1 + change.value) if change.value > -1 else ms
+        size = abs(other - ms)
+        decimals = decimals_of(max(ms, other), "ms")
+        if certainty(change) == CLEAR:  # a reader who subtracts finds the same
+            decimals = 0 if size >= 100 else 1 if size >= 10 else 2 if size >= 1 else 3
+        shown = [round(time, decimals) for time in (ms, other)]
+        return cls(*[PLAIN.quantity(time, "ms", decimals=decimals) for time in (abs(shown[1] - shown[0]), *shown)])
+
+
+def change_in_brackets(change: Estimate) -> str:
+    """A clear change without its sign, and its interval: e.g. ``18.5%, 7.6 to 28.0``."""
+    bounds = signless_bounds(change)
+    return PLAIN.percent(abs(change.value)) + (f", {bounds}" if bounds else "")
+
+
+def signless_bounds(change: Estimate) -> str:
+    """The interval of a clear change, in percent without sign or unit: e.g. ``7.6 to 28.0``; empty without one."""
+    if change.ci_low is None or change.ci_high is None:
+        return ""
+    decimals = decimals_of(change.value, "fraction")
+    low, high = sorted([abs(change.ci_low), abs(change.ci_high)])
+    return f"{PLAIN.number(100 * low, decimals)} to {PLAIN.number(100 * high, decimals)}"
 
 
 def settled_in_words(settled: Settled) -> str:
@@ -175,7 +301,7 @@ def settled_in_words(settled: Settled) -> str:
     if settled.verdict is Verdict.SETTLED:
         return f"Settled: {value}; {blocks}."
     if not settled.resolved:
-        return f"Whether the difference changes along a block is not resolved; {blocks}."
+        return "Whether the difference changes along a block is not resolved."
     return f"No change along a block is seen: settled {value}; {blocks}."
 
 
@@ -188,33 +314,16 @@ def _turned(longer: float) -> float:
     return 1 / (1 + longer) - 1
 
 
-def _interval(change: Estimate, slowdown: Estimate | None, looks: str) -> str:
-    found = [
-        f"{what} {range_in_words(estimate, more, less)}"
-        for what, estimate, more, less in (
-            ("steps", change, "longer", "shorter"),
-            ("compute kernels", slowdown, "slower", "faster"),
-        )
-        if estimate is not None and estimate.ci_low is not None
-    ]
-    if not found:
-        return ""
-    would_show = what_would_show(change)
-    least = "" if would_show is None else f" A difference of {PLAIN.percent(would_show)} would show."
-    return f"95% interval{'s' if len(found) > 1 else ''}{looks}: {'; '.join(found)}.{least}"
-
-
 def _unfinished(partial: OverlapReport) -> Headline:
     few = partial.speedup_vs_sequential is None
-    found = Headline("") if few else answer(partial.figures())
-    said = "too few blocks were measured to say what overlap saves." if few else f"so far, {_small(found.sentence)}"
+    found = Headline("Too few blocks were measured to say what overlap saves.") if few else answer(partial.figures())
     done = shortened("; ".join(partial.problems[:1]), _MAX_PROBLEM) or "it was cut short"
     unchecked = "" if partial.residual_overlap is not None else ", and no profile has checked its sequential steps"
-    return Headline(
-        f"Unfinished: {said}",
-        found.interval,
-        f"no window is whole, and this is window {partial.window} alone ({done}){unchecked}.",
-        _LET_IT_END,
+    return found._replace(
+        sentence=f"Unfinished: {_small(found.sentence)}",
+        why=f"no window is whole, and this is window {partial.window} alone ({done}){unchecked}.",
+        what_to_do=_LET_IT_END,
+        state=UNFINISHED,
     )
 
 
@@ -225,15 +334,15 @@ def _small(sentence: str) -> str:
 def _no_window_counts(summary: RunSummary) -> Headline:
     windows = summary.windows
     who = "The only window does not count" if len(windows) == 1 else f"None of the {len(windows):,} windows counts"
-    sentence = f"{who}, so what overlap saves here is not known."
+    found = Headline(f"{who}, so what overlap saves here is not known.", state=INVALID)
     states = summary.states()
     state = max((NOT_VALID, CUT_SHORT), key=lambda each: states[each])
     alike = [window for window in windows if summary.state_of(window) == state]
     if not alike:  # windows of another kind: control windows in a normal run, or the reverse
-        return Headline(
-            sentence, why="control windows and others are not mixed, and the last start of the job has none.",
+        return found._replace(
+            why="control windows and others are not mixed, and the last start of the job has none.",
             what_to_do=_LET_IT_END,
-        )  # fmt: skip
+        )
     problem = shortened(next(iter(alike[-1].problems), "the record does not say"), _MAX_PROBLEM).rstrip(".")
     which = f"{count(len(alike), 'window')} {'is' if len(alike) == 1 else 'are'} {state}"
     todo = next((todo for marks, todo in _WHAT_TO_DO if any(mark in problem for mark in marks)), _READ_NOTES)
@@ -241,38 +350,31 @@ def _no_window_counts(summary: RunSummary) -> Headline:
         todo = profile_more(summary)
     if state == CUT_SHORT and todo == _READ_NOTES:
         todo = f"{_LET_IT_END} {_READ_NOTES}"
-    return Headline(sentence, why=f"{which}: {problem}.", what_to_do=todo)
+    return found._replace(why=f"{which}: {problem}.", what_to_do=todo)
 
 
-def _unverified(summary: RunSummary) -> dict[str, str]:
-    """Why the answer is doubtful, if windows compare the modes without proof that sequential steps were sequential."""
+def _checked(found: Headline, summary: RunSummary) -> Headline:
+    """The headline, and why it is doubtful if windows compare the modes without proof that steps were sequential."""
     comparing = [window for window in summary.valid_windows if window.speedup_vs_sequential is not None]
     number = sum(not window.verified for window in comparing)
     if not number:
-        return {}
+        return found
     of = "" if number == len(comparing) else f" of {number} of {len(comparing)} windows"
+    why = f"no profile has verified that the sequential steps{of} were sequential."
+    todo = profile_more(summary)
     if all(window.lower_bound for window in comparing if not window.verified):
-        return {
-            "why": f"symmetric memory or user buffers communicate{of} past what profiles show: communication and "
-            "residual overlap are lower bounds, and the sequential steps are not verified.",
-            "what_to_do": "Switch them off for a measurement, or compare two traces: overlap compare.",
-        }
-    return {
-        "why": f"no profile has verified that the sequential steps{of} were sequential.",
-        "what_to_do": profile_more(summary),
-    }
+        why = (
+            f"symmetric memory or user buffers communicate{of} past what profiles show: communication and "
+            "residual overlap are lower bounds, and the sequential steps are not verified."
+        )
+        todo = "Switch them off for a measurement, or compare two traces: overlap compare."
+    return found._replace(why=why, what_to_do=todo, state=NOT_VERIFIED)
 
 
 def profile_more(summary: RunSummary) -> str:
     """What to do if no profile shows something: profile, or if that was enabled, find out why there is no profile."""
     profiled = None if summary.run is None else summary.run.schedule.get("profiled_steps")
     return f"Steps were to be profiled, but their profile is missing. {_READ_NOTES}" if profiled else _PROFILE
-
-
-# Figures in a window's log line.
-_LOGGED = (
-    "e2e_overlapped_ms", "e2e_sequential_ms", "e2e_ideal_ms", "compute_slowdown", "speedup_vs_sequential",
-)  # fmt: skip
 
 
 def run_verdict(summary: RunSummary, num_arms: int = 0) -> str:
@@ -286,6 +388,9 @@ def cause_in_words(cause: SlowdownCause | None) -> str | None:
     return f"{cause.verdict}: {'; '.join(cause.evidence)}" if cause.evidence else cause.verdict
 
 
+# -- a window as one log line
+
+
 def _state(report: WindowReport, states: Mapping[str, bool], arm: str = "") -> str:
     words = [word for word, holds in states.items() if holds]
     return " ".join([f"overlap window {report.window} (step {report.first_step}){arm}", *words])
@@ -294,7 +399,7 @@ def _state(report: WindowReport, states: Mapping[str, bool], arm: str = "") -> s
 def arm_summary(report: ArmReport) -> str:
     """A window of an arm as one log line."""
     states = {"INVALID": not report.valid, "INCOMPLETE": not report.complete, "A/A": report.control}
-    parts = [_state(report, states, f", arm {report.arm.name}")]
+    parts = []
     for what, estimate, unit, signed in (
         ("step", report.step_ms, "ms", False),
         ("as configured", report.configured_step_ms, "ms", False),
@@ -303,31 +408,28 @@ def arm_summary(report: ArmReport) -> str:
         if estimate is not None:
             parts.append(f"{what} {PLAIN.with_interval(estimate, unit, signed=signed)}")
     parts.append(f"{report.num_ranks} of {report.world_size} ranks")
-    return ", ".join(parts)
+    return ", ".join([_state(report, states, f", arm {report.arm.name}"), *parts])
 
 
 def summary(report: OverlapReport) -> str:
-    """A window as one log line."""
+    """A window as one log line: its headline, what measuring it cost, and the ranks that reported."""
     unverified = report.valid and not report.verified and report.speedup_vs_sequential is not None
     states = {"INVALID": not report.valid, "NOT VERIFIED": unverified, "INCOMPLETE": not report.complete}
-    parts = [_state(report, {**states, "A/A control": report.control})]
-    for figure in map(figure_named, _LOGGED):
-        estimate: Estimate | None = getattr(report, figure.name)
-        if estimate is not None:
-            bounds = PLAIN.figure_interval(figure, estimate)
-            shown = PLAIN.figure(figure, estimate.value) + (f" [{bounds}]" if bounds else "")
-            parts.append(f"{figure.short} {shown}")
-    change = step_change(report.figures())
-    would_show = None if change is None else what_would_show(change)
-    if would_show is not None:
-        parts.append(f"a difference of {PLAIN.percent(would_show)} would show")
-    if report.cost is not None:
-        parts.append(f"measuring cost {PLAIN.measuring_cost(report.cost)}")
-    parts.append(f"{report.num_reporting} of {report.world_size} ranks")
-    line = ", ".join(parts)
-    if report.settled is None or report.control:
-        return line
-    return f"{line}. {settled_in_words(report.settled)}"
+    found = answer(report.figures()) if report.valid else _invalid(report)
+    sentences = [CONTROL] if report.control and report.valid else [found.sentence, *found.also]
+    cost = "" if report.cost is None else f"Measuring cost {PLAIN.measuring_cost(report.cost)}, "
+    sentences.append(f"{cost}{report.num_reporting} of {report.world_size} ranks.")
+    if report.settled is not None and not report.control:
+        sentences.append(settled_in_words(report.settled))
+    return f"{_state(report, {**states, 'A/A control': report.control})}: {' '.join(sentences)}"
+
+
+def _invalid(report: OverlapReport) -> Headline:
+    problem = shortened("; ".join(report.problems[:1]), _MAX_PROBLEM).rstrip(".") or "its record does not say why"
+    return Headline(f"It does not count: {problem}.", state=INVALID)
+
+
+# -- which of several runs is fastest
 
 
 THESE_RUNS = "It holds for these runs: repeat them to see what differs from run to run."
@@ -362,42 +464,33 @@ def fastest(runs: Sequence[RunSpeed], work: str = "") -> Fastest:
     change = changes[second.name]
     if change is None:  # a zero time, in a record written by somebody else
         return Fastest(Headline("Which run is faster is not known: a step of no time was recorded."))
-    unsure = [name for name, each in changes.items() if not _sure(each)]
-    sentence = _sentence(first.name, second.name, change, unsure, len(runs), work)
-    return Fastest(Headline(sentence, _speeds(first, second, change, work)), "" if unsure else first.name)
+    unsure = [name for name, each in changes.items() if each is None or certainty(each) != CLEAR]
+    sentence = _claim(first, second, change, work)
+    if certainty(change) == CLEAR and unsure:
+        sentence += f" Its lead over {listed(unsure, _MOST_NAMED)} is inconclusive."
+    interval = THESE_RUNS if change.ci_low is not None else ""
+    state = certainty(change) or NOT_MEASURED
+    return Fastest(Headline(sentence, interval=interval, state=state), "" if unsure else first.name)
 
 
 def _of(run: RunSpeed, work: str) -> Estimate:
     return run.work_per_s if work and run.work_per_s is not None else run.step_ms
 
 
-def _sure(change: Estimate | None) -> bool:
-    return change is not None and change.ci_low is not None and not may_be_chance(change)
+def _claim(first: RunSpeed, second: RunSpeed, change: Estimate, work: str) -> str:
+    if not work:
+        return faster_in_words(first.name, second.name, change, first.step_ms.value)
+    both = " against ".join([PLAIN.quantity(_of(run, work).value, f"{work}/s") for run in (first, second)])
+    if certainty(change) != CLEAR:
+        return f"Which is faster, {first.name} or {second.name}: {certainty_in_words(change)}; {both}."
+    words = f"{first.name} trains {PLAIN.percent(change.value)} more {work} a second than {second.name}"
+    return f"{words}: {both} ({signless_bounds(change)})."
 
 
-def _sentence(first: str, second: str, change: Estimate, unsure: Sequence[str], num_runs: int, work: str) -> str:
-    words = f"{change_in_words(change.value, 'more', 'fewer')} {work} a second" if work else _in_words(change.value)
-    than = second if work else f"those of {second}"
-    seems = change.ci_low is None
-    if num_runs == 2:
-        if work:
-            claim = f"{first} {'seems to train' if seems else 'trains'} {words} than {than}"
-        else:
-            claim = f"Steps of {first} {'seem' if seems else 'are'} {words} than {than}"
-    else:
-        most = f"the most {work} a second" if work else "the shortest steps"
-        claim = f"{first} {'seems to have' if seems else 'has'} {most}: {words} than {than}, the next run"
-    if seems:
-        return f"{claim}, from too few blocks to be sure."
-    if second in unsure:
-        return f"{claim}, which may be chance."
-    return f"{claim}." + (f" Its lead over {listed(unsure, _MOST_NAMED)} may be chance." if unsure else "")
-
-
-def _speeds(first: RunSpeed, second: RunSpeed, change: Estimate, work: str) -> str:
-    unit = f"{work}/s" if work else "ms"
-    both = " against ".join([PLAIN.quantity(_of(run, work).value, unit) for run in (first, second)])
-    bounds = range_in_words(change, "more", "fewer") if work else range_in_words(change, "longer", "shorter")
-    if not bounds:
-        return f"{both}."
-    return f"95% interval: {bounds} ({both}). {THESE_RUNS}"
+def faster_in_words(name: str, other: str, change: Estimate, step_ms: float) -> str:
+    """Which is faster, from a step's time and by how much that differs from the other's."""
+    times = Times.of(change, step_ms)
+    both = f"{times.less} against {times.more}"
+    if certainty(change) != CLEAR:
+        return f"Which is faster, {name} or {other}: {certainty_in_words(change)}; {both}."
+    return f"{name} saves {times.difference} a step against {other}: {both} ({change_in_brackets(change)})."

@@ -13,6 +13,7 @@ import numpy as np
 
 from overlap_callbacks.analysis.design import MIN_BLOCKS_OF_TREND
 from overlap_callbacks.analysis.figures import ProfiledMeans, picked, scale_of, value_by
+from overlap_callbacks.analysis.formatting import CLEAR, certainty
 from overlap_callbacks.analysis.outliers import stalls_of_a_run
 from overlap_callbacks.analysis.results.catalogue import FIGURES, SEQ, STEP, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -168,9 +169,13 @@ class RunSummary:
     def step_parts(self) -> StepParts | None:
         """Where the time of an overlapped step goes; None without a profile.
 
-        Compute's loss is a separate part only if sequential steps show how long it takes alone.
+        Compute's loss is a separate part only if sequential steps clearly show it.
         """
-        found = measured_parts(self.figures(), {}, compared=bool(self.valid_windows) and not self.control)
+        figures = self.figures()
+        slowdown = figures.get("compute_slowdown")
+        compared = bool(self.valid_windows) and not self.control
+        clear = slowdown is not None and certainty(slowdown) in ("", CLEAR)
+        found = measured_parts(figures, {}, compared=compared and clear)
         return None if found is None else found[0]
 
     def latest_valid(self, part: str) -> OverlapReport | None:

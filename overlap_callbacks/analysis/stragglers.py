@@ -62,7 +62,7 @@ class Straggler(NamedTuple):
         """How often the others wait longest for it, with the interval, as the end of a sentence."""
         share, chance = style.percent(self.share, decimals=0), style.percent(self.chance, decimals=0)
         words = f"in {share} of steps the others wait for it longest (95% interval {self.interval(style)}, by chance "
-        return f"{words}{chance}){'' if self.sure else ', which may be chance'}"
+        return f"{words}{chance}){'' if self.sure else ': inconclusive'}"
 
     def interval(self, style: Style = PLAIN) -> str:
         low, high = style.percent(self.low, decimals=0), style.percent(self.high, decimals=0)

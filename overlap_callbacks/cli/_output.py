@@ -128,16 +128,22 @@ def _may_be_traces(path: Path) -> bool:
 
 
 def print_record(run: Path, as_json: bool, everything: bool = False) -> None:
-    """Print the results of a run; ``everything`` adds the long tables."""
+    """Print the results of a run: its answer, or ``everything``."""
     record = read_record(run)
     if as_json:
         from overlap_callbacks.report.run_json import run_as_json
 
         print_json(run_as_json(record))
-    else:
+    elif everything:
         from overlap_callbacks.report.views.runs import runs_document
 
-        print_document(runs_document([record], charts=False), everything)
+        print_document(runs_document([record], charts=False))
+    else:
+        from overlap_callbacks.report.terminal import ShortScreen
+        from overlap_callbacks.report.views.short import short_of
+
+        shown = run.parent if run.is_file() else run
+        print_tables(ShortScreen(short_of(record), f"overlap show {shown} --all"))
 
 
 def program() -> str:

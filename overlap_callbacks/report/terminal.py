@@ -13,7 +13,7 @@ from rich.segment import Segment
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from overlap_callbacks.analysis.formatting import MINUS, NBSP, PAGE, shortened, unit_of
+from overlap_callbacks.analysis.formatting import MINUS, NBSP, PAGE, count, shortened, unit_of
 from overlap_callbacks.analysis.safe_text import printable
 from overlap_callbacks.report.views.elements import (
     MAX_MATRIX,
@@ -32,10 +32,14 @@ from overlap_callbacks.report.views.elements import (
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult
 
+    from overlap_callbacks.report.views.short import Short
+
 _LOOK: dict[str, Any] = {"box": box.SIMPLE_HEAD, "show_edge": False, "pad_edge": False, "title_justify": "left"}
 _MAX_LENGTH = 4000
 # Minimum width of a name column, even in a narrow terminal; and the width below which names are cut only at the end.
 _MIN_WIDTH, _MIN_CUT = 12, 7
+# Longest bar of a step time.
+_MAX_BAR = 50
 _PLAIN = str.maketrans({MINUS: "-", NBSP: " "})
 
 
@@ -53,6 +57,53 @@ class SanitizedRenderable:
 def drawn(document: Document, everything: bool = False) -> RenderableType:
     """The document: everything, or only verdicts, figures, answers, and elements marked ``first``."""
     return Group(*_Drawing(document, everything).parts())
+
+
+class ShortScreen:
+    """The answer of a run in some twenty lines; ``rest`` is the command that shows all tables."""
+
+    def __init__(self, short: Short, rest: str) -> None:
+        notes = f", and {count(short.num_notes, 'note')}" if short.num_notes else ""
+        self._short, self._rest = short, f"All tables{notes}: {rest}"
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        short = self._short
+        yield from [_text(f"Attention: {line}", "bold red") for line in short.attention]
+        yield from [_text(line, "bold") for line in short.headline]
+        yield from map(_text, short.doubts)
+        if short.bars or short.parts:
+            yield Text()
+            yield from self._bars(options)
+            yield from [_text(short.parts)] if short.parts else []
+        if short.windows or short.odd:
+            yield Text()
+            yield from self._windows()
+        yield Text()
+        yield from map(_text, short.further)
+        yield _text(self._rest, "dim")
+
+    def _bars(self, options: ConsoleOptions) -> Iterator[Text]:
+        bars = self._short.bars
+        longest = max([bar.ms for bar in bars], default=0.0) or 1.0
+        label = max([len(bar.label) for bar in bars], default=0)
+        words = max([len(bar.words) for bar in bars], default=0)
+        room = min(_MAX_BAR, options.max_width - label - words - 4)
+        for bar in bars:
+            drawn = ("#" if options.ascii_only else "█") * round(room * bar.ms / longest)
+            yield _text(f"{bar.label.ljust(label)}  {drawn}  {bar.words}")
+
+    def _windows(self) -> Iterator[RenderableType]:
+        short = self._short
+        if short.windows:
+            widths = [max(map(len, column)) for column in zip(*short.windows, strict=True)]
+            for row in short.windows:
+                name, *numbers, words = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+                yield Text(_plain("  ".join((name, *numbers, words.strip()))), no_wrap=True, overflow="ellipsis")
+        if short.saved:
+            low, high = min(0.0, *short.saved), max(short.saved)
+            yield _Bars("saved", [(value - low) / ((high - low) or 1.0) for value in short.saved])
+        if short.odd:
+            yield _text(short.odd)
 
 
 class _Drawing:

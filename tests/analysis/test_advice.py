@@ -336,7 +336,8 @@ def test_overlap_is_to_be_switched_off_where_it_costs_more_than_it_saves() -> No
     assert found.advice[0] == Advice(
         "overlap-off",
         "Switch overlap off.",
-        "Sequential steps are shorter here, by 10.0% (95% interval 8.0% or more): that is what it could win.",
+        "Sequential steps are shorter here: that could win 10.0% of a step with overlap (95% interval 8.0% or more).",
+        "10.0% of a step with overlap",
     )
     for other in (Estimate(-0.1, -0.3, 0.1, 4, 4), Estimate(0.1, 0.08, 0.12, 4, 4), None):
         found = bottleneck_of([window(0)], other)
@@ -375,3 +376,18 @@ def test_every_advice_has_its_section_in_the_docs_and_says_what_it_could_win() -
     page = (PAGES / DOCS.removeprefix("docs/")).read_text()
     sections = {line.removeprefix("### ") for line in page.splitlines() if line.startswith("### ")}
     assert {row.topic for row in found} | {"overlap-off"} == sections
+
+
+def test_gains_are_of_a_step_without_the_profiler_where_its_time_is_known() -> None:
+    configuration = {"ddp_bucket_cap_bytes": 2**20}
+    facts = job(EXPOSED, collective("allreduce_", 60, 120 * MB), configuration=configuration, step_ms=80.0)
+    found = advice(Bound.COMMUNICATION, facts)["buckets"]
+    assert found.why.endswith("That could win at most 24.00 ms of a step of 80.00 ms.")
+    assert found.short == (
+        "Raise the bucket size: at most 24.00 ms of a step of 80.00 ms. "
+        "Try: overlap tune --arg bucket-mb=1,25,100 -- COMMAND"
+    )
+    assert (
+        Advice("settings", "Unset it.", "It is set.").short
+        == "Unset it. Then compare: overlap report THIS_RUN THE_NEXT"
+    )

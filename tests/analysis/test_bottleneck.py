@@ -185,7 +185,7 @@ def test_ranks_that_no_profile_shows_are_named_if_that_is_sure() -> None:
     assert sure.advice[0].what.startswith("Look at rank 2 and rank 6:")
     assert "(95% interval" in sure.advice[0].why
     doubtful = found(lateness(6, 3))
-    assert doubtful.sentence().endswith("by chance 25%), which may be chance.")
+    assert doubtful.sentence().endswith("by chance 25%): inconclusive.")
     assert doubtful.advice[0].what.startswith("Measure more windows")
     # Without times of collectives nothing is said of them.
     assert "wait for it longest" not in bottleneck_of([measured(LATE, **STEP)]).sentence()

@@ -41,7 +41,7 @@ def test_a_ranks_measured_loss_replaces_the_computed_one():
     assert by_chance.measurement_overhead_ci_low == pytest.approx(-80 / between_ms)
     assert by_chance.measurement_overhead_ci_high == pytest.approx(40 / between_ms)
     assert by_chance.lost_high_ms == 40.0
-    assert "measuring cost not resolved (below 0.06%)" in summary(by_chance)
+    assert "Measuring cost not resolved (below 0.06%)" in summary(by_chance)
     flat = by_chance.metrics()
     assert flat["overlap/measurement_overhead_ci_low"] < flat["overlap/measurement_overhead"] < 0
     # For a rank that has seen nothing, it is computed; the largest of all is reported.

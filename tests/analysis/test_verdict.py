@@ -30,65 +30,108 @@ def estimate(value: float, low: float | None, high: float | None) -> Estimate:
 
 
 @pytest.mark.parametrize(
-    ("speedup", "sentence", "interval"),
+    ("speedup", "sentence", "state"),
     [
         # 1.25 times as long without overlap: with it, a fifth shorter.
-        (
-            (0.25, 0.1, 0.6),
-            "Overlap makes steps 20.0% shorter here.",
-            "95% interval: steps 9.1% to 37.5% shorter. A difference of 14.2% would show.",
-        ),
-        (
-            (-0.02, -0.03, -0.01),
-            "Overlap makes steps 2.0% longer here.",
-            "95% interval: steps 1.0% to 3.1% longer. A difference of 1.0% would show.",
-        ),
-        (
-            (0.01, -0.01, 0.03),
-            "Steps are 1.0% shorter with overlap here, which is inconclusive: a difference of 2.0% would show.",
-            "95% interval: steps 2.9% shorter to 1.0% longer. A difference of 2.0% would show.",
-        ),
-        (
-            (0.001, -0.003, 0.005),
-            "Steps are 0.1% shorter with overlap here, which is within noise: no difference above 0.5%.",
-            "95% interval: steps 0.5% shorter to 0.3% longer. A difference of 0.4% would show.",
-        ),
-        (
-            (0.0, -1e-9, 1e-9),
-            "Overlap makes no difference to steps here.",
-            "95% interval: steps 0.0% shorter to 0.0% longer. A difference of 0.0% would show.",
-        ),
-        ((0.25, None, None), "Overlap seems to make steps 20.0% shorter here, from too few blocks to be sure.", ""),
+        ((0.25, 0.1, 0.6), "Overlap saves 25.0 ms a step: 100.0 ms with it, 125.0 ms without (20.0%, 9.1 to 37.5).",
+         "clear"),
+        ((-0.02, -0.03, -0.01), "Overlap costs 2.00 ms a step: 100.00 ms with it, 98.00 ms without (2.0%, 1.0 to 3.1).",
+         "clear"),
+        ((0.01, -0.01, 0.03), "What overlap saves: inconclusive (a difference of 2% would show); 100.0 ms with it, "
+         "101.0 ms without.", "inconclusive"),
+        ((0.2, -0.9, 9.0), "What overlap saves: inconclusive (a difference of 495% would show); 100.0 ms with it, "
+         "120.0 ms without.", "inconclusive"),
+        ((0.001, -0.003, 0.005), "What overlap saves: within noise (no difference above 0.5%); 100.0 ms with it, "
+         "100.1 ms without.", "within noise"),
+        ((0.25, None, None), "What overlap saves: too few blocks for an interval; 100.0 ms with it, 125.0 ms without.",
+         "not measured"),
     ],
-)
-def test_the_headline_says_what_overlap_does_and_its_interval_on_a_line_of_its_own(
-    speedup: tuple[float, float | None, float | None], sentence: str, interval: str
+)  # fmt: skip
+def test_a_saving_is_in_ms_and_in_percent_of_a_step_without_overlap_and_only_if_it_is_clear(
+    speedup: tuple[float, float | None, float | None], sentence: str, state: str
 ) -> None:
-    found = answer({"speedup_vs_sequential": estimate(*speedup)})
-    assert (found.sentence, found.interval) == (sentence, interval)
-    assert not re.search(r"without|not worth|less time", found.sentence)  # no double negative
+    figures = {"speedup_vs_sequential": estimate(*speedup), "e2e_overlapped_ms": estimate(100.0, 99.0, 101.0)}
+    found = answer(figures)
+    assert (found.sentence, found.state) == (sentence, state)
+    saved, less, more = (float(ms) for ms in re.findall(r"([\d.]+) ms", sentence)) if state == "clear" else (0, 0, 0)
+    assert saved == pytest.approx(abs(more - less))  # a reader who subtracts finds the same
+    del figures["e2e_overlapped_ms"]
+    share = re.search(r"\(([\d.]+%), (.*)\)", sentence)
+    verb = "saves" if speedup[0] > 0 else "costs"
+    short = f"Overlap {verb} {share[1]} of a step without it ({share[2]})" if share else sentence.partition("; 1")[0]
+    assert answer(figures).sentence == f"{short}."
 
 
 @pytest.mark.parametrize(
-    ("slowdown", "words", "interval"),
+    ("slowdown", "words"),
     [
-        ((0.14, 0.1, 0.2), "Compute kernels run 14.0% slower with it.", "compute kernels 10.0% to 20.0% slower."),
-        (
-            (0.01, -0.1, 0.1),
-            "Compute kernels run 1.0% slower with it, which is inconclusive.",
-            "compute kernels 10.0% faster to 10.0% slower.",
-        ),
-        ((0.0, -1e-9, 1e-9), "It makes no difference to compute kernels.", ""),
-        ((-0.01, -0.02, -0.005), "Compute kernels run 1.0% faster with it.", "compute kernels 0.5% to 2.0% faster."),
-        ((0.14, None, None), "Compute kernels run 14.0% slower with it.", "95% interval: steps 4.8% to 16.7% shorter."),
+        ((0.14, 0.1, 0.2), "Compute slowdown: kernels take 14.0% longer than without overlap (10.0 to 20.0)."),
+        ((0.01, -0.05, 0.05), "Compute slowdown: inconclusive (a difference of 5% would show)."),
+        ((0.0, -0.004, 0.001), "Compute slowdown: within noise (no difference above 0.4%)."),
+        ((-0.01, -0.02, -0.005), "Compute slowdown: kernels take 1.0% less than without overlap (0.5 to 2.0)."),
+        ((0.14, None, None), "Compute slowdown: too few blocks for an interval."),
     ],
 )
-def test_the_slowdown_is_next_to_it(
-    slowdown: tuple[float, float | None, float | None], words: str, interval: str
-) -> None:
+def test_the_slowdown_follows(slowdown: tuple[float, float | None, float | None], words: str) -> None:
     found = answer({"speedup_vs_sequential": estimate(0.1, 0.05, 0.2), "compute_slowdown": estimate(*slowdown)})
-    assert found.sentence == f"Overlap makes steps 9.1% shorter here. {words}"
-    assert found.interval.endswith(f"{interval} A difference of 6.0% would show.")
+    assert found.also == (words,)
+
+
+def profiled(exposed: tuple[float, ...], hidden: tuple[float, ...], ratio: float = 0.4) -> dict[str, Estimate]:
+    """A profiled step of 100 ms."""
+    return {
+        "compute_busy_ms": estimate(95 - exposed[0], None, None),
+        "idle_ms": estimate(5.0, None, None),
+        "exposed_comm_ms": estimate(*exposed),
+        "hidden_comm_fraction": estimate(*hidden),
+        "overlap_ratio": estimate(ratio, ratio, ratio),
+        "comm_ms": estimate(40.0, 30.0, 50.0),
+    }
+
+
+@pytest.mark.parametrize(
+    ("exposed", "hidden", "sentence"),
+    [
+        ((19.0, 11.0, 27.0), (0.6, 0.55, 0.65),
+         "60% of communication is hidden; exposed communication takes 19% of a step (11 to 27; profiled steps)."),
+        ((19.0, 11.0, 27.0), (0.6, 0.3, 0.9),
+         "60% (30 to 90) of communication is hidden; exposed communication takes 19% of a step (11 to 27; profiled "
+         "steps)."),
+        ((19.0, 11.0, 27.0), (0.6, -0.1, 1.0), "Exposed communication takes 19% of a step (11 to 27; profiled steps)."),
+        ((33.0, -5.0, 76.0), (0.6, 0.0, 1.0), "Exposed communication: inconclusive (up to 76% of a profiled step)."),
+        ((0.1, 0.0, 0.4), (0.99, 0.98, 1.0),
+         "99% of communication is hidden; exposed communication: within noise (below 0.4% of a profiled step)."),
+        ((19.0, None, None), (0.6, None, None),
+         "60% of communication is hidden; exposed communication takes 19% of a step (too few blocks; profiled steps)."),
+    ],
+)  # fmt: skip
+def test_what_is_exposed_comes_first_with_its_base_and_how_certain_it_is(exposed, hidden, sentence) -> None:
+    figures = profiled(exposed, hidden)
+    found = answer({**figures, "speedup_vs_sequential": estimate(0.1, 0.05, 0.2)})
+    assert found.sentence == sentence
+    assert found.also == ("Overlap saves 9.1% of a step without it (4.8 to 16.7).",)
+    del figures["comm_ms"]
+    assert answer(figures).sentence == sentence
+
+
+def test_where_nothing_overlaps_the_headline_says_that_and_what_to_try() -> None:
+    figures = profiled((45.0, 41.0, 49.0), (0.0, 0.0, 0.0), 0.0)
+    sentence = "Nothing overlaps in this job: all communication (45% of a profiled step, 41 to 49) is exposed."
+    assert (answer(figures).sentence, answer(figures).state) == (sentence, "nothing overlaps")
+    report = msgspec.structs.replace(window(0), **figures)
+    for settings, todo in (
+        ({"ddp_bucket_cap_bytes": 1}, "Lower DDP's bucket_cap_mb"),
+        ({"zero_stage": 2}, "Set overlap_comm to true"),
+        ({"fsdp_units": 1}, "Wrap layers as FSDP units"),
+        ({}, "Issue collectives with async_op=True"),
+    ):
+        found = run_headline(RunSummary(run_info(configuration=settings), [report]))
+        assert found.sentence.startswith("Nothing overlaps in this job: all communication (")
+        assert (found.state, found.what_to_do.startswith(todo)) == ("nothing overlaps", True)
+    # Without communication, or where some is hidden, it is not so.
+    silent = {**figures, "comm_ms": estimate(0.0, 0.0, 0.0)}
+    some = {**figures, "overlap_ratio": estimate(0.0, 0.0, 0.04)}
+    assert all("Nothing overlaps" not in answer(other).sentence for other in (silent, some))
 
 
 def test_without_a_speed_up_nothing_is_claimed() -> None:
@@ -149,8 +192,8 @@ def test_a_control_run_is_named_as_one() -> None:
 def test_an_unfinished_run_says_so_and_why_and_what_to_do() -> None:
     cut = msgspec.structs.replace(window(0), complete=False, problems=("an exception in the user's step",))
     found = run_headline(RunSummary(run_info(), [cut]))
-    assert found.sentence.startswith("Unfinished: so far, overlap makes steps 12.")
-    assert found.interval.startswith("95% intervals: steps 1")
+    assert found.sentence.startswith("Unfinished: 72.8% of communication is hidden; ")
+    assert found.also[0].startswith("Overlap saves 56.0 ms a step: ")
     assert found.why == "no window is whole, and this is window 0 alone (an exception in the user's step)."
     assert found.what_to_do == "Let the job run on until a window ends."
     unchecked = msgspec.structs.replace(cut, residual_overlap=None)
@@ -166,13 +209,15 @@ def test_a_run_of_one_window_says_so_next_to_its_intervals() -> None:
     said = " All of this rests on one window."
     assert run_headline(RunSummary(run_info(), [window(0)])).interval.endswith(said)
     assert said not in run_headline(RunSummary(run_info(), [window(0), window(1)])).text
+    states = [run_headline(RunSummary(run_info(), [window(i) for i in range(n)])).state for n in (1, 2)]
+    assert states == ["one window", "clear"]
 
 
 def test_the_headline_says_at_how_many_looks_its_intervals_hold() -> None:
     windows = [window(0), window(1)]
-    assert " (one look): steps " in run_headline(RunSummary(run_info(), windows)).interval
+    assert run_headline(RunSummary(run_info(), windows)).interval == "95% intervals, for one look."
     found = run_headline(RunSummary(run_info(), windows, running=True))
-    assert " (hold at all looks): steps " in found.interval
+    assert found.interval == "95% intervals that hold at all looks."
     assert "Windows differ" not in found.interval
 
 
@@ -203,13 +248,18 @@ def test_the_log_has_a_line_for_each_window() -> None:
         residual_overlap=estimate(0.001, None, None),
     )
     assert summary(report) == (
-        "overlap window 0 (step 20), overlapped 412.0 ms [411.3 to 412.8 ms], "
-        "compute slowdown +14.3% [+13.8% to +14.8%], speed-up of overlap +10.0%, 2 of 2 ranks"
+        "overlap window 0 (step 20): What overlap saves: too few blocks for an interval; 412.0 ms with it, 453.2 ms "
+        "without. Compute slowdown: kernels take 14.3% longer than without overlap (13.8 to 14.8). 2 of 2 ranks."
     )
     report = msgspec.structs.replace(report, speedup_vs_sequential=estimate(0.1, 0.095, 0.105))
-    assert "speed-up of overlap +10.0% [+9.5% to +10.5%], a difference of 0.4% would show, 2 of" in summary(report)
-    report = msgspec.structs.replace(report, valid=False, complete=False, control=True)
-    assert summary(report).startswith("overlap window 0 (step 20) INVALID INCOMPLETE A/A control, ")
+    said = run_headline(RunSummary(run_info(), [report]))
+    assert summary(report) == f"overlap window 0 (step 20): {said.sentence} {said.also[0]} 2 of 2 ranks."
+    report = msgspec.structs.replace(report, valid=False, complete=False, problems=("residual overlap 0.3",))
+    assert summary(report) == (
+        "overlap window 0 (step 20) INVALID INCOMPLETE: It does not count: residual overlap 0.3. 2 of 2 ranks."
+    )
+    report = msgspec.structs.replace(report, valid=True, complete=True, control=True)
+    assert summary(report) == f"overlap window 0 (step 20) A/A control: {CONTROL} 2 of 2 ranks."
 
 
 def test_a_comparison_that_no_profile_has_verified_says_so() -> None:
@@ -263,7 +313,7 @@ def settled(verdict: Verdict, at_least: float | None = None, num_windows: int = 
         ),
         (
             msgspec.structs.replace(settled(Verdict.SHORT), ci_low=-0.8, ci_high=100.0),
-            "Whether the difference changes along a block is not resolved; in blocks of 3 steps 9.1% shorter.",
+            "Whether the difference changes along a block is not resolved.",
         ),
     ],
 )
@@ -284,17 +334,19 @@ def test_the_settled_difference_has_its_own_line(found: Settled, words: str) -> 
 def test_a_settled_difference_is_the_headline_and_others_are_not() -> None:
     def sentence(verdict: Verdict) -> str:
         report = msgspec.structs.replace(window(0), settled=settled(verdict))
-        return run_headline(RunSummary(run_info(), [report])).sentence
+        return run_headline(RunSummary(run_info(), [report])).also[0]
 
-    plain = run_headline(RunSummary(run_info(), [window(0)])).sentence
-    assert "steps 20.0% shorter" in sentence(Verdict.SETTLED)
+    plain = run_headline(RunSummary(run_info(), [window(0)])).also[0]
+    assert "(20.0%, 16.7 to 23.1)" in sentence(Verdict.SETTLED)
     assert sentence(Verdict.SHORT) == sentence(Verdict.NOT_SETTLED) == plain
+    unsettled = msgspec.structs.replace(window(0), settled=settled(Verdict.NOT_SETTLED))
+    assert run_headline(RunSummary(run_info(), [unsettled])).state == "not settled"
 
 
 def test_a_settled_headline_of_a_job_that_runs_says_that_its_interval_is_for_one_look() -> None:
     report = msgspec.structs.replace(window(0), settled=settled(Verdict.SETTLED))
     found = run_headline(RunSummary(run_info(), [report], running=True))
-    assert "95% intervals (steps: one look; kernels: all looks)" in found.interval
+    assert "95% intervals that hold at all looks; that of the saving, for one look." in found.interval
     assert "hold at all looks" in run_headline(RunSummary(run_info(), [window(0)], running=True)).interval
 
 

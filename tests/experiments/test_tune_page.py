@@ -85,7 +85,7 @@ def test_the_terminal_has_the_verdict_the_ranked_table_and_the_line_to_use(tmp_p
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     words = " ".join(text.split())
-    assert words.startswith("NCCL_MAX_CTAS=8, bucket-mb=5 is the fastest: a step takes 30.")
+    assert words.startswith("NCCL_MAX_CTAS=8, bucket-mb=5 saves 30.0 ms a step against NCCL_MAX_CTAS as is, ")
     assert "- Use: NCCL_MAX_CTAS=8 torchrun train.py --bucket-mb 5" in words
     assert "- Failed: NCCL_MAX_CTAS=16, bucket-mb=1: exit code 1: OutOfMemoryError: 20 GiB" in words
     assert re.search(r"^ +1 +8 +5 +70\.12 ms +-30\.", text, re.MULTILINE)

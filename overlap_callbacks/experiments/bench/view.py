@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,16 +12,21 @@ import msgspec
 from overlap_callbacks.analysis.bench import GemmFigures, TransferFigures, rate_in_words, size_in_words
 from overlap_callbacks.analysis.communication.link_peaks import Link
 from overlap_callbacks.analysis.formatting import (
+    CLEAR,
     NBSP,
     PAGE,
     PLAIN,
+    certainty,
     change_in_words,
     count,
     page_sentence,
     page_text,
+    percent_in_words,
     rounded,
     three_digits,
+    what_would_show,
 )
+from overlap_callbacks.analysis.headline import signless_bounds
 from overlap_callbacks.analysis.results.bench import GEMM, GLOO, LOOPBACK, NCCL
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.experiments.bench.results import WORLD, Bench
@@ -53,6 +59,8 @@ _FOOT = (
 )
 # If fewer products are covered, a slowdown is doubtful.
 _COVERED = 0.98
+# From this slowdown on, as a factor.
+_TWICE = 0.5
 _LINKS = {
     GLOO: "ranks on the CPU of one host or several, with Gloo",
     NCCL: "GPUs with NCCL",
@@ -119,33 +127,34 @@ def verdict(bench: Bench) -> str:
 
 
 def _gemm_verdict(bench: Bench) -> str:
-    slowdowns = [point.slowdown for point in bench.gemms if point.slowdown is not None]
-    if not slowdowns:
-        return "No point was measured in which matrix products ran wholly beside an all-reduce."
-    span = _span(slowdowns, "longer", "less time")
-    text = f"Beside an all-reduce over {bench.link_in_words}, a matrix product takes {span}{_beyond_chance(slowdowns)}"
-    gains = [point.speedup for point in bench.gemms if point.slowdown is not None and point.speedup is not None]
-    if not gains:
-        return text
-    return f"{text} Both at once do {_span(gains, 'more', 'less')} work in the same time than one after the other."
-
-
-def _span(changes: Sequence[Estimate], more: str, less: str) -> str:
-    """The smallest and largest of relative changes, without signs; e.g. ``12.4% to 76.5% longer``."""
-    low, high = min(one.value for one in changes), max(one.value for one in changes)
-    first, last = (change_in_words(value, more, less) for value in (low, high))
-    if first == last:
-        return first
-    return f"{PLAIN.percent(low)} to {last}" if low >= 0 else f"{first} to {last}"
-
-
-def _beyond_chance(changes: Sequence[Estimate]) -> str:
-    """How many changes are beyond noise, as the end of a sentence."""
-    known = [change for change in changes if change.ci_low is not None]
+    known = [(point.slowdown, point) for point in bench.gemms if point.slowdown is not None]
     if not known:
-        return "."
-    sure = sum([not (change.ci_low or 0.0) <= 0 <= (change.ci_high or 0.0) for change in known])
-    return f", beyond chance at {sure} of {count(len(known), 'point')}."
+        return "No point was measured in which matrix products ran wholly during an all-reduce."
+    clear = [pair for pair in known if certainty(pair[0]) == CLEAR]
+    if not clear:
+        least = min([what_would_show(slowdown) or math.inf for slowdown, _ in known])
+        words = f"inconclusive at all of {count(len(known), 'point')}"
+        if least < math.inf:
+            words += f" (a difference of {percent_in_words(least)} would show at one)"
+        return f"What a matrix product loses during an all-reduce over {bench.link_in_words}: {words}."
+    slowdown, most = max(clear, key=lambda pair: pair[0].value)
+    text = (
+        f"At {size_in_words(most.point.message_bytes)} a product runs {_slower(slowdown)} during the "
+        f"all-reduce (N {most.point.n}, {most.point.dtype}, over {bench.link_in_words})"
+    )
+    text += f": the most of {count(len(known), 'point')}, clear at {len(clear)}." if len(known) > 1 else "."
+    if most.speedup is None or certainty(most.speedup) != CLEAR:
+        return text
+    words = change_in_words(most.speedup.value, "more", "less")
+    return f"{text} Both at once still do {words} work in the same time ({signless_bounds(most.speedup)})."
+
+
+def _slower(slowdown: Estimate) -> str:
+    """E.g. ``2.0x slower (1.9x to 2.1x)`` or ``12.4% slower (11.0 to 13.8)``."""
+    if slowdown.value < _TWICE or slowdown.ci_low is None or slowdown.ci_high is None:
+        return f"{change_in_words(slowdown.value, 'slower', 'faster')} ({signless_bounds(slowdown)})"
+    value, low, high = (f"{1 + each:.1f}x" for each in (slowdown.value, slowdown.ci_low, slowdown.ci_high))
+    return f"{value.replace('.0x', 'x')} slower ({low} to {high})"
 
 
 def _transfer_verdict(bench: Bench) -> str:

@@ -110,10 +110,10 @@ def pair_answer(compared: Sequence[Pair], names: Names, factor: str) -> str:
     sure = [(pair, change) for pair, change in bounded if not may_be_chance(change)]
     if not sure:
         if len(known) == 1:
-            return f"One pair differs in {_FACTORS[factor]} only: a change of its compute slowdown may be chance."
+            return f"One pair differs in {_FACTORS[factor]} only: a change of its compute slowdown is inconclusive."
         return (
-            f"{count(len(known), 'pair')} differ in {_FACTORS[factor]} only: in none can a change of the compute "
-            "slowdown be told from chance."
+            f"{count(len(known), 'pair')} differ in {_FACTORS[factor]} only: every change of the compute "
+            "slowdown is inconclusive."
         )
     more, less = sum([change.value > 0 for _, change in sure]), sum([change.value < 0 for _, change in sure])
     parts = [f"{word} in {number}" for word, number in (("higher", more), ("lower", less)) if number]
@@ -122,8 +122,8 @@ def pair_answer(compared: Sequence[Pair], names: Names, factor: str) -> str:
     against = bases.pop() if len(bases) == 1 else "the first of each kind"
     value, bounds = (cell.text for cell in _points(change))
     return page_sentence(
-        f"Against {against} the compute slowdown is {' and '.join(parts)} of {count(len(known), 'pair')}, beyond "
-        f"chance. It changes most from {factor_in_words(pair.base, factor)} to {factor_in_words(pair.other, factor)}: "
+        f"Against {against} the compute slowdown is clearly {' and '.join(parts)} of {count(len(known), 'pair')}. It "
+        f"changes most from {factor_in_words(pair.base, factor)} to {factor_in_words(pair.other, factor)}: "
         f"by {value} (95% interval {bounds}), {names.whole(pair.base, without=factor)}."
     )
 
@@ -149,7 +149,7 @@ def pair_table(compared: Sequence[Pair], names: Names, factor: str) -> Table:
         *interval_columns("Step time", size(STEP)),
         *interval_columns("Mean power", size(POWER)),
         *interval_columns("Energy of a step", size(ENERGY)),
-        caption="Changes: pp are percentage points. A change is beyond chance where its interval does not hold zero; "
+        caption="Changes: pp are percentage points. A change is clear where its interval excludes zero; "
         "of twenty comparisons, chance alone puts about one there.",
         drop_empty=True,
     )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, count, may_be_chance
+from overlap_callbacks.analysis.formatting import PLAIN, count
+from overlap_callbacks.analysis.headline import saving_in_words, slowdown_in_words
 from overlap_callbacks.analysis.results.bench import GLOO, LOOPBACK
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.safe_text import clean
+from overlap_callbacks.analysis.statistics import inverted_change
 from overlap_callbacks.analysis.study import (
     BATCH,
     CLOCK_CAP,
@@ -38,8 +40,8 @@ def on_cpu(start: StudyStart) -> bool:
     return start.link == GLOO or start.options.get("device") == "cpu"
 
 
-def verdict(start: StudyStart, rows: Sequence[StudyRow], *, bounds: bool = True) -> str:
-    """What overlap saves and costs over all configurations, in a few sentences; with intervals if ``bounds``."""
+def verdict(start: StudyStart, rows: Sequence[StudyRow]) -> str:
+    """What overlap saves and costs over all configurations, in a few sentences."""
     names = Names(start.configurations)
     longer, slowdown = overall(rows, LONGER), overall(rows, SLOWDOWN)
     if longer is None and slowdown is None:
@@ -47,31 +49,17 @@ def verdict(start: StudyStart, rows: Sequence[StudyRow], *, bounds: bool = True)
     sentences = [
         "What overlap saves was not measured: step times of both modes are missing."
         if longer is None
-        else _saving(longer, names, bounds) + _costly(rows, longer) + "."
+        else saving_in_words(inverted_change(longer.mean), over=_over(longer, names))
+        + _most(longer, names, lambda value: value / (1 + value))
+        + _costly(rows, longer)
     ]
     if slowdown is not None:
-        sentences.append(_slowdown(slowdown, names, bounds, alone=longer is None) + ".")
+        sentences.append(slowdown_in_words(slowdown.mean, over=_over(slowdown, names)) + _most(slowdown, names, float))
+    longer_mean, slower_mean = (PUBLISHED[figure].mean or 0.0 for figure in (LONGER, SLOWDOWN))
     if not on_cpu(start):
-        published = [
-            PLAIN.percent(mean)
-            for figure, mean in ((longer, PUBLISHED[LONGER].mean), (slowdown, PUBLISHED[SLOWDOWN].mean))
-            if figure is not None and mean is not None
-        ]
-        sentences.append(f"The study found {' and '.join(published)}.")
+        saved = PLAIN.percent(longer_mean / (1 + longer_mean))
+        sentences.append(f"The study found {saved} saved, and compute {PLAIN.percent(slower_mean)} slower.")
     return " ".join(sentences)
-
-
-def _saving(longer: Overall, names: Names, bounds: bool) -> str:
-    mean = longer.mean
-    steps = f"steps take {change_in_words(mean.value, 'longer', 'less time')}"
-    rest = f"{_over(longer, names)}{_in_brackets(longer, names, bounds)}"
-    if mean.ci_low is None or mean.ci_high is None:
-        return f"Without overlap, {steps}{rest}: too few blocks to say more"
-    if mean.ci_low > 0:
-        return f"Overlap is worth it: without it, {steps}{rest}"
-    if mean.ci_high < 0:
-        return f"Overlap costs more than it saves: without it, {steps}{rest}"
-    return f"Whether overlap is worth it cannot be told from chance: without it, {steps}{rest}"
 
 
 def _costly(rows: Sequence[StudyRow], longer: Overall) -> str:
@@ -79,17 +67,7 @@ def _costly(rows: Sequence[StudyRow], longer: Overall) -> str:
     slower = sum([_high(value) < 0 for row in rows if (value := value_of(row, LONGER)) is not None])
     if not slower or longer.number == 1 or _high(longer.mean) < 0:
         return ""
-    return f"; in {slower} of {longer.number} it costs more than it saves"
-
-
-def _slowdown(slowdown: Overall, names: Names, bounds: bool, *, alone: bool) -> str:
-    mean = slowdown.mean
-    change = change_in_words(mean.value, "slower", "faster")
-    over = _over(slowdown, names) if alone else (" on average" if slowdown.number > 1 else "")
-    sentence = f"Compute kernels run {change} with overlap{over}{_in_brackets(slowdown, names, bounds, most=bounds)}"
-    if mean.ci_low is None:
-        return f"{sentence}: too few blocks to tell that from chance"
-    return f"{sentence}, which cannot be told from chance" if may_be_chance(mean) else sentence
+    return f" In {slower} of {longer.number} it costs more than it saves."
 
 
 def _over(figure: Overall, names: Names) -> str:
@@ -98,13 +76,11 @@ def _over(figure: Overall, names: Names) -> str:
     return f" on average over {count(figure.number, 'configuration')}"
 
 
-def _in_brackets(figure: Overall, names: Names, bounds: bool, *, most: bool = True) -> str:
-    """The interval of the mean, and the largest value if that is beyond noise."""
-    interval = PLAIN.interval(figure.mean, "fraction", signed=True)
-    parts = [f"95% interval {interval}"] if interval and bounds else []
-    if most and figure.number > 1 and _low(figure.most.estimate) > 0:
-        parts.append(f"most: {PLAIN.percent(figure.most.estimate.value)}, {names.whole(figure.most.configuration)}")
-    return f" ({'; '.join(parts)})" if parts else ""
+def _most(figure: Overall, names: Names, shown: Callable[[float], float]) -> str:
+    """The largest value as ``shown``, if it is clear and the mean is not below zero."""
+    if figure.number < 2 or _low(figure.most.estimate) <= 0 or _low(figure.mean) <= 0:
+        return ""
+    return f" Most: {PLAIN.percent(shown(figure.most.estimate.value))}, {names.whole(figure.most.configuration)}."
 
 
 # -- caveats
@@ -144,8 +120,8 @@ def where(start: StudyStart, rows: Sequence[StudyRow]) -> str:
     return ", ".join(parts)
 
 
-def beyond_chance(rows: Sequence[StudyRow], key: str, subject: str, more: str, less: str) -> str:
-    """In how many configurations a change is beyond noise; empty for a single one, or without intervals.
+def clear_changes(rows: Sequence[StudyRow], key: str, subject: str, more: str, less: str) -> str:
+    """In how many configurations a change is clear; empty for a single one, or without intervals.
 
     ``subject`` includes the verb, e.g. ``Compute is``; ``more`` and ``less`` precede the numbers, e.g. ``slower in``.
     """
@@ -156,10 +132,10 @@ def beyond_chance(rows: Sequence[StudyRow], key: str, subject: str, more: str, l
     parts = [f"{words} {number}" for words, number in ((more, up), (less, down)) if number]
     number = count(len(values), "configuration")
     if not parts:
-        return f"A difference cannot be told from chance in any of {number}."
+        return f"Inconclusive in all of {number}."
     open_ = len(values) - up - down
-    rest = f" In {open_} it cannot be told from chance." if open_ else ""
-    return f"{subject} {' and '.join(parts)} of {number}, beyond chance.{rest}"
+    rest = f" {open_} inconclusive." if open_ else ""
+    return f"{subject} clearly {' and '.join(parts)} of {number}.{rest}"
 
 
 def _low(value: Estimate) -> float:

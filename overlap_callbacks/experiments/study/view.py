@@ -50,8 +50,8 @@ from overlap_callbacks.experiments.study.sweep import Study
 from overlap_callbacks.experiments.study.verdict import (
     TITLES,
     Names,
-    beyond_chance,
     caveats,
+    clear_changes,
     on_cpu,
     strategy_in_words,
     verdict,
@@ -107,7 +107,7 @@ def study_document(study: Study) -> Document:
         "study",
         name,
         page_text(where(start, rows)),
-        page_sentence(verdict(start, rows, bounds=False)),
+        page_sentence(verdict(start, rows)),
         (_tiles(study, rows, names), *[Note(text, warning=True) for text in notes]),
         (
             *_sections(study, rows, names),
@@ -190,7 +190,7 @@ def _sections(study: Study, rows: Sequence[StudyRow], names: Names) -> list[Sect
     ]
     sections = []
     if slowdowns is not None:
-        slower = beyond_chance(rows, SLOWDOWN, "With overlap, compute is", "slower in", "faster in")
+        slower = clear_changes(rows, SLOWDOWN, "With overlap, compute is", "slower in", "faster in")
         compared = pairs(rows, BATCH)
         answer = f"{page_sentence(slower)} {pair_answer(compared, names, BATCH)}".strip()
         table = [replace(pair_table(compared, names, BATCH), folded=True)] if compared else []
@@ -198,7 +198,7 @@ def _sections(study: Study, rows: Sequence[StudyRow], names: Names) -> list[Sect
     if ratio is not None:
         sections.append(Section("Does more overlap cost more?", "", [ratio]))
     if savings is not None:
-        longer = beyond_chance(rows, LONGER, "Sequential steps are", "longer in", "shorter in")
+        longer = clear_changes(rows, LONGER, "Sequential steps are", "longer in", "shorter in")
         sections.append(Section("What does overlap save?", page_sentence(longer), [savings]))
     if drawn:
         sections.append(Section("What does overlap do to power?", _power_answer(rows), drawn))
@@ -223,8 +223,8 @@ def _power_answer(rows: Sequence[StudyRow]) -> str:
     if figure is None:
         return ""
     if figure.mean.ci_low is None:
-        return "Peaks of power have no interval here: how they differ between the modes may be chance."
-    return page_sentence(beyond_chance(rows, PEAK, "With overlap, the highest power is", "higher in", "lower in"))
+        return "Peaks of power have no interval here: how they differ between the modes is inconclusive."
+    return page_sentence(clear_changes(rows, PEAK, "With overlap, the highest power is", "higher in", "lower in"))
 
 
 def _products(study: Study) -> list[Section]:

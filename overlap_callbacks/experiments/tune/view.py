@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from overlap_callbacks.analysis.formatting import PLAIN, change_in_words, count, page_sentence, page_text
+from overlap_callbacks.analysis.formatting import count, may_be_chance, page_sentence, page_text
+from overlap_callbacks.analysis.headline import faster_in_words
 from overlap_callbacks.experiments.sweep import failures_in_words
 from overlap_callbacks.experiments.tune.combinations import AS_IS_IN_WORDS, in_words, line_of
 from overlap_callbacks.experiments.tune.ranking import MIN_RUNS, Ranking, Row
@@ -107,26 +108,25 @@ def verdict(tune: Tune, ranking: Ranking) -> str:
             f"The fastest so far is {tune.name(measured[0].number)}."
         )
     if ranking.is_clear:
-        return f"{baseline} is the fastest: every other combination is slower, beyond its interval."
-    return f"No difference was found: no combination is faster than {baseline} beyond its interval."
+        return f"{baseline} is the fastest: every other combination is clearly slower."
+    number, change, step_ms = next(
+        (row.number, row.change, row.step_ms.value)
+        for row in measured
+        if row.change is not None and row.step_ms is not None and may_be_chance(row.change)
+    )
+    return faster_in_words(tune.name(number), baseline, change, step_ms)
 
 
 def _winner(tune: Tune, ranking: Ranking, baseline: str) -> str:
     assert ranking.winner is not None
-    change = ranking.row(ranking.winner).change
-    assert change is not None
-    assert change.ci_low is not None
-    assert change.ci_high is not None
-    low, high = sorted([abs(change.ci_low), abs(change.ci_high)])
-    faster = change_in_words(change.value, "more time", "less time")
-    sentence = (
-        f"{tune.name(ranking.winner)} is the fastest: a step takes {faster} (95% interval {PLAIN.percent(low)} to "
-        f"{PLAIN.percent(high)}) than with {baseline}."
-    )
+    row = ranking.row(ranking.winner)
+    assert row.change is not None
+    assert row.step_ms is not None
+    sentence = faster_in_words(tune.name(ranking.winner), baseline, row.change, row.step_ms.value)
     if not ranking.as_good:
         return sentence
     others = ", ".join(map(tune.name, ranking.as_good[:3])) + (", ..." if len(ranking.as_good) > 3 else "")
-    return f"{sentence} Not told apart from it: {others}."
+    return f"{sentence} Inconclusive against it: {others}."
 
 
 def line_to_use(tune: Tune, ranking: Ranking) -> str | None:
@@ -173,7 +173,7 @@ def _tiles(tune: Tune, ranking: Ranking) -> list[Block]:
         if row.step_ms is not None
     ]
     if fastest.change is not None:
-        remark = "the fastest against the first" if ranking.winner == fastest.number else "may be chance"
+        remark = f"the fastest against the first{'' if ranking.winner == fastest.number else ', inconclusive'}"
         tiles.append(estimate_tile("Change of the step time", fastest.change, "fraction", remark))
     numbers = sorted({row.num_runs for row in measured})
     each = f"{numbers[0]} of each combination" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]} of each"
@@ -263,7 +263,7 @@ def _table(tune: Tune, ranking: Ranking) -> Table:
         *interval_columns("Against the first", change),
         Column("Runs", lambda row: Cell(str(row.num_runs), row.num_runs)),
         Column("-*Failed", lambda row: name_cell(row.failure) if row.failure else EMPTY),
-        caption="A change is beyond chance where its interval does not hold zero.",
+        caption="A change is clear where its interval excludes zero.",
         first=True,
         drop_empty=True,
     )

@@ -87,7 +87,7 @@ def script_json(content: Any) -> Markup:
 
 
 # Lead-ins of the lines below a verdict.
-_LEAD = re.compile(r"^(To try first|What to do|Why|What differs|No advice|95% intervals?):")
+_LEAD = re.compile(r"^(To try first|What to do|Why|What differs|No advice|Compute slowdown|What overlap saves):")
 _OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 
 

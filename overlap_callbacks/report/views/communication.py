@@ -56,7 +56,7 @@ def late_table(title: str, found: Waiting, rows: Sequence[Straggler]) -> Table:
         Column("Others wait, ms", lambda row: row.waiting_ms),
         Column("Lost", lambda row: row.lost_fraction, "percent"),
         Column("Windows", lambda row: Cell(f"{row.windows} of {row.all_windows}", row.windows)),
-        Column("*Sure", lambda row: "yes" if row.sure else "may be chance"),
+        Column("*Sure", lambda row: "clear" if row.sure else "inconclusive"),
         caption="Of collectives of sequential steps. The rank that comes last has the least time. Steps are those in "
         "which the others wait for it longest, with a 95% interval. Lost is the others' waiting, of the time of these "
         "collectives.",

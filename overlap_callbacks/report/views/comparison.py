@@ -153,7 +153,7 @@ def _of_different_models(known: Sequence[tuple[str, Record]]) -> Fastest | None:
         if step_ms is not None:
             times.append(f"{PLAIN.quantity(step_ms, 'ms')} in {name}")
     sentence = "These runs train different models, so their step times do not say which is faster."
-    return Fastest(Headline(sentence, f"A step takes {listed(times)}."))
+    return Fastest(Headline(sentence, interval=f"A step takes {listed(times)}."))
 
 
 def _step_ms(record: Record) -> float | None:

@@ -9,15 +9,16 @@ import msgspec
 from msgspec import UNSET
 
 from overlap_callbacks.analysis.formatting import (
+    CLEAR,
     PAGE,
     certainty,
+    certainty_in_words,
     change_in_words,
     count,
-    may_be_chance,
     page_text,
-    range_in_words,
     ranges,
 )
+from overlap_callbacks.analysis.headline import signless_bounds
 from overlap_callbacks.analysis.power import cause
 from overlap_callbacks.analysis.results.catalogue import POWER_METRICS, every_figure
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -107,11 +108,12 @@ def power_answer(windows: Sequence[OverlapReport]) -> str:
         sentences.append(f"A device draws {watts[0]} in overlapped steps, {watts[1]} in sequential ones ({change}).")
     energy = energy_change(windows)
     if energy is not None:
-        bounds = range_in_words(energy, "more", "less", PAGE)
-        shown = f" (95% interval {bounds})" if bounds else ""
-        chance = f", which is {certainty(energy)}" if may_be_chance(energy) else ""
-        words = change_in_words(energy.value, "more", "less", PAGE)
-        sentences.append(f"With overlap a step takes {words} energy{shown}{chance}.")
+        words = f"{change_in_words(energy.value, 'more', 'less', PAGE)} energy ({signless_bounds(energy)})"
+        sentences.append(
+            f"With overlap a step takes {words}."
+            if certainty(energy) == CLEAR
+            else f"Energy of a step with overlap: {certainty_in_words(energy, PAGE)}."
+        )
     tokens = windows[-1].tokens_per_step if windows else None
     of_step = energy_of_a_step(windows, Mode.OVERLAPPED)
     if energy is not None and tokens and of_step is not None:

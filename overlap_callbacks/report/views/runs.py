@@ -85,20 +85,10 @@ def _compared(names: Sequence[str], records: Sequence[Record], axis: str | None)
 
 
 def _run(identity: str, name: str, record: Record, *, compared: bool, charts: bool) -> RunPage:
-    blocks: list[Block] = [*tiles(record), *overview(record, compared=compared)]
-    if record.control:
-        blocks.append(
-            Note(
-                "A control run: overlap was never switched off. Every difference here is an error of the measurement, "
-                "and of its 95% intervals 95 in 100 should hold zero.",
-                warning=True,
-            )
-        )
-    race = race_of(record)
-    if race is not None and race.verdict is RaceVerdict.RACE:
-        blocks.insert(0, Note(page_text(race_sentence(race), 4000), warning=True))
-    blocks += warnings(record)
-    head, line = page_text(_head(record)), run_headline(record.summary, len(record.arms))
+    race, *others = attention(record)
+    blocks: list[Block] = [*race, *tiles(record), *overview(record, compared=compared)]
+    blocks += [note for notes in others for note in notes]
+    head, line = page_text(head_of(record)), run_headline(record.summary, len(record.arms))
     more = tuple([page_sentence(each) for each in (*line.more, first_advice(record)) if each])
     sections = tuple([section for section in _sections(record, charts) if section.answer or section.blocks])
     # With several runs, the comparison comes first; each run's own sections open on a click.
@@ -107,7 +97,22 @@ def _run(identity: str, name: str, record: Record, *, compared: bool, charts: bo
     return RunPage(identity, name, head, page_sentence(line.sentence), tuple(blocks), folded, more, figures)
 
 
-def _head(record: Record) -> str:
+def attention(record: Record) -> tuple[list[Note], ...]:
+    """What must be read before any figure: of a race, of a control run, and serious findings."""
+    race = race_of(record)
+    raced = race is not None and race.verdict is RaceVerdict.RACE
+    control = (
+        "A control run: overlap was never switched off. Every difference here is an error of the measurement, "
+        "and of its 95% intervals 95 in 100 should hold zero."
+    )
+    return (
+        [Note(page_text(race_sentence(race), 4000), warning=True)] if race is not None and raced else [],
+        [Note(control, warning=True)] if record.control else [],
+        warnings(record),
+    )
+
+
+def head_of(record: Record) -> str:
     """What ran where, in one line."""
     info = record.info
     started = f"started {_moment(info.started_at)}"
@@ -175,5 +180,4 @@ def first_advice(record: Record) -> str:
     found = record.bottleneck()
     if found is None or not found.advice:
         return f"No advice: no profile shows what holds a step back. {profile_more(record.summary)}"
-    first = found.advice[0]
-    return f"To try first: {first.what} {first.why}".rstrip()
+    return f"To try first: {found.advice[0].short}"

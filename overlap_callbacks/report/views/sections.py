@@ -10,16 +10,15 @@ from overlap_callbacks.analysis.bottleneck import Bottleneck
 from overlap_callbacks.analysis.exposure import exposure_sentence, over_windows
 from overlap_callbacks.analysis.figures import value_by
 from overlap_callbacks.analysis.formatting import (
+    CLEAR,
     PAGE,
     certainty,
-    certainty_in_words,
-    change_in_words,
     count,
-    is_no_difference,
-    may_be_chance,
+    limit_in_words,
+    page_sentence,
     page_text,
 )
-from overlap_callbacks.analysis.headline import step_change
+from overlap_callbacks.analysis.headline import slowdown_in_words, step_change
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.exposure import Exposure
@@ -45,7 +44,7 @@ def tiles(record: Record) -> list[Block]:
     share, total_ms, exposed = exposed_share(figures), profiled_step_ms(figures), figures.get("exposed_comm_ms")
     if share is not None and total_ms is not None and exposed is not None:
         of = f"of a step under the profiler: {_ms(exposed.value)} of {_ms(total_ms)}"
-        found.append(_tile("Exposed communication", share, of, signed=False))
+        found.append(_tile("Exposed communication", share, of))
     energy, in_flight = _energy_tile(record), figures.get("comm_ms")
     if energy is not None:
         found.append(energy)
@@ -63,8 +62,7 @@ def _step_tile(record: Record) -> Tile | None:
     times = [record.figures.get(name) for name in ("e2e_overlapped_ms", "e2e_sequential_ms")]
     of = " against ".join([_ms(time.value) for time in times if time is not None])
     label = "Step time, one side against the other" if record.control else "Step time with overlap"
-    remark = f"{of} {'' if record.control else 'sequential'}".strip()
-    return _tile(label, change, remark if record.control else f"{remark}; {certainty_in_words(change, PAGE)}")
+    return _change_tile(label, change, f"{of} {'' if record.control else 'sequential'}".strip())
 
 
 def _energy_tile(record: Record) -> Tile | None:
@@ -76,15 +74,24 @@ def _energy_tile(record: Record) -> Tile | None:
     if change is None:
         return None
     of = " against ".join([PAGE.quantity(energy.value, "J") for energy in both if energy is not None])
-    return _tile("Energy of a step with overlap", change, f"{of} sequential, all devices")
+    return _change_tile("Energy of a step with overlap", change, f"{of} sequential, all devices")
 
 
 def _figure_tile(figures: Figures, name: str, remark: str, label: str = "") -> Tile | None:
     figure, estimate = figure_named(name), figures.get(name)
-    return None if estimate is None else _tile(label or figure.title, estimate, remark, signed=figure.signed)
+    if estimate is None:
+        return None
+    return (_change_tile if figure.signed else _tile)(label or figure.title, estimate, remark)
 
 
-def _tile(label: str, fraction: Estimate, remark: str, *, signed: bool = True) -> Tile:
+def _change_tile(label: str, change: Estimate, remark: str) -> Tile:
+    """A change in percent if it is clear, else how certain it is."""
+    if certainty(change) == CLEAR:
+        return _tile(label, change, remark, signed=True)
+    return Tile(label, certainty(change) or "unknown", limit_in_words(change, PAGE), remark)
+
+
+def _tile(label: str, fraction: Estimate, remark: str, *, signed: bool = False) -> Tile:
     bounds = PAGE.interval(fraction, "fraction", signed=signed) or "too few blocks for an interval"
     return Tile(label, PAGE.percent(fraction.value, signed=signed), bounds, remark)
 
@@ -146,12 +153,12 @@ def _cost_answer(figures: Figures) -> str:
     sentences = []
     compute = figures.get("compute_slowdown")
     if compute is not None:
-        sentences.append(f"In overlapped steps the same compute kernels take {_longer(compute)}.")
+        sentences.append(slowdown_in_words(compute))
     communication = figures.get("comm_slowdown")
     if communication is not None:
-        waiting = "not counting their waiting for the last rank" if "waiting_ms" in figures else "waiting included"
-        sentences.append(f"Communication kernels take {_longer(communication)}, {waiting}.")
-    return " ".join(sentences)
+        waiting = "Waiting for the last rank is left out." if "waiting_ms" in figures else "It includes waiting."
+        sentences.append(f"{slowdown_in_words(communication, 'Communication')} {waiting}")
+    return page_sentence(" ".join(sentences))
 
 
 def _dimension_answer(window: OverlapReport) -> str:
@@ -161,15 +168,6 @@ def _dimension_answer(window: OverlapReport) -> str:
         return ""
     shown = ", ".join(f"{page_text(name, 40)} {PAGE.percent(value, signed=True)}" for name, value in slowdowns)
     return f" Compute slowdown by the dimension of parallelism in flight: {shown}."
-
-
-def _longer(figure: Estimate) -> str:
-    bounds = PAGE.interval(figure, "fraction", signed=True)
-    interval = f" (95% interval {bounds})" if bounds else ""
-    if is_no_difference(figure):
-        return f"as long as in sequential ones{interval}"
-    chance = f", which is {certainty(figure)}" if may_be_chance(figure) else ""
-    return f"{change_in_words(figure.value, 'longer', 'less time', PAGE)}{interval}{chance}"
 
 
 def _why_no_kernels(record: Record) -> str:

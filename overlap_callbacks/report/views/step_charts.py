@@ -170,7 +170,11 @@ def named_parts(parts: StepParts) -> list[NamedPart]:
     lost_ms = max(0.0, parts.contention_ms)
     exposed = "exposed communication" + (" outside the bubble" if parts.bubble_ms > 0 else "")
     found = (
-        NamedPart("compute alone", "compute", parts.compute_ms + parts.contention_ms - lost_ms),
+        NamedPart(
+            "compute alone" if PAGE.shows(lost_ms, "ms") else "compute",
+            "compute",
+            parts.compute_ms + parts.contention_ms - lost_ms,
+        ),
         NamedPart("lost to contention", "lost", lost_ms),
         NamedPart(exposed, "communication", parts.transfer_ms + parts.waiting_ms),
         NamedPart("bubble of the pipeline", "idle", parts.bubble_ms),

@@ -196,9 +196,9 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
     if not rows:
         return "", None
     answer = (
-        f"Between the halves of the run, these changed by more than chance would: {'; '.join(changes)}."
+        f"Between the halves of the run, these changed clearly: {'; '.join(changes)}."
         if changes
-        else "No headline figure changed between the halves of the run by more than chance would."
+        else "No headline figure changed clearly between the halves of the run."
     )
     caption = (
         f"The first {half} valid windows against the last {half}, taken as independent. With four figures, chance "

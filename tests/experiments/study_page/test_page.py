@@ -67,7 +67,7 @@ def test_a_large_study_answers_each_question_from_its_rows() -> None:
     assert power["limits"] == [["TDP", 1.0]]
     text = text_of(content)
     assert "Failed: llama2-7b FSDP2 batch 8: exit code 1" in text
-    assert "With overlap, compute is slower in 23 of 23 configurations, beyond chance." in text
+    assert "With overlap, compute is clearly slower in 23 of 23 configurations." in text
     assert "over blocks or windows of that run, for one look at its end" in text
 
 

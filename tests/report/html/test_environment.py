@@ -63,7 +63,7 @@ def test_a_serious_finding_comes_before_the_figures(tmp_path: Path) -> None:
     text = page_text(found)
     said = "CUDA_LAUNCH_BLOCKING=1: the host waits for each kernel, so nothing overlaps."
     assert text.index(said) < text.index("What does it cost?")
-    assert text.count(said) == 4  # and with the other findings, and twice as what to try first
+    assert text.count(said) == 3  # and with the other findings, and as what to try
     for everything in (True, False):
         assert said in shown(found, everything=everything)
 

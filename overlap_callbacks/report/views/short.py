@@ -1,0 +1,177 @@
+"""What ``overlap show`` prints first, as plain data: a run's answer in some twenty lines."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from overlap_callbacks.analysis.formatting import (
+    CLEAR,
+    PLAIN,
+    certainty,
+    certainty_in_words,
+    count,
+    decimals_of,
+    listed,
+    shortened,
+)
+from overlap_callbacks.analysis.headline import run_headline, signless_bounds, step_change
+from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.settled import Verdict
+from overlap_callbacks.analysis.run_summary import COUNTS
+from overlap_callbacks.report.record import Record
+from overlap_callbacks.report.views.arms import arms
+from overlap_callbacks.report.views.quality import cost_of, left_out, unreadable
+from overlap_callbacks.report.views.runs import attention, first_advice, head_of
+from overlap_callbacks.report.views.step_charts import named_parts
+
+# More windows become one line of small bars.
+MAX_WINDOWS = 4
+_MAX_NAMED, _MAX_PROBLEM = 3, 60
+# What names of parts have more than a word.
+_SHORT = re.compile("^lost to | communication( outside the bubble)?$| of the pipeline$")
+# A window is odd if it is further from the median than both.
+_MIN_ODD, _DEVIATIONS, _MAD_TO_SD = 0.02, 4.0, 1.4826
+
+
+class Bar(NamedTuple):
+    """A step time: as a length, and in words with its interval."""
+
+    label: str
+    ms: float
+    words: str
+
+
+class Short(NamedTuple):
+    """The screen, from top to bottom. Parts without content are empty.
+
+    Attributes:
+        attention: what must be read before any figure.
+        headline: its sentences.
+        doubts: why they are doubtful, and what to do.
+        bars: the step time without contention, with overlap, and without.
+        parts: where the time of a step goes.
+        windows: a line for each of a few windows, in columns.
+        saved: what overlap saves in each of many windows, as a fraction.
+        odd: about those windows.
+        further: advice, cost, and what ran where.
+        num_notes: on windows, which everything has.
+    """
+
+    attention: tuple[str, ...]
+    headline: tuple[str, ...]
+    doubts: tuple[str, ...]
+    bars: tuple[Bar, ...]
+    parts: str
+    windows: tuple[tuple[str, ...], ...]
+    saved: tuple[float, ...]
+    odd: str
+    further: tuple[str, ...]
+    num_notes: int
+
+
+def short_of(record: Record) -> Short:
+    found = run_headline(record.summary, len(record.arms))
+    settled = record.summary.settled()
+    of_settled = found.settled if settled is not None and settled.verdict is not Verdict.SHORT else ""
+    doubts = (found._replace(also=(), settled=of_settled).more) if found.why or found.what_to_do else (of_settled,)
+    few = len(record.windows) <= MAX_WINDOWS
+    counting = [window for window in record.valid_windows if window.speedup_vs_sequential is not None]
+    advice = "" if found.why and not record.valid_windows else first_advice(record)
+    cost = cost_of(record)
+    basis = found.interval if not found.why and not found.what_to_do else ""
+    broken = [f"{unreadable(record)}."] if record.broken_lines else []
+    of_arms = [section.answer for section in arms(record)]
+    return Short(
+        tuple([*[note.text for notes in attention(record) for note in notes], *broken]),
+        (found.sentence, *found.also),
+        tuple([line for line in doubts if line]),
+        _bars(record.figures) if not record.control else (),
+        _parts(record),
+        tuple([_line(window, record) for window in record.windows]) if few else (),
+        () if few else tuple([_saved(window) for window in counting]),
+        "" if few else _odd(record, counting),
+        tuple(
+            [
+                line
+                for line in (
+                    *of_arms,
+                    advice,
+                    "" if cost is None else f"Cost of measuring: {PLAIN.measuring_cost(cost)}. {basis}".rstrip(),
+                    "" if cost is not None else basis,
+                    head_of(record),
+                )
+                if line
+            ]
+        ),
+        len({problem for window in record.windows for problem in window.problems}),
+    )
+
+
+def _bars(figures: dict[str, Estimate]) -> tuple[Bar, ...]:
+    known = [(figure.title, figures[figure.name]) for figure in STEP_TIMES if figure.name in figures]
+    decimals = min([decimals_of(time.value, "ms") for _, time in known], default=0)
+    made = []
+    for title, time in known:
+        words = PLAIN.quantity(time.value, "ms", decimals=decimals)
+        if time.ci_low is not None and time.ci_high is not None:
+            low, high = (PLAIN.number(end, decimals) for end in (time.ci_low, time.ci_high))
+            words += f" ({low} to {high})"
+        made.append(Bar(title, time.value, words))
+    return tuple(made)
+
+
+def _parts(record: Record) -> str:
+    parts = record.summary.step_parts()
+    if parts is None:
+        return ""
+    shares = [f"{_SHORT.sub('', part.name)} {PLAIN.percent(part.ms / parts.total_ms)}" for part in named_parts(parts)]
+    step = record.figures.get("e2e_overlapped_ms")
+    longer = 0.0 if step is None else parts.total_ms / step.value - 1
+    which = f"a profiled step ({PLAIN.percent(longer)} longer)" if longer >= _MIN_ODD else "a profiled step"
+    return f"Of {which}: {', '.join(shares)}."
+
+
+def _saved(window: OverlapReport) -> float:
+    change = step_change(window.figures())
+    return 0.0 if change is None else -change.value
+
+
+def _line(window: OverlapReport, record: Record) -> tuple[str, ...]:
+    """A window in columns: its number, its first step, both step times, and what overlap saves."""
+    state = record.summary.state_of(window)
+    name = (f"window {window.window}", f"step {window.first_step:,}")
+    change = step_change(window.figures())
+    if state != COUNTS or change is None:
+        problem = shortened("; ".join(window.problems[:1]), _MAX_PROBLEM).removeprefix(f"{state}: ")
+        why = f"{state}: {problem}" if problem else state
+        return *name, "", "", "not compared" if state == COUNTS else why
+    times = [window.e2e_overlapped_ms, window.e2e_sequential_ms]
+    shown = [f"{PLAIN.quantity(time.value, 'ms', decimals=1)}" for time in times if time is not None]
+    verb = "saves" if change.value < 0 else "costs"
+    words = f"{verb} {PLAIN.percent(abs(change.value))} ({signless_bounds(change)})"
+    words = words if certainty(change) == CLEAR else certainty_in_words(change)
+    return *name, *[f"{time} {mode}" for time, mode in zip(shown, ("with", "without"), strict=False)], words
+
+
+def _odd(record: Record, counting: Sequence[OverlapReport]) -> str:
+    """How many windows count, and those in which overlap saves another share than in most."""
+    saved = [_saved(window) for window in counting]
+    told = [f"{count(len(record.windows), 'window')}, {len(record.valid_windows):,} count"]
+    told += [f"{kind}: {which}" for kind, which in left_out(record.summary)]
+    if saved:
+        median = statistics.median(saved)
+        told.append(f"overlap saves {PLAIN.percent(median)} in the median one")
+        deviation = _MAD_TO_SD * statistics.median([abs(value - median) for value in saved])
+        limit = max(_MIN_ODD, _DEVIATIONS * deviation)
+        odd = [
+            f"window {window.window} (step {window.first_step:,}, {PLAIN.percent(value)})"
+            for window, value in zip(counting, saved, strict=True)
+            if abs(value - median) > limit
+        ]
+        told.append(f"odd: {listed(odd, _MAX_NAMED)}" if odd else "none is odd")
+    return f"{'; '.join(told)}."

@@ -1,0 +1,109 @@
+"""What ``overlap show`` prints first: the answer of a run in twenty lines of a hundred columns."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from overlap_callbacks.analysis.headline import run_headline
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.report import record
+from overlap_callbacks.report.terminal import ShortScreen
+from overlap_callbacks.report.views.short import short_of
+from tests.report.runs import window, write
+
+
+def lines_of(folder: Path, *windows: OverlapReport, width: int = 100) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), record=True)
+    console.print(ShortScreen(short_of(record.read(write(folder, *windows))), "overlap show RUN --all"))
+    lines = console.export_text().splitlines()
+    assert all(len(line.rstrip()) <= width for line in lines)
+    return [line.rstrip() for line in lines]
+
+
+def saving(number: int, speedup: float) -> OverlapReport:
+    """A window in which a sequential step takes longer by ``speedup``."""
+    longer = Estimate(speedup, speedup - 0.01, speedup + 0.01, 8, 16, 0.004, 11.0)
+    return msgspec.structs.replace(window(number), speedup_vs_sequential=longer)
+
+
+def test_a_run_of_four_windows_fits_in_twenty_lines_from_the_headline_to_the_cost(tmp_path: Path) -> None:
+    windows = [window(number) for number in range(4)]
+    lines = lines_of(tmp_path, *windows)
+    assert len(lines) <= 20
+    text = " ".join(" ".join(lines).split())
+    found = run_headline(record.read(tmp_path).summary)
+    assert text.startswith(" ".join((found.sentence, *found.also)))
+    bars = [line for line in lines if "█" in line]
+    assert [line.split()[0] for line in bars] == ["Ideal", "Overlapped", "Sequential"]
+    lengths = [line.count("█") for line in bars]
+    assert lengths == sorted(lengths)
+    assert len({len(re.findall(r"\.(\d+) ms", line)[0]) for line in bars}) == 1  # the same decimals
+    assert "Of a profiled step: compute alone " in text
+    assert len([line for line in lines if line.startswith("window ")]) == 4
+    assert re.search(
+        r"To try first: .* at most [\d.]+ ms of a step of [\d.]+ ms\. (Try: overlap tune|Then compare:)", text
+    )
+    assert "Cost of measuring: " in text
+    assert lines[-1] == "All tables: overlap show RUN --all"
+    assert not re.search(r"eq\. \d|residual|chance", text)
+    # Every time is of steps without the profiler: shares are of profiled ones, and no time is.
+    assert "371" not in text
+
+
+def test_a_window_that_does_not_count_says_why_in_its_line(tmp_path: Path) -> None:
+    bad = msgspec.structs.replace(window(1), valid=False, problems=("residual overlap 0.3 " * 20,))
+    unclear = msgspec.structs.replace(window(2), speedup_vs_sequential=Estimate(0.01, -0.1, 0.12, 8, 16))
+    rows = [line for line in lines_of(tmp_path, window(0), bad, unclear) if line.startswith("window ")]
+    assert re.search(r"window 0 +step 20 +412\.0 ms with +468\.0 ms without +saves 12\.0% \(11\.8 to 12\.1\)", rows[0])
+    assert re.search(r"window 1 +step 520 +not valid: residual overlap", rows[1])
+    assert rows[2].endswith("inconclusive (a difference of 11% would show)")
+
+
+def test_many_windows_are_one_line_of_bars_and_the_odd_ones_are_named(tmp_path: Path) -> None:
+    windows = [saving(number, 0.3 if number == 7 else 0.1 + 0.001 * (number % 3)) for number in range(12)]
+    windows[9] = msgspec.structs.replace(windows[9], valid=False)
+    lines = lines_of(tmp_path, *windows)
+    assert len(lines) <= 20
+    (bars,) = [line for line in lines if line.startswith("saved ")]
+    assert len(bars) == len("saved ") + 11
+    assert bars.count("█") == 1
+    text = " ".join(" ".join(lines).split())
+    assert "12 windows, 11 count; not valid: 1 (window 9); overlap saves 9.2% in the median one; odd: window 7 " in text
+    assert "(step 3,520, 23.1%)." in text
+    alike = lines_of(tmp_path / "alike", *[saving(number, 0.1) for number in range(300)])
+    assert "none is odd." in " ".join(alike)
+    assert len(alike) <= 20
+
+
+def test_a_slowdown_that_is_not_clear_is_no_part_of_the_step(tmp_path: Path) -> None:
+    unclear = msgspec.structs.replace(window(0), compute_slowdown=Estimate(0.1, -0.1, 0.3, 8, 16))
+    text = " ".join(lines_of(tmp_path, unclear))
+    assert "Compute slowdown: inconclusive (a difference of 20% would show)." in text
+    assert "Of a profiled step: compute 8" in text
+    assert "contention" not in text
+
+
+def test_what_must_be_read_first_comes_first_and_no_name_steers_the_terminal(tmp_path: Path) -> None:
+    control = msgspec.structs.replace(window(0), control=True, problems=("a\nOverlap saves 90%", "\x1b[2J"))
+    path = write(tmp_path, control) / "overlap.jsonl"
+    path.write_text(path.read_text().replace('"control":false', '"control":true', 1) + "{broken\n")
+    text = "\n".join(
+        lines_of(
+            tmp_path / "other",
+            window(0),
+            msgspec.structs.replace(window(1), valid=False, problems=("a\nOverlap saves 90%",)),
+        )
+    )
+    assert "\nOverlap saves 90%" not in text
+    console = Console(width=100, file=io.StringIO(), record=True)
+    console.print(ShortScreen(short_of(record.read(tmp_path)), ""))
+    said = console.export_text()
+    assert said.startswith("Attention: A control run")
+    assert "1 line of the record could not be read." in said
+    assert "\x1b" not in said
