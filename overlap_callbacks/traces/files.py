@@ -90,6 +90,8 @@ def _pieces(stream: BinaryIO, file: Path, problems: list[str], size: int, errors
                 raise TraceError(f"{file} cannot be decompressed: {error}") from None
             problems.append(f"the compressed file is cut off or damaged after {read} bytes ({error})")
             return
+        if not piece and not read and errors:  # zstd's reader raises nothing where a file is cut off
+            raise TraceError(f"{file} is empty, or cut off before anything can be decompressed")
         if not piece:
             return
         read += len(piece)

@@ -259,3 +259,11 @@ def test_a_member_that_is_long_is_read_again_from_the_start_of_its_archive(
     found = analyze_files([path / f"rank{rank}.json" for rank in range(2)])
     assert [(trace.rank, trace.total.compute_ms) for trace in found.traces] == [(0, 5), (1, 5)]
     assert len(openings) == 3
+
+
+@pytest.mark.parametrize("packed", [".gz", ".bz2", ".xz", ".zst"])
+def test_a_packed_file_that_is_cut_off_early_is_not_said_to_be_empty(tmp_path: Path, packed: str) -> None:
+    content = PACKERS[packed](kineto.text(kineto.training(operators=0)))
+    path = tmp_path / f"a.json{packed}"
+    path.write_bytes(content[: len(content) * 9 // 10])
+    assert any(words in error_of("analyze", str(path)) for words in ("cut off before", "cannot be decompressed"))
