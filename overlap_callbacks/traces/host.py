@@ -201,10 +201,12 @@ def _likely_ranges(events: HostEvents) -> list[str]:
 
 
 def _training_thread(events: HostEvents, thread: Array) -> int:
-    """The thread with the steps, else with most operators, given each operator's thread; -1 for none."""
-    of_steps = Counter(note.thread for note in events.notes).most_common(1)
-    if of_steps:
-        return events.threads[of_steps[0][0]]
+    """The thread with most steps that has operators, else with most operators, given each operator's thread; -1 for
+    none.
+    """
+    for name, _ in Counter(note.thread for note in events.notes).most_common():
+        if (thread == events.threads[name]).any():
+            return events.threads[name]
     return int(np.argmax(np.bincount(thread))) if len(thread) else -1
 
 

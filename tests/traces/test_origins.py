@@ -250,3 +250,15 @@ def test_of_a_cpu_job_the_ranges_that_sound_like_communication_are_named(tmp_pat
     events = [operators()[0], kineto.host_range("my_all_gather", 0, 9), kineto.host_range("forward", 0, 9)]
     (warning,) = read_trace(kineto.write(tmp_path / "trace.json", events, **kineto.job(0, 4))).warnings
     assert warning.endswith(": my_all_gather")
+
+
+@pytest.mark.parametrize("thread", [{}, {"tid": 9}])
+def test_a_step_on_a_thread_without_operators_hides_none(tmp_path: Path, thread: dict[str, int]) -> None:
+    events = [
+        kineto.step(1, 0, 600_000),
+        kineto.host_range("aten::mm", 0, 120_000, cat="cpu_op"),
+        kineto.host_range("aten::add", 400_000, 420_000, cat="cpu_op"),
+    ]
+    again = {**{key: value for key, value in events[0].items() if key != "tid"}, **thread}
+    (found,) = analyze([read_trace(kineto.write(tmp_path / "a.json", [again, *events]))]).traces
+    assert found.total.compute_ms == pytest.approx(0.14)
