@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
+import sys
+import types
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from overlap_callbacks import OverlapMonitor
+from overlap_callbacks import OverlapMonitor, Sink
 from overlap_callbacks.analysis.dimension_rules import dimension_of
 from overlap_callbacks.analysis.throughput import PRECISIONS
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
+from overlap_callbacks.monitor.config import default_sinks
+from overlap_callbacks.sinks import FunctionSink
 
 from . import _configuration
 from .base import (
@@ -22,6 +28,7 @@ from .base import (
     check_names,
     check_version,
     expect_dtensors,
+    flush_sinks,
     lacks,
     missing_of,
     precision_of,
@@ -53,8 +60,8 @@ class OverlapCallback(transformers.TrainerCallback):
 
     A step is an optimizer step, from ``on_step_begin`` to ``on_step_end``: all its micro-batches, clipping included.
     Loading its batches, logging, evaluating and saving lie between steps. Steps are numbered by ``state.global_step``,
-    so a resumed job continues from there. Each ``train()`` has its own monitor. Reports go to the JSONL record and to
-    the W&B run, if there is one (the Trainer's or your own).
+    so a resumed job continues from there. Each ``train()`` has its own monitor. Reports go to the JSONL record, to the
+    W&B run, if there is one (the Trainer's or your own), and to the other loggers of ``report_to``.
 
     The Trainer does not report exceptions to its callbacks. After one, measuring ends with the next ``train()`` or with
     the process. Call ``close()`` if the process does something else before that.
@@ -74,15 +81,23 @@ class OverlapCallback(transformers.TrainerCallback):
         check_names(options)
         self.monitor: OverlapMonitor | None = None
         self._options = options
+        self._loggers: list[FunctionSink] = []
         self._pause = contextlib.ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.close()
         framework = f"transformers {transformers.__version__}"
+
+        def make_sinks(given: list[Sink] | None, folder: Path) -> list[Sink]:
+            detail = self._options.get("detail", "short")
+            self._loggers = [LoggerSink(one, detail, args, state, control) for one in _loggers()]
+            return [*(default_sinks(folder, detail) if given is None else given), *self._loggers]
+
         self.monitor = build_monitor(
             framework,
             self._options,
             root=args.output_dir or "",
+            sinks=make_sinks,
             check=lambda: _check_version(args, state, objects),
             precision=lambda: _precision(args, objects["model"]),
         )
@@ -108,6 +123,7 @@ class OverlapCallback(transformers.TrainerCallback):
             if getattr(state, "num_input_tokens_seen", 0) and "tokens_per_step" not in self._options:
                 self.monitor.tokens_per_step = round(state.num_input_tokens_seen / (state.global_step or 1))
             self.monitor.step_end()
+            flush_sinks(self._loggers, self.monitor)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # If an iterable data set ends between two micro-batches of a step, the step continues in the next epoch. The
@@ -115,7 +131,12 @@ class OverlapCallback(transformers.TrainerCallback):
         if self.monitor is not None and self.monitor.in_step:
             self._pause.enter_context(self.monitor.pause())
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if "train_runtime" in (logs or ()):  # logged after the last step, while loggers still take the last reports
+            self._close()
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._loggers = []  # they are closed
         self._close()
 
     def close(self) -> None:
@@ -130,6 +151,39 @@ class OverlapCallback(transformers.TrainerCallback):
         monitor, self.monitor = self.monitor, None
         if monitor is not None:
             monitor.close(timeout_s)
+            flush_sinks(self._loggers, monitor)  # the last reports came while the monitor closed
+        self._loggers = []
+
+
+class LoggerSink(FunctionSink):
+    """Passes reports to a logger of the Trainer's (TensorBoard, MLflow, ...), on the training thread.
+
+    The Trainer's own ``log`` is not used: it would mix reports with the training's rows in ``state.log_history``.
+    """
+
+    def __init__(self, logger: Any, detail: str, args: Any, state: Any, control: Any) -> None:
+        def write(metrics: dict[str, float], step: int) -> None:
+            at_step = copy.copy(state)
+            at_step.global_step = step
+            logger.on_log(args, at_step, control, logs=metrics)
+
+        super().__init__(write, deferred=True, flush_on_close=False, detail=detail)
+
+
+def _loggers() -> list[Any]:
+    """The loggers of the Trainer that calls a callback, but W&B's, which has a sink of its own.
+
+    Callbacks are not told of each other: the caller's frame has the list.
+    """
+    kinds = transformers.integrations.integration_utils.INTEGRATION_TO_CALLBACK
+    taken = tuple([kind for name, kind in kinds.items() if name != "wandb"])
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        handler = frame.f_locals.get("self")
+        if isinstance(handler, transformers.trainer_callback.CallbackHandler):
+            return [logger for logger in handler.callbacks if isinstance(logger, taken)]
+        frame = frame.f_back
+    return []
 
 
 def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> OverlapMonitor:
@@ -202,6 +256,8 @@ def _check_version(args: Any, state: Any, objects: dict[str, Any]) -> None:
     hooks = [name for name in vars(OverlapCallback) if name.startswith("on_")]
     missing = missing_of(transformers.TrainerCallback, *hooks)
     missing += missing_of(args, "output_dir") + missing_of(state, "global_step")
+    missing += missing_of(transformers.trainer_callback, "CallbackHandler")
+    missing += missing_of(transformers.integrations.integration_utils, "INTEGRATION_TO_CALLBACK")
     if "model" not in objects:
         missing.append("model among what its callbacks are given")
     check_version("transformers", transformers.__version__, missing)

@@ -14,6 +14,7 @@ from torch import nn
 
 from overlap_callbacks import Mode, OverlapMonitor
 from overlap_callbacks.report import record
+from overlap_callbacks.sinks.base import chosen
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import is_pass_through, kept_logs
 
@@ -364,17 +365,22 @@ def test_the_trainers_logger_gets_the_metrics_and_the_record_lies_below_the_root
     window = record.read(file).windows[0]
     assert window.e2e_sequential_ms is not None
     assert float(rows[0]["overlap/e2e_sequential_ms"]) == pytest.approx(window.e2e_sequential_ms.value)
+    own = {key for key in rows[0] if "/" in key}
+    assert own == {value.key for value in chosen(window.values(), "short")}
+    assert len(own) == 11  # no power on a CPU, and no verdict
 
 
-def _log_to_wandb(rank: int, folder: str) -> None:
+def _log_to_wandb(rank: int, folder: str, detail: str) -> None:
     import wandb
+    from lightning.pytorch.callbacks import ThroughputMonitor
     from lightning.pytorch.loggers import WandbLogger
 
     from tests.wandb_reader import SETTINGS
 
     settings = {name: value for name, value in SETTINGS.items() if name != "mode"}
     logger = WandbLogger(project="test", save_dir=folder, offline=True, settings=wandb.Settings(**settings))
-    fit = trainer(rank, folder, overlap_callback(), logger=logger, max_steps=30, log_every_n_steps=1)
+    callback, monitor = overlap_callback(detail=detail), ThroughputMonitor(len, window_size=5)
+    fit = trainer(rank, folder, callback, monitor, logger=logger, max_steps=30, log_every_n_steps=1)
     fit.fit(Regression(), batches(rank, 30))
     wandb.finish()
 
@@ -383,12 +389,33 @@ def test_a_wandb_logger_gets_metrics_on_an_axis_of_their_own_and_a_table(tmp_pat
     pytest.importorskip("wandb")
     from tests.wandb_reader import read_run
 
-    run_ranks(_log_to_wandb, 2, str(tmp_path))
+    run_ranks(_log_to_wandb, 2, str(tmp_path), "short")
     run = read_run(tmp_path)
+    assert not shared_prefixes(run)
+    assert len([key for key in run.metrics if key.startswith("overlap/") and len(run.values(key)) == 1]) <= 14
     assert run.values("overlap/step")[0] == 2
     assert len(run.values("overlap/e2e_sequential_ms")) == 1
     assert run.metrics["overlap/e2e_sequential_ms"]["step_metric"] == "overlap/step"
     assert len(run.tables("overlap/kernels")) == 1
+
+
+def test_all_keys_of_a_wandb_logger_share_no_prefix_with_those_of_the_trainer_either(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    from tests.wandb_reader import read_run
+
+    run_ranks(_log_to_wandb, 2, str(tmp_path), "all")
+    run = read_run(tmp_path)
+    assert run.values("overlap/comm_ms")
+    assert not shared_prefixes(run)
+
+
+def shared_prefixes(run: Any) -> set[str]:
+    """The parts of keys before a slash that both the library and the trainer's ``ThroughputMonitor`` use."""
+    trainers = {key for row in run.history for key in row if key.startswith("train/")}
+    assert any("/device/" in key for key in trainers), "the monitor logged nothing"
+    own = {key.partition("/")[0] for key in run.metrics if key.partition("/")[0] not in ("*", "trainer")}
+    # Lightning logs the latter below the stage; with Fabric it stands first.
+    return own & {part for key in trainers for part in key.split("/")[:-1]}
 
 
 def _log_to_a_logger_that_fails(rank: int, folder: str) -> tuple[list[str], int]:

@@ -13,6 +13,7 @@ from torch import nn
 
 from overlap_callbacks import Mode
 from overlap_callbacks.report import record
+from overlap_callbacks.sinks.base import chosen
 from tests.distributed import captured_log, run_ranks
 from tests.integrations.huggingface_jobs import (
     GPT2_BYTES,
@@ -269,6 +270,32 @@ def test_the_trainers_wandb_run_gets_metrics_on_an_axis_of_their_own_and_loses_n
     assert len(run.values("overlap/e2e_sequential_ms")) == 1
     assert run.metrics["overlap/e2e_sequential_ms"]["step_metric"] == "overlap/step"
     assert len(run.values("train/loss")) == NUM_STEPS // 2
+
+
+def _log_to_tensorboard(rank: int, folder: str) -> int:
+    os.environ["TENSORBOARD_LOGGING_DIR"] = str(Path(folder, "events"))
+    callback = overlap_callback(every_n_steps=20)
+    # The last report comes after the last step.
+    fit = trainer(rank, folder, callback, report_to=["tensorboard"], logging_steps=2, max_steps=36)
+    fit.train()
+    assert callback.monitor is None
+    return sum("overlap" in key for row in fit.state.log_history for key in row)
+
+
+def test_other_loggers_of_report_to_get_the_short_set_and_keep_their_own(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert run_ranks(_log_to_tensorboard, 2, str(tmp_path), timeout_s=120) == [0, 0]
+    (file,) = Path(tmp_path, "events").rglob("events.out.*")  # of the Trainer's own writer: none was opened again
+    events = accumulator.EventAccumulator(str(file.parent))
+    events.Reload()
+    keys = {key.removeprefix("train/") for key in events.Tags()["scalars"]}
+    windows = the_record(tmp_path / "overlap_runs").windows
+    own = {key for key in keys if "/" in key}
+    assert own == {value.key for value in chosen(windows[0].values(), "short")}
+    assert len(own) == 11  # no power on a CPU, and no verdict
+    speedups = events.Scalars("train/overlap/speedup_vs_sequential")
+    assert [event.step for event in speedups] == [window.first_step for window in windows] == [3, 23]
+    assert len(events.Scalars("train/loss")) == 36 // 2
 
 
 # -- Accelerate
