@@ -166,7 +166,7 @@ def _say(record: Record, findings: Sequence[Finding], code: ExitCode, as_json: b
     told = [finding for state in order for finding in findings if finding.state is state] or findings
     words = "; ".join([finding.sentence() for finding in told])
     if any([finding.state is State.INCONCLUSIVE for finding in findings]):
-        words += ". More windows narrow the intervals"
+        words += ". More windows give narrower intervals"
     looks = " The job may go on: intervals hold at all looks." if all_looks else ""
     click.echo(one_line(f"{first}: {words}.{looks}"))
     about = {finding.limit.figure for finding in findings if finding.state in (State.BROKEN, State.INCONCLUSIVE)}

@@ -34,7 +34,7 @@ _SHARES = (
 
 
 class State(Enum):
-    """Whether a limit holds. Inconclusive: it lies within the figure's interval."""
+    """Whether a limit holds. Inconclusive: it lies within the figure's interval, or there is none."""
 
     HOLDS = "holds"
     BROKEN = "is broken"
@@ -97,7 +97,9 @@ class Finding:
         side = "at most" if limit.is_maximum else "at least"
         if self.measured is None:
             return f"{limit.name} was not measured ({limit.option} {limit.bound:g})"
-        return f"{limit.name} is {PLAIN.with_interval(self.measured, limit.unit)}, and {side} {bound} is allowed"
+        found = PLAIN.with_interval(self.measured, limit.unit)
+        yet = " (no interval yet)" if self.measured.ci_low is None else ""
+        return f"{limit.name} is {found}{yet}, and {side} {bound} is allowed"
 
 
 def limit_names() -> list[str]:
@@ -140,7 +142,7 @@ def limit_on(figure: str, option: str, text: str) -> Limit:
 def judge(summary: RunSummary, limits: Sequence[Limit], *, pooling: Pooling | None = None) -> list[Finding]:
     """Judge a run by limits, each by the interval of its figure's mean over the windows that count.
 
-    An unmeasured figure is not a pass. Without an interval the figure itself decides.
+    An unmeasured figure, or one without an interval, is not a pass.
 
     Args:
         summary: of the run.
@@ -157,8 +159,9 @@ def judge(summary: RunSummary, limits: Sequence[Limit], *, pooling: Pooling | No
 def _finding(limit: Limit, measured: Estimate | None) -> Finding:
     if measured is None:
         return Finding(limit, State.NOT_MEASURED, None)
-    ends = [measured.value if end is None else end for end in (measured.ci_low, measured.ci_high)]
-    beyond = [limit.is_beyond(end) for end in ends]
+    if measured.ci_low is None or measured.ci_high is None:
+        return Finding(limit, State.INCONCLUSIVE, measured)
+    beyond = [limit.is_beyond(end) for end in (measured.ci_low, measured.ci_high)]
     state = State.BROKEN if all(beyond) else State.INCONCLUSIVE if any(beyond) else State.HOLDS
     return Finding(limit, state, measured)
 

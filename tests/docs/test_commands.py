@@ -22,7 +22,7 @@ import pytest
 
 from overlap_callbacks.cli import _BY_NAME, main
 from tests import kineto
-from tests.analysis.bench_results import transfer_results
+from tests.analysis.bench_results import gemm_results, transfer_results
 from tests.commands import invoke
 from tests.docs.conftest import DOCS, ROOT
 from tests.margins import PATIENCE_S
@@ -88,11 +88,12 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kineto.write(folder / "sequential.json.gz", kineto.training(overlapped=False), **kineto.job())
     kineto.write(folder / "merged.json", kineto.training(), **kineto.job())
     nsys_file.of_kineto(folder / "trace.json.gz", folder / "report.sqlite")
-    bench = dataclasses.replace(transfer_results(0.0, 2.0), folder=folder_of(folder / "overlap_bench/FOLDER/x").parent)
-    lines = bench.open()
-    for line in bench.lines:
-        lines.write(line)
-    lines.close()
+    for name, results in (("collectives", transfer_results(0.0, 2.0)), ("gemm-allreduce", gemm_results())):
+        bench = dataclasses.replace(results, folder=folder_of(folder / f"overlap_bench/TIME-{name}/x").parent)
+        lines = bench.open()
+        for line in bench.lines:
+            lines.write(line)
+        lines.close()
     (folder / "overlap_study" / "FOLDER").mkdir(parents=True)
     job = (ROOT / "tests/experiments/job.py").read_text().replace("parse_args()", "parse_known_args()[0]")
     (folder / "train.py").write_text(job)

@@ -19,6 +19,7 @@ def main() -> None:
     parser.add_argument("--nap-ms", default="0")
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--every", type=int, default=100_000)
+    parser.add_argument("--repeats", type=int, default=1)
     arguments = parser.parse_args()
     if arguments.nap_ms == "too-much":
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB")
@@ -30,8 +31,8 @@ def main() -> None:
     model = DistributedDataParallel(torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(4)]))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     nap_s = float(arguments.nap_ms) / 1e3 + float(os.environ.get("NAP_S", "0"))
-    options = {"spread": False, "every_n_steps": arguments.every, "first_step": 2, "repeats": 1, "max_overhead": None}
-    with attach(optimizer, run_dir="not-here", **options):
+    options = {"spread": False, "every_n_steps": arguments.every, "first_step": 2, "max_overhead": None}
+    with attach(optimizer, run_dir="not-here", repeats=arguments.repeats, **options):
         for _ in range(arguments.steps):
             model(torch.ones(4, 64)).sum().backward()
             time.sleep(nap_s)
