@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -414,8 +415,10 @@ def _parts(
 
     # Not forked: a fork of a process with threads, as of NumPy's, may hang.
     pool = ProcessPoolExecutor(most, multiprocessing.get_context("spawn"), initializer=_set_rules, initargs=(_rules(),))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # of these processes, until ``_set_rules``
     try:
         waiting = {pool.submit(_read_all, batch, steps) for batch in _batches(files, most)}
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for future in as_completed(waiting):
             waiting.remove(future)
             yield from future.result()
@@ -424,6 +427,7 @@ def _parts(
             "a process that read traces was killed, perhaps for want of memory: give fewer files at a time"
         ) from None
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         pool.shutdown(wait=True, cancel_futures=True)
 
 
@@ -481,9 +485,11 @@ def _rules() -> dict[str, list[Any]]:
 
 
 def _set_rules(rules: dict[str, list[Any]]) -> None:
-    """Install the parent's rules for names in a process."""
+    """Install the parent's rules for names in a process, which Ctrl-C ends in silence."""
     for name, rows in rules.items():
         getattr(name_rules, name)[:] = rows
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _cores() -> int:

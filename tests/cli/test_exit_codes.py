@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -127,6 +130,25 @@ def test_a_reader_that_leaves_early_does_not_change_the_answer(here: Path, numbe
             ["bash", "-c", line], cwd=here, capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
         assert (done.returncode, done.stderr) == (expected, ""), command
+
+
+def test_ctrl_c_ends_the_processes_that_read_traces_in_silence(tmp_path: Path) -> None:
+    first = kineto.write(tmp_path / "rank0.json", kineto.training(steps=100), **kineto.job())
+    for number in (1, 2, 3):
+        (tmp_path / f"rank{number}.json").symlink_to(first)
+    command = [sys.executable, "-m", "overlap_callbacks", "analyze", str(tmp_path), "--processes", "2"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    end = time.monotonic() + PATIENCE_S
+    while len(children.read_text().split()) < 2:
+        assert process.poll() is None
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+    output, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, output, errors) == (130, "", "Interrupted.\n")
 
 
 @pytest.mark.parametrize(

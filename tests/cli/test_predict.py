@@ -239,7 +239,14 @@ def test_other_layouts_are_sorted_by_step_time_and_infeasible_ones_are_named() -
 def test_tables_for_people() -> None:
     result = CliRunner().invoke(main, ["predict", *GPT3, *FAST, "--what-if", "--messages"], env={"COLUMNS": "120"})
     assert result.exit_code == 0, result.output
-    for text in ("6,658,404,352 parameters on 32 ranks", "allreduce_coalesced_", "16,777,216", "as asked", "pp"):
+    for text in (
+        "6,658,404,352 parameters on 32 ranks",
+        "allreduce_coalesced_",
+        "16,777,216",
+        "as asked",
+        "Paper's form",
+        "pp",
+    ):
         assert text in result.output
 
 

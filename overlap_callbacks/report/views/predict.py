@@ -58,7 +58,8 @@ def prediction_document(found: Prediction, traffic: Sequence[Block] | None) -> D
     )
     sections = []
     if found.step is not None:
-        sections.append(Section("How long does a step take?", "", [_step_table(found.step)]))
+        paper = None if traffic is None else found.paper_step
+        sections.append(Section("How long does a step take?", "", [_step_table(found.step, paper)]))
     if found.what_if:
         sections.append(Section("What would other layouts take?", "", [_choice_table(found.what_if)]))
     if not found.messages:
@@ -136,17 +137,18 @@ def _others(row: MessageRow) -> str:
     return f"to {row.peer}" if row.operator.startswith("send") else f"from {row.peer}"
 
 
-def _step_table(step: StepTime) -> Block:
+def _step_table(step: StepTime, paper: StepTime | None) -> Block:
     parts = (
         ("compute", "compute_ms"), ("tensor", "tensor_ms"), ("pipeline", "pipeline_ms"), ("data", "data_ms"),
         ("bubble", "bubble_ms"), ("step, nothing hidden", "iteration_ms"), ("step, communication hidden", "hidden_ms"),
     )  # fmt: skip
     return table_of(
         "Step time",
-        [(label, getattr(step, name)) for label, name in parts],
+        [(label, getattr(step, name), getattr(paper, name, None)) for label, name in parts],
         Column("*", lambda row: row[0]),
         Column("ms", lambda row: row[1], 1),
         Column("Share", lambda row: Cell(f"{row[1] / step.iteration_ms:.1%}" if step.iteration_ms else "")),
+        *([] if paper is None else [Column("Paper's form", lambda row: row[2], 1)]),
         sorts=False,
     )
 
