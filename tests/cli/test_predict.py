@@ -244,7 +244,7 @@ def test_tables_for_people() -> None:
         "allreduce_coalesced_",
         "16,777,216",
         "as asked",
-        "Paper's form",
+        "Paper's",
         "pp",
     ):
         assert text in result.output
