@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from overlap_callbacks import Mode, OverlapMonitor
+from overlap_callbacks.analysis.results.catalogue import every_figure
 from overlap_callbacks.report import record
 from overlap_callbacks.sinks.base import chosen
 from tests.distributed import captured_log, run_ranks
@@ -413,7 +414,8 @@ def shared_prefixes(run: Any) -> set[str]:
     """The parts of keys before a slash that both the library and the trainer's ``ThroughputMonitor`` use."""
     trainers = {key for row in run.history for key in row if key.startswith("train/")}
     assert any("/device/" in key for key in trainers), "the monitor logged nothing"
-    own = {key.partition("/")[0] for key in run.metrics if key.partition("/")[0] not in ("*", "trainer")}
+    sections = {figure.section for figure in every_figure().values()}  # those of a GPU too
+    own = sections | {key.partition("/")[0] for key in run.metrics if key.partition("/")[0] not in ("*", "trainer")}
     # Lightning logs the latter below the stage; with Fabric it stands first.
     return own & {part for key in trainers for part in key.split("/")[:-1]}
 

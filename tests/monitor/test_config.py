@@ -35,6 +35,7 @@ BAD = {
     "settings": (["bucket_mb"], TypeError),
     "sample_experts_every": (0, ValueError),
     "annotate_steps": ("nvtx", TypeError),
+    "detail": ("much", ValueError),
 }
 
 
@@ -100,3 +101,9 @@ def test_without_sinks_a_monitor_keeps_a_record_in_its_folder_and_follows_the_ac
     assert record.path.parent == monitor.run_dir == tmp_path
     assert isinstance(wandb, WandbSink)
     monitor.close()
+
+
+def test_detail_is_that_of_the_wandb_sink_that_a_monitor_makes() -> None:
+    for options, detail in (({}, "short"), ({"detail": "all"}, "all")):
+        (sink,) = [sink for sink in OverlapMonitor(**options).config.sinks if isinstance(sink, WandbSink)]
+        assert sink._detail == detail

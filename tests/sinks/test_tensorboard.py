@@ -68,8 +68,9 @@ def test_the_environment_and_its_findings_are_text(tmp_path: Path) -> None:
     events.Reload()
     texts = [
         events.Tensors(f"overlap/{name}/text_summary")[0].tensor_proto.string_val[0].decode().splitlines()
-        for name in ("run", "findings")
+        for name in ("run", "findings", "bound")
     ]
+    assert texts[2] == ["    compute"]
     assert {"    NCCL: 2.28.3", "    NCCL_PROTO: LL"} <= set(texts[0])
     assert [line for line in texts[1] if line.startswith("    warning: NCCL_PROTO=LL")]
 

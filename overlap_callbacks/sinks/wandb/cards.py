@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.communication.placement import host_numbers
 from overlap_callbacks.analysis.communication.view import PHYSICAL, STYLE, Placement, svg, view_of
 from overlap_callbacks.analysis.formatting import PLAIN, count
-from overlap_callbacks.analysis.headline import cause_in_words
+from overlap_callbacks.analysis.headline import Headline, cause_in_words, run_headline
 from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, compares
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
@@ -54,18 +54,19 @@ td{overflow-wrap:normal}th{color:var(--dim)}tr{border-bottom:1px solid var(--lin
 class SoFar(NamedTuple):
     """Summary of the run so far: means over the windows that count, the first step of these, and what bounds steps."""
 
-    verdict: str
+    headline: Headline
     num_windows: int
     first_step: int | None
     figures: Mapping[str, Estimate]
     bottleneck: str = ""
 
     @classmethod
-    def of(cls, summary: RunSummary, verdict: str) -> SoFar:
+    def of(cls, summary: RunSummary) -> SoFar:
         """From the run so far."""
         valid, found = summary.valid_windows, run_bottleneck(summary)
         first_step = valid[0].first_step if valid else None
-        return cls(verdict, len(valid), first_step, summary.pooled(), "" if found is None else found.sentence())
+        bottleneck = "" if found is None else found.sentence()
+        return cls(run_headline(summary), len(valid), first_step, summary.pooled(), bottleneck)
 
 
 def step_card(report: OverlapReport, so_far: SoFar | None) -> str:
@@ -80,7 +81,8 @@ def step_card(report: OverlapReport, so_far: SoFar | None) -> str:
     body = []
     if so_far is not None:
         body.append(f'<h1>The run so far <span class="dim">{_covered(so_far)}</span></h1>')
-        body.append(f"<p><b>{_text(so_far.verdict)}</b></p><p>{_text(so_far.bottleneck)}</p>")
+        body.append(f"<p><b>{_text(so_far.headline.sentence)}</b></p>")
+        body += [f"<p>{_text(line)}</p>" for line in (*so_far.headline.more, so_far.bottleneck) if line]
     body.append(f'<h1>This window <span class="dim">number {report.window}, from step {report.first_step}</span></h1>')
     body.append(f'<p class="dim">{heard}, {_text(report.device)}</p>')
     bars = [(figure, figures[figure.name]) for figure in STEP_TIMES if figure.name in figures]

@@ -166,7 +166,7 @@ class WandbSink(Sink):
             self._next_tables = max(len(self._windows) + 1, int(grown))
         if shows:
             self._without_tables = None if due else report
-        self._rows.append(_Row(row, report, cards.SoFar.of(summary, verdict)) if due else _Row(row))
+        self._rows.append(_Row(row, report, cards.SoFar.of(summary)) if due else _Row(row))
         self._log_rows(run)
 
         run.summary.update({**texts, **run_metrics(summary, self._detail)})
@@ -210,8 +210,8 @@ class WandbSink(Sink):
             return
         if self._without_tables is not None:
             summary = RunSummary(self._info, self._windows, running=True)
-            so_far = cards.SoFar.of(summary, run_verdict(summary))
-            self._rows.append(_Row({STEP_KEY: self._without_tables.first_step}, self._without_tables, so_far))
+            step = self._without_tables.first_step
+            self._rows.append(_Row({STEP_KEY: step}, self._without_tables, cards.SoFar.of(summary)))
         while self._rows:  # each pass takes one, whatever the run does with it
             run.log({})  # ends the current row, if any, so that the next row is the sink's own
             self._log_row(run)

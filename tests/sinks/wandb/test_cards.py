@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from overlap_callbacks.analysis.headline import Headline
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
 from overlap_callbacks.sinks.wandb import cards
 from tests.report.runs import window
@@ -42,7 +43,7 @@ def test_words_lie_within_the_picture_and_apart_and_can_be_read(
         scaled = {bound: getattr(estimate, bound) * times for bound in ("value", "ci_low", "ci_high")}
         report = msgspec.structs.replace(report, **{figure.name: msgspec.structs.replace(estimate, **scaled)})
     assert report.power_trace is not None
-    so_far = cards.SoFar("Overlap is worth it here.", 12, 20, report.figures())
+    so_far = cards.SoFar(Headline("Overlap is worth it here."), 12, 20, report.figures())
     for name, picture in (
         ("step", cards.step_card(report, so_far)),
         ("power", cards.power_card(report, report.power_trace)),

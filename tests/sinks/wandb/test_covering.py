@@ -45,7 +45,7 @@ def users_run(folder: Path) -> Any:
 def test_a_card_distinguishes_the_run_from_the_window() -> None:
     windows = [window(0), window(1, slowdown=0.3)]
     summary = RunSummary(run_info(), windows)
-    card = cards.step_card(windows[1], cards.SoFar.of(summary, "Overlap is worth it here."))
+    card = cards.step_card(windows[1], cards.SoFar.of(summary))
     of_run, of_window = card.split("<h1>")[1:]
     assert of_run.startswith("The run so far")
     assert "2 windows that count, from step 20" in of_run

@@ -10,6 +10,8 @@ import msgspec
 import pytest
 
 from overlap_callbacks import JsonlSink, Sink, WandbSink
+from overlap_callbacks.analysis.headline import run_verdict
+from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.sinks.fan_out import FanOut
 from tests.report.runs import run_info, window
 from tests.sinks.wandb.server import WandbServer
@@ -94,14 +96,18 @@ def test_the_record_arrives_as_it_is_on_disk(server: WandbServer, tmp_path: Path
 
 def test_an_alert_arrives_once_for_each_crossing(server: WandbServer, tmp_path: Path) -> None:
     sink = WandbSink(settings=wandb.Settings(**ONLINE), dir=tmp_path, alerts={"measurement_overhead": 0.02})
+    windows = []
     for number, overhead in enumerate((0.01, 0.03, 0.03, 0.01, 0.03)):
-        sink.log(msgspec.structs.replace(window(number), measurement_overhead=overhead))
+        windows.append(msgspec.structs.replace(window(number), measurement_overhead=overhead))
+        sink.log(windows[-1])
     sink.close()
     assert len(server.alerts) == 2
     assert server.alerts[0]["severity"] == "WARN"
     assert server.alerts[0]["title"].startswith("Overlap: cost of measuring is 3")
     assert "step 520; the limit is 2.0%" in server.alerts[0]["text"]
     assert "step 2020" in server.alerts[1]["text"]
+    for alert, seen in zip(server.alerts, (2, 5), strict=True):
+        assert alert["text"].endswith(f" {run_verdict(RunSummary(None, windows[:seen], running=True))}")
 
 
 def test_a_users_run_gets_the_record_and_goes_on(server: WandbServer, tmp_path: Path) -> None:
