@@ -8,6 +8,9 @@ from the marks of the steps. Its 95 % interval should hold the known cost in abo
 at least 90 % with noise that lasts longer than a window's blocks, and with rare stalls: one on the steps after a window
 counts with two steps at most, and is no cost). Beside it stands what the steps before a window
 tell, as up to 2026-11-25: the time of the window beyond that of as many steps as the 64 before it.
+
+A second table has what default windows cost by their plan, times the square of their interval's width: at equal width,
+a run costs as much as that says. Beside it: the schedule and intervals of 2026-11-25.
 """
 
 from __future__ import annotations
@@ -19,16 +22,23 @@ import platform
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import intervals
 from overlap_callbacks import Schedule, __version__
 from overlap_callbacks.analysis.measuring_cost import StepsAfter, lost_time
 from overlap_callbacks.analysis.results.mode import Mode
+from overlap_callbacks.analysis.settled import Verdict
 from overlap_callbacks.gate.step_log import StepLog
+from overlap_callbacks.monitor.background.budget import LongBlocks
 from overlap_callbacks.monitor.background.measurement import stretches_of
+from overlap_callbacks.monitor.placement import PhaseBalance
 from overlap_callbacks.monitor.schedule import Part, Placement
 from overlap_callbacks.monitor.window import MeasuredStep
 
@@ -138,6 +148,62 @@ def run(kind: str, name: str, windows: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
+# -- cost at equal width
+
+BEFORE = "696575d2"  # the commit before windows had places of their own and blocks a common trend
+# There, for as many windows: the width of the interval in points, by the same noise. A window cost 11.0 steps.
+WIDTHS_BEFORE = {
+}  # fmt: skip
+STEPS_BEFORE = 11.0
+
+
+def steps_lost(num_windows: int) -> Floats:
+    """What each window of a run without memory costs, in steps: sequential and profiled steps, and the library's work.
+
+    Its plan is the library's, long blocks included.
+    """
+    schedule, balance, long_blocks, costs = Schedule(), PhaseBalance(), LongBlocks(), COSTS["usual costs"]
+    lost = np.full(num_windows, costs.own_ms / STEP_MS)
+    for window in range(num_windows):
+        first = schedule.first_step + window * schedule.every_n_steps
+        long_steps = long_blocks.steps(window, "sequential", schedule, schedule.steps_per_block)
+        planned = schedule.placed(balance.place(schedule, first, "sequential", schedule.steps_per_block, long_steps))
+        for plan in map(planned.plan, range(first, first + schedule.every_n_steps)):
+            if plan is not None:
+                lost[window] += costs.sequential * (plan.mode is Mode.SEQUENTIAL)
+                lost[window] += costs.profiled * (plan.part is Part.PROFILED)
+        told = {"window": window, "power": None, "settled": SimpleNamespace(verdict=Verdict.SHORT)}
+        times = {"e2e_overlapped_ms": STEP_MS, "e2e_sequential_ms": STEP_MS * (1 + costs.sequential)}
+        means = {name: SimpleNamespace(value=value) for name, value in times.items()}
+        long_blocks.record(cast("Any", SimpleNamespace(**told, **means)))
+    return lost
+
+
+def at_equal_width(number: int) -> list[dict[str, Any]]:
+    """The second table, from as many simulated windows of each noise, and as many runs of these."""
+    rng, part = np.random.default_rng(30), Schedule().part(Part.TIMED)
+    table = []
+    for noise, before in WIDTHS_BEFORE.items():
+        made = intervals.of_one_design(part, intervals.NOISES[noise][0](rng, (number, len(part))), 0, ())
+        drawn = made.draw(rng.integers(0, number, (number, max(before))))
+        for windows, width_before in before.items():
+            lost = float(steps_lost(windows).sum())
+            if windows == 1:
+                width = 100 * float(np.median(made.high - made.low))
+            else:
+                point, half, _ = intervals.run_intervals(drawn.draw((slice(None), slice(windows))))
+                width = 100 * float(np.median(np.expm1(point + half) - np.expm1(point - half)))
+            ratio = lost * width**2 / (STEPS_BEFORE * windows * width_before**2)
+            table.append(
+                {
+                    "noise": noise, "windows": windows, "steps_lost": round(lost, 2), "width_points": round(width, 3),
+                    "before": {"commit": BEFORE, "steps_lost": STEPS_BEFORE * windows, "width_points": width_before},
+                    "cost_at_equal_width": round(ratio, 3),
+                }
+            )  # fmt: skip
+    return table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--windows", type=int, default=1000)
@@ -156,6 +222,14 @@ def main() -> None:
                 flush=True,
             )
     print(f"{sum(row['ok'] for row in table)} of {len(table)} rows hold")
+    equal_width = at_equal_width(10 * options.windows)
+    print("\nwindows  steps lost (before)  width (before)  cost at equal width, of that before")
+    for row in equal_width:
+        before = row["before"]
+        print(
+            f"{row['windows']:7}  {row['steps_lost']:10.1f} ({before['steps_lost']:6.1f})  {row['width_points']:5.2f} "
+            f"({before['width_points']:6.2f})  {row['cost_at_equal_width']:19.2f}  {row['noise']}"
+        )
     if options.json:
         content = {
             "date": datetime.date.today().isoformat(),
@@ -165,6 +239,7 @@ def main() -> None:
             "overlap_callbacks": __version__,
             "goal": {"held": GOAL, "held_with_long_noise_or_stalls": GOAL_OF_RARE},
             "rows": table,
+            "at_equal_width": equal_width,
         }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
 

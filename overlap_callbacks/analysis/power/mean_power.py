@@ -163,22 +163,25 @@ def compare(
 
 
 def _over_window(readings: Readings, lag_s: float, interval_s: float) -> tuple[float, float, float] | None:
-    """Mean power by the counter and by readings over the window, and their errors; None if readings are missing."""
-    known = np.flatnonzero(~np.isnan(readings.power_w) & ~np.isnan(readings.energy_j))
-    if len(known) < 20 or len(known) < len(readings):
+    """Mean power by the counter and by readings over the window, and their errors; None if too few readings are left."""
+    known = np.flatnonzero(~np.isnan(readings.power_w))
+    if len(known) < 20 or np.isnan(readings.energy_j).any():  # NaN: the counter was reset
         return None
-    times_s = readings.time_ns / 1e9
-    span_s = float(times_s[-1] - times_s[0])
-    if np.diff(times_s).max() > 3 * interval_s or not span_s > 0:
+    times_s, power_w = readings.time_ns[known] / 1e9, readings.power_w[known]
+    gaps_s, span_s = np.diff(times_s), float(times_s[-1] - times_s[0])
+    if not span_s > 0:
         return None
-    power_w = readings.power_w
-    mean_w = float(power_w.mean())
+    shares = np.convolve(gaps_s, (0.5, 0.5)) / span_s
+    mean_w = float(power_w @ shares)
     if not mean_w > 0:
         return None
-    counted_w = float(readings.energy_j[-1] - readings.energy_j[0]) / span_s
-    chance = math.sqrt(float((np.diff(power_w) ** 2).mean()) / 2 / len(power_w)) / mean_w
-    doubt = 2 * chance + (lag_s + interval_s) / span_s
-    return (counted_w, mean_w, doubt) if doubt <= _MAX_DOUBT else None
+    counted_w = float(np.diff(readings.energy_j[known[[0, -1]]])[0]) / span_s
+    chance = math.sqrt(float((np.diff(power_w) ** 2).mean() * (shares**2).sum()) / 2)
+    # While readings are missing, power may be anything that it is elsewhere.
+    unread_s = float(np.maximum(gaps_s - 2 * interval_s, 0).sum())
+    unread = unread_s / span_s * float(np.ptp(power_w)) / 2
+    doubt = (2 * chance + unread) / mean_w + (lag_s + interval_s) / span_s
+    return counted_w, mean_w, doubt
 
 
 # -- by the energy counter
@@ -198,9 +201,9 @@ _SPREAD = 1.7
 _UNSEEN = 3.0
 # Number of positions at which the energy of whole steps is compared.
 _PLACES = 33
-# Between two reads energy is assumed to grow evenly. The error in a block, as a share of the time between two reads and
-# of half the swing of power.
-_BETWEEN = 0.5
+# Between two reads energy is assumed to grow evenly. The error in a block, as a share of half the swing of power and of
+# the time between the two reads around a random place.
+_BETWEEN = 0.43
 # Half the swing of power, assumed if no reading shows it.
 _ANY_SWING = 0.5
 # Maximum ratio of the sensor's averaging time to step time for which readings show the swing of power within steps.
@@ -213,7 +216,7 @@ def counted_power(readings: Readings, segments: Sequence[Segment], source: Sourc
     if lag_s is None:
         return None
     weighted, weights = np.zeros(len(segments)), np.zeros(len(segments))
-    ages_s, between_s, left_out_s, seen_s = 0.0, 0.0, 0.0, 0.0
+    total_s, between_s, left_out_s = 0.0, 0.0, 0.0
     in_step = _is_in_step(segments, lag_s)
     for place, segment in enumerate(segments):
         times_s, energy_j = _reads(readings, segment, lag_s)
@@ -230,17 +233,17 @@ def counted_power(readings: Readings, segments: Sequence[Segment], source: Sourc
         elif gap_s > step_s / 2:  # the phase of the reads is lost: leave out the rest of a step
             left_out_s += max(0.0, min(length_s - span_s, step_s / 2))
         else:
-            between_s += (_BETWEEN * gap_s * length_s / span_s) ** 2
+            between_s += (_BETWEEN * float((np.diff(times_s) ** 2).sum()) / span_s) ** 2
         power_w = float(energy_j[-1] - energy_j[0]) / span_s if whole_w is None else whole_w
-        weighted[place], weights[place] = power_w * length_s, length_s
-        seen_s += span_s
-        ages_s += (length_s * lag_s / span_s) ** 2
-    total_s = float(weights.sum())
-    if not total_s:
+        # By the time that reads span: where some failed, a block's first and last read may be close to each other.
+        weighted[place], weights[place] = power_w * span_s, span_s
+        total_s += length_s
+    seen_s = float(weights.sum())
+    if not seen_s:
         return None
     half_swing = _half_swing(readings, segments, source)
-    by_age = _TWO_SIGMA * _AGES * math.sqrt(ages_s) / total_s
-    by_chance = math.hypot(by_age, _TWO_SIGMA * half_swing * math.sqrt(between_s) / total_s)
+    by_age = _TWO_SIGMA * _AGES * lag_s * math.sqrt(np.count_nonzero(weights)) / seen_s
+    by_chance = math.hypot(by_age, _TWO_SIGMA * half_swing * math.sqrt(between_s) / seen_s)
     # If blocks differ by more than noise explains, power wanders, also in the part between no two reads.
     wander = math.sqrt(max(0.0, spread_over_blocks(weighted, weights) ** 2 - (_SPREAD * by_chance) ** 2))
     unseen = _UNSEEN * math.sqrt(max(0.0, 1 - seen_s / total_s)) * wander
