@@ -50,6 +50,7 @@ from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
 Floats = npt.NDArray[np.float64]
 
 EFFECT = math.log(1.10)  # sequential steps take 10 % longer
+LONGER = math.log(1.5)  # every k-th step
 VARIES = 0.02  # standard deviation over windows of the effect, where it varies
 ALL_LOOKS = Pooling(all_looks=True)
 LOOKS, MANY_LOOKS = (2, 3, 4, 6, 12, 50), 200
@@ -268,7 +269,7 @@ def rhythms(
         alike: dict[tuple[int, ...], list[tuple[int, int]]] = defaultdict(list)  # runs and windows of one design
         for run, phase in enumerate(phases):
             hits = Rhythm(period, phase, 50.0, 100.0).hits(ordinary)
-            times_ms = 100 * np.exp(rng.normal(0, 0.01, len(ordinary)) + math.log(1.5) * hits)
+            times_ms = 100 * np.exp(rng.normal(0, 0.01, len(ordinary)) + LONGER * hits)
             known.append([find_rhythms(ordinary[ordinary < first], times_ms[ordinary < first]) for first in firsts[:3]])
             right = [[(of.period, of.phase) for of in told] == [(period, phase)] for told in known[-1]]
             found_right.append(right)
@@ -279,7 +280,7 @@ def rhythms(
             run, place = windows[0]
             part, start, told = parts[place], starts[place], known[run][min(place, 2)]
             hits = Rhythm(period, phases[run], 50.0, 100.0).hits(start + np.arange(len(part)))
-            logs = rng.normal(0, 0.01, (len(windows), len(part))) + math.log(1.5) * hits
+            logs = rng.normal(0, 0.01, (len(windows), len(part))) + LONGER * hits
             if key[-1] < 0:
                 part = _without_stalls(part, logs[0], start, told)
                 of_key = _measured(iter([_window(part, logs[0], EFFECT, start, told)]), np.array([EFFECT]))
@@ -409,8 +410,15 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
         )
         for per_window in (5, 11)
     }
-    found["rhythms"] = rhythms(rng, 2 if quick else 40, 4 if quick else 12, [7, 8] if quick else list(PERIODS))
+    found["rhythms"] = measure_rhythms(quick=quick)
     return found
+
+
+def measure_rhythms(*, quick: bool = False) -> dict[str, Any]:
+    """Those of 4 and of 8 repeats; arguments as of ``measure``."""
+    size: tuple[int, int, Sequence[int]] = (2, 4, [7, 8]) if quick else (200, 50, PERIODS)
+    found = {f"repeats {repeats}": rhythms(np.random.default_rng([30, repeats]), repeats, *size) for repeats in (4, 8)}
+    return {"date": time.strftime("%Y-%m-%d"), **found}
 
 
 def not_met(found: Any, where: str = "") -> list[str]:
@@ -426,9 +434,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="few windows: shows that it works, and no more")
     parser.add_argument("--json", type=Path, help="write the table to this file too")
+    parser.add_argument("--rhythms", action="store_true", help="only the rhythms; what else is in the file stays")
     arguments = parser.parse_args()
     started_s = time.monotonic()
-    found = measure(quick=arguments.quick)
+    if arguments.rhythms:
+        found = {**json.loads(arguments.json.read_text()), "rhythms": measure_rhythms()}
+    else:
+        found = measure(quick=arguments.quick)
     for name, row in found["noises"].items():
         of_one, of_run = row.get("one_window"), row["run"]
         cells = [] if of_one is None else [f"W=1 {of_one['share']:.1%}/{of_one['width_points']:.2f}"]
@@ -444,13 +456,16 @@ def main() -> None:
         print(f"profiled, {name:22} W=1 {cell['share']:.1%}/{cell['width_points']:.2f}")
     for name, row in found["ever_wrong"].items():
         print(f"wrong at some look, {name}: {row['by_windows']}")
-    print(f"rhythms found right: {found['rhythms']['found_right']:.1%}")
-    print("rhythms: " + ", ".join(f"W={w} {cell['share']:.1%}" for w, cell in found["rhythms"]["over_all"].items()))
+    for name in ("repeats 4", "repeats 8"):
+        row = found["rhythms"][name]
+        shares = [f"{looks} {cell['share']:.1%}" for looks, cell in row["over_all"].items()]
+        print(f"rhythms, {name}: {', '.join(shares)}; found right at the first windows: {row['found_right_by_window']}")
     print(f"goals not met: {'; '.join(not_met(found)) or 'none'}")
     if arguments.json:
         about = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version(), "numpy": np.__version__,
-                 "seconds": round(time.monotonic() - started_s), "not_met": not_met(found)}  # fmt: skip
-        arguments.json.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+                 "seconds": round(time.monotonic() - started_s)}  # fmt: skip
+        content = {**about, **found, "not_met": not_met(found)}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
 if __name__ == "__main__":

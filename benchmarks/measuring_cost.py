@@ -34,7 +34,7 @@ from benchmarks import intervals
 from overlap_callbacks import Schedule, __version__
 from overlap_callbacks.analysis.measuring_cost import StepsAfter, lost_time
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.settled import Verdict
+from overlap_callbacks.analysis.results.settled import Verdict
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.monitor.background.budget import LongBlocks
 from overlap_callbacks.monitor.background.measurement import stretches_of
@@ -153,7 +153,10 @@ def run(kind: str, name: str, windows: int) -> dict[str, Any]:
 BEFORE = "696575d2"  # the commit before windows had places of their own and blocks a common trend
 # There, for as many windows: the width of the interval in points, by the same noise. A window cost 11.0 steps.
 WIDTHS_BEFORE = {
-}  # fmt: skip
+    "white": {1: 3.303, 2: 9.822, 4: 2.21, 12: 0.957, 50: 0.437},
+    "autocorrelated 0.5": {1: 4.004, 2: 10.884, 4: 2.546, 12: 1.113, 50: 0.518},
+    "drift": {1: 4.013, 2: 4.917, 4: 1.106, 12: 0.479, 50: 0.219},
+}
 STEPS_BEFORE = 11.0
 
 

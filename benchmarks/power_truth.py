@@ -205,6 +205,11 @@ def rows() -> Iterator[Row]:  # noqa: PLR0912
         yield Row(a100, "modes", AVERAGE_25, counter, block_s=2.0, unread_share=0.3)
         yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, fails_share=0.3)
         yield Row(amd, "modes", Sensor(0.02, 0.001, 0.05), counter, unread_share=0.3)
+    for counter, shape in (("good", "sawtooth"), ("good", "burst"), ("30 % high", "modes"), ("frozen", "modes")):
+        yield Row(a100, shape, AVERAGE_25, counter, block_s=2.0, fails_share=0.3)
+        yield Row(amd, shape, Sensor(0.02, 0.001, 0.05), counter, fails_share=0.3)
+    yield Row(other, "modes", AVERAGE_100, "good", block_s=2.0, fails_share=0.3)
+    yield Row(rapl, "modes", FRESH, "good", fails_share=0.3)
     # The default schedule in the windows that have long blocks; of 20 ms, 161 steps have room.
     sensors = ((a100, AVERAGE_25), (other, AVERAGE_100), (average, AVERAGE_1), (amd, Sensor(0.02, 0.001, 0.05)))
     for step_s, long_s in ((0.02, 161 * 0.02), (0.05, 6.0), (0.2, 6.0), (1.0, 6.0)):
@@ -452,13 +457,13 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=200)
     parser.add_argument("--only", default="", help="rows whose name holds this")
     parser.add_argument("--part", default="1/1", help="of the rows, say 1/4")
-    parser.add_argument("--json", type=Path, help="rows that it has already, and that do not run now, stay in it")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     part, parts = map(int, options.part.split("/"))
     every = list(rows())
     table = windows_table([row for row in every[part - 1 :: parts] if options.only in row.name], options.windows)
     print(f"{sum(row['ok'] for row in table)} of {len(table)} rows hold")
-    if options.json:
+    if options.json:  # its rows that do not run now stay
         before = json.loads(options.json.read_text())["rows"] if options.json.exists() else []
         names, found_now = [row.name for row in every], {row["row"] for row in table}
         table += [row for row in before if row["row"] in names and row["row"] not in found_now]
@@ -480,8 +485,7 @@ def windows_table(chosen: list[Row], windows: int) -> list[dict[str, Any]]:
     table = []
     print("figures  within 2 %  (of figures)  held  (of figures)  largest error  half-width  method")
     for row in chosen:
-        found = run(row, windows)
-        table.append(found)
+        table.append(found := run(row, windows))
         width, held = "" if found["half_width"] is None else f"{found['half_width']:.1%}", f"{found['held']:4.0%}"
         print(
             f"{found['figures']:7.0%}  {found['within']:10.1%}  {found['within_of_figures']:12.1%}  {held}"

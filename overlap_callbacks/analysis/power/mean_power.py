@@ -163,7 +163,7 @@ def compare(
 
 
 def _over_window(readings: Readings, lag_s: float, interval_s: float) -> tuple[float, float, float] | None:
-    """Mean power by the counter and by readings over the window, and their errors; None if too few readings are left."""
+    """Mean power by the counter and by readings over the window, and the error of their ratio; None if unknown."""
     known = np.flatnonzero(~np.isnan(readings.power_w))
     if len(known) < 20 or np.isnan(readings.energy_j).any():  # NaN: the counter was reset
         return None

@@ -20,8 +20,7 @@ _CAPACITY = 20_000
 MIN_INTERVAL_S = 0.001
 
 # Waits after consecutive failed reads, in seconds; the first retries come at the next ticks. If the read after the last
-# wait fails too, the sampler gives up. A device that fails a third of its reads is read at nearly all ticks: six fail in
-# a row once in 700 times.
+# wait fails too, the sampler gives up. So many that a device which fails a third of its reads rarely waits.
 BACK_OFF_S = (*[0.0] * 6, 0.1, 0.5, *[2.0] * 10)
 
 
