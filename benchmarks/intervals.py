@@ -416,7 +416,7 @@ def measure(*, quick: bool = False) -> dict[str, Any]:
 
 def measure_rhythms(*, quick: bool = False) -> dict[str, Any]:
     """Those of 4 and of 8 repeats; arguments as of ``measure``."""
-    size: tuple[int, int, Sequence[int]] = (2, 4, [7, 8]) if quick else (200, 50, PERIODS)
+    size: tuple[int, int, Sequence[int]] = (20, 4, [7, 8]) if quick else (200, 50, PERIODS)
     found = {f"repeats {repeats}": rhythms(np.random.default_rng([30, repeats]), repeats, *size) for repeats in (4, 8)}
     return {"date": time.strftime("%Y-%m-%d"), **found}
 

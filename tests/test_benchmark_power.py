@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from typing import Any
 
 import pytest
@@ -61,6 +62,30 @@ def test_a_counter_that_disagrees_is_not_believed_nor_are_the_readings() -> None
     found = run("NVML, A100 and H100", "modes", "AVERAGE_25", "30 % high", block_s=2.0)
     assert found["figures"] == 0
     assert "which of the two is wrong is not known" in found["reason"]
+
+
+def test_the_counters_energy_is_used_where_three_reads_in_ten_fail() -> None:
+    found = run("NVML, A100 and H100", "modes", "AVERAGE_25", "good", block_s=2.0, fails_share=0.3)
+    assert (found["methods"], found["figures"], found["within"]) == (["counter"], 1.0, 1.0)
+
+
+def test_in_the_table_too_whatever_the_sensor_and_no_faulty_counter_gives_joules() -> None:
+    table = json.loads((ROOT / "benchmarks/results/power-truth.json").read_text())["rows"]
+    failing = [row for row in table if "30% of reads fail" in row["row"] or "30% without power" in row["row"]]
+    good = [row for row in failing if "counter good" in row["row"] and ": modes" in row["row"]]
+    figures = {row["row"]: row["figures"] for row in good if "RAPL" not in row["row"]}
+    assert len(figures) == 5
+    assert all(share >= 0.99 for share in figures.values()), figures
+    faulty = [row for row in failing if "30 % high" in row["row"] or "frozen" in row["row"]]
+    assert len(faulty) == 4
+    assert all(row["within"] == 1 and "counter" not in row["methods"] for row in faulty)
+
+
+@pytest.mark.parametrize("counter", ["30 % high", "frozen"])
+def test_a_faulty_counter_is_noticed_by_the_readings_that_are_left(counter) -> None:
+    found = run("NVML, A100 and H100", "modes", "AVERAGE_25", counter, block_s=2.0, fails_share=0.3)
+    assert found["within"] == 1
+    assert "counter" not in found["methods"]
 
 
 @pytest.mark.parametrize(("shape", "counter", "told"), [("modes", "none", 1.0), ("sawtooth", "none", 0.0)])

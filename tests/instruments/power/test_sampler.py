@@ -286,6 +286,23 @@ def test_a_listener_that_raises_does_no_harm(soon) -> None:
     assert told == ["power is no longer measured: busy"]
 
 
+def test_six_reads_that_fail_in_a_row_are_retried_at_the_next_ticks() -> None:
+    clock = SimulatedTime()
+
+    def script(number: int) -> None:
+        times_s.append(clock.clock_ns() / 1e9)
+        if number > 20:
+            sampler._stop.requested = True
+        if number % 10 < 6:
+            raise PowerError("busy")
+
+    times_s: list[float] = []
+    sampler = Sampler(ScriptedSource(script), clock_ns=clock.clock_ns, interval_s=0.02, jitter=lambda: 0.5)
+    sampler._sleep = clock  # type: ignore[assignment]
+    sampler._read_at_every_tick(sampler._stop)
+    assert np.diff(times_s).max() <= 0.02 + 1e-6
+
+
 def test_retries_wait_longer_and_longer(monkeypatch) -> None:
     monkeypatch.setattr("overlap_callbacks.instruments.power.sampler.BACK_OFF_S", (0.05, 0.1, 0.2))
     times: list[float] = []
