@@ -201,9 +201,9 @@ _SPREAD = 1.7
 _UNSEEN = 3.0
 # Number of positions at which the energy of whole steps is compared.
 _PLACES = 33
-# Between two reads energy is assumed to grow evenly. The error in a block, as a share of half the swing of power and of
-# the time between the two reads around a random place.
-_BETWEEN = 0.43
+# Between two reads energy is assumed to grow evenly. The error in a block, as a share of the time between two reads and
+# of half the swing of power.
+_BETWEEN = 0.5
 # Half the swing of power, assumed if no reading shows it.
 _ANY_SWING = 0.5
 # Maximum ratio of the sensor's averaging time to step time for which readings show the swing of power within steps.
@@ -216,7 +216,7 @@ def counted_power(readings: Readings, segments: Sequence[Segment], source: Sourc
     if lag_s is None:
         return None
     weighted, weights = np.zeros(len(segments)), np.zeros(len(segments))
-    total_s, between_s, left_out_s = 0.0, 0.0, 0.0
+    ages_s, between_s, left_out_s, seen_s = 0.0, 0.0, 0.0, 0.0
     in_step = _is_in_step(segments, lag_s)
     for place, segment in enumerate(segments):
         times_s, energy_j = _reads(readings, segment, lag_s)
@@ -233,17 +233,17 @@ def counted_power(readings: Readings, segments: Sequence[Segment], source: Sourc
         elif gap_s > step_s / 2:  # the phase of the reads is lost: leave out the rest of a step
             left_out_s += max(0.0, min(length_s - span_s, step_s / 2))
         else:
-            between_s += (_BETWEEN * float((np.diff(times_s) ** 2).sum()) / span_s) ** 2
+            between_s += (_BETWEEN * gap_s * length_s / span_s) ** 2
         power_w = float(energy_j[-1] - energy_j[0]) / span_s if whole_w is None else whole_w
-        # By the time that reads span: where some failed, a block's first and last read may be close to each other.
-        weighted[place], weights[place] = power_w * span_s, span_s
-        total_s += length_s
-    seen_s = float(weights.sum())
-    if not seen_s:
+        weighted[place], weights[place] = power_w * length_s, length_s
+        seen_s += span_s
+        ages_s += (length_s * lag_s / span_s) ** 2
+    total_s = float(weights.sum())
+    if not total_s:
         return None
     half_swing = _half_swing(readings, segments, source)
-    by_age = _TWO_SIGMA * _AGES * lag_s * math.sqrt(np.count_nonzero(weights)) / seen_s
-    by_chance = math.hypot(by_age, _TWO_SIGMA * half_swing * math.sqrt(between_s) / seen_s)
+    by_age = _TWO_SIGMA * _AGES * math.sqrt(ages_s) / total_s
+    by_chance = math.hypot(by_age, _TWO_SIGMA * half_swing * math.sqrt(between_s) / total_s)
     # If blocks differ by more than noise explains, power wanders, also in the part between no two reads.
     wander = math.sqrt(max(0.0, spread_over_blocks(weighted, weights) ** 2 - (_SPREAD * by_chance) ** 2))
     unseen = _UNSEEN * math.sqrt(max(0.0, 1 - seen_s / total_s)) * wander
