@@ -436,6 +436,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the table to this file too")
     parser.add_argument("--rhythms", action="store_true", help="only the rhythms; what else is in the file stays")
     arguments = parser.parse_args()
+    if arguments.rhythms and arguments.json is None:
+        parser.error("--rhythms needs --json, the file of which the rest stays")
     started_s = time.monotonic()
     if arguments.rhythms:
         found = {**json.loads(arguments.json.read_text()), "rhythms": measure_rhythms()}
