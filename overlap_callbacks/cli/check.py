@@ -27,7 +27,7 @@ _OF_COMMAND = {"windows": "--windows", "timeout": "--timeout", "run_dir": "--run
 
 
 @click.command("check", cls=WithCommand)
-@click.option("--max-exposed", metavar="FRACTION", help="Exposed communication, of the step.")
+@click.option("--max-exposed", metavar="FRACTION", help="Exposed communication, of the step, e.g. 0.1.")
 @click.option("--min-overlap", metavar="FRACTION", help="Communication that compute hides, of all of it.")
 @click.option("--max-slowdown", metavar="FRACTION", help="Slowdown of compute by overlap.")
 @click.option("--max", "maxima", multiple=True, metavar="NAME=VALUE", help="A limit on any figure. Repeatable.")

@@ -118,7 +118,8 @@ def parsed(words: list[str]) -> None:
         name, command, rest = command.resolve_command(context, rest)
         assert command is not None
         context = command.make_context(name, rest, parent=context, resilient_parsing=False)
-        rest = [*context._protected_args, *context.args] if isinstance(command, click.Group) else []
+        held = context._protected_args if hasattr(context, "_protected_args") else context.protected_args  # Click 8.1
+        rest = [*held, *context.args] if isinstance(command, click.Group) else []
 
 
 @pytest.mark.parametrize("words", PRINTED)
