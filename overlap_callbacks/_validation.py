@@ -44,7 +44,8 @@ def fraction(name: str, value: Any) -> float:
     """Return ``value`` as a fraction above 0 and at most 1."""
     number = _real(name, value, "a fraction above 0 and at most 1")
     if not 0 < number <= 1:
-        raise ValueError(f"{name} must be a fraction above 0 and at most 1, got {value!r}")
+        hint = f"; did you mean {number / 100:g}?" if 1 < number <= 100 else ""
+        raise ValueError(f"{name} must be a fraction above 0 and at most 1, got {value!r}{hint}")
     return number
 
 

@@ -102,7 +102,23 @@ def leave_pipe() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-class _LazyGroup(click.Group):
+class SuggestingGroup(click.Group):
+    """A group that names what was meant: the nearest command, or the one for a file."""
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
+        name, known = args[0], self.list_commands(ctx)
+        if name not in known and not name.startswith("-"):
+            import difflib
+
+            near = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, n=1)
+            meant = near[0] if near else ""
+            if not near and os.path.exists(name):
+                meant = f"{'analyze' if '.json' in name and not name.endswith('l') else 'show'} {name}"
+            ctx.fail(f"there is no command {name}{f': did you mean {meant}?' if meant else ''}")
+        return super().resolve_command(ctx, args)
+
+
+class _LazyGroup(SuggestingGroup):
     """A group whose commands are imported on first use: ``overlap show`` needs nothing that the demo needs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -120,18 +136,6 @@ class _LazyGroup(click.Group):
         with loading():
             command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), function)
         return command
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        name = args[0]
-        if name not in _BY_NAME and not name.startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(name, _BY_NAME, n=1)
-            meant = near[0] if near else ""
-            if not near and os.path.exists(name):
-                meant = f"{'analyze' if '.json' in name and not name.endswith('l') else 'show'} {name}"
-            ctx.fail(f"there is no command {name}{f': did you mean {meant}?' if meant else ''}")
-        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command. However it ends, the exit code is that of the table."""

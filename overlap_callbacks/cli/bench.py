@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlap_callbacks.cli import ExitCode
+from overlap_callbacks.cli import ExitCode, SuggestingGroup
 from overlap_callbacks.cli._options import (
     caps,
     clock_cap_option,
@@ -66,7 +66,7 @@ _common_options = with_options(
 )  # fmt: skip
 
 
-@click.group("bench")
+@click.group("bench", cls=SuggestingGroup)
 def command() -> None:
     """Microbenchmarks: matrix products beside all-reduces, and collectives by size.
 

@@ -156,6 +156,8 @@ def test_ctrl_c_ends_the_processes_that_read_traces_in_silence(tmp_path: Path) -
     [
         ("shwo run", "there is no command shwo: did you mean show?"),
         ("anlyze overlapped.json", "did you mean analyze?"),
+        ("bench gemm", "there is no command gemm: did you mean gemm-allreduce?"),
+        ("predict --model gpt2 --utilisation 40", "got 40.0; did you mean 0.4?"),
         ("run", "there is no command run: did you mean show run?"),
         ("overlapped.json", "did you mean analyze overlapped.json?"),
         ("nothing-like-it", "there is no command nothing-like-it\n"),
