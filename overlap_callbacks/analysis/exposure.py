@@ -25,12 +25,12 @@ from overlap_callbacks.analysis.sums import distinct, grouped, named_sum, struct
 MAX_SIZES = 16
 # What is kept: rows, and ranks of each that are exposed most.
 MAX_ROWS, _MAX_RANKS = 96, 8
-# A step, or a rank, in which a row is exposed for less than this part of its longest is not counted.
+# A step does not count if a row is exposed in it for less than this share of the step where it is exposed most.
 _COUNTS = 0.1
-# From this share on it is all; a rank that has this share has it alone; and what has this share is named.
+# From these shares of the exposed time on, a row has *all* of it, one rank has it *alone*, and a row is named.
 _ALL, _ALONE, _NAMED = 0.99, 0.9, 0.1
 _MAX_NAMED = 3
-# What has less of the step's compute beyond it begins or ends the step.
+# A row begins or ends the step if no more than this share of the step's compute is before or after it.
 _AT_THE_END = 0.1
 
 
@@ -174,7 +174,7 @@ def exposed_parts(found: Exposure, style: Style = PLAIN) -> tuple[str, list[str]
     total_ms = found.exposed_ms
     if not total_ms > 0:
         return "", []
-    # Where no size has most of it, kind and place answer.
+    # If no single size has most of it, name kinds and places instead.
     rows = found.rows if found.rows[0].exposed_ms >= total_ms / 2 or not found.places else found.places
     named = [row for row in rows[:_MAX_NAMED] if row.exposed_ms >= _NAMED * total_ms] or rows[:1]
 

@@ -282,8 +282,12 @@ def _by_launches(running: Sequence[Unit], units: Mapping[Unit, Seen]) -> _Found:
             on_device[device].add(unit)
     for device, found in on_device.items():
         if len(found) > 1 and (len(launching) > 1 or _share_numbers([units[unit].kernels[device] for unit in found])):
-            told = {unit.rank for unit in found}
-            what = f"all tell rank {told.pop()}" if len(told) == 1 and None not in told else "not all tell a rank"
+            marked = {unit.rank for unit in found}
+            what = (
+                f"all are marked as rank {marked.pop()}"
+                if len(marked) == 1 and None not in marked
+                else "not all are marked with a rank"
+            )
             raise ValueError(f"{len(found)} processes ran kernels on device {device}, and {what}")
     numbers = {number for host in launching for number in units[host].launches}
     ran = {number for unit in running for kernels in units[unit].kernels.values() for number, _ in kernels}
@@ -314,15 +318,16 @@ def _check(found: _Found, units: Mapping[Unit, Seen]) -> None:
             keys[unit.rank].add(key)
         for device in units[unit].kernels:
             on_device[key, device].add(unit.process)
-    for key, told in ranks.items():
-        if len(told) > 1:
-            raise ValueError(f"the kernels of {_words(key)} tell {len(told)} ranks")
+    for key, marked in ranks.items():
+        if len(marked) > 1:
+            raise ValueError(f"the kernels of {_words(key)} are marked with {len(marked)} ranks")
     for (key, device), processes in on_device.items():
         if len(processes) > 1:
-            raise ValueError(f"{len(processes)} processes ran kernels on device {device}, and all tell {_words(key)}")
+            number, word = len(processes), _words(key)
+            raise ValueError(f"{number} processes ran kernels on device {device}, and all are marked as {word}")
     for rank, of_rank in keys.items():
         if len(of_rank) > 1:
-            raise ValueError(f"{len(of_rank)} processes tell rank {rank}")
+            raise ValueError(f"{len(of_rank)} processes are marked as rank {rank}")
 
 
 def _with_hosts(found: _Found, units: Mapping[Unit, Seen]) -> dict[Unit, Key]:

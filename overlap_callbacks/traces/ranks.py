@@ -390,7 +390,7 @@ def _doubts(traces: Sequence[Part]) -> Iterator[str]:
         yield f"rank {twice[0]} is given twice: ranks are not compared"
     if len(known) < len(traces):
         by = "by their names" if not known and _in_names(traces) else "by position"
-        yield f"{len(traces) - len(known)} files do not tell their rank: they are numbered {by}"
+        yield f"{len(traces) - len(known)} files do not say which rank they are: they are numbered {by}"
     devices = frozenset[str]().union(*(trace.device_names for trace in known))
     if len(devices) > 1:
         yield f"the files are from different devices: {', '.join(sorted(devices)[:4])}"

@@ -143,11 +143,11 @@ def two_labels(event: kineto.Event, rank: int) -> None:
 @pytest.mark.parametrize(
     ("mark", "why"),
     [
-        (contradictory, "all tell rank 0|2 processes tell rank 0"),
-        (without_rank, "2 processes ran kernels on device 0, and not all tell a rank"),
+        (contradictory, "all are marked as rank 0|2 processes are marked as rank 0"),
+        (without_rank, "2 processes ran kernels on device 0, and not all are marked with a rank"),
         (only_hosts, "2 processes launched kernels, and nothing tells which launched those of device 0"),
         (only_devices, "1 process launched kernels, and nothing tells which launched those of each of 2 ranks"),
-        (two_labels, "2 processes tell rank 3"),
+        (two_labels, "2 processes are marked as rank 3"),
         (lambda event, rank: None, "joined"),
     ],
 )
@@ -175,7 +175,7 @@ def test_ranks_with_devices_of_their_own_are_told_apart_by_what_launched_their_k
     assert [(trace.rank, trace.device) for trace in found.traces] == [(None, 0), (None, 1)]
     expected = apart(tmp_path, ranks)
     assert [trace.time for trace in found.traces] == [trace.time for trace in expected.traces]
-    assert said(found.problems, "2 files do not tell their rank")
+    assert said(found.problems, "2 files do not say which rank they are")
 
 
 def test_kernels_that_none_of_the_processes_launched_are_of_no_rank(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_one_process_that_ran_kernels_of_two_ranks_is_named(tmp_path: Path) -> N
     for event in events:
         if event["cat"] == "kernel" and event["pid"] < 2:
             told(event, event["pid"])
-    with pytest.raises(TraceError, match="the kernels of process 40 tell 2 ranks"):
+    with pytest.raises(TraceError, match="the kernels of process 40 are marked with 2 ranks"):
         analyze_files([kineto.write(tmp_path / "a.json", events)])
 
 
@@ -203,7 +203,7 @@ def test_ranks_whose_kernels_and_launches_have_one_process_id_are_told_apart_and
     assert [trace.time for trace in found.traces] == [trace.time for trace in expected.traces]
     assert [trace.steps for trace in found.traces] == [trace.steps for trace in expected.traces]
     assert found.skew == expected.skew
-    assert said(found.problems, "2 files do not tell their rank: they are numbered by position")
+    assert said(found.problems, "2 files do not say which rank they are: they are numbered by position")
 
 
 def test_ranks_of_a_cpu_job_are_told_apart(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_ranks_without_a_world_size_come_in_the_order_of_their_ranks(tmp_path: P
     assert [trace.rank for trace in found.traces] == [1, 0]
     (row,) = found.skew
     assert {rank.rank: rank.waiting_ms for rank in row.ranks} == {0: 0, 1: 1}
-    assert not said(found.problems, "do not tell their rank")
+    assert not said(found.problems, "do not say which rank they are")
     output = overlap("analyze", "--all", *names).output
     assert output.index("b.json, rank 0,") < output.index("a.json, rank 1,")
 

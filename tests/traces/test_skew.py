@@ -188,7 +188,7 @@ def test_one_file_has_no_skew(job: Job) -> None:
 def test_files_without_a_rank_are_numbered_by_position(job: Job) -> None:
     job.rank(None, [collective(0, 5, **numbered(1))]).rank(None, [collective(0, 2, **numbered(1))])
     assert by_rank(job.only()) == {0: (5, 3, 0), 1: (2, 0, 1)}
-    assert any("2 files do not tell their rank" in problem for problem in job.analyze().problems)
+    assert any("2 files do not say which rank they are" in problem for problem in job.analyze().problems)
 
 
 @pytest.mark.parametrize("ranks", [(None, 0), (1, None), (None, None, 1)])
@@ -196,7 +196,7 @@ def test_a_file_without_a_rank_is_not_confused_with_one_that_has_it(job: Job, ra
     for time, rank in enumerate(ranks, 2):
         job.rank(rank, [collective(0, time, **numbered(1))])
     found = job.analyze()
-    assert any("do not tell their rank" in problem for problem in found.problems)
+    assert any("do not say which rank they are" in problem for problem in found.problems)
     (row,) = found.skew
     assert (row.count, len(row.ranks), row.transfer_ms) == (1, len(ranks), 2)
 

@@ -24,11 +24,12 @@ OVERRUN_NS = 50_000
 CLOCKS_NS = 1_000_000
 # No kernel starts later than this after its launch, or earlier than this before it.
 _MAX_DELAY_NS, _MAX_EARLY_NS = 10 * 60 * 10**9, 10**9
-# Times of a kernel that are looked at to know what is usual.
+# Number of kernels sampled to find the usual times.
 _SAMPLE = 4096
-# Rows that are worked on at a time: columns of files may be longer than memory.
+# Rows processed at a time: columns of files may be larger than memory.
 _AT_ONCE = 2**16
-# The last kernel of a stream is too long if it takes so many times as long as any of so many others of its name.
+# The last kernel of a stream is too long if it takes more than this many times as long as any other of its name, of
+# which there are at least this many.
 _TOO_LONG, _MIN_ALIKE = 100, 8
 _LATEST, _EVER = np.iinfo(np.int64).max, 2**61
 
