@@ -169,8 +169,8 @@ class Doubts:
             self.warnings.append(f"{name} on stream {stream} ends {excess} after {when}: it counts only up to there")
         else:
             self.warnings.append(
-                f"{number} kernels end later than they can, and count only up to there; the longest is {name} on "
-                f"stream {stream}, which ends {excess} after {when}"
+                f"{number} kernels end later than they can, and count only up to there; the worst is {name} on "
+                f"stream {stream}, {excess} after {when}"
             )
         end_ns = rows["end"].copy()
         end_ns[found.rows] = found.until_ns
