@@ -69,11 +69,12 @@ def compare(rank: int, rounds: int, width: int = 256) -> dict[str, dict[str, Int
 
     train(10)
     kept = {form: _Kept() for form in FORMS}
-    options = {"first_step": 1, "repeats": 2, "steps_per_block": 4, "warmup_steps": 1, "profiled_steps": 0}
+    advanced = {"steps_per_block": 4, "warmup_steps": 1, "spread": False}
+    options = {"first_step": 1, "repeats": 2, "profiled_steps": 0, "advanced": advanced}
     for form in ("gate", "native", "native", "gate") * rounds:
         sinks = [kept[form]]
         with attach(
-            optimizer, model=model, sequential=form, spread=False, every_n_steps=100, **options,
+            optimizer, model=model, sequential=form, every_n_steps=100, **options,
             max_overhead=None, strict=True, sinks=sinks,
         ) as monitor:  # fmt: skip
             train(2 + monitor.schedule.window_steps)

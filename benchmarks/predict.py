@@ -88,7 +88,9 @@ OF_TWO_RANKS = {"data": ("small", "DP 2"), "tensor": ("small", "TP 2")}
 
 _NUM_CORES, _RANKS_AT_A_TIME = 2, 4
 _STEPS_BEFORE = 2
-_WINDOW: dict[str, Any] = {"blocks": "OS", "repeats": 1, "steps_per_block": 2, "warmup_steps": 0, "profiled_steps": 0}
+_WINDOW: dict[str, Any] = {
+    "repeats": 1, "profiled_steps": 0, "advanced": {"blocks": "OS", "steps_per_block": 2, "warmup_steps": 0},
+}  # fmt: skip
 _STEPS_A_TURN = 6  # a window, and one more
 _TURN_TIMEOUT_S = 90.0
 _END_TIMEOUT_S = 10.0

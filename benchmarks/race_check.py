@@ -49,8 +49,14 @@ def train(rank: int, store: str, width: int, layers: int) -> None:
         model(held).square().mean().backward()
 
     kept = Kept()
-    options: dict[str, Any] = {"every_n_steps": 10, "first_step": 4, "repeats": 1, "steps_per_block": 1}
-    options |= {"warmup_steps": 0, "profiled_steps": 0, "power": False, "max_overhead": None, "sinks": [kept]}
+    options: dict[str, Any] = {"every_n_steps": 10, "first_step": 4, "repeats": 1}
+    options |= {
+        "advanced": {"steps_per_block": 1, "warmup_steps": 0},
+        "profiled_steps": 0,
+        "power": False,
+        "max_overhead": None,
+        "sinks": [kept],
+    }
     took_ms = []
     with attach(optimizer, model=model, check_gradients=True, repeat_step=repeat_step, **options):
         for _ in range(_STEPS):

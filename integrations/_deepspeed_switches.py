@@ -10,7 +10,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.pipe.engine import PipelineEngine
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
-from overlap_callbacks.gate.arms import OverlapSwitch, ZeroPrefetchBucket
+from overlap_callbacks.gate.arms import OverlapSwitch, RefusedError, ZeroPrefetchBucket
 
 from .base import lacks
 
@@ -36,7 +36,7 @@ class Switches(OverlapSwitch):
         for holder, attribute, on, _ in self._switches:
             current = getattr(holder, attribute)
             if current != on:
-                raise RuntimeError(f"{attribute} was {on!r} when the monitor was attached, and now is {current!r}")
+                raise RefusedError(f"{attribute} was {on!r} when the monitor was attached, and now is {current!r}")
         self._settle()
         for holder, attribute, _, off in self._switches:
             setattr(holder, attribute, off)

@@ -16,6 +16,7 @@ from overlap_callbacks import OverlapMonitor
 
 from . import _configuration
 from ._megatron_switches import Switches
+from ._options import Options
 from .base import KNOWN_TO_WORK, MakeSinks, build_monitor, is_native, precision_of, wrap
 
 # The dimensions of parallel_state's groups. Other groups are named by their descriptions.
@@ -121,16 +122,35 @@ def open_steps(
     core: MegatronCore,
     chunks: list[Any],
     sequential: str,
-    options: dict[str, Any],
+    options: Options,
     by_hand: bool = False,
     sinks: MakeSinks | None = None,
+    check: Callable[[], None] = lambda: None,
+    next_step: int = 0,
+    unused: str = "",
 ) -> Steps:
     """A monitor that knows the job's groups and switches, and waits for its batches of sends and receives."""
-    if not core.groups.model_parallel_is_initialized():
-        raise RuntimeError("model parallelism is not initialised: call initialize_model_parallel() first")
-    switches = Switches(core.ddp, chunks, by_hand) if is_native(sequential) else None
+    native = is_native(sequential)
+    switches: Switches | None = None
+
+    def check_job() -> None:
+        nonlocal switches
+        check()
+        if not core.groups.model_parallel_is_initialized():
+            raise RuntimeError("model parallelism is not initialised: call initialize_model_parallel() first")
+        switches = Switches(core.ddp, chunks, by_hand) if native else None
+
     config = getattr(chunks[0], "config", None)
-    monitor = build_monitor(core.name, options, sinks=sinks, precision=lambda: _precision(config))
+    monitor = build_monitor(
+        core.name,
+        options,
+        sinks=sinks,
+        check=check_job,
+        precision=lambda: _precision(config),
+        next_step=next_step,
+        unused=unused,
+        target=chunks[0],
+    )
     steps = Steps(monitor)
 
     def make_switches(arm: object = None) -> Switches:

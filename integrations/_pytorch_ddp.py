@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from overlap_callbacks.gate.arms import OverlapSwitch
+from overlap_callbacks.gate.arms import OverlapSwitch, RefusedError
 
 from .base import missing_of, torch_lacks
 
@@ -96,7 +96,7 @@ class DdpWaits(OverlapSwitch):
 
     def disable(self) -> None:
         if self._had_no_effect:
-            raise RuntimeError(
+            raise RefusedError(
                 "no bucket of the DDP models was waited for in a sequential step: the switch does not take"
             )
         for model in self._models:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
-from overlap_callbacks.gate.arms import AttributeSwitch, OverlapSwitch, Prefetch, Reshard
+from overlap_callbacks.gate.arms import AttributeSwitch, OverlapSwitch, Prefetch, RefusedError, Reshard
 
 from .base import check_version, missing_of, torch_lacks
 
@@ -55,10 +55,10 @@ class FsdpStreams(OverlapSwitch):
                     compute.wait_stream(own)  # the step must not overtake what FSDP left on its stream
                 setattr(holder, name, compute)
                 if getattr(holder, name) != compute:
-                    raise RuntimeError(f"FSDP's {name} could not be exchanged")
+                    raise RefusedError(f"FSDP's {name} could not be exchanged")
         if not self._replaced:
             known = torch_lacks("streams of FSDP's under the names known")
-            raise RuntimeError(f"FSDP has no streams yet: the model has not run, or {known}")
+            raise RefusedError(f"FSDP has no streams yet: the model has not run, or {known}")
 
     def restore(self) -> None:
         while self._replaced:

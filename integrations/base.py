@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
-import inspect
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import overlap_callbacks
 from overlap_callbacks._log import logger
 from overlap_callbacks.instruments import device
 from overlap_callbacks.monitor import OverlapMonitor
-from overlap_callbacks.monitor.config import checked_sinks, default_run_folder
-from overlap_callbacks.monitor.schedule import Schedule
+from overlap_callbacks.monitor.background.roll_call import WAIT_S, RollCall, has_others
+from overlap_callbacks.monitor.background.store import Job
+from overlap_callbacks.monitor.config import check_environment, default_run_folder, switched_off_by
+from overlap_callbacks.monitor.faults import say_refusal
 from overlap_callbacks.sinks import FunctionSink, Sink
 
-_SCHEDULE_OPTIONS = frozenset(f.name for f in dataclasses.fields(Schedule) if f.init)
-_MONITOR_OPTIONS = frozenset(inspect.signature(OverlapMonitor).parameters) - {"framework"}
+from ._options import checked
 
 # From the user's sinks (None if not given) and the run's folder to the monitor's sinks.
 MakeSinks = Callable[[list[Sink] | None, Path], list[Sink]]
@@ -34,62 +34,94 @@ MakeSinks = Callable[[list[Sink] | None, Path], list[Sink]]
 
 def build_monitor(
     framework: str,
-    options: dict[str, Any],
+    options: Mapping[str, Any],
     *,
     root: str | os.PathLike[str] = "",
     sinks: MakeSinks | None = None,
-    check: Callable[[], None] = lambda: None,
+    check: Callable[[], str | None] = lambda: None,
     precision: Callable[[], str | None] = lambda: None,
+    next_step: int = 0,
+    unused: str = "",
+    target: object = None,
 ) -> OverlapMonitor:
-    """A monitor from the combined options of ``Schedule`` and ``OverlapMonitor``.
+    """A monitor from the combined options of ``Schedule`` and ``OverlapMonitor``; all ranks agree that it measures.
 
-    A wrong value does not stop the job. Unless ``strict`` is set, it gives one warning and a monitor that is switched
-    off. The same holds for whatever ``sinks`` or ``check`` raises.
+    A wrong value raises: it is the same on every rank. What ``check``, ``sinks``, the environment or the folder of the
+    record get wrong may be wrong on one rank alone, and the others would wait for a rank that raises. So no rank
+    measures then: rank 0 says why, and each gets a monitor that is switched off. ``strict`` raises in both cases.
 
     Args:
         framework: name and version of the adapter's framework, for the record.
-        options: keyword arguments of either class. ``schedule`` excludes those of ``Schedule``.
+        options: of the adapter's line; see ``Options``.
         root: the folder that holds the run's own folder by default.
         sinks: makes the monitor's sinks. By default they are those of the options.
-        check: raises if the framework cannot be measured.
+        check: raises if the framework cannot be measured; may return what to record in place of ``framework``.
         precision: of the framework's matrix products, or None; used if the user gives none.
+        next_step: number of the first step that the monitor will see.
+        unused: what is wrong if the monitor never sees one.
+        target: what is measured (an optimizer, a trainer): monitors of others are closed.
 
     Raises:
-        TypeError: an option that does not exist; (strict only) a wrong type, or ``schedule`` with its own options.
-        ValueError: (strict only) a value that is not allowed.
+        TypeError: an option that does not exist, a wrong type, or ``schedule`` with its own options.
+        ValueError: a value that is not allowed.
     """
-    check_names(options)
+    arguments = checked(options)
+    if switched_off_by():
+        monitor = OverlapMonitor(**arguments, framework=framework)
+        _refuse(RuntimeError(f"switched off by {switched_off_by()}"), wait_s=0.0)
+        return monitor
     try:
-        check()
-        if options.get("precision") is None:
+        framework = check() or framework
+        check_environment()
+        if arguments.get("precision") is None:
             with contextlib.suppress(Exception):  # another version may rename it: only MFU needs it
-                options = {**options, "precision": precision()}
-        schedule_options = {name: value for name, value in options.items() if name in _SCHEDULE_OPTIONS}
-        monitor_options = {name: value for name, value in options.items() if name in _MONITOR_OPTIONS}
-        if schedule_options:
-            if monitor_options.get("schedule") is not None:
-                raise TypeError(f"give either schedule or {sorted(schedule_options)}, not both")
-            monitor_options["schedule"] = Schedule(**schedule_options)
-        monitor_options["run_dir"] = folder = _folder(monitor_options.get("run_dir"), root)
+                arguments["precision"] = precision()
+        folder = arguments.get("run_dir")
+        arguments["run_dir"] = folder = Path(root) / default_run_folder() if folder is None else folder
         if sinks is not None:
-            given = monitor_options.get("sinks")
-            monitor_options["sinks"] = sinks(None if given is None else checked_sinks(given), folder)
-        return OverlapMonitor(**monitor_options, framework=framework)
+            arguments["sinks"] = sinks(arguments.get("sinks"), folder)
+        monitor = OverlapMonitor(**arguments, framework=framework)
     except Exception as error:
-        return switched_off(framework, error, strict=options.get("strict"))
+        return switched_off(framework, error, strict=arguments.get("strict"))
+    monitor.offer_page(_write_page)
+    monitor.attached(next_step, unused, target)
+    return monitor
+
+
+def _write_page(record: Path) -> Path:
+    page = record.parent / "report.html"
+    overlap_callbacks.write_page([overlap_callbacks.record.read(record)], page)
+    return page
 
 
 def switched_off(framework: str, error: Exception, *, strict: Any = False) -> OverlapMonitor:
-    """Warn that nothing is measured, and why (``error``); return a monitor that does nothing.
+    """Switch measuring off on all ranks, because of ``error`` on this one; return a monitor that does nothing.
 
-    ``strict``: the user's option, as given: raise ``error`` instead.
+    Rank 0 says why, once. ``strict``: the user's option, as given: raise ``error`` as well.
     """
+    agreed = _refuse(error, say=not strict)
     if strict:
         raise error
-    logger.warning("overlap-callbacks: measuring is switched off, training goes on: %s", error)
-    monitor = OverlapMonitor(sinks=[], framework=framework)
-    monitor.close()
-    return monitor
+    if not agreed:
+        logger.warning("overlap-callbacks: measuring is switched off, training goes on: %s", error)
+    return OverlapMonitor.stopped(framework)
+
+
+def _refuse(error: Exception, *, say: bool = False, wait_s: float = WAIT_S) -> bool:
+    """Let no rank measure, because of ``error`` on this one. Returns whether the other ranks learn of it.
+
+    ``say``: say so, if this is rank 0.
+    """
+    job = Job.current()
+    if job is None or not has_others(job):
+        return False
+
+    def fail() -> None:
+        raise error
+
+    call = RollCall(job, fail, say_refusal if say else lambda refusal: None)
+    call.wait(wait_s)
+    return call.agreed
 
 
 def full_precision() -> str | None:
@@ -112,27 +144,11 @@ def check_callable(name: str, given: Any) -> None:
         raise TypeError(f"{name} must be callable, got {given!r} (a {type(given).__name__})")
 
 
-def check_names(options: dict[str, Any]) -> None:
-    """Reject unknown options by a TypeError that lists the known ones."""
-    unknown = sorted(options.keys() - _SCHEDULE_OPTIONS - _MONITOR_OPTIONS)
-    if unknown:
-        allowed = ", ".join(sorted(_SCHEDULE_OPTIONS | _MONITOR_OPTIONS))
-        raise TypeError(f"unknown options {unknown}; allowed are {allowed}")
-
-
 def is_native(sequential: str) -> bool:
     """Whether ``sequential`` asks for the framework's own switches; a ValueError if for neither them nor the gate."""
     if sequential not in ("gate", "native"):
         raise ValueError(f"sequential must be 'gate' or 'native', got {sequential!r} (a {type(sequential).__name__})")
     return sequential == "native"
-
-
-def _folder(run_dir: Any, root: str | os.PathLike[str]) -> Path:
-    if run_dir is None:
-        return Path(root) / default_run_folder()
-    if not isinstance(run_dir, (str, os.PathLike)):
-        raise TypeError(f"run_dir must be the path of a folder, got {run_dir!r} (a {type(run_dir).__name__})")
-    return Path(run_dir)
 
 
 # -- versions. Adapters use names that other packages do not promise to keep, and check for them in advance. So a
@@ -212,7 +228,9 @@ class Attachments:
     def check_free(self, target: Any) -> None:
         """Raise a ValueError if an object already has a monitor."""
         if target in self._attached:
-            raise ValueError(f"{self._kind} is attached to already: close() that monitor first, or use it")
+            raise ValueError(
+                f"{self._kind} is attached to already: use that monitor, or overlap_callbacks.close() it first"
+            )
 
     def add(self, target: Any, monitor: OverlapMonitor) -> None:
         """Record that an object has this monitor, until the monitor is closed."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 
 from overlap_callbacks import OverlapMonitor, Sink, WandbSink
+from overlap_callbacks.gate.arms import OverlapSwitch
 from overlap_callbacks.monitor.config import default_sinks
 from overlap_callbacks.sinks import FunctionSink
 
@@ -18,14 +19,12 @@ from .base import (
     Attachments,
     build_monitor,
     check_callable,
-    check_names,
     check_version,
     flush_sinks,
     full_precision,
     is_native,
     missing_of,
     precision_of,
-    switched_off,
     wrap,
 )
 
@@ -41,6 +40,7 @@ from deepspeed.monitor.wandb import WandbMonitor
 
 from ._deepspeed_race import EngineStep
 from ._deepspeed_switches import native_switches, prefetch_switch
+from ._options import Options
 
 _NEEDED = ("module", "forward", "step", "global_steps", "global_samples", "was_step_applied", "monitor")
 
@@ -52,7 +52,7 @@ def attach(
     *,
     sequential: str = "gate",
     repeat_step: Callable[[], Any] | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> OverlapMonitor:
     """Measure the job of ``engine``: any ZeRO stage, or a pipeline.
 
@@ -70,40 +70,51 @@ def attach(
             GPUs, the streams beside the main one).
         repeat_step: for ``check_gradients=True`` with ZeRO-1: runs ``engine.backward(engine(batch))`` once, on a batch
             that it holds, and nothing else. What it changes in the engine is put back.
-        **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``.
+        **options: see ``Options``, e.g. ``every_n_steps=200``.
 
     Returns:
         The monitor; its ``close()``, between steps, leaves the engine as it was.
 
     Raises:
         TypeError: not a DeepSpeed engine, a ``repeat_step`` that cannot be called, or an option that does not exist.
-        ValueError: (``strict=True`` only) a value is not allowed, the engine has a monitor already, or DeepSpeed's
+        ValueError: a value is not allowed. With ``strict=True`` also: the engine has a monitor already, or DeepSpeed's
             switches would corrupt this job's training or change nothing.
-        RuntimeError: (``strict=True`` only) there is no process group, or this DeepSpeed lacks something needed.
+        RuntimeError: (``strict=True`` only) there is no process group, this DeepSpeed lacks something needed, or
+            another rank cannot measure.
     """
     if not isinstance(engine, DeepSpeedEngine):
         raise TypeError(f"engine must be what deepspeed.initialize returned first, got a {type(engine).__name__}")
     check_callable("repeat_step", repeat_step)
-    check_names(options)
+    native = is_native(sequential)
+    switches: OverlapSwitch | None = None
+    events: EventsSink | None = None
     framework = f"deepspeed {deepspeed.__version__}"
-    try:
+
+    def check() -> str:
+        nonlocal switches
         if not dist.is_initialized():
             raise RuntimeError("attach(engine) was called without a process group: call it after deepspeed.initialize")
         _attachments.check_free(engine)
         check_version("deepspeed", deepspeed.__version__, missing_of(engine, *_NEEDED))
-        switches = native_switches(engine) if is_native(sequential) else None
-    except (ValueError, RuntimeError) as error:
-        return switched_off(framework, error, strict=options.get("strict"))
-    if switches is not None:
-        framework += f", sequential by {switches.name}"
-    events = EventsSink(engine, "all" if options.get("detail") == "all" else "short")  # the monitor checks it
+        switches = native_switches(engine) if native else None
+        return framework if switches is None else f"{framework}, sequential by {switches.name}"
+
+    def sinks(given: list[Sink] | None, folder: Path) -> list[Sink]:
+        nonlocal events
+        events = EventsSink(engine, "all" if options.get("detail") == "all" else "short")
+        return sinks_of(given, folder, engine, events)
+
     monitor = build_monitor(
         framework,
         options,
-        sinks=lambda given, folder: sinks_of(given, folder, engine, events),
+        check=check,
+        sinks=sinks,
         precision=lambda: _precision(engine),
+        next_step=getattr(engine, "global_steps", 0),
+        unused="no step of the attached engine has begun",
+        target=engine,
     )
-    if not monitor.active:
+    if not monitor.active or events is None:
         return monitor
     if switches is not None:
         monitor.use_native(switches)

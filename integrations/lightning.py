@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch.distributed as dist
 
@@ -15,7 +15,8 @@ from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.sinks import FunctionSink, JsonlSink
 
 from . import _configuration
-from .base import build_monitor, check_names, check_version, expect_dtensors, flush_sinks, full_precision, missing_of
+from ._options import Options, checked
+from .base import build_monitor, check_version, expect_dtensors, flush_sinks, full_precision, missing_of
 from .pytorch import arms_of
 
 if TYPE_CHECKING:
@@ -43,16 +44,16 @@ class OverlapCallback(pl.Callback):
     trainer; a ``WandbLogger`` gets tables too.
 
     Args:
-        **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``. ``sinks``
-            replace the record, not the trainer's loggers. ``run_dir`` defaults to a new folder under
-            ``<default_root_dir>/overlap_runs``.
+        **options: see ``Options``, e.g. ``every_n_steps=200``. ``sinks`` replace the record, not the trainer's loggers.
+            ``run_dir`` defaults to a new folder under ``<default_root_dir>/overlap_runs``.
 
     Raises:
-        TypeError: an option that does not exist.
+        TypeError, ValueError: an option that does not exist, or a value that is not allowed. What may be wrong on one
+            rank alone does not raise, unless ``strict=True``: no rank measures, and rank 0 says why.
     """
 
-    def __init__(self, **options: Any) -> None:
-        check_names(options)
+    def __init__(self, **options: Unpack[Options]) -> None:
+        checked(options)
         self.monitor: OverlapMonitor | None = None
         self._options = options
         self._loggers: list[FunctionSink] = []
@@ -74,6 +75,9 @@ class OverlapCallback(pl.Callback):
             sinks=lambda given, folder: self._sinks(trainer, given, folder),
             check=_check_version,
             precision=lambda: _precision(trainer.precision),
+            next_step=trainer.global_step if self._resumed_step is None else self._resumed_step,
+            unused="the trainer has trained no batch",
+            target=trainer,
         )
         if self.monitor.active:
             self.monitor.name_groups(_dimensions(trainer.strategy))
@@ -132,7 +136,10 @@ class OverlapCallback(pl.Callback):
             flush_sinks(self._loggers, monitor)  # the last reports came while the monitor closed
         self._loggers = []
 
-    # -- checkpoints
+    # -- checkpoints and copies
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "monitor": None, "_loggers": [], "_pause": contextlib.ExitStack()}
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self._step}

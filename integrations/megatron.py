@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from overlap_callbacks import OverlapMonitor, Sink, WandbSink, _validation
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
@@ -15,13 +15,15 @@ from overlap_callbacks.monitor.config import default_sinks
 
 from ._megatron_reports import LAST_REPORT_S, LATER_S, Inbox, Outbox
 from ._megatron_steps import MegatronCore, Steps, checked_chunks, open_steps
-from .base import check_names, switched_off, wrap
+from ._options import Options, checked
+from .base import is_native, switched_off, wrap
 
+_BY_HAND = "no step of the attached monitor has begun"
 _in_use: list[str] = []  # which of the two functions here has a monitor in this process, if any
 
 
 def attach(
-    model_chunks: Any, optimizer: Any, *, start_step: int = 0, sequential: str = "gate", **options: Any
+    model_chunks: Any, optimizer: Any, *, start_step: int = 0, sequential: str = "gate", **options: Unpack[Options]
 ) -> OverlapMonitor:
     """Measure the loop that steps ``optimizer``: a step lasts from one ``optimizer.step()`` to the next.
 
@@ -37,7 +39,7 @@ def attach(
         sequential: what makes a step sequential. ``"gate"`` waits for every collective and batch of sends and receives.
             ``"native"`` switches off ``overlap_grad_reduce``, ``overlap_param_gather`` and ``overlap_p2p_comm``, those
             that the job was built with.
-        **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``.
+        **options: see ``Options``, e.g. ``every_n_steps=200``.
 
     Returns:
         The monitor; its ``close()`` restores everything.
@@ -45,20 +47,26 @@ def attach(
     Raises:
         ImportError: Megatron-core is not installed, or lacks what is needed here.
         TypeError: not a model or a Megatron optimizer, or an option that does not exist.
-        RuntimeError: (``strict=True`` only) model parallelism is not initialised, or Megatron has a monitor already.
-        ValueError: (``strict=True`` only) a value is not allowed, or Megatron's switches are refused for this job.
+        RuntimeError: (``strict=True`` only) model parallelism is not initialised, Megatron has a monitor already, or
+            another rank cannot measure.
+        ValueError: a value is not allowed; (``strict=True`` only) Megatron's switches are refused for this job.
     """
     core = MegatronCore.load()
     if optimizer is not None and not isinstance(optimizer, core.optimizer):
         raise TypeError(f"optimizer must be Megatron's, of get_megatron_optimizer(), got a {type(optimizer).__name__}")
     chunks = checked_chunks(model_chunks)
-    check_names(options)
-    try:
-        _check_free()
-        step = _validation.count("start_step", start_step, minimum=0)
-        steps = open_steps(core, chunks, sequential, options, by_hand=optimizer is None)
-    except (TypeError, ValueError, RuntimeError) as error:
-        return switched_off(core.name, error, strict=options.get("strict"))
+    step = _validation.count("start_step", start_step, minimum=0)
+    by_hand, kind = optimizer is None, type(optimizer).__name__
+    steps = open_steps(
+        core,
+        chunks,
+        sequential,
+        options,
+        by_hand=by_hand,
+        check=_check_free,
+        next_step=step if by_hand else step + 1,
+        unused=_BY_HAND if by_hand else f"`optimizer.step()` was never called on the attached {kind}",
+    )
     monitor = steps.monitor
     if not monitor.active:
         return monitor
@@ -82,7 +90,7 @@ def attach(
     return monitor
 
 
-def hook_pretrain(*, sequential: str = "gate", **options: Any) -> None:
+def hook_pretrain(*, sequential: str = "gate", **options: Unpack[Options]) -> None:
     """Measure the next ``pretrain(...)`` of Megatron-LM: call this once before it, on all ranks.
 
     A step is a call of ``train_step``. Evaluation and checkpoints lie between steps. When training ends, measuring ends
@@ -95,10 +103,11 @@ def hook_pretrain(*, sequential: str = "gate", **options: Any) -> None:
 
     Raises:
         ImportError: Megatron-LM or Megatron-core cannot be imported, or lacks what is needed here.
-        TypeError: an option that does not exist.
+        TypeError, ValueError: an option that does not exist, or a value that is not allowed.
         RuntimeError: (``strict=True`` only) called twice, or Megatron has a monitor already.
     """
-    check_names(options)
+    checked(options)
+    is_native(sequential)
     core = MegatronCore.load()
     try:
         _check_free()
@@ -126,7 +135,7 @@ class _PretrainHook:
     """
 
     def __init__(
-        self, core: MegatronCore, training: Any, sequential: str, options: dict[str, Any], on_end: Callable[[], None]
+        self, core: MegatronCore, training: Any, sequential: str, options: Options, on_end: Callable[[], None]
     ) -> None:
         self._core = core
         self._training = training
@@ -200,9 +209,12 @@ class _PretrainHook:
             return [*(given or default_sinks(folder, self._options.get("detail", "short"))), self._outbox]
 
         try:
-            steps = open_steps(self._core, checked_chunks(model), self._sequential, self._options, sinks=with_outbox)
-        except (TypeError, ValueError, RuntimeError) as error:
+            chunks = checked_chunks(model)
+        except TypeError as error:
             return Steps(switched_off(self._core.name, error, strict=strict))
+        steps = open_steps(
+            self._core, chunks, self._sequential, self._options, sinks=with_outbox, next_step=self._step + 1
+        )
         monitor = steps.monitor
         if not monitor.active:
             return steps

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
@@ -18,9 +18,10 @@ from overlap_callbacks.gate.arms import Offers, OverlapSwitch
 from overlap_callbacks.instruments import device
 
 from . import _configuration, _pytorch_ddp, _pytorch_fsdp
+from ._options import Options
 from ._pytorch_ddp import switchable
 from ._pytorch_race import PlainStep
-from .base import Attachments, build_monitor, check_callable, expect_dtensors, is_native, switched_off
+from .base import Attachments, build_monitor, check_callable, expect_dtensors, is_native
 
 __all__ = ["attach", "switchable"]
 
@@ -35,13 +36,16 @@ def attach(
     sequential: str = "gate",
     start_step: int = 0,
     repeat_step: Callable[[], Any] | None = None,
-    **options: Any,
+    **options: Unpack[Options],
 ) -> OverlapMonitor:
     """Measure the loop that steps ``optimizer``: a step lasts from one ``optimizer.step()`` to the next.
 
     Gradient accumulation needs no setting: its micro-batches lie between two optimizer steps. Wrap evaluations inside
-    the loop in ``with monitor.pause():``. Call ``monitor.close()`` after the loop, or use ``with attach(...):``. Unless
-    ``strict=True``, a wrong value or a call at the wrong time gives one warning and a monitor that is switched off.
+    the loop in ``with monitor.pause():``. Call ``monitor.close()`` after the loop, or use ``with attach(...):``.
+
+    Wrong values raise: they are the same on all ranks. What may be wrong on one rank alone (the folder of the record,
+    the environment, an optimizer that has a monitor already) does not raise, since the other ranks would wait for that
+    one: no rank measures, and rank 0 says why.
 
     Args:
         optimizer: if there are several, the one that steps last.
@@ -54,16 +58,16 @@ def attach(
         start_step: optimizer steps done before, when a job resumes.
         repeat_step: for ``check_gradients=True``: runs forward and backward once, on a batch that it holds, and nothing
             else. Needs ``model``. All that it changes is put back.
-        **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``.
+        **options: see ``Options``, e.g. ``every_n_steps=200``.
 
     Returns:
         The monitor; its ``close()`` leaves optimizer, model and schedule as they were.
 
     Raises:
         TypeError: an argument that is not an optimizer, model or schedule, or an option that does not exist.
-        ValueError: (``strict=True`` only) a value is not allowed, the model or schedule cannot be made sequential in
-            this way, the optimizer takes no step hooks (PostLocalSGDOptimizer), or it has a monitor already.
-        RuntimeError: (``strict=True`` only) called before ``init_process_group``.
+        ValueError: a value is not allowed. With ``strict=True`` also: the model or schedule cannot be made sequential
+            in this way, the optimizer takes no step hooks (PostLocalSGDOptimizer), or it has a monitor already.
+        RuntimeError: (``strict=True`` only) called before ``init_process_group``, or another rank cannot measure.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {optimizer!r} (a {type(optimizer).__name__})")
@@ -73,18 +77,29 @@ def attach(
         from . import _pytorch_pipelining as pipelining
 
         pipelining.check_type(pipeline)
-    framework = f"pytorch {torch.__version__}"
-    monitor = build_monitor(framework, options)
-    if not monitor.active:
-        return monitor
-    try:
-        step = _validation.count("start_step", start_step, minimum=0)
+    step = _validation.count("start_step", start_step, minimum=0)
+    switch: OverlapSwitch | None = None
+    native = is_native(sequential)
+    if native and not models:
+        raise ValueError("sequential='native' needs the model: attach(optimizer, model=model, sequential='native')")
+
+    def check() -> None:
+        nonlocal switch
         _check_ready(optimizer)
-        switch = _switch(models) if is_native(sequential) else None
+        switch = _switch(models) if native else None
         if pipeline is not None:
             pipelining.check_order(pipeline)
-    except (TypeError, ValueError, RuntimeError) as error:
-        return switched_off(framework, error, strict=options.get("strict"))
+
+    monitor = build_monitor(
+        f"pytorch {torch.__version__}",
+        options,
+        check=check,
+        next_step=step + 1,
+        unused=f"`optimizer.step()` was never called on the attached {type(optimizer).__name__}",
+        target=optimizer,
+    )
+    if not monitor.active:
+        return monitor
 
     accelerator = device.accelerator()
 
@@ -154,8 +169,6 @@ def _check_ready(optimizer: torch.optim.Optimizer) -> None:
 
 def _switch(models: Sequence[nn.Module]) -> OverlapSwitch:
     """The switch for these models' DDP or FSDP modules. Raises a ``ValueError`` if none works."""
-    if not models:
-        raise ValueError("sequential='native' needs the model: attach(optimizer, model=model, sequential='native')")
     ddp = [m for m in _modules(models) if isinstance(m, DistributedDataParallel)]
     fsdp = [m for m in _modules(models) if isinstance(m, (FSDPModule, FullyShardedDataParallel))]
     if bool(ddp) == bool(fsdp):

@@ -7,12 +7,13 @@ import copy
 import inspect
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.distributed.tensor import DTensor
 
 from overlap_callbacks import OverlapMonitor, Sink
@@ -23,9 +24,9 @@ from overlap_callbacks.monitor.config import default_sinks
 from overlap_callbacks.sinks import FunctionSink
 
 from . import _configuration
+from ._options import Options, checked
 from .base import (
     build_monitor,
-    check_names,
     check_version,
     expect_dtensors,
     flush_sinks,
@@ -67,18 +68,19 @@ class OverlapCallback(transformers.TrainerCallback):
     the process. Call ``close()`` if the process does something else before that.
 
     Args:
-        **options: keyword arguments of ``Schedule`` and ``OverlapMonitor``, e.g. ``every_n_steps=200``. ``run_dir``
-            defaults to a new folder under ``<output_dir>/overlap_runs``.
+        **options: see ``Options``, e.g. ``every_n_steps=200``. ``run_dir`` defaults to a new folder under
+            ``<output_dir>/overlap_runs``.
 
     Attributes:
         monitor: of the current training; None outside.
 
     Raises:
-        TypeError: an option that does not exist.
+        TypeError, ValueError: an option that does not exist, or a value that is not allowed. What may be wrong on one
+            rank alone does not raise, unless ``strict=True``: no rank measures, and rank 0 says why.
     """
 
-    def __init__(self, **options: Any) -> None:
-        check_names(options)
+    def __init__(self, **options: Unpack[Options]) -> None:
+        checked(options)
         self.monitor: OverlapMonitor | None = None
         self._options = options
         self._loggers: list[FunctionSink] = []
@@ -100,6 +102,9 @@ class OverlapCallback(transformers.TrainerCallback):
             sinks=make_sinks,
             check=lambda: _check_version(args, state, objects),
             precision=lambda: _precision(args, objects["model"]),
+            next_step=getattr(state, "global_step", 0),
+            unused="the Trainer has trained no step",
+            target=objects.get("model"),
         )
         if self.monitor.active:
             self.monitor.name_groups(dimensions_of(objects["model"].parameters()) | _deepspeed_dimensions(args))
@@ -138,6 +143,9 @@ class OverlapCallback(transformers.TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._loggers = []  # they are closed
         self._close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "monitor": None, "_loggers": [], "_pause": contextlib.ExitStack()}
 
     def close(self) -> None:
         """End measuring after ``train()`` raised an exception. Safe to call at any time."""
@@ -186,7 +194,17 @@ def _loggers() -> list[Any]:
     return []
 
 
-def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> OverlapMonitor:
+class AttachOptions(Options, total=False):
+    """The options of ``attach`` of the PyTorch adapter."""
+
+    model: nn.Module | Sequence[nn.Module] | None
+    pipeline: Any
+    sequential: str
+    start_step: int
+    repeat_step: Callable[[], Any] | None
+
+
+def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Unpack[AttachOptions]) -> OverlapMonitor:
     """Measure an Accelerate loop, given the optimizer that ``accelerator.prepare`` returned.
 
     A step lasts from one step of the torch optimizer to the next. Within ``accelerator.accumulate`` Accelerate passes
@@ -202,7 +220,7 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
 
     Raises:
         TypeError: not a prepared optimizer, or an option that does not exist.
-        ValueError: (``strict=True`` only) an option's value is not allowed, or DeepSpeed steps the optimizer.
+        ValueError: a value is not allowed; (``strict=True`` only) DeepSpeed steps the optimizer.
         RuntimeError: (``strict=True`` only) this Accelerate lacks something needed.
     """
     if not isinstance(optimizer, AcceleratedOptimizer):
@@ -210,7 +228,7 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
             f"optimizer must be what accelerator.prepare gave, got {optimizer!r} (a {type(optimizer).__name__}); "
             f"integrations.pytorch.attach takes a plain torch optimizer"
         )
-    check_names({name: value for name, value in options.items() if name not in _ARGUMENTS})
+    checked({name: value for name, value in options.items() if name not in _ARGUMENTS})
     try:
         check_version("accelerate", accelerate.__version__, missing_of(optimizer, "optimizer"))
         # Accelerate's wrapper is an optimizer only by name: it takes no hooks.
@@ -224,7 +242,7 @@ def attach_accelerate(optimizer: AcceleratedOptimizer, **options: Any) -> Overla
         return switched_off(f"accelerate {accelerate.__version__}", error, strict=options.get("strict"))
     if options.get("precision") is None:
         options["precision"] = _accelerate_precision(optimizer)
-    monitor: OverlapMonitor = attach(inner, **options)
+    monitor = attach(inner, **options)
     monitor.name_groups(dimensions_of(parameter for group in inner.param_groups for parameter in group["params"]))
     return monitor
 

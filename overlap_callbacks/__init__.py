@@ -11,8 +11,12 @@ if TYPE_CHECKING:
     from overlap_callbacks.analysis.results.estimate import Estimate
     from overlap_callbacks.analysis.results.mode import Mode
     from overlap_callbacks.analysis.results.report import OverlapReport
+    from overlap_callbacks.integrations.pytorch import attach
+    from overlap_callbacks.monitor.attaching import close
     from overlap_callbacks.monitor.monitor import MisuseError, OverlapMonitor
     from overlap_callbacks.monitor.schedule import Part, Plan, Schedule
+    from overlap_callbacks.report import record as record
+    from overlap_callbacks.report import write_page as write_page
     from overlap_callbacks.sinks import JsonlSink, Sink, WandbSink
 
 __all__ = [
@@ -29,6 +33,8 @@ __all__ = [
     "Sink",
     "WandbSink",
     "__version__",
+    "attach",
+    "close",
 ]
 
 # Loaded on first use: reading a trace or a record needs no torch, which takes seconds and hundreds of MB to load.
@@ -37,7 +43,10 @@ _HOMES = {
     "analysis.results.mode": ("Mode",),
     "analysis.results.estimate": ("Estimate",),
     "analysis.results.report": ("OverlapReport",),
+    "integrations.pytorch": ("attach",),
     "monitor": ("MisuseError", "OverlapMonitor"),
+    "monitor.attaching": ("close",),
+    "report": ("write_page",),
     "monitor.schedule": ("Part", "Plan", "Schedule"),
     "sinks": ("JsonlSink", "Sink", "WandbSink"),
 }
@@ -48,6 +57,8 @@ _MODULES = {
     "names": "analysis.name_rules",
     "record": "report.record",
 }
+# The callbacks, by the framework that a job uses: each needs its own package, so ``from ... import *`` leaves them out.
+_CALLBACKS = {"LightningCallback": "integrations.lightning", "TransformersCallback": "integrations.transformers"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
@@ -59,11 +70,40 @@ def __getattr__(name: str) -> Any:
         value = importlib.import_module(f"{__name__}.{_MODULES[name]}")
     elif name in _HOME_OF:
         value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
+    elif name in _CALLBACKS:
+        value = importlib.import_module(f"{__name__}.{_CALLBACKS[name]}").OverlapCallback
+    elif name == "OverlapCallback":
+        return __getattr__(_callback_in_use())
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     globals()[name] = value
     return value
 
 
+def _callback_in_use() -> str:
+    """The callback of the one framework that the program has loaded."""
+    import sys
+
+    loaded = {
+        "LightningCallback": not {"lightning.pytorch", "pytorch_lightning"}.isdisjoint(sys.modules),
+        "TransformersCallback": "transformers" in sys.modules,
+    }
+    found = [name for name, is_loaded in loaded.items() if is_loaded]
+    if len(found) != 1:
+        which = (
+            "Lightning and Transformers are both loaded" if found else "neither Lightning nor Transformers is loaded"
+        )
+        names = " or ".join([f"{__name__}.{name}" for name in _CALLBACKS])
+        raise AttributeError(f"which OverlapCallback is meant is not clear, since {which}: use {names}")
+    return found[0]
+
+
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    from importlib.util import find_spec
+
+    callbacks = {
+        "LightningCallback": ("lightning", "pytorch_lightning"),
+        "TransformersCallback": ("transformers", "accelerate"),
+    }
+    found = [name for name, packages in callbacks.items() if any([find_spec(package) for package in packages])]
+    return sorted({*globals(), *__all__, *_HOME_OF, *_MODULES, *found})

@@ -18,6 +18,10 @@ from overlap_callbacks import _validation
 from overlap_callbacks.instruments import device
 
 
+class RefusedError(RuntimeError):
+    """A step or a switch that is refused by design: no error of the library."""
+
+
 class Switch:
     """Interface of a switch. Both methods are called on the training thread, between steps.
 
@@ -244,7 +248,7 @@ class SmCarveout(BaseArm):
             before[:] = [torch._C._get_sm_carveout_experimental()]
             torch._C._set_sm_carveout_experimental(self.num_sms)
             if torch._C._get_sm_carveout_experimental() != self.num_sms:
-                raise RuntimeError("torch did not take the carve-out of SMs")
+                raise RefusedError("torch did not take the carve-out of SMs")
 
         def off() -> None:
             while before:

@@ -35,6 +35,7 @@ from typing import Any, Protocol
 import torch
 
 from overlap_callbacks._log import logger
+from overlap_callbacks.gate.arms import RefusedError
 from overlap_callbacks.gate.collectives import Collective, OperatorSpec, operator_specs
 from overlap_callbacks.gate.interruptions import Interrupts, issuer, without_signal_check
 
@@ -297,7 +298,7 @@ class Dispatcher:
     def acquire(self, owner: object) -> None:
         """Reserve the kernels for ``owner``. Raises RuntimeError if they are in use."""
         if not self.is_free_for(owner):
-            raise RuntimeError("another OverlapMonitor of this process uses the collective gate: close() it first")
+            raise RefusedError("another OverlapMonitor of this process uses the collective gate: close() it first")
         self._owner = owner
 
     def release(self, owner: object) -> None:

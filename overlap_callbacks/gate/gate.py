@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from overlap_callbacks.gate.arms import RefusedError
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.dispatcher import dispatcher
 from overlap_callbacks.gate.process_groups import CoalescingBlocks, SequenceNumbers
@@ -158,11 +159,11 @@ class Gate:
             watch: keep the collectives' works until the step ends, to check whether they are complete.
 
         Raises:
-            RuntimeError: the step begins within a backward pass or in inference mode.
+            RefusedError: the step begins within a backward pass or in inference mode.
         """
         if torch._C._current_graph_task_id() != -1 or torch.is_inference_mode_enabled():
             where = "in inference mode" if torch.is_inference_mode_enabled() else "within a backward pass"
-            raise RuntimeError(f"a step began {where}, where it cannot be measured: begin steps outside")
+            raise RefusedError(f"a step began {where}, where it cannot be measured: begin steps outside")
         dispatcher.install()  # torch.compile may have come into use since the last step
         self._reset_step(expected or ExpectedSequence())
         self._accelerator = device.accelerator()

@@ -14,7 +14,7 @@ from typing import Any
 
 from overlap_callbacks import _validation
 from overlap_callbacks.analysis.communication.model_shape import PRESETS
-from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, TIME_ONLY, TimingPlan
+from overlap_callbacks.analysis.results.env_overrides import RUN_DIR, SWITCH, TIME_ONLY, TimingPlan
 from overlap_callbacks.analysis.results.run import FILE_NAME, Setting, Workload
 from overlap_callbacks.analysis.throughput import PRECISIONS
 from overlap_callbacks.gate.arms import BaseArm, checked_arms
@@ -25,6 +25,11 @@ from overlap_callbacks.sinks.base import DETAILS
 
 # Keeps the record small whatever the user puts in.
 _MAX_SETTINGS, _MAX_SETTING_LENGTH = 32, 100
+
+# Values of the environment variable ``OVERLAP_CALLBACKS``, in any case.
+_OFF_WORDS = ("off", "0", "false", "no", "disabled")
+_ON_WORDS = ("on", "", "1", "true", "yes", "enabled")
+_QUICK_WORD = "quick"
 
 
 def default_run_folder(prefix: str = "") -> Path:
@@ -76,6 +81,7 @@ class MonitorConfig:
     sample_experts_every: int | None = None
     check_gradients: bool = False
     annotate_steps: bool = False
+    quick: bool = False
     framework: str = ""
     hosts: bool = True
     configuration: dict[str, Setting] = field(default_factory=dict, init=False)
@@ -141,7 +147,23 @@ def _checked_settings(_: str, settings: Any) -> dict[str, Setting]:
     return dict(settings)
 
 
-_FLAGS = ("strict", "power", "power_per_node", "hosts", "check_gradients", "annotate_steps")
+def _checked_precision(name: str, given: Any) -> str:
+    """One of ``PRECISIONS``, also from a torch dtype or another usual name."""
+    word = str(given).lower().removeprefix("torch.").removesuffix("-mixed").removesuffix("-true")
+    word = "fp8" if word.startswith(("float8", "fp8")) else _OTHER_NAMES.get(word, word)
+    if word not in PRECISIONS:
+        raise ValueError(f"{name} must be one of {', '.join(PRECISIONS)}, or a torch dtype of these, got {given!r}")
+    return word
+
+
+# Usual names of precisions.
+_OTHER_NAMES = {
+    **dict.fromkeys(("float32", "float", "single", "32", "f32"), "fp32"),
+    **dict.fromkeys(("tensorfloat32", "tensorfloat-32"), "tf32"),
+    **dict.fromkeys(("bfloat16", "bfloat"), "bf16"),
+    **dict.fromkeys(("float16", "half", "16", "f16"), "fp16"),
+}  # fmt: skip
+_FLAGS = ("strict", "power", "power_per_node", "hosts", "check_gradients", "annotate_steps", "quick")
 _TIMEOUTS = ("order_timeout_s", "report_timeout_s")
 _COUNTS = ("tokens_per_step", "samples_per_step", "sample_experts_every")
 _REQUIRED = frozenset((*_FLAGS, *_TIMEOUTS, "detail"))  # these must not be None
@@ -153,7 +175,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(_COUNTS, functools.partial(_validation.count, minimum=1)),
     **dict.fromkeys(("flop_per_step", "model_parameters", "peak_flop_per_s"), _validation.positive),
     "model_preset": functools.partial(_validation.one_of, allowed=tuple(PRESETS)),
-    "precision": functools.partial(_validation.one_of, allowed=PRECISIONS),
+    "precision": _checked_precision,
     "settings": _checked_settings,
     "detail": functools.partial(_validation.one_of, allowed=DETAILS),
 }
@@ -185,6 +207,17 @@ def checked_sinks(sinks: Any) -> list[Sink]:
 # -- environment variables, which override the script's options
 
 
+def switched_off_by() -> str:
+    """The environment variable that switches measuring off, with its value; empty if it does not."""
+    given = os.environ.get(SWITCH, "")
+    return f"{SWITCH}={given}" if given.strip().lower() in _OFF_WORDS else ""
+
+
+def check_environment() -> None:
+    """Raise a ValueError if an environment variable has a value that is not allowed."""
+    apply_env_overrides(MonitorConfig())
+
+
 def apply_env_overrides(config: MonitorConfig) -> tuple[MonitorConfig, TimingPlan | None]:
     """Apply environment variables to the options. Returns the plan for timing steps if nothing else is to be measured.
 
@@ -192,6 +225,11 @@ def apply_env_overrides(config: MonitorConfig) -> tuple[MonitorConfig, TimingPla
         ValueError: a variable has a value that is not allowed.
     """
     folder, text = os.environ.get(RUN_DIR, "").strip(), os.environ.get(TIME_ONLY, "").strip()
+    word = os.environ.get(SWITCH, "").strip().lower()
+    if word not in (*_ON_WORDS, *_OFF_WORDS, _QUICK_WORD):
+        raise ValueError(f"{SWITCH} must be on, off or quick, got {os.environ[SWITCH]!r}")
+    if word == _QUICK_WORD:
+        config = replace(config, quick=True)
     if folder:
         config = _recorded_in(Path(folder), config)
     if not text:
@@ -210,7 +248,7 @@ def apply_env_overrides(config: MonitorConfig) -> tuple[MonitorConfig, TimingPla
         profiled_steps=0,
         control=True,
     )
-    return replace(config, sinks=[JsonlSink(config.run_dir)], schedule=schedule), plan
+    return replace(config, sinks=[JsonlSink(config.run_dir)], schedule=schedule, quick=False), plan
 
 
 def _recorded_in(folder: Path, config: MonitorConfig) -> MonitorConfig:

@@ -14,11 +14,12 @@ from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler, is_own
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
+from overlap_callbacks.monitor.sampling import SamplingRunner
 from overlap_callbacks.monitor.session import SessionSlot
 from overlap_callbacks.monitor.step_runner import PinnedRunner, Stopped
 from overlap_callbacks.monitor.timing import TimingRunner
 from overlap_callbacks.monitor.window_cost import StepRing
-from overlap_callbacks.monitor.window_runner import SamplingRunner, WindowRunner
+from overlap_callbacks.monitor.window_runner import WindowRunner
 
 P = ParamSpec("P")
 
@@ -42,6 +43,7 @@ class StepDriver:
         self.switch = self.slot.switch
         self.ring = StepRing()
         self.last_step = -1  # number of the latest step; -1 before the first
+        self.unused = ""  # what is wrong if no step ever begins; empty if that may be
         self.open = False  # a step has begun and not ended
         self.on_close: list[Callable[[], None]] = []  # called once at the end: adapters remove their hooks
         self.window_runner: WindowRunner | TimingRunner
@@ -123,6 +125,8 @@ class StepDriver:
         if not self.active:
             return
         self.ring.begin(number)
+        if self.faults.refusal is not None and self.runner.in_window:
+            self.runner.abandon("the ranks agreed at attach that none measures")
         self.faults.raise_reported()
         self._check_continuity(number, previous, nested)
         self.runner.begin(number)

@@ -13,9 +13,11 @@ from typing import Any, ParamSpec
 import torch.distributed as dist
 
 from overlap_callbacks._log import logger, to_stderr
+from overlap_callbacks.gate.arms import RefusedError
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler
 from overlap_callbacks.instruments.environment import hidden_names
+from overlap_callbacks.monitor.background.roll_call import Refusal
 from overlap_callbacks.monitor.background.store import StoreFailedError
 from overlap_callbacks.sinks import Sink
 
@@ -50,11 +52,23 @@ class Notices:
             self._given.add(key)
             self.info(message)
 
+    def announce_once(self, key: str, message: str) -> None:
+        """Announce, unless a message with this key was given before."""
+        if key not in self._given:
+            self._given.add(key)
+            self.announce(message)
+
     @staticmethod
     def info(message: str) -> None:
         """Log something that needs no action."""
         if not current_rank():
             logger.info("overlap-callbacks: %s", message)
+
+    @staticmethod
+    def warn_on_first(message: str) -> None:
+        """Warn on rank 0 of something that is the same on every rank."""
+        if not current_rank():
+            logger.warning("overlap-callbacks: %s", message)
 
     @staticmethod
     def announce(message: str) -> None:
@@ -65,6 +79,11 @@ class Notices:
             logger.info("overlap-callbacks: %s", message)
         elif not logger.is_configured:
             to_stderr(logger.hidden(f"overlap-callbacks: {message}"))
+
+
+def say_refusal(refusal: Refusal) -> None:
+    """On rank 0, say that no rank measures, and why."""
+    Notices.warn_on_first(f"measuring is switched off on all ranks, training goes on: {refusal.text}")
 
 
 def current_rank() -> int:
@@ -104,6 +123,7 @@ class FaultGuard:
         self._fail = weakref.WeakMethod(fail)
         self._wake = weakref.WeakMethod(wake)
         self._reported: Exception | None = None
+        self.refusal: Refusal | None = None  # not acted on yet
         self._failed = False
 
     # -- on the training thread
@@ -139,10 +159,15 @@ class FaultGuard:
     @property
     def pending(self) -> bool:
         """Whether a thread of the library has reported an error that is not raised yet."""
-        return self._reported is not None
+        return self._reported is not None or self.refusal is not None
 
     def raise_reported(self) -> None:
         """Raise what a thread of the library reported, if anything; called by ``run``."""
+        refusal, self.refusal = self.refusal, None
+        if refusal is not None:
+            _call(self._stop)
+            if self.strict:
+                raise RuntimeError(f"measuring is switched off on all ranks: {refusal.text}")
         error, self._reported = self._reported, None
         if error is not None and not self._failed:
             raise error
@@ -155,6 +180,13 @@ class FaultGuard:
         self._reported = error
         _call(self._wake)
 
+    def refused(self, refusal: Refusal) -> None:
+        """Stop before the next step: the ranks agreed that none measures."""
+        self.refusal = refusal
+        if not self.strict:
+            say_refusal(refusal)
+        _call(self._wake)
+
     def sink_failed(self, sink: Sink, error: Exception) -> None:
         """Warn once that a sink failed and is no longer used; in strict mode the next step raises the error."""
         name = type(sink).__name__
@@ -164,7 +196,8 @@ class FaultGuard:
 
 
 def _why(error: Exception) -> str:
-    if isinstance(error, StoreFailedError):  # not a bug of the library: usually the store's process is gone
+    # No bugs of the library: usually the store's process is gone, or a step begins where none can be measured.
+    if isinstance(error, (StoreFailedError, RefusedError)):
         return f"{error}; measuring is switched off, training goes on"
     return f"an internal error switched measuring off, training goes on: {error!r}"
 

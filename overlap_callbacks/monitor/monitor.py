@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from overlap_callbacks.analysis.results.env_overrides import SWITCH
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.run import Setting
@@ -16,22 +18,25 @@ from overlap_callbacks.analysis.statistics import MIN_BLOCKS
 from overlap_callbacks.gate.arms import BaseArm, Offers, OverlapSwitch, Switch
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.instruments.device import Stream
+from overlap_callbacks.monitor.attaching import attach_line, close_others, started
+from overlap_callbacks.monitor.background.roll_call import has_others
+from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.config import (
     MonitorConfig,
     apply_env_overrides,
     as_settings,
     default_run_folder,
     default_sinks,
+    switched_off_by,
 )
 from overlap_callbacks.monitor.driver import StepDriver
 from overlap_callbacks.monitor.faults import MisuseError, Notices
 from overlap_callbacks.monitor.race.repeatable import RepeatableStep
 from overlap_callbacks.monitor.schedule import Schedule
+from overlap_callbacks.monitor.timing import TimingRunner
 from overlap_callbacks.sinks import Sink
 
 __all__ = ["EXCEPTION_CLOSE_TIMEOUT_S", "SWITCH", "MisuseError", "OverlapMonitor"]
-
-_OFF_WORDS = frozenset({"0", "off", "false", "no", "disabled"})
 
 T = TypeVar("T")
 
@@ -122,6 +127,47 @@ class AdapterApi:
         """Make ``close()`` call ``action``, once: an adapter removes its hooks."""
         self._driver.on_close.append(action)
 
+    def offer_page(self, write: Callable[[Path], Path]) -> None:
+        """Offer a function that writes the page of a record and returns its path. Call it before the first window."""
+        self._driver.slot.write_page = write
+
+    def say(self, message: str) -> None:
+        """Say something on rank 0, even if logging is not configured."""
+        self._driver.notices.announce(message)
+
+    def attached(self, next_step: int, unused: str, target: object = None) -> None:
+        """Agree with the other ranks whether to measure, and say on rank 0 what will be measured.
+
+        An adapter calls it last. Waits a short time for the other ranks; those that come later are heard later.
+
+        Args:
+            next_step: number of the first step that the monitor will see.
+            unused: what is wrong if it never sees one.
+            target: what the monitor is attached to; monitors of others are closed.
+
+        Raises:
+            Exception: (``strict=True`` only) a rank cannot measure.
+        """
+        driver, job = self._driver, Job.current()
+        driver.unused = unused
+        if not driver.active or job is None:
+            return
+        if has_others(job):
+            call = driver.slot.call_roll(job)
+            refusal = call.wait()
+            if refusal is not None:
+                driver.faults.refusal = None
+                driver.stop()
+                driver.slot.close(0.0)
+                if self.config.strict:
+                    raise call.error or RuntimeError(f"measuring is switched off on all ranks: {refusal.text}")
+                return
+        if target is not None:
+            close_others(self, target)
+        if job.world_size > 1:
+            timed_only = isinstance(driver.window_runner, TimingRunner)
+            self.say(attach_line(self.config, job, next_step, timed_only=timed_only))
+
     def sink_failed(self, sink: Sink, error: Exception) -> None:
         """Report a sink that failed and is no longer used; in strict mode the next step raises the error."""
         self._driver.faults.sink_failed(sink, error)
@@ -162,7 +208,8 @@ class OverlapMonitor(AdapterApi):
         flop_per_step: model FLOP of one step of the whole job; or
         model_parameters: parameters that a token passes, of a transformer; or
         model_preset: the model by name, one of those of ``overlap predict``. None if not known.
-        precision: of the matrix products: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``fp8``; None if not known.
+        precision: of the matrix products: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``fp8``, or a torch dtype; None if
+            not known.
         peak_flop_per_s: of one device; None for that of the table of peaks.
         settings: what you vary from run to run, by name, for ``overlap report --axis``.
         sample_experts_every: between windows, record the split sizes of all-to-alls in every n-th step; None for
@@ -171,6 +218,8 @@ class OverlapMonitor(AdapterApi):
             gradients bit by bit. Needs an adapter that can repeat one, as ``attach(..., repeat_step=...)``.
         annotate_steps: name the steps of windows and their modes in profiles of your own, as ranges of
             ``record_function`` and of NVTX.
+        quick: measure an answer first: windows back to back until the interval of the step time, which holds at all
+            looks, is below 5 points, or for ten minutes; outside the budget. Then the schedule.
         framework: the adapter in use, for the record.
         hosts: whether hosts may be named; if not, they have numbers in all that is written.
 
@@ -199,12 +248,13 @@ class OverlapMonitor(AdapterApi):
         flop_per_step: float | None = None,
         model_parameters: float | None = None,
         model_preset: str | None = None,
-        precision: str | None = None,
+        precision: str | torch.dtype | None = None,
         peak_flop_per_s: float | None = None,
         settings: Mapping[str, Setting] | None = None,
         sample_experts_every: int | None = None,
         check_gradients: bool = False,
         annotate_steps: bool = False,
+        quick: bool = False,
         framework: str = "",
         hosts: bool = True,
     ) -> None:
@@ -222,10 +272,18 @@ class OverlapMonitor(AdapterApi):
         monitor._set_up(config, Gate() if gate is None else gate)
         return monitor
 
-    def _set_up(self, config: MonitorConfig, gate: Gate) -> None:
+    @classmethod
+    def stopped(cls, framework: str) -> OverlapMonitor:
+        """A monitor that does nothing."""
+        monitor = cls.__new__(cls)
+        monitor._set_up(MonitorConfig(framework=framework), Gate(), off=True)
+        monitor.close()
+        return monitor
+
+    def _set_up(self, config: MonitorConfig, gate: Gate, *, off: bool = False) -> None:
         timing, problem = None, ""
         try:
-            config, timing = apply_env_overrides(config)
+            config, timing = (config, None) if off else apply_env_overrides(config)
         except ValueError as error:
             problem = str(error)
         self.schedule = config.schedule
@@ -236,8 +294,11 @@ class OverlapMonitor(AdapterApi):
         self._step_context = _StepContext(self)
         # Runs when the monitor is collected or the interpreter exits, whichever comes first.
         self._finalizer = weakref.finalize(self, driver.slot.close, EXCEPTION_CLOSE_TIMEOUT_S)
-        if os.environ.get(SWITCH, "").strip().lower() in _OFF_WORDS:
-            driver.notices.info(f"switched off by {SWITCH}={os.environ[SWITCH]}")
+        started(self)
+        if off:
+            driver.stop()
+        elif switched_off_by():
+            driver.notices.info(f"switched off by {switched_off_by()}")
             driver.stop()
         elif problem:
             driver.notices.warn_once("environment", f"measuring is switched off, training goes on: {problem}")
@@ -374,7 +435,9 @@ class OverlapMonitor(AdapterApi):
         """
         driver = self._driver
         was_active, num_windows = self.active, driver.window_runner.num_opened
-        if was_active and not num_windows and driver.pinned_mode is None and self.last_step >= 0:
+        if was_active and driver.unused and self.last_step < 0:
+            driver.notices.warn_on_first(f"nothing was measured: {driver.unused}")
+        elif was_active and not num_windows and driver.pinned_mode is None and self.last_step >= 0:
             driver.notices.announce(
                 f"nothing was measured: the first window starts at step {self.schedule.first_step}, but the steps seen "
                 f"end at {self.last_step}; a window that starts before the first step seen is left out"

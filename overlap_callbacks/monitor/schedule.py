@@ -116,6 +116,8 @@ class Schedule:
     control: bool = False
     spread: bool = True
     _offsets: tuple[Plan | None, ...] = field(init=False, repr=False, compare=False, default=())
+    # Windows are numbered as if one began every so many steps, which is at most ``every_n_steps``; 0 for that.
+    _numbered_by: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:
         for name, minimum in _MINIMUM.items():
@@ -259,8 +261,14 @@ class Schedule:
         offsets = self._placed(placement)
         if turned and not self.control:
             offsets = tuple([p and replace(p, mode=Mode.OVERLAPPED, turned=p.arm is Mode.SEQUENTIAL) for p in offsets])
-        schedule = replace(self)
+        schedule = self.numbered_by(self._numbered_by)
         object.__setattr__(schedule, "_offsets", offsets)
+        return schedule
+
+    def numbered_by(self, steps: int) -> Schedule:
+        """The same schedule, with the window numbers of one whose windows begin every ``steps`` steps."""
+        schedule = replace(self)
+        object.__setattr__(schedule, "_numbered_by", steps)
         return schedule
 
     def plan(self, step: int) -> Plan | None:
@@ -269,6 +277,8 @@ class Schedule:
         if window < 0 or offset >= len(self._offsets):
             return None
         plan = self._offsets[offset]
+        if self._numbered_by:
+            window = window * self.every_n_steps // self._numbered_by
         return plan if window == 0 or plan is None else replace(plan, window=window)
 
     def is_decided_at(self, step: int) -> bool:

@@ -6,6 +6,8 @@ import datetime
 import itertools
 import platform
 import weakref
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,7 +28,9 @@ from overlap_callbacks.instruments.power.discovery import devices_to_read
 from overlap_callbacks.instruments.power.meter import PowerMeter
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.order_check import OrderChecker
+from overlap_callbacks.monitor.background.quick import QuickLook
 from overlap_callbacks.monitor.background.reporter import Reporter
+from overlap_callbacks.monitor.background.roll_call import RollCall
 from overlap_callbacks.monitor.background.store import Job, StoreChannel, StoreFailedError, next_prefix
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.faults import FaultGuard, Notices
@@ -39,7 +43,9 @@ from overlap_callbacks.sinks import RunInfo
 class Session:
     """The threads and instruments of one monitor in one job. Created on the training thread, to measure its device."""
 
-    def __init__(self, job: Job, config: MonitorConfig, faults: FaultGuard) -> None:
+    def __init__(
+        self, job: Job, config: MonitorConfig, faults: FaultGuard, write_page: Callable[[Path], Path] | None = None
+    ) -> None:
         self.job = job
         group: Any = weakref.ref(dist.group.WORLD)
         self.group = group  # the default process group when the session opened, held weakly
@@ -48,6 +54,7 @@ class Session:
         channel = StoreChannel(job, next_prefix())
         # Rank 0's; shared by the order checker and the reporter.
         self.budget = WindowBudget(config.max_overhead)
+        self.quick = QuickLook() if config.quick and job.rank == 0 else None  # on rank 0, shared likewise
         # Read here, because other threads have their own current device.
         self.meter = _power_meter(config, faults.notices) if config.power else None
         device = StepClock().device
@@ -68,6 +75,8 @@ class Session:
             environment=environment.read,
             hide=hide,
             budget=self.budget,
+            quick=self.quick,
+            write_page=write_page,
             on_error=report_error,
             on_sink_error=faults.sink_failed,
         )
@@ -116,7 +125,7 @@ def run_info(config: MonitorConfig, job: Job, device: str, environment: RankEnvi
         world_size=job.world_size,
         backend=job.backend,
         device=device,
-        schedule=config.schedule.as_dict(),
+        schedule={**config.schedule.as_dict(), **({"quick": True} if config.quick else {})},
         units={name: figure.unit for name, figure in figures.items()},
         meanings={name: figure.meaning for name, figure in figures.items()},
         environment=environment,
@@ -146,6 +155,19 @@ class SessionSlot:
         self.window: Window | None = None  # the open window
         self.race = RaceChecks(config.check_gradients, gate, self.switch, self.notices)
         self._session: Session | None = None
+        self._roll_call: RollCall | None = None
+        self.write_page: Callable[[Path], Path] | None = None  # writes the page of a record, and returns its path
+
+    def call_roll(self, job: Job) -> RollCall:
+        """Ask the ranks whether all of them can measure; rank 0 checks its sinks, which the other ranks do not use."""
+        sinks = self.config.sinks if job.rank == 0 else ()
+
+        def check() -> None:
+            for sink in sinks:
+                sink.check()
+
+        self._roll_call = RollCall(job, check, self.faults.refused)
+        return self._roll_call
 
     def acquire(self) -> Session | None:
         """The session, with the gate registered; opened on first use. None if there is no job to measure.
@@ -181,7 +203,7 @@ class SessionSlot:
                 raise RuntimeError(why)
             self.faults.switch_off("second", f"{why}; this one is switched off, training goes on")
             return None
-        return Session(job, self.config, self.faults)
+        return Session(job, self.config, self.faults, self.write_page)
 
     def close(self, timeout_s: float, restore: bool = True, settle: bool = False) -> None:
         """Close the session and the gate, and stop the instruments of an open window.
@@ -189,6 +211,8 @@ class SessionSlot:
         Pending reports have ``timeout_s``; ``settle`` as in ``Reporter.close``. ``restore``: switch a framework's
         overlap back on; False if that must wait for the step's end.
         """
+        if self._roll_call is not None:
+            self._roll_call.leave()
         session, self._session = self._session, None
         window, self.window = self.window, None
         if window is not None:

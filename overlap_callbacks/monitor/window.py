@@ -74,6 +74,7 @@ class MeasuredWindow:
     config_digest: str = ""  # of what must be the same on all ranks; see ``WindowConfig``
     cost: WindowCost | None = None  # None if the steps around it are not observed
     sampled: tuple[SampledStep, ...] = ()  # sampled steps since the previous window
+    quick: bool = False  # one of those back to back, whose cost is outside the budget
     chunks: int = 1  # model chunks of an interleaved pipeline on this rank; 1 without one, or if unknown
     race: RaceCheck | None = None  # result of repeating a step after the window
     rhythms: tuple[Rhythm, ...] = ()  # of the job, as known to rank 0 when it planned the window

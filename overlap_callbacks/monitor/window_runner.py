@@ -1,4 +1,4 @@
-"""Opens, drives and closes the scheduled windows, and samples single steps between them."""
+"""Opens, drives and closes the scheduled windows."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.monitor.background.budget import SilenceBackoff, Skip
 from overlap_callbacks.monitor.background.order_check import Decision, Ruling, WindowPlanner
+from overlap_callbacks.monitor.background.quick import quick_schedule
 from overlap_callbacks.monitor.background.submissions import RecordedKinds, WindowConfig
 from overlap_callbacks.monitor.faults import Notices
 from overlap_callbacks.monitor.placement import PhaseBalance
@@ -23,14 +24,12 @@ from overlap_callbacks.monitor.race.check import RaceChecks
 from overlap_callbacks.monitor.schedule import Part, Placement, Plan, Schedule
 from overlap_callbacks.monitor.session import Session, SessionSlot
 from overlap_callbacks.monitor.step_runner import StepRunner, check_gate_health
-from overlap_callbacks.monitor.window import MeasuredStep, SampledStep, StepRanges, Window
+from overlap_callbacks.monitor.window import MeasuredStep, StepRanges, Window
 from overlap_callbacks.monitor.window_cost import StepPace, StepRing, WindowCost
 
 # Rotating by the golden ratio is even for all arms, even if only every k-th window opens, for any k: the budget and
 # silent ranks skip windows by numbers of their own. A plain rotation could then skip the same arms for ever.
 _TURN = (math.sqrt(5) - 1) / 2
-# Sampled steps kept for the next window; if there are more, every second one is dropped. The same on all ranks.
-_MAX_KEPT = 64
 
 
 class Phase(enum.Enum):
@@ -134,6 +133,7 @@ class _OpenWindow:
             plan_window=self._planner(balance, ring) if session.job.rank == 0 else None,
             config=self.config,
             usual_step_s=usual.mean_ns / 1e9 if usual is not None else None,
+            quick=session.quick if self.marks.quick else None,
         )
 
     def grant(self, ruling: Ruling) -> None:
@@ -189,7 +189,9 @@ class WindowRunner(StepRunner):
         self.tokens_per_step = config.tokens_per_step  # of the whole job; None if not known
         self.model_chunks = 1  # of an interleaved pipeline, on this rank
         self.num_opened = 0  # number of windows opened so far
-        self._schedule = config.schedule
+        # Whether windows follow one another back to back; the same on every rank, but for those that heard no ruling.
+        self._quick = config.quick
+        self._schedule = quick_schedule(config.schedule) if config.quick else config.schedule
         self._phase = Phase.IDLE
         self._window: _OpenWindow | None = None  # None exactly when the phase is IDLE
         self._step, self._rewinds = -1, 0
@@ -309,6 +311,21 @@ class WindowRunner(StepRunner):
         elif ruling.decision is not Decision.FAILED:
             self._backoff.all_heard()
         self._act_on(ruling, window)
+        if self._quick and not ruling.quick:
+            self._end_quick(window.session)
+
+    def _end_quick(self, session: Session) -> None:
+        """Go on by the job's own schedule, and give the answer so far.
+
+        A rank that hears no ruling ends it alone; then the others hear nothing from that rank at the next window, and
+        end it too. Windows keep the numbers that those back to back would have, so none comes twice.
+        """
+        self._quick = False
+        quick_steps, self._schedule = self._schedule.every_n_steps, self._slot.config.schedule
+        self._schedule = self._schedule.numbered_by(quick_steps)
+        if self._window is None:
+            self._await_next_window()
+        session.reporter.submit_answer()
 
     def _act_on(self, ruling: Ruling, window: _OpenWindow) -> None:
         """Act on the ruling: measure, or close the window."""
@@ -333,7 +350,10 @@ class WindowRunner(StepRunner):
                 self._close(complete=False, report=False)
             case Decision.SKIPPED:
                 self._skip = Skip(ruling.reason, ruling.next_window)
-                self._close_unreported(window, ruling.reason)
+                why = window.session.budget.postponed(self._schedule, self._step)
+                if why:
+                    self._notices.announce_once("postponed", why)
+                self._close_unreported(window, ruling.reason, is_said=bool(why))
             case Decision.LATE:
                 self._notices.warn_once("late", f"a window has no sequential steps: {ruling.reason}")
                 self._notices.info(f"windows before number {self._backoff.next_window} are left out")
@@ -358,6 +378,7 @@ class WindowRunner(StepRunner):
                 "warmup_steps=0: the first step after a change of mode counts, although work of the step before it may "
                 "still run on other streams"
             )
+        marks.quick = self._quick
         cost = self._pace.window_opens(begun_ns)
         cost.enter(begun_ns)
         form = "gate" if self._switch.native is None else self._switch.native.name
@@ -394,14 +415,14 @@ class WindowRunner(StepRunner):
 
     def _skip_unopened(self, window: int, first_step: int) -> None:
         """Skip a window without opening it: rank 0 has announced in advance that it is skipped."""
-        self._notices.info(f"window left out: {self._skip.reason}")
         session = self._slot.acquire()
         if session is not None:
             session.reporter.submit_left_out(window, first_step, self._skip.reason)
 
-    def _close_unreported(self, window: _OpenWindow, reason: str) -> None:
-        """Close the window without a report."""
-        self._notices.info(f"window left out: {reason}")
+    def _close_unreported(self, window: _OpenWindow, reason: str, *, is_said: bool = False) -> None:
+        """Close the window without a report; with a line, unless the reason was said."""
+        if not is_said:
+            self._notices.info(f"window left out: {reason}")
         window.session.reporter.submit_left_out(window.marks.number, window.marks.first_step, reason)
         self._close(complete=False, report=False)
 
@@ -425,74 +446,4 @@ class WindowRunner(StepRunner):
 
     def _key(self, window: Window) -> str:
         """Name of a window in the store, unique after a rewind. Not by its step, so that differing ranks still meet."""
-        return f"{self._rewinds}/window{window.number}"
-
-
-class SamplingRunner(WindowRunner):
-    """Runs windows, and after the first one records the all-to-alls of every n-th step between them.
-
-    Such a step costs a few microseconds per collective, the gate's cost. The other steps cost nothing.
-    """
-
-    def __init__(self, every: int, slot: SessionSlot, ring: StepRing) -> None:
-        super().__init__(slot, ring)
-        self._every = every
-        self._kept: list[SampledStep] = []
-        self._sampling = False
-        self._spoilt = False
-
-    def begin(self, step: int) -> None:
-        super().begin(step)
-        if self.in_step or self.in_window or not self.num_opened or step % self._every:
-            return
-        if self._slot.acquire() is None:
-            return
-        self._gate.begin_step(sequential=False)
-        self._sampling, self._spoilt, self.in_step = True, False, True
-
-    def end(self) -> None:
-        if not self._sampling:
-            super().end()
-            return
-        self._sampling = self.in_step = False
-        log = self._gate.end_step()
-        check_gate_health(self._gate)
-        if self._spoilt or not log.is_whole:
-            return
-        self._kept.append(SampledStep(self._step, tuple([c for c in log.collectives if c.splits is not None])))
-        if len(self._kept) > _MAX_KEPT:
-            del self._kept[::2]
-
-    def skip(self, reason: str) -> None:
-        self._spoilt = True
-        super().skip(reason)
-
-    def pause(self) -> None:
-        super().pause()
-        if self._sampling:
-            self._spoilt = True
-            self._gate.suspend()
-
-    def resume(self) -> None:
-        super().resume()
-        if self._sampling:
-            self._gate.resume()
-
-    def abandon(self, reason: str, *, within_step: bool = False, job_ends: bool = False) -> None:
-        self._sampling = False
-        super().abandon(reason, within_step=within_step, job_ends=job_ends)
-
-    def discard(self) -> None:
-        self._sampling = False
-        super().discard()
-
-    def _close(self, complete: bool, report: bool = True, job_ends: bool = False) -> None:
-        if self._window is not None and report:
-            self._window.marks.sampled = tuple(self._kept)
-            self._kept.clear()
-        super()._close(complete, report, job_ends)
-
-    def _await_next_window(self) -> None:
-        super()._await_next_window()
-        if self.num_opened:
-            self.next_step = min(self.next_step, (self._step // self._every + 1) * self._every)
+        return f"{self._rewinds}/{'quick' if window.quick else 'window'}{window.number}"

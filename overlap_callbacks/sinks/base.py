@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any, Self
 
 from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.catalogue import SHORT_KEYS
@@ -24,8 +26,26 @@ class Sink:
     they are needed, never at the top of a module.
     """
 
+    _made_with: tuple[tuple[Any, ...], dict[str, Any]]
     # Maximum time in seconds that ``close`` may take; None for the time left when the job ends.
     close_timeout_s: float | None = None
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        sink = super().__new__(cls)
+        sink._made_with = args, options
+        return sink
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy is a new sink that is not open: a run's files and connections cannot be copied."""
+        args, options = self._made_with
+        return functools.partial(type(self), *args, **options), ()
+
+    def check(self) -> None:
+        """Called before ``open``, at attach; must leave nothing behind. Raises if reports cannot be written."""
+
+    def destination(self) -> str:
+        """Where reports go, in some words for the user; empty to say nothing."""
+        return ""
 
     def open(self, run: RunInfo) -> None:
         """Called once, before anything except ``use_record``."""

@@ -52,6 +52,22 @@ class JsonlSink(Sink):
     def kept_record(self) -> Path:
         return self.path
 
+    def destination(self) -> str:
+        return f"record {self.path.parent}"
+
+    def check(self) -> None:
+        new = [folder for folder in (self.path.parent, *self.path.parent.parents) if not folder.exists()]
+        is_new = not self.path.exists()
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.open("ab").close()
+        finally:
+            with contextlib.suppress(OSError):
+                if is_new and not self.path.stat().st_size:
+                    self.path.unlink()
+                for folder in new:
+                    folder.rmdir()
+
     def open(self, run: RunInfo) -> None:
         self._run = msgspec.structs.replace(run, tells_end=True)
         self._file = self._opened()

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks.integrations.base import check_names
 from overlap_callbacks.monitor.monitor import OverlapMonitor
 from overlap_callbacks.monitor.schedule import Schedule
 from tests.docs.conftest import DOCS, ROOT
@@ -63,7 +62,10 @@ def check_call(function: Any, keywords: list[str]) -> None:
     rest = [name for name in keywords if name not in parameters]
     options = next((p.name for p in parameters.values() if p.kind is p.VAR_KEYWORD), None)
     if options == "options":
-        check_names(dict.fromkeys(rest))
+        from overlap_callbacks.integrations._options import AdvancedOptions, flat
+
+        flat(dict.fromkeys(rest))
+        assert set(rest).isdisjoint(AdvancedOptions.__annotations__), "these go under advanced={...}"
     elif options is None:
         assert rest == [], function
 

@@ -445,29 +445,34 @@ def test_a_logger_that_fails_costs_its_rows_and_one_warning_and_not_the_job(tmp_
     assert second == []
 
 
-def _give_odd_values(rank: int, folder: str) -> list[tuple[list[str], int]]:
+def _give_one_sink(rank: int, folder: str) -> tuple[list[str], int]:
     from overlap_callbacks import JsonlSink
 
-    found = []
-    given: list[dict[str, Any]] = [{"sinks": JsonlSink(Path(folder, "own"))}, {"run_dir": 5}, {"sinks": 5}]
-    for options in given:
-        fit = trainer(rank, folder, overlap_callback(strict=False, **options), max_steps=30)
-        with captured_log() as lines:
-            fit.fit(Regression(), batches(rank, 30))
-        found.append((lines, fit.global_step))
-    with pytest.raises(TypeError, match="run_dir must be the path of a folder"):
-        trainer(rank, folder, overlap_callback(run_dir=5), max_steps=30).fit(Regression(), batches(rank, 30))
-    return found
+    callback = overlap_callback(strict=False, sinks=JsonlSink(Path(folder, "own")))
+    fit = trainer(rank, folder, callback, max_steps=30)
+    with captured_log() as lines:
+        fit.fit(Regression(), batches(rank, 30))
+    return lines, fit.global_step
 
 
-def test_one_sink_may_be_given_as_it_is_and_a_wrong_value_costs_the_measuring_and_not_the_job(tmp_path: Path) -> None:
-    for alone, no_folder, no_sinks in run_ranks(_give_odd_values, 2, str(tmp_path)):
-        assert alone == ([], 30)
-        for (lines, steps), said in ((no_folder, "run_dir must be the path of a folder"), (no_sinks, "list of Sink")):
-            assert steps == 30
-            (line,) = lines
-            assert said in line
-    assert len(record.read(tmp_path / "own").windows) == 1
+def test_one_sink_may_be_given_as_it_is(tmp_path: Path) -> None:
+    assert run_ranks(_give_one_sink, 2, str(tmp_path)) == [([], 30)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"run_dir": 5}, "run_dir must be the path of a folder"),
+        ({"sinks": 5}, "list of Sink"),
+        ({"every_n_steps": 10}, "every_n_steps=10 is shorter than a window"),
+        ({"every_n_step": 500}, r"\(did you mean every_n_steps\?\)"),
+    ],
+)
+def test_a_wrong_value_raises_where_the_callback_is_made(options: dict[str, Any], said: str) -> None:
+    from overlap_callbacks.integrations.lightning import OverlapCallback
+
+    with pytest.raises((TypeError, ValueError), match=said):
+        OverlapCallback(**options)
 
 
 def test_an_unknown_option_is_refused_with_the_names_of_those_that_exist() -> None:

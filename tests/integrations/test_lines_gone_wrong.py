@@ -1,7 +1,7 @@
 """One rule for what a user's line gets wrong at the start; the table stands in docs/extending.md.
 
-A wrong type raises at once, whatever ``strict`` is. An object of the right type that cannot be measured switches
-measuring off with one sentence, and raises with ``strict=True``.
+A wrong type or value raises at once, whatever ``strict`` is. An object of the right type that cannot be measured
+switches measuring off on all ranks with one sentence on rank 0, and raises with ``strict=True``.
 """
 
 from __future__ import annotations
@@ -162,11 +162,12 @@ def train_with_local_sgd(rank: int, given: str) -> dict[str, Any]:
 def test_an_optimizer_without_step_hooks_switches_measuring_off_and_trains_as_without_the_library() -> None:
     plain, wrapped = run_ranks(train_with_local_sgd, 2, ""), run_ranks(train_with_local_sgd, 2, "wrapper")
     assert [rank["weights"] for rank in wrapped] == [rank["weights"] for rank in plain]
-    for rank in wrapped:
+    for number, rank in enumerate(wrapped):
         active, lines, error = rank["found"]
         assert not active
-        (line,) = lines
-        assert "training goes on: optimizer must take step hooks, which a PostLocalSGDOptimizer does not" in line
+        said = [line.partition("on all ranks, training goes on: ")[2] for line in lines]
+        start = "optimizer must take step hooks, which a PostLocalSGDOptimizer does not"
+        assert [line[: len(start)] for line in said] == [start] * (number == 0)
         assert error.startswith("ValueError: optimizer must take step hooks")
 
 

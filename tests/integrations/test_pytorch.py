@@ -168,17 +168,11 @@ def test_an_argument_that_is_not_an_optimizer_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("start_step", [-1, 2.0, True])
-def test_a_start_step_that_cannot_be_costs_the_measuring_or_when_strict_is_an_error(start_step: Any) -> None:
-    weights = [nn.Parameter(torch.ones(2))]
-    optimizer = torch.optim.SGD(weights, lr=0.1)
-    with pytest.raises((TypeError, ValueError), match=r"start_step must be .*at least 0, got"):
-        attach(optimizer, start_step=start_step, strict=True)
-    with captured_log() as lines:
-        monitor = attach(optimizer, start_step=start_step)
-        optimizer.step()
-    assert not monitor.active
-    (line,) = lines
-    assert "start_step" in line
+def test_a_start_step_that_cannot_be_is_an_error(start_step: Any) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+    for strict in (False, True):
+        with pytest.raises((TypeError, ValueError), match=r"start_step must be .*at least 0, got"):
+            attach(optimizer, start_step=start_step, strict=strict)
 
 
 EXIT_WITHOUT_CLOSE = """

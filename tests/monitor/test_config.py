@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from overlap_callbacks import JsonlSink, OverlapMonitor, WandbSink
 from overlap_callbacks.analysis.results.run import Workload
-from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.config import MonitorConfig, apply_env_overrides
 
 BAD = {
     "schedule": ({"every_n_steps": 5}, TypeError),
@@ -30,7 +31,8 @@ BAD = {
     "flop_per_step": (-1.0, ValueError),
     "model_parameters": ("7B", TypeError),
     "model_preset": ("gpt5", ValueError),
-    "precision": ("bfloat16", ValueError),
+    "precision": ("int8", ValueError),
+    "quick": ("yes", TypeError),
     "peak_flop_per_s": (float("inf"), ValueError),
     "settings": (["bucket_mb"], TypeError),
     "sample_experts_every": (0, ValueError),
@@ -55,6 +57,38 @@ def test_the_constructor_of_a_monitor_has_the_options_of_its_config_and_their_de
     # What a config makes for itself is None in the constructor.
     for name in parameters.keys() - {"schedule", "sinks", "run_dir"}:
         assert parameters[name].default == fields[name].default
+
+
+@pytest.mark.parametrize(
+    ("precision", "given"),
+    [
+        ("bf16", [torch.bfloat16, "bfloat16", "BF16", "bf16-mixed", "bf16-true", "torch.bfloat16"]),
+        ("fp16", [torch.float16, torch.half, "half", "float16", "16-mixed", "16"]),
+        ("fp32", [torch.float32, "float", "float32", "32-true", "single"]),
+        ("fp8", [torch.float8_e4m3fn, torch.float8_e5m2, "float8", "fp8"]),
+        ("tf32", ["TF32", "tensorfloat32"]),
+    ],
+)
+def test_a_precision_may_be_a_torch_dtype_or_a_usual_name(precision: str, given: list[Any]) -> None:
+    assert [MonitorConfig(precision=name).precision for name in given] == [precision] * len(given)
+
+
+@pytest.mark.parametrize("given", [torch.float64, torch.int8, "bf17", 32.5, "fp32 ", b"fp32"])
+def test_another_precision_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match="precision must be one of fp32, tf32, bf16, fp16, fp8, or a torch dtype"):
+        MonitorConfig(precision=given)
+
+
+@pytest.mark.parametrize(("word", "quick"), [("quick", True), (" QUICK ", True), ("on", False), ("1", False)])
+def test_the_environment_asks_for_a_quick_answer(monkeypatch: pytest.MonkeyPatch, word: str, quick: bool) -> None:
+    monkeypatch.setenv("OVERLAP_CALLBACKS", word)
+    assert apply_env_overrides(MonitorConfig())[0].quick is quick
+
+
+def test_another_word_in_the_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OVERLAP_CALLBACKS", "quikc")
+    with pytest.raises(ValueError, match="OVERLAP_CALLBACKS must be on, off or quick, got 'quikc'"):
+        apply_env_overrides(MonitorConfig())
 
 
 def test_only_one_option_may_give_the_flop_of_a_step() -> None:

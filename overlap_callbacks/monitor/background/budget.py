@@ -61,6 +61,10 @@ class WindowBudget:
         self._lock = threading.Lock()
         self._paid_at_s = -math.inf
         self._reason = ""
+        self._last = 0.0, 0.0  # when the last window opened, and its cost
+        # If the latest window was left out because of the cost of others: the training time until they are paid for,
+        # and the ``max_overhead`` that would have sufficed, 0 if none would.
+        self._postponed: tuple[float, float] | None = None
         self._step_s = 0.0
         self._began = 0, -math.inf  # the last window that came, and when
         # windows of unknown cost: when they opened, how long they took
@@ -87,11 +91,9 @@ class WindowBudget:
 
         ``late_ms`` returns the later cost of it and the skipped windows after it, to be charged with the next report.
         """
-        self.long_blocks.record(report)
+        self.note(report)
         with self._lock:
             self._unknown.pop(report.window, None)
-            if report.e2e_overlapped_ms is not None:
-                self._step_s = report.e2e_overlapped_ms.value / 1e3
             known_s = self._charge_late(late_ms)
             # If the cost is unknown, charge the window's duration: it cost no more than that.
             charged_ms = report.wall_ms if report.lost_ms is None else _charged(report.lost_ms, report.lost_high_ms)
@@ -107,11 +109,19 @@ class WindowBudget:
                 f"so one window in {max(1, math.ceil(overhead / self._max_overhead))} is measured"
             )
 
+    def note(self, report: OverlapReport) -> None:
+        """Note what a report says of the job, without its cost."""
+        self.long_blocks.record(report)
+        if report.e2e_overlapped_ms is not None:
+            with self._lock:
+                self._step_s = report.e2e_overlapped_ms.value / 1e3
+
     def skip(self, window: int | None) -> Skip | None:
         """Whether to skip a window, and some after it. None if not, and for a pinned mode, which has no window."""
         if window is None or self._max_overhead is None:
             return None
         with self._lock:
+            self._postponed = None
             if self._unknown:
                 return Skip("what the window before it cost is not known yet", window + 1)
             now_s, (before, before_s) = self._now_ns() / 1e9, self._began
@@ -119,10 +129,32 @@ class WindowBudget:
             unpaid_s = self._paid_at_s + self._paid_after_s(self._late_ms() / 1e3) - now_s
             if unpaid_s <= 0:
                 return None
+            opened_s, cost_s = self._last
+            sooner = (now_s - opened_s) / cost_s - 1 if cost_s > 0 else 0.0
+            self._postponed = unpaid_s, 1 / sooner if sooner > 1 else 0.0
             passed, taken_s = window - before, now_s - before_s
             # If numbers went back, the time between windows is unknown.
             left = unpaid_s / taken_s * passed if passed > 0 and taken_s > 0 else 0.0
             return Skip(self._reason, window + max(1, math.ceil(left / 2)))
+
+    def postponed(self, schedule: Schedule, step: int) -> str:
+        """When the next window comes after one at ``step`` that was left out, and which budget would bring it sooner.
+
+        Empty if it was not left out because of the cost of others.
+        """
+        with self._lock:
+            postponed, step_s, reason = self._postponed, self._step_s, self._reason
+        if postponed is None:
+            return ""
+        unpaid_s, enough = postponed
+        steps = math.ceil(unpaid_s / step_s) if step_s > 0 else 1
+        soon, comes = (schedule.next_window_step(step + after) for after in (1, steps))
+        digits = 1 - math.floor(math.log10(enough)) if enough else 0
+        budget = f"{math.ceil(enough * 10**digits - 1e-9) / 10**digits:g}" if enough else "None"
+        return (
+            f"the budget postpones the next window to about step {comes:,}: {reason}; max_overhead={budget} would "
+            f"bring it at step {soon:,}"
+        )
 
     def _charge_late(self, late_ms: Callable[[], float]) -> float:
         """Charge and return what the last window has cost since its report; from now on ``late_ms`` reports that."""
@@ -132,6 +164,7 @@ class WindowBudget:
         return late_s
 
     def _owe(self, opened_s: float, cost_s: float) -> None:
+        self._last = opened_s, cost_s
         self._paid_at_s = max(self._paid_at_s, opened_s) + self._paid_after_s(cost_s)
 
     def _paid_after_s(self, cost_s: float) -> float:

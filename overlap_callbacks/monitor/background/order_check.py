@@ -23,6 +23,7 @@ from overlap_callbacks.analysis.results.window import Rhythm
 from overlap_callbacks.gate.deadlock import CollectiveSequence, Conflict, find_conflict
 from overlap_callbacks.gate.step_log import ExpectedSequence
 from overlap_callbacks.monitor.background.budget import Skip, WindowBudget
+from overlap_callbacks.monitor.background.quick import QuickLook
 from overlap_callbacks.monitor.background.store import StoreChannel, StoreFailedError
 from overlap_callbacks.monitor.background.submissions import (
     OrderMessage,
@@ -76,6 +77,7 @@ class Ruling(msgspec.Struct, frozen=True):
     name: str = ""  # unique, even among rulings of a killed job in the same store
     only: int = -1
     next_window: int = 0  # if skipped because of its cost: the first window that may open again
+    quick: bool = False  # windows go on back to back
 
 
 # Rank 0 plans a window once its sequences are granted: where its parts lie, and the rhythms known by then.
@@ -93,6 +95,7 @@ class _Check:
     window: int | None
     config: WindowConfig | None
     timeout_s: float
+    quick: QuickLook | None = None  # on rank 0, in a window of a quick look
     done: threading.Event = field(default_factory=threading.Event)  # set once there is a ruling
     ruling: Ruling | None = None
     given_up: bool = False  # the training thread went on without it
@@ -156,6 +159,7 @@ class OrderChecker:
         plan_window: WindowPlanner | None = None,
         config: WindowConfig | None = None,
         usual_step_s: float | None = None,
+        quick: QuickLook | None = None,
     ) -> None:
         """Start a check with the sequences of this rank's recorded steps.
 
@@ -166,7 +170,7 @@ class OrderChecker:
         timeout_s = self.timeout_s(usual_step_s)
         self.patience_s = min(self.patience_s, 3 * timeout_s)
         # A new object, so that a late check cannot answer for the next one.
-        self._check = check = _Check(key, recorded, window, config, timeout_s)
+        self._check = check = _Check(key, recorded, window, config, timeout_s, quick)
         if self._channel.call.is_stuck:  # the thread still waits for the store, with an earlier check
             check.ruling = _NO_ANSWER
             check.done.set()
@@ -192,6 +196,11 @@ class OrderChecker:
         self._stop.set()
         self._worker.close(timeout_s)
 
+    def _skip(self, check: _Check) -> Skip | None:
+        if check.quick is None or check.window is None:
+            return self._budget.skip(check.window)
+        return check.quick.skip(check.window)
+
     def _run(self, check: _Check, plan_window: WindowPlanner | None) -> None:
         if check.given_up:
             return
@@ -202,7 +211,8 @@ class OrderChecker:
                 check.recorded,
                 OrderMessage.of(check.recorded, check.config),
                 timeout_s=check.timeout_s,
-                skip=self._budget.skip(check.window) if self._channel.job.rank == 0 else None,
+                quick=check.quick is not None and check.quick.goes_on(),
+                skip=self._skip(check) if self._channel.job.rank == 0 else None,
                 # A check that the training thread has abandoned must not block the next one.
                 stop=lambda: check.given_up or self._stop.is_set(),
                 plan_window=plan_window,
@@ -239,11 +249,13 @@ def check_order(
     stop: Callable[[], bool],
     plan_window: WindowPlanner | None = None,
     verdicts: Verdicts | None = None,
+    quick: bool = False,
 ) -> Ruling:
     """One rank's part of the order check; see ``OrderChecker.start``. Waiting ends early when ``stop`` returns True.
 
     The ranks' sequences must arrive within ``timeout_s``, rank 0's ruling within twice that. Only rank 0 has
-    ``verdicts`` of earlier checks and a reason to ``skip`` the window.
+    ``verdicts`` of earlier checks, a reason to ``skip`` the window, and knows whether windows go on back to back
+    (``quick``).
     """
     part = submit(exchange, key, Submissions.of(exchange.tree.rank, recorded.kinds, message), timeout_s, stop)
     if part is None:
@@ -260,7 +272,8 @@ def check_order(
         if ruling.decision is Decision.GRANTED and plan_window is not None:
             placement, rhythms = plan_window()
             ruling = msgspec.structs.replace(ruling, placement=placement, rhythms=rhythms)
-        ruling = msgspec.structs.replace(ruling, name=secrets.token_hex(8))
+        # A rank 0 that has gone on takes it for the end.
+        ruling = msgspec.structs.replace(ruling, name=secrets.token_hex(8), quick=quick and not stop())
     exchange.send_down(key, msgspec.json.encode(ruling))
     return ruling
 

@@ -11,6 +11,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import msgspec
 
@@ -32,9 +33,11 @@ from overlap_callbacks.analysis.run_summary import drop_incomparable_figures
 from overlap_callbacks.analysis.settled import SettledFit
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.measurement import measure, measure_block, stretches_of
+from overlap_callbacks.monitor.background.quick import QuickLook, quick_schedule
 from overlap_callbacks.monitor.background.store import StoreChannel
 from overlap_callbacks.monitor.background.tree import Exchange, Tree
 from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.monitor.faults import Notices
 from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 from overlap_callbacks.monitor.window_cost import WindowCost
 from overlap_callbacks.sinks import RunInfo, Sink
@@ -81,7 +84,8 @@ class Reporter:
 
     On the reporting thread, ``run`` returns the run info that sinks get first, ``environment`` this rank's environment,
     and ``on_error`` gets errors outside sinks. ``on_sink_error`` gets a sink that failed and is no longer used, and the
-    error. ``hide`` replaces host names in texts; None if they may be shown.
+    error. ``hide`` replaces host names in texts; None if they may be shown. On rank 0, ``quick`` gets the reports of
+    windows back to back, and ``write_page`` writes the page of a record.
     """
 
     def __init__(
@@ -93,6 +97,8 @@ class Reporter:
         environment: Callable[[], RankEnvironment],
         hide: Callable[[str], str] | None = None,
         budget: WindowBudget,
+        quick: QuickLook | None = None,
+        write_page: Callable[[Path], Path] | None = None,
         on_error: Callable[[Exception], None],
         on_sink_error: Callable[[Sink, Exception], None],
     ) -> None:
@@ -100,6 +106,7 @@ class Reporter:
         self._channel = channel
         self._exchange = Exchange(channel, Tree.of(channel.job), "report", answered=False)
         self._schedule = config.schedule
+        self._sinks_given = config.sinks
         self._sinks = FanOut(config.sinks if self._job.rank == 0 else (), on_sink_error)
         self._run = run
         self._environment = environment
@@ -110,6 +117,8 @@ class Reporter:
         self._job_messages: JobMessages | None = None
         self._timeout_s = config.report_timeout_s
         self._budget = budget
+        self._quick = quick
+        self._write_page = write_page
         self._worker = Worker("overlap-callbacks-report", on_error)
         self._stop = threading.Event()
         self._closing = threading.Event()
@@ -145,11 +154,19 @@ class Reporter:
 
     def submit_window(self, window: MeasuredWindow, key: str, tokens_per_step: int | None) -> None:
         """Measure a window, gather it under ``key`` and report it."""
-        self._budget.await_cost(window.number, window.opened_ns, window.wall_ms)
+        if not window.quick:
+            self._budget.await_cost(window.number, window.opened_ns, window.wall_ms)
+        elif self._quick is not None:
+            self._quick.submitted()
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
             cost = window.cost
             self._budget.give_up(window.number, lambda: 0.0 if cost is None else cost.left_out_ns / 1e6)
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
+
+    def submit_answer(self) -> None:
+        """Give the quick answer, once the windows before it are reported."""
+        if self._quick is not None:
+            self._worker.submit(self._give_answer)
 
     def close(self, timeout_s: float, *, settle: bool = False, others: Sequence[Exchange] = ()) -> None:
         """Finish the pending reports, then close the sinks. Takes at most ``timeout_s``.
@@ -164,6 +181,7 @@ class Reporter:
             return
         if settle:
             self._settle_from = time.monotonic()
+        self.submit_answer()  # if it was not given yet
         self._worker.submit(self._close_sinks)
         self._worker.submit(lambda: self._leave([self._exchange, *others]))
         if not self._await_end(settle):
@@ -189,6 +207,8 @@ class Reporter:
             self._report_with_cost(window, cost, key, tokens_per_step)
         finally:
             self._budget.give_up(window.number, lambda: cost.left_out_ns / 1e6)
+            if window.quick and self._quick is not None:
+                self._quick.done()
             cost.work_done(finished=True)
             self._last_cost = cost
 
@@ -212,7 +232,7 @@ class Reporter:
         report = report_of(
             part,
             world_size=self._job.world_size,
-            every_n_steps=self._schedule.every_n_steps,
+            every_n_steps=(quick_schedule(self._schedule) if window.quick else self._schedule).every_n_steps,
             control=self._schedule.control,
             other_arm=arm is not None and not arm.sequential,
             problems=[f"no report came from {name_ranks(silent)}"] if silent else [],
@@ -221,7 +241,10 @@ class Reporter:
         )
         if self._abandoned:
             return
-        self._budget.record(report, cost.opened_ns, lambda: cost.cost_after_report_ms)
+        if window.quick:
+            self._budget.note(report)
+        else:
+            self._budget.record(report, cost.opened_ns, lambda: cost.cost_after_report_ms)
         if arm is not None:
             of_arm = arm_report_of(report, arm, part.figures)
             logger.info("%s", arm_summary(of_arm))
@@ -231,6 +254,8 @@ class Reporter:
         report = msgspec.structs.replace(self._without_known(report), settled=self._settled.after(report, own))
         if not report.complete:
             report = drop_incomparable_figures(report)
+        if window.quick and self._quick is not None:
+            self._quick.record(report)
         logger.info("%s", summary(report))
         _log_race_check(report.race)
         self._open_sinks()
@@ -302,6 +327,18 @@ class Reporter:
             self._sinks.block(window.number, window.first_step, measured)
         else:
             self._sinks.arm_block(window.number, window.first_step, window.compared_with, measured)
+
+    def _give_answer(self) -> None:
+        quick, self._quick = self._quick, None
+        if quick is None:
+            return
+        record = next((path for sink in self._sinks_given if (path := sink.kept_record()) is not None), None)
+        where = ""
+        if record is not None:
+            where = f" `overlap report {record.parent}` makes the page."
+            with contextlib.suppress(Exception):  # a full disk, an older record: the answer stays
+                where = where if self._write_page is None else f" The page is {self._write_page(record)}"
+        Notices.announce(f"the quick answer: {quick.answer()}{where}")
 
     def _open_sinks(self) -> None:
         if self._sinks and not self._opened:

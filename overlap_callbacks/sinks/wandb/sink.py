@@ -27,6 +27,7 @@ from overlap_callbacks.sinks.base import DETAILS, Sink, chosen, fit, fit_name
 from overlap_callbacks.sinks.jsonl import earlier_starts
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Limits, finding_alerts
+from overlap_callbacks.sinks.wandb.runs import destination, start_run
 from overlap_callbacks.sinks.wandb.tables import Table, arm_table, tables
 
 # The library's own x-axis. W&B's step may only increase, and belongs to the user's own logging: it is never passed.
@@ -74,9 +75,6 @@ class WandbSink(Sink):
     - The JSONL record, as a file of the run and, at the end, as an artifact of the type ``overlap-record``.
     - An alert when a figure and its 95% interval pass a limit of ``alerts``, and again only after the figure has been
       back within; and one for each serious finding in the environment.
-
-    Each key is defined by its exact name before it is first logged: if several patterns match (Lightning's
-    ``WandbLogger`` defines ``*``), W&B picks one at random.
 
     If W&B stalls, training and the record go on. A run that W&B does not begin within ``timeout_s`` is logged offline.
     At the end, W&B has ``timeout_s`` to take the rest; ``wandb sync`` sends what is left in the run's folder.
@@ -310,6 +308,9 @@ class WandbSink(Sink):
         artifact.add_file(str(path), name=path.name)
         self._try_artifact("the record", lambda: run.log_artifact(artifact))
 
+    def destination(self) -> str:
+        return destination(self._given_run, starts=self._start)
+
     # -- the run
 
     def _find_run(self) -> Any:
@@ -325,7 +326,7 @@ class WandbSink(Sink):
         if run is None and self._start and not self._had_run:
             self._starting = self._owns_run = True
             hidden = self._info is not None and not self._info.hosts_named
-            run = _start_run(self._init, self.close_timeout_s, hide_host=hidden)
+            run = start_run(self._init, self.close_timeout_s, hide_host=hidden)
             self._starting = False
         if run is not self._run:
             self._take(run)
@@ -432,65 +433,3 @@ def run_metrics(summary: RunSummary, detail: str) -> dict[str, float]:
 
 
 # -- runs started by the sink
-
-
-def _start_run(init: Mapping[str, Any], timeout_s: float, *, hide_host: bool) -> Any:
-    """Start a run; if W&B does not start it in time, it is logged offline.
-
-    The timeout also limits what W&B takes at the end. A hidden host is named by its number.
-
-    Raises:
-        ImportError: wandb is not installed.
-        RuntimeError: nobody is logged in to W&B.
-    """
-    try:
-        import wandb
-    except ImportError:
-        raise ImportError(
-            "wandb is not installed: pip install 'overlap-callbacks[wandb]', or leave WandbSink out"
-        ) from None
-    given = init.get("settings")
-    of_settings = given.get("mode") if isinstance(given, Mapping) else _named(given).get("mode")
-    mode = init.get("mode") or of_settings or wandb.setup().settings.mode
-    # wandb.init would prompt for a key on the terminal, and block.
-    if mode not in ("offline", "disabled", "dryrun") and not logged_in(wandb):
-        raise RuntimeError(
-            "nobody is logged in to W&B: run `wandb login`, set WANDB_API_KEY, or set WANDB_MODE=offline"
-        )
-    settings = _bounded(wandb, given, timeout_s, hide_host=hide_host)
-    try:
-        return wandb.init(**{**init, "settings": settings})
-    except wandb.errors.CommError as error:
-        logger.warning("overlap-callbacks: W&B is not to be reached, so the run is logged offline: %s", error)
-        return wandb.init(**{**init, "settings": settings, "mode": "offline"})
-
-
-def logged_in(wandb: Any) -> bool:
-    """Whether there is a key for W&B's server; never prompts the user."""
-    try:
-        return bool(wandb.login(prompt=False, verify=False))
-    except TypeError:  # an older version without the parameter
-        return bool(wandb.setup().settings.api_key or wandb.api.api_key)
-
-
-def _bounded(wandb: Any, given: Any, timeout_s: float, *, hide_host: bool) -> Any:
-    """The given settings, with a timeout for W&B and a name for the host unless they set them themselves.
-
-    The timeout also bounds wandb's own hook at interpreter exit.
-    """
-    bounds: dict[str, Any] = {"host": "host 0"} if hide_host else {}
-    bounds |= {"init_timeout": timeout_s, "finish_timeout": timeout_s, "finish_timeout_raises": True}
-    known = getattr(wandb.Settings, "model_fields", {})
-    bounds = {name: value for name, value in bounds.items() if name in known}  # older versions lack some
-    if given is None:
-        return wandb.Settings(**bounds)
-    if isinstance(given, Mapping):
-        return {**bounds, **given}
-    if isinstance(given, wandb.Settings):
-        return given.model_copy(update={name: value for name, value in bounds.items() if name not in _named(given)})
-    return given
-
-
-def _named(settings: Any) -> dict[str, Any]:
-    """The settings that were set explicitly, without the defaults."""
-    return {name: getattr(settings, name) for name in getattr(settings, "model_fields_set", ())}

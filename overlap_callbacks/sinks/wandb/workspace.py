@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 from overlap_callbacks.analysis.results.catalogue import FIGURES, SHORT, SHORT_KEYS, every_figure, keys_of
 from overlap_callbacks.analysis.results.figure import Figure
-from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD, TRAFFIC_CARD, logged_in
+from overlap_callbacks.sinks.wandb.runs import logged_in
+from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD, TRAFFIC_CARD
 
 DEFAULT_NAME = "Overlap cost"
 _STEP = "overlap/step"

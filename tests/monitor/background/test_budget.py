@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain, cycle, repeat
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlap_callbacks import OverlapReport
+from overlap_callbacks import OverlapReport, Schedule
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from tests.samples import aggregate_windows
@@ -55,6 +57,40 @@ def test_a_window_of_three_times_the_budget_has_two_skipped_after_it() -> None:
             assert "one window in 3 is measured" in str(budget.skip(window))
     assert skipped == [5, 6]
     assert budget.skip(None) is None  # a mode pinned by hand has no budget
+
+
+@pytest.mark.parametrize("cost", [0.02, 0.059, 0.4, 1.7])
+def test_it_says_when_the_next_window_comes_and_which_budget_would_bring_it_sooner(cost: float) -> None:
+    schedule = Schedule(every_n_steps=EVERY_N_STEPS)
+
+    def first_measured(max_overhead: float | None) -> tuple[int, str]:
+        """First step of the next window that is not left out, and what is said of the first that is."""
+        clock, said = Clock(), ""
+        budget = WindowBudget(max_overhead, clock)
+        opened_s = clock.s
+        budget.record(report(0, cost), clock())
+        for window in range(1, 10_000):
+            # A window whose cost is longer than what lies between two takes longer itself.
+            clock.s = opened_s + cost * INTERVAL_S + window * INTERVAL_S
+            step = 20 + window * EVERY_N_STEPS
+            if budget.skip(window) is None:
+                assert budget.postponed(schedule, step) == ""
+                return step, said
+            said = said or budget.postponed(schedule, step)
+        raise AssertionError("no window is measured")
+
+    comes, said = first_measured(0.005)
+    assert comes > 520
+    match = re.fullmatch(
+        r"the budget postpones the next window to about step ([\d,]+): a window is charged .* of training time and "
+        r"max_overhead allows 0\.50%, so one window in \d+ is measured; max_overhead=(\S+) would "
+        r"bring it at step 1,020",
+        said,
+    )
+    assert match is not None, said
+    about, budget = match.groups()
+    assert abs(int(about.replace(",", "")) - comes) <= EVERY_N_STEPS
+    assert first_measured(None if budget == "None" else float(budget))[0] <= 1020
 
 
 def test_a_window_within_the_budget_skips_none_and_without_one_nothing_is_too_expensive() -> None:

@@ -105,12 +105,9 @@ def _window_options(training: Training, step_s: float) -> dict[str, Any]:
     return {
         "first_step": _WARM_UP_STEPS + 2,
         "every_n_steps": window + _REST_STEPS[device],
-        "blocks": _BLOCKS,
         "repeats": 1,
-        "steps_per_block": per_block,
-        "warmup_steps": 1,
         "profiled_steps": WINDOW_STEPS,
-        "spread": False,
+        "advanced": {"blocks": _BLOCKS, "steps_per_block": per_block, "warmup_steps": 1, "spread": False},
     }
 
 

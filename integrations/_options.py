@@ -1,0 +1,133 @@
+"""The options of all adapters: their names and types for editors and type checkers, and checks of what was given."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import inspect
+import os
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+
+from overlap_callbacks.analysis.results.run import Setting
+from overlap_callbacks.gate.arms import BaseArm
+from overlap_callbacks.monitor import OverlapMonitor
+from overlap_callbacks.monitor.config import MonitorConfig, checked_sinks
+from overlap_callbacks.monitor.faults import current_rank
+from overlap_callbacks.monitor.schedule import Schedule
+from overlap_callbacks.sinks import Sink
+
+
+class AdvancedOptions(TypedDict, total=False):
+    """Options that few jobs need; given as ``advanced={"steps_per_block": 4}``. ``docs/options.md`` explains them."""
+
+    blocks: str
+    steps_per_block: int
+    warmup_steps: int
+    min_block_seconds: float
+    spread: bool
+    order_timeout_s: float
+    report_timeout_s: float
+    power_interval_s: float | None
+    power_idle_interval_s: float | None
+    power_per_node: bool
+    sample_experts_every: int | None
+    hosts: bool
+
+
+class Options(TypedDict, total=False):
+    """Options of ``attach`` and the callbacks. ``docs/options.md`` explains them."""
+
+    every_n_steps: int
+    first_step: int
+    repeats: int
+    profiled_steps: int
+    control: bool
+    schedule: Schedule | None
+    quick: bool
+    max_overhead: float | None
+    arms: Sequence[BaseArm] | None
+    sinks: Sequence[Sink] | Sink | None
+    run_dir: str | os.PathLike[str] | None
+    strict: bool
+    power: bool
+    tokens_per_step: int | None
+    samples_per_step: int | None
+    flop_per_step: float | None
+    model_parameters: float | None
+    model_preset: str | None
+    precision: str | torch.dtype | None
+    peak_flop_per_s: float | None
+    settings: Mapping[str, Setting] | None
+    detail: str
+    check_gradients: bool
+    annotate_steps: bool
+    advanced: AdvancedOptions
+
+
+_OF_SCHEDULE = frozenset([f.name for f in dataclasses.fields(Schedule) if f.init])
+_OF_MONITOR = frozenset(inspect.signature(OverlapMonitor).parameters) - {"framework"}
+_ADVANCED = frozenset(AdvancedOptions.__annotations__)
+_ALL = _OF_SCHEDULE | _OF_MONITOR
+# These are made where None is given.
+_MADE = frozenset(("schedule", "sinks", "run_dir"))
+
+
+def checked(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of ``OverlapMonitor`` in the options of an adapter, with its ``Schedule`` made.
+
+    Raises:
+        TypeError: an option that does not exist, a wrong type, or ``schedule`` with its own options.
+        ValueError: a value that is not allowed.
+    """
+    given = flat(options)
+    of_schedule = {name: value for name, value in given.items() if name in _OF_SCHEDULE}
+    arguments = {name: value for name, value in given.items() if name not in _OF_SCHEDULE}
+    if of_schedule:
+        if arguments.get("schedule") is not None:
+            raise TypeError(f"give either schedule or {', '.join(sorted(of_schedule))}, not both")
+        arguments["schedule"] = Schedule(**of_schedule)
+    if arguments.get("run_dir") is not None:
+        run_dir = arguments["run_dir"]
+        if not isinstance(run_dir, (str, os.PathLike)):
+            raise TypeError(f"run_dir must be the path of a folder, got {run_dir!r} (a {type(run_dir).__name__})")
+        arguments["run_dir"] = Path(run_dir)
+    if arguments.get("sinks") is not None:
+        arguments["sinks"] = checked_sinks(arguments["sinks"])
+    MonitorConfig(**{name: value for name, value in arguments.items() if value is not None or name not in _MADE})
+    return arguments
+
+
+def flat(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with those under ``advanced`` among them. Warns of those that belong there."""
+    given = dict(options)
+    advanced = given.pop("advanced", None) or {}
+    if not isinstance(advanced, Mapping):
+        raise TypeError(f"advanced must map names to values, got {advanced!r} (a {type(advanced).__name__})")
+    _check_names(given, _ALL, "options", _ALL - _ADVANCED)
+    _check_names(advanced, _ADVANCED, "advanced options", _ADVANCED)
+    twice = sorted(given.keys() & advanced.keys())
+    if twice:
+        raise TypeError(f"{', '.join(twice)} was given twice: under advanced, and outside it")
+    old = sorted(given.keys() & _ADVANCED)
+    if old and not current_rank():
+        names = ", ".join([f"{name!r}: ..." for name in old])
+        # Even where warnings are errors: this rank alone would raise.
+        with contextlib.suppress(FutureWarning):
+            warnings.warn(f"options of overlap-callbacks have moved: give advanced={{{names}}}", FutureWarning, 4)
+    return {**given, **advanced}
+
+
+def _check_names(given: Iterable[str], known: frozenset[str], what: str, shown: frozenset[str]) -> None:
+    unknown = sorted(set(given) - known)
+    if not unknown:
+        return
+    near = [name for each in unknown for name in difflib.get_close_matches(str(each), _ALL | {"advanced"}, 1)]
+    inside = [f"advanced={{{name!r}: ...}}" if name in _ADVANCED and what == "options" else name for name in near]
+    hint = f" (did you mean {', '.join(inside)}?)" if near else ""
+    raise TypeError(f"unknown {what} {unknown}{hint}; allowed are {', '.join(sorted(shown))}")

@@ -1,0 +1,74 @@
+"""What rank 0 says at attach (what will be measured, when, and where it goes), and which monitors are running."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from overlap_callbacks.analysis.formatting import PLAIN, count
+from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
+from overlap_callbacks.monitor.background.quick import LONGEST_S, NARROW, quick_schedule
+from overlap_callbacks.monitor.background.store import Job
+from overlap_callbacks.monitor.config import MonitorConfig
+
+if TYPE_CHECKING:
+    from overlap_callbacks.monitor.monitor import OverlapMonitor
+
+# Maximum delay by the reports of a monitor that another one replaces.
+_CLOSE_TIMEOUT_S = 5.0
+
+_running: weakref.WeakSet[OverlapMonitor] = weakref.WeakSet()
+# What an adapter has attached a monitor to: an optimizer, an engine, a trainer.
+_attached_to: weakref.WeakKeyDictionary[OverlapMonitor, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def started(monitor: OverlapMonitor) -> None:
+    """Note a monitor that may measure."""
+    _running.add(monitor)
+
+
+def close() -> None:
+    """Close every monitor of this process. Call it on all ranks."""
+    for monitor in list(_running):
+        _running.discard(monitor)
+        monitor.close()
+
+
+def close_others(monitor: Any, target: object) -> None:
+    """Close monitors that adapters have attached to something else than ``target``; rank 0 says so, in one sentence.
+
+    So the cell of a notebook that makes model and optimizer may be run again, whatever still holds the earlier ones.
+    """
+    _attached_to[monitor] = weakref.ref(target)
+    for other in list(_running):
+        attached_to = _attached_to.get(other)
+        if other is monitor or attached_to is None or not other.active or attached_to() is target:
+            continue
+        before = attached_to()
+        why = "what it was attached to is gone"
+        if before is not None:
+            why = f"it was attached to another {type(before).__name__}"
+        monitor.say(f"an earlier monitor is closed: {why}")
+        _running.discard(other)
+        other.close(_CLOSE_TIMEOUT_S)
+
+
+def attach_line(config: MonitorConfig, job: Job, next_step: int, *, timed_only: bool = False) -> str:
+    """The line at attach; ``next_step`` is the first step that the monitor will see."""
+    schedule = config.schedule
+    budget = "without a budget"
+    if config.max_overhead is not None:
+        budget = f"at most {PLAIN.share_of_training(config.max_overhead)} of training time"
+    first = schedule.next_window_step(next_step)
+    when = f"first window at step {first:,}, then every {schedule.every_n_steps:,} steps, {budget}"
+    if config.quick:
+        first = quick_schedule(schedule).next_window_step(next_step)
+        when = (
+            f"quick: windows back to back from step {first:,}, until the interval of the step time is below "
+            f"{100 * NARROW:.0f} points or {LONGEST_S / 60:.0f} minutes are over; outside the budget: training is "
+            f"slower meanwhile; then every {schedule.every_n_steps:,} steps, {budget}"
+        )
+    if timed_only:
+        when = f"steps are timed, and nothing else is measured ({TIME_ONLY})"
+    where = [place for sink in config.sinks if (place := sink.destination())]
+    return "; ".join([f"{config.framework}, {count(job.world_size, 'rank')}", when, *where])

@@ -1,0 +1,92 @@
+"""A quick answer first: windows back to back until the answer is narrow enough, then the schedule as usual."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from overlap_callbacks.analysis.headline import run_verdict, step_change
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.run_summary import RunSummary, without_details
+from overlap_callbacks.monitor.background.budget import Skip
+from overlap_callbacks.monitor.schedule import Schedule
+
+# It ends once the interval of the difference in step time, which holds at all looks, is narrower than this fraction of
+# a step; or after this time.
+NARROW = 0.05
+LONGEST_S = 600.0
+# Ordinary steps of a window: they show the usual step, and even out the job's rhythms.
+_FREE_STEPS = 64
+# Reports that may wait before a window is left out for them to catch up.
+_MOST_WAITING = 2
+
+
+def quick_schedule(schedule: Schedule) -> Schedule:
+    """The same windows, back to back."""
+    return replace(schedule, every_n_steps=min(schedule.every_n_steps, schedule.window_steps + _FREE_STEPS))
+
+
+class QuickLook:
+    """On rank 0: whether windows go on back to back, and the answer. Made when the first window opens.
+
+    The training thread calls ``submitted``, the reporting thread ``record``, ``done`` and ``answer``, the order check's
+    thread ``goes_on`` and ``skip``.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._began_s: float | None = None  # when the first window was asked for
+        self._windows: list[OverlapReport] = []
+        self._lock = threading.Lock()
+        self._num_waiting = 0
+        self.is_over = False
+
+    def submitted(self) -> None:
+        """A window has ended; its report follows."""
+        with self._lock:
+            self._num_waiting += 1
+
+    def done(self) -> None:
+        """There is a report of a window that was submitted, or there will be none."""
+        with self._lock:
+            self._num_waiting -= 1
+
+    def record(self, report: OverlapReport) -> None:
+        """Note the report of a window."""
+        with self._lock:
+            self._windows.append(without_details(report))
+
+    def goes_on(self) -> bool:
+        """Whether windows go on back to back; once they do not, they never do again."""
+        now_s = self._now_s()
+        if self._began_s is None:
+            self._began_s = now_s
+        elif now_s - self._began_s >= LONGEST_S or self.is_narrow():
+            self.is_over = True
+        return not self.is_over
+
+    def is_narrow(self) -> bool:
+        """Whether the interval of the difference in step time is narrow enough."""
+        change = step_change(self._summary().pooled())
+        if change is None or change.ci_low is None or change.ci_high is None:
+            return False
+        return change.ci_high - change.ci_low < NARROW
+
+    def skip(self, window: int) -> Skip | None:
+        """Whether to leave a window out, and why."""
+        if self.is_over:
+            return Skip("the quick answer is there", window + 1)
+        with self._lock:
+            is_behind = self._num_waiting > _MOST_WAITING
+        return Skip("reports of earlier windows are still being made", window + 1) if is_behind else None
+
+    def answer(self) -> str:
+        """The answer so far."""
+        return run_verdict(self._summary())
+
+    def _summary(self) -> RunSummary:
+        with self._lock:
+            windows = list(self._windows)
+        return RunSummary(None, windows, running=True)

@@ -1,0 +1,82 @@
+"""Names that are found from the package, each loaded on first use."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import overlap_callbacks
+from tests.integrations.test_lines_gone_wrong import needs
+
+
+def run(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_names_are_listed_and_nothing_is_loaded_for_that() -> None:
+    listed = run(
+        "import sys, overlap_callbacks\n"
+        "print(*dir(overlap_callbacks))\n"
+        "assert not {'torch', 'lightning', 'transformers'} & sys.modules.keys()\n"
+    ).split()
+    assert {"attach", "close", "write_page", "record", "arms", *overlap_callbacks.__all__} <= set(listed)
+
+
+def test_attach_is_found_from_the_package() -> None:
+    from overlap_callbacks.integrations import pytorch
+    from overlap_callbacks.monitor import attaching
+
+    assert overlap_callbacks.attach is pytorch.attach
+    assert overlap_callbacks.close is attaching.close
+
+
+@pytest.mark.parametrize(
+    ("package", "name"),
+    [
+        pytest.param("lightning", "LightningCallback", marks=needs("lightning")),
+        pytest.param("transformers", "TransformersCallback", marks=needs("transformers")),
+    ],
+)
+def test_callbacks_are_found_from_the_package(package: str, name: str) -> None:
+    found = run(
+        "import sys, overlap_callbacks\n"
+        f"assert {name!r} in dir(overlap_callbacks)\n"
+        f"print(overlap_callbacks.{name}.__module__)\n"
+    )
+    assert found == f"overlap_callbacks.integrations.{package}"
+
+
+@pytest.mark.parametrize(
+    ("loaded", "said"),
+    [
+        ((), "neither Lightning nor Transformers is loaded"),
+        (("transformers", "lightning.pytorch"), "Lightning and Transformers are both loaded"),
+    ],
+)
+def test_a_callback_that_may_be_either_is_refused_with_both_names(
+    monkeypatch: pytest.MonkeyPatch, loaded: tuple[str, ...], said: str
+) -> None:
+    for name in ("transformers", "lightning.pytorch", "pytorch_lightning"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    for name in loaded:
+        monkeypatch.setitem(sys.modules, name, Any)  # type: ignore[arg-type]
+    with pytest.raises(AttributeError) as raised:
+        _ = overlap_callbacks.OverlapCallback
+    assert said in str(raised.value)
+    assert "overlap_callbacks.LightningCallback or overlap_callbacks.TransformersCallback" in str(raised.value)
+
+
+@needs("transformers")
+def test_the_callback_of_the_one_framework_in_use() -> None:
+    found = run("import transformers, overlap_callbacks\nprint(overlap_callbacks.OverlapCallback.__module__)\n")
+    assert found == "overlap_callbacks.integrations.transformers"
+
+
+def test_another_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'attache'"):
+        _ = overlap_callbacks.attache
