@@ -18,6 +18,7 @@ from overlap_callbacks.monitor.session import run_info
 from tests.distributed import run_ranks
 from tests.report.runs import full_report
 from tests.samples import window, window_report
+from tests.sinks.wandb.test_content import summary
 from tests.wandb_reader import SETTINGS, OfflineRun, read_run
 
 wandb = pytest.importorskip("wandb")
@@ -217,6 +218,26 @@ def test_the_users_rows_with_explicit_steps_survive_those_of_the_sink(
     assert found.values("val_loss") == [0.0, 1.0, 2.0, 3.0, 4.0]
     assert found.values("overlap/step") == [100 * epoch + part for epoch in range(5) for part in range(3)]
     assert "less than the current step" not in "".join(capfd.readouterr())
+
+
+def test_the_summary_of_a_users_run_has_the_runs_own_figures_however_late_their_rows_are(tmp_path: Path) -> None:
+    run = start(tmp_path)
+    run.define_metric("loss", summary="min")
+    later = msgspec.structs.replace(window_report(first_step=520), valid=False)
+    sink, reports = WandbSink(), [window_report(first_step=20), later]
+    for report in reports:
+        sink.log(report)
+    for loss in (1.0, 2.0):
+        run.log({"loss": loss})
+    sink.close()
+    run.finish()
+    assert read_run(tmp_path).values("loss") == [1.0, 2.0]
+    found = summary(tmp_path)
+    assert found["loss"] == {"min": 1.0}
+    pooled = RunSummary(None, reports, running=True).pooled()
+    assert found["overlap/compute_slowdown"] == pytest.approx(pooled["compute_slowdown"].value)
+    low = found["overlap/speedup_vs_sequential_ci_low"]
+    assert low == pytest.approx(pooled["speedup_vs_sequential"].ci_low)
 
 
 def test_without_a_run_one_is_started_and_finished(tmp_path: Path) -> None:
