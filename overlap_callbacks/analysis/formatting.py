@@ -50,7 +50,7 @@ class Style(msgspec.Struct, frozen=True):
 
     def milliseconds(self, value: float) -> str:
         """A time of a trace in milliseconds, without unit; with microseconds unless it is long."""
-        return self.number(value, 3 if abs(value) < 100 else 2 if abs(value) < 1000 else 1)
+        return self.number(value, millisecond_decimals(value))
 
     def ms(self, value: float) -> str:
         """The same with its unit."""
@@ -143,6 +143,11 @@ def decimals_of(value: float, unit: str = "") -> int:
     if unit == "W":
         size *= 10
     return 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 or not size else 3
+
+
+def millisecond_decimals(value: float) -> int:
+    """Decimals of a time of a trace in milliseconds."""
+    return 3 if abs(value) < 100 else 2 if abs(value) < 1000 else 1
 
 
 def column_decimals(values: Iterable[float]) -> int:

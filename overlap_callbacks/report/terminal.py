@@ -139,13 +139,14 @@ class _Drawing:
         yield from self._sections(run.sections)
 
     def _sections(self, sections: Sequence[Section]) -> Iterator[RenderableType]:
+        document = self._document
         for section in sections:
             parts = list(self._blocks(section.blocks))
             if self._everything and (parts or section.answer):
                 yield Text()
                 yield _text(section.title, "bold underline")
                 yield from [_text(section.answer)] if section.answer else []
-            elif section.answer and (section.first or not section.folded):
+            elif section.answer and not document.brief and (section.first or not section.folded):
                 yield Text()
                 yield Text.assemble((f"{_plain(section.title)} ", "bold"), _plain(section.answer))
             yield from parts
@@ -158,7 +159,7 @@ class _Drawing:
                 if everything or not document.rest:
                     yield from drawn_table(block, document.max_rows)
                 else:
-                    yield from drawn_table(block, block.few, document.all_rows)
+                    yield from drawn_table(block, block.few, document.all_rows, captions=not document.brief)
             elif isinstance(block, Note) and (everything or block.warning or block.first) and not _is_alarm(block):
                 yield _text(f"- {block.text}", "yellow" if block.warning else "")
             elif isinstance(block, Chart) and (everything or block.first) and not block.in_table:
@@ -213,7 +214,9 @@ def _facts(title: str, facts: Sequence[tuple[str, str]]) -> RichTable:
     return table
 
 
-def drawn_table(table: Table, max_rows: int | None = None, all_rows: str = "--json") -> Iterator[RenderableType]:
+def drawn_table(
+    table: Table, max_rows: int | None = None, all_rows: str = "--json", *, captions: bool = True
+) -> Iterator[RenderableType]:
     """The table and its caption; nothing if it has no rows.
 
     Of more than ``max_rows`` rows, the rest is left to the option ``all_rows``.
@@ -254,7 +257,7 @@ def drawn_table(table: Table, max_rows: int | None = None, all_rows: str = "--js
     yield made
     if len(rows) < len(table.rows):
         yield Text(f"... {len(table.rows) - len(rows):,} more rows: {all_rows} has all", style="dim")
-    if table.caption:
+    if table.caption and captions:
         yield _text(table.caption, "dim")
 
 

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, Unpack
 
-from overlap_callbacks.analysis.formatting import PAGE, bytes_in_words, page_text, rounded
+from overlap_callbacks.analysis.formatting import (
+    PAGE,
+    bytes_in_words,
+    decimals_of,
+    millisecond_decimals,
+    page_text,
+    rounded,
+)
 from overlap_callbacks.analysis.results.estimate import Estimate
 
 # Maximum ranks or hosts of a matrix that a terminal can show.
@@ -237,6 +244,7 @@ class Document:
         rest: command that shows the tables omitted by a terminal; empty if it omits nothing.
         all_rows: the option with which a terminal shows all rows of a table.
         max_rows: rows of a table in a terminal that shows everything; None for all.
+        brief: whether a terminal leaves out captions and answers unless it shows everything.
     """
 
     title: str
@@ -249,6 +257,7 @@ class Document:
     rest: str = ""
     all_rows: str = "--all"
     max_rows: int | None = 50
+    brief: bool = False
 
 
 # -- cells and tables from values
@@ -349,10 +358,23 @@ def interval_columns(
     return Column(head, lambda item: cells(item)[0]), Column(interval, lambda item: cells(item)[1])
 
 
+def _with_equal_decimals(column: Column[_Item], items: Sequence[_Item]) -> Column[_Item]:
+    """A column of numbers, with the decimals of its largest one."""
+    if column.show not in (None, "ms") or heads(column.head)[0].words:
+        return column
+    values = [value.value if isinstance(value, Estimate) else value for value in map(column.read, items)]
+    largest = max([abs(value) for value in values if isinstance(value, (int, float))], default=None)
+    if largest is None:
+        return column
+    return replace(column, show=millisecond_decimals(largest) if column.show == "ms" else decimals_of(largest))
+
+
 def table_of(
     title: str, items: Iterable[_Item], *columns: Column[_Item], drop_empty: bool = False, **look: Unpack[_Look]
 ) -> Table:
     """A table with one row per item; ``drop_empty`` omits columns without text."""
+    items = list(items)
+    columns = tuple([_with_equal_decimals(column, items) for column in columns])
     rows = tuple([tuple([column.cell(item) for column in columns]) for item in items])
     made = Table(title, heads(*[column.head for column in columns]), rows, **look)
     return made.without_empty_columns() if drop_empty else made

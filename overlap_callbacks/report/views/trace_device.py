@@ -40,6 +40,8 @@ from overlap_callbacks.traces.figures import Analysis, CollectiveSize, FamilyFig
 _ON_HOST = 3  # index in ``_PARTS`` of a part that few jobs have
 # Maximum steps in a chart, and characters of a kernel's name.
 MAX_STEPS, _MAX_NAME = 24, 90
+# Rows of a table, and notes, on the first screen of a terminal.
+FEW_ROWS, _FEW_NOTES = 4, 2
 _PARTS = (
     ("compute", "compute"), ("exposed communication", "communication"), ("copies", "both"),
     ("communication on the host", "ideal"), ("waiting for the host", "sequential"), ("other idle time", "idle"),
@@ -62,11 +64,11 @@ def device_page(identity: str, trace: TraceFigures, analysis: Analysis) -> RunPa
     where = "CPU" if trace.on_host else f"device {trace.device} {trace.device_name}".strip()
     sections = [
         _time(trace, alone),
-        *_paths(trace, alone),
-        _cost(trace, alone),
+        *_paths(trace),
+        _cost(trace),
         *kernel_sections(trace, alone),
         *_communication(trace, analysis.sizes if alone else (), alone),
-        *_when(trace, alone),
+        *_when(trace),
         _quality(trace, analysis, alone),
     ]
     warnings = [warning_note(warning) for warning in (*(analysis.warnings if alone else ()), *trace.warnings)]
@@ -113,7 +115,7 @@ def idle(time: DeviceTime) -> tuple[float | None, float | None]:
 def _time(trace: TraceFigures, first: bool) -> Section:
     title = "What does the device do with its time?"
     if not trace.time:
-        return Section(title, "", [Note("The file holds no kernels."), _step_table(trace, first)])
+        return Section(title, "", [Note("The file holds no kernels."), _step_table(trace)])
     whole, *steps = trace.time
     shown = steps[:MAX_STEPS] or [whole]
     rows = [(f"step {time.step}" if time.step is not None else "the file", time) for time in shown]
@@ -136,10 +138,11 @@ def _time(trace: TraceFigures, first: bool) -> Section:
         "had been launched before."
         + (" Comm. on host: meanwhile the host waited for its own." if whole.exposed_on_host_ms is not None else ""),
         first=first,
+        few=FEW_ROWS,
         drop_empty=True,
     )
     stacks = time_stack("Where the time of a step goes", rows, caption)
-    return Section(title, "", [stacks, time_table, _step_table(trace, first)])
+    return Section(title, "", [stacks, time_table, _step_table(trace)])
 
 
 def time_stack(title: str, rows: Sequence[tuple[str, DeviceTime]], caption: str) -> Chart:
@@ -153,7 +156,7 @@ def time_stack(title: str, rows: Sequence[tuple[str, DeviceTime]], caption: str)
     return stack(title, "ms", [_PARTS[place] for place in shown], of_shown, caption, in_table=True)
 
 
-def _step_table(trace: TraceFigures, first: bool) -> Table:
+def _step_table(trace: TraceFigures) -> Table:
     return table_of(
         "Kernel times by step of the host, ms",
         (trace.total, *trace.steps),
@@ -166,11 +169,10 @@ def _step_table(trace: TraceFigures, first: bool) -> Table:
         Column("Overlap ratio", lambda step: step.overlap_ratio, "percent"),
         Column("Comm. hidden", lambda step: step.hidden_comm_fraction, "percent"),
         caption="Kernels that a step of the host has launched.",
-        first=first,
     )
 
 
-def _paths(trace: TraceFigures, first: bool) -> list[Section]:
+def _paths(trace: TraceFigures) -> list[Section]:
     path_table = table_of(
         "Critical path, ms",
         trace.paths,
@@ -188,7 +190,6 @@ def _paths(trace: TraceFigures, first: bool) -> list[Section]:
         Column("Won: compute", lambda path: path.at_most_compute_ms, "ms"),
         caption="The chain of work that a step's length is the sum of. Won: by how much the step would be shorter "
         "at most if communication, the host or compute took no time; empty where the file does not tell.",
-        first=first,
         drop_empty=True,
     )
     queue_table = table_of(
@@ -200,13 +201,12 @@ def _paths(trace: TraceFigures, first: bool) -> list[Section]:
         Column("Longest queue", lambda queue: queue.longest, "whole"),
         Column("Mean delay, ms", lambda queue: queue.delay_ms, "ms"),
         caption="What was launched and had not started yet: how far the host runs ahead.",
-        first=first,
     )
     blocks = [table for table in (path_table, queue_table) if table.rows]
     return [Section("What holds the steps up?", "", blocks)] if blocks else []
 
 
-def _cost(trace: TraceFigures, first: bool) -> Section:
+def _cost(trace: TraceFigures) -> Section:
     title, estimate = "What does overlap cost?", trace.estimate
     answer = "No estimate: no kernel is found both beside communication and alone."
     if estimate is not None:
@@ -230,13 +230,12 @@ def _cost(trace: TraceFigures, first: bool) -> Section:
         Column("Estimated slowdown", lambda family: _estimated(estimates, family.family, "slowdown"), "change"),
         Column("Calls that it rests on", lambda family: _estimated(estimates, family.family, "calls_beside"), "whole"),
         caption="Compute kernels by family, in the whole file.",
-        first=first,
         drop_empty=True,
     )
     blocks = [families, pair_table(
         "Beside copies, and copies beside communication", trace.beside_copies,
         "In the whole file, calls that have the same call alone to compare with. An association too, without what is "
-        f"within noise. {WITH_WAITING}", folded=False, first=first,
+        f"within noise. {WITH_WAITING}", folded=False,
     )]  # fmt: skip
     return Section(title, page_sentence(answer), [table for table in blocks if table.rows])
 
@@ -249,7 +248,7 @@ def _estimated(estimates: dict[str, Any], family: str, figure: str) -> float | N
     return None if family not in estimates else getattr(estimates[family], figure)
 
 
-def kernel_sections(trace: TraceFigures, first: bool, of: str = "", few: int = Table.few) -> list[Section]:
+def kernel_sections(trace: TraceFigures, first: bool, of: str = "", few: int = FEW_ROWS) -> list[Section]:
     kernels = table_of(
         f"Top kernels{of}",
         trace.kernels,
@@ -277,14 +276,13 @@ def _communication(trace: TraceFigures, sizes: Sequence[CollectiveSize], first: 
         Column("Exposed, ms", lambda row: row.exposed_ms, "ms"),
         caption="Sums over the calls, which may run at once. Exposed: the device ran nothing, and the host waited for "
         "the collective.",
-        first=first,
     )
     host_tables = [on_host] if on_host.rows else []
-    blocks = [*exposure_tables(trace.exposure, first=first), *host_tables, *size_tables(sizes, first)]
+    blocks = [*exposure_tables(trace.exposure, first=first, few=FEW_ROWS), *host_tables, *size_tables(sizes)]
     return [Section("What is communicated?", "", blocks)] if blocks else []
 
 
-def size_tables(sizes: Sequence[CollectiveSize], first: bool, few: int = Table.few) -> list[Block]:
+def size_tables(sizes: Sequence[CollectiveSize]) -> list[Block]:
     caption = "Over all files, waiting included."
     if any(row.matched for row in sizes):
         caption += " The transfer is the shortest kernel over the ranks: that of the last to come."
@@ -300,14 +298,12 @@ def size_tables(sizes: Sequence[CollectiveSize], first: bool, few: int = Table.f
         Column("Transfer, ms", lambda row: row.transfer_ms, "ms"),
         Column("Bus GB/s of the transfer", lambda row: row.transfer_bus_bandwidth_gb_s),
         caption=caption,
-        first=first,
-        few=few,
         drop_empty=True,
     )
     return [table] if sizes else []
 
 
-def _when(trace: TraceFigures, alone: bool) -> list[Section]:
+def _when(trace: TraceFigures) -> list[Section]:
     blocks: list[Block] = []
     if trace.utilisation is not None:
         use = trace.utilisation
@@ -320,7 +316,7 @@ def _when(trace: TraceFigures, alone: bool) -> list[Section]:
         ]
         data = {"series": series, "unit": "fraction", "x_label": "ms", "numeric": True, "ideal": None}
         caption = "Shares of equal parts of the file, each from the time below it on."
-        blocks.append(Chart("against", "Utilisation over time", data, caption, _PARTS[:2], first=alone))
+        blocks.append(Chart("against", "Utilisation over time", data, caption, _PARTS[:2]))
     if trace.picture is not None:
         name, of = (f"Step {trace.steps[0].step}", "one step") if trace.steps else ("The file", "the file")
         blocks.append(lanes(f"Timeline of {of}", [(name, trace.picture)], "From its first kernel to its last."))
@@ -335,7 +331,8 @@ def _quality(trace: TraceFigures, analysis: Analysis, alone: bool) -> Section:
     answer = f"{count(len(further), 'note')}." if further else "See the warning above."
     if not problems:
         answer = "Nothing is doubtful about the file."
-    return Section("Can the file be trusted?", answer, [Note(page_text(note, 2000), first=alone) for note in further])
+    notes = [Note(page_text(note, 2000), first=alone and place < _FEW_NOTES) for place, note in enumerate(further)]
+    return Section("Can the file be trusted?", answer, notes)
 
 
 def _step_cell(of_step: Any) -> Cell:

@@ -57,10 +57,10 @@ _FOOT = (
 )
 # Maximum devices with their own part.
 MAX_DEVICES = 16
-# Rows of a table of several files in a terminal, and of the table of ranks: they must fit on two screens.
-_FEW_OF_SEVERAL, _FEW_RANKS = 5, 64
+# Rows of a table of several files in a terminal, and of the table of ranks: they must fit on one screen.
+_FEW_OF_SEVERAL, _FEW_RANKS = 3, 8
 # Maximum notes on several files in a terminal, and ranks whose waiting is named.
-_MAX_NOTES, _MAX_WAITING = 4, 4
+_MAX_NOTES, _MAX_WAITING = 2, 4
 
 
 def trace_document(analysis: Analysis, most: int | None = MAX_DEVICES) -> Document:
@@ -68,7 +68,7 @@ def trace_document(analysis: Analysis, most: int | None = MAX_DEVICES) -> Docume
     shown = analysis.traces[:most]
     runs = tuple([device_page(f"run-{i}", trace, analysis) for i, trace in enumerate(shown, 1)])
     names = ", ".join(dict.fromkeys(file_name(trace) for trace in shown[:4]))
-    document = Document(f"Traces: {names}", runs, _FOOT, rest="--all shows all rows.", max_rows=None)
+    document = Document(f"Traces: {names}", runs, _FOOT, rest="--all shows all tables.", max_rows=None, brief=True)
     if len(analysis.traces) == 1:
         return document
     first, *rest = map(page_sentence, verdict(analysis, PAGE) or ("",))
@@ -107,8 +107,8 @@ def _together(analysis: Analysis, num_shown: int) -> list[Section]:
         blocks.append(_cycle_table(analysis))
     blocks += [
         _rank_table(named, analysis.skew),
-        *exposure_tables(analysis.exposure, first=True, few=_FEW_OF_SEVERAL),
-        *size_tables(analysis.sizes, True, _FEW_OF_SEVERAL),
+        *exposure_tables(analysis.exposure),
+        *size_tables(analysis.sizes),
     ]
     if len(named) > num_shown:
         blocks.append(Note(f"The first {num_shown} of {len(named)} devices have a part of their own below."))
