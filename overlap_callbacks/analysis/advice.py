@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD
 from overlap_callbacks.analysis.exposure import collectives_in_words
-from overlap_callbacks.analysis.formatting import PLAIN, listed
+from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, listed
 from overlap_callbacks.analysis.name_rules import collective_of
 from overlap_callbacks.analysis.results.environment import JobEnvironment, RankEnvironment, Severity
 from overlap_callbacks.analysis.results.kernel_times import CLOCK, SMS, SlowdownShares
@@ -197,7 +197,7 @@ def _deferring(job: JobFacts) -> Iterator[Advice]:
     yield Advice(
         "defer-reductions",
         f"Each gradient is reduced {found.times} times a step: defer it{how}.",
-        f"A step reduces {found.step_bytes / 1e6:.1f} MB for {found.gradient_bytes / 1e6:.2f} MB of gradients. "
+        f"A step reduces {bytes_in_words(found.step_bytes)} for {bytes_in_words(found.gradient_bytes)} of gradients. "
         f"Reducing them once would save {job.at_most(saved_ms)}.",
         job.at_most(saved_ms),
     )
@@ -392,7 +392,7 @@ def _mapping(job: JobFacts, name: str, won: str) -> Advice:
     if crossing == 0 or (job.environment is not None and job.environment.num_hosts == 1):
         what = f"Use fewer ranks in each {name}-parallel group, or overlap its collectives with matrix products."
         return Advice("mapping", what, f"{most} Its groups lie within a node already. That could win {won}.", won)
-    between = f" {crossing / 1e6:.1f} MB a step cross between hosts." if crossing else ""
+    between = f" {bytes_in_words(crossing)} a step cross between hosts." if crossing else ""
     what = f"Keep each {name}-parallel group within a node, on its fastest links."
     return Advice("mapping", what, f"{most}{between} That could win {won}.", won)
 
@@ -421,7 +421,7 @@ def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -
     """Larger buckets for short messages, smaller ones for long messages, if buckets decide their size."""
     messages = sum(row.messages for row in rows)
     mean_bytes = sum(row.size_bytes for row in rows) / messages
-    size = f"A reduction has {mean_bytes / 1e6:.2f} MB on average"
+    size = f"A reduction has {bytes_in_words(mean_bytes)} on average"
     most = job.at_most(exposed_ms)
     won = f"That could win {most}."
     exposure = job.detailed.exposure

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.equations import bus_factor
-from overlap_callbacks.analysis.formatting import PLAIN, Style, three_digits
+from overlap_callbacks.analysis.formatting import PLAIN, Style, three_digits, unit_of
 from overlap_callbacks.analysis.results.bench import (
     BOTH,
     COMMUNICATION,
@@ -227,14 +227,9 @@ def bytes_of(text: str, option: str) -> int:
 
 
 def size_in_words(size: float, space: str = " ") -> str:
-    """A readable size: ``16 MiB``, ``1 GB``, ``72 B``."""
-    for name, unit in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= unit and size % unit == 0:
-            return f"{size / unit:,.0f}{space}{name}"
-    for name, unit in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if size >= unit:
-            return f"{size / unit:,.4g}{space}{name}"
-    return f"{size:,.0f}{space}B"
+    """A readable size, whole where it can be: ``16 MiB``, ``72 B``, ``953.7 MiB``."""
+    name, unit = unit_of(size)
+    return f"{size / unit:,.4g}{space}{name}" if unit > 1 else f"{size:.0f}{space}B"
 
 
 def rate_in_words(gb_s: float, style: Style = PLAIN) -> str:

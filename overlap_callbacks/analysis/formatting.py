@@ -315,7 +315,7 @@ def one_digit(value: float) -> str:
 
 
 def bytes_in_words(number: float) -> str:
-    """Bytes with a unit of powers of ten, e.g. ``1.5 MB``."""
+    """Bytes in units of powers of two, as sizes are everywhere; e.g. ``1.5 MiB``."""
     unit, size = unit_of(number)
     value = number / size
     return f"{value:.0f} {unit}" if value >= 99.5 or size == 1 else f"{value:.3g} {unit}"
@@ -323,7 +323,7 @@ def bytes_in_words(number: float) -> str:
 
 def unit_of(number: float) -> tuple[str, float]:
     """The unit for this many bytes, and the unit's size."""
-    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size in (("TiB", 2.0**40), ("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10)):
         if number >= size * 0.9995:
             return unit, size
     return "B", 1.0

@@ -142,6 +142,19 @@ def collective_of(name: str) -> str:
     return _first(tuple(collectives), name)
 
 
+def collective_in_words(name: str) -> str:
+    """The one name of a collective on all screens, from an operator or a range.
+
+    E.g. ``all_gather`` of ``_allgather_base_``, ``all_reduce (gloo)`` of ``gloo:all_reduce``, ``recv`` of ``recv_``.
+    """
+    library, colon, operator = name.rpartition(":")
+    operator = operator.strip("_")
+    kind = collective_of(operator)
+    if kind == "send_recv" and operator.startswith(("send", "recv")) and "send_recv" not in operator:
+        kind = operator[:4]
+    return f"{operator if kind == 'other' else kind}{f' ({library})' if colon else ''}"
+
+
 def family_of(name: str) -> str:
     """The family of a compute kernel, e.g. ``gemm``; ``other`` if no rule matches."""
     return _first(tuple(families), name)

@@ -168,7 +168,7 @@ def show(document: Document, data: dict[str, Any], as_json: bool, page: Path | N
     except OSError as error:
         click.echo(one_line(f"The page cannot be written: {error}"), err=True)
         return False
-    click.echo(one_line(f"The page is {page} ({size / 1e6:.1f} MB)"), err=True)
+    click.echo(one_line(f"The page is {page} ({size / 2**20:.1f} MiB)"), err=True)
     return True
 
 

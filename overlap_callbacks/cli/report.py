@@ -83,7 +83,7 @@ def _written(output: Path, write: Callable[[Path], int]) -> int:
     with writing(str(output), "; name another file with --output"), console.status("making the page"):
         size = write(output)
     console.print(
-        one_line(f"The page is {output} ({size / 1e6:.1f} MB)"), highlight=False, markup=False, soft_wrap=True
+        one_line(f"The page is {output} ({size / 2**20:.1f} MiB)"), highlight=False, markup=False, soft_wrap=True
     )
     return size
 
@@ -147,7 +147,7 @@ def trace(run: Path, output: Path, window: int | None) -> None:
     content = msgspec.json.encode(perfetto_trace(found))
     write_file(output, "--perfetto", content)
     modes = " and ".join(picture.mode.value for picture in found.pictures)
-    line = f"{output}: window {found.window}, {modes} step ({len(content) / 1e6:.1f} MB); open it in ui.perfetto.dev"
+    line = f"{output}: window {found.window}, {modes} step ({len(content) / 2**20:.1f} MiB); open it in ui.perfetto.dev"
     click.echo(one_line(line), err=True)
     if any(picture.detail is None for picture in found.pictures):
         click.echo("Note: this record is older than details of steps: kernels have no names in the trace", err=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from overlap_callbacks.analysis.exposure import exposed_parts
 from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, count
+from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, figure_named
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -255,7 +256,7 @@ def _line(row: DimensionTime, window: OverlapReport) -> str:
 def _name(kind: CollectiveTime) -> str:
     ranks = count(kind.group_size, "rank")
     return (
-        f"{kind.operator.strip('_')} on group {kind.group} of {ranks} "
+        f"{collective_in_words(kind.operator)} on group {kind.group} of {ranks} "
         f"({kind.messages} a step, {bytes_in_words(kind.size_bytes)} in all)"
     )
 

@@ -70,8 +70,8 @@ def test_gradients_that_are_reduced_at_each_micro_batch_are_to_be_deferred() -> 
         "Each gradient is reduced 4 times a step: defer it to the last micro-batch (DDP's no_sync around the others)."
     )
     assert first.why == (
-        "A step reduces 14.2 MB for 3.55 MB of gradients. Reducing them once would save at most 147.0 ms of a step of "
-        "307.0 ms."
+        "A step reduces 13.5 MiB for 3.39 MiB of gradients. Reducing them once would save at most 147.0 ms of a "
+        "step of 307.0 ms."
     )
     assert "accumulate" not in found["fewer-bytes"].what
 
@@ -181,7 +181,7 @@ def test_advice_names_the_bucket_that_is_exposed_and_leaves_hidden_kinds_alone()
         return advice(Bound.COMMUNICATION, facts)
 
     assert list(found(10, 10)) == ["prefetch", "buckets", "fewer-bytes"]
-    assert "most exposed is the 8 MB reduce-scatter that ends the step" in found(10, 10)["buckets"].why
+    assert "most exposed is the 7.63 MiB reduce-scatter that ends the step" in found(10, 10)["buckets"].why
     # A third of what is exposed is what it can win; by bytes it would be less than a hundredth.
     assert "could win at most 10.00 ms of a step" in found(20, 10)["buckets"].why
     assert list(found(10, 0)) == ["prefetch"]
@@ -217,7 +217,7 @@ def test_groups_that_lie_within_a_node_are_not_to_be_put_there() -> None:
     assert mapping(environment=two_hosts, traffic=within).what.startswith("Use fewer ranks")
     found = mapping(environment=two_hosts, traffic=across)
     assert found.what.startswith("Keep each tensor-parallel group within a node")
-    assert "0.5 MB a step cross between hosts" in found.why
+    assert "488 KiB a step cross between hosts" in found.why
     assert mapping().what.startswith("Keep each")
 
 

@@ -68,9 +68,9 @@ def test_a_broken_limit_says_what_was_measured_and_whose_communication_is_expose
 def test_the_most_exposed_collectives_are_told_by_size_and_place_over_all_ranks_and_steps(run: str) -> None:
     lines = [line.strip() for line in invoke("check", "--max-exposed", "0.01", run).stdout.splitlines()]
     assert lines[-2:] == [
-        "windows 0 to 2: of 192 ms exposed on 2 ranks 144 ms are the 67.1 MB reduce-scatter that ends the step, "
+        "windows 0 to 2: of 192 ms exposed on 2 ranks 144 ms are the 64 MiB reduce-scatter that ends the step, "
         "in 6 of 12 steps",
-        "windows 0 to 2: of 192 ms exposed on 2 ranks 48.0 ms are the 25.2 MB all-reduces in the middle of the step, "
+        "windows 0 to 2: of 192 ms exposed on 2 ranks 48.0 ms are the 24 MiB all-reduces in the middle of the step, "
         "in 12 of 12 steps",
     ]
     told = json.loads(invoke("check", "--max-exposed", "0.01", "--json", run).stdout)["collectives"]

@@ -59,5 +59,5 @@ def test_gradients_reduced_at_each_micro_batch_are_to_be_deferred_and_no_others(
         assert ("defer-reductions" in advice) is not deferred
         if not deferred:
             assert "Each gradient is reduced 4 times a step: defer it" in advice["defer-reductions"].what
-            assert "14.2 MB for 3.54 MB of gradients" in advice["defer-reductions"].why
+            assert "13.5 MiB for 3.38 MiB of gradients" in advice["defer-reductions"].why
             assert "accumulate" not in advice.get("fewer-bytes", advice["defer-reductions"]).what

@@ -187,7 +187,7 @@ def test_steps_with_the_same_communication_are_distinguished_by_their_kernels() 
 def test_of_kinds_whose_orders_contradict_each_other_one_is_measured_and_the_window_says_so() -> None:
     for window in valid_windows("turned round"):
         (note,) = [problem for problem in window["problems"] if problem.startswith("the job has 2 kinds")]
-        assert "collectives of 13.1 kB in another order" in note
+        assert "collectives of 12.8 KiB in another order" in note
         assert "left out, because the other mode had none of their kind: " in note
         assert any("collective 0 of the step was" in problem for problem in window["problems"])
         for timed, _ in window["parts"]:

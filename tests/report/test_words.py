@@ -54,8 +54,8 @@ def test_the_answer_on_what_holds_steps_back_says_which_collectives_are_exposed(
     for text in (text_of(made(tmp_path / "page", *windows)), printed(tmp_path / "terminal", *windows)):
         said = " ".join(text.replace("\N{NO-BREAK SPACE}", " ").split())
         answer = (
-            "Of 192 ms exposed on 2 ranks 144 ms are the 67.1 MB reduce-scatter that ends the step, in 6 of 12 steps; "
-            "48.0 ms are the 25.2 MB all-reduces in the middle of the step, in 12 of 12 steps. "
+            "Of 192 ms exposed on 2 ranks 144 ms are the 64 MiB reduce-scatter that ends the step, in 6 of 12 steps; "
+            "48.0 ms are the 24 MiB all-reduces in the middle of the step, in 12 of 12 steps. "
         )
         order = ("How far from ideal", answer, "What to try", "Collectives by size and place", "windows 0 to 2. Time")
         places = [said.index(words) for words in order]

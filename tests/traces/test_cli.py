@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -148,15 +149,40 @@ def test_the_table_of_compare_shows_the_five_equations_and_what_does_not_match(
     assert "do not fit" not in output
 
 
-def test_eight_ranks_print_at_most_two_screens_skew_first(tmp_path: Path) -> None:
+def test_a_file_prints_one_screen_and_the_rest_is_under_all(tmp_path: Path) -> None:
+    path = kineto.write(tmp_path / "many.json", kineto.training(steps=12, layers=8, operators=4), **kineto.job(0, 2))
+    lines = overlap("analyze", str(path), columns=100).splitlines()
+    assert len(lines) <= 40
+    titles = ("Where the time goes on the device", "Top kernels", "Collectives by size and place")
+    assert all([any(line.startswith(title) for line in lines) for title in titles])
+    assert lines[-1] == "--all shows all tables."
+    everything = overlap("analyze", str(path), "--all", columns=100)
+    for title in (
+        *titles,
+        "Critical path",
+        "Launches in flight",
+        "Compute by family",
+        "Kernel times",
+    ):
+        assert f"\n{title}" in everything
+        assert title in titles or f"\n{title}" not in "\n".join(lines)
+    # The numbers of a column have equal decimals.
+    table = "\n".join(lines).partition("Where the time goes")[2].split("\n\n")[0]
+    cells = [re.split(r" {2,}", line.strip()) for line in table.splitlines() if re.match(r"(all|\d+) ", line)]
+    assert len(cells) == 4
+    for column in list(zip(*cells, strict=True))[1:]:
+        assert len({len(cell.partition(".")[2]) for cell in column}) == 1
+
+
+def test_eight_ranks_print_one_screen_skew_first(tmp_path: Path) -> None:
     files = []
     for rank in range(8):
         events = kineto.training(slowdown=rank / 10, operators=0)
         files.append(str(kineto.write(tmp_path / f"rank{rank}.json", events, **kineto.job(rank, 8))))
-    lines = overlap("analyze", *files, columns=80).splitlines()
-    assert len(lines) <= 2 * 40
+    lines = overlap("analyze", *files, columns=100).splitlines()
+    assert len(lines) <= 40
     assert lines[0].startswith("Ranks wait ")
-    titles = ("Collectives over the ranks", "Ranks side by side", "Collectives by size", "Top kernels")
+    titles = ("Collectives over the ranks", "Ranks side by side", "Top kernels")
     found = [next(i for i, line in enumerate(lines) if line.startswith(title)) for title in titles]
     assert found == sorted(found)
     everything = overlap("analyze", *files, "--all", columns=80)
@@ -192,7 +218,7 @@ def test_tables_fit_any_terminal(overlapped: str, sequential: str, columns: int)
 
 def test_long_tables_say_how_much_is_left_out(tmp_path: Path) -> None:
     path = kineto.write(tmp_path / "many.json", kineto.training(steps=40, layers=1, operators=0))
-    assert "... 29 more rows: --all has all" in overlap("analyze", str(path))
+    assert "... 37 more rows: --all has all" in overlap("analyze", str(path))
     events = [kineto.kernel(f"kernel_{i}", i, i + 1, 0) for i in range(30)]
     events += [kineto.kernel(kineto.ALL_REDUCE, 90, 91, 0)]
     one, other = (kineto.write(tmp_path / f"{i}.json", events[i:]) for i in (0, 25))

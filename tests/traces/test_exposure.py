@@ -88,7 +88,7 @@ def test_the_last_small_all_reduce_is_named_that_is_exposed_in_every_second_step
     tmp_path: Path, optimizer_ms: float
 ) -> None:
     found = analyzed(tmp_path, ddp(lambda number: number % 2 == 1, optimizer_ms))
-    assert sentence(found) == "Of 15.0 ms exposed all are the 1.2 MB all-reduce that ends the step, in 3 of 6 steps."
+    assert sentence(found) == "Of 15.0 ms exposed all are the 1.14 MiB all-reduce that ends the step, in 3 of 6 steps."
     assert times(exposed(found)) == {
         (LAST, 1_200_000): (15, 15, 3), (MIDDLE, 26 * MB): (0, 3 * 8 * 6, 0), (FIRST, 26 * MB): (0, 8 * 6, 0)
     }  # fmt: skip
@@ -99,7 +99,7 @@ def test_the_last_small_all_reduce_is_named_that_is_exposed_in_every_second_step
 def test_where_much_compute_follows_the_last_one_does_not_end_the_step(tmp_path: Path) -> None:
     found = analyzed(tmp_path, ddp(lambda number: True, optimizer_ms=12))
     assert sentence(found) == (
-        "Of 30.0 ms exposed all are the 1.2 MB all-reduce that comes last in the step, in 6 of 6 steps."
+        "Of 30.0 ms exposed all are the 1.14 MiB all-reduce that comes last in the step, in 6 of 6 steps."
     )
 
 
@@ -107,7 +107,7 @@ def test_over_ranks_of_which_one_alone_is_exposed(tmp_path: Path) -> None:
     ranks = [ddp(lambda number: False), ddp(lambda number: number % 2 == 1), ddp(lambda number: False)]
     found = analyzed(tmp_path, *ranks)
     assert sentence(found) == (
-        "Of 15.0 ms exposed on 3 ranks all are the 1.2 MB all-reduce that ends the step, in 3 of 6 steps, "
+        "Of 15.0 ms exposed on 3 ranks all are the 1.14 MiB all-reduce that ends the step, in 3 of 6 steps, "
         "on rank 1 alone."
     )
     row = exposed(found).rows[0]
@@ -116,7 +116,7 @@ def test_over_ranks_of_which_one_alone_is_exposed(tmp_path: Path) -> None:
     assert found.traces[0].exposure is not None
     assert exposure_sentence(found.traces[0].exposure) == ""
     both = analyzed(tmp_path, ddp(lambda number: number % 2 == 1), ddp(lambda number: number == 0))
-    assert sentence(both).endswith("Of 20.0 ms exposed on 2 ranks all are the 1.2 MB all-reduce that ends the step, "
+    assert sentence(both).endswith("Of 20.0 ms exposed on 2 ranks all are the 1.14 MiB all-reduce that ends the step, "
                                    "in 4 of 6 steps.")  # fmt: skip
 
 
@@ -124,11 +124,13 @@ def test_a_parameter_all_gather_that_begins_the_step(tmp_path: Path) -> None:
     gathers = [message(0, 4, 100 * MB, "_allgather_base"), message(6, 12, 100 * MB, "_allgather_base")]
     scatter = message(20, 25, 100 * MB, "_reduce_scatter_base")
     found = analyzed(tmp_path, events([([(4.0, 30.0)], [*gathers, scatter])] * 3))
-    assert sentence(found) == "Of 12.0 ms exposed all are the 100 MB all-gather that begins the step, in 3 of 3 steps."
+    assert (
+        sentence(found) == "Of 12.0 ms exposed all are the 95.4 MiB all-gather that begins the step, in 3 of 3 steps."
+    )
     # One that waits for the loader's compute before it does not begin the step.
     late = analyzed(tmp_path, events([([(0.0, 8.0), (12.0, 30.0)], [message(8, 12, 100 * MB)])] * 3))
     assert sentence(late) == (
-        "Of 12.0 ms exposed all are the 100 MB all-reduce that comes first in the step, in 3 of 3 steps."
+        "Of 12.0 ms exposed all are the 95.4 MiB all-reduce that comes first in the step, in 3 of 3 steps."
     )
 
 
@@ -137,8 +139,8 @@ def test_exposed_ones_in_the_middle_of_several_sizes(tmp_path: Path) -> None:
     messages = [message(1, 3, MB), message(10, 14, 8 * MB), message(30, 32, 4 * MB), message(40, 45, MB)]
     found = analyzed(tmp_path, events([(compute, messages)] * 2))
     assert sentence(found) == (
-        "Of 12.0 ms exposed 8.00 ms are the 8 MB all-reduce in the middle of the step, in 2 of 2 steps; "
-        "4.00 ms are the 4 MB all-reduce in the middle of the step, in 2 of 2 steps."
+        "Of 12.0 ms exposed 8.00 ms are the 7.63 MiB all-reduce in the middle of the step, in 2 of 2 steps; "
+        "4.00 ms are the 3.81 MiB all-reduce in the middle of the step, in 2 of 2 steps."
     )
     assert [(row.place, row.exposed_ms) for row in exposed(found).places if row.exposed_ms] == [(MIDDLE, 12)]
 
@@ -147,13 +149,13 @@ def test_several_of_the_same_size_share_a_row_and_no_size_has_most(tmp_path: Pat
     compute = [(float(10 * i), float(10 * i + 8)) for i in range(6)]
     same = [message(10 * i + 8, 10 * i + 10, 8 * MB) for i in range(5)]
     found = analyzed(tmp_path, events([(compute, same)] * 2))
-    assert "12.0 ms are the 8 MB all-reduces in the middle of the step, in 2 of 2 steps" in sentence(found)
+    assert "12.0 ms are the 7.63 MiB all-reduces in the middle of the step, in 2 of 2 steps" in sentence(found)
     # Tokens of experts: twenty sizes, each exposed for a little.
     uneven = [[message(10 * i + 8, 10 * i + 10, (1 + 5 * i + step) * MB, "all_to_allv") for i in range(5)]
               for step in range(5)]  # fmt: skip
     found = analyzed(tmp_path, events([(compute, messages) for messages in uneven]))
     assert sentence(found).startswith(
-        "Of 50.0 ms exposed 30.0 ms are the 6 to 20 MB all-to-alls in the middle of the step, in 5 of 5 steps; "
+        "Of 50.0 ms exposed 30.0 ms are the 5.72 to 19.1 MiB all-to-alls in the middle of the step, in 5 of 5 steps; "
     )
     assert len(exposed(found).rows) <= 3 * 16
 
@@ -169,14 +171,14 @@ def test_a_queue_behind_all_compute_ends_the_step_as_one(tmp_path: Path) -> None
     # Compute ends while the second of five is in flight.
     queue = [message(10 + 8 * i, 18 + 8 * i, 26 * MB) for i in range(5)]
     found = analyzed(tmp_path, events([([(0.0, 22.0)], queue)] * 4))
-    assert sentence(found) == "Of 112 ms exposed all are the 26 MB all-reduces that end the step, in 4 of 4 steps."
+    assert sentence(found) == "Of 112 ms exposed all are the 24.8 MiB all-reduces that end the step, in 4 of 4 steps."
 
 
 def test_a_norm_after_the_last_bucket_is_no_bucket(tmp_path: Path) -> None:
     norm = message(47, 47.01, 4)
     steps = [([(0.0, 41.0), (46.2, 46.8), (48.0, 50.0)], [*FOUR, message(41, 46, 1_200_000), norm])] * 2
     found = analyzed(tmp_path, events(steps))
-    assert sentence(found) == "Of 10.0 ms exposed all are the 1.2 MB all-reduce that ends the step, in 2 of 2 steps."
+    assert sentence(found) == "Of 10.0 ms exposed all are the 1.14 MiB all-reduce that ends the step, in 2 of 2 steps."
 
 
 def test_time_of_several_in_flight_counts_once_and_rows_add_up_to_the_steps(tmp_path: Path) -> None:
@@ -207,7 +209,7 @@ def test_without_sizes_and_without_steps(tmp_path: Path) -> None:
     )
     without_steps = [event for event in ddp(lambda number: number % 2 == 1) if "Profiler" not in event["name"]]
     found = analyzed(tmp_path, without_steps)
-    assert sentence(found) == "Of 15.0 ms exposed all are the 1.2 MB all-reduces."
+    assert sentence(found) == "Of 15.0 ms exposed all are the 1.14 MiB all-reduces."
     assert {row.place for row in exposed(found).rows} == {NOWHERE}
 
 
@@ -215,7 +217,7 @@ def test_steps_that_differ_and_steps_without_communication(tmp_path: Path) -> No
     # Gradients are reduced in every third step alone.
     steps = [([(0.0, 20.0)], [message(20, 25, 26 * MB)] if number % 3 == 2 else []) for number in range(6)]
     assert sentence(analyzed(tmp_path, events(steps))) == (
-        "Of 10.0 ms exposed all are the 26 MB all-reduce that ends the step, in 2 of 6 steps."
+        "Of 10.0 ms exposed all are the 24.8 MiB all-reduce that ends the step, in 2 of 6 steps."
     )
 
 
@@ -225,7 +227,7 @@ def test_groups_of_several_dimensions_are_told_apart(tmp_path: Path) -> None:
     messages = [message(5, 9, 16 * MB, **tensor), message(15, 19, 16 * MB, **data), message(30, 35, 16 * MB, **data)]
     found = analyzed(tmp_path, events([([(0.0, 15.0), (19.0, 40.0)], messages)] * 2))
     assert sentence(found) == (
-        "Of 8.00 ms exposed all are the 16 MB all-reduce of mesh_dp in the middle of the step, in 2 of 2 steps."
+        "Of 8.00 ms exposed all are the 15.3 MiB all-reduce of mesh_dp in the middle of the step, in 2 of 2 steps."
     )
 
 
@@ -263,13 +265,13 @@ def test_a_long_file_in_pieces_gives_the_same(tmp_path: Path, short_memory: list
     of = [([(float(i), i + 1.0) for i in range(40 if n % 2 else 45)], [*FOUR, message(40, 45, MB)]) for n in range(6)]
     found = analyzed(tmp_path, events(of))
     assert len(short_memory) > 1
-    assert sentence(found) == "Of 15.0 ms exposed all are the 1 MB all-reduce that ends the step, in 3 of 6 steps."
+    assert sentence(found) == "Of 15.0 ms exposed all are the 977 KiB all-reduce that ends the step, in 3 of 6 steps."
 
 
 def test_terminal_and_json_have_it(tmp_path: Path) -> None:
     path = kineto.write(tmp_path / "r0.json", ddp(lambda number: number % 2 == 1), **kineto.job())
     shown = overlap("analyze", str(path)).output
-    assert "Of 15.0 ms exposed all are the 1.2 MB all-reduce that ends the step, in 3 of 6 steps." in shown
+    assert "Of 15.0 ms exposed all are the 1.14 MiB all-reduce that ends the step, in 3 of 6 steps." in shown
     assert shown.index("Of 15.0 ms") < shown.index("Where the time goes") < shown.index("Collectives by size and place")
     told = json.loads(overlap("analyze", str(path), "--json").stdout)
     (row, *_) = told["exposure"]["rows"]
@@ -284,7 +286,7 @@ def test_files_of_several_jobs_each_have_their_own(tmp_path: Path) -> None:
     assert found.exposure is None
     words = " ".join(verdict(found))
     assert "Of 30.0 ms exposed all" in words
-    assert "Of 5.00 ms exposed all are the 1.2 MB all-reduce that ends the step, in 1 of 6 steps." in words
+    assert "Of 5.00 ms exposed all are the 1.14 MiB all-reduce that ends the step, in 1 of 6 steps." in words
 
 
 # -- real files, and generated ones

@@ -110,19 +110,19 @@ MISFITS: dict[str, tuple[tuple[list[kineto.Event], dict[str, Any]], tuple[list[k
     ),
     "bytes": (
         (gathered(8, **kineto.METADATA), {}), (gathered(4, **kineto.METADATA), {}),
-        "communicate different amounts in a step: 32 MB and 16 MB",
+        "communicate different amounts in a step: 30.5 MiB and 15.3 MiB",
     ),
     "one type of elements more": (
         (halved(list(kineto.training())), {}), (sequential(), {}),
-        "communicate different amounts in a step: 16 MB and 32 MB",
+        "communicate different amounts in a step: 15.3 MiB and 30.5 MiB",
     ),
     "one layer more": (
         (list(kineto.training(layers=8)), {}), (sequential(layers=7), {}),
-        "communicate different amounts in a step: 32 MB and 28 MB",
+        "communicate different amounts in a step: 30.5 MiB and 26.7 MiB",
     ),
     "as many bytes in few steps": (
         (elements(1, 1, 1, 8_000_000, overlaps=True), {}), (elements(1, 1, 1, 16_000_000), {}),
-        "communicate different amounts in a step: 8 MB and 16 MB",
+        "communicate different amounts in a step: 7.63 MiB and 15.3 MiB",
     ),
     "accumulates alone": (
         (elements(0, overlaps=True), {}), (elements(0, 8_000), {}), "only the sequential file communicates",
@@ -349,7 +349,7 @@ def test_a_few_bytes_more_are_a_doubt(tmp_path: Path) -> None:
     files = written(tmp_path, [(elements(8_000, overlaps=True), {}), (elements(8_400), {})])
     found = compare(*map(read_trace, files))
     assert found.valid
-    assert said(found.problems, "they communicate different amounts in a step: 32 kB and 33.6 kB")
+    assert said(found.problems, "they communicate different amounts in a step: 31.2 KiB and 32.8 KiB")
 
 
 def test_slower_clocks_and_kernels_that_overlap_are_the_same_job(tmp_path: Path) -> None:

@@ -301,8 +301,8 @@ def _lacks_memory(step: RepeatableStep) -> str:
             return f"how much memory {used} has left is not known"
         if more > room:
             return (
-                f"{used} has not the memory: two sets of gradients take {more / 1e9:.2f} GB, and "
-                f"{max(0.0, room) / 1e9:.2f} GB are left beside a step of training"
+                f"{used} has not the memory: two sets of gradients take {more / 2**30:.2f} GiB, and "
+                f"{max(0.0, room) / 2**30:.2f} GiB are left beside a step of training"
             )
     return ""
 

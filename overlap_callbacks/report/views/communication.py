@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from overlap_callbacks.analysis.communication.link_peaks import Link, Peaks, SizeBandwidth, bandwidths, peaks_of
 from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, page_text
+from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.arrivals import ONE_HOST, SEVERAL_HOSTS, waiting_fraction
 from overlap_callbacks.analysis.results.report import OverlapReport, PipelineBubble
 from overlap_callbacks.analysis.results.step_parts import StepShare
@@ -69,7 +70,7 @@ def bandwidth_table(found: Bandwidths) -> Table:
         "Effective bandwidth by size",
         found.rows,
         Column("~Dimension", lambda row: row.transfer.dimension),
-        Column("~Collective", lambda row: row.transfer.operator.strip("_")),
+        Column("~Collective", lambda row: collective_in_words(row.transfer.operator)),
         Column("Ranks", lambda row: row.transfer.group_size, "whole"),
         Column("*On", lambda row: reach if (reach := row.transfer.reach) in (ONE_HOST, SEVERAL_HOSTS) else "not known"),
         Column("Size", lambda row: row.mean_bytes, "bytes"),

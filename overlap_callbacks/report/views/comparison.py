@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from overlap_callbacks.analysis.formatting import DASH, PAGE, PLAIN, count, listed, page_text
+from overlap_callbacks.analysis.formatting import DASH, PAGE, PLAIN, bytes_in_words, count, listed, page_text
 from overlap_callbacks.analysis.headline import Fastest, Headline, RunSpeed, fastest, step_change
+from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.run import Workload
@@ -235,7 +236,7 @@ def _place(label: str) -> int:
 
 def _facts(record: Record) -> dict[str, str]:
     sent = {
-        f"{_COLLECTIVES}{page_text(name, 80)}": f"{count(messages, 'message')}, {size / 1e6:,.2f} MB"
+        f"{_COLLECTIVES}{page_text(name, 80)}": f"{count(messages, 'message')}, {bytes_in_words(size)}"
         for name, (messages, size) in collectives_of_a_step(record).items()
     }
     return {
@@ -259,7 +260,7 @@ def collectives_of_a_step(record: Record) -> dict[str, tuple[int, int]]:
     window = record.latest("collectives")
     found: dict[str, tuple[int, int]] = {}
     for row in () if window is None else window.collectives:
-        name = f"{row.operator.strip('_')}, {row.dimension or row.group or 'other'}, {row.group_size} ranks"
+        name = f"{collective_in_words(row.operator)}, {row.dimension or row.group or 'other'}, {row.group_size} ranks"
         messages, size = found.get(name, (0, 0))
         found[name] = (messages + row.messages, size + row.bytes_in)
     return found

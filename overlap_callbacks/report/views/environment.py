@@ -136,7 +136,7 @@ def _where(job: JobEnvironment) -> str:
 def _software(environment: RankEnvironment) -> list[tuple[str, str]]:
     """Name and value of the known facts of software and device."""
     on_amd = bool(environment.hip)
-    memory = f"{environment.memory_bytes / 1e9:.1f} GB" if environment.memory_bytes else ""
+    memory = f"{environment.memory_bytes / 2**30:.1f} GiB" if environment.memory_bytes else ""
     facts = (
         ("PyTorch", environment.torch),
         ("CUDA, of this PyTorch", environment.cuda),
@@ -169,4 +169,4 @@ def _memory_peak(peak: MemoryPeak) -> str:
 
 
 def _gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.2f} GB"
+    return f"{size_bytes / 2**30:.2f} GiB"

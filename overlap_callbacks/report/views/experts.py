@@ -13,7 +13,7 @@ from overlap_callbacks.report.views.trends import MAX_POINTS
 
 # Maximum expert ranks that a chart shows one by one.
 MAX_BARS = 32
-_MB = 1e6
+_MIB = 2**20
 
 Lines = tuple[tuple[str, str, str], ...]
 # Name, colour, and field of ``ExpertLoads`` and ``ExpertStep``.
@@ -68,11 +68,11 @@ def _lines(title: str, unit: str, lines: Lines, rows: Sequence[tuple[int, int, A
 
 def _by_rank(details: ExpertDetails) -> Chart:
     rows = [
-        bar(size / _MB, run="", label=f"expert rank {place}", color="run1")
+        bar(size / _MIB, run="", label=f"expert rank {place}", color="run1")
         for place, size in enumerate(details.by_expert_rank)
     ]
     caption = "What a rank receives, by its place in its expert group; ranks at one place have the same experts."
-    return Chart("bars", "Bytes received by expert rank", {"unit": "MB", "rows": rows}, caption)
+    return Chart("bars", "Bytes received by expert rank", {"unit": "MiB", "rows": rows}, caption)
 
 
 def _table(loads: ExpertLoads, details: ExpertDetails) -> Block:
@@ -81,7 +81,7 @@ def _table(loads: ExpertLoads, details: ExpertDetails) -> Block:
         f"Expert ranks ({page_text(loads.dimension, 40)} groups of {loads.group_size})",
         enumerate(details.by_expert_rank),
         Column("Place in the group", lambda row: row[0], "whole"),
-        Column("MB a step", lambda row: rounded(row[1] / _MB)),
+        Column("MiB a step", lambda row: rounded(row[1] / _MIB)),
         Column("Over the mean", lambda row: rounded(row[1] / mean) if mean > 0 else 0.0, 2),
         caption=f"Means over {count(loads.num_steps, 'step')} and the ranks at each place.",
         folded=True,

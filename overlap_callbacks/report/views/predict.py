@@ -11,6 +11,7 @@ from overlap_callbacks.analysis.communication.predicted import CheckedRow
 from overlap_callbacks.analysis.communication.step_time import Choice, StepTime
 from overlap_callbacks.analysis.communication.volumes import MessageRow
 from overlap_callbacks.analysis.formatting import count
+from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.report.views.elements import Block, Cell, Column, Document, Note, RunPage, Section, table_of
 
 # Longer tables are cut in a terminal; JSON has everything.
@@ -91,7 +92,7 @@ def check_document(rows: Sequence[CheckedRow]) -> Document:
     lines: list[tuple[Any, ...]] = []
     for row in rows:
         which = "equal" if row.equal else "predicted"
-        lines.append((str(row.rank), row.dimension, row.operator, row.messages, row.bytes, which))
+        lines.append((str(row.rank), row.dimension, collective_in_words(row.operator), row.messages, row.bytes, which))
         if not row.equal:
             lines.append(("", "", "", row.measured_messages, row.measured_bytes, "measured"))
     equal = sum([row.equal for row in rows])
@@ -103,7 +104,7 @@ def check_document(rows: Sequence[CheckedRow]) -> Document:
         lines,
         Column("*Rank", lambda line: line[0]),
         Column("*Dimension", lambda line: line[1]),
-        Column("*Operator", lambda line: line[2]),
+        Column("*Collective", lambda line: line[2]),
         Column("Messages", lambda line: line[3], "whole"),
         Column("Bytes", lambda line: line[4], "whole"),
         Column("*", lambda line: line[5]),
@@ -122,7 +123,7 @@ def _message_table(rows: Sequence[MessageRow]) -> Block:
         rows,
         Column("*Rank", lambda row: Cell(str(row.rank), row.rank)),
         Column("*Dimension", lambda row: row.dimension),
-        Column("*Operator", lambda row: row.operator),
+        Column("*Collective", lambda row: collective_in_words(row.operator)),
         Column("Ranks", lambda row: Cell(_others(row), row.group_size)),
         Column("Messages", lambda row: row.messages, "whole"),
         Column("Bytes each", lambda row: row.bytes_each, "whole"),

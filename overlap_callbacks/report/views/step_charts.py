@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from overlap_callbacks.analysis.formatting import PAGE, page_text, rounded, short_kernel_name
+from overlap_callbacks.analysis.formatting import PAGE, bytes_in_words, page_text, rounded, short_kernel_name
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import CallTimes, StepDetail, StepTimeline
@@ -246,7 +246,7 @@ def _file(window: OverlapReport) -> Download:
     """The steps as a file within the page, so that the page alone suffices to open them in Perfetto."""
     content = gzip.compress(msgspec.json.encode(perfetto_trace(window)), mtime=0)
     return Download(
-        f"Save these steps for Perfetto ({len(content) / 1e3:,.0f} kB)",
+        f"Save these steps for Perfetto ({bytes_in_words(len(content))})",
         f"overlap-window-{window.window}.json.gz",
         "application/gzip",
         base64.b64encode(content).decode(),

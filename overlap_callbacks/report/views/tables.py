@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from overlap_callbacks.analysis.exposure import size_in_words
 from overlap_callbacks.analysis.formatting import PAGE, PLAIN, column_decimals, count, short_kernel_name
+from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.catalogue import FIGURES, SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.exposure import Exposure
@@ -120,7 +121,7 @@ def dimension_table(window: OverlapReport) -> Table:
         window.dimensions,
         Column("~Dimension", lambda row: row.dimension),
         Column("Messages", lambda row: row.messages, "whole"),
-        Column("MB", lambda row: row.bytes_in / 1e6),
+        Column("MiB", lambda row: row.bytes_in / 2**20),
         Column("In flight, ms", lambda row: row.comm_ms),
         Column("Exposed, ms", lambda row: row.exposed_ms),
         Column("Its own slowdown", lambda row: row.slowdown if window.valid else None, "change"),
@@ -166,16 +167,16 @@ def collective_table(window: OverlapReport) -> Table:
     return table_of(
         "Collectives of a step",
         window.collectives,
-        Column("~Collective", lambda row: row.operator.strip("_")),
+        Column("~Collective", lambda row: collective_in_words(row.operator)),
         Column("~Group", _group),
         Column("~Backend", lambda row: row.backend),
         Column("Ranks", lambda row: row.group_size, "whole"),
         Column("Messages", lambda row: row.messages, "whole"),
-        Column("MB", lambda row: row.bytes_in / 1e6),
+        Column("MiB", lambda row: row.bytes_in / 2**20),
         Column("Alone, ms", lambda row: row.isolated_ms),
         Column("Transfer, ms", lambda row: row.transfer_ms),
         Column("GB/s", _gb_s),
-        caption=f"On rank {window.first_rank}, window {window.window}. MB counts the bytes of the tensors that a "
+        caption=f"On rank {window.first_rank}, window {window.window}. MiB counts the bytes of the tensors that a "
         "collective reads. Alone is its time in sequential steps, from issue to end. Transfer is the shortest time of "
         "any rank: ranks that come early also wait for the last one. GB/s divides the bytes read or written, whichever "
         "are more, by the transfer.",

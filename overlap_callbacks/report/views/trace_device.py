@@ -16,6 +16,7 @@ from overlap_callbacks.analysis.formatting import (
     short_kernel_name,
     shortened,
 )
+from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.report.views.elements import (
     Block,
     Cell,
@@ -270,7 +271,7 @@ def _communication(trace: TraceFigures, sizes: Sequence[CollectiveSize], first: 
     on_host = table_of(
         "Collectives on the host",
         trace.on_host_collectives,
-        Column("*Collective", lambda row: row.name),
+        Column("*Collective", lambda row: collective_in_words(row.name)),
         Column("Calls", lambda row: row.calls, "whole"),
         Column("Time, ms", lambda row: row.time_ms, "ms"),
         Column("Exposed, ms", lambda row: row.exposed_ms, "ms"),
@@ -291,7 +292,7 @@ def size_tables(sizes: Sequence[CollectiveSize]) -> list[Block]:
         sizes,
         Column("*Collective", lambda row: row.collective),
         Column("Ranks", lambda row: row.group_size, "whole"),
-        Column("MB", lambda row: row.bytes / 1e6, 3),
+        Column("MiB", lambda row: row.bytes / 2**20, 3),
         Column("Kernels", lambda row: row.kernels, "whole"),
         Column("ms each", lambda row: row.time_ms, "ms"),
         Column("Bus GB/s", lambda row: row.bus_bandwidth_gb_s),

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from overlap_callbacks.analysis.advice import WORTH, how_to_defer
 from overlap_callbacks.analysis.exposure import exposure_sentence
-from overlap_callbacks.analysis.formatting import PLAIN, Style, count, listed
+from overlap_callbacks.analysis.formatting import PLAIN, Style, bytes_in_words, count, listed
+from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.exposure import Exposure
 from overlap_callbacks.analysis.results.kernel_times import PairTime
 from overlap_callbacks.analysis.safe_text import printable
@@ -148,8 +149,9 @@ def _on_host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
         _mean([getattr(time, name) or 0.0 for time in whole]) for name in ("exposed_on_host_ms", "on_host_ms")
     )
     what = "The device waits" if len(traces) == 1 else "The devices wait"
+    kind = collective_in_words(kinds.most_common(1)[0][0])
     return (
-        f"{what} for communication on the host, mostly {kinds.most_common(1)[0][0]}: {style.ms(exposed_ms)} of its "
+        f"{what} for communication on the host, mostly {kind}: {style.ms(exposed_ms)} of its "
         f"{style.ms(in_flight_ms)} are exposed. Issue it earlier and wait for it later, or communicate on the device.",
     )
 
@@ -204,7 +206,7 @@ def _deferring(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     if most is None or most.saved_ms < WORTH * most.update_ms:
         return ()
     how = how_to_defer({_SETTINGS[most.wrapper]: most.messages})
-    sent = f"{count(most.messages, 'reduction')} of {style.number(most.bytes / 1e6, 2)}{style.space}MB"
+    sent = f"{count(most.messages, 'reduction')} of {bytes_in_words(most.bytes)}"
     return (
         f"Each gradient is reduced {most.times} times a step: defer it{how}.",
         f"The same {sent} {'follows' if most.messages == 1 else 'follow'} each of {most.times} forward passes between "

@@ -24,7 +24,7 @@ from overlap_callbacks.analysis.communication.rank_grids import Ranks
 from overlap_callbacks.analysis.communication.traffic import RING, are_sound, dimension_totals
 from overlap_callbacks.analysis.communication.view import LOGICAL, PHYSICAL, Placement, TrafficView, strength, view_of
 from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, count, page_text, rounded
-from overlap_callbacks.analysis.name_rules import collective_of
+from overlap_callbacks.analysis.name_rules import collective_in_words, collective_of
 from overlap_callbacks.analysis.results.environment import JobEnvironment
 from overlap_callbacks.analysis.results.messages import (
     NO_STAGE,
@@ -178,7 +178,7 @@ def group_table(found: RunTraffic) -> Table:
         groups,
         Column("~Dimension", lambda group: group.dimension),
         Column("Stage", lambda group: Cell(stage_in_words(group.stage), group.stage)),
-        Column("~Collective", lambda group: group.operator.strip("_")),
+        Column("~Collective", lambda group: collective_in_words(group.operator)),
         Column("Group", lambda group: Cell(str(group.group_size or ""), group.group_size)),
         Column("Ranks", lambda group: group.num_members, "whole"),
         Column("Messages", lambda group: of_rank(group, group.messages, "{:,.0f}".format)),

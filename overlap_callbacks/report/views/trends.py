@@ -227,7 +227,7 @@ def _change(early: Sample, late: Sample, *, relative: bool) -> Estimate | None:
 # -- how are device and memory used?
 
 
-_GB = 1e9
+_GIB = 2**30
 _PARTS = (
     ("compute alone", "compute"), ("both", "both"), ("communication exposed", "communication"), ("neither", "idle"),
 )  # fmt: skip
@@ -243,7 +243,7 @@ def usage(record: Record) -> list[Section]:
     charts = charts_along(
         in_order(record),
         excluded_steps(record),
-        ("Highest memory of tensors", "GB", [(mode.value, mode.value, _memory(mode)) for mode in Mode], True),
+        ("Highest memory of tensors", "GiB", [(mode.value, mode.value, _memory(mode)) for mode in Mode], True),
         ("Time in which the device works", "fraction", (("device", "ink", _busy),), True),
         ("SMs busy", "fraction", _both(every_figure()["gpu/{mode}_sm_busy_fraction"]), True),
         ("Memory bandwidth used", "fraction", _both(every_figure()["gpu/{mode}_dram_busy_fraction"]), True),
@@ -307,7 +307,7 @@ def _answer(window: OverlapReport | None) -> str:
 def _memory(mode: Mode) -> Reader:
     def read(window: OverlapReport) -> float | None:
         peaks = [peak.peak_bytes for peak in window.memory if peak.mode is mode and peak.peak_bytes is not None]
-        return max(peaks) / _GB if peaks else None
+        return max(peaks) / _GIB if peaks else None
 
     return read
 

@@ -99,8 +99,8 @@ def test_small_traffic_is_visibly_different_from_none() -> None:
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(0, "0 B"), (999, "999 B"), (1000, "1 kB"), (1536, "1.54 kB"), (999_999, "1 MB"), (123_456_789, "123 MB"),
-     (99_600_000, "100 MB"), (2.5e9, "2.5 GB"), (1e13, "10 TB")],
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (2**20 - 1, "1 MiB"), (123_456_789, "118 MiB"),
+     (99.6 * 2**20, "100 MiB"), (2.5e9, "2.33 GiB"), (1e13, "9.09 TiB")],
 )  # fmt: skip
 def test_bytes_in_words(number: float, words: str) -> None:
     assert bytes_in_words(number) == words

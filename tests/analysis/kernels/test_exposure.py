@@ -109,8 +109,8 @@ def test_the_log_gives_sizes_groups_and_kinds() -> None:
     assert [row.exposed_ms for row in found.rows] == [12, 8, 2, 0]
     assert {(row.dimension, row.group_size, row.worst_rank) for row in found.rows} == {("data", 2, 3)}
     assert exposure_sentence(found) == (
-        "Of 22.0 ms exposed 12.0 ms are the 2 MB all-reduce that ends the step, in 2 of 2 steps; "
-        "8.00 ms are the 8 MB all-gather that begins the step, in 2 of 2 steps."
+        "Of 22.0 ms exposed 12.0 ms are the 1.91 MiB all-reduce that ends the step, in 2 of 2 steps; "
+        "8.00 ms are the 7.63 MiB all-gather that begins the step, in 2 of 2 steps."
     )
 
 

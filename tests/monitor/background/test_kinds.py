@@ -148,7 +148,7 @@ def test_sizes_distinguish_kinds_if_they_recur_in_both_modes() -> None:
     small, large = window([4, 4], [4, 4]), window([4, 4], [4, 4], size=4_000_000)
     found = kinds_of([*small, *large])
     assert kinds_in_order(found) == [0] * 4 + [1] * 4
-    assert "4 with 4 collectives of 16 B, 4 with 4 collectives of 16 MB" in found.notes[0]
+    assert "4 with 4 collectives of 16 B, 4 with 4 collectives of 15.3 MiB" in found.notes[0]
     # Where data make the sizes, hardly any comes twice.
     drawn = [issuing(4, mode, size=size) for size, mode in enumerate("OSOSOS")]
     assert kinds_in_order(kinds_of(drawn)) == [0] * 6

@@ -88,15 +88,15 @@ def test_windows_after_the_first_need_not_repeat_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("peak", "words"),
     [
-        (MemoryPeak(SEQ, 7_000_000_000, 7_000_000_000), "7.00 GB"),
-        (MemoryPeak(SEQ, 1, 9_000_000_000), "at most 9.00 GB"),
-        (MemoryPeak(SEQ, 3_000_000_000, None), "at least 3.00 GB"),
+        (MemoryPeak(SEQ, 7_000_000_000, 7_000_000_000), "6.52 GiB"),
+        (MemoryPeak(SEQ, 1, 9_000_000_000), "at most 8.38 GiB"),
+        (MemoryPeak(SEQ, 3_000_000_000, None), "at least 2.79 GiB"),
     ],
 )
 def test_a_memory_peak_that_is_not_known_is_shown_as_a_bound(tmp_path: Path, peak: MemoryPeak, words: str) -> None:
     found = record(tmp_path, report(memory=(MemoryPeak(OV, 8_000_000_000, 8_000_000_000), peak)))
     for text in (page_text(found), shown(found)):
-        assert "8.00 GB" in text
+        assert "7.45 GiB" in text
         assert words in text
 
 

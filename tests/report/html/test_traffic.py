@@ -34,7 +34,7 @@ def test_the_heat_map_has_a_cell_for_each_pair_with_traffic_and_fits(
 ) -> None:
     shown = opened(page, **options)
     section = shown.locator("section", has_text=TITLE)
-    assert "571 kB. 103 kB of it, 18.1%, crosses hosts. Every counted step sent the same" in section.inner_text()
+    assert "558 KiB. 101 KiB of it, 18.1%, crosses hosts. Every counted step sent the same" in section.inner_text()
     chart = section.locator("[data-chart]")
     cells = chart.locator("[aria-label=rect]").nth(1).locator("rect")
     assert cells.count() == np.count_nonzero(by_hand(Layout(2, 2, 2)))
