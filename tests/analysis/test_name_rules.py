@@ -8,6 +8,7 @@ from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.analysis.name_rules import (
     OTHER,
     Rule,
+    collective_in_words,
     collective_of,
     family_of,
     is_communication,
@@ -421,3 +422,22 @@ def test_a_host_range_that_only_sounds_like_communication_does_not_count(name: s
 def test_a_pattern_of_the_user_is_for_ranges_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(name_rules, "communication_patterns", [*name_rules.communication_patterns, "^my_sync"])
     assert is_communication_range("my_sync of layer 3")
+
+
+@pytest.mark.parametrize(
+    ("operator", "words"),
+    [
+        ("_allgather_base_", "all_gather"),
+        ("allgather_into_tensor_coalesced_", "all_gather"),
+        ("nccl:_all_gather_base", "all_gather (nccl)"),
+        ("gloo:all_reduce", "all_reduce (gloo)"),
+        ("allreduce_coalesced_", "all_reduce"),
+        ("reduce_scatter_tensor_coalesced_", "reduce_scatter"),
+        ("alltoall_base_", "all_to_all"),
+        ("send", "send"),
+        ("recv_any_source_", "recv"),
+        ("unheard_of_", "unheard_of"),
+    ],
+)
+def test_a_collective_has_one_name_on_all_screens(operator: str, words: str) -> None:
+    assert collective_in_words(operator) == words

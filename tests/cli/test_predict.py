@@ -241,7 +241,7 @@ def test_tables_for_people() -> None:
     assert result.exit_code == 0, result.output
     for text in (
         "6,658,404,352 parameters on 32 ranks",
-        "allreduce_coalesced_",
+        "all_reduce",
         "16,777,216",
         "as asked",
         "Paper's",
@@ -428,7 +428,7 @@ def test_a_record_is_compared_with_the_prediction_row_by_row(tmp_path: Path) -> 
     assert (second["operator"], second["messages"], second["measured_messages"]) == ("broadcast_", 0, 2)
     result = CliRunner().invoke(main, ["predict", *job, "--check", str(tmp_path / "run")], env={"COLUMNS": "80"})
     assert "of 4 rows are equal, to the byte. A row that differs has two lines." in result.output
-    assert [line.split()[-1] for line in result.output.splitlines() if "broadcast_" in line] == ["predicted"] * 2
+    assert [line.split()[-1] for line in result.output.splitlines() if "broadcast" in line] == ["predicted"] * 2
     assert "--pp x --tp x --dp must be the 2 ranks" in error(*job, "--dp", "4", "--check", str(tmp_path / "run"))
 
 

@@ -35,9 +35,9 @@ def test_the_tables_say_what_is_sent_and_that_steps_agree(folder: Path) -> None:
     assert found.exit_code == 0, found.output
     for words in (
         "A step of all ranks, 2 hosts, window 0",
-        "reduce_scatter_base",
+        "reduce_scatter",
         "Every counted step sent the same messages as the recorded step",
-        "Bytes sent between ranks, kB (rows send, columns receive)",
+        "Bytes sent between ranks, KiB (rows send, columns receive)",
     ):
         assert words in " ".join(found.output.split())
 

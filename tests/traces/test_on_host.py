@@ -49,8 +49,18 @@ def sentences(trace: TraceFigures) -> str:
     return " ".join(verdict(Analysis(library_version="", traces=(trace,), skew=(), problems=())))
 
 
-@pytest.mark.parametrize("name", ["gloo:all_reduce", "gloo:barrier", "mpi:all_reduce", "ucc:allreduce"])
-def test_a_collective_of_the_host_that_the_device_waits_for_is_exposed_communication(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("gloo:all_reduce", "all_reduce (gloo)"),
+        ("gloo:barrier", "barrier (gloo)"),
+        ("mpi:all_reduce", "all_reduce (mpi)"),
+        ("ucc:allreduce", "all_reduce (ucc)"),
+    ],
+)
+def test_a_collective_of_the_host_that_the_device_waits_for_is_exposed_communication(
+    tmp_path: Path, name: str, shown: str
+) -> None:
     found = figures_of(tmp_path, job(on_host(19.98, 44.98, name), on_host(79.98, 104.98, name)))
     without = figures_of(tmp_path, job())
     for step in found.time[1:]:
@@ -64,7 +74,7 @@ def test_a_collective_of_the_host_that_the_device_waits_for_is_exposed_communica
     (row,) = found.on_host_collectives
     assert (row.name, row.calls, row.time_ms, row.exposed_ms) == (name, 2, 50, pytest.approx(49.96))
     assert "is waiting for communication on the host" in sentences(found)
-    assert f"mostly {name}: 49.960 ms of its 50.000 ms are exposed" in sentences(found)
+    assert f"mostly {shown}: 49.960 ms of its 50.000 ms are exposed" in sentences(found)
     assert "load data" not in sentences(found)
     assert "load data" in sentences(without)
 
@@ -154,7 +164,7 @@ def test_files_without_such_collectives_have_no_such_figures(tmp_path: Path) -> 
 def test_the_tables_have_it(tmp_path: Path) -> None:
     path = kineto.write(tmp_path / "trace.json", job(on_host(19.98, 44.98)))
     assert "gloo:all_reduce" in overlap("analyze", str(path), "--csv", "on_host_collectives").output
-    shown = overlap("analyze", str(path)).output
+    shown = overlap("analyze", str(path), "--all").output
     assert "Comm. on host" in shown
     assert "Collectives on the host" in shown
     assert "on host" not in overlap("analyze", str(kineto.write(tmp_path / "other.json", job()))).output

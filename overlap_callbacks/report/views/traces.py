@@ -60,7 +60,7 @@ MAX_DEVICES = 16
 # Rows of a table of several files in a terminal, and of the table of ranks: they must fit on one screen.
 _FEW_OF_SEVERAL, _FEW_RANKS = 3, 8
 # Maximum notes on several files in a terminal, and ranks whose waiting is named.
-_MAX_NOTES, _MAX_WAITING = 2, 4
+_MAX_NOTES, _MAX_WAITING = 3, 4
 
 
 def trace_document(analysis: Analysis, most: int | None = MAX_DEVICES) -> Document:

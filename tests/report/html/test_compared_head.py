@@ -125,7 +125,7 @@ def test_settings_that_differ_are_named_and_what_follows_from_them_is_counted(tm
     third = read(write(tmp_path / "third", window(collectives=more), run=run_info(configuration=MODEL)))
     head = head_of(page([one, third]))
     assert re.search(
-        r"What differs: .*allreduce, tensor, 4 ranks \(192 messages, .* in one, 768 messages, .* in third\)", head
+        r"What differs: .*all_reduce, tensor, 4 ranks \(192 messages, .* in one, 768 messages, .* in third\)", head
     )
     schedule = Schedule(every_n_steps=700).as_dict()
     measured_otherwise = read(write(tmp_path / "x", window(), run=run_info(configuration=MODEL, schedule=schedule)))
