@@ -8,7 +8,8 @@ all steps are known. So the logarithm of a step's time is fitted as
 where S is 1 in sequential steps, and h is S filtered with a time constant of tau steps. Before the first step the job
 ran overlapped, so h starts at 0. The settled difference is a + b. Noise is first-order autoregressive.
 
-Each tau and each autocorrelation of a grid is a least-squares problem. Only the normal equations are kept, so that
+Each tau and each autocorrelation of a grid is a least-squares problem, compared by restricted likelihood: windows'
+lines are many, and the plain one would find too little autocorrelation. Only the normal equations are kept, so that
 windows can be added one by one, in constant memory.
 """
 
@@ -28,13 +29,17 @@ import numpy.typing as npt
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.settled import Settled, StepSeries, Verdict
 from overlap_callbacks.analysis.results.window import RankWindow, Rhythm
-from overlap_callbacks.analysis.statistics import t_quantile
+from overlap_callbacks.analysis.statistics import ONE_LOOK, Pooling, half_width_factor
 
 Array = npt.NDArray[np.float64]
 
 # Time constants, in steps. From ``_TOO_LONG`` on a window does not show where the difference settles.
 CONSTANTS = (0.5, 1, 1.5, 2, 3, 4, 5, 6.5, 8, 10, 12, 14, 17, 20, 30, 50)
-_TOO_LONG = 20
+_TOO_LONG = 10
+# The largest constant of a pair.
+_PAIRED = 20
+# Steps in which a response in a straight line is complete.
+RAMPS = (4, 8, 12, 16, 24)
 AUTOCORRELATIONS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.87, 0.95)
 # Chi-square at 5 %: memory shows if it improves the fit by at least this.
 _MEMORY_SHOWS = 3.84
@@ -45,6 +50,8 @@ _MEMORY_SURE, _BENT_BETTER, _TWO_BETTER = 13.8, 6.63, 9.21
 # A smaller variance of logarithms is rounding: identical times are not measurements.
 _LEAST_NOISE = 1e-14
 _LEAST_FREEDOM = 3
+# The least share of a column's square that is more than rounding.
+_NEARLY_EQUAL = 1e-9
 # No mode makes steps a thousand times longer: a fit that says so is meaningless.
 _MOST = math.log(1000)
 # A settled interval within this of the short blocks' value agrees with it.
@@ -54,46 +61,65 @@ _ONE_POINT = 0.01
 _LONGER, _DEVIATIONS = math.log(1.1), 5.0
 # The state columns used for that estimate.
 _JUDGED_BY = [CONSTANTS.index(constant) for constant in (1, 5, 17)]
-# No memory and one constant, two, one and the square of its state: their columns in addition to S.
+# No memory and one constant, two, one and the square of its state, and a straight line: their columns in addition to S.
 _CHOSEN = ((), *[(column,) for column in range(1, len(CONSTANTS) + 1)])
+_PAIRS = tuple(itertools.combinations(range(1, CONSTANTS.index(_PAIRED) + 2), 2))
 _BENT = tuple([(column, len(CONSTANTS) + column) for column in range(1, CONSTANTS.index(6.5) + 2)])
-_PAIRS = tuple(itertools.combinations(range(1, CONSTANTS.index(_TOO_LONG) + 2), 2))
+_STRAIGHT = tuple([(2 * len(CONSTANTS) + number,) for number in range(1, len(RAMPS) + 1)])
 
 
 class _Fits(NamedTuple):
-    """Least squares of S and up to two states, at one autocorrelation, for each choice of states.
+    """Least squares of S and up to two states, for each autocorrelation and each choice of states.
 
     Attributes:
-        rss: residual sum of squares; shape (choices,).
-        beta: coefficients of S and of the states, 0 for those that a choice lacks; shape (choices, 3).
+        deviance: minus twice the logarithm of the restricted likelihood; shape (autocorrelations, choices).
+        rss: residual sum of squares; same shape.
+        beta: coefficients of S and of the states, 0 for those that a choice lacks; (autocorrelations, choices, 3).
         solved: the same for a right side of ones: their sum is the settled difference's variance; same shape.
+        freedom: steps less the columns of the windows' lines.
     """
 
+    deviance: Array
     rss: Array
     beta: Array
     solved: Array
+    freedom: int
 
     @classmethod
-    def of(cls, gram: Array, choices: Sequence[Sequence[int]]) -> _Fits:
+    def of(cls, gram: Array, log_scales: Array, freedom: int, choices: Sequence[Sequence[int]]) -> _Fits:
         """Fit each choice of states to normal equations whose last column is the dependent variable."""
-        columns = np.array([(0, *choice, *[-1] * (2 - len(choice))) for choice in choices])
-        used = columns >= 0
-        both = used[:, :, None] & used[:, None, :]
-        equations = np.where(both, gram[columns[:, :, None], columns[:, None, :]], 0.0)
-        right = np.where(used, gram[columns, -1], 0.0)
-        inverse = np.linalg.pinv(equations, rcond=1e-9, hermitian=True)  # states of similar constants are nearly equal
-        beta = np.einsum("kij,kj->ki", inverse, right)
-        return cls(gram[-1, -1] - (right * beta).sum(axis=1), beta, np.einsum("kij,kj->ki", inverse, used * 1.0))
+        first, second = np.array([(*choice, 0, 0)[:2] for choice in choices]).T  # 0, S itself, for none
+        of_s = gram[:, 0] / gram[:, 0, :1]
+        left = gram - gram[:, :, :1] * of_s[:, None]  # what S does not explain: of S itself, nothing
+        a, b, c = left[:, first, first], left[:, first, second], left[:, second, second]
+        # States of similar constants are nearly equal: the second one then says nothing more.
+        alone, none = a * c - b**2 <= _NEARLY_EQUAL * a * c, a <= _NEARLY_EQUAL * gram[:, first, first]
+        determinant = np.where(alone, 1.0, a * c - b**2)
 
-    def allowed(self, criterion: float, best: float) -> tuple[Array, Array]:
-        """Lowest and highest settled difference that fits no worse than the best fit by more than the criterion.
+        def solution(s: Array, right: Array) -> Array:
+            x, y = right[:, first], right[:, second]
+            of_first = np.where(none, 0.0, x / np.where(none, 1.0, a))
+            of_first = np.where(alone, of_first, (c * x - b * y) / determinant)
+            of_second = np.where(alone, 0.0, (a * y - b * x) / determinant)
+            of_mode = s[:, None] - of_s[:, first] * of_first - of_s[:, second] * of_second
+            return np.stack([of_mode, of_first, of_second], axis=2)
 
-        For a choice that allows none, they are infinite with swapped signs; shape (choices,).
-        """
-        room = criterion - (self.rss - best)
-        half = np.sqrt(np.maximum(room, 0.0) * self.solved.sum(axis=1))
-        theta = self.beta.sum(axis=1)
-        return np.where(room > 0, theta - half, np.inf), np.where(room > 0, theta + half, -np.inf)
+        beta, solved = solution(of_s[:, -1], left[:, :, -1]), solution(1 / gram[:, 0, 0], 1 - of_s)
+        explained = left[:, first, -1] * beta[:, :, 1] + left[:, second, -1] * beta[:, :, 2]
+        rss = np.maximum(left[:, -1, -1, None] - explained, _LEAST_NOISE)
+        return cls(freedom * np.log(rss) + 2 * log_scales[:, None], rss, beta, solved, freedom)
+
+    @property
+    def best(self) -> float:
+        return float(self.deviance.min())
+
+    def allowed(self, deviance: float) -> tuple[float, float]:
+        """Lowest and highest settled difference that fits with at most this deviance; swapped infinities if none."""
+        room = self.rss * np.expm1(np.clip((deviance - self.deviance) / self.freedom, 0, 50))
+        half = np.sqrt(np.maximum(room * self.solved.sum(axis=2), 0.0))
+        theta, fits = self.beta.sum(axis=2), self.deviance < deviance
+        low, high = np.where(fits, theta - half, np.inf), np.where(fits, theta + half, -np.inf)
+        return float(low.min()), float(high.max())
 
 
 class SettledFit:
@@ -101,8 +127,10 @@ class SettledFit:
 
     def __init__(self) -> None:
         num_rhos, num_states = len(AUTOCORRELATIONS), len(CONSTANTS)
-        # Normal equations of S, the states, their squares and the logarithm of the time, by autocorrelation.
-        self._gram = np.zeros((num_rhos, 2 * num_states + 2, 2 * num_states + 2))
+        # Normal equations of S, the states, their squares, the straight lines and the logarithm of the time, by
+        # autocorrelation.
+        num_columns = 2 * num_states + len(RAMPS) + 2
+        self._gram = np.zeros((num_rhos, num_columns, num_columns))
         # Second moments over windows of (S'y, h'y, S'S, S'h, h'h), by autocorrelation and time constant.
         self._moments = np.zeros((num_rhos, num_states, 5, 5))
         self._log_scales = np.zeros(num_rhos)
@@ -130,24 +158,25 @@ class SettledFit:
         counted = np.isin(letters, ("O", "S")) & (times_ms > 0) & np.isfinite(times_ms)
         sequential = np.isin(letters, ("S", "s"))
         states, steps = _states(sequential), np.flatnonzero(counted)
+        straight = _straight(sequential)
         if not len(steps):
             return
         hits = [rhythm.hits(series.first_step + steps) for rhythm in rhythms]
         hits = [hit for hit in hits if hit.any() and not hit.all()]
         lines = np.stack([np.ones(len(steps)), steps - steps.mean(), *hits], axis=1)
-        rows = np.hstack(
-            [sequential[steps, None], states[steps], states[steps] ** 2, np.log(times_ms[steps, None]), lines]
-        )
+        columns = [sequential[:, None], states, states**2, straight]
+        rows = np.hstack([*[column[steps] for column in columns], np.log(times_ms[steps, None]), lines])
         usual = _usual(np.hstack([rows[:, :1], states[steps][:, _JUDGED_BY], lines]), rows[:, -1 - lines.shape[1]])
         rows, steps, num_lines = rows[usual], steps[usual], lines.shape[1]
         if len(set(sequential[steps])) < 2 or len(steps) <= num_lines + 2 or short <= -1:
             return
         whitened, log_scales = _whitened(rows, np.diff(steps))
-        values, lines_of = whitened[:, :, :-num_lines], np.linalg.qr(whitened[:, :, -num_lines:])[0]
+        values, (lines_of, roots) = whitened[:, :, :-num_lines], np.linalg.qr(whitened[:, :, -num_lines:])
         values = values - lines_of @ (lines_of.transpose(0, 2, 1) @ values)
         gram = values.transpose(0, 2, 1) @ values
         self._gram += gram
-        self._log_scales += log_scales
+        sizes = np.abs(np.diagonal(roots, axis1=1, axis2=2))
+        self._log_scales += log_scales + np.log(np.maximum(sizes, 1e-9)).sum(axis=1)  # restricted likelihood
         k = len(CONSTANTS)
         s_y, h_y = gram[:, 0, -1, None], gram[:, 1 : k + 1, -1]
         s_s, s_h = gram[:, 0, 0, None], gram[:, 0, 1 : k + 1]
@@ -168,32 +197,27 @@ class SettledFit:
         None without windows, without noise to judge by, and if the steps do not contain the difference at all.
         """
         freedom = self._freedom - 3
-        if not self._num_windows or freedom < 1:
+        if not self._num_windows or freedom < 1 or not self._gram[:, 0, 0].min() > _NEARLY_EQUAL:
             return None
-        fits = [_Fits.of(gram, _CHOSEN) for gram in self._gram]
-        best_of = np.array([each.rss.min() for each in fits])
-        if not best_of.min() > _LEAST_NOISE * freedom:
+        choices = (_CHOSEN, _PAIRS, _BENT, _STRAIGHT)
+        fits = [_Fits.of(self._gram, self._log_scales, self._freedom, each) for each in choices]
+        fit, pairs, bent, _ = fits
+        if not fit.rss.min() > _LEAST_NOISE * freedom:
             return None
-        at = int((self._freedom * np.log(best_of) + 2 * self._log_scales).argmin())
-        fit, best = fits[at], float(best_of[at])
-        constant = int(fit.rss.argmin())
+        at, constant = (int(place) for place in np.unravel_index(fit.deviance.argmin(), fit.deviance.shape))
         constant_steps = (0.0, *CONSTANTS)[constant]
-        noise = best / freedom
-        inflation, degrees = self._inflation(at, constant, fit, noise)
-        shows = fit.rss[0] - best > _MEMORY_SHOWS * noise
-        noise *= inflation
-        criterion = float(t_quantile(degrees)) ** 2 * noise
-        pairs, bent = _Fits.of(self._gram[at], _PAIRS), _Fits.of(self._gram[at], _BENT)
-        sure = fit.rss[0] - best > _MEMORY_SURE * noise
-        one_does_not_do = (
-            constant_steps >= _TOO_LONG
-            or best - float(pairs.rss.min()) > _TWO_BETTER * noise
-            or best - float(bent.rss.min()) > _BENT_BETTER * noise
-        )
-        ends = [each.allowed(criterion, min(best, float(each.rss.min()))) for each in (fit, pairs, bent)]
-        low = max(-_MOST, min(float(lows.min()) for lows, _ in ends))
-        high = min(_MOST, max(float(highs.max()) for _, highs in ends))
-        theta, short = float(fit.beta[constant].sum()), self._short_sum / self._num_windows
+        inflation, degrees = self._inflation(at, constant, fit)
+
+        def deviance(chi_square: float) -> float:
+            return self._freedom * math.log1p(chi_square * inflation / freedom)
+
+        def ends(pooling: Pooling) -> tuple[float, float]:
+            room = deviance(float(half_width_factor(degrees, self._num_windows, pooling)) ** 2)
+            lows, highs = zip(*[each.allowed(min(fit.best, each.best) + room) for each in fits], strict=True)
+            return max(-_MOST, min(lows)), min(_MOST, max(highs))
+
+        (low, high), (least, most) = ends(ONE_LOOK), ends(Pooling(all_looks=True))
+        theta, short = float(fit.beta[at, constant].sum()), self._short_sum / self._num_windows
         if abs(theta) > _MOST:
             return None
         found = Settled(
@@ -208,17 +232,25 @@ class SettledFit:
             after_steps=self._after_steps,
             num_steps=self._num_steps,
             num_windows=self._num_windows,
+            all_looks_low=math.expm1(least),
+            all_looks_high=math.expm1(most),
         )
-        if sure and (one_does_not_do or not found.resolved):
-            grows = fit.beta[constant, 1] * theta > 0 and low * high > 0
-            least = math.expm1(low if low > 0 else high) if grows else None
-            return msgspec.structs.replace(found, verdict=Verdict.NOT_SETTLED, at_least=least)
+        memory = float(fit.deviance[:, 0].min()) - fit.best
+        one_does_not_do = (
+            constant_steps >= _TOO_LONG
+            or fit.best - pairs.best > deviance(_TWO_BETTER)
+            or fit.best - bent.best > deviance(_BENT_BETTER)
+        )
+        if memory > deviance(_MEMORY_SURE) and (one_does_not_do or not found.resolved):
+            grows = fit.beta[at, constant, 1] * theta > 0 and least * most > 0
+            at_least = math.expm1(least if least > 0 else most) if grows else None
+            return msgspec.structs.replace(found, verdict=Verdict.NOT_SETTLED, at_least=at_least)
         near = max(short - low, high - short) <= math.log1p(_ONE_POINT)
-        if shows and found.resolved and not near:
+        if memory > deviance(_MEMORY_SHOWS) and found.resolved and not near:
             return msgspec.structs.replace(found, verdict=Verdict.SETTLED)
         return found
 
-    def _inflation(self, at: int, constant: int, fit: _Fits, noise: float) -> tuple[float, float]:
+    def _inflation(self, at: int, constant: int, fit: _Fits) -> tuple[float, float]:
         """How much more the windows vary than their steps imply, as a factor of the variance; and degrees of freedom.
 
         A variance between windows, if any, is added to that of the steps; Satterthwaite's degrees of freedom, at least
@@ -228,7 +260,7 @@ class SettledFit:
         steps, windows = self._freedom - 3, self._num_windows - 1
         if not windows:
             return 1.0, steps
-        v, beta = fit.solved[constant], fit.beta[constant]
+        noise, v, beta = fit.rss[at, constant] / steps, fit.solved[at, constant], fit.beta[at, constant]
         # A window's contribution to the error of a + b is linear in its normal equations.
         q = np.array([v[0], v[1], -v[0] * beta[0], -v[0] * beta[1] - v[1] * beta[0], -v[1] * beta[1]])
         between = float(q @ self._moments[at, max(constant - 1, 0)] @ q) * self._num_windows / windows
@@ -257,6 +289,15 @@ def _states(sequential: npt.NDArray[np.bool_]) -> Array:
     states, state = np.empty((len(sequential), len(CONSTANTS))), np.zeros(len(CONSTANTS))
     for step, mode in enumerate(sequential):
         state = mode + (state - mode) * kept
+        states[step] = state
+    return states
+
+
+def _straight(sequential: npt.NDArray[np.bool_]) -> Array:
+    """The state that follows the mode in a straight line, for each of ``RAMPS``; shape (steps, ramps)."""
+    states, state, slopes = np.empty((len(sequential), len(RAMPS))), np.zeros(len(RAMPS)), 1 / np.array(RAMPS)
+    for step, mode in enumerate(sequential):
+        state = np.clip(state + (slopes if mode else -slopes), 0.0, 1.0)
         states[step] = state
     return states
 

@@ -177,7 +177,7 @@ def test_windows_that_do_not_count_are_not_fitted() -> None:
     assert math.isfinite(found.ci_low)
 
 
-@pytest.mark.parametrize(("seed", "noise", "verdict"), [(4, 0.05, Verdict.SHORT), (5, 0.03, Verdict.NOT_SETTLED)])
+@pytest.mark.parametrize(("seed", "noise", "verdict"), [(4, 0.05, Verdict.SHORT), (5, 0.05, Verdict.NOT_SETTLED)])
 def test_windows_that_stay_in_no_mode_for_long_resolve_nothing(seed: int, noise: float, verdict: Verdict) -> None:
     rng, fit = np.random.default_rng(seed), SettledFit()
     for number in (0, 2, 3):  # windows without long blocks

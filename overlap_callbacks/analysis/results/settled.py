@@ -12,7 +12,7 @@ from overlap_callbacks.analysis.results.mode import Mode
 
 # Maximum half-width of a resolved interval, as a multiple of the largest of the settled difference, the short blocks'
 # and one percentage point.
-_WIDEST, _LEAST = 2.5, 0.01
+_WIDEST, _LEAST = 4.0, 0.01
 _LETTERS = {"O": Mode.OVERLAPPED, "S": Mode.SEQUENTIAL}
 
 
@@ -47,12 +47,15 @@ class Settled(msgspec.Struct, frozen=True):
 
     Attributes:
         value: the settled difference, as a fraction of an overlapped step.
+        ci_low, ci_high: its 95 % interval at one look.
         short: the same in the short blocks of the windows, of ``short_steps`` each.
         constant_steps: time constant of effects that follow the mode, in steps; 0 if there are none.
         verdict: which of the values applies.
         at_least: if not settled, the minimum size of the difference, with its sign; None otherwise, and
             if the difference shrinks.
         after_steps: maximum steps in one mode after a change.
+        all_looks_low, all_looks_high: its 95 % interval at all looks while windows are added; None in records of
+            earlier versions.
 
     Raises:
         ValueError: a step's time would be zero, negative or unknown.
@@ -69,11 +72,13 @@ class Settled(msgspec.Struct, frozen=True):
     after_steps: int
     num_steps: int
     num_windows: int
+    all_looks_low: float | None = None
+    all_looks_high: float | None = None
 
     def __post_init__(self) -> None:
-        at_least = 0.0 if self.at_least is None else self.at_least
-        for longer in (self.value, self.ci_low, self.ci_high, self.short, at_least):
-            if not -1 < longer < math.inf:
+        optional = (self.at_least, self.all_looks_low, self.all_looks_high)
+        for longer in (self.value, self.ci_low, self.ci_high, self.short, *optional):
+            if longer is not None and not -1 < longer < math.inf:
                 raise ValueError(f"a step cannot take {longer} of an overlapped step longer")
 
     @property
@@ -86,5 +91,13 @@ class Settled(msgspec.Struct, frozen=True):
         return half <= _WIDEST * max(abs(math.log1p(self.value)), abs(math.log1p(self.short)), _LEAST)
 
     @property
+    def holds_at_all_looks(self) -> bool:
+        return self.all_looks_low is not None and self.all_looks_high is not None
+
+    @property
     def estimate(self) -> Estimate:
-        return Estimate(self.value, self.ci_low, self.ci_high, self.num_steps, self.num_windows)
+        """With the interval for all looks if it is known: the wider one, because no step shows the settled value."""
+        low, high = self.all_looks_low, self.all_looks_high
+        if low is None or high is None:
+            low, high = self.ci_low, self.ci_high
+        return Estimate(self.value, low, high, self.num_steps, self.num_windows)
