@@ -59,13 +59,49 @@ def test_without_memory_the_short_blocks_say_it() -> None:
     assert fitted("none", 12).verdict is Verdict.SHORT
 
 
-@pytest.mark.parametrize("memory", ["40", "1 and 20", f"ramp of {bench.RAMP_STEPS}"])
+@pytest.mark.parametrize("memory", ["10", "40", "1 and 20", f"ramp of {bench.RAMP_STEPS}"])
 def test_a_difference_that_is_not_constant_is_not_settled(memory: str) -> None:
     found = fitted(memory, 40)
     assert found.verdict is Verdict.NOT_SETTLED
     assert found.at_least is not None
     assert 0 < found.at_least <= bench.TRUTH
     assert found.after_steps >= bench.BESIDE
+
+
+def after_one_window(memory: str, correlation: float, seed: int) -> Settled:
+    """The settled difference after a window without long blocks."""
+    fit = SettledFit()
+    series = bench.window(np.random.default_rng(seed), 0, memory, correlation, long=False).series
+    assert series is not None
+    fit.add(series, SHORT)
+    found = fit.result()
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("memory", "correlation"), [(f"ramp of {bench.RAMP_STEPS}", 0.0), ("10", 0.9), ("3", 0.9)])
+def test_a_response_in_a_straight_line_and_noise_that_lasts_are_covered(memory: str, correlation: float) -> None:
+    found = [after_one_window(memory, correlation, seed) for seed in range(32)]
+    assert sum(each.ci_low <= bench.TRUTH <= each.ci_high for each in found) >= 31
+
+
+@pytest.mark.parametrize(("memory", "correlation"), [("3", 0.0), ("3", 0.5), ("none", 0.0)])
+def test_an_interval_for_all_looks_holds_after_each_window(memory: str, correlation: float) -> None:
+    told = bench.run(np.random.default_rng(1), memory, correlation, looks=12)
+    assert list(told) == list(range(1, 13))
+    for windows, (settled, _) in told.items():
+        interval = settled.estimate
+        assert (interval.ci_low, interval.ci_high) == (settled.all_looks_low, settled.all_looks_high)
+        assert interval.ci_low is not None
+        assert interval.ci_high is not None
+        assert interval.ci_low < settled.ci_low < settled.ci_high < interval.ci_high
+        assert bench.holds(interval)
+        one, all_looks = (
+            math.log1p(high) - math.log1p(low)
+            for low, high in ((settled.ci_low, settled.ci_high), (interval.ci_low, interval.ci_high))
+        )
+        assert windows == 2 or all_looks < 2.5 * one  # two windows have three degrees of freedom
+    assert bench.judged_at_all_looks([told])["wrong_where_settled"] == 0
 
 
 def test_a_difference_that_shrinks_has_no_least() -> None:
@@ -136,7 +172,7 @@ def test_whatever_the_steps_it_says_a_possible_value_or_nothing(windows: list[li
         assert settled_in_words(found)
 
 
-@pytest.mark.parametrize("name", ["value", "ci_low", "ci_high", "short", "at_least"])
+@pytest.mark.parametrize("name", ["value", "ci_low", "ci_high", "short", "at_least", "all_looks_low", "all_looks_high"])
 @pytest.mark.parametrize("impossible", [-1.0, -3.0, math.inf, math.nan])
 def test_a_step_cannot_take_less_than_no_time(name: str, impossible: float) -> None:
     found = fitted("3", 2)

@@ -343,10 +343,27 @@ def test_a_settled_difference_is_the_headline_and_others_are_not() -> None:
     assert run_headline(RunSummary(run_info(), [unsettled])).state == "not settled"
 
 
-def test_a_settled_headline_of_a_job_that_runs_says_that_its_interval_is_for_one_look() -> None:
+ALL_LOOKS, ONE_LOOK = "95% intervals that hold at all looks", "95% intervals, for one look"
+
+
+@pytest.mark.parametrize(
+    ("running", "words"), [(True, f"{ALL_LOOKS}."), (False, f"{ONE_LOOK}; that of the saving, for all looks.")]
+)
+def test_a_settled_headline_has_the_interval_for_all_looks_and_says_so(running: bool, words: str) -> None:
+    known = msgspec.structs.replace(settled(Verdict.SETTLED), all_looks_low=0.1, all_looks_high=0.6)
+    report = msgspec.structs.replace(window(0), settled=known)
+    found = run_headline(RunSummary(run_info(), [report], running=running))
+    assert words in found.interval
+    assert "(20.0%, 9.1 to 37.5)" in found.also[0]
+    assert "(9.1% to 37.5% shorter)" in found.settled
+
+
+@pytest.mark.parametrize(
+    ("running", "words"), [(True, f"{ALL_LOOKS}; that of the saving, for one look."), (False, f"{ONE_LOOK}.")]
+)
+def test_a_settled_headline_of_an_earlier_version_says_that_it_is_for_one_look(running: bool, words: str) -> None:
     report = msgspec.structs.replace(window(0), settled=settled(Verdict.SETTLED))
-    found = run_headline(RunSummary(run_info(), [report], running=True))
-    assert "95% intervals that hold at all looks; that of the saving, for one look." in found.interval
+    assert words in run_headline(RunSummary(run_info(), [report], running=running)).interval
     assert "hold at all looks" in run_headline(RunSummary(run_info(), [window(0)], running=True)).interval
 
 
