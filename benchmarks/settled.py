@@ -33,7 +33,8 @@ import numpy as np
 import numpy.typing as npt
 
 import overlap_callbacks
-from overlap_callbacks.analysis.figures import figures_of
+from overlap_callbacks.analysis.figures import figure_sums, figures_from
+from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.settled import Settled, StepSeries, Verdict
@@ -47,6 +48,7 @@ TRUTH, STEP_MS, NOISE = 0.10, 100.0, 0.02
 BLOCKS, BESIDE, WINDOWS = "OSOSOSOSSOSOSOSO", 24, (1, 2, 4, 12)
 LONG_STEPS, LONG_EVERY = 41, 4
 GOAL_RIGHT, GOAL_TOLD, MAY_MISS = 0.94, 0.85, 0.05
+SPEEDUP = figure_named("speedup_vs_sequential")
 UP_TO_3 = ("none", "1", "3")
 RAMP_STEPS = 12
 # Time constants in steps: none, one, or two of equal shares.
@@ -121,7 +123,7 @@ def run(rng: np.random.Generator, memory: str, correlation: float, looks: int = 
     memory_is_open = True
     for number in range(looks or max(WINDOWS)):
         own = window(rng, number, memory, correlation, long=number % LONG_EVERY == 1 and memory_is_open)
-        figures.append(figures_of([own])["speedup_vs_sequential"])
+        figures.append(figures_from(figure_sums(own), [SPEEDUP])["speedup_vs_sequential"])
         assert own.series is not None
         fit.add(own.series, figures[-1].value)
         if looks or number + 1 in WINDOWS or (number + 1) % LONG_EVERY == 1:

@@ -15,6 +15,7 @@ windows can be added one by one, in constant memory.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -62,14 +63,18 @@ _LONGER, _DEVIATIONS = math.log(1.1), 5.0
 # The state columns used for that estimate.
 _JUDGED_BY = [CONSTANTS.index(constant) for constant in (1, 5, 17)]
 # No memory and one constant, two, one and the square of its state, and a straight line: their columns in addition to S.
-_CHOSEN = ((), *[(column,) for column in range(1, len(CONSTANTS) + 1)])
-_PAIRS = tuple(itertools.combinations(range(1, CONSTANTS.index(_PAIRED) + 2), 2))
-_BENT = tuple([(column, len(CONSTANTS) + column) for column in range(1, CONSTANTS.index(6.5) + 2)])
-_STRAIGHT = tuple([(2 * len(CONSTANTS) + number,) for number in range(1, len(RAMPS) + 1)])
+_CHOSEN = [(), *[(column,) for column in range(1, len(CONSTANTS) + 1)]]
+_PAIRS = list(itertools.combinations(range(1, CONSTANTS.index(_PAIRED) + 2), 2))
+_BENT = [(column, len(CONSTANTS) + column) for column in range(1, CONSTANTS.index(6.5) + 2)]
+_STRAIGHT = [(2 * len(CONSTANTS) + number,) for number in range(1, len(RAMPS) + 1)]
+_MODELS = (_CHOSEN, _PAIRS, _BENT, _STRAIGHT)
+_MODEL_OF = np.repeat(range(len(_MODELS)), [len(model) for model in _MODELS])
+# 0, S itself, for none.
+_FIRST, _SECOND = np.array([(*choice, 0, 0)[:2] for model in _MODELS for choice in model]).T
 
 
 class _Fits(NamedTuple):
-    """Least squares of S and up to two states, for each autocorrelation and each choice of states.
+    """Least squares of S and up to two states, for each autocorrelation and each choice of states of ``_MODELS``.
 
     Attributes:
         deviance: minus twice the logarithm of the restricted likelihood; shape (autocorrelations, choices).
@@ -86,9 +91,9 @@ class _Fits(NamedTuple):
     freedom: int
 
     @classmethod
-    def of(cls, gram: Array, log_scales: Array, freedom: int, choices: Sequence[Sequence[int]]) -> _Fits:
+    def of(cls, gram: Array, log_scales: Array, freedom: int) -> _Fits:
         """Fit each choice of states to normal equations whose last column is the dependent variable."""
-        first, second = np.array([(*choice, 0, 0)[:2] for choice in choices]).T  # 0, S itself, for none
+        first, second = _FIRST, _SECOND
         of_s = gram[:, 0] / gram[:, 0, :1]
         left = gram - gram[:, :, :1] * of_s[:, None]  # what S does not explain: of S itself, nothing
         a, b, c = left[:, first, first], left[:, first, second], left[:, second, second]
@@ -110,16 +115,22 @@ class _Fits(NamedTuple):
         return cls(freedom * np.log(rss) + 2 * log_scales[:, None], rss, beta, solved, freedom)
 
     @property
-    def best(self) -> float:
-        return float(self.deviance.min())
+    def best(self) -> Array:
+        """The least deviance of each of ``_MODELS``."""
+        return np.array([self.deviance[:, model == _MODEL_OF].min() for model in range(len(_MODELS))])
 
-    def allowed(self, deviance: float) -> tuple[float, float]:
-        """Lowest and highest settled difference that fits with at most this deviance; swapped infinities if none."""
-        room = self.rss * np.expm1(np.clip((deviance - self.deviance) / self.freedom, 0, 50))
-        half = np.sqrt(np.maximum(room * self.solved.sum(axis=2), 0.0))
-        theta, fits = self.beta.sum(axis=2), self.deviance < deviance
+    def allowed(self, room: float) -> tuple[float, float]:
+        """Lowest and highest settled difference whose deviance is at most so much above the least of its model.
+
+        That of one constant, if it is less.
+        """
+        best = self.best
+        limit = np.minimum(best[0], best)[_MODEL_OF] + room
+        rss_room = self.rss * np.expm1(np.clip((limit - self.deviance) / self.freedom, 0, 50))
+        half = np.sqrt(np.maximum(rss_room * self.solved.sum(axis=2), 0.0))
+        theta, fits = self.beta.sum(axis=2), self.deviance < limit
         low, high = np.where(fits, theta - half, np.inf), np.where(fits, theta + half, -np.inf)
-        return float(low.min()), float(high.max())
+        return max(-_MOST, float(low.min())), min(_MOST, float(high.max()))
 
 
 class SettledFit:
@@ -157,8 +168,8 @@ class SettledFit:
         times_ms, letters = np.array(series.step_ms), np.array(list(series.modes), dtype="U1")
         counted = np.isin(letters, ("O", "S")) & (times_ms > 0) & np.isfinite(times_ms)
         sequential = np.isin(letters, ("S", "s"))
-        states, steps = _states(sequential), np.flatnonzero(counted)
-        straight = _straight(sequential)
+        states, straight = _responses(tuple(sequential.tolist()))
+        steps = np.flatnonzero(counted)
         if not len(steps):
             return
         hits = [rhythm.hits(series.first_step + steps) for rhythm in rhythms]
@@ -199,25 +210,23 @@ class SettledFit:
         freedom = self._freedom - 3
         if not self._num_windows or freedom < 1 or not self._gram[:, 0, 0].min() > _NEARLY_EQUAL:
             return None
-        choices = (_CHOSEN, _PAIRS, _BENT, _STRAIGHT)
-        fits = [_Fits.of(self._gram, self._log_scales, self._freedom, each) for each in choices]
-        fit, pairs, bent, _ = fits
-        if not fit.rss.min() > _LEAST_NOISE * freedom:
+        fits = _Fits.of(self._gram, self._log_scales, self._freedom)
+        one, pairs, bent, _ = fits.best.tolist()
+        chosen = fits.deviance[:, : len(_CHOSEN)]
+        if not fits.rss[:, : len(_CHOSEN)].min() > _LEAST_NOISE * freedom:
             return None
-        at, constant = (int(place) for place in np.unravel_index(fit.deviance.argmin(), fit.deviance.shape))
+        at, constant = (int(place) for place in np.unravel_index(chosen.argmin(), chosen.shape))
         constant_steps = (0.0, *CONSTANTS)[constant]
-        inflation, degrees = self._inflation(at, constant, fit)
+        inflation, degrees = self._inflation(at, constant, fits)
 
         def deviance(chi_square: float) -> float:
             return self._freedom * math.log1p(chi_square * inflation / freedom)
 
         def ends(pooling: Pooling) -> tuple[float, float]:
-            room = deviance(float(half_width_factor(degrees, self._num_windows, pooling)) ** 2)
-            lows, highs = zip(*[each.allowed(min(fit.best, each.best) + room) for each in fits], strict=True)
-            return max(-_MOST, min(lows)), min(_MOST, max(highs))
+            return fits.allowed(deviance(float(half_width_factor(degrees, self._num_windows, pooling)) ** 2))
 
         (low, high), (least, most) = ends(ONE_LOOK), ends(Pooling(all_looks=True))
-        theta, short = float(fit.beta[at, constant].sum()), self._short_sum / self._num_windows
+        theta, short = float(fits.beta[at, constant].sum()), self._short_sum / self._num_windows
         if abs(theta) > _MOST:
             return None
         found = Settled(
@@ -235,14 +244,12 @@ class SettledFit:
             all_looks_low=math.expm1(least),
             all_looks_high=math.expm1(most),
         )
-        memory = float(fit.deviance[:, 0].min()) - fit.best
+        memory = float(chosen[:, 0].min()) - one
         one_does_not_do = (
-            constant_steps >= _TOO_LONG
-            or fit.best - pairs.best > deviance(_TWO_BETTER)
-            or fit.best - bent.best > deviance(_BENT_BETTER)
+            constant_steps >= _TOO_LONG or one - pairs > deviance(_TWO_BETTER) or one - bent > deviance(_BENT_BETTER)
         )
         if memory > deviance(_MEMORY_SURE) and (one_does_not_do or not found.resolved):
-            grows = fit.beta[at, constant, 1] * theta > 0 and least * most > 0
+            grows = fits.beta[at, constant, 1] * theta > 0 and least * most > 0
             at_least = math.expm1(least if least > 0 else most) if grows else None
             return msgspec.structs.replace(found, verdict=Verdict.NOT_SETTLED, at_least=at_least)
         near = max(short - low, high - short) <= math.log1p(_ONE_POINT)
@@ -283,23 +290,18 @@ def _usual(columns: Array, log_times: Array) -> npt.NDArray[np.bool_]:
     return usual
 
 
-def _states(sequential: npt.NDArray[np.bool_]) -> Array:
-    """The state that follows the mode, for each time constant; shape (number of steps, number of constants)."""
-    kept = np.exp(-1 / np.array(CONSTANTS))
-    states, state = np.empty((len(sequential), len(CONSTANTS))), np.zeros(len(CONSTANTS))
-    for step, mode in enumerate(sequential):
-        state = mode + (state - mode) * kept
-        states[step] = state
-    return states
+@functools.lru_cache(maxsize=16)  # windows have the same modes, but for their order
+def _responses(sequential: tuple[bool, ...]) -> tuple[Array, Array]:
+    """The state that follows the mode, for each time constant, and in a straight line for each of ``RAMPS``.
 
-
-def _straight(sequential: npt.NDArray[np.bool_]) -> Array:
-    """The state that follows the mode in a straight line, for each of ``RAMPS``; shape (steps, ramps)."""
-    states, state, slopes = np.empty((len(sequential), len(RAMPS))), np.zeros(len(RAMPS)), 1 / np.array(RAMPS)
-    for step, mode in enumerate(sequential):
-        state = np.clip(state + (slopes if mode else -slopes), 0.0, 1.0)
-        states[step] = state
-    return states
+    Shapes (number of steps, number of constants) and (number of steps, number of ramps).
+    """
+    kept, slopes = np.exp(-1 / np.array(CONSTANTS)), 1 / np.array(RAMPS)
+    states, straight = [np.zeros(len(CONSTANTS))], [np.zeros(len(RAMPS))]
+    for mode in sequential:
+        states.append(mode + (states[-1] - mode) * kept)
+        straight.append(np.clip(straight[-1] + (slopes if mode else -slopes), 0.0, 1.0))
+    return np.array(states)[1:], np.array(straight)[1:]
 
 
 def _whitened(rows: Array, gaps: npt.NDArray[np.int64]) -> tuple[Array, Array]:
