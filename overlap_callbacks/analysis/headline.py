@@ -128,8 +128,8 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     looks = " that hold at all looks" if summary.running else ", for one look"
     if settled is not None and settled.verdict is Verdict.SETTLED:
         figures["speedup_vs_sequential"] = settled.estimate
-        if settled.holds_at_all_looks is not summary.running:
-            looks += f"; that of the saving, for {'all looks' if settled.holds_at_all_looks else 'one look'}"
+        own = f"; that of the saving, for {'all looks' if settled.holds_at_all_looks else 'one look'}"
+        looks += "" if settled.holds_at_all_looks is summary.running else own
     found = answer(figures)
     if found.why:  # nothing to compare
         return found
