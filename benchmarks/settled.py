@@ -5,8 +5,8 @@
 Steps take 10 % longer without overlap once that mode has lasted. They get there at once, with one time constant, by
 halves with two, or in a straight line. A window has 24 overlapped steps, the recorded step, 16 blocks of three steps
 (`OSOSOSOSSOSOSOSO`, turned round at random) and 24 overlapped steps. The second window has a block of 41 steps of each
-mode before the last ones; the sixth and tenth have it where memory shows. The library's own functions make the figures
-of each window and the settled difference of the run.
+mode before the last ones; the sixth and tenth have it where memory shows. The library's own functions make the figure
+of each window and the settled difference of the run, of many runs at once; this noise leaves out no step by its size.
 
 A run is right if a value is headlined as settled, and its interval holds the truth: the settled one, or the run's own
 where no memory shows. Goals: right in 94 % without memory and with one constant up to 3 steps. With constants of 10
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import math
 import platform
@@ -33,14 +34,13 @@ import numpy as np
 import numpy.typing as npt
 
 import overlap_callbacks
-from overlap_callbacks.analysis.figures import figure_sums, figures_from
-from overlap_callbacks.analysis.results.catalogue import figure_named
+from overlap_callbacks.analysis.design import design_of
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.settled import Settled, StepSeries, Verdict
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
-from overlap_callbacks.analysis.settled import SettledFit
-from overlap_callbacks.analysis.statistics import CHANGE, Pooling, pool
+from overlap_callbacks.analysis.settled import SettledNumbers, StepSums
+from overlap_callbacks.analysis.statistics import Pooling, half_width_factor, pooled_error
 
 Array = npt.NDArray[np.float64]
 
@@ -48,15 +48,15 @@ TRUTH, STEP_MS, NOISE = 0.10, 100.0, 0.02
 BLOCKS, BESIDE, WINDOWS = "OSOSOSOSSOSOSOSO", 24, (1, 2, 4, 12)
 LONG_STEPS, LONG_EVERY = 41, 4
 GOAL_RIGHT, GOAL_TOLD, MAY_MISS = 0.94, 0.85, 0.05
-SPEEDUP = figure_named("speedup_vs_sequential")
 UP_TO_3 = ("none", "1", "3")
+# The counted steps of each block.
+TIMED = BESIDE + 1 + 3 * np.arange(len(BLOCKS))[:, None] + np.array([1, 2])
 RAMP_STEPS = 12
 # Time constants in steps: none, one, or two of equal shares.
 MEMORIES: dict[str, tuple[float, ...]] = {
     "none": (), "1": (1,), "3": (3,), "5": (5,), "10": (10,), "20": (20,), "40": (40,),
     "2 and 15": (2, 15), "1 and 20": (1, 20), "5 and 15": (5, 15), f"ramp of {RAMP_STEPS}": (),
 }  # fmt: skip
-LOOKED_AT = ("none", "1", "3", "10", "2 and 15")
 NOISES = {"white": 0.0, "AR .5": 0.5, "AR .9": 0.9}
 
 
@@ -91,21 +91,28 @@ def _ramp(sequential: Array) -> list[float]:
     return states
 
 
-def window(rng: np.random.Generator, number: int, memory: str, correlation: float, long: bool) -> RankWindow:
-    """A window of rank 0 whose steps follow the mode."""
-    turned = rng.random() < 0.5
+def modes_of(turned: bool, long: bool) -> str:
+    """The modes of a window's steps; lower case for the recorded one."""
     letters = ["OS"[("OS".index(letter) + turned) % 2] for letter in BLOCKS]
     last = "".join(letter * LONG_STEPS for letter in letters[:2]) if long else ""
-    modes = "O" * BESIDE + "o" + "".join(letter * 3 for letter in letters) + last + "O" * BESIDE
-    sequential = np.array([letter == "S" for letter in modes], dtype=float)
-    noise = rng.normal(0.0, NOISE, len(modes))
+    return "O" * BESIDE + "o" + "".join(letter * 3 for letter in letters) + last + "O" * BESIDE
+
+
+def log_times_of(rng: np.random.Generator, runs: int, modes: str, memory: str, correlation: float) -> Array:
+    """Logarithms of step times that follow the mode; shape (runs, steps)."""
+    noise = rng.normal(0.0, NOISE, (runs, len(modes)))
     for step in range(1, len(modes)):
-        noise[step] = correlation * noise[step - 1] + math.sqrt(1 - correlation**2) * noise[step]
-    step_ms = STEP_MS * np.exp(noise + math.log1p(TRUTH) * follows(sequential, memory))
-    first = BESIDE + 1
+        noise[:, step] = correlation * noise[:, step - 1] + math.sqrt(1 - correlation**2) * noise[:, step]
+    sequential = np.array([letter == "S" for letter in modes], dtype=float)
+    return np.asarray(math.log(STEP_MS) + noise + math.log1p(TRUTH) * follows(sequential, memory))
+
+
+def window(rng: np.random.Generator, number: int, memory: str, correlation: float, long: bool) -> RankWindow:
+    """A window of rank 0 whose steps follow the mode."""
+    modes = modes_of(bool(rng.random() < 0.5), long)
+    step_ms = np.exp(log_times_of(rng, 1, modes, memory, correlation)[0])
     timed = tuple(
-        TimedBlock(_mode(letter), block, tuple(step_ms[first + 3 * block + 1 : first + 3 * block + 3].tolist()))
-        for block, letter in enumerate(letters)
+        [TimedBlock(_mode(modes[steps[0]]), block, tuple(step_ms[steps].tolist())) for block, steps in enumerate(TIMED)]
     )
     return RankWindow(
         rank=0, window=number, first_step=0, num_steps=len(modes), complete=True, backend="nccl", device="scripted",
@@ -117,21 +124,78 @@ def _mode(letter: str) -> Mode:
     return Mode.SEQUENTIAL if letter == "S" else Mode.OVERLAPPED
 
 
-def run(rng: np.random.Generator, memory: str, correlation: float, looks: int = 0) -> dict[int, Told]:
-    """What is said of one run after so many windows: those of ``WINDOWS``, or at each of so many looks."""
-    fit, figures, told = SettledFit(), [], {}
-    memory_is_open = True
+class Windows(NamedTuple):
+    """A window of each of many runs: what the settled difference and the run's figure are made of.
+
+    Attributes:
+        sums: normal equations of its steps.
+        short: logarithm of its figure, by short blocks; shape (runs,).
+        error, degrees: standard error of that, and its degrees of freedom.
+    """
+
+    sums: StepSums
+    short: Array
+    error: Array
+    degrees: Array
+
+
+def windows_of(modes: str, log_times: Array) -> Windows:
+    """The windows of runs that have the same modes: ``RankWindow`` by ``RankWindow``, but all at once."""
+    sequential = np.array([letter == "S" for letter in modes])
+    steps = np.flatnonzero(np.array([letter.isupper() for letter in modes]))
+    lines = np.stack([np.ones(len(steps)), steps - steps.mean()], axis=1)
+    blocks = [_mode(modes[steps[0]]) for steps in TIMED]
+    design = design_of(blocks, range(len(blocks)), [TIMED.shape[1]] * len(blocks), np.zeros((len(blocks), 0)))
+    times, logs = (of[:, TIMED].mean(axis=2).T for of in (np.exp(log_times), log_times))
+    overlapped, sequentially = design.means(times)
+    residuals = design.residuals(logs) ** 2
+    parts = np.array([residuals[own].sum(axis=0) for own in design.of_mode]).T * design.spread() / design.degrees
+    variance = parts.sum(axis=1)
+    return Windows(
+        StepSums.of(sequential, steps, log_times[:, steps], lines),
+        np.log(sequentially / overlapped),
+        np.sqrt(variance),
+        variance**2 / (parts**2 / design.degrees).sum(axis=1),
+    )
+
+
+def told_of(
+    rng: np.random.Generator, runs: int, memory: str, correlation: float, looks: int = 0
+) -> dict[int, list[Told]]:
+    """What is said of runs after so many windows: those of ``WINDOWS``, or at each of so many looks."""
+    sums, figures, is_open, told = StepSums.zeros(runs), [], np.ones(runs, dtype=bool), {}
     for number in range(looks or max(WINDOWS)):
-        own = window(rng, number, memory, correlation, long=number % LONG_EVERY == 1 and memory_is_open)
-        figures.append(figures_from(figure_sums(own), [SPEEDUP])["speedup_vs_sequential"])
-        assert own.series is not None
-        fit.add(own.series, figures[-1].value)
-        if looks or number + 1 in WINDOWS or (number + 1) % LONG_EVERY == 1:
-            settled, pooled = fit.result(), pool(figures, CHANGE, pooling=Pooling(all_looks=looks > 0))
-            assert settled is not None
-            assert pooled is not None
-            memory_is_open = number == 0 or settled.verdict is not Verdict.SHORT
-            told[number + 1] = Told(settled, pooled)
+        turned, long = rng.random(runs) < 0.5, is_open & (number % LONG_EVERY == 1)
+        new = Windows(StepSums.zeros(runs), *np.zeros((3, runs)))
+        for kind in itertools.product((False, True), repeat=2):
+            own = np.flatnonzero((turned == kind[0]) & (long == kind[1]))
+            modes = modes_of(*kind)
+            found = windows_of(modes, log_times_of(rng, len(own), modes, memory, correlation)) if len(own) else new
+            for mine, part in zip((*new.sums, *new[1:]), (*found.sums, *found[1:]), strict=True):
+                mine[own] = part[: len(own)]
+        sums = sums.plus(new.sums)
+        figures.append(np.array(new[1:]))
+        windows = number + 1
+        if looks or windows in WINDOWS or windows % LONG_EVERY == 1:
+            told[windows] = told_of_sums(sums, np.array(figures), Pooling(all_looks=looks > 0))
+            short = np.array([each.settled.verdict is Verdict.SHORT for each in told[windows]])
+            is_open = ~short | (number == 0)
+    return told
+
+
+def told_of_sums(sums: StepSums, figures: Array, pooling: Pooling) -> list[Told]:
+    """``figures``: of each window those of ``Windows``; shape (windows, 3, runs)."""
+    values, errors, degrees = figures.transpose(1, 2, 0)
+    error, freedom = pooled_error(values, errors**2, degrees)
+    number = len(figures)
+    half = error * half_width_factor(freedom, number, pooling)
+    numbers = SettledNumbers.of(sums, number)
+    told = []
+    for run, (value, wide) in enumerate(zip(values.mean(axis=1).tolist(), half.tolist(), strict=True)):
+        settled = SettledNumbers(*[part[run] for part in numbers]).settled(value, number, 0, 3, BESIDE)
+        told.append(
+            Told(settled, Estimate(math.expm1(value), math.expm1(value - wide), math.expm1(value + wide), 0, number))
+        )
     return told
 
 
@@ -173,11 +237,11 @@ def _width(found: Estimate) -> float:
     return math.nan if found.ci_low is None or found.ci_high is None else found.ci_high - found.ci_low
 
 
-def judged_at_all_looks(runs: list[dict[int, Told]]) -> dict[str, Any]:
+def judged_at_all_looks(told: dict[int, list[Told]]) -> dict[str, Any]:
     """In which share of runs something is wrong at some look."""
 
     def at_some_look(is_wrong: Callable[[Told], bool]) -> float:
-        return float(np.mean([any(is_wrong(told) for told in each.values()) for each in runs]))
+        return float(np.mean([any(map(is_wrong, run)) for run in zip(*told.values(), strict=True)]))
 
     return {
         "headlined_settled": at_some_look(lambda told: told.settled.verdict is Verdict.SETTLED),
@@ -216,16 +280,16 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     for noise in [arguments.noise] if arguments.noise else list(NOISES):
         rows: list[dict[str, Any]] = []
-        for memory in LOOKED_AT if arguments.looks else MEMORIES:
+        for memory in MEMORIES:
             rng = np.random.default_rng(7)
-            told = [run(rng, memory, NOISES[noise], arguments.looks) for _ in range(arguments.runs)]
+            told = told_of(rng, arguments.runs, memory, NOISES[noise], arguments.looks)
             cell = {"noise": noise, "memory": memory, "runs": arguments.runs}
             if arguments.looks:
                 rows.append({**cell, "looks": arguments.looks, **judged_at_all_looks(told)})
                 print(rows[-1], flush=True)
                 continue
             for windows in WINDOWS:
-                row = judged([each[windows] for each in told])
+                row = judged(told[windows])
                 goal = meets_goal(memory, row, arguments.runs)
                 rows.append({**cell, "windows": windows, **row, "met": goal})
                 print(f"{noise:6} memory {memory:12} {windows:2} windows: {_line(row, goal)}", flush=True)

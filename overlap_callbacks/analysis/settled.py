@@ -73,83 +73,226 @@ _MODEL_OF = np.repeat(range(len(_MODELS)), [len(model) for model in _MODELS])
 _FIRST, _SECOND = np.array([(*choice, 0, 0)[:2] for model in _MODELS for choice in model]).T
 
 
+class StepSums(NamedTuple):
+    """Normal equations of steps, which add up over windows; of one run, or of several in leading axes.
+
+    Attributes:
+        gram: of S, the states, their squares, the straight lines and the logarithm of the time, without the windows'
+            lines; shape (..., autocorrelations, columns, columns).
+        moments: second moments over windows of (S'y, h'y, S'S, S'h, h'h); (..., autocorrelations, constants, 5, 5).
+        log_scales: sums of the logarithms of the scales of noise and lines; shape (..., autocorrelations).
+        freedom: steps less the columns of the windows' lines; shape (...).
+    """
+
+    gram: Array
+    moments: Array
+    log_scales: Array
+    freedom: Array
+
+    @classmethod
+    def zeros(cls, *runs: int) -> StepSums:
+        rhos, constants = len(AUTOCORRELATIONS), len(CONSTANTS)
+        columns = 2 * constants + len(RAMPS) + 2
+        shapes = ((rhos, columns, columns), (rhos, constants, 5, 5), (rhos,), ())
+        return cls(*[np.zeros((*runs, *shape)) for shape in shapes])
+
+    @classmethod
+    def of(
+        cls, sequential: npt.NDArray[np.bool_], steps: npt.NDArray[np.intp], log_times: Array, lines: Array
+    ) -> StepSums:
+        """Those of a window.
+
+        Args:
+            sequential: the mode of each of its steps.
+            steps: those that count.
+            log_times: of these; shape (..., steps).
+            lines: what else their times depend on; shape (steps, lines).
+        """
+        states, straight = _responses(tuple(sequential.tolist()))
+        columns = np.hstack([sequential[:, None], states, states**2, straight])[steps]
+        runs, times = log_times.shape[:-1], log_times.reshape(-1, len(steps)).T
+        whitened, log_scales = _whitened(np.hstack([columns, times, lines]), np.diff(steps))
+        values, (basis, roots) = whitened[:, :, : -lines.shape[1]], np.linalg.qr(whitened[:, :, -lines.shape[1] :])
+        values = values - basis @ (basis.transpose(0, 2, 1) @ values)
+        x, y = values[:, :, : columns.shape[1]], values[:, :, columns.shape[1] :]
+        gram = np.empty((y.shape[2], len(x), columns.shape[1] + 1, columns.shape[1] + 1))
+        gram[..., :-1, :-1] = x.transpose(0, 2, 1) @ x
+        gram[..., :-1, -1] = gram[..., -1, :-1] = (x.transpose(0, 2, 1) @ y).transpose(2, 0, 1)
+        gram[..., -1, -1] = (y**2).sum(axis=1).T
+        of_states = range(1, len(CONSTANTS) + 1)
+        s_y, h_y = gram[..., 0, -1, None], gram[..., of_states, -1]
+        s_s, s_h, h_h = gram[..., 0, 0, None], gram[..., 0, of_states], gram[..., of_states, of_states]
+        parts = np.stack(np.broadcast_arrays(s_y, h_y, s_s, s_h, h_h), axis=-1)
+        sizes = np.abs(np.diagonal(roots, axis1=1, axis2=2))
+        log_scales = log_scales + np.log(np.maximum(sizes, 1e-9)).sum(axis=1)  # of lines: restricted likelihood
+        found = cls(
+            gram,
+            parts[..., :, None] * parts[..., None, :],
+            np.repeat(log_scales[None], len(gram), axis=0),
+            np.full(len(gram), len(steps) - lines.shape[1]),
+        )
+        return cls(*[part.reshape((*runs, *part.shape[1:])) for part in found])
+
+    def plus(self, other: StepSums) -> StepSums:
+        return StepSums(*[mine + others for mine, others in zip(self, other, strict=True)])
+
+
 class _Fits(NamedTuple):
     """Least squares of S and up to two states, for each autocorrelation and each choice of states of ``_MODELS``.
 
     Attributes:
-        deviance: minus twice the logarithm of the restricted likelihood; shape (autocorrelations, choices).
+        deviance: minus twice the logarithm of the restricted likelihood; shape (..., autocorrelations, choices).
         rss: residual sum of squares; same shape.
-        beta: coefficients of S and of the states, 0 for those that a choice lacks; (autocorrelations, choices, 3).
+        beta: coefficients of S and of the states, 0 for those that a choice lacks; shape (..., choices, 3).
         solved: the same for a right side of ones: their sum is the settled difference's variance; same shape.
-        freedom: steps less the columns of the windows' lines.
+        freedom: steps less the columns of the windows' lines; shape (...).
     """
 
     deviance: Array
     rss: Array
     beta: Array
     solved: Array
-    freedom: int
+    freedom: Array
 
     @classmethod
-    def of(cls, gram: Array, log_scales: Array, freedom: int) -> _Fits:
-        """Fit each choice of states to normal equations whose last column is the dependent variable."""
-        first, second = _FIRST, _SECOND
-        of_s = gram[:, 0] / gram[:, 0, :1]
-        left = gram - gram[:, :, :1] * of_s[:, None]  # what S does not explain: of S itself, nothing
-        a, b, c = left[:, first, first], left[:, first, second], left[:, second, second]
+    def of(cls, sums: StepSums) -> _Fits:
+        gram, first, second = sums.gram, _FIRST, _SECOND
+        of_s = gram[..., 0, :] / gram[..., 0, :1]
+        left = gram - gram[..., :1] * of_s[..., None, :]  # what S does not explain: of S itself, nothing
+        a, b, c = left[..., first, first], left[..., first, second], left[..., second, second]
         # States of similar constants are nearly equal: the second one then says nothing more.
-        alone, none = a * c - b**2 <= _NEARLY_EQUAL * a * c, a <= _NEARLY_EQUAL * gram[:, first, first]
+        alone, none = a * c - b**2 <= _NEARLY_EQUAL * a * c, a <= _NEARLY_EQUAL * gram[..., first, first]
         determinant = np.where(alone, 1.0, a * c - b**2)
 
         def solution(s: Array, right: Array) -> Array:
-            x, y = right[:, first], right[:, second]
+            x, y = right[..., first], right[..., second]
             of_first = np.where(none, 0.0, x / np.where(none, 1.0, a))
             of_first = np.where(alone, of_first, (c * x - b * y) / determinant)
             of_second = np.where(alone, 0.0, (a * y - b * x) / determinant)
-            of_mode = s[:, None] - of_s[:, first] * of_first - of_s[:, second] * of_second
-            return np.stack([of_mode, of_first, of_second], axis=2)
+            of_mode = s[..., None] - of_s[..., first] * of_first - of_s[..., second] * of_second
+            return np.stack([of_mode, of_first, of_second], axis=-1)
 
-        beta, solved = solution(of_s[:, -1], left[:, :, -1]), solution(1 / gram[:, 0, 0], 1 - of_s)
-        explained = left[:, first, -1] * beta[:, :, 1] + left[:, second, -1] * beta[:, :, 2]
-        rss = np.maximum(left[:, -1, -1, None] - explained, _LEAST_NOISE)
-        return cls(freedom * np.log(rss) + 2 * log_scales[:, None], rss, beta, solved, freedom)
+        beta, solved = solution(of_s[..., -1], left[..., -1]), solution(1 / gram[..., 0, 0], 1 - of_s)
+        explained = left[..., first, -1] * beta[..., 1] + left[..., second, -1] * beta[..., 2]
+        rss = np.maximum(left[..., -1, -1, None] - explained, _LEAST_NOISE)
+        deviance = sums.freedom[..., None, None] * np.log(rss) + 2 * sums.log_scales[..., None]
+        return cls(deviance, rss, beta, solved, sums.freedom)
 
-    @property
-    def best(self) -> Array:
-        """The least deviance of each of ``_MODELS``."""
-        return np.array([self.deviance[:, model == _MODEL_OF].min() for model in range(len(_MODELS))])
+    def best(self, model: int) -> Array:
+        """The least deviance of one of ``_MODELS``; shape (...)."""
+        return np.asarray(self.deviance[..., model == _MODEL_OF].min(axis=(-2, -1)))
 
-    def allowed(self, room: float) -> tuple[float, float]:
+    def allowed(self, room: Array) -> tuple[Array, Array]:
         """Lowest and highest settled difference whose deviance is at most so much above the least of its model.
 
-        That of one constant, if it is less.
+        Above that of one constant, if it is less.
         """
-        best = self.best
-        limit = np.minimum(best[0], best)[_MODEL_OF] + room
-        rss_room = self.rss * np.expm1(np.clip((limit - self.deviance) / self.freedom, 0, 50))
-        half = np.sqrt(np.maximum(rss_room * self.solved.sum(axis=2), 0.0))
-        theta, fits = self.beta.sum(axis=2), self.deviance < limit
-        low, high = np.where(fits, theta - half, np.inf), np.where(fits, theta + half, -np.inf)
-        return max(-_MOST, float(low.min())), min(_MOST, float(high.max()))
+        best = np.stack([self.best(model) for model in range(len(_MODELS))], axis=-1)
+        limit = (np.minimum(best[..., :1], best) + room[..., None])[..., None, _MODEL_OF]
+        more = np.expm1(np.clip((limit - self.deviance) / self.freedom[..., None, None], 0, 50))
+        half = np.sqrt(np.maximum(self.rss * more * self.solved.sum(axis=-1), 0.0))
+        theta, fits = self.beta.sum(axis=-1), self.deviance < limit
+        low = np.where(fits, theta - half, np.inf).min(axis=(-2, -1))
+        high = np.where(fits, theta + half, -np.inf).max(axis=(-2, -1))
+        return np.maximum(low, -_MOST), np.minimum(high, _MOST)
+
+
+class SettledNumbers(NamedTuple):
+    """What the sums say of the settled difference, as logarithms; each of shape (...).
+
+    Attributes:
+        known: whether there is noise to judge by, and the steps contain the difference.
+        theta: the settled difference.
+        low, high: its interval at one look.
+        least, most: at all looks.
+        constant: time constant, in steps.
+        grows: whether the difference grows along a block.
+        shows, sure: whether memory shows, and for certain.
+        bends: whether one time constant is not enough.
+    """
+
+    known: npt.NDArray[np.bool_]
+    theta: Array
+    low: Array
+    high: Array
+    least: Array
+    most: Array
+    constant: Array
+    grows: npt.NDArray[np.bool_]
+    shows: npt.NDArray[np.bool_]
+    sure: npt.NDArray[np.bool_]
+    bends: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, sums: StepSums, num_windows: int) -> SettledNumbers:
+        fits, freedom = _Fits.of(sums), sums.freedom - 3
+        chosen = fits.deviance[..., : len(_CHOSEN)]
+        at, constant = np.divmod(chosen.reshape((*freedom.shape, -1)).argmin(axis=-1), len(_CHOSEN))
+
+        def picked(values: Array, *places: Array) -> Array:
+            for place in places:
+                values = np.take_along_axis(
+                    values, place.reshape(*place.shape, *[1] * (values.ndim - place.ndim)), place.ndim
+                )
+                values = values.squeeze(place.ndim)
+            return values
+
+        rss, beta, solved = (picked(values, at, constant) for values in (fits.rss, fits.beta, fits.solved))
+        moments = picked(sums.moments, at, np.maximum(constant - 1, 0))
+        inflation, degrees = _inflation(moments, rss / freedom, beta, solved, freedom, num_windows)
+
+        def deviance(chi_square: Array | float) -> Array:
+            return np.asarray(sums.freedom * np.log1p(chi_square * inflation / freedom))
+
+        def ends(pooling: Pooling) -> tuple[Array, Array]:
+            return fits.allowed(deviance(half_width_factor(degrees, num_windows, pooling) ** 2))
+
+        one, pairs, bent = (fits.best(model) for model in range(3))
+        memory, theta = chosen[..., 0].min(axis=-1) - one, beta.sum(axis=-1)
+        constant = np.array((0.0, *CONSTANTS))[constant]
+        bends = (constant >= _TOO_LONG) | (one - pairs > deviance(_TWO_BETTER)) | (one - bent > deviance(_BENT_BETTER))
+        least_rss = fits.rss[..., : len(_CHOSEN)].min(axis=(-2, -1))
+        return cls(
+            (least_rss > _LEAST_NOISE * freedom) & (np.abs(theta) <= _MOST), theta,
+            *ends(ONE_LOOK), *ends(Pooling(all_looks=True)), constant, beta[..., 1] * theta > 0,
+            memory > deviance(_MEMORY_SHOWS), memory > deviance(_MEMORY_SURE), bends,
+        )  # fmt: skip
+
+    def settled(self, short: float, num_windows: int, num_steps: int, short_steps: int, after_steps: int) -> Settled:
+        """Of one run, with what else is known of it; ``short`` as a logarithm."""
+        found = Settled(
+            value=math.expm1(self.theta),
+            ci_low=math.expm1(self.low),
+            ci_high=math.expm1(self.high),
+            short=math.expm1(short),
+            short_steps=short_steps,
+            constant_steps=float(self.constant),
+            verdict=Verdict.SHORT,
+            at_least=None,
+            after_steps=after_steps,
+            num_steps=num_steps,
+            num_windows=num_windows,
+            all_looks_low=math.expm1(self.least),
+            all_looks_high=math.expm1(self.most),
+        )
+        if self.sure and (self.bends or not found.resolved):
+            at_least = found.all_looks_low if self.least > 0 else found.all_looks_high
+            at_least = at_least if self.grows and self.least * self.most > 0 else None
+            return msgspec.structs.replace(found, verdict=Verdict.NOT_SETTLED, at_least=at_least)
+        near = max(short - self.low, self.high - short) <= math.log1p(_ONE_POINT)
+        if self.shows and found.resolved and not near:
+            return msgspec.structs.replace(found, verdict=Verdict.SETTLED)
+        return found
 
 
 class SettledFit:
     """The settled difference over the windows of a run, added one by one."""
 
     def __init__(self) -> None:
-        num_rhos, num_states = len(AUTOCORRELATIONS), len(CONSTANTS)
-        # Normal equations of S, the states, their squares, the straight lines and the logarithm of the time, by
-        # autocorrelation.
-        num_columns = 2 * num_states + len(RAMPS) + 2
-        self._gram = np.zeros((num_rhos, num_columns, num_columns))
-        # Second moments over windows of (S'y, h'y, S'S, S'h, h'h), by autocorrelation and time constant.
-        self._moments = np.zeros((num_rhos, num_states, 5, 5))
-        self._log_scales = np.zeros(num_rhos)
-        self._num_steps = self._freedom = 0
+        self._sums = StepSums.zeros()
+        self._num_steps = self._num_windows = self._after_steps = 0
         self._short_sum = 0.0
-        self._num_windows = 0
         self._runs: Counter[int] = Counter()  # lengths of stretches of sequential steps
-        self._after_steps = 0
 
     def after(self, report: OverlapReport, own: RankWindow) -> Settled | None:
         """The settled difference including this window, by this rank's data; None if the window does not count."""
@@ -168,34 +311,20 @@ class SettledFit:
         times_ms, letters = np.array(series.step_ms), np.array(list(series.modes), dtype="U1")
         counted = np.isin(letters, ("O", "S")) & (times_ms > 0) & np.isfinite(times_ms)
         sequential = np.isin(letters, ("S", "s"))
-        states, straight = _responses(tuple(sequential.tolist()))
         steps = np.flatnonzero(counted)
         if not len(steps):
             return
         hits = [rhythm.hits(series.first_step + steps) for rhythm in rhythms]
         hits = [hit for hit in hits if hit.any() and not hit.all()]
         lines = np.stack([np.ones(len(steps)), steps - steps.mean(), *hits], axis=1)
-        columns = [sequential[:, None], states, states**2, straight]
-        rows = np.hstack([*[column[steps] for column in columns], np.log(times_ms[steps, None]), lines])
-        usual = _usual(np.hstack([rows[:, :1], states[steps][:, _JUDGED_BY], lines]), rows[:, -1 - lines.shape[1]])
-        rows, steps, num_lines = rows[usual], steps[usual], lines.shape[1]
-        if len(set(sequential[steps])) < 2 or len(steps) <= num_lines + 2 or short <= -1:
+        states, _ = _responses(tuple(sequential.tolist()))
+        log_times = np.log(times_ms[steps])
+        usual = _usual(np.hstack([sequential[steps, None], states[steps][:, _JUDGED_BY], lines]), log_times)
+        steps, lines = steps[usual], lines[usual]
+        if len(set(sequential[steps])) < 2 or len(steps) <= lines.shape[1] + 2 or short <= -1:
             return
-        whitened, log_scales = _whitened(rows, np.diff(steps))
-        values, (lines_of, roots) = whitened[:, :, :-num_lines], np.linalg.qr(whitened[:, :, -num_lines:])
-        values = values - lines_of @ (lines_of.transpose(0, 2, 1) @ values)
-        gram = values.transpose(0, 2, 1) @ values
-        self._gram += gram
-        sizes = np.abs(np.diagonal(roots, axis1=1, axis2=2))
-        self._log_scales += log_scales + np.log(np.maximum(sizes, 1e-9)).sum(axis=1)  # restricted likelihood
-        k = len(CONSTANTS)
-        s_y, h_y = gram[:, 0, -1, None], gram[:, 1 : k + 1, -1]
-        s_s, s_h = gram[:, 0, 0, None], gram[:, 0, 1 : k + 1]
-        h_h = gram[:, range(1, k + 1), range(1, k + 1)]
-        parts = np.stack(np.broadcast_arrays(s_y, h_y, s_s, s_h, h_h), axis=2)
-        self._moments += parts[:, :, :, None] * parts[:, :, None, :]
+        self._sums = self._sums.plus(StepSums.of(sequential, steps, log_times[usual], lines))
         self._num_steps += len(steps)
-        self._freedom += len(steps) - num_lines
         self._short_sum += math.log1p(short)
         self._num_windows += 1
         stretches = [match.group() for match in re.finditer("o+|s+", series.modes.lower())]
@@ -207,73 +336,35 @@ class SettledFit:
 
         None without windows, without noise to judge by, and if the steps do not contain the difference at all.
         """
-        freedom = self._freedom - 3
-        if not self._num_windows or freedom < 1 or not self._gram[:, 0, 0].min() > _NEARLY_EQUAL:
+        number = self._num_windows
+        if not number or self._sums.freedom < 4 or not self._sums.gram[:, 0, 0].min() > _NEARLY_EQUAL:
             return None
-        fits = _Fits.of(self._gram, self._log_scales, self._freedom)
-        one, pairs, bent, _ = fits.best.tolist()
-        chosen = fits.deviance[:, : len(_CHOSEN)]
-        if not fits.rss[:, : len(_CHOSEN)].min() > _LEAST_NOISE * freedom:
+        numbers = SettledNumbers.of(self._sums, number)
+        if not numbers.known:
             return None
-        at, constant = (int(place) for place in np.unravel_index(chosen.argmin(), chosen.shape))
-        constant_steps = (0.0, *CONSTANTS)[constant]
-        inflation, degrees = self._inflation(at, constant, fits)
+        short_steps = self._runs.most_common(1)[0][0]
+        return numbers.settled(self._short_sum / number, number, self._num_steps, short_steps, self._after_steps)
 
-        def deviance(chi_square: float) -> float:
-            return self._freedom * math.log1p(chi_square * inflation / freedom)
 
-        def ends(pooling: Pooling) -> tuple[float, float]:
-            return fits.allowed(deviance(float(half_width_factor(degrees, self._num_windows, pooling)) ** 2))
+def _inflation(
+    moments: Array, noise: Array, beta: Array, solved: Array, freedom: Array, num_windows: int
+) -> tuple[Array, Array]:
+    """How much more the windows vary than their steps imply, as a factor of the variance; and degrees of freedom.
 
-        (low, high), (least, most) = ends(ONE_LOOK), ends(Pooling(all_looks=True))
-        theta, short = float(fits.beta[at, constant].sum()), self._short_sum / self._num_windows
-        if abs(theta) > _MOST:
-            return None
-        found = Settled(
-            value=math.expm1(theta),
-            ci_low=math.expm1(low),
-            ci_high=math.expm1(high),
-            short=math.expm1(short),
-            short_steps=self._runs.most_common(1)[0][0],
-            constant_steps=constant_steps,
-            verdict=Verdict.SHORT,
-            at_least=None,
-            after_steps=self._after_steps,
-            num_steps=self._num_steps,
-            num_windows=self._num_windows,
-            all_looks_low=math.expm1(least),
-            all_looks_high=math.expm1(most),
-        )
-        memory = float(chosen[:, 0].min()) - one
-        one_does_not_do = (
-            constant_steps >= _TOO_LONG or one - pairs > deviance(_TWO_BETTER) or one - bent > deviance(_BENT_BETTER)
-        )
-        if memory > deviance(_MEMORY_SURE) and (one_does_not_do or not found.resolved):
-            grows = fits.beta[at, constant, 1] * theta > 0 and least * most > 0
-            at_least = math.expm1(least if least > 0 else most) if grows else None
-            return msgspec.structs.replace(found, verdict=Verdict.NOT_SETTLED, at_least=at_least)
-        near = max(short - low, high - short) <= math.log1p(_ONE_POINT)
-        if memory > deviance(_MEMORY_SHOWS) and found.resolved and not near:
-            return msgspec.structs.replace(found, verdict=Verdict.SETTLED)
-        return found
-
-    def _inflation(self, at: int, constant: int, fit: _Fits) -> tuple[float, float]:
-        """How much more the windows vary than their steps imply, as a factor of the variance; and degrees of freedom.
-
-        A variance between windows, if any, is added to that of the steps; Satterthwaite's degrees of freedom, at least
-        ``_LEAST_FREEDOM``: by chance, two windows differ by more than their steps imply in a third of all runs, and one
-        degree would then make the interval several times as wide.
-        """
-        steps, windows = self._freedom - 3, self._num_windows - 1
-        if not windows:
-            return 1.0, steps
-        noise, v, beta = fit.rss[at, constant] / steps, fit.solved[at, constant], fit.beta[at, constant]
-        # A window's contribution to the error of a + b is linear in its normal equations.
-        q = np.array([v[0], v[1], -v[0] * beta[0], -v[0] * beta[1] - v[1] * beta[0], -v[1] * beta[1]])
-        between = float(q @ self._moments[at, max(constant - 1, 0)] @ q) * self._num_windows / windows
-        inflation = max(1.0, between / (noise * float(v.sum())))
-        share = 1 - 1 / inflation
-        return inflation, max(_LEAST_FREEDOM, 1 / (share**2 / windows + (1 - share) ** 2 / steps))
+    A variance between windows, if any, is added to that of the steps; Satterthwaite's degrees of freedom, at least
+    ``_LEAST_FREEDOM``: by chance, two windows differ by more than their steps imply in a third of all runs, and one
+    degree would then make the interval several times as wide.
+    """
+    windows = num_windows - 1
+    if not windows:
+        return np.ones_like(noise), freedom
+    v, w = solved[..., 0], solved[..., 1]
+    # A window's contribution to the error of a + b is linear in its normal equations.
+    q = np.stack([v, w, -v * beta[..., 0], -v * beta[..., 1] - w * beta[..., 0], -w * beta[..., 1]], axis=-1)
+    between = np.einsum("...i,...ij,...j->...", q, moments, q) * num_windows / windows
+    inflation = np.maximum(1.0, between / (noise * solved.sum(axis=-1)))
+    share = 1 - 1 / inflation
+    return inflation, np.maximum(_LEAST_FREEDOM, 1 / (share**2 / windows + (1 - share) ** 2 / freedom))
 
 
 def _usual(columns: Array, log_times: Array) -> npt.NDArray[np.bool_]:

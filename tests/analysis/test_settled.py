@@ -11,10 +11,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks import settled as bench
+from overlap_callbacks.analysis.figures import figures_of
 from overlap_callbacks.analysis.headline import settled_in_words
 from overlap_callbacks.analysis.results.settled import Settled, StepSeries, Verdict
 from overlap_callbacks.analysis.results.window import Rhythm
-from overlap_callbacks.analysis.settled import SettledFit
+from overlap_callbacks.analysis.settled import SettledFit, StepSums
+from overlap_callbacks.analysis.statistics import ONE_LOOK
 from tests import samples
 
 SHORT = 0.05
@@ -87,9 +89,9 @@ def test_a_response_in_a_straight_line_and_noise_that_lasts_are_covered(memory: 
 
 @pytest.mark.parametrize(("memory", "correlation"), [("3", 0.0), ("3", 0.5), ("none", 0.0)])
 def test_an_interval_for_all_looks_holds_after_each_window(memory: str, correlation: float) -> None:
-    told = bench.run(np.random.default_rng(1), memory, correlation, looks=12)
+    told = bench.told_of(np.random.default_rng(1), 1, memory, correlation, looks=12)
     assert list(told) == list(range(1, 13))
-    for windows, (settled, _) in told.items():
+    for windows, [(settled, _)] in told.items():
         interval = settled.estimate
         assert (interval.ci_low, interval.ci_high) == (settled.all_looks_low, settled.all_looks_high)
         assert interval.ci_low is not None
@@ -101,7 +103,32 @@ def test_an_interval_for_all_looks_holds_after_each_window(memory: str, correlat
             for low, high in ((settled.ci_low, settled.ci_high), (interval.ci_low, interval.ci_high))
         )
         assert windows == 2 or all_looks < 2.5 * one  # two windows have three degrees of freedom
-    assert bench.judged_at_all_looks([told])["wrong_where_settled"] == 0
+    assert bench.judged_at_all_looks(told)["wrong_where_settled"] == 0
+
+
+@pytest.mark.parametrize("long", [False, True])
+def test_runs_of_the_benchmark_are_those_of_the_library(long: bool) -> None:
+    rng, fit, sums = np.random.default_rng(1), SettledFit(), StepSums.zeros(2)
+    figures = []
+    for number in range(3):
+        own = bench.window(rng, number, "3", 0.5, long)
+        assert own.series is not None
+        figure = figures_of([own])["speedup_vs_sequential"]
+        fit.add(own.series, figure.value)
+        log_times = np.log(np.array([np.ones(len(own.series.modes)), own.series.step_ms]))
+        log_times[0] += rng.normal(0, 0.02, log_times.shape[1])
+        new = bench.windows_of(own.series.modes, log_times)
+        sums = sums.plus(new.sums)
+        figures.append(new[1:])
+        assert np.expm1(new.short[1]) == pytest.approx(figure.value)
+        assert (new.error[1], new.degrees[1]) == pytest.approx(
+            (figure.standard_error, figure.degrees_of_freedom), rel=1e-5
+        )
+    found, of_many = fit.result(), bench.told_of_sums(sums, np.array(figures), ONE_LOOK)[1].settled
+    assert found is not None
+    names = ("value", "ci_low", "ci_high", "all_looks_low", "all_looks_high", "short", "constant_steps")
+    assert [getattr(of_many, name) for name in names] == pytest.approx([getattr(found, name) for name in names])
+    assert of_many.verdict is found.verdict
 
 
 def test_a_difference_that_shrinks_has_no_least() -> None:
@@ -194,7 +221,9 @@ def test_a_long_run_takes_the_memory_of_a_short_one() -> None:
             series = bench.window(rng, number, "3", 0.0, long=True).series
             assert series is not None
             fit.add(series, SHORT)
-        return sum(len(str(part)) if not isinstance(part, np.ndarray) else part.nbytes for part in vars(fit).values())
+        sums, *others = vars(fit).values()
+        assert isinstance(sums, StepSums)
+        return sum(part.nbytes for part in sums) + sum(len(str(part)) for part in others)
 
     assert abs(size(40) - size(4)) < 100
 
