@@ -51,6 +51,8 @@ _MEMORY_SURE, _BENT_BETTER, _TWO_BETTER = 13.8, 6.63, 9.21
 # A smaller variance of logarithms is rounding: identical times are not measurements.
 _LEAST_NOISE = 1e-14
 _LEAST_FREEDOM = 3
+# Of S and of up to two states.
+_COEFFICIENTS = 3
 # The least share of a column's square that is more than rounding.
 _NEARLY_EQUAL = 1e-9
 # No mode makes steps a thousand times longer: a fit that says so is meaningless.
@@ -225,16 +227,14 @@ class SettledNumbers(NamedTuple):
 
     @classmethod
     def of(cls, sums: StepSums, num_windows: int) -> SettledNumbers:
-        fits, freedom = _Fits.of(sums), sums.freedom - 3
+        fits, freedom = _Fits.of(sums), sums.freedom - _COEFFICIENTS
         chosen = fits.deviance[..., : len(_CHOSEN)]
         at, constant = np.divmod(chosen.reshape((*freedom.shape, -1)).argmin(axis=-1), len(_CHOSEN))
 
-        def picked(values: Array, *places: Array) -> Array:
+        def picked(values: Array, *places: npt.NDArray[np.intp]) -> Array:
             for place in places:
-                values = np.take_along_axis(
-                    values, place.reshape(*place.shape, *[1] * (values.ndim - place.ndim)), place.ndim
-                )
-                values = values.squeeze(place.ndim)
+                index = place.reshape((*place.shape, *[1] * (values.ndim - place.ndim)))
+                values = np.take_along_axis(values, index, place.ndim).squeeze(place.ndim)
             return values
 
         rss, beta, solved = (picked(values, at, constant) for values in (fits.rss, fits.beta, fits.solved))
@@ -276,8 +276,8 @@ class SettledNumbers(NamedTuple):
             all_looks_high=math.expm1(self.most),
         )
         if self.sure and (self.bends or not found.resolved):
-            at_least = found.all_looks_low if self.least > 0 else found.all_looks_high
-            at_least = at_least if self.grows and self.least * self.most > 0 else None
+            nearer = found.all_looks_low if self.least > 0 else found.all_looks_high
+            at_least = nearer if self.grows and self.least * self.most > 0 else None
             return msgspec.structs.replace(found, verdict=Verdict.NOT_SETTLED, at_least=at_least)
         near = max(short - self.low, self.high - short) <= math.log1p(_ONE_POINT)
         if self.shows and found.resolved and not near:
@@ -337,7 +337,7 @@ class SettledFit:
         None without windows, without noise to judge by, and if the steps do not contain the difference at all.
         """
         number = self._num_windows
-        if not number or self._sums.freedom < 4 or not self._sums.gram[:, 0, 0].min() > _NEARLY_EQUAL:
+        if not number or self._sums.freedom <= _COEFFICIENTS or not self._sums.gram[:, 0, 0].min() > _NEARLY_EQUAL:
             return None
         numbers = SettledNumbers.of(self._sums, number)
         if not numbers.known:
