@@ -149,8 +149,8 @@ class Side:
 
     @property
     def times(self) -> tuple[object, ...]:
-        """When the kernels ran, once the calls were added up: no two files have the same."""
-        return self._device.span, self._total
+        """When the kernels ran, once the calls were added up: no two files have the same, unless one is a copy."""
+        return self._device.span, self._total, len(self.trace.kernels), self.trace.steps
 
     @property
     def matched_fraction(self) -> float:

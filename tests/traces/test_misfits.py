@@ -359,3 +359,14 @@ def test_slower_clocks_and_kernels_that_overlap_are_the_same_job(tmp_path: Path)
             *map(read_trace, written(tmp_path / str(number), [(longer(events, factor), {}), (sequential(), {})]))
         )
         assert found.valid
+
+
+def test_a_file_that_lost_kernels_is_not_the_same_file(tmp_path: Path) -> None:
+    events = [event for event in sequential() if event["name"] not in ("nccl:all_reduce", "aten::addmm", "ac2g")]
+    kernels = [event for event in events if event["cat"] == "kernel"]
+    lost = {id(event) for event in kernels[len(kernels) // 2 - 3 : len(kernels) // 2]}  # of the second of three steps
+    files = written(tmp_path, [(events, {}), ([event for event in events if id(event) not in lost], {})])
+    found = compare(*map(read_trace, files))
+    assert not said(found.problems, "the same file")
+    assert said(found.problems, "3 of 96 launches have no kernel")
+    assert (found.valid, found.steps, found.figures["compute_slowdown"]) == (True, (2, 2), 0)
