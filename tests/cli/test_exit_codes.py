@@ -232,3 +232,4 @@ def test_the_demo_ends_with_its_page_and_commands_that_work_as_they_are_printed(
                 expected = [sys.executable, "-m", "overlap_callbacks"]
             assert words[: len(expected) + 1] == [*expected, command]
             assert invoke(*words[len(expected) :]).exit_code == 0
+        assert ("In this shell, overlap is " in result.stderr) == (found is None)

@@ -62,6 +62,8 @@ def command(run_dir: Path | None, as_json: bool, **options: Any) -> None:
     print_record(folder, as_json)
     run = shlex.quote(str(folder))
     commands = [f"show {run}", f"check {run} --max-exposed 0.1"]
+    if program() != "overlap":
+        click.echo(f"In this shell, overlap is {program()}", err=True)
     if importlib.util.find_spec("jinja2") is None:
         commands.insert(0, f"report {run}  # needs jinja2: pip install jinja2")
     else:
