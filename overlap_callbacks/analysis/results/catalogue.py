@@ -170,10 +170,8 @@ _QUALITY = (
            "slowdown by the profiler, sequential steps", compares=True, signed=True, detail=True,
            formula=Formula((ISO, SEQ), lambda iso, seq: equations.slowdown(iso.step_ms, seq.step_ms))),
 )  # fmt: skip
-# By subject; their names are fields of the report.
-HEADLINE = {"steps": _STEPS, "compute": _COMPUTE, "communication": _COMMUNICATION, "quality": _QUALITY}
-# In the order of a report's metrics.
-FIGURES = tuple([figure for figures in HEADLINE.values() for figure in figures])
+# In the order of a report's metrics; their names are fields of the report.
+FIGURES = (*_STEPS, *_COMPUTE, *_COMMUNICATION, *_QUALITY)
 # A window's own cost is not a figure of its steps, but an alert may watch it like one.
 MEASUREMENT_OVERHEAD = Figure(
     "overlap/measurement_overhead",
