@@ -146,7 +146,7 @@ class _Drawing:
                 yield Text()
                 yield _text(section.title, "bold underline")
                 yield from [_text(section.answer)] if section.answer else []
-            elif section.answer and not document.brief and (section.first or not section.folded):
+            elif section.answer and not document.brief and not section.folded:
                 yield Text()
                 yield Text.assemble((f"{_plain(section.title)} ", "bold"), _plain(section.answer))
             yield from parts
@@ -162,7 +162,7 @@ class _Drawing:
                     yield from drawn_table(block, block.few, document.all_rows, captions=not document.brief)
             elif isinstance(block, Note) and (everything or block.warning or block.first) and not _is_alarm(block):
                 yield _text(f"- {block.text}", "yellow" if block.warning else "")
-            elif isinstance(block, Chart) and (everything or block.first) and not block.in_table:
+            elif isinstance(block, Chart) and everything and not block.in_table:
                 instead = list(_instead(block))
                 self._left_out_charts |= not instead
                 yield from instead

@@ -22,11 +22,7 @@ def arms(record: Record) -> list[Section]:
         for row in rows
         if not row.arm.equal_results
     ]
-    blocks += [
-        Note(page_text(f"{row.arm.name}: {problem}", _MAX_LENGTH), first=True)
-        for row in rows
-        for problem in row.problems
-    ]
+    blocks += [Note(page_text(f"{row.arm.name}: {problem}", _MAX_LENGTH)) for row in rows for problem in row.problems]
     return [Section("What would a switch change?", _answer(rows), blocks)]
 
 
@@ -53,7 +49,6 @@ def _table(rows: list[ArmSummary]) -> Table:
         Column("*", lambda row: row.verdict()),
         caption="Speed-up: step time as configured over that with the arm, less one. Above zero the arm wins. "
         "Intervals hold at all looks, and for all arms together.",
-        first=True,
     )
 
 
@@ -77,7 +72,6 @@ def _further(rows: list[ArmSummary]) -> list[Table]:
         Column("energy of a step", lambda row: _both(row, "energy_per_step_j", "J")),
         Column("peak memory", lambda row: _both(row, "peak_memory_bytes", "GiB", 2**30)),
         folded=len(rows) > 8,
-        first=True,
         drop_empty=True,
     )
     return [table] if len(table.columns) > 1 else []

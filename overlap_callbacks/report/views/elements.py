@@ -65,7 +65,6 @@ class Chart:
         legend: names and colours, the latter as variables of the style sheet without their dashes.
         narrow: whether two may be placed side by side.
         in_table: whether a table has its figures, so that a terminal needs no replacement.
-        first: whether a terminal shows its replacement even without "everything".
     """
 
     kind: ClassVar[str] = "chart"
@@ -76,7 +75,6 @@ class Chart:
     legend: tuple[tuple[str, str], ...] = EMPTY_LEGEND
     narrow: bool = False
     in_table: bool = False
-    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -199,14 +197,12 @@ class Section:
         answer: one or two sentences.
         blocks: the evidence.
         folded: whether the blocks are hidden at first.
-        first: whether a terminal shows the answer even without "everything", folded or not.
     """
 
     title: str
     answer: str = ""
     blocks: Sequence[Block] = field(default_factory=tuple)
     folded: bool = False
-    first: bool = False
 
 
 @dataclass(frozen=True)

@@ -91,7 +91,6 @@ def _finding_table(findings: tuple[Finding, ...]) -> Block:
         Column("*What was found", lambda finding: finding.message),
         Column("*What to do", lambda finding: finding.action),
         Column("*Source", lambda finding: name_cell(finding.source, _short_address(finding.source))),
-        first=True,
     )
 
 

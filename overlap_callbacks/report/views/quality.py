@@ -41,7 +41,7 @@ def quality(record: Record, lacking: Sequence[str] = ()) -> Section:
     problems = _problem_table(record.windows)
     race = race_of(record)
     if race is not None and race.verdict is not RaceVerdict.RACE:
-        blocks.append(Note(page_text(race_sentence(race), 4000), first=True))
+        blocks.append(Note(page_text(race_sentence(race), 4000)))
     if problems is not None:
         blocks.append(problems)
     if record.unfinished is not None:
@@ -50,12 +50,12 @@ def quality(record: Record, lacking: Sequence[str] = ()) -> Section:
     if record.broken_lines:
         blocks.append(Note(f"{unreadable(record)}.", warning=True))
     if lacking:
-        blocks.append(Note(" ".join(lacking), first=True))
+        blocks.append(Note(" ".join(lacking)))
     if record.summary.measured:
         blocks.append(figure_table(record.figures, record.info.meanings))
     if record.windows:
         blocks.append(_window_table(record))
-    return Section(QUALITY, _answer(record), blocks, first=True)
+    return Section(QUALITY, _answer(record), blocks)
 
 
 def _answer(record: Record) -> str:
@@ -130,7 +130,6 @@ def _problem_table(windows: Sequence[OverlapReport]) -> Table | None:
         Column("Windows", lambda row: len(row[1]), "whole"),
         Column("Which", lambda row: Cell(ranges(row[1]), min(row[1]))),
         caption=f"The {MAX_PROBLEMS} most frequent of {len(windows_with):,}." if len(windows_with) > len(shown) else "",
-        first=True,
     )
 
 

@@ -63,7 +63,7 @@ def runs_document(records: Sequence[Record], axis: str | None = None, *, charts:
     )
     title = "Overlap report: " + ", ".join(names[:4])
     if not several:
-        return Document(title, runs, _METHOD, rest="overlap show RUN --all shows the tables of each answer.")
+        return Document(title, runs, _METHOD)
     verdict, *more = map(page_sentence, head_lines(names, records))
     compared = tuple(_compared(names, records, axis))
     return Document(title, runs, _METHOD, f"{len(records)} runs compared", verdict, tuple(more), compared)

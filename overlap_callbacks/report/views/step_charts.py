@@ -83,7 +83,6 @@ def step_parts(parts: StepParts, figures: dict[str, Estimate], *, narrow: bool =
         data={**chart.data, "name_parts": True},
         legend=tuple([(part_in_words(part, parts.total_ms), part.color) for part in shown]),
         narrow=narrow,
-        first=True,
     )
 
 

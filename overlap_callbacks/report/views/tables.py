@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.results.kernel_times import ALONE, RAN_ALONE, Ke
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.report_parts import compute_slowdowns
 from overlap_callbacks.analysis.results.window import CollectiveTime
-from overlap_callbacks.report.views.elements import Cell, Column, Table, name_cell, number_cell, table_of
+from overlap_callbacks.report.views.elements import Cell, Column, Table, name_cell, table_of
 
 
 def kernel_tables(window: OverlapReport) -> list[Table]:
@@ -57,7 +57,7 @@ def loss_table(
         Column("Lost, ms", lambda row: row.lost_ms, decimals),
         Column("Overlapped, ms", lambda row: row.overlapped_ms, decimals),
         Column("Sequential, ms", lambda row: row.sequential_ms, decimals),
-        Column("Calls", lambda row: number_cell(row.overlapped_calls, int(row.overlapped_calls % 1 > 0))),
+        Column("Calls", lambda row: row.overlapped_calls, int(any([row.overlapped_calls % 1 > 0 for row in rows]))),
         caption=caption,
         folded=folded,
         first=first,
