@@ -252,4 +252,6 @@ def distinct_values(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
     ``np.unique`` without counts would import ``numpy.ma`` to check for masks.
     """
+    if len(values):  # columns of files mostly repeat the value before
+        values = values[np.concatenate(([True], values[1:] != values[:-1]))]
     return np.unique(values, return_counts=True)[0]

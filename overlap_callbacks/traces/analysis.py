@@ -296,17 +296,18 @@ class NameSums:
         name, communicates = kernels.name[calls.row], calls.kind == Kind.COMMUNICATION
         compute = np.flatnonzero(calls.kind == Kind.COMPUTE)
         rows = np.flatnonzero(communicates | (calls.kind == Kind.COMPUTE))
-        concurrent_ns = np.where(
-            communicates, calls.covered_ns(kernels.of(Kind.COMPUTE)), calls.covered_ns(kernels.of(Kind.COMMUNICATION))
-        )
+        concurrent_ns, mine = calls.covered_ns(kernels.union_of(Kind.COMMUNICATION)), np.flatnonzero(communicates)
+        concurrent_ns[mine] = kernels.intervals[calls.row[mine]].covered_ns(kernels.union_of(Kind.COMPUTE))
+        compute_ns = concurrent_ns[compute]
         key = name[rows] * 2 + communicates[rows]
         self._count += np.bincount(key, minlength=size)
         self._time_ns += np.bincount(key, weights=calls.duration_ns[rows], minlength=size)
         self._concurrent_ns += np.bincount(key, weights=concurrent_ns[rows], minlength=size)
         np.maximum.at(self._longest_ns, key, calls.duration_ns[rows])
         for number in range(len(self._kinds)):
-            covered_ns = calls.covered_ns(kernels.intervals[kernels.collective == number])[compute]
-            self._by_kind_ns[number] += np.bincount(name[compute], weights=covered_ns, minlength=len(self._names))
+            if len(self._kinds) > 1:
+                compute_ns = calls.covered_ns(kernels.intervals[kernels.collective == number])[compute]
+            self._by_kind_ns[number] += np.bincount(name[compute], weights=compute_ns, minlength=len(self._names))
 
     @property
     def top(self) -> tuple[TopKernel, ...]:

@@ -33,7 +33,7 @@ _WORDS = (
 
 def problems_of(kernels: KernelTable) -> Iterator[str]:
     """What is doubtful about the kernels of a file."""
-    gap_ns = int(np.diff(np.sort(kernels.intervals.start_ns)).max(initial=0))
+    gap_ns = int(np.diff(np.sort(kernels.intervals.start_ns, kind="stable")).max(initial=0))
     if gap_ns > _MAX_GAP_NS:
         yield f"kernels lie {gap_ns / 1e9:.0f} s apart: the clock may have jumped, or files were joined"
     placed = int((kernels.without_launch & (kernels.step >= 0)).sum())

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
-import operator
 import re
 from array import array
+from itertools import compress
 from typing import Any, TypeVar
 
 import msgspec
@@ -57,7 +57,6 @@ WAITING_CALLS = frozenset({
 # Those in which it waits for all earlier launches.
 SYNCHRONIZES = frozenset({"cudaDeviceSynchronize", "cuCtxSynchronize", "hipDeviceSynchronize"})
 _UINT64 = 2**64 - 1
-_PROCESS, _RANK = operator.attrgetter("pid"), operator.attrgetter("rank")
 _NO_ARGS = KernelArgs()
 # Limit of cached sizes of collectives, by their text.
 _MOST_SIZES = 4096
@@ -65,6 +64,7 @@ _MOST_SIZES = 4096
 _COLLECTIVE_OPERATOR = "record_param_comms"
 # The beginning of torch's name of a module's call, before the class and its number.
 _MODULE = "nn.Module: "
+_CAPTURES = frozenset({CAPTURE_BEGINS, CAPTURE_ENDS})
 # Operators per piece of a file to check for recorded shapes.
 _ASKED = 1024
 
@@ -120,7 +120,7 @@ class DeviceEvents(EventCollector):
         self._launches_nothing: Memo[str | None, bool] = Memo(
             lambda name: bool(_LAUNCHES_NOTHING.match(name or "")) and not launches_kernel(name)
         )
-        self.call_of: Memo[str | None, int] = Memo(call_of)
+        self._call_of: Memo[str | None, int] = Memo(call_of)
         self._is_module: Memo[str | None, bool] = Memo(lambda name: (name or "").startswith(_MODULE))
         self._is_annotation: Memo[str | None, bool] = Memo(lambda name: (name or "").startswith(ENQUEUED))
         self._is_on_host: Memo[str | None, bool] = Memo(lambda name: bool(re.match(name_rules.ON_HOST, name or "")))
@@ -166,8 +166,10 @@ class DeviceEvents(EventCollector):
         if operators:
             self._add_operators(operators, stream)
         is_on_host = self._is_on_host
-        on_host = self.on_host.keep([event for event in (*notes, *olds) if is_on_host[event.name]])
-        self.on_host.label(name=[self.on_host_numbers[short_name(event.name)] for event in on_host])
+        on_host = [event for event in (*notes, *olds) if is_on_host[event.name]]
+        if on_host:
+            on_host = self.on_host.keep(on_host)
+            self.on_host.label(name=[self.on_host_numbers[short_name(event.name)] for event in on_host])
         self._note_recorded()
         if self._with_ranges:
             named = [event for event in (*notes, *modules)
@@ -221,29 +223,22 @@ class DeviceEvents(EventCollector):
         if waits:
             self.waits.keep(waits)
             self.syncs.keep([event for event in waits if event.name in SYNCHRONIZES])
-        launches_nothing = self._launches_nothing
+        launches_nothing, call_of_name = self._launches_nothing, self._call_of
         events = [event for event in events if not launches_nothing[event.name]]
-        captures = [event for event in events if "Capture" in (event.name or "")]
-        if captures:
-            self._add_captures(captures)
+        calls = [call_of_name[event.name] for event in events]
+        if not _CAPTURES.isdisjoint(calls):
+            captures = self.captures.keep([event for event in events if call_of_name[event.name] in _CAPTURES])
+            self.captures.label(begins=[call_of_name[event.name] == CAPTURE_BEGINS for event in captures])
         # The arguments are not kept: the next events reuse their memory while it is cached.
         numbers: list[Any] = [
             args.correlation if args is not None else None for args in stream.args_of(events, LaunchArgs)
         ]
         if not (set(map(type, numbers)) == {int} and all(numbers)):
-            events = [event for event, number in zip(events, numbers, strict=True) if type(number) is int and number]
-            numbers = [number for number in numbers if type(number) is int and number]
-        processes = list(map(_PROCESS, events))
-        if processes != processes[:1] * len(processes) or not self.launching.issuperset(all_hashable(processes[:1])):
-            self.launching.update(all_hashable(processes))
-        calls = array("b", map(self.call_of.__getitem__, [event.name for event in events]))
+            counts = [type(number) is int and bool(number) for number in numbers]
+            events, calls, numbers = (list(compress(column, counts)) for column in (events, calls, numbers))
+        self.launching.update(all_hashable([event.pid for event in events]))
         self.launches.keep(events)
         self.launches.label(correlation=unsigned(numbers), thread=self._threads_of(events), call=calls)
-
-    def _add_captures(self, events: list[Event]) -> None:
-        calls = {CAPTURE_BEGINS: 1, CAPTURE_ENDS: 0}
-        events = self.captures.keep([event for event in events if self.call_of[event.name] in calls])
-        self.captures.label(begins=[calls[self.call_of[event.name]] for event in events])
 
     def _add_rows(self, events: list[Event], stream: EventStream) -> None:
         events = self.rows.keep(events)
@@ -252,7 +247,7 @@ class DeviceEvents(EventCollector):
         found = stream.args_of(events, KernelArgs, OddKernelArgs)
         all_args: list[Any] = [args or _NO_ARGS for args in found]
         devices = [args.device for args in all_args]
-        if set(map(type, devices)) != {int} or min(devices) < 0 or max(devices) >= 2**31:
+        if set(map(type, devices)) != {int} or min({*devices}) < 0 or max({*devices}) >= 2**31:
             devices = [
                 device_number(event.pid if type(device) is not int else device)  # old files have it as the process
                 for device, event in zip(devices, events, strict=True)
@@ -268,12 +263,11 @@ class DeviceEvents(EventCollector):
             metadata = self.metadata.describe([all_args[i] for i in described])
             for i, of_collective in zip(described, metadata, strict=True):
                 info[i], num_bytes[i], sequence[i] = of_collective
-        processes = list(map(_PROCESS, events))
-        if processes == devices and [*map(_RANK, all_args)].count(None) == len(all_args):  # nearly all files
+        processes, ranks = [event.pid for event in events], [args.rank for args in all_args]
+        if processes == devices and ranks.count(None) == len(ranks):  # nearly all files
             self.places.update([(device, device, str(None)) for device in {*devices}])
         else:
-            ranks = all_hashable([args.rank for args in all_args])
-            self.places.update(zip(all_hashable(processes), devices, ranks, strict=True))
+            self.places.update(zip(all_hashable(processes), devices, all_hashable(ranks), strict=True))
         streams = all_hashable([event.tid for event in events])
         self.rows.label(
             kind=[compute if event.cat in KERNELS else copy for event in events],

@@ -215,7 +215,7 @@ class TimeSums:
         if waited is not None:
             for of_span in [of_step for _, of_step in steps] if self._some_lack else [span]:
                 self._exposed_ns += uses.idle_ns(waited, *of_span)
-        compute, comm = kernels.of(Kind.COMPUTE), kernels.of(Kind.COMMUNICATION)
+        compute, comm = kernels.union_of(Kind.COMPUTE), kernels.union_of(Kind.COMMUNICATION)
         self._compute_ns += self._parts.covered_ns(compute)
         self._both_ns += self._parts.covered_ns(compute.with_others(comm))
         if launches is not None and not self._is_cut:
@@ -247,8 +247,10 @@ class TimeSums:
             rows = np.flatnonzero((kernels.lane == lane) & (launches.launched_ns >= 0))
             if not len(rows):
                 continue
-            start = np.sort(kernels.intervals.start_ns[rows])
-            launched = np.sort(np.minimum(launches.launched_ns[rows], kernels.intervals.start_ns[rows]))
+            # Both mostly ascend.
+            start = np.sort(kernels.intervals.start_ns[rows], kind="stable")
+            launched = np.minimum(launches.launched_ns[rows], kernels.intervals.start_ns[rows])
+            launched.sort(kind="stable")
             # If a start and a launch coincide, the start comes first.
             waiting = np.arange(1, len(rows) + 1) - np.searchsorted(start, launched, side="right")
             waiting_ns = int((start - np.maximum(launched, begin_ns)).sum())
@@ -272,7 +274,7 @@ class TimeSums:
         late_ns = self._whole.host_ns + self._whole.launch_ns
         fraction = late_ns / self._whole.span_ns if self._whole.span_ns else 0.0
         kernels = device.trace.kernels
-        launched_ns = np.sort(launches.launched_ns[launches.launched_ns >= 0])
+        launched_ns = np.sort(launches.launched_ns[launches.launched_ns >= 0], kind="stable")
         intervals_ns = np.diff(launched_ns)
         intervals_ns = intervals_ns[intervals_ns > 0]
         return HostLimit(

@@ -90,7 +90,7 @@ class EstimateSums:
         others = np.flatnonzero(~is_compute)
         what[others] = self._number(trace, calls.row[others])
         if self._copies:
-            covered = kernels.intervals[calls.row[others]].covered_ns(kernels.of(Kind.COMPUTE))
+            covered = kernels.intervals[calls.row[others]].covered_ns(kernels.union_of(Kind.COMPUTE))
             computing[others] = covered > ALONE_SHARE * calls.duration_ns[others]
         counts &= (state != _NEITHER) & (is_compute | (what > 0))
         name, shape = kernels.name[calls.row], self._shape[kernels.shape[calls.row]]
@@ -114,7 +114,7 @@ class EstimateSums:
             share = covered_ns / length_ns
             return np.where(share >= least, during, np.where(share <= ALONE_SHARE, _ALONE, _NEITHER))
 
-        comm_ns = calls.covered_ns(kernels.of(Kind.COMMUNICATION))
+        comm_ns = calls.covered_ns(kernels.union_of(Kind.COMMUNICATION))
         direction = directions_of(kernels)
         found = state(comm_ns, _MIN_BESIDE, _DURING)
         if not (direction >= 0).any():

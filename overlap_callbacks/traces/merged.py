@@ -388,7 +388,7 @@ def are_joined(launched: Array, ran: Array) -> bool:
     Kernels of a graph share the number of their one launch.
     """
     for numbers in (launched, ran):
-        known = np.sort(numbers[numbers > 0])
+        known = np.sort(numbers[numbers > 0], kind="stable")  # fast, as they mostly ascend in a file
         if np.count_nonzero(known[1:] == known[:-1]) <= _JOINED * len(numbers):
             return False
     return True

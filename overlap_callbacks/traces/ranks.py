@@ -111,7 +111,7 @@ class CollectiveSums:
         known = trace.collectives[rows]
         number = self._number_of[np.where(known.info >= 0, known.info, self._num_known + kernels.collective[rows])]
         times_ns, num_bytes = kernels.intervals.durations_ns[rows], known.num_bytes
-        compute = kernels.of(Kind.COMPUTE).union()
+        compute = kernels.union_of(Kind.COMPUTE)
         hidden_ns = kernels.intervals[rows].covered_ns(compute)
         begins, whole_ns = known.transfers_ns(times_ns)
         every, sized = np.ones(len(rows), dtype=bool), begins & (num_bytes != UNKNOWN) & (whole_ns > 0)

@@ -21,6 +21,8 @@ _Marks = npt.NDArray[np.bool_]
 
 # What may slow a kernel down in sequential steps too, which do not order copies; see ``beside_ns``.
 UNORDERED = (*name_rules.COPIES, "compute", "communication")
+# Rows are numbered by a table of all numbers that they could have if it is at most so many times as long.
+_SPARSE = 16
 # What covers at most this share of a call leaves it alone.
 ALONE_SHARE = 0.1
 
@@ -227,7 +229,8 @@ class CallSums(NamedTuple):
         """With further calls, each with a value for each sum."""
         rows = [np.concatenate(parts) for parts in zip(self.columns, columns, strict=True)]
         number = numbered(rows)
-        first = np.unique(number, return_index=True)[1]
+        first = np.empty(int(number.max(initial=-1)) + 1, dtype=np.int64)
+        first[number[::-1]] = np.arange(len(number))[::-1]  # of equal indices the last counts
         parts = zip(self.sums, values, strict=True)
         sums = [np.bincount(number, weights=np.concatenate(part)).astype(np.float64) for part in parts]
         return CallSums(tuple([row[first] for row in rows]), tuple(sums))
@@ -257,32 +260,41 @@ def turns_of(calls: Calls, label: Indices, shape: Indices) -> tuple[Indices, Ind
     ``label`` identifies a kind apart from the launch shape; ``shape`` may be the same number for all.
     """
     group = numbered([calls.step, label, shape])
-    order = np.lexsort((calls.kernels.intervals.start_ns[calls.row], group))
-    begins = np.ones(len(order), dtype=bool)
-    begins[1:] = group[order][1:] != group[order][:-1]
-    first = np.flatnonzero(begins)
-    number = np.cumsum(begins) - 1
+    group = group.astype(np.min_scalar_type(int(group.max(initial=0))))  # few bits are sorted faster
+    order = np.argsort(calls.kernels.intervals.start_ns[calls.row], kind="stable")
+    order = order[np.argsort(group[order], kind="stable")]
+    group = group[order]
+    first = np.flatnonzero(np.concatenate(([True], group[1:] != group[:-1]))[: len(order)])
     sizes = np.diff(np.append(first, len(order)))
     turn, of = np.empty(len(order), dtype=np.int64), np.empty(len(order), dtype=np.int64)
-    turn[order] = np.arange(len(order)) - first[number]
-    of[order] = sizes[number]
+    turn[order] = np.arange(len(order)) - np.repeat(first, sizes)
+    of[order] = np.repeat(sizes, sizes)
     return turn, of
 
 
-def numbered(columns: list[Indices]) -> Indices:
+def numbered(columns: Sequence[Indices]) -> Indices:
     """A number for each row of the columns; equal rows get the same number."""
-    numbers, size = np.zeros(len(columns[0]), dtype=np.int64), 1
+    numbers, size, most = np.zeros(len(columns[0]), dtype=np.int64), 1, _SPARSE * len(columns[0])
     if not len(numbers):
         return numbers
     for column in columns:
         least, width = int(column.min()), int(column.max()) - int(column.min()) + 1
+        if size <= most < size * width:
+            numbers, size = _dense(numbers, size)
         if size * width >= 2**62:  # renumber from 0: each factor is at most the number of rows
             _, numbers = np.unique(numbers, return_inverse=True)
             _, column = np.unique(column, return_inverse=True)  # noqa: PLW2901
             size, least, width = int(numbers.max()) + 1, 0, int(column.max()) + 1
         numbers, size = numbers * width + (column - least), size * width
-    _, numbers = np.unique(numbers, return_inverse=True)
-    return numbers.astype(np.int64)
+    return _dense(numbers, size)[0] if size <= most else np.unique(numbers, return_inverse=True)[1].astype(np.int64)
+
+
+def _dense(numbers: Indices, size: int) -> tuple[Indices, int]:
+    """The numbers, all below ``size``, without those that do not occur between them, and how many occur."""
+    occurs = np.zeros(size, dtype=bool)
+    occurs[numbers] = True
+    place = np.cumsum(occurs, dtype=np.int32)
+    return place[numbers].astype(np.int64) - 1, int(place[-1])
 
 
 def _common(mine: Sequence[str], theirs: Sequence[str]) -> tuple[Indices, Indices]:

@@ -137,10 +137,9 @@ class TimeUses:
         none = Intervals.empty()
         self._on_host, self._waited = (none if part is None else part.union() for part in (on_host, waited))
         self._excused = (captures or none).with_others(self._waited).union()
-        compute, comm, copies = (kernels.of(kind) for kind in (Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY))
-        self._compute = compute.union()
-        self._with_comm = compute.with_others(comm).union()
-        self.busy = compute.with_others(comm, copies).union()
+        self._compute = kernels.union_of(Kind.COMPUTE)
+        self._with_comm = self._compute.with_others(kernels.union_of(Kind.COMMUNICATION)).union()
+        self.busy = self._with_comm.with_others(kernels.of(Kind.COPY)).union()
         self._with_waits = self.busy.with_others(self._waited).union() if len(self._waited) else self.busy
         # For each gap, where the row that ends it begins, and where the gap begins.
         self._gap_ends = np.append(self.busy.start_ns, np.iinfo(np.int64).max)

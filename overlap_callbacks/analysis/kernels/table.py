@@ -153,6 +153,16 @@ class KernelTable:
         """The intervals of one kind, within steps and outside."""
         return self.intervals[self.kind == kind]
 
+    def union_of(self, kind: Kind) -> Intervals:
+        """The union of the intervals of one kind, computed once."""
+        if kind not in self._unions:
+            self._unions[kind] = self.of(kind).union()
+        return self._unions[kind]
+
+    @cached_property
+    def _unions(self) -> dict[Kind, Intervals]:
+        return {}
+
     def named(self, matches: Callable[[str], bool]) -> npt.NDArray[np.bool_]:
         """Whether each row has a matching name; shape (n,)."""
         return rows_named(matches, self.names, self.name)
