@@ -166,7 +166,7 @@ class SessionSlot:
             for sink in sinks:
                 sink.check()
 
-        self._roll_call = RollCall(job, check, self.faults.refused)
+        self._roll_call = RollCall(job, check, self.faults.refused, self.config.quick)
         return self._roll_call
 
     def acquire(self) -> Session | None:

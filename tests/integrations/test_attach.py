@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from torch import nn
 
 from overlap_callbacks import JsonlSink, WandbSink
 from overlap_callbacks.integrations.pytorch import attach
+from overlap_callbacks.monitor.background.budget import Skip, WindowBudget
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import KeptReports, Training, digest_without_library, own_threads, wait_until
 from tests.monitor.test_keys_left import keys_of
@@ -206,6 +208,16 @@ def test_an_environment_that_is_wrong_on_rank_1_alone_is_said_on_rank_0(name: st
     assert not any(found["active"] or found["raised"] for found in ranks)
 
 
+def test_a_quick_answer_that_one_rank_alone_asks_for_is_said_on_rank_0() -> None:
+    ranks = run_ranks(attach_with_one_environment, 2, 1, "OVERLAP_CALLBACKS", "quick", False)
+    check_unchanged(ranks)
+    (line,) = ranks[0]["lines"]
+    assert "measuring is switched off on all ranks, training goes on: " in line
+    assert " on this rank, and not on another" in line
+    assert ranks[1]["lines"] == []
+    assert not any(found["active"] or found["raised"] for found in ranks)
+
+
 def attach_again_on_one_rank(rank: int, strict: bool) -> dict[str, Any]:
     training, other = Training(rank), Training(rank)
     with attach(training.optimizer, sinks=[]) as first, captured_log() as lines:
@@ -300,8 +312,18 @@ def test_a_rank_that_attaches_later_is_heard_later(tmp_path: Path) -> None:
 
 def train_beyond_the_budget(rank: int) -> list[str]:
     training, sink = Training(rank), KeptReports()
-    options = {**WINDOW, "max_overhead": 1e-6}
-    with captured_log(logging.INFO) as lines, attach(training.optimizer, sinks=[sink], **options):
+    options, skip = {**WINDOW, "max_overhead": 1e-6}, WindowBudget.skip
+
+    def skip_each(budget: WindowBudget, window: int | None) -> Skip | None:
+        """Rank 0 rules on each window, and leaves none out in advance."""
+        found = skip(budget, window)
+        return found and found._replace(next_window=0)
+
+    with (
+        mock.patch.object(WindowBudget, "skip", skip_each),
+        captured_log(logging.INFO) as lines,
+        attach(training.optimizer, sinks=[sink], **options),
+    ):
         for step in range(70):
             training.step()
             if step == 11:

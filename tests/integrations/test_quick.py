@@ -23,7 +23,7 @@ from tests.report.runs import window as window_report
 
 # Windows of 11 steps. Back to back one begins every 75 steps, as many as they take and 64 ordinary ones.
 OPTIONS: dict[str, Any] = {
-    "every_n_steps": 200, "first_step": 5, "repeats": 2, "profiled_steps": 0, "power": False, "max_overhead": None,
+    "every_n_steps": 200, "first_step": 5, "repeats": 2, "profiled_steps": 0, "power": False, "max_overhead": 1e-6,
     "advanced": {"steps_per_block": 1, "warmup_steps": 0},
 }  # fmt: skip
 SCHEDULE = Schedule(
@@ -70,14 +70,18 @@ def test_windows_come_back_to_back_until_the_answer_is_there_and_then_by_the_sch
     at_attach, answer = ranks[0]["lines"]
     back_to_back = quick_schedule(SCHEDULE).every_n_steps
     assert "; quick: windows back to back from step 5, until the interval of the step time is below" in at_attach
-    assert "outside the budget: training is slower meanwhile; then every 200 steps, without a budget" in at_attach
+    assert (
+        "outside the budget: training is slower meanwhile; then every 200 steps, at most 0.00% of training" in at_attach
+    )
     assert answer.startswith("overlap-callbacks: the quick answer: ")
     assert answer.endswith(f" The page is {tmp_path / 'report.html'}")
     assert (tmp_path / "report.html").stat().st_size > 100_000
     windows = first_steps(tmp_path)
     assert windows[0] == (0, 5)
     # The windows after the quick ones are those of the schedule, and no number comes twice.
-    assert windows[-1][1] in (405, 605)
+    # The budget, which one window exceeds for ever, is not charged for them: one of the schedule is measured.
+    assert windows[-1][1] in (205, 405, 605)
+    assert len(windows) > 1
     assert [number for number, _ in windows] == [(step - 5) // back_to_back for _, step in windows]
     assert len({number for number, _ in windows}) == len(windows)
 

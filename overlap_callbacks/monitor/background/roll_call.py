@@ -38,17 +38,25 @@ class Refusal(msgspec.Struct, frozen=True):
 class RollCall:
     """One rank's part in a roll call. Every rank takes part once per attach, in the same order.
 
-    Three keys: ``verdict`` is the first refusal, or null once all ranks came without one; ``came`` and ``read`` count
-    ranks. The last reader deletes them.
+    Four keys: ``verdict`` is the first refusal, or null once all ranks came without one; ``came`` and ``read`` count
+    ranks; ``quick`` is what the first rank has. The last reader deletes them.
 
     Args:
         job: the job; a ``fake`` backend has no other ranks.
         check: run on the roll call's thread; raises if this rank cannot measure.
         on_refusal: called on that thread if no rank measures. ``wait`` may have returned before.
+        quick: whether windows come back to back at first, which must be the same on all ranks; None if not known.
     """
 
-    def __init__(self, job: Job, check: Callable[[], None], on_refusal: Callable[[Refusal], None]) -> None:
+    def __init__(
+        self,
+        job: Job,
+        check: Callable[[], None],
+        on_refusal: Callable[[Refusal], None],
+        quick: bool | None = None,
+    ) -> None:
         self._job = job
+        self._quick = quick
         self._check = check
         self._on_refusal = on_refusal
         self._channel = StoreChannel(job, f"overlap_callbacks/attach{next(_calls)}")
@@ -90,6 +98,9 @@ class RollCall:
     def _ask(self, own: Refusal | None) -> Refusal | None:
         """This rank's refusal; without one, the verdict."""
         channel, world_size = self._channel, self._job.world_size
+        mine = b"on" if self._quick else b"off"
+        if self._quick is not None and own is None and channel.set_if_absent("quick", mine) != mine:
+            own = Refusal(self._job.rank, f"quick is {mine.decode()} on this rank, and not on another")
         if own is not None:
             channel.set_if_absent("verdict", msgspec.json.encode(own))
         if channel.add("came") == world_size:
@@ -98,12 +109,12 @@ class RollCall:
         while (verdict := channel.peek("verdict")) is None:
             if self._leaving.wait(look_s):
                 if channel.add("came", -1) == 0:
-                    channel.delete("came")
+                    channel.delete("came", "quick")
                 return None
             look_s = min(1.2 * look_s, max(_MAX_LOOK_S, world_size / _RANKS_PER_LOOK_S))
         self.agreed = True
         if channel.add("read") == world_size:
-            channel.delete("verdict", "came", "read")
+            channel.delete("verdict", "came", "read", "quick")
         return own or msgspec.json.decode(verdict, type=Refusal | None)
 
 
