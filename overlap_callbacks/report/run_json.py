@@ -9,7 +9,7 @@ import msgspec
 
 from overlap_callbacks.analysis.arms import arm_summaries
 from overlap_callbacks.analysis.communication.link_peaks import Peaks
-from overlap_callbacks.analysis.headline import run_verdict
+from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.throughput import run_throughput
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.communication import bandwidths_of, latest_pipeline, shares_window, waiting_of
@@ -21,12 +21,14 @@ from overlap_callbacks.report.views.traffic import Mapping, RunTraffic
 def run_as_json(record: Record) -> dict[str, Any]:
     """The run's figures and its windows', for other programs; if no window counts, an unfinished one's separately."""
     partial = None if record.valid_windows else record.partial
+    headline = run_headline(record.summary, len(record.arms))
     return {
         "path": str(record.path),
         "run": record.runs[-1],
         "windows": len(record.windows),
         "valid_windows": len(record.valid_windows),
-        "verdict": run_verdict(record.summary, len(record.arms)),
+        "verdict": headline.text,
+        "state": headline.state,
         "bottleneck": _bottleneck(record),
         "figures": record.pooled(),
         "all_looks": record.running,

@@ -208,6 +208,8 @@ def test_json_holds_the_figures_with_their_intervals(tmp_path: Path) -> None:
     not_in_the_sample = {"bubble_ms", "profiler_slowdown", "profiler_slowdown_isolated", "waiting_ms"}
     not_in_the_sample |= {"waiting_isolated_ms", "exposed_on_host_ms"}
     assert set(found["figures"]) == {figure.name for figure in FIGURES} - not_in_the_sample
+    assert found["state"] == "one window"
+    assert found["verdict"].startswith("71.4% of communication is hidden; ")
     speedup = found["figures"]["speedup_vs_sequential"]
     assert speedup["ci_low"] < speedup["value"] < speedup["ci_high"]
 
