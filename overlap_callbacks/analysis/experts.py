@@ -60,7 +60,7 @@ def dispatches(calls: Iterable[AllToAll]) -> list[AllToAll]:
     found = []
     for call in calls:
         returned = (call.group, call.received, call.sent)
-        if open_ones[returned]:
+        if open_ones.get(returned):
             open_ones[returned] -= 1
         else:
             open_ones[call.group, call.sent, call.received] += 1

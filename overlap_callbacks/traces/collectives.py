@@ -34,9 +34,12 @@ _DTYPE_BYTES = {
 # Maximum number of elements of a tensor; a larger number is an error.
 _MAX_ELEMENTS = 2**50
 ALL_TO_ALL = "all_to_all"
+# Limit of what is cached of collectives by their arguments.
+_MOST_KNOWN = 4096
 # Torch's text of equal split sizes of an all-to-all; a long text of others is truncated, and ends in ``...``.
 _NO_SPLITS = (None, "[]")
-_SPLITS = re.compile(r"\[(\d{1,15}(?:, ?\d{1,15})*)\]")
+_SPLITS = re.compile(r"\[\d{1,15}(?:, ?\d{1,15})*\]")
+_decode_numbers = msgspec.json.Decoder(tuple[int, ...]).decode
 
 
 class CollectiveInfo(NamedTuple):
@@ -132,10 +135,13 @@ class KernelMetadata:
     def __init__(self) -> None:
         self.infos: Numbers[CollectiveInfo] = Numbers()
         infos = self.infos
-        self._known: Memo[tuple[Any, ...], _Known] = Memo(lambda key: _known(key, infos))
+        apart: Memo[tuple[Any, ...], _Known] = Memo(_known)
+        self._known: Memo[tuple[Any, ...], _Known] = Memo(lambda key: _with_splits(apart[key[1:]], key[0], infos))
 
     def describe(self, all_args: Sequence[Args]) -> list[tuple[int, int, int]]:
         """Number of each collective's ``CollectiveInfo``, its bytes and sequence number, from the arguments."""
+        if len(self._known) > _MOST_KNOWN:  # each all-to-all may have its own split sizes
+            self._known.clear()
         return [
             (
                 known.number,
@@ -157,15 +163,23 @@ class KernelMetadata:
         return self._known[_keys([args])[0]].info
 
 
-def _known(key: tuple[Any, ...], infos: Numbers[CollectiveInfo]) -> _Known:
-    splits, *texts, size = key
+def _known(key: tuple[Any, ...]) -> _Known:
+    """What is known without split sizes; the number is not."""
+    *texts, size = key
     name, dtype, group, description, ranks = map(safe_text.clean, texts)
     info = CollectiveInfo(name_rules.collective_of(name), group, description, ranks, size)
-    if splits is not None and info.kind == ALL_TO_ALL:
-        info = info._replace(sent=numbers_in(splits[0]), received=numbers_in(splits[1]), cut="..." in "".join(splits))
-    as_sent = info.cut and splits[0] != splits[1] and not name.lower().endswith("v")
     of_output, of_both = info.kind in ("all_gather", "gather"), info.kind == ALL_TO_ALL
-    return _Known(infos[info], info, _width(dtype), of_output, of_both, as_sent)
+    return _Known(-1, info, _width(dtype), of_output, of_both, not name.lower().endswith("v"))
+
+
+def _with_splits(known: _Known, splits: tuple[str, str] | None, infos: Numbers[CollectiveInfo]) -> _Known:
+    """The same with split sizes, of which nearly each all-to-all may have others."""
+    info, as_sent = known.info, False
+    if splits is not None and known.of_both:
+        sent, received = splits
+        info = CollectiveInfo(*info[:6], numbers_in(sent), numbers_in(received), "..." in sent + received)
+        as_sent = info.cut and sent != received and known.as_sent
+    return _Known(infos[info], info, *known[2:5], as_sent)
 
 
 def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
@@ -187,14 +201,18 @@ def _keys(all_args: Sequence[Args]) -> list[tuple[Any, ...]]:
 
 def numbers_in(splits: str) -> tuple[int, ...]:
     """Split sizes or ranks from torch's text; empty if truncated or malformed."""
-    found = _SPLITS.fullmatch(splits)
-    return tuple(map(int, found[1].split(","))) if found else ()
+    if not _SPLITS.fullmatch(splits):
+        return ()
+    try:
+        return _decode_numbers(splits)
+    except msgspec.DecodeError:  # numbers that begin with 0 are not JSON
+        return tuple(map(int, splits[1:-1].split(",")))
 
 
 def _elements(args: Args, known: _Known) -> Any:
     """The number of elements that counts as a collective's size."""
     sent, received = args.in_elements, args.out_elements
-    if known.info.received and sum(known.info.sent) == sent == received:
+    if known.info.received and sent == received and sum(known.info.sent) == sent:
         received = sum(known.info.received)  # for lists of tensors, torch gives both as what is sent
     if known.as_sent and sent == received:
         return None

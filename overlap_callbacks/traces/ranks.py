@@ -81,13 +81,14 @@ class CollectiveSums:
     """
 
     def __init__(self, trace: Trace, *, with_turns: bool) -> None:
-        infos = [known._replace(by_name=False, sent=(), received=(), cut=False) for known in trace.collectives.infos]
+        infos = [known[:5] for known in trace.collectives.infos]
         # Whether ranks may have shares of different sizes; the last is of rows of which nothing is known.
         self._has_shares = np.array([*[bool(known.sent or known.cut) for known in trace.collectives.infos], False])
-        infos += [CollectiveInfo(kind) for kind in trace.kernels.collectives]  # nothing else is known of these
-        distinct: Numbers[CollectiveInfo] = Numbers()
+        infos += [CollectiveInfo(kind)[:5] for kind in trace.kernels.collectives]  # nothing else is known of these
+        distinct: Numbers[tuple[Any, ...]] = Numbers()
         self._number_of = np.array([distinct[known] for known in infos], dtype=np.int64)
-        self._infos, self._num_known, size = list(distinct), len(trace.collectives.infos), len(distinct)
+        self._infos = [CollectiveInfo(*known) for known in distinct]
+        self._num_known, size = len(trace.collectives.infos), len(distinct)
         # Time, hidden time, time of those of known size, and their bytes, which may exceed 64 bits.
         self._sums = [[0] * size for _ in range(4)]
         self._count, self._num_sized = (np.zeros(size, dtype=np.int64) for _ in range(2))

@@ -6,7 +6,7 @@ What a rank receives in a step is the sum over its senders; a rank's file has wh
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -63,15 +63,23 @@ def splits_of(trace: Trace) -> Splits:
         num_bytes = sent if size == UNKNOWN else size * sent // max(1, sent, received)
         group = f"{about.group} {about.ranks}"
         calls[place].append(AllToAll(group, "", (info,), about.sent, about.received, num_bytes, 0))
-    found: Splits = {}
+    found: dict[tuple[int, tuple[str, str, str], int], list[AllToAll]] = defaultdict(list)
     for place, of_step in calls.items():
         for call in dispatches(of_step):
             info = known.infos[call.ranks[0]]
-            number = trace.steps[place].number if trace.steps else None
-            key = _Step("", info.group, info.description, info.ranks, len(call.sent), number)
-            share = call.bytes_in / max(1, sum(call.sent)) * np.array(call.sent, dtype=np.float64)
-            found[key] = found.get(key, 0.0) + share
-    return found
+            found[place, (info.group, info.description, info.ranks), len(call.sent)].append(call)
+    return {
+        _Step("", *names, size, trace.steps[place].number if trace.steps else None): _sum_of(of)
+        for (place, names, size), of in found.items()
+    }
+
+
+def _sum_of(calls: Sequence[AllToAll]) -> npt.NDArray[np.float64]:
+    """The bytes that all-to-alls of one group send to each rank."""
+    rows = [call.bytes_in / max(1, sum(call.sent)) for call in calls]
+    shares = np.array(rows)[:, None] * np.array([call.sent for call in calls], dtype=np.float64)
+    total: npt.NDArray[np.float64] = np.cumsum(shares, axis=0)[-1]
+    return total
 
 
 def split_loads(ranks: Iterable[tuple[str, Splits]]) -> SplitLoads | None:
