@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 import time
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -145,6 +147,22 @@ def test_a_wrong_value_raises_at_attach(options: dict[str, Any], said: str) -> N
         with pytest.raises((TypeError, ValueError)) as raised:
             attach(optimizer, strict=strict, **options)
         assert f"{type(raised.value).__name__}: {raised.value}".startswith(said)
+
+
+def test_old_places_of_options_go_on_with_a_warning_that_never_raises() -> None:
+    from overlap_callbacks.integrations._options import checked
+
+    given = {"steps_per_block": 3, "hosts": False, "every_n_steps": 700}
+    names = re.escape("give advanced={'hosts': ..., 'steps_per_block': ...}")
+    with pytest.warns(FutureWarning, match=names):
+        found = checked(given)
+    assert (found["schedule"].steps_per_block, found["schedule"].every_n_steps, found["hosts"]) == (3, 700, False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # this rank alone would raise
+        assert checked(given) == found
+        assert checked({"advanced": {"steps_per_block": 3, "hosts": False}, "every_n_steps": 700}) == found
+        with pytest.raises(TypeError, match="hosts was given twice: under advanced, and outside it"):
+            checked({"advanced": {"hosts": False}, "hosts": True})
 
 
 # -- what is wrong on one rank alone
