@@ -25,6 +25,7 @@ from tests import kineto
 from tests.analysis.bench_results import gemm_results, transfer_results
 from tests.commands import invoke
 from tests.docs.conftest import DOCS, ROOT
+from tests.docs.test_messages import HOLE, every_text
 from tests.margins import PATIENCE_S
 from tests.report.runs import window, write
 from tests.report.scaling_runs import write_sized
@@ -167,10 +168,23 @@ def test_a_printed_command_that_starts_jobs_runs_on_two_ranks(here: Path, words:
     "line", sorted({line for file in FILES for line in _INLINE.findall(file.read_text())}), ids=lambda line: line
 )
 def test_options_named_in_the_text_exist(line: str) -> None:
-    words = words_of(line)
+    check_options(words_of(line))
+
+
+def test_options_that_messages_name_exist() -> None:
+    named = re.compile(r"\boverlap ((?:" + "|".join(_BY_NAME) + r")\b[^.;:\n]*)")
+    found = [line for text in every_text() if "``" not in text for line in named.findall(text)]
+    assert len(found) > 20
+    for line in found:
+        own = re.split(", | -- ", line)[0].replace(HOLE, "x").replace("`", "")
+        check_options([*own.split()[:2], *re.findall(r"(?<!\S)--[a-z][a-z-]*", own)])
+
+
+def check_options(words: list[str]) -> None:
+    """Refuse options that the command does not have."""
     context, command = click.Context(main), main.get_command(click.Context(main), words[0])
-    if isinstance(command, click.Group) and len(words) > 1:
+    if isinstance(command, click.Group) and len(words) > 1 and words[1] in command.commands:
         command = command.get_command(context, words[1])
-    assert command is not None, line
+    assert command is not None, words
     known = {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
     assert {word.partition("=")[0] for word in words if word.startswith("-") and word != "--"} <= known
