@@ -26,7 +26,6 @@ def test_a_combination_that_is_faster_beyond_its_interval_wins() -> None:
     assert change.value == pytest.approx(-0.502, abs=0.002)
     words = verdict(found, ranking)
     assert words.startswith("bucket-mb=5 saves 50.5 ms a step against bucket-mb=25: 50.0 ms against 100.5 ms (50.2%, ")
-    assert words.endswith(" than with bucket-mb=25.")
     assert line_to_use(found, ranking) == "torchrun train.py --bucket-mb 5"
 
 
