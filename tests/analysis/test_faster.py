@@ -41,7 +41,7 @@ def test_the_faster_of_two_is_named_with_its_interval_whatever_the_order() -> No
 def test_a_difference_within_noise_is_not_claimed(half: float | None, known: str) -> None:
     found = fastest([run("a", 100.0, half), run("b", 98.0, half)])
     assert found.name == ""
-    assert found.headline.sentence == f"Which is faster, b or a: {known}; 98.00 ms against 100.00 ms."
+    assert found.headline.sentence == f"Which is faster, b or a: {known}; 98.0 ms against 100.0 ms."
 
 
 def test_the_first_of_several_is_compared_with_all_others() -> None:
