@@ -6,7 +6,7 @@ They are associations, no experiment: calls that ran beside something are compar
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -78,6 +78,10 @@ class EstimateSums:
 
     def add(self, trace: Trace) -> None:
         """Add the rows of a piece, which has all calls of its steps."""
+        self._calls = self._calls.with_calls(*self._columns(trace))
+
+    def _columns(self, trace: Trace) -> tuple[list[Indices], list[npt.NDArray[Any]]]:
+        """The columns of the calls that count, and their values."""
         kernels, calls = trace.kernels, Calls.of(trace.kernels)
         is_compute = calls.kind == Kind.COMPUTE
         counts = (is_compute | self._copies) & (calls.duration_ns > 0)
@@ -98,9 +102,9 @@ class EstimateSums:
         turns = (*turns_of(calls, label, shape), *turns_of(calls, label, np.zeros_like(shape)))
         columns = (name, shape, *turns, what, computing, state)
         time_ns = calls.duration_ns[counts].astype(float)
-        values = [np.ones(len(time_ns)), time_ns]
+        values: list[npt.NDArray[Any]] = [np.ones(len(time_ns)), time_ns]
         values += [time_ns**2, covered_ns[counts]] if self._copies else []
-        self._calls = self._calls.with_calls([part[counts] for part in columns], values)
+        return [part[counts] for part in columns], values
 
     def _beside(self, trace: Trace, calls: Calls) -> tuple[Indices, Indices]:
         """What each call is, and how long what it is compared for ran beside it; shape (calls,) each.

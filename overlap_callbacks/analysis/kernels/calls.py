@@ -22,7 +22,7 @@ _Marks = npt.NDArray[np.bool_]
 # What may slow a kernel down in sequential steps too, which do not order copies; see ``beside_ns``.
 UNORDERED = (*name_rules.COPIES, "compute", "communication")
 # Rows are numbered by a table of all numbers that they could have if it is at most so many times as long.
-_SPARSE = 16
+_SPARSE = 4
 # What covers at most this share of a call leaves it alone.
 ALONE_SHARE = 0.1
 
