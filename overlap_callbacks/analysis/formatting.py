@@ -215,6 +215,8 @@ def limit_in_words(change: Estimate, style: Style = PLAIN) -> str:
         return "too few blocks for an interval"
     if state == WITHIN_NOISE:
         return f"no difference above {percent_in_words(_furthest(change), style)}"
+    if would_show > 1:
+        return f"even a difference of {percent_in_words(1.0, style)} would not show"
     return f"a difference of {percent_in_words(would_show, style)} would show"
 
 

@@ -294,7 +294,9 @@ def settled_in_words(settled: Settled) -> str:
     E.g. ``Settled: 12.1% shorter (11.0% to 13.3% shorter); in blocks of 3 steps 9.8% shorter.``
     """
     change = inverted_change(settled.estimate)
-    value = f"{_in_words(change.value)} ({range_in_words(change, 'longer', 'shorter')})"
+    value = certainty_in_words(change)
+    if certainty(change) == CLEAR:
+        value = f"{_in_words(change.value)} ({range_in_words(change, 'longer', 'shorter')})"
     blocks = f"in blocks of {count(settled.short_steps, 'step')} {_in_words(_turned(settled.short))}"
     if settled.verdict is Verdict.NOT_SETTLED:
         least = "" if settled.at_least is None else f"at least {_in_words(_turned(settled.at_least))}; "

@@ -39,8 +39,8 @@ def estimate(value: float, low: float | None, high: float | None) -> Estimate:
          "clear"),
         ((0.01, -0.01, 0.03), "What overlap saves: inconclusive (a difference of 2% would show); 100.0 ms with it, "
          "101.0 ms without.", "inconclusive"),
-        ((0.2, -0.9, 9.0), "What overlap saves: inconclusive (a difference of 495% would show); 100.0 ms with it, "
-         "120.0 ms without.", "inconclusive"),
+        ((0.2, -0.9, 9.0), "What overlap saves: inconclusive (even a difference of 100% would not show); 100.0 ms with "
+         "it, 120.0 ms without.", "inconclusive"),
         ((0.001, -0.003, 0.005), "What overlap saves: within noise (no difference above 0.5%); 100.0 ms with it, "
          "100.1 ms without.", "within noise"),
         ((0.25, None, None), "What overlap saves: too few blocks for an interval; 100.0 ms with it, 125.0 ms without.",
@@ -310,6 +310,15 @@ def settled(verdict: Verdict, at_least: float | None = None, num_windows: int = 
             settled(Verdict.SHORT),
             "No change along a block is seen: settled 20.0% shorter (16.7% to 23.1% shorter); in blocks of 3 steps "
             "9.1% shorter.",
+        ),
+        # Of a difference that its own interval does not support, no percentage is printed.
+        (
+            msgspec.structs.replace(settled(Verdict.SETTLED), ci_low=-0.05),
+            "Settled: inconclusive (a difference of 14% would show); in blocks of 3 steps 9.1% shorter.",
+        ),
+        (
+            msgspec.structs.replace(settled(Verdict.SETTLED), value=-0.98, ci_low=-0.999, ci_high=800.0),
+            "Settled: inconclusive (even a difference of 100% would not show); in blocks of 3 steps 9.1% shorter.",
         ),
         (
             msgspec.structs.replace(settled(Verdict.SHORT), ci_low=-0.8, ci_high=100.0),
