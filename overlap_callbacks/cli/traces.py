@@ -152,10 +152,14 @@ def _reading(paths: Sequence[Path]) -> Iterator[None]:
 def _prepared(given: dict[str, Any]) -> re.Pattern[str] | None:
     """Check the options before anything is read, and put the user's naming rules before the built-in ones.
 
-    Returns the pattern of step names. Ends the command if an option is wrong or a package is missing.
+    They are gone when the command has ended. Returns the pattern of step names. Ends the command if an option is wrong
+    or a package is missing.
     """
     from overlap_callbacks.analysis import name_rules
 
+    extended: tuple[list[Any], ...] = (name_rules.communication_patterns, name_rules.families)
+    for rules in extended:
+        click.get_current_context().call_on_close(functools.partial(rules.__setitem__, slice(None), [*rules]))
     for pattern in given["patterns"]:
         _check_pattern(pattern, "--communication")
         name_rules.communication_patterns.append(pattern)

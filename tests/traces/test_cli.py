@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,11 @@ from tests.traces.events import short_trace
 
 
 @pytest.fixture(autouse=True)
-def rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``--rule`` and ``--communication`` add stays in this test."""
-    monkeypatch.setattr(name_rules, "communication_patterns", list(name_rules.communication_patterns))
-    monkeypatch.setattr(name_rules, "families", list(name_rules.families))
+def rules() -> Iterator[None]:
+    """What ``--rule`` and ``--communication`` add is gone when the command has ended, however it ends."""
+    before = [*name_rules.communication_patterns], [*name_rules.families]
+    yield
+    assert (name_rules.communication_patterns, name_rules.families) == before
 
 
 @pytest.fixture
