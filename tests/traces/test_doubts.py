@@ -281,12 +281,13 @@ def test_a_file_of_kernels_without_time_has_no_figures(tmp_path: Path) -> None:
     assert said(found.warnings, f"{NUMBER} kernels have no time", "steps 0, 1, 2 lack them")
 
 
-def test_operators_of_a_cpu_job_and_steps_at_time_0_are_left_out_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [{"ts": 0, "dur": 0}, {"ts": 5}, {"ts": "5"}])
+def test_operators_of_a_cpu_job_and_steps_at_time_0_are_left_out_too(tmp_path: Path, times: dict[str, Any]) -> None:
     events = [kineto.step(i, i * MS, (i + 1) * MS - 1) for i in range(3)]
     events += [kineto.host_range("aten::mm", i * MS, i * MS + MS // 2, cat="cpu_op") for i in range(3)]
     clean = figures_of(tmp_path, events)
     for event in (events[0], events[3]):
-        event.update(ts=0, dur=0)
+        event.update(times)
     found = figures_of(tmp_path, events)
     assert (clean.total.compute_ms, clean.warnings) == (1.5, ())
     assert found.warnings == (

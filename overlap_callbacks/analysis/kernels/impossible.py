@@ -24,6 +24,8 @@ OVERRUN_NS = 50_000
 CLOCKS_NS = 1_000_000
 # No kernel starts later than this after its launch, or earlier than this before it.
 _MAX_DELAY_NS, _MAX_EARLY_NS = 10 * 60 * 10**9, 10**9
+# No profile begins in the first thousandth of its clock's time once that is longer than a day.
+_DAY_NS, _LEAST_AGE = 24 * 60 * 60 * 10**9, 1000
 # Number of kernels sampled to find the usual times.
 _SAMPLE = 4096
 # Rows processed at a time: columns of files may be larger than memory.
@@ -204,14 +206,15 @@ def without_time(ran: Intervals, launched_ns: Indices) -> tuple[_Marks, _Marks]:
 
 
 def at_no_time(starts_ns: Indices, *others_ns: Indices) -> _Marks:
-    """Which of the host's events have a time of 0 on a clock that began long before; shape (n,).
+    """Which of the host's events have a time of 0, or nearly, on a clock that began long before; shape (n,).
 
     ``others_ns`` are times of others on the same clock.
     """
     some_ns = np.concatenate([times_ns[:: max(1, len(times_ns) // _SAMPLE)] for times_ns in (starts_ns, *others_ns)])
-    if _median(some_ns[some_ns > 0]) <= _MAX_DELAY_NS:
+    usual_ns = _median(some_ns[some_ns > 0])
+    if usual_ns <= _MAX_DELAY_NS:
         return np.zeros(len(starts_ns), dtype=bool)
-    wrong: _Marks = starts_ns <= 0
+    wrong: _Marks = starts_ns <= (usual_ns // _LEAST_AGE if usual_ns > _DAY_NS else 0)
     return wrong
 
 
