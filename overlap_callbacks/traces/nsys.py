@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from overlap_callbacks.analysis import name_rules, safe_text
 from overlap_callbacks.analysis.kernels.impossible import CAPTURE_BEGINS, CAPTURE_ENDS, NO_LAUNCH, call_of
@@ -31,9 +31,6 @@ from overlap_callbacks.traces.device_trace import trace_of_device
 from overlap_callbacks.traces.files import SQLITE_MAGIC, TABLE_FILES, Document, Progress, TraceError
 from overlap_callbacks.traces.nsys_tables import ROWS_AT_ONCE, Tables, open_tables
 from overlap_callbacks.traces.trace import Trace
-
-if TYPE_CHECKING:
-    pass
 
 _KERNELS, _COPIES, _FILLS = (f"CUPTI_ACTIVITY_KIND_{kind}" for kind in ("KERNEL", "MEMCPY", "MEMSET"))
 _CALLS, _GRAPHS = "CUPTI_ACTIVITY_KIND_RUNTIME", "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"

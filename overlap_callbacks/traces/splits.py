@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from overlap_callbacks.analysis.dimension_rules import dimension_of
-from overlap_callbacks.analysis.kernels.table import Kind
+from overlap_callbacks.analysis.kernels.table import Kind, is_copy
 from overlap_callbacks.traces.collectives import UNKNOWN, numbers_in
 from overlap_callbacks.traces.figures import SplitLoads
 from overlap_callbacks.traces.trace import Trace
@@ -53,6 +53,10 @@ def splits_of(trace: Trace) -> Splits:
     rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.append(counts, False)[known.info])
     step, (begins, _) = kernels.step[rows], known[rows].transfers_ns(rows)
     rows = rows[begins & trace.whole[step] & ((step >= 0) | (not trace.steps))]
+    # Copy engines copy for each peer: copies in a row with the same splits are of one all-to-all.
+    is_copied = kernels[rows].named(is_copy)
+    same = (np.diff(known.info[rows]) == 0) & (np.diff(kernels.step[rows]) == 0) & is_copied[1:] & is_copied[:-1]
+    rows = rows[np.flatnonzero(np.concatenate(([True], ~same))[: len(rows)])]
     calls: dict[int, list[AllToAll]] = defaultdict(list)
     for place, info, size in zip(
         *[of[rows].tolist() for of in (kernels.step, known.info, known.num_bytes)], strict=True

@@ -12,7 +12,8 @@ from overlap_callbacks.report.views.trace_verdict import problems_of, verdict
 from overlap_callbacks.traces import analyze, read_trace
 from overlap_callbacks.traces.figures import Analysis, SplitLoads
 from tests import kineto
-from tests.traces.events import MS, figures_of, overlap
+from tests.traces.events import MS, figures_of, gemm, overlap
+from tests.traces.test_copies import copy
 
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 Rows = Sequence[int]
@@ -243,6 +244,20 @@ def test_what_returns_to_its_senders_does_not_even_the_loads_out(tmp_path: Path)
         *[[sends(n, n + 1, **args(*call, n)) for n, call in enumerate([*of, *of])] for of in ranks],
     )
     assert (loads(found).load_max_over_mean, loads(found).highest_rank) == (1.5, 1)
+
+
+def test_copies_to_each_peer_are_one_all_to_all(tmp_path: Path) -> None:
+    # The first has three copies and sends evenly, the second has one: 10 + 40, 10 + 0 and 10 + 0 rows.
+    about = [args(sent, [20] * 3, ranks=3) for sent in ([10, 10, 10], [40, 0, 0])]
+    ranges = [
+        kineto.host_range("record_param_comms", begin, begin + 40, cat="cpu_op", **of)
+        for begin, of in zip((5, 105), about, strict=True)
+    ]
+    times = ((10, 1), (20, 2), (30, 3), (110, 4))
+    copies = [copy(number, number + 1, number) for _, number in times]
+    found = job(tmp_path, [*[kineto.launch(*of) for of in times], *ranges, gemm(0, 1, 9), *copies], size=3)
+    assert found.traces[0].total.comm_ms == 4
+    assert (loads(found).load_max_over_mean, loads(found).highest_rank) == (50 / (70 / 3), 0)
 
 
 def test_a_rank_whose_splits_are_missing_is_said_to_be(tmp_path: Path) -> None:
