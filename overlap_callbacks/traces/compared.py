@@ -173,10 +173,12 @@ class Side:
     def _add_collectives(self, found: Collectives, step: npt.NDArray[np.int64]) -> None:
         self.num_collectives += len(found.info)
         self._infos.update(distinct_values(found.info[found.info >= 0]).tolist())
-        if (found.num_bytes == UNKNOWN).any():
+        begins, _ = found.transfers_ns(step)  # several kernels may run one all-to-all
+        num_bytes = found.num_bytes[begins]
+        if (num_bytes == UNKNOWN).any():
             self._bytes = None
         if self._bytes is not None:
-            added = sums_by(np.maximum(step, 0), found.num_bytes, len(self._bytes))
+            added = sums_by(np.maximum(step[begins], 0), num_bytes, len(self._bytes))
             self._bytes = list(map(int.__add__, self._bytes, added))
 
     def _calls(self, trace: Trace) -> tuple[Calls, _Marks, Trace]:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from overlap_callbacks.report.views.trace_verdict import problems_of, verdict
-from overlap_callbacks.traces import analyze, read_trace
+from overlap_callbacks.traces import analyze, compare, read_trace
 from overlap_callbacks.traces.figures import Analysis, SplitLoads
 from tests import kineto
-from tests.traces.events import MS, figures_of, gemm, overlap
+from tests.traces.events import MS, figures_of, gemm, overlap, said
 from tests.traces.test_copies import copy
 
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
@@ -74,6 +74,19 @@ def test_kernels_of_one_all_to_all_are_one_transfer_of_the_time_of_the_whole(tmp
     assert row.algorithm_bandwidth_gb_s == pytest.approx(64_000 / 4e-3 / 1e9)
     assert row.bus_bandwidth_gb_s == pytest.approx(64_000 / 4e-3 / 1e9 / 2)
     assert found.total.comm_kernels_ms == 3.5
+
+
+def test_an_all_to_all_of_several_kernels_has_its_bytes_once_in_a_comparison(tmp_path: Path) -> None:
+    about = args([10, 10], [10, 10], 1)
+    traces = [
+        read_trace(kineto.write(tmp_path / f"{name}.json", [gemm(0, 5, 9), *events], **kineto.job()))
+        for name, events in (
+            ("one", [sends(5, 7, **about)]),
+            ("two", [sends(5, 6, **about), sends(6, 7, **about)]),
+        )
+    ]
+    for found in (compare(*traces), compare(*traces[::-1])):
+        assert not said(found.problems, "different amounts")
 
 
 def test_kernels_that_nothing_joins_are_a_transfer_each(tmp_path: Path) -> None:
