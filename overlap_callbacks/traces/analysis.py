@@ -477,7 +477,7 @@ def _part(file: Path, steps: re.Pattern[str] | None) -> list[Part] | str:
         return str(error)
 
 
-_RULES = ("communication_patterns", "not_communication", "collectives", "families")
+_RULES = ("communication_patterns", "direct_communication", "not_communication", "collectives", "copies", "families")
 
 
 def _rules() -> dict[str, list[Any]]:

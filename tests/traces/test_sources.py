@@ -13,6 +13,7 @@ import pytest
 
 from overlap_callbacks.analysis import name_rules
 from overlap_callbacks.traces import TraceError, analyze, analyze_files, find_traces, read_trace
+from overlap_callbacks.traces.analysis import _RULES
 from overlap_callbacks.traces.figures import Analysis
 from tests import kineto
 from tests.traces import reference
@@ -160,6 +161,7 @@ def test_processes_know_the_rules_of_the_user(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr(name_rules, "communication_patterns", [*name_rules.communication_patterns, "cutlass"])
     found = analyze_files(find_traces([folder]), processes=2)
     assert [trace.total.compute_ms for trace in found.traces] == [0, 0, 0]
+    assert {*_RULES} == {name for name, rules in vars(name_rules).items() if isinstance(rules, list)}
 
 
 def test_a_real_trace_in_an_archive_gives_its_figures(tmp_path: Path) -> None:
