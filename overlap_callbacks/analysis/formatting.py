@@ -163,7 +163,20 @@ def three_digits(value: float, style: Style = PLAIN) -> str:
 
 def change_in_words(fraction: float, more: str, less: str, style: Style = PLAIN) -> str:
     """A relative change without its sign, e.g. ``6.2% longer``."""
-    return f"{style.percent(abs(fraction))} {more if fraction >= 0 else less}"
+    decimals = enough_decimals((fraction,), decimals_of(fraction, "fraction"))
+    return f"{style.percent(abs(fraction), decimals=decimals)} {more if fraction >= 0 else less}"
+
+
+def change_decimals(change: Estimate) -> int:
+    """Decimals of a clear change and of its interval: more if an end would show as 0, which it excludes."""
+    known = [one for one in (change.value, change.ci_low, change.ci_high) if one is not None]
+    return enough_decimals(known, decimals_of(change.value, "fraction"))
+
+
+def enough_decimals(fractions: Iterable[float], least: int) -> int:
+    """Decimals of percentages, ``least`` to 2, with which none shows as 0 that two decimals would show."""
+    shown = [100 * abs(one) for one in fractions if abs(one) > 0.00005]
+    return next((decimals for decimals in range(least, 2) if all([round(one, decimals) for one in shown])), 2)
 
 
 def range_in_words(estimate: Estimate, more: str, less: str, style: Style = PLAIN) -> str:
@@ -214,7 +227,7 @@ def limit_in_words(change: Estimate, style: Style = PLAIN) -> str:
     if would_show is None:
         return "too few blocks for an interval"
     if state == WITHIN_NOISE:
-        return f"no difference above {percent_in_words(_furthest(change), style)}"
+        return f"no difference above {at_most_in_words(_furthest(change), style)}"
     if would_show > 1:
         return f"even a difference of {percent_in_words(1.0, style)} would not show"
     return f"a difference of {percent_in_words(would_show, style)} would show"
@@ -223,6 +236,13 @@ def limit_in_words(change: Estimate, style: Style = PLAIN) -> str:
 def percent_in_words(fraction: float, style: Style = PLAIN) -> str:
     """A percentage in a sentence, whole from 2 % on: e.g. ``19%`` or ``0.4%``."""
     return style.percent(fraction, decimals=int(abs(fraction) < _WHOLE))
+
+
+def at_most_in_words(fraction: float, style: Style = PLAIN) -> str:
+    """The same of a bound, rounded up, and never 0."""
+    decimals = int(fraction < _WHOLE)
+    scale = 100 * 10**decimals
+    return style.percent(max(math.ceil(round(scale * fraction, 6)), 1) / scale, decimals=decimals)
 
 
 def what_would_show(change: Estimate) -> float | None:

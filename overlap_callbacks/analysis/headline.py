@@ -10,13 +10,15 @@ from overlap_callbacks.analysis.formatting import (
     INCONCLUSIVE,
     PLAIN,
     WITHIN_NOISE,
+    at_most_in_words,
     certainty,
     certainty_in_words,
+    change_decimals,
     change_in_words,
     count,
     decimals_of,
+    enough_decimals,
     listed,
-    percent_in_words,
     range_in_words,
     shortened,
 )
@@ -204,7 +206,7 @@ def exposed_in_words(figures: Mapping[str, Estimate]) -> str:
     if share is None:
         return ""
     known, value, bounds = certainty(share), *_share(share)
-    most = "" if share.ci_high is None else f"{percent_in_words(share.ci_high)} of a profiled step"
+    most = "" if share.ci_high is None else f"{at_most_in_words(share.ci_high)} of a profiled step"
     if nothing_overlaps(figures):
         of = "" if known not in ("", CLEAR) else f" ({value} of a profiled step{bounds and f', {bounds}'})"
         return f"Nothing overlaps in this job: all communication{of} is exposed."
@@ -222,12 +224,11 @@ def exposed_in_words(figures: Mapping[str, Estimate]) -> str:
 
 
 def _share(share: Estimate) -> tuple[str, str]:
-    """A share and its interval, whole unless that would be 0 or lose the interval: e.g. ``19%`` and ``11 to 27``."""
-    value, low, high = share.value, share.ci_low, share.ci_high
-    if low is None or high is None:
-        return percent_in_words(value), ""
-    decimals = int(min(value, high - low) < 0.02)
-    return PLAIN.percent(value, decimals=decimals), " to ".join([PLAIN.number(100 * x, decimals) for x in (low, high)])
+    """A share and its interval, whole unless that shows none, all or no interval: e.g. ``19%`` and ``11 to 27``."""
+    ends = () if share.ci_low is None or share.ci_high is None else (share.ci_low, share.ci_high)
+    least = int(min([share.value, *([ends[1] - ends[0]] if ends else [])]) < 0.0195)
+    decimals = enough_decimals((share.value, 1 - share.value, *ends), least)
+    return PLAIN.percent(share.value, decimals=decimals), " to ".join([PLAIN.number(100 * x, decimals) for x in ends])
 
 
 def saving_in_words(change: Estimate, step_ms: Estimate | None = None, over: str = "") -> str:
@@ -241,7 +242,7 @@ def saving_in_words(change: Estimate, step_ms: Estimate | None = None, over: str
         return f"What overlap saves{over}: {certainty_in_words(change)}{both and f'; {both}'}."
     verb = "saves" if change.value < 0 else "costs"
     if times is None:
-        share = PLAIN.percent(abs(change.value))
+        share = PLAIN.percent(abs(change.value), decimals=change_decimals(change))
         return f"Overlap {verb} {share} of a step without it{over} ({signless_bounds(change)})."
     return f"Overlap {verb} {times.difference} a step{over}: {both} ({change_in_brackets(change)})."
 
@@ -276,14 +277,14 @@ class Times(NamedTuple):
 def change_in_brackets(change: Estimate) -> str:
     """A clear change without its sign, and its interval: e.g. ``18.5%, 7.6 to 28.0``."""
     bounds = signless_bounds(change)
-    return PLAIN.percent(abs(change.value)) + (f", {bounds}" if bounds else "")
+    return PLAIN.percent(abs(change.value), decimals=change_decimals(change)) + (f", {bounds}" if bounds else "")
 
 
 def signless_bounds(change: Estimate) -> str:
     """The interval of a clear change, in percent without sign or unit: e.g. ``7.6 to 28.0``; empty without one."""
     if change.ci_low is None or change.ci_high is None:
         return ""
-    decimals = decimals_of(change.value, "fraction")
+    decimals = change_decimals(change)
     low, high = sorted([abs(change.ci_low), abs(change.ci_high)])
     return f"{PLAIN.number(100 * low, decimals)} to {PLAIN.number(100 * high, decimals)}"
 

@@ -43,6 +43,13 @@ def estimate(value: float, low: float | None, high: float | None) -> Estimate:
          "it, 120.0 ms without.", "inconclusive"),
         ((0.001, -0.003, 0.005), "What overlap saves: within noise (no difference above 0.5%); 100.0 ms with it, "
          "100.1 ms without.", "within noise"),
+        # A bound is rounded up; what is clear, however small, is not shown as nothing.
+        ((0.0, -0.00341, 0.0001), "What overlap saves: within noise (no difference above 0.4%); 100.0 ms with it, "
+         "100.0 ms without.", "within noise"),
+        ((0.0, 0.0, 0.0), "What overlap saves: within noise (no difference above 0.1%); 100.0 ms with it, "
+         "100.0 ms without.", "within noise"),
+        ((0.0003, 0.0002, 0.0004),
+         "Overlap saves 0.030 ms a step: 100.000 ms with it, 100.030 ms without (0.03%, 0.02 to 0.04).", "clear"),
         ((0.25, None, None), "What overlap saves: too few blocks for an interval; 100.0 ms with it, 125.0 ms without.",
          "not measured"),
     ],
@@ -68,6 +75,7 @@ def test_a_saving_is_in_ms_and_in_percent_of_a_step_without_overlap_and_only_if_
         ((0.14, 0.1, 0.2), "Compute slowdown: kernels take 14.0% longer than without overlap (10.0 to 20.0)."),
         ((0.01, -0.05, 0.05), "Compute slowdown: inconclusive (a difference of 5% would show)."),
         ((0.0, -0.004, 0.001), "Compute slowdown: within noise (no difference above 0.4%)."),
+        ((0.0003, 0.0002, 0.0004), "Compute slowdown: kernels take 0.03% longer than without overlap (0.02 to 0.04)."),
         ((-0.01, -0.02, -0.005), "Compute slowdown: kernels take 1.0% less than without overlap (0.5 to 2.0)."),
         ((0.14, None, None), "Compute slowdown: too few blocks for an interval."),
     ],
@@ -101,6 +109,13 @@ def profiled(exposed: tuple[float, ...], hidden: tuple[float, ...], ratio: float
         ((33.0, -5.0, 76.0), (0.6, 0.0, 1.0), "Exposed communication: inconclusive (up to 76% of a profiled step)."),
         ((0.1, 0.0, 0.4), (0.99, 0.98, 1.0),
          "99% of communication is hidden; exposed communication: within noise (below 0.4% of a profiled step)."),
+        # Never all that is not all, and no end of 0 where the interval excludes it.
+        ((0.0, 0.0, 0.0), (0.998, 0.99, 1.0),
+         "99.8% of communication is hidden; exposed communication: within noise (below 0.1% of a profiled step)."),
+        ((19.0, 0.3, 40.0), (0.998, None, None),
+         "99.8% of communication is hidden; exposed communication takes 19.0% of a step (0.3 to 40.0; profiled "
+         "steps)."),
+        ((33.0, -5.0, 76.4), (0.6, 0.0, 1.0), "Exposed communication: inconclusive (up to 77% of a profiled step)."),
         ((19.0, None, None), (0.6, None, None),
          "60% of communication is hidden; exposed communication takes 19% of a step (too few blocks; profiled steps)."),
     ],
