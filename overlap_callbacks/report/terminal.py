@@ -100,8 +100,9 @@ class ShortScreen:
                 name, *numbers, words = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
                 yield Text(_plain("  ".join((name, *numbers, words.strip()))), no_wrap=True, overflow="ellipsis")
         if short.saved:
-            low, high = min(0.0, *short.saved), max(short.saved)
-            yield _Bars("saved", [(value - low) / ((high - low) or 1.0) for value in short.saved])
+            # The lowest has a bar too, so that no window looks as if it were missing.
+            low, high = min(0.0, *short.saved), max(0.0, *short.saved)
+            yield _Bars("saved", [(1 + 7 * (value - low) / ((high - low) or 1.0)) / 8 for value in short.saved])
         if short.odd:
             yield _text(short.odd)
 

@@ -45,6 +45,7 @@ def test_a_run_of_four_windows_fits_in_twenty_lines_from_the_headline_to_the_cos
     assert lengths == sorted(lengths)
     assert len({len(re.findall(r"\.(\d+) ms", line)[0]) for line in bars}) == 1  # the same decimals
     assert "Of a profiled step: compute alone " in text
+    assert "exposed non-bubble 7.5%, bubble 3.4%." in text  # the headline's share has both
     assert len([line for line in lines if line.startswith("window ")]) == 4
     assert re.search(
         r"To try first: .* at most [\d.]+ ms of a step of [\d.]+ ms\. (Try: overlap tune|Then compare:)", text
@@ -75,10 +76,33 @@ def test_many_windows_are_one_line_of_bars_and_the_odd_ones_are_named(tmp_path: 
     assert bars.count("█") == 1
     text = " ".join(" ".join(lines).split())
     assert "12 windows, 11 count; not valid: 1 (window 9); overlap saves 9.2% in the median one; odd: window 7 " in text
-    assert "(step 3,520, 23.1%)." in text
+    assert "(step 3,520, saves 23.1%)." in text
     alike = lines_of(tmp_path / "alike", *[saving(number, 0.1) for number in range(300)])
     assert "none is odd." in " ".join(alike)
     assert len(alike) <= 20
+
+
+def test_where_overlap_costs_time_every_window_has_a_bar_and_no_cost_is_called_a_saving(tmp_path: Path) -> None:
+    worse = [saving(number, -0.3 if number == 4 else -0.1) for number in range(9)]
+    lines = lines_of(tmp_path, *worse)
+    (bars,) = [line for line in lines if line.startswith("saved ")]
+    assert re.fullmatch("saved [▁-█]{9}", bars)
+    text = " ".join(" ".join(lines).split())
+    assert "; overlap costs 11.1% in the median one; odd: window 4 (step 2,020, costs 42.9%)." in text
+    alike = lines_of(tmp_path / "alike", *[saving(number, -0.1) for number in range(9)])
+    assert "saved ▁▁▁▁▁▁▁▁▁" in alike
+
+
+def test_the_times_of_windows_have_the_decimals_of_the_shortest_and_none_is_of_the_other_mode(tmp_path: Path) -> None:
+    short = msgspec.structs.replace(
+        saving(0, 0.1), e2e_overlapped_ms=Estimate(0.4, 0.4, 0.4, 8, 16), e2e_sequential_ms=Estimate(0.44, 0, 1, 8, 16)
+    )
+    half = msgspec.structs.replace(saving(1, 0.1), e2e_overlapped_ms=None)
+    rows = [line for line in lines_of(tmp_path, short, half, window(2)) if line.startswith("window ")]
+    assert "0.400 ms with" in rows[0]
+    assert "0.440 ms without" in rows[0]
+    assert " with " not in rows[1]
+    assert "468.000 ms without" in rows[2]
 
 
 def test_a_slowdown_that_is_not_clear_is_no_part_of_the_step(tmp_path: Path) -> None:

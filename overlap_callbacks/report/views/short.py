@@ -12,6 +12,7 @@ from overlap_callbacks.analysis.formatting import (
     PLAIN,
     certainty,
     certainty_in_words,
+    change_decimals,
     count,
     decimals_of,
     listed,
@@ -33,7 +34,9 @@ from overlap_callbacks.report.views.step_charts import named_parts
 MAX_WINDOWS = 4
 _MAX_NAMED, _MAX_PROBLEM = 3, 60
 # What names of parts have more than a word.
-_SHORT = re.compile("^lost to | communication( outside the bubble)?$| of the pipeline$")
+_SHORT = re.compile("^lost to | communication$| of the pipeline$")
+# The headline has all exposed communication; these parts have what waits in the bubble there.
+_OUTSIDE, _NO_BUBBLE = "exposed communication outside the bubble", "exposed non-bubble"
 # A window is odd if it is further from the median than both.
 _MIN_ODD, _DEVIATIONS, _MAD_TO_SD = 0.02, 4.0, 1.4826
 
@@ -92,7 +95,7 @@ def short_of(record: Record) -> Short:
         tuple([line for line in doubts if line]),
         _bars(record.figures) if not record.control else (),
         _parts(record),
-        tuple([_line(window, record) for window in record.windows]) if few else (),
+        _lines(record) if few else (),
         () if few else tuple([_saved(window) for window in counting]),
         "" if few else _odd(record, counting),
         tuple(
@@ -129,7 +132,9 @@ def _parts(record: Record) -> str:
     parts = record.summary.step_parts()
     if parts is None:
         return ""
-    shares = [f"{_SHORT.sub('', part.name)} {PLAIN.percent(part.ms / parts.total_ms)}" for part in named_parts(parts)]
+    shown = [part for part in named_parts(parts) if PLAIN.shows(part.ms / parts.total_ms, "fraction")]
+    names = [_SHORT.sub("", part.name.replace(_OUTSIDE, _NO_BUBBLE)) for part in shown]
+    shares = [f"{name} {PLAIN.percent(part.ms / parts.total_ms)}" for name, part in zip(names, shown, strict=True)]
     step = record.figures.get("e2e_overlapped_ms")
     longer = 0.0 if step is None else parts.total_ms / step.value - 1
     which = f"a profiled step ({PLAIN.percent(longer)} longer)" if longer >= _MIN_ODD else "a profiled step"
@@ -141,7 +146,18 @@ def _saved(window: OverlapReport) -> float:
     return 0.0 if change is None else -change.value
 
 
-def _line(window: OverlapReport, record: Record) -> tuple[str, ...]:
+def _lines(record: Record) -> tuple[tuple[str, ...], ...]:
+    """A line for each window, with the same decimals: enough for the shortest step."""
+    times = [time.value for window in record.windows for time in _times(window) if time is not None]
+    decimals = max(1, decimals_of(min(times), "ms")) if times else 1
+    return tuple([_line(window, record, decimals) for window in record.windows])
+
+
+def _times(window: OverlapReport) -> tuple[Estimate | None, Estimate | None]:
+    return window.e2e_overlapped_ms, window.e2e_sequential_ms
+
+
+def _line(window: OverlapReport, record: Record, decimals: int) -> tuple[str, ...]:
     """A window in columns: its number, its first step, both step times, and what overlap saves."""
     state = record.summary.state_of(window)
     name = (f"window {window.window}", f"step {window.first_step:,}")
@@ -150,12 +166,16 @@ def _line(window: OverlapReport, record: Record) -> tuple[str, ...]:
         problem = shortened("; ".join(window.problems[:1]), _MAX_PROBLEM).removeprefix(f"{state}: ")
         why = f"{state}: {problem}" if problem else state
         return *name, "", "", "not compared" if state == COUNTS else why
-    times = [window.e2e_overlapped_ms, window.e2e_sequential_ms]
-    shown = [f"{PLAIN.quantity(time.value, 'ms', decimals=1)}" for time in times if time is not None]
-    verb = "saves" if change.value < 0 else "costs"
-    words = f"{verb} {PLAIN.percent(abs(change.value))} ({signless_bounds(change)})"
-    words = words if certainty(change) == CLEAR else certainty_in_words(change)
-    return *name, *[f"{time} {mode}" for time, mode in zip(shown, ("with", "without"), strict=False)], words
+    times = [
+        "" if time is None else f"{PLAIN.quantity(time.value, 'ms', decimals=decimals)} {mode}"
+        for time, mode in zip(_times(window), ("with", "without"), strict=True)
+    ]
+    words = f"{_in_words(-change.value, change_decimals(change))} ({signless_bounds(change)})"
+    return *name, *times, words if certainty(change) == CLEAR else certainty_in_words(change)
+
+
+def _in_words(saved: float, decimals: int | None = None) -> str:
+    return f"{'saves' if saved > 0 else 'costs'} {PLAIN.percent(abs(saved), decimals=decimals)}"
 
 
 def _odd(record: Record, counting: Sequence[OverlapReport]) -> str:
@@ -165,11 +185,11 @@ def _odd(record: Record, counting: Sequence[OverlapReport]) -> str:
     told += [f"{kind}: {which}" for kind, which in left_out(record.summary)]
     if saved:
         median = statistics.median(saved)
-        told.append(f"overlap saves {PLAIN.percent(median)} in the median one")
+        told.append(f"overlap {_in_words(median)} in the median one")
         deviation = _MAD_TO_SD * statistics.median([abs(value - median) for value in saved])
         limit = max(_MIN_ODD, _DEVIATIONS * deviation)
         odd = [
-            f"window {window.window} (step {window.first_step:,}, {PLAIN.percent(value)})"
+            f"window {window.window} (step {window.first_step:,}, {_in_words(value)})"
             for window, value in zip(counting, saved, strict=True)
             if abs(value - median) > limit
         ]
