@@ -86,24 +86,26 @@ class Style(msgspec.Struct, frozen=True):
     def shows(self, value: float, unit: str) -> bool:
         return any(character in "123456789" for character in self.quantity(value, unit))
 
-    def interval(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
+    def interval(self, estimate: Estimate, unit: str, *, signed: bool = False, decimals: int | None = None) -> str:
         """Its 95% interval, e.g. ``5.1% to 7.3%`` or ``11.50 to 12.50 ms``; empty without one.
 
         Both ends have the decimals of the value.
         """
         if estimate.ci_low is None or estimate.ci_high is None:
             return ""
-        decimals = decimals_of(estimate.value, unit)
+        if decimals is None:
+            decimals = decimals_of(estimate.value, unit)
         low, high = (
             self.quantity(bound, unit, signed=signed, decimals=decimals)
             for bound in (estimate.ci_low, estimate.ci_high)
         )
         return f"{low.removesuffix(f'{self.space}{unit}')} to {high}"
 
-    def with_interval(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
+    def with_interval(self, estimate: Estimate, unit: str, *, signed: bool = False, decimals: int | None = None) -> str:
         """E.g. ``+6.2% (95% interval +5.1% to +7.3%)``."""
-        bounds = self.interval(estimate, unit, signed=signed)
-        return self.quantity(estimate.value, unit, signed=signed) + (f" (95% interval {bounds})" if bounds else "")
+        bounds = self.interval(estimate, unit, signed=signed, decimals=decimals)
+        value = self.quantity(estimate.value, unit, signed=signed, decimals=decimals)
+        return value + (f" (95% interval {bounds})" if bounds else "")
 
     def in_brackets(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
         """With its interval, if it has one, e.g. ``+6.2% (+5.1% to +7.3%)``."""

@@ -164,7 +164,13 @@ def _say(record: Record, findings: Sequence[Finding], code: ExitCode, as_json: b
     # Those that decide come first; limits that hold are left out if others do not.
     order = (State.BROKEN, State.INCONCLUSIVE, State.NOT_MEASURED)
     told = [finding for state in order for finding in findings if finding.state is state] or findings
-    words = "; ".join([finding.sentence() for finding in told])
+    broken = code is ExitCode.BROKEN
+    words = "; ".join(
+        [
+            f"{'inconclusive: ' if broken and finding.state is State.INCONCLUSIVE else ''}{finding.sentence()}"
+            for finding in told
+        ]
+    )
     if any([finding.state is State.INCONCLUSIVE for finding in findings]):
         words += ". More windows give narrower intervals"
     looks = " The job may go on: intervals hold at all looks." if all_looks else ""

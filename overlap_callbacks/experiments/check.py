@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_callbacks.analysis.exposure import exposed_parts
-from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, count
+from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, count, decimals_of
 from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, figure_named
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
@@ -32,6 +32,9 @@ _SHARES = (
     EXPOSED_SHARE, "hidden_comm_fraction", "overlap_ratio", "comm_ratio", "attained_fraction", "residual_overlap",
     "residual_comm_overlap",
 )  # fmt: skip
+
+# Of a figure next to its limit.
+_MOST_DECIMALS = 5
 
 
 class State(Enum):
@@ -94,13 +97,27 @@ class Finding:
     def sentence(self) -> str:
         """E.g. ``exposed communication is 23.1% of a profiled step (95% interval ...), and 10.0% is allowed``."""
         limit = self.limit
-        bound = PLAIN.quantity(limit.bound, limit.unit)
         side = "at most" if limit.is_maximum else "at least"
         if self.measured is None:
             return f"{limit.name} was not measured ({limit.option} {limit.bound:g})"
-        found = PLAIN.with_interval(self.measured, limit.unit)
+        decimals = self._decimals(self.measured)
+        found = PLAIN.with_interval(self.measured, limit.unit, decimals=decimals)
         yet = " (no interval yet)" if self.measured.ci_low is None else ""
+        bound = PLAIN.quantity(limit.bound, limit.unit, decimals=max(decimals, decimals_of(limit.bound, limit.unit)))
         return f"{limit.name} is {found}{yet}, and {side} {bound} is allowed"
+
+    def _decimals(self, measured: Estimate) -> int:
+        """As many as usual, or enough that no other end of the interval looks like the limit, nor the limit like 0."""
+        limit, least = self.limit, decimals_of(measured.value, self.limit.unit)
+        scale = 100 if limit.unit == "fraction" else 1
+        known = [end for end in (measured.ci_low, measured.ci_high) if end is not None]
+        ends = [end for end in known if not math.isclose(end, limit.bound, rel_tol=1e-9)]
+
+        def differ(decimals: int) -> bool:
+            bound = round(scale * limit.bound, decimals)
+            return bool(bound or not limit.bound) and all([round(scale * end, decimals) != bound for end in ends])
+
+        return next((decimals for decimals in range(least, _MOST_DECIMALS) if differ(decimals)), _MOST_DECIMALS)
 
 
 def limit_names() -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -104,6 +105,23 @@ def test_a_limit_within_a_wide_interval_is_never_said_to_hold(run: str) -> None:
     assert result.stdout.startswith("Inconclusive: compute slowdown is 14.")
     assert "and at most 14.0% is allowed. More windows give narrower intervals." in result.stdout
     assert "hold" not in result.stdout
+
+
+def test_what_is_inconclusive_is_not_listed_as_broken(run: str) -> None:
+    said = invoke("check", "--max-slowdown", "0.14", "--max-exposed", "0.01", run).stdout.splitlines()[0]
+    assert re.match(r"A limit is broken: exposed communication, .*; inconclusive: compute slowdown is 14\.", said)
+
+
+def test_no_end_of_an_interval_beyond_a_limit_looks_like_the_limit() -> None:
+    for low, high, bound, said in (
+        (0.3, 0.3502, 0.35, "33.00% (95% interval 30.00% to 35.02%), and at most 35.00% is allowed"),
+        (0.3, 0.35, 0.35, "33.0% (95% interval 30.0% to 35.0%), and at most 35.0% is allowed"),
+        (0.3, 0.35, 0.0004, "33.00% (95% interval 30.00% to 35.00%), and at most 0.04% is allowed"),
+        (0.0, 0.4, 0.0, "33.0% (95% interval 0.0% to 40.0%), and at most 0.0% is allowed"),
+    ):
+        pooled = _Pooled(Estimate(0.33, low, high, 24, 4))
+        (found,) = judge(pooled, [limit_on(EXPOSED_SHARE, "--max-exposed", str(bound))])  # type: ignore[arg-type]
+        assert found.sentence().endswith(said)
 
 
 class _Pooled:
