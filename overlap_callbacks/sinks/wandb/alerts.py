@@ -58,8 +58,9 @@ class Limits:
         """The limits that the run passes with this window and did not before.
 
         A limit is passed if the whole 95% interval of the run so far lies beyond it; otherwise it may be noise. The
-        interval is valid at every look: there is one after each window. A limit is no longer passed once the figure
-        itself is back within. A figure that was not measured changes nothing.
+        interval is valid at every look: there is one after each window. That of the cost, and those of an invalid
+        window, are of the window alone. A limit is no longer passed once the figure itself is back within. A figure
+        that was not measured changes nothing.
         """
         if report.control:
             return []  # both arms ran overlapped: every difference is noise
@@ -124,8 +125,9 @@ def _alert(figure: Figure, estimate: Estimate, limit: float, report: OverlapRepo
     side = "below" if figure.less_is_worse else "above"
     shown, bound = PLAIN.figure(figure, estimate.value), PLAIN.quantity(limit, figure.unit)
     interval = PLAIN.figure_interval(figure, estimate)
-    in_brackets = f" (95% interval at all looks {interval})" if interval else ""
-    when = "in" if figure is MEASUREMENT_OVERHEAD else "up to"
+    alone = figure is MEASUREMENT_OVERHEAD or not report.valid
+    in_brackets = f" (95% interval{'' if alone else ' at all looks'} {interval})" if interval else ""
+    when = "in" if alone else "up to"
     return Alert(
         figure.name,
         f"Overlap: {figure.short} is {shown}, {side} {bound}",
