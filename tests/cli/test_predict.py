@@ -17,6 +17,7 @@ from overlap_callbacks.analysis.results.report import Throughput
 from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.cli import main
 from overlap_callbacks.experiments.study.models import MODELS, Transformer
+from overlap_callbacks.report.views.predict import gib_in_words
 from tests.commands import invoke
 from tests.report.runs import window, write
 
@@ -139,6 +140,14 @@ def test_the_step_time_comes_first_with_and_without_overlap_and_messages_when_th
     assert "Traffic by dimension of parallelism" in everything
     small = invoke(*job, "--gpu", "a100-40gb", env={"COLUMNS": "200"}).stdout
     assert "56 GiB a device, which does not fit into 40." in small
+
+
+def test_memory_is_whole_unless_that_shows_none_or_what_does_not_fit_as_if_it_did() -> None:
+    gib = 2**30
+    assert [gib_in_words(needed * gib, 80 * gib) for needed in (59.4, 80.0, 80.2, 80.04, 0.3)] == [
+        "59", "80", "80.2", "80.04", "0.3",
+    ]  # fmt: skip
+    assert [gib_in_words(needed * gib, None) for needed in (80.2, 0.04)] == ["80", "0.04"]
 
 
 @pytest.mark.parametrize(

@@ -75,16 +75,23 @@ def prediction_document(found: Prediction, traffic: Sequence[Block] | None) -> D
 
 def _headline(found: Prediction) -> str:
     """The step with and without overlap, and whether the job fits."""
-    memory = f"{found.memory_bytes / _GIB:.0f} GiB a device"
+    memory = f"{gib_in_words(found.memory_bytes, found.device_bytes)} GiB a device"
     if found.device_bytes is not None:
         fits = "which fits" if found.memory_bytes <= found.device_bytes else "which does not fit"
-        memory += f", {fits} into {found.device_bytes / _GIB:.0f}"
+        memory += f", {fits} into {found.device_bytes / _GIB:.1f}".removesuffix(".0")
     if found.step is None:
         return memory
     hidden, not_hidden = [f"{ms:,.{0 if ms >= 100 else 1}f}" for ms in (found.step.hidden_ms, found.step.iteration_ms)]
     if hidden == not_hidden:
         return f"A step takes {hidden} ms; {memory}"
     return f"A step takes {hidden} ms if communication is hidden, {not_hidden} if not; {memory}"
+
+
+def gib_in_words(needed_bytes: float, device_bytes: float | None) -> str:
+    """Memory in GiB: whole, unless that shows none, or what does not fit as if it did."""
+    least = 0.0 if device_bytes is None or needed_bytes <= device_bytes else round(device_bytes / _GIB, 1)
+    shown = [f"{needed_bytes / _GIB:.{decimals}f}" for decimals in range(3)]
+    return next((text for text in shown if float(text) > least), shown[-1])
 
 
 def check_document(rows: Sequence[CheckedRow]) -> Document:
