@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 
 import msgspec
@@ -20,6 +21,8 @@ WAIT_S = 3.0
 # Interval at which the verdict is looked for: from the first to the second, which grows with the ranks.
 _MIN_LOOK_S, _MAX_LOOK_S = 0.002, 0.1
 _RANKS_PER_LOOK_S = 10_000
+# A rank that is late by far may never come: looks are then this part of the time waited apart, up to a maximum.
+_PART_WAITED, _MAX_LATE_LOOK_S = 0.05, 30.0
 
 _calls = itertools.count()
 
@@ -66,7 +69,16 @@ class RollCall:
         self.agreed = False  # the store has taken this rank's answer, and the verdict is known
         self.error: Exception | None = None  # what this rank's own check raised
         self._thread = threading.Thread(target=self._run, name="overlap-callbacks-attach", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # the system cannot start another thread: said when the first window opens
+            logger.debug("the roll call at attach", exc_info=error)
+            self._decided.set()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether this rank's part is done."""
+        return self._decided.is_set()
 
     def wait(self, timeout_s: float = WAIT_S) -> Refusal | None:
         """The refusal, if there is one within ``timeout_s``."""
@@ -76,7 +88,7 @@ class RollCall:
     def leave(self, timeout_s: float = 1.0) -> None:
         """Wait for the others no more."""
         self._leaving.set()
-        if threading.current_thread() is not self._thread:
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -105,17 +117,23 @@ class RollCall:
             channel.set_if_absent("verdict", msgspec.json.encode(own))
         if channel.add("came") == world_size:
             channel.set_if_absent("verdict", b"null")
-        look_s = _MIN_LOOK_S
+        look_s, began_s = _MIN_LOOK_S, time.monotonic()
         while (verdict := channel.peek("verdict")) is None:
             if self._leaving.wait(look_s):
                 if channel.add("came", -1) == 0:
                     channel.delete("came", "quick")
                 return None
-            look_s = min(1.2 * look_s, max(_MAX_LOOK_S, world_size / _RANKS_PER_LOOK_S))
+            look_s = _next_look_s(look_s, time.monotonic() - began_s, world_size)
         self.agreed = True
         if channel.add("read") == world_size:
             channel.delete("verdict", "came", "read", "quick")
         return own or msgspec.json.decode(verdict, type=Refusal | None)
+
+
+def _next_look_s(look_s: float, waited_s: float, world_size: int) -> float:
+    """The interval between looks after one of ``look_s``."""
+    late_s = min(_PART_WAITED * waited_s, _MAX_LATE_LOOK_S)
+    return min(1.2 * look_s, max(_MAX_LOOK_S, world_size / _RANKS_PER_LOOK_S, late_s))
 
 
 def has_others(job: Job) -> bool:
