@@ -5,11 +5,13 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.formatting import PLAIN, count
 from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
 from overlap_callbacks.monitor.background.quick import LONGEST_S, NARROW, quick_schedule
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.config import MonitorConfig
+from overlap_callbacks.sinks import Sink
 
 if TYPE_CHECKING:
     from overlap_callbacks.monitor.monitor import OverlapMonitor
@@ -70,5 +72,14 @@ def attach_line(config: MonitorConfig, job: Job, next_step: int, *, timed_only: 
         )
     if timed_only:
         when = f"steps are timed, and nothing else is measured ({TIME_ONLY})"
-    where = [place for sink in config.sinks if (place := sink.destination())]
+    where = [place for sink in config.sinks if (place := _destination(sink))]
     return "; ".join([f"{config.framework}, {count(job.world_size, 'rank')}", when, *where])
+
+
+def _destination(sink: Sink) -> str:
+    """Where a sink's reports go; empty if the sink fails to say it, which must not cost more than these words."""
+    try:
+        return sink.destination()
+    except Exception as error:
+        logger.debug("the destination of %s", type(sink).__name__, exc_info=error)
+        return ""

@@ -163,7 +163,7 @@ class AdapterApi:
                     raise call.error or RuntimeError(f"measuring is switched off on all ranks: {refusal.text}")
                 return
         if target is not None:
-            close_others(self, target)
+            driver.guarded(close_others, self, target)
         if job.world_size > 1:
             timed_only = isinstance(driver.window_runner, TimingRunner)
             self.say(attach_line(self.config, job, next_step, timed_only=timed_only))

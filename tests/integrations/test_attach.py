@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from overlap_callbacks import JsonlSink, WandbSink
+from overlap_callbacks import JsonlSink, OverlapMonitor, WandbSink
 from overlap_callbacks.integrations.pytorch import attach
+from overlap_callbacks.monitor import monitor as monitor_module
 from overlap_callbacks.monitor.background.budget import Skip, WindowBudget
+from overlap_callbacks.monitor.background.store import Job
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import KeptReports, Training, digest_without_library, own_threads, wait_until
 from tests.monitor.test_keys_left import keys_of
@@ -116,6 +118,38 @@ def test_a_job_that_never_steps_the_optimizer_is_told_so(tmp_path: Path) -> None
         "overlap-callbacks: nothing was measured: `optimizer.step()` was never called on the attached AdamW"
     ]
     assert other == []
+
+
+class Unspeakable(KeptReports):
+    def destination(self) -> str:
+        raise OSError("no name")
+
+
+def attach_with_an_unspeakable_sink(rank: int) -> dict[str, Any]:
+    return train(rank, {"sinks": [Unspeakable()]})
+
+
+def test_a_sink_that_cannot_say_where_reports_go_raises_nothing() -> None:
+    ranks = run_ranks(attach_with_an_unspeakable_sink, 2)
+    check_unchanged(ranks)
+    assert [found["raised"] for found in ranks] == ["", ""]
+    assert all(found["active"] for found in ranks)
+    assert len(ranks[0]["lines"]) == 1
+    assert "no name" not in ranks[0]["lines"][0]
+
+
+def test_what_goes_wrong_with_earlier_monitors_raises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise TypeError("cannot create weak reference")
+
+    monkeypatch.setattr(monitor_module, "close_others", fail)
+    monkeypatch.setattr(Job, "current", lambda: Job(0, 1, "gloo"))
+    monitor = OverlapMonitor(sinks=[])
+    with captured_log() as lines:
+        monitor.attached(0, "", object())
+    assert not monitor.active
+    assert len(lines) == 1
+    monitor.close()
 
 
 # -- wrong values
