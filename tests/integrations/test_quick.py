@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -16,7 +17,9 @@ from overlap_callbacks.analysis.headline import run_verdict, step_change
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.monitor.background import quick
+from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.quick import QuickLook, quick_schedule
+from overlap_callbacks.monitor.background.reporter import Reporter
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import Training, digest_without_library, own_threads
 from tests.report.runs import window as window_report
@@ -160,3 +163,14 @@ def test_windows_wait_for_the_reports_of_earlier_ones() -> None:
     assert look.skip(3) is not None
     look.done()
     assert look.skip(4) is None
+
+
+def test_windows_do_not_wait_for_a_report_that_is_lost() -> None:
+    look = QuickLook(lambda: 0.0)
+    reporter: Any = object.__new__(Reporter)
+    reporter._quick, reporter._budget = look, WindowBudget(None)
+    reporter._worker = SimpleNamespace(submit=lambda task: False)  # too many reports are waiting
+    lost: Any = SimpleNamespace(quick=True, number=0, cost=None)
+    for _ in range(3):
+        reporter.submit_window(lost, "0/quick0", None)
+    assert look.skip(3) is None

@@ -161,6 +161,8 @@ class Reporter:
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
             cost = window.cost
             self._budget.give_up(window.number, lambda: 0.0 if cost is None else cost.left_out_ns / 1e6)
+            if window.quick and self._quick is not None:
+                self._quick.done()
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
 
     def submit_answer(self) -> None:
