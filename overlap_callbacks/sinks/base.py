@@ -32,7 +32,7 @@ class Sink:
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         sink = super().__new__(cls)
-        sink._made_with = args, options
+        object.__setattr__(sink, "_made_with", (args, options))  # a sink may be a frozen dataclass
         return sink
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import logging
 import pickle
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import overlap_callbacks
-from overlap_callbacks import JsonlSink
+from overlap_callbacks import JsonlSink, OverlapReport, Sink
 from overlap_callbacks.integrations.pytorch import attach
 from tests.distributed import captured_log, run_ranks
 from tests.integrations.test_lines_gone_wrong import needs
@@ -157,6 +158,19 @@ def test_callbacks_are_copied_and_pickled_while_they_measure(make: Callable[...,
     finally:
         callback.monitor.close()
         sink._file.close()
+
+
+@dataclasses.dataclass(frozen=True)
+class FrozenSink(Sink):
+    name: str
+
+    def log(self, report: OverlapReport) -> None:
+        raise NotImplementedError
+
+
+def test_a_sink_that_is_a_frozen_dataclass_is_made_and_copied() -> None:
+    sink = FrozenSink("one")
+    assert copy.deepcopy(sink) == pickle.loads(pickle.dumps(sink)) == sink
 
 
 # -- what is refused by design
