@@ -101,9 +101,15 @@ def _callback_in_use() -> str:
 def __dir__() -> list[str]:
     from importlib.util import find_spec
 
-    callbacks = {
-        "LightningCallback": ("lightning", "pytorch_lightning"),
-        "TransformersCallback": ("transformers", "accelerate"),
-    }
-    found = [name for name, packages in callbacks.items() if any([find_spec(package) for package in packages])]
+    def is_installed(package: str) -> bool:
+        try:
+            return find_spec(package) is not None
+        except ValueError:  # something else stands in for it in sys.modules
+            return False
+
+    needed = [
+        ("LightningCallback", is_installed("lightning") or is_installed("pytorch_lightning")),
+        ("TransformersCallback", is_installed("transformers") and is_installed("accelerate")),
+    ]
+    found = [name for name, is_there in needed if is_there]
     return sorted({*globals(), *__all__, *_HOME_OF, *_MODULES, *found})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -80,3 +81,29 @@ def test_the_callback_of_the_one_framework_in_use() -> None:
 def test_another_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'attache'"):
         _ = overlap_callbacks.attache
+
+
+@pytest.fixture
+def none_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No callback has been used yet."""
+    for name in ("LightningCallback", "TransformersCallback"):
+        monkeypatch.delitem(vars(overlap_callbacks), name, raising=False)
+
+
+@pytest.mark.usefixtures("none_loaded")
+def test_callbacks_are_listed_where_all_that_they_need_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lightning", "pytorch_lightning", "transformers", "accelerate"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    installed = {"accelerate", "pytorch_lightning"}
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if name in installed else None)
+    assert "TransformersCallback" not in dir(overlap_callbacks)
+    assert "LightningCallback" in dir(overlap_callbacks)
+
+
+@pytest.mark.usefixtures("none_loaded")
+def test_names_are_listed_where_a_package_has_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("lightning", "pytorch_lightning", "transformers"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))  # without a spec
+    listed = dir(overlap_callbacks)
+    assert "attach" in listed
+    assert not {"LightningCallback", "TransformersCallback"} & set(listed)
