@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -121,6 +122,8 @@ def _refuse(error: Exception, *, say: bool = False, wait_s: float = WAIT_S) -> b
 
     call = RollCall(job, fail, say_refusal if say else lambda refusal: None)
     call.wait(wait_s)
+    if not call.is_over:
+        atexit.register(call.leave)  # a process that ends within a call of the store crashes
     return call.agreed
 
 

@@ -3,11 +3,13 @@ from __future__ import annotations
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from overlap_callbacks import JsonlSink, OverlapMonitor, OverlapReport, Sink
+from overlap_callbacks.integrations import base
 from overlap_callbacks.integrations.base import (
     KNOWN_TO_WORK,
     Attachments,
@@ -20,6 +22,7 @@ from overlap_callbacks.integrations.base import (
     switched_off,
     wrap,
 )
+from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.config import default_run_folder
 from overlap_callbacks.sinks import FunctionSink
 from tests.distributed import captured_log
@@ -216,3 +219,18 @@ def test_a_deferred_sink_that_fails_is_written_no_more_and_the_others_go_on() ->
     assert "failed and is not used again, the rest goes on: no space left" in line
     broken.close()  # nothing is left that it would write
     monitor.close()
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_process_does_not_end_within_its_part_of_the_roll_call(monkeypatch: Any, is_over: bool) -> None:
+    left: list[str] = []
+    call = SimpleNamespace(wait=lambda _: None, is_over=is_over, agreed=False, leave=lambda: left.append("left"))
+    at_exit: list[Any] = []
+    monkeypatch.setattr(base, "RollCall", lambda *_: call)
+    monkeypatch.setattr(base, "atexit", SimpleNamespace(register=at_exit.append))
+    monkeypatch.setattr(Job, "current", lambda: Job(0, 2, "gloo"))
+    monkeypatch.setenv("OVERLAP_CALLBACKS", "off")
+    assert not build_monitor("a framework", {"sinks": []}).active
+    for each in at_exit:
+        each()
+    assert left == ([] if is_over else ["left"])
