@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from overlap_callbacks.analysis.figures import FigureSums, figures_from, scale_of
-from overlap_callbacks.analysis.formatting import certainty_in_words, change_in_words, may_be_chance
+from overlap_callbacks.analysis.formatting import certainty_in_words, change_in_words, includes_zero
 from overlap_callbacks.analysis.results.arm import ARM_DEVICE_FIGURES, ARM_FIGURES, ArmReport, ComparedArm
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import HIGHEST, Figure
@@ -62,7 +62,7 @@ class ArmSummary:
             return "no window counts" if not self.num_windows else "not measured"
         if speedup.ci_low is None:
             return "too few blocks to tell"
-        if may_be_chance(speedup):
+        if includes_zero(speedup):
             return certainty_in_words(speedup)
         # Of the step as configured: a speed-up of 100 % halves it.
         return f"steps {change_in_words(1 / (1 + speedup.value) - 1, 'longer', 'shorter')}"

@@ -1,4 +1,4 @@
-"""Formats figures as text (unit, sign, interval), and record text for the page.
+"""Formats figures as text (unit, sign, interval), and makes text from records safe to show.
 
 ``PLAIN`` writes for terminals, logs, JSON and W&B, ``PAGE`` for the HTML page. They differ only in characters: a figure
 has the same digits everywhere. ``decimals_of`` sets how many; ``page.js`` has the same rule for charts.
@@ -39,7 +39,7 @@ class Style(msgspec.Struct, frozen=True):
         """E.g. ``-1,234.5``; never a negative zero. An integer beyond a float's range is ``inf``."""
         try:
             text = f"{abs(value):,.{decimals}f}"
-        except OverflowError:  # in a record written by somebody else
+        except OverflowError:  # only in corrupt records
             text = "inf"
         is_negative = value < 0 and bool(text.strip("0.,"))
         return (self.minus if is_negative else "") + text.replace(",", self.thousands)
@@ -49,7 +49,7 @@ class Style(msgspec.Struct, frozen=True):
         return self.number(value, decimals_of(value, unit))
 
     def milliseconds(self, value: float) -> str:
-        """A time of a trace in milliseconds, without unit; with microseconds unless it is long."""
+        """A trace's time in milliseconds, without its unit; to the microsecond unless it is long."""
         return self.number(value, millisecond_decimals(value))
 
     def ms(self, value: float) -> str:
@@ -84,6 +84,7 @@ class Style(msgspec.Struct, frozen=True):
         return f"{self.share_of_training(cost.value)} of training ({low} to {high})"
 
     def shows(self, value: float, unit: str) -> bool:
+        """Whether the value is not shown as zero."""
         return any(character in "123456789" for character in self.quantity(value, unit))
 
     def interval(self, estimate: Estimate, unit: str, *, signed: bool = False, decimals: int | None = None) -> str:
@@ -148,7 +149,7 @@ def decimals_of(value: float, unit: str = "") -> int:
 
 
 def millisecond_decimals(value: float) -> int:
-    """Decimals of a time of a trace in milliseconds."""
+    """Decimals of a trace's time in milliseconds."""
     return 3 if abs(value) < 100 else 2 if abs(value) < 1000 else 1
 
 
@@ -158,7 +159,7 @@ def column_decimals(values: Iterable[float]) -> int:
 
 
 def three_digits(value: float, style: Style = PLAIN) -> str:
-    """Three significant digits, whatever the size: a latency of microseconds is thousandths of a millisecond."""
+    """Three significant digits, whatever the size: a latency of microseconds is a few thousandths of a millisecond."""
     size = abs(value)
     return style.number(value, 0 if size >= 100 or not size else min(9, 2 - math.floor(math.log10(size))))
 
@@ -193,15 +194,15 @@ def range_in_words(estimate: Estimate, more: str, less: str, style: Style = PLAI
     return f"{change_in_words(low, more, less, style)} to {change_in_words(high, more, less, style)}"
 
 
-def may_be_chance(estimate: Estimate) -> bool:
+def includes_zero(estimate: Estimate) -> bool:
     """Whether the interval includes zero."""
     return estimate.ci_low is not None and estimate.ci_high is not None and estimate.ci_low <= 0 <= estimate.ci_high
 
 
 CLEAR, WITHIN_NOISE, INCONCLUSIVE = "clear", "within noise", "inconclusive"
-# Smaller changes do not matter: an interval entirely this near to zero means that there is none.
-_MATTERS = 0.01
-# From here on, percentages in sentences are whole.
+# Changes up to this do not matter: an interval that lies entirely this close to zero means no difference.
+_NEGLIGIBLE = 0.01
+# In sentences, percentages of at least this have no decimals.
 _WHOLE = 0.0195
 
 
@@ -212,19 +213,19 @@ def certainty(change: Estimate) -> str:
     """
     if change.ci_low is None or change.ci_high is None:
         return ""
-    if not may_be_chance(change):
+    if not includes_zero(change):
         return CLEAR
-    return WITHIN_NOISE if _furthest(change) <= _MATTERS else INCONCLUSIVE
+    return WITHIN_NOISE if _furthest(change) <= _NEGLIGIBLE else INCONCLUSIVE
 
 
 def certainty_in_words(change: Estimate, style: Style = PLAIN) -> str:
-    """``certainty`` and what would have shown, e.g. ``within noise (no difference above 0.4%)``."""
+    """``certainty`` and its limit, e.g. ``within noise (no difference above 0.4%)``."""
     state, limit = certainty(change), limit_in_words(change, style)
     return f"{state} ({limit})" if state else limit
 
 
 def limit_in_words(change: Estimate, style: Style = PLAIN) -> str:
-    """What would have shown, e.g. ``no difference above 0.4%`` or ``a difference of 5% would show``."""
+    """The difference ruled out, or that would show: ``no difference above 0.4%``, ``a difference of 5% would show``."""
     state, would_show = certainty(change), what_would_show(change)
     if would_show is None:
         return "too few blocks for an interval"
@@ -253,12 +254,13 @@ def what_would_show(change: Estimate) -> float | None:
 
 
 def _furthest(change: Estimate) -> float:
+    """The distance from zero of the interval's further end."""
     return max(abs(end) for end in (change.ci_low, change.ci_high) if end is not None)
 
 
-def listed(names: Sequence[str], most: int | None = None) -> str:
-    """One or more names in a sentence, e.g. ``a, b and c``; at most ``most`` of them."""
-    shown = list(names[:most])
+def listed(names: Sequence[str], max_names: int | None = None) -> str:
+    """One or more names in a sentence, e.g. ``a, b and c``; at most ``max_names`` of them."""
+    shown = list(names[:max_names])
     left = len(names) - len(shown)
     *others, last = [*shown, f"{left:,} more"] if left else shown
     return f"{', '.join(others)} and {last}" if others else last
@@ -308,7 +310,7 @@ def shortened(text: str, max_length: int = MAX_TEXT) -> str:
 
 
 def one_line(text: str, max_length: int = MAX_TEXT) -> str:
-    """A record's text on one line: no name may look like a line of ours, or fill the terminal."""
+    """A record's text on one line: so that no name can pass for a line of ours, or fill the terminal."""
     return shortened(clean(text), max_length)
 
 
@@ -339,7 +341,7 @@ def one_digit(value: float) -> str:
 
 
 def bytes_in_words(number: float) -> str:
-    """Bytes in units of powers of two, as sizes are everywhere; e.g. ``1.5 MiB``."""
+    """Bytes in binary units, like sizes everywhere else; e.g. ``1.5 MiB``."""
     unit, size = unit_of(number)
     value = number / size
     return f"{value:.0f} {unit}" if value >= 99.5 or size == 1 else f"{value:.3g} {unit}"

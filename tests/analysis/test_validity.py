@@ -110,7 +110,7 @@ def test_a_profiler_that_makes_steps_longer_or_one_mode_more_than_the_other_is_n
     assert all(words in problem for problem in found.problems)
 
 
-def test_a_slowdown_by_the_profiler_that_may_be_chance_is_not_noted():
+def test_a_slowdown_by_the_profiler_that_is_not_clear_is_not_noted():
     blocks = with_profiled(OV, step_ms=130.0)
     found = report_of(full_window(profiled=blocks))  # the timed steps vary by more
     assert found.profiler_slowdown.value == pytest.approx(0.3)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, may_be_chance, page_sentence, rounded
+from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, includes_zero, page_sentence, rounded
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.study import (
     BATCH,
@@ -107,7 +107,7 @@ def pair_answer(compared: Sequence[Pair], names: Names, factor: str) -> str:
     bounded = [(pair, change) for pair, change in known if change.ci_low is not None]
     if not bounded:
         return ""
-    sure = [(pair, change) for pair, change in bounded if not may_be_chance(change)]
+    sure = [(pair, change) for pair, change in bounded if not includes_zero(change)]
     if not sure:
         if len(known) == 1:
             return f"One pair differs in {_FACTORS[factor]} only: a change of its compute slowdown is inconclusive."

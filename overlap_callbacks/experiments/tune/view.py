@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
-from overlap_callbacks.analysis.formatting import count, may_be_chance, page_sentence, page_text
+from overlap_callbacks.analysis.formatting import count, includes_zero, page_sentence, page_text
 from overlap_callbacks.analysis.headline import faster_in_words
 from overlap_callbacks.experiments.sweep import failures_in_words
 from overlap_callbacks.experiments.tune.combinations import AS_IS_IN_WORDS, in_words, line_of
@@ -112,7 +112,7 @@ def verdict(tune: Tune, ranking: Ranking) -> str:
     number, change, step_ms = next(
         (row.number, row.change, row.step_ms.value)
         for row in measured
-        if row.change is not None and row.step_ms is not None and may_be_chance(row.change)
+        if row.change is not None and row.step_ms is not None and includes_zero(row.change)
     )
     return faster_in_words(tune.name(number), baseline, change, step_ms)
 

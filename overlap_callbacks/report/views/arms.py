@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from overlap_callbacks.analysis.arms import ArmSummary, arm_summaries
-from overlap_callbacks.analysis.formatting import PAGE, may_be_chance, page_text
+from overlap_callbacks.analysis.formatting import PAGE, includes_zero, page_text
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import EMPTY, Block, Cell, Column, Note, Section, Table, table_of
@@ -30,9 +30,9 @@ def _answer(rows: list[ArmSummary]) -> str:
     best = next((row for row in rows if row.speedup is not None), None)
     if best is None or best.speedup is None:
         return "No window of an arm counts."
-    if best.speedup.value > 0 and best.speedup.ci_low is not None and not may_be_chance(best.speedup):
+    if best.speedup.value > 0 and best.speedup.ci_low is not None and not includes_zero(best.speedup):
         return f"{best.arm.name} is the best of them: {best.verdict()}."
-    if any(row.speedup is None or row.speedup.ci_low is None or may_be_chance(row.speedup) for row in rows):
+    if any(row.speedup is None or row.speedup.ci_low is None or includes_zero(row.speedup) for row in rows):
         return "None of them is known to make steps shorter: where one seems to, that is within noise or inconclusive."
     return "None of them makes steps shorter."
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, may_be_chance
+from overlap_callbacks.analysis.formatting import NBSP, PAGE, count, includes_zero
 from overlap_callbacks.analysis.power.trace import thin
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES, every_figure, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -191,7 +191,7 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
         if figure.signed:  # a difference of two percentages, in percentage points
             shown, bounds = (text.replace("%", f"{NBSP}pp") for text in (shown, bounds))
         rows.append((figure.label, *sides, shown, bounds))
-        if not may_be_chance(change):
+        if not includes_zero(change):
             changes.append(f"{figure.label} {shown}")
     if not rows:
         return "", None

@@ -321,7 +321,7 @@ def test_a_report_has_the_shares_as_keys_and_in_its_verdict() -> None:
 
 
 @pytest.mark.parametrize(("bounds", "said"), [((-0.01, 0.2), False), ((0.0, 0.2), False), ((0.01, 0.2), True)])
-def test_a_slowdown_that_may_be_chance_has_no_verdict(bounds, said) -> None:
+def test_a_slowdown_that_is_not_clear_has_no_verdict(bounds, said) -> None:
     slowdown = Estimate(0.1, *bounds, 8, 8)
     power = report().power
     assert power is not None

@@ -91,7 +91,7 @@ def test_configurations_that_overlap_slows_are_not_lost_in_the_mean() -> None:
     assert " In 1 of 3 it costs more than it saves." in said(0.3, 0.2, -0.05)
 
 
-def test_a_slowdown_that_may_be_chance_is_called_so() -> None:
+def test_a_slowdown_that_is_not_clear_is_called_so() -> None:
     assert "kernels take 10.0% longer than without overlap (" in said(0.1, 0.2, slowdown=0.1)
     unclear = said(0.1, 0.2, slowdown=0.001)
     assert "Compute slowdown on average over 2 configurations: " in unclear

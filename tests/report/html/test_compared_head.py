@@ -99,7 +99,7 @@ def test_each_run_has_its_own_advice_where_they_differ(tmp_path: Path) -> None:
         assert advice in card
 
 
-def test_a_lead_that_may_be_chance_is_not_claimed_and_nothing_is_advised_of_it(tmp_path: Path) -> None:
+def test_a_lead_that_is_not_clear_is_not_claimed_and_nothing_is_advised_of_it(tmp_path: Path) -> None:
     records = [
         run(tmp_path, "small", 412.0, noise=0.2, configuration=MODEL),
         run(tmp_path, "large", 400.0, noise=0.2, configuration=BUCKETS),
