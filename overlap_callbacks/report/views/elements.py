@@ -17,7 +17,7 @@ from overlap_callbacks.analysis.formatting import (
 )
 from overlap_callbacks.analysis.results.estimate import Estimate
 
-# Maximum ranks or hosts of a matrix that a terminal can show.
+# The largest matrix that fits a terminal, in ranks or hosts.
 MAX_MATRIX = 8
 EMPTY_LEGEND: tuple[tuple[str, str], ...] = ()
 
@@ -28,7 +28,7 @@ class Note:
 
     Attributes:
         warning: whether it casts doubt on figures. A terminal always shows it.
-        first: whether a terminal shows it even without "everything"; a warning comes before the verdict.
+        first: whether a terminal shows it even if not asked for everything; a warning then precedes the verdict.
     """
 
     kind: ClassVar[str] = "note"
@@ -62,9 +62,9 @@ class Chart:
     Attributes:
         data: its arguments, as plain JSON.
         caption: how to read it.
-        legend: names and colours, the latter as variables of the style sheet without their dashes.
+        legend: names and colours; a colour is the name of a CSS variable, without its leading dashes.
         narrow: whether two may be placed side by side.
-        in_table: whether a table has its figures, so that a terminal needs no replacement.
+        in_table: whether a table has its figures, so that a terminal can leave it out.
     """
 
     kind: ClassVar[str] = "chart"
@@ -82,7 +82,7 @@ class Cell:
     """A cell of a table.
 
     Attributes:
-        sort: sort key; None (last, either way) for an empty cell.
+        sort: sort key; None for an empty cell, which comes last in either direction.
         full: the full text, if it is shortened.
     """
 
@@ -96,13 +96,13 @@ Row = tuple[Cell, ...]
 
 @dataclass(frozen=True)
 class Head:
-    """The head of a column.
+    """The header of a column.
 
     Attributes:
         words: whether the column holds words, aligned left; numbers are aligned right.
         names: whether these are names, which a terminal may cut.
         below: whether a terminal puts it below the previous column, e.g. an interval.
-        only: the only medium with this column, ``page`` or ``terminal``; empty for both.
+        only: the only medium that shows this column, ``page`` or ``terminal``; empty for both.
     """
 
     text: str
@@ -113,7 +113,7 @@ class Head:
 
 
 def heads(*texts: str | Head) -> tuple[Head, ...]:
-    """Heads from texts with prefixes: ``*`` words, ``~`` names, ``_`` below the previous column in a terminal, ``-``
+    """Headers from texts with prefixes: ``*`` words, ``~`` names, ``_`` below the previous column in a terminal, ``-``
     only on the page, ``+`` only in a terminal. A user's text may begin with one of these: make it a ``Head``.
     """
     made = []
@@ -136,7 +136,7 @@ class Table:
         caption: how to read it.
         folded: whether it is closed at first.
         sorts: whether it can be sorted; not if rows build on each other.
-        first: whether a terminal shows it even without "everything".
+        first: whether a terminal shows it even if not asked for everything.
         few: number of rows shown then.
     """
 
@@ -176,7 +176,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Download:
-    """A file embedded in the page, to be saved: its content in base 64, and how to use it."""
+    """A file embedded in the page for download: its content in base64, and how to use it."""
 
     kind: ClassVar[str] = "download"
     text: str
@@ -263,7 +263,7 @@ EMPTY = Cell("")
 
 # Number formats; see ``number_cell``.
 Show = Literal["whole", "percent", "whole percent", "change", "bytes", "ms"]
-_WRITTEN: dict[Show, Callable[[float], str]] = {
+_FORMATTERS: dict[Show, Callable[[float], str]] = {
     "whole": functools.partial(PAGE.number, decimals=0),
     "percent": PAGE.percent,
     "whole percent": functools.partial(PAGE.percent, decimals=0),
@@ -286,7 +286,7 @@ def number_cell(value: float | None, show: Show | int | None = None) -> Cell:
         return EMPTY
     if show is None:
         return Cell(PAGE.by_size(value), value)
-    return Cell(PAGE.number(value, show) if isinstance(show, int) else _WRITTEN[show](value), value)
+    return Cell(PAGE.number(value, show) if isinstance(show, int) else _FORMATTERS[show](value), value)
 
 
 def change_cell(value: float | None) -> Cell:
@@ -337,7 +337,7 @@ class Column(Generic[_Item]):
         return number_cell(value.value if isinstance(value, Estimate) else value, self.show)
 
 
-class _Look(TypedDict, total=False):
+class _Options(TypedDict, total=False):
     """Further attributes of a ``Table``."""
 
     caption: str
@@ -366,13 +366,13 @@ def _with_equal_decimals(column: Column[_Item], items: Sequence[_Item]) -> Colum
 
 
 def table_of(
-    title: str, items: Iterable[_Item], *columns: Column[_Item], drop_empty: bool = False, **look: Unpack[_Look]
+    title: str, items: Iterable[_Item], *columns: Column[_Item], drop_empty: bool = False, **options: Unpack[_Options]
 ) -> Table:
     """A table with one row per item; ``drop_empty`` omits columns without text."""
     items = list(items)
     columns = tuple([_with_equal_decimals(column, items) for column in columns])
     rows = tuple([tuple([column.cell(item) for column in columns]) for item in items])
-    made = Table(title, heads(*[column.head for column in columns]), rows, **look)
+    made = Table(title, heads(*[column.head for column in columns]), rows, **options)
     return made.without_empty_columns() if drop_empty else made
 
 
@@ -412,7 +412,7 @@ def legend_of(lines: Iterable[dict[str, Any]]) -> tuple[tuple[str, str], ...]:
     return tuple([(line["name"], line["color"]) for line in lines])
 
 
-def are_few(lines: Iterable[dict[str, Any]]) -> bool:
+def use_whiskers(lines: Iterable[dict[str, Any]]) -> bool:
     """Whether the intervals of the lines are drawn as whiskers."""
     return max([len(line["points"]) for line in lines]) <= MAX_WHISKERS
 
@@ -432,5 +432,5 @@ def line_chart(
 
     ``excluded``: first steps of windows that do not count. ``zero``: whether the axis extends to zero.
     """
-    data = {"unit": unit, "series": list(lines), "excluded": list(excluded), "few": are_few(lines), "zero": zero}
+    data = {"unit": unit, "series": list(lines), "excluded": list(excluded), "few": use_whiskers(lines), "zero": zero}
     return Chart("lines", title, data, caption, legend_of(lines) if legend else (), narrow)

@@ -28,11 +28,11 @@ from overlap_callbacks.report.views.elements import (
     Note,
     Section,
     Table,
-    are_few,
     has_intervals,
     heads,
     line,
     line_chart,
+    use_whiskers,
 )
 from overlap_callbacks.report.views.power import MEAN_POWER, mode_value
 from overlap_callbacks.report.views.step_charts import COLORS, stack
@@ -122,7 +122,7 @@ def _caption(
 ) -> tuple[str, Sequence[int]]:
     """How to read a chart, and how it marks the windows that do not count."""
     crosses = excluded[:: max(1, -(-len(excluded) // MAX_POINTS))]
-    caption = [_INTERVALS[are_few(series)]] if has_intervals(series) else []
+    caption = [_INTERVALS[use_whiskers(series)]] if has_intervals(series) else []
     if not zero:
         caption.append("The axis does not start at zero.")
     if excluded:
@@ -162,7 +162,7 @@ def slowdowns(runs: Sequence[tuple[str, Record]]) -> Chart | None:
     ]
     if not any(len(line["points"]) > 1 for line in shown):
         return None
-    caption = _INTERVALS[are_few(shown)]
+    caption = _INTERVALS[use_whiskers(shown)]
     if len(runs) > len(RUN_COLORS):
         caption += f" The first {len(RUN_COLORS)} runs of {len(runs):,}."
     return line_chart("Compute slowdown along the runs", "fraction", shown, caption)
