@@ -1,4 +1,4 @@
-"""Pairs a profile's communication kernels with the collectives that the gate saw, and keeps what is left over.
+"""Pairs a profile's communication kernels with the collectives that the gate saw, and lists those without a partner.
 
 Within a lane (a stream of the device, or a thread of Gloo) kernels run in the order of issue; across lanes they do not:
 
@@ -8,8 +8,8 @@ Within a lane (a stream of the device, or a thread of Gloo) kernels run in the o
 - Each of Gloo's threads serves one group; sends and receives of all groups share one.
 
 Lanes are learned from steps whose kernels start in the order of issue: sequential ones. Then each step is paired lane
-by lane. If a lane has a different number of kernels than of collectives, only its usual dimension is known, if it has
-one.
+by lane. If a lane's kernels and collectives differ in number, a kernel gets only what all its candidates share, and its
+lane's usual dimension if there is one.
 """
 
 from __future__ import annotations
@@ -63,30 +63,30 @@ class AlignedStep(NamedTuple):
     Attributes:
         expected: what its collectives should launch, in order of issue.
         copies: rows of the copies that communicate.
-        lacking: collectives, blocks and batches without a kernel; barriers need none.
+        without_kernel: collectives, blocks and batches without a kernel; barriers need none.
         surplus: kernels of each kind (by their names) that belong to no collective.
     """
 
     expected: Sequence[Expected]
     copies: Indices
-    lacking: tuple[Expected, ...]
+    without_kernel: tuple[Expected, ...]
     surplus: Mapping[str, int]
 
     @property
-    def lacking_copied(self) -> tuple[Expected, ...]:
-        """The missing ones that copy engines may have done."""
-        return tuple([part for part in self.lacking if part.kind in COPIED])
+    def maybe_copied(self) -> tuple[Expected, ...]:
+        """Those without a kernel that copy engines may have carried out."""
+        return tuple([part for part in self.without_kernel if part.kind in COPIED])
 
     @property
     def copies_explain(self) -> bool:
         """Whether the copies explain the collectives without a kernel: at least one copy each."""
-        return 0 < len(self.lacking_copied) <= len(self.copies)
+        return 0 < len(self.maybe_copied) <= len(self.copies)
 
     @property
     def missing(self) -> tuple[Expected, ...]:
         """Collectives with neither a kernel nor copies."""
         explained = COPIED if self.copies_explain else frozenset[str]()
-        return tuple([part for part in self.lacking if part.kind not in explained])
+        return tuple([part for part in self.without_kernel if part.kind not in explained])
 
 
 @dataclass(frozen=True)
@@ -99,14 +99,14 @@ class Alignment:
         on_device: whether communication is kernels of a device; otherwise it is a library's ranges on the host.
         issued: the log.
         steps: what should run in each of its steps, and what is left over.
-        of_row: what each communication kernel of these steps is, by row; fields are empty if the log does not say.
+        by_row: the collective of each communication kernel of these steps, by row; unknown fields are empty.
     """
 
     kernels: KernelTable
     on_device: bool
     issued: Issued
     steps: Mapping[int, AlignedStep]
-    of_row: Mapping[int, Expected]
+    by_row: Mapping[int, Expected]
 
     @cached_property
     def groups(self) -> dict[str, IssuedGroup]:
@@ -115,10 +115,10 @@ class Alignment:
 
     @cached_property
     def dimensions(self) -> tuple[Indices, tuple[str, ...]]:
-        """The dimension of each row, -1 for rows that do not communicate, and the names that these numbers index."""
+        """Each row's dimension as an index into the names returned with it; -1 for rows that do not communicate."""
         labels, dimension = StringTable(), np.full(len(self.kernels), -1, dtype=np.int64)
         for row in np.flatnonzero(self.kernels.kind == Kind.COMMUNICATION).tolist():
-            part = self.of_row.get(row)
+            part = self.by_row.get(row)
             dimension[row] = labels[(part and part.dimension) or UNKNOWN]
         return dimension, labels.texts
 
@@ -132,7 +132,7 @@ def align(
         kernels: the whole profile.
         issued: the collectives of each profiled step, by its index, in the order of issue.
         serialised: steps in which the gate serialised; without any, lanes are learned from all.
-        whole: steps with a complete log, which may show that copies are a collective's work; None for all.
+        whole: steps whose log is complete; only there may further copies be a collective's work. None for all.
     """
     on_device = is_device_profile(kernels, issued)
     in_order = np.argsort(kernels.intervals.start_ns, kind="stable")
@@ -145,14 +145,14 @@ def align(
     if on_device and (copies := _further_copies(kernels, steps, issued if whole is None else whole)):
         kernels = as_communication(kernels, copies)
         steps = _left_over(kernels, sides, on_device=on_device)
-    of_row = _paired(kernels, sides, set(serialised), on_device=on_device)
+    by_row = _paired(kernels, sides, set(serialised), on_device=on_device)
     for step in steps.values():
         if step.copies_explain:
-            of_row |= dict.fromkeys(step.copies.tolist(), _in_common(step.lacking_copied))
+            by_row |= dict.fromkeys(step.copies.tolist(), _in_common(step.maybe_copied))
     if on_device:
-        kernels = _relabelled(kernels, of_row, steps.values())
+        kernels = _relabelled(kernels, by_row, steps.values())
         steps = _left_over(kernels, sides, on_device=on_device)
-    return Alignment(kernels, on_device, issued, steps, of_row)
+    return Alignment(kernels, on_device, issued, steps, by_row)
 
 
 class _Sides(NamedTuple):
@@ -166,15 +166,15 @@ class _Sides(NamedTuple):
 
 
 def _left_over(kernels: KernelTable, sides: Mapping[int, _Sides], *, on_device: bool) -> dict[int, AlignedStep]:
-    """The leftovers of both sides, judging only by the numbers of kernels of each kind."""
+    """What has no partner in each step, judging only by the numbers of kernels of each kind."""
     kinds = [runs_as(kind, on_device=on_device) for kind in kernels.collectives]
     copied = (kernels.kind == Kind.COMMUNICATION) & copies_of(kernels)
     found = {}
     for step, (rows, expected) in sides.items():
         left = Counter([kinds[kind] for kind in kernels.collective[rows].tolist()])
-        lacking = _take_all(left, expected)
+        unmatched = _take_all(left, expected)
         surplus = {kind: count for kind, count in left.items() if count}
-        found[step] = AlignedStep(expected, np.flatnonzero(copied & (kernels.step == step)), lacking, surplus)
+        found[step] = AlignedStep(expected, np.flatnonzero(copied & (kernels.step == step)), unmatched, surplus)
     return found
 
 
@@ -187,24 +187,24 @@ def _take_all(left: Counter[str], expected: Sequence[Expected]) -> tuple[Expecte
             left[kind] -= 1
         return kind is not None
 
-    lacking = [part for part in expected if part.kind != "barrier" and not take((part.runs_as, part.kind))]
-    lacking = [part for part in lacking if not take([kind for kind in left if part.may_run_as(kind)])]
+    unmatched = [part for part in expected if part.kind != "barrier" and not take((part.runs_as, part.kind))]
+    unmatched = [part for part in unmatched if not take([kind for kind in left if part.may_run_as(kind)])]
     # A barrier is one kernel or none, and a block is one or more.
     for part in expected:
         for _ in range(1 if part.kind == "barrier" else part.members - 1):
             take((part.runs_as, *[kind for kind in left if part.may_run_as(kind)]))
-    return tuple(lacking)
+    return tuple(unmatched)
 
 
 def _further_copies(kernels: KernelTable, steps: Mapping[int, AlignedStep], whole: Collection[int]) -> dict[int, str]:
-    """Copies within the device that are the work of collectives without a kernel: their rows, and their kind.
+    """Copies within the device that did the work of collectives without a kernel: the kind of each, by row.
 
-    All steps must agree: if one has fewer such copies than missing kernels, all copies stay copies.
+    All steps must agree: if one has fewer such copies than collectives to explain, all copies stay plain copies.
     """
-    lacking = {step: len(steps[step].lacking_copied) - len(steps[step].copies) for step in whole}
+    needed = {step: len(steps[step].maybe_copied) - len(steps[step].copies) for step in whole}
     candidates = may_communicate(kernels)
-    found = {step: np.flatnonzero(candidates & (kernels.step == step)) for step, count in lacking.items() if count > 0}
-    if any(len(rows) < lacking[step] for step, rows in found.items()):
+    found = {step: np.flatnonzero(candidates & (kernels.step == step)) for step, count in needed.items() if count > 0}
+    if any(len(rows) < needed[step] for step, rows in found.items()):
         return {}
     return {row: PEER_COPY for rows in found.values() for row in rows.tolist()}
 
@@ -221,7 +221,7 @@ class _Kernel(NamedTuple):
 def _paired(
     kernels: KernelTable, sides: Mapping[int, _Sides], serialised: set[int], *, on_device: bool
 ) -> dict[int, Expected]:
-    """What each kernel is, by row."""
+    """The collective of each kernel, by row."""
     kinds = [runs_as(kind, on_device=on_device) for kind in kernels.collectives]
     ran: dict[int, list[_Kernel]] = {}
     for step, (rows, _) in sides.items():
@@ -242,16 +242,16 @@ def _paired(
 
 def _in_order(kinds: Sequence[str], expected: Sequence[Expected]) -> list[Expected] | None:
     """What each kernel is if they ran in order of issue; None if the numbers or the kinds rule that out."""
-    for way in readings(expected):
-        if len(way) == len(kinds) and all(part.may_run_as(kind) for kind, part in zip(kinds, way, strict=True)):
-            return way
+    for reading in readings(expected):
+        if len(reading) == len(kinds) and all(part.may_run_as(kind) for kind, part in zip(kinds, reading, strict=True)):
+            return reading
     return None
 
 
 def _in_order_of_kind(kinds: Sequence[str], expected: Sequence[Expected]) -> list[Expected] | None:
-    """The same, if only kernels of one kind ran in order of issue."""
-    for way in readings(expected):
-        following = grouped(way, lambda part: part.runs_as)
+    """The same if order of issue held only among kernels of the same kind."""
+    for reading in readings(expected):
+        following = grouped(reading, lambda part: part.runs_as)
         if Counter(kinds) == {kind: len(parts) for kind, parts in following.items()}:
             return [following[kind].pop(0) for kind in kinds]
     return None
@@ -284,7 +284,7 @@ class _Lanes:
     def parts(
         self, kernels: Sequence[_Kernel], expected: Sequence[Expected]
     ) -> list[tuple[list[_Kernel], list[Expected]]]:
-        """Split a step into parts with lanes and collectives that belong together, by what was learned."""
+        """Split a step into parts: the kernels of some lanes, and the collectives that run on these as learned."""
         of_lane, of_class = self._places
 
         def place_of_kernel(kernel: _Kernel) -> str:
@@ -303,7 +303,7 @@ class _Lanes:
         return found or [self._without_order(kernel, set(kinds), expected) for kernel in kernels]
 
     def _without_order(self, kernel: _Kernel, kinds: Collection[str], expected: Sequence[Expected]) -> Expected:
-        """What is known of a kernel if the numbers differ."""
+        """What is known of a kernel that cannot be paired because the numbers differ."""
         found = _in_common(
             [
                 part
@@ -329,7 +329,7 @@ class _Lanes:
         return self._on_device or kind != SEND_RECV
 
     def _class(self, part: Expected) -> Expected:
-        """The class of collectives on the same lanes: a group with its own lane, else one kind of a group."""
+        """The collectives that share lanes with this one: all of its group if that has its own lane, else its kind."""
         found = self._classes.get(part)
         if found is None:
             kind = "" if part.own_lane else part.kind
@@ -338,7 +338,7 @@ class _Lanes:
 
     @cached_property
     def _places(self) -> tuple[dict[int, str], dict[Expected, str]]:
-        """The place of each lane and of each class; a place is a set of lanes and the classes that use only these."""
+        """The place of each lane and class. A place is a set of lanes plus the classes that run only on them."""
         of_lane: dict[int, str] = {}
         of_class: dict[Expected, str] = {}
         for lane, votes in self.votes.items():
@@ -369,7 +369,7 @@ class _Lanes:
 # -- kinds
 
 
-def _relabelled(kernels: KernelTable, of_row: Mapping[int, Expected], steps: Iterable[AlignedStep]) -> KernelTable:
+def _relabelled(kernels: KernelTable, by_row: Mapping[int, Expected], steps: Iterable[AlignedStep]) -> KernelTable:
     """The same kernels; if a name may mean several kinds of collectives, the kernel gets the kind from the log."""
     ambiguous = [kernels.collectives.index(kind) for kind in _AMBIGUOUS if kind in kernels.collectives]
     rows = np.flatnonzero((kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.collective, ambiguous))
@@ -380,7 +380,7 @@ def _relabelled(kernels: KernelTable, of_row: Mapping[int, Expected], steps: Ite
     usual = kinds.most_common(1)[0][0] if kinds and SEND_RECV not in kinds else ""
     labels, collective = StringTable(kernels.collectives), kernels.collective.copy()
     for row in rows.tolist():
-        kind = of_row[row].kind if row in of_row else ""
+        kind = by_row[row].kind if row in by_row else ""
         if kernels.collectives[collective[row]] == SEND_RECV:
             kind = kind or usual
         if kind and kind != name_rules.OTHER:

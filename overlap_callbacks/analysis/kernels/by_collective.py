@@ -60,7 +60,7 @@ def exposed_collectives(aligned: Alignment, numbers: Mapping[int, int]) -> Expos
     label, size = np.zeros(len(rows), dtype=np.int64), np.full(len(rows), UNKNOWN_SIZE)
     for place, row in enumerate(rows.tolist()):
         found = Label(kernels.collectives[kernels.collective[row]], "", 0)
-        part = aligned.of_row.get(row)
+        part = aligned.by_row.get(row)
         if part is not None:
             ranks = aligned.groups[part.group].ranks if part.group else ()
             dimension = "" if part.dimension == UNKNOWN else part.dimension
@@ -124,7 +124,7 @@ def collective_calls(
     """
     kernels = aligned.kernels
     rows: _Rows = defaultdict(lambda: defaultdict(list))
-    for row, part in aligned.of_row.items():
+    for row, part in aligned.by_row.items():
         step = int(kernels.step[row])
         if step in steps and part.group and part.kind not in (SEND_RECV, "barrier"):
             ranks = aligned.groups[part.group].ranks
@@ -159,7 +159,7 @@ def collective_calls(
         by_family = {family: binned(calls.covered_ns(busy)) for family, busy in families.items()}
         sizes = b""
         if key.kind == ALL_TO_ALL:
-            shares = [aligned.of_row[row].size_bytes for row in of_steps.ravel().tolist()]
+            shares = [aligned.by_row[row].size_bytes for row in of_steps.ravel().tolist()]
             sizes = binned(np.array(shares)).astype(np.float32).tobytes()
         copies = [covered for family, covered in by_family.items() if family in name_rules.COPIES and covered.any()]
         if copies and not key.alike:

@@ -166,7 +166,7 @@ def _timelines(
     aligned: Alignment, by_arm: Mapping[Mode, Sequence[int]], steps: Sequence[MeasuredStep], clock: StepClock
 ) -> tuple[StepTimeline, ...]:
     """The timeline of the first profiled step of each mode, with its longest kernels and its mode's calls."""
-    kernels, sizes = aligned.kernels, {row: part.size_bytes for row, part in aligned.of_row.items()}
+    kernels, sizes = aligned.kernels, {row: part.size_bytes for row, part in aligned.by_row.items()}
     begins = {step.profile_index: step.start for step in steps if step.ms is not None}
     found = []
     for arm, indices in by_arm.items():

@@ -39,7 +39,7 @@ def what_a_window_compares(rank: int, job: str) -> tuple[list[AlignedStep], set[
     def keep(*args: Any) -> Alignment:
         aligned = align(*args)
         found.extend(aligned.steps.values())
-        dimensions.update(part.dimension for part in aligned.of_row.values())
+        dimensions.update(part.dimension for part in aligned.by_row.values())
         wrong.append(cross_check(aligned))
         return aligned
 
