@@ -1,8 +1,8 @@
-"""DDP without overlap, by DDP's own means: the backward pass waits for each bucket where DDP issues it.
+"""Runs DDP without overlap by its own means: the backward pass waits for each bucket where DDP issues it.
 
 Without a communication hook the reducer calls ``allreduce`` of its process group. That group can be replaced between
-steps by one that passes the call on and waits. Buckets, operands and division stay the reducer's own. A communication
-hook is held by the reducer itself and cannot be replaced, so the user must register it through ``switchable``.
+steps by one that passes the call on and waits. The reducer still decides on buckets, operands and division. The reducer
+itself holds a communication hook, so this cannot be replaced: the user must register it through ``switchable``.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class WaitingGroup(dist.ProcessGroup):
         return str(self._group.name())
 
 
-class DdpWaits(OverlapSwitch):
+class DdpBucketWait(OverlapSwitch):
     """Waits for every bucket of these models (all DDP modules of the job) where it is issued.
 
     Raises a ValueError with the reason if a model's reduction cannot be made to wait, or cannot be restored.
@@ -97,7 +97,7 @@ class DdpWaits(OverlapSwitch):
     def disable(self) -> None:
         if self._had_no_effect:
             raise RefusedError(
-                "no bucket of the DDP models was waited for in a sequential step: the switch does not take"
+                "no bucket of the DDP models was waited for in a sequential step: the switch has no effect"
             )
         for model in self._models:
             if not model._comm_hooks:
@@ -131,7 +131,7 @@ def _switch_of(model: DistributedDataParallel) -> _HookSwitch | None:
             f"({torch_lacks(' and no '.join(missing))})"
         )
     if not hasattr(model, "reducer") or model._use_python_reducer:
-        raise ValueError("sequential='native' needs DDP's own reducer, which this model does without: use 'gate'")
+        raise ValueError("sequential='native' needs DDP's own reducer, which this model does not have: use 'gate'")
     switches = [getattr(hook, "overlap_switch", None) for hook, _ in model._comm_hooks]
     if None in switches:
         names = [getattr(hook, "__qualname__", repr(hook)) for hook, _ in model._comm_hooks]
@@ -148,4 +148,5 @@ def _switch_of(model: DistributedDataParallel) -> _HookSwitch | None:
 
 
 def data_groups(models: Iterable[nn.Module]) -> list[dist.ProcessGroup]:
+    """The process groups of those that are DDP models."""
     return [model.process_group for model in models if isinstance(model, DistributedDataParallel)]

@@ -176,7 +176,7 @@ def _switch(models: Sequence[nn.Module]) -> OverlapSwitch:
         raise ValueError(
             f"sequential='native' needs a model with DDP or FSDP in it, and this one has {which}: use 'gate'"
         )
-    return _pytorch_ddp.DdpWaits(ddp) if ddp else _pytorch_fsdp.FsdpStreams(fsdp)
+    return _pytorch_ddp.DdpBucketWait(ddp) if ddp else _pytorch_fsdp.FsdpStreams(fsdp)
 
 
 def _modules(models: Sequence[nn.Module]) -> Iterator[nn.Module]:
