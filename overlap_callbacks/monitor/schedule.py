@@ -34,7 +34,7 @@ class Part(enum.Enum):
     """The part of a window that a step belongs to."""
 
     RECORDED = "recorded"
-    BESIDE = "beside the timed ones"  # overlapped, marked but not counted: the steps around the timed part
+    AROUND = "around the timed ones"  # overlapped, marked but not counted
     TIMED = "timed"
     LONG = "of a long block"  # one block of each mode after the timed ones, in some windows: for slow power sensors
     PROFILED = "profiled"
@@ -171,7 +171,7 @@ class Schedule:
         plans[: self.recorded_steps] = self._recorded()
         for start in (placement.timed_start - beside, timed_end):
             for offset in range(start, start + beside):
-                plans[offset] = _uncounted(Part.BESIDE, offset)
+                plans[offset] = _uncounted(Part.AROUND, offset)
         for start, steps in ((placement.timed_start, timed), (placement.profiled_start, profiled)):
             for offset, step in enumerate(steps, start):
                 plans[offset] = replace(step, offset=offset)
@@ -238,7 +238,7 @@ class Schedule:
 
     def beside_steps(self, steps_per_block: int) -> int:
         """Marked steps on each side of a timed part with blocks of this length."""
-        return min(_BESIDE_STEPS, max(0, self.spare_steps(steps_per_block) - _ROOM) // 4) if self.spread else 0
+        return min(_STEPS_AROUND, max(0, self.spare_steps(steps_per_block) - _ROOM) // 4) if self.spread else 0
 
     @property
     def timed_blocks(self) -> int:
@@ -312,7 +312,7 @@ _MORE_RECORDED = 7
 # Ordinary steps after the recorded ones, during which the ranks' order of collectives is checked.
 _WAITING_STEPS = 8
 # Maximum marked steps on each side of the timed part.
-_BESIDE_STEPS = 24
+_STEPS_AROUND = 24
 # Room reserved for shifting the parts; marked steps use only what is left.
 _ROOM = 48
 _ARMS = {"O": Mode.OVERLAPPED, "S": Mode.SEQUENTIAL}

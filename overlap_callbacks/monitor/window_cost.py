@@ -21,8 +21,8 @@ from overlap_callbacks.instruments import clocks
 # Steps before a window that give the usual step time, and their minimum number.
 STEPS_BEFORE = 64
 _FEWEST_BEFORE = 4
-# A gap longer than this many median steps is no step: it contains an evaluation or a checkpoint.
-_NO_STEP = 20.0
+# A step longer than this many medians contains something else: an evaluation or a checkpoint.
+_MAX_MEDIANS = 20.0
 # Consecutive steps after the reporting thread's work that must be as long as those before the window.
 NORMAL_STEPS = 3
 # Tolerance for a step that is back to normal, relative to the shortest and longest before the window.
@@ -92,7 +92,7 @@ class UsualStep:
             steps = steps[len(steps) // 2 :]
         if len(steps) < _FEWEST_BEFORE:
             return None
-        steps = steps[steps <= _NO_STEP * np.median(steps)]
+        steps = steps[steps <= _MAX_MEDIANS * np.median(steps)]
         return cls(float(steps.mean()), int(steps.min()), int(steps.max()))
 
     def is_like(self, step_ns: int) -> bool:

@@ -75,7 +75,7 @@ def test_the_parts_of_the_default_windows_and_where_the_first_ones_lie():
     by_part = {part: [step for step in range(500) if (p := window.plan(step)) and p.part is part] for part in Part}
     assert by_part == {
         Part.RECORDED: [*range(20, 28)],
-        Part.BESIDE: [*range(36, 60), *range(108, 132)],
+        Part.AROUND: [*range(36, 60), *range(108, 132)],
         Part.TIMED: [*range(60, 108)],
         Part.LONG: [],
         Part.PROFILED: [*range(132, 148)],
@@ -93,7 +93,7 @@ def test_until_its_parts_are_placed_a_window_has_recorded_steps_alone():
 
 def test_steps_of_no_block_are_overlapped_and_never_count():
     for plan in window_plans(Schedule()):
-        if plan.part in (Part.RECORDED, Part.BESIDE):
+        if plan.part in (Part.RECORDED, Part.AROUND):
             assert (plan.block, plan.arm, plan.mode, plan.counted) == (-1, O, O, False)
 
 
@@ -145,7 +145,7 @@ def test_other_blocks_and_counts_give_the_window_written_out_here():
         every_n_steps=40, first_step=3, blocks="SO", repeats=2, steps_per_block=1, warmup_steps=2, profiled_steps=1
     )
     laid_out = "".join(
-        {Part.RECORDED: "r", Part.BESIDE: "b", Part.TIMED: "t", Part.PROFILED: "p"}[plan.part]
+        {Part.RECORDED: "r", Part.AROUND: "b", Part.TIMED: "t", Part.PROFILED: "p"}[plan.part]
         + ("o" if plan.mode is O else "s")
         + ("1 " if plan.counted else "0 ")
         for plan in window_plans(schedule)
@@ -161,7 +161,7 @@ def test_without_warm_up_every_step_of_a_block_counts():
 
 
 def test_no_profiled_steps_means_no_profiled_part():
-    assert {plan.part for plan in window_plans(Schedule(profiled_steps=0))} == {Part.RECORDED, Part.BESIDE, Part.TIMED}
+    assert {plan.part for plan in window_plans(Schedule(profiled_steps=0))} == {Part.RECORDED, Part.AROUND, Part.TIMED}
 
 
 def test_a_window_may_fill_the_whole_interval():
@@ -464,7 +464,7 @@ def test_a_long_block_of_each_mode_lies_between_the_timed_steps_and_the_steps_ar
     ]
     offsets = [plan.offset for plan in long]
     assert offsets == list(range(placement.timed_start + 48, placement.timed_start + 48 + 2 * (1 + most)))
-    beside = [plan.offset for plan in plans if plan.part is Part.BESIDE]
+    beside = [plan.offset for plan in plans if plan.part is Part.AROUND]
     assert beside[:24] == list(range(placement.timed_start - 24, placement.timed_start))
     assert beside[24:] == list(range(offsets[-1] + 1, offsets[-1] + 25))
     assert plans[-1].last

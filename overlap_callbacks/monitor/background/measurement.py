@@ -44,10 +44,10 @@ from overlap_callbacks.monitor.window import MeasuredStep, MeasuredWindow
 _READY_TIMEOUT_S = 60.0
 # The overlapped steps around the timed part are grouped into stretches about as long as its blocks.
 _STEPS_OF_STRETCH = 4
-# A step longer than this many medians of its kind contains something else: an evaluation, here or on another rank.
-_NO_STEP = 3.0
-# Clock drift is below this share of a block, and the error of a bound below this.
-_CLOCK_DRIFT, _CLOCK_BLUR_NS = 0.01, 1e6
+# A step longer than this many medians of its kind contains something else, e.g. an evaluation here or on another rank.
+_MAX_MEDIANS = 3.0
+# Upper limits of clock drift, as a share of a block, and of the error of a bound.
+_CLOCK_DRIFT, _CLOCK_ERROR_NS = 0.01, 1e6
 
 
 def measure(window: MeasuredWindow, rank: int, backend: str) -> RankWindow:
@@ -120,7 +120,7 @@ class _Measurement:
             )
             for index, step in enumerate(steps)
         ]
-        self._several = any(step.kind for step in self._steps)
+        self._has_several_kinds = any(step.kind for step in self._steps)
         self._left_out: Counter[Mode] = Counter()
 
     def result(self, rank: int, backend: str) -> RankWindow:
@@ -202,7 +202,7 @@ class _Measurement:
         numbers = [step.number for step in counted.values()]
         hits = [rhythm.hits(numbers) for rhythm in self._window.rhythms]
         like = [
-            (step.plan.arm, step.kind, tuple([bool(of[place]) for of in hits]))
+            (step.plan.arm, step.kind, tuple([bool(hit[place]) for hit in hits]))
             for place, step in enumerate(counted.values())
         ]
         times_ms = [step.ms for step in counted.values() if step.ms is not None]
@@ -222,7 +222,7 @@ class _Measurement:
     def _timed_blocks(self) -> tuple[TimedBlock, ...]:
         timed = [step for step in self._counted() if step.ms is not None]
         by_block = grouped(timed, lambda step: (step.plan.block, step.plan.arm))
-        return tuple([_timed_block(steps, with_kinds=self._several) for steps in by_block.values()])
+        return tuple([_timed_block(steps, with_kinds=self._has_several_kinds) for steps in by_block.values()])
 
     def _series(self) -> StepSeries | None:
         """The steps of timed and long blocks and around them, in order; None if the device has not passed all.
@@ -231,11 +231,11 @@ class _Measurement:
         count, but keep their mode in the series.
         """
         odd = self._kinds.left_out
-        steps = [(i, step) for i, step in enumerate(self._steps) if step.plan.part in (Part.BESIDE, Part.TIMED)]
+        steps = [(i, step) for i, step in enumerate(self._steps) if step.plan.part in (Part.AROUND, Part.TIMED)]
         # Long blocks do not record collectives, so if there are several kinds, theirs are unknown.
-        several = self._several or bool(odd)
-        long = [(-1, replace(step, spoilt=step.spoilt or several)) for step in self._long]
-        steps = sorted([*steps, *long], key=lambda of: of[1].plan.offset)
+        has_several = self._has_several_kinds or bool(odd)
+        long = [(-1, replace(step, spoilt=step.spoilt or has_several)) for step in self._long]
+        steps = sorted([*steps, *long], key=lambda numbered: numbered[1].plan.offset)
         offsets = [step.plan.offset for _, step in steps]
         if not steps or offsets != list(range(offsets[0], offsets[0] + len(steps))):
             return None  # a missing step leaves a gap of unknown mode
@@ -259,8 +259,8 @@ class _Measurement:
         for mode in Mode:
             if mode not in known and any(step.counted and step.plan.arm is mode for step in timed):
                 self._note(
-                    f"power of {mode.value} steps is missing: when the device began and ended its steps is not known "
-                    "well enough"
+                    f"power of {mode.value} steps is missing: the device's start and end times of these steps are too "
+                    "uncertain"
                 )
         others = [step for step in self._steps if step.plan.part is not Part.RECORDED]
         shown = segments_of(sorted([*others, *self._long], key=lambda step: step.plan.offset), self._window.clock)
@@ -313,9 +313,9 @@ def memory_peaks(steps: Sequence[MeasuredStep]) -> tuple[MemoryPeak, ...]:
 
 
 def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_only: bool = False) -> list[Segment]:
-    """Time intervals in one mode: the counted steps of each block and its warm-up, cut where something else ran.
+    """Time intervals spent in one mode: counted steps and warm-up of each block apart, split where something else ran.
 
-    Device times are known only within bounds, so each interval is as short as its bounds allow. The device must have
+    Device times are known only within bounds, so each interval is as short as these allow. The device must have
     passed all steps.
     """
     segments: list[Segment] = []
@@ -333,8 +333,8 @@ def segments_of(steps: Sequence[MeasuredStep], clock: clocks.StepClock, counted_
             _, start_ns = clock.host_bounds_ns(stretch[0].start)
             end_ns, _ = clock.host_bounds_ns(stretch[-1].end)
             length_s = clocks.elapsed_ms(stretch[0].start, stretch[-1].end) / 1e3
-            # Bounds further apart than the device time contradict each other: use none of them.
-            if 0 < end_ns - start_ns <= 1e9 * (1 + _CLOCK_DRIFT) * length_s + _CLOCK_BLUR_NS:
+            # Bounds further apart than the time by the device's clock contradict it: use neither.
+            if 0 < end_ns - start_ns <= 1e9 * (1 + _CLOCK_DRIFT) * length_s + _CLOCK_ERROR_NS:
                 # Step starts, computed backwards from the block's end on the device clock.
                 starts_ns = [end_ns - round(clocks.elapsed_ms(s.start, stretch[-1].end) * 1e6) for s in stretch]
                 segments.append(
@@ -358,7 +358,7 @@ def _gap_ms(before: MeasuredStep, after: MeasuredStep) -> float:
 
 
 def _max_gap_ms(steps: Sequence[MeasuredStep]) -> float:
-    """Maximum gap between two steps that still belongs to training: loading a batch does, an evaluation does not."""
+    """The longest gap between two steps that counts as training: loading a batch does, an evaluation does not."""
     if len(steps) < 2:
         return 0.0
     typical_ms = float(np.median([_gap_ms(before, after) for before, after in itertools.pairwise(steps)]))
@@ -383,7 +383,7 @@ def stretches_of(steps: Sequence[MeasuredStep]) -> tuple[Stretch, ...]:
     of_kind: dict[Kind, list[float]] = defaultdict(list)
     for step in trained:
         of_kind[_kind(step)].append(times_ms[step.plan.offset])
-    most_ms = {kind: _NO_STEP * float(np.median(times)) for kind, times in of_kind.items()}
+    max_ms = {kind: _MAX_MEDIANS * float(np.median(times)) for kind, times in of_kind.items()}
     gaps_ms: dict[Kind, list[float]] = defaultdict(list)
     for before, after in itertools.pairwise(trained):
         if after.plan.offset == before.plan.offset + 1:
@@ -393,7 +393,7 @@ def stretches_of(steps: Sequence[MeasuredStep]) -> tuple[Stretch, ...]:
     for _, run in itertools.groupby(trained, _place_in_window):
         own = list(run)
         kind = _kind(own[0])
-        known = [times_ms[s.plan.offset] for s in own if times_ms[s.plan.offset] <= most_ms[kind]]
+        known = [times_ms[s.plan.offset] for s in own if times_ms[s.plan.offset] <= max_ms[kind]]
         mean_ms = sum(known) / len(known) + between_ms.get(kind, 0.0) if known else 0.0
         middle = (own[0].plan.offset + own[-1].plan.offset) / 2
         found.append(Stretch(kind, middle, len(own), len(known), mean_ms))
@@ -411,5 +411,5 @@ def _kind(step: MeasuredStep) -> Kind:
 
 def _place_in_window(step: MeasuredStep) -> tuple[Part, int, int]:
     """Groups steps into stretches; the steps around the timed part are split into short ones."""
-    cut = step.plan.offset // _STEPS_OF_STRETCH if step.plan.part is Part.BESIDE else 0
+    cut = step.plan.offset // _STEPS_OF_STRETCH if step.plan.part is Part.AROUND else 0
     return step.plan.part, step.plan.block, cut

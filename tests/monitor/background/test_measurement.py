@@ -257,10 +257,10 @@ def test_rank_0_keeps_its_steps_outside_the_profile_in_order_with_those_that_do_
     overlapped, sequential = Mode.OVERLAPPED, Mode.SEQUENTIAL
     window = timed_window(
         (Part.RECORDED, overlapped, 7.0, False),
-        (Part.BESIDE, overlapped, 10.0, False),
+        (Part.AROUND, overlapped, 10.0, False),
         (Part.TIMED, sequential, 12.0, False),
         (Part.TIMED, sequential, 13.123456, True),
-        (Part.BESIDE, overlapped, 11.0, False),
+        (Part.AROUND, overlapped, 11.0, False),
         (Part.PROFILED, overlapped, 30.0, False),
     )
     series = measure(window, rank=0, backend="gloo").series
