@@ -1,6 +1,6 @@
-"""The collectives of a window on this rank, grouped by kind, by message, by single call, and by split sizes.
+"""The collectives of a window on this rank: times by operator and group, messages, single calls, and split sizes.
 
-Runs on the reporting thread while training goes on, and releases the interpreter after each step: a step may have
+Runs on the reporting thread while training goes on, and releases the GIL after each step: a step may have
 thousands of collectives.
 """
 
@@ -34,31 +34,30 @@ from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
 from overlap_callbacks.monitor.window import MeasuredStep, SampledStep
 
-# How long to leave the interpreter to the training thread after each step.
+# How long to leave the GIL to the training thread after each step.
 _PAUSE_S = 0.0005
 # Collectives in which all ranks wait for the last one.
 _SYNCHRONISE = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all"})
-# Limits on the single calls that are sent: steps, calls of each kind in a step, and kinds. A job has a few hundred
-# kinds of calls at most, a group thousands.
+# Limits on the single calls that are sent: steps, calls of each kind (operator and group) in a step, and kinds.
 _MAX_STEPS, _MAX_CALLS_A_STEP, _MAX_KINDS = 8, 4, 32
 # Steps compared with the recorded one, and steps whose all-to-alls are examined.
 _MAX_COMPARED, _MAX_EXPERT_STEPS = 64, 16
-# As a share of a step's bytes. A heartbeat between pipeline stages has a few bytes.
+# A smaller share of a step's bytes does not matter, e.g. a heartbeat of a few bytes between pipeline stages.
 _NEGLIGIBLE = 0.01
 
 T = TypeVar("T")
 
 
 def _with_pauses(items: Iterable[T]) -> Iterator[T]:
-    """Yield the items, pausing after each to release the interpreter."""
+    """Yield the items, pausing after each to release the GIL."""
     for item in items:
         yield item
         time.sleep(_PAUSE_S)
 
 
-def _every(items: Sequence[T], most: int) -> Sequence[T]:
-    """At most ``most`` of the items, evenly spaced."""
-    return items[:: max(1, -(-len(items) // most))]
+def _evenly_spaced(items: Sequence[T], max_items: int) -> Sequence[T]:
+    """At most ``max_items`` of the items."""
+    return items[:: max(1, -(-len(items) // max_items))]
 
 
 def _size_of(call: Collective) -> int:
@@ -125,7 +124,7 @@ def timed_calls(steps: Sequence[tuple[int, StepLog | None]]) -> tuple[TimedCalls
     count on this rank.
     """
     found: dict[CollectiveKey, tuple[Collective, list[TimedCall]]] = {}
-    for place, log in _with_pauses(_every(steps, _MAX_STEPS)):
+    for place, log in _with_pauses(_evenly_spaced(steps, _MAX_STEPS)):
         if log is None:
             continue
         for key, issued in grouped(log.collectives, lambda call: call.key).items():
@@ -150,7 +149,7 @@ def timed_calls(steps: Sequence[tuple[int, StepLog | None]]) -> tuple[TimedCalls
 
 def _chosen(issued: Sequence[Collective]) -> list[int]:
     """Indices of the calls to send: one of each size first, largest size first, then more of each."""
-    if collective_of(issued[0].operator) == "all_to_all":  # its sizes are each rank's own
+    if collective_of(issued[0].operator) == "all_to_all":  # its sizes differ between ranks
         return list(range(min(_MAX_CALLS_A_STEP, len(issued))))
     by_size = grouped(range(len(issued)), lambda number: _size_of(issued[number]))
     # Sort by the round in which each call's size comes up, then by size.
@@ -164,7 +163,7 @@ def _chosen(issued: Sequence[Collective]) -> list[int]:
 def calls_on_host(
     steps: Sequence[MeasuredStep], bounds: Sequence[tuple[int, int]]
 ) -> tuple[Intervals, npt.NDArray[np.bool_]]:
-    """The profiled steps' host collectives from issue to end, on the clock of ``bounds``; whether of device tensors.
+    """The profiled steps' host collectives from issue to end, on the clock of ``bounds``; which are of device tensors.
 
     Only serialised ones have an end; others are assumed to last as long as the same call in sequential steps.
     Steps that the device has not passed are left out: their marks have no times.
@@ -188,7 +187,7 @@ def calls_on_host(
         time_ms, start_ns = _time_ms(call), offset_ns + call.issued_ns
         if time_ms is None and usual_ms[place]:
             time_ms = median(usual_ms[place])
-        if time_ms is not None and bounds[index][0] <= start_ns <= bounds[index][1]:  # otherwise a clock was set
+        if time_ms is not None and bounds[index][0] <= start_ns <= bounds[index][1]:  # otherwise the clock was changed
             spans.append((start_ns, start_ns + round(1e6 * time_ms), call.on_device))
     start, end, on_device = np.array(spans, dtype=np.int64).reshape(-1, 3).T
     return Intervals(start, end), on_device > 0
@@ -200,7 +199,7 @@ def calls_on_host(
 def messages_of(
     recorded: StepLog | None, counted: Sequence[StepLog], rank: int, chunks: int = 1
 ) -> RankMessages | None:
-    """The messages of the recorded step, and how many counted steps sent the same; None without a complete one."""
+    """The messages of the recorded step, and how many counted steps sent the same; None if that is incomplete."""
     if recorded is None or not recorded.is_whole:
         return None
     # Group by name first: groups of thousands of ranks are slow as dictionary keys.
@@ -257,7 +256,7 @@ def experts_of(
     whole = [step for step in steps if step.log.is_whole and not step.skipped]
     found = [
         (step.number, True, _all_to_alls(step.log.collectives))
-        for step in _with_pauses(_every(whole, _MAX_EXPERT_STEPS))
+        for step in _with_pauses(_evenly_spaced(whole, _MAX_EXPERT_STEPS))
     ]
     found += [(step.step, False, _all_to_alls(step.calls)) for step in sampled]
     return rank_experts(rank, stage, found)
@@ -299,8 +298,8 @@ def is_negligible(steps: Sequence[MeasuredStep]) -> bool:
     logs = _sequential(steps)
     # A group of one rank sends nothing.
     issued = sum([_size_of(call) for log in logs for call in log.collectives if call.group_size != 1])
-    passed = sum([log.not_serialised_bytes for log in logs])
-    return not passed or passed < _NEGLIGIBLE * issued
+    unserialised = sum([log.not_serialised_bytes for log in logs])
+    return not unserialised or unserialised < _NEGLIGIBLE * issued
 
 
 def _sequential(steps: Sequence[MeasuredStep]) -> list[StepLog]:
