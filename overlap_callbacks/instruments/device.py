@@ -53,10 +53,10 @@ def is_profiled(device: torch.device) -> bool:
 
 
 def refusal(kind: str) -> str:
-    """Message: why a job with tensors on a device of this type is not measured."""
+    """The message that says why a job with tensors on a device of this type is not measured."""
     return (
-        f"the job has tensors on a device of type {kind!r}, which cannot be timed (torch.accelerator has none "
-        f"of it in use): nothing is measured, training goes on"
+        f"the job has tensors on a device of type {kind!r}, which cannot be timed (torch.accelerator is "
+        f"not using it): nothing is measured, training goes on"
     )
 
 
@@ -139,7 +139,7 @@ def _leave_captures_alone() -> None:
 def _loaded(*names: str) -> ctypes.CDLL:
     """A library that torch has already loaded, by any of its names; raises OSError if none is.
 
-    Another copy (for example, of the system's ROCm) must not be loaded as well.
+    It never loads a second copy, such as that of the system's ROCm.
     """
     for name in names[:-1]:
         with contextlib.suppress(OSError):
@@ -152,8 +152,8 @@ def _loaded(*names: str) -> ctypes.CDLL:
 
 def name(device: torch.device) -> str:
     """The device's name, e.g. ``NVIDIA H100 80GB HBM3``; its type if torch does not know the name."""
-    ask = getattr(_module(device.type), "get_device_name", None)
-    return device.type if ask is None else str(ask(device))
+    get_name = getattr(_module(device.type), "get_device_name", None)
+    return device.type if get_name is None else str(get_name(device))
 
 
 def properties(device: torch.device) -> Any:
@@ -200,7 +200,7 @@ RawReading = dict[str, Any]
 
 
 class MemoryReader:
-    """Reads the allocator counters of a stream's device, in some tens of microseconds, without waiting for it."""
+    """Reads the allocator counters of a stream's device, in tens of microseconds, without waiting for it."""
 
     def __init__(self, stream: Stream | None) -> None:
         self._device = None if stream is None else stream.device
@@ -210,9 +210,9 @@ class MemoryReader:
         if self._device is None:
             return None
         try:
-            ask = getattr(_module(self._device.type), "memory_stats_as_nested_dict", None)
+            get_stats = getattr(_module(self._device.type), "memory_stats_as_nested_dict", None)
             # never resets the counters: they are the user's
-            return None if ask is None else ask(self._device.index) or None
+            return None if get_stats is None else get_stats(self._device.index) or None
         except Exception:  # a custom allocator without counters
             self._device = None
             return None
@@ -238,7 +238,7 @@ def _peaks(raw: RawReading) -> Iterator[int]:
 
 
 def free_bytes(device: torch.device, share: float) -> float | None:
-    """Memory that this process may use beyond its peak so far, within a share of the device's; None if unknown."""
+    """Bytes that this process has left above its peak so far if the device is filled to ``share``; None if unknown."""
     module = _module(device.type)
     try:
         free, total = module.mem_get_info(device)
