@@ -15,10 +15,10 @@ PIECE_BYTES = 2**18
 
 SQLITE_MAGIC = b"SQLite format 3\x00"
 PARQUET_MAGIC = b"PAR1"
-# In Nsight Systems' Parquet exports (folders of tables), the table that represents the folder; without kernels, others.
+# The table that stands for a Parquet export of Nsight Systems, a folder of tables: the first that exists.
 KERNELS_FILE = "CUPTI_ACTIVITY_KIND_KERNEL.parquet"
 TABLE_FILES = (KERNELS_FILE, "CUPTI_ACTIVITY_KIND_RUNTIME.parquet", "DIAGNOSTIC_EVENT.parquet")
-# Number of first bytes that identify a kind of file.
+# Number of leading bytes that identify a file's kind.
 _MAGIC_BYTES = 256
 
 # Called with the number of bytes read so far and the number of bytes of the file.
@@ -50,12 +50,12 @@ class Document:
 def pieces(
     file: Path, problems: list[str], size: int = PIECE_BYTES, progress: Progress | None = None
 ) -> Iterator[bytes]:
-    """Read a file in pieces of at most ``size`` bytes, unpacked if packed, whatever its name.
+    """Read a file in pieces of at most ``size`` bytes, unpacked if need be; its name does not matter.
 
     If packed content is truncated or damaged, reading ends, and ``problems`` gets the reason.
 
     Raises:
-        TraceError: there is no such file, it cannot be opened, is empty, or is of another profiler.
+        TraceError: the file is missing, cannot be opened, is empty, or was written by another profiler.
     """
     if file.is_dir():
         raise TraceError(f"{file} is a folder: give the trace files in it")
@@ -90,7 +90,7 @@ def _pieces(stream: BinaryIO, file: Path, problems: list[str], size: int, errors
                 raise TraceError(f"{file} cannot be decompressed: {error}") from None
             problems.append(f"the compressed file is cut off or damaged after {read} bytes ({error})")
             return
-        if not piece and not read and errors:  # zstd's reader raises nothing where a file is cut off
+        if not piece and not read and errors:  # zstd's reader raises nothing for a truncated file
             raise TraceError(f"{file} is empty, or cut off before anything can be decompressed")
         if not piece:
             return
@@ -107,16 +107,16 @@ def with_tables(path: Path) -> Path:
 
 _TORCH = "take the trace with torch.profiler, or with Nsight Systems and nsys export --type sqlite"
 _NSYS = "export it with nsys export --type sqlite {name}, and give the .sqlite file"
-_CHAKRA = f" is an execution trace (Chakra): it holds what runs in which order, but no times of kernels; {_TORCH}"
-_ROCPROF = f" is of a profiler that is not read (rocprof): {_TORCH}. torch.profiler reads AMD devices too"
+_CHAKRA = f" is an execution trace (Chakra): it holds the order of operators, but no kernel times; {_TORCH}"
+_ROCPROF = f" is of a profiler that is not supported (rocprof): {_TORCH}. torch.profiler supports AMD GPUs too"
 _XLA = (
-    " is a profile of JAX or TensorFlow (XLA), which is not read: profile the job with Nsight Systems, and give what "
-    "nsys export --type sqlite writes"
+    " is a profile of JAX or TensorFlow (XLA), which is not supported: profile the job with Nsight Systems, and "
+    "give what nsys export --type sqlite writes"
 )
 _PERFETTO = (
-    " is a Perfetto trace (protobuf), which is not read. torch writes one where the name that export_chrome_trace gets "
-    "ends in .pftrace: let the name end in .json.gz. For one of rocprofv3, take the trace with torch.profiler, which "
-    "reads AMD devices too"
+    " is a Perfetto trace (protobuf), which is not supported. torch writes one if the name given to "
+    "export_chrome_trace ends in .pftrace: use a name that ends in .json.gz. Instead of rocprofv3, use torch.profiler, "
+    "which supports AMD GPUs too"
 )
 # By the end of the name, packed or not.
 _BY_NAME = {
@@ -125,7 +125,7 @@ _BY_NAME = {
     r"xplane\.pb": _XLA,
     r"et": _CHAKRA,
     r"csv|rpd|otf2": _ROCPROF,
-    r"ncu-rep": f" is of a profiler that is not read (Nsight Compute): {_TORCH}",
+    r"ncu-rep": f" is of a profiler that is not supported (Nsight Compute): {_TORCH}",
 }
 # By the content of a JSON file.
 _BY_CONTENT = {
@@ -140,7 +140,7 @@ _SEARCHED_BYTES = 2**20
 
 
 def foreign_kind(text: bytes | bytearray) -> str:
-    """What a JSON file that is not torch's trace is, and what to do, to follow its name; empty if unknown."""
+    """What a JSON file is if not torch's trace, and what to do, as a message after its name; empty if unknown."""
     return next((kind for pattern, kind in _BY_CONTENT.items() if re.search(pattern, text[:_SEARCHED_BYTES])), "")
 
 
@@ -159,15 +159,15 @@ def _refuse(file: Path, head: bytes, *, is_packed: bool) -> None:
     kind = _kind_by_name(file.name)
     if head.startswith(SQLITE_MAGIC):
         kind = (
-            " is a database without kernels of Nsight Systems: give what nsys export --type sqlite writes. "
-            "Databases of rocprof are not read: take the trace with torch.profiler, which reads AMD devices too"
+            " is a database, but not an export of Nsight Systems: give what nsys export --type sqlite writes. "
+            "Databases of rocprof are not supported: take the trace with torch.profiler, which supports AMD GPUs too"
         )
         if is_packed:
-            kind = " is a packed database: unpack it, and give the .sqlite file"
+            kind = " is a compressed or archived database: unpack it, and give the .sqlite file"
     elif head.startswith(PARQUET_MAGIC):
         kind = (
-            f" is a table of Parquet, without {KERNELS_FILE}: of Parquet, exports of Nsight Systems with CUDA kernels "
-            "are read"
+            f" is a Parquet table, but not {KERNELS_FILE}: the only Parquet files that can be read are exports of "
+            "Nsight Systems with CUDA kernels; give the export's folder"
         )
     elif not kind and head[:1] == b"\n" and _BINARY.search(head):
         kind = _PERFETTO

@@ -180,7 +180,7 @@ def test_without_its_library_zstd_is_refused_with_what_to_install(
 def test_a_packed_database_is_to_be_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "report.sqlite.gz"
     path.write_bytes(gzip.compress(b"SQLite format 3\0" + bytes(1000)))
-    assert "a packed database: unpack it" in error_of("analyze", str(path))
+    assert "a compressed or archived database: unpack it" in error_of("analyze", str(path))
 
 
 def test_one_trace_of_an_archive_is_compared_with_another(tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_database_of_something_else_and_a_damaged_one_give_one_line(tmp_path: 
     tables.execute("CREATE TABLE rocpd_api (id INTEGER)")
     tables.commit()
     tables.close()
-    assert "is a database without kernels of Nsight Systems" in error_of("analyze", str(other))
+    assert "is a database, but not an export of Nsight Systems" in error_of("analyze", str(other))
     whole = exported(tmp_path / "a.sqlite", *(gemm(i, i + 1) for i in range(2_000))).close()
     content = bytearray(whole.read_bytes())
     content[len(content) // 4 :] = b"\xff" * (len(content) - len(content) // 4)
@@ -251,7 +251,7 @@ def test_damaged_and_foreign_tables_of_parquet_are_refused(tmp_path: Path) -> No
     content[len(content) // 2 :] = bytes(len(content) - len(content) // 2)
     table.write_bytes(content)
     assert "cannot be read as Parquet" in error_of("analyze", str(folder))
-    assert "a table of Parquet, without CUPTI_ACTIVITY_KIND_KERNEL" in error_of(
+    assert "a Parquet table, but not CUPTI_ACTIVITY_KIND_KERNEL" in error_of(
         "analyze", str(folder / "StringIds.parquet")
     )
     table.unlink()

@@ -181,10 +181,10 @@ def test_a_real_trace_in_an_archive_gives_its_figures(tmp_path: Path) -> None:
 OTHERS = {
     "report.nsys-rep": "nsys export --type sqlite report.nsys-rep",
     "report.qdrep": "nsys export --type sqlite",
-    "results.csv": "of a profiler that is not read (rocprof): take the trace with torch.profiler",
+    "results.csv": "of a profiler that is not supported (rocprof): take the trace with torch.profiler",
     "results.rpd.gz": "rocprof",
     "kernels.ncu-rep": "Nsight Compute",
-    "rank0.pftrace": "the name that export_chrome_trace gets ends in .pftrace: let the name end in .json.gz",
+    "rank0.pftrace": "the name given to export_chrome_trace ends in .pftrace: use a name that ends in .json.gz",
     "rank0.pftrace.gz": "a Perfetto trace",
     "host.xplane.pb": "a profile of JAX",
     "rank0.et": "an execution trace (Chakra)",
@@ -233,7 +233,7 @@ def test_a_perfetto_trace_is_known_whatever_its_name_and_a_trace_that_begins_wit
 ) -> None:
     path = tmp_path / "rank0.json"
     path.write_bytes(b"\n\x0b\x50\x01\x4a\x07\x08\x01\x10\x02\x18\x03\x20" * 20)
-    assert "a Perfetto trace (protobuf), which is not read" in error_of("analyze", str(path))
+    assert "a Perfetto trace (protobuf), which is not supported" in error_of("analyze", str(path))
     path.write_bytes(b"\n" + kineto.text([gemm(0, 5), all_reduce(1, 2)]))
     assert analyze([read_trace(path)]).traces[0].total.compute_ms == 5
 
