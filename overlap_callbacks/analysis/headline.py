@@ -466,7 +466,7 @@ def fastest(runs: Sequence[RunSpeed], work: str = "") -> Fastest:
     first, second, *_ = ordered
     changes = {run.name: relative_change(_of(run, work), _of(first, work)) for run in ordered[1:]}
     change = changes[second.name]
-    if change is None:  # a zero time, in a record written by somebody else
+    if change is None:  # a zero time, only in corrupt records
         return Fastest(Headline("Which run is faster is not known: a step of no time was recorded."))
     unsure = [name for name, each in changes.items() if each is None or certainty(each) != CLEAR]
     sentence = _claim(first, second, change, work)

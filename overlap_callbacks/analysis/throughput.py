@@ -1,4 +1,4 @@
-"""Tokens and model FLOP per second, model FLOP utilisation from the devices' peaks, and scaling of runs. Pure."""
+"""Tokens and model FLOP per second, model FLOP utilisation from the devices' peaks, and scaling over runs."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ DEVICES = (
     # Its documents disagree on fp32.
     _Device("B200", r"B200", _rates(0.0, 1100.0, 2250.0, 4500.0), _BLACKWELL),
     _Device("GB200", r"GB200", _rates(0.0, 1250.0, 2500.0, 5000.0), _BLACKWELL),
-    # On GeForce, 16-bit products accumulated in 32 bit, as in training, run at half of the advertised rate.
+    # On GeForce, 16-bit products accumulated in 32 bits, as in training, run at half the advertised rate.
     _Device("GeForce RTX 3090", r"GeForce RTX 3090", _rates(35.6, 35.6, 71.0), _AMPERE_GEFORCE),
     _Device("GeForce RTX 4090", r"GeForce RTX 4090", _rates(82.6, 82.6, 165.2, 330.3), _ADA_GEFORCE),
     _Device("Instinct MI100", r"Instinct MI100", _rates(46.1, half=184.6, bf16=92.3), f"{_AMD}/mi100.html"),
@@ -178,7 +178,7 @@ _MAKER = re.compile(r"^(NVIDIA|Tesla|Quadro|AMD|Radeon)\s+", re.IGNORECASE)
 
 
 def peak_of(device: str, precision: str) -> tuple[float, str] | None:
-    """FLOP per second of a device by torch's name, and the address of the document; None if not known."""
+    """FLOP per second of a device by torch's name, and the address of its data sheet; None if not known."""
     name = device.strip()
     while (found := _MAKER.match(name)) is not None:
         name = name[found.end() :]
@@ -231,7 +231,7 @@ def scaled(runs: Sequence[RunFigures]) -> dict[str, ScaledRun]:
 
     The base is the mean over the runs with the fewest ranks.
     """
-    # A record written by somebody else may have no ranks.
+    # A corrupt record may have no ranks.
     known = [
         (r, r.work_per_s.value) for r in runs if r.work_per_s is not None and r.work_per_s.value > 0 and r.ranks > 0
     ]

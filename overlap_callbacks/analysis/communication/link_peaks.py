@@ -58,7 +58,7 @@ LINKS = (
 )
 _BY_NAME = {link.name: link for link in LINKS}
 
-# By device name; the first match counts. Cards with an NVLink bridge between two of them have none here.
+# By device name; the first match counts. Cards that an NVLink bridge can only join in pairs have none here.
 _NVLINK_OF = (
     (r"\b[AH]800\b", "nvlink-8x25"),
     (r"PCIe|NVL\b|A10\b|A16\b|A30\b|A40\b|RTX", ""),
@@ -74,7 +74,7 @@ _PCIE_OF = (
     (r"\b(A100|A800|A30|A40|A10|A16|L4|L40S?|RTX [34]0\d\d|RTX A\d+)\b|Ada", "pcie4"),
     (r"\b(H100|H200|H800|RTX 50\d\d)\b|RTX PRO", "pcie5"),
 )
-_MOST_GB_S = 1e6
+_MAX_GB_S = 1e6
 
 
 class Gpu(NamedTuple):
@@ -136,7 +136,7 @@ def link_of(text: str, option: str) -> Link:
         gb_s = float(text)
     except ValueError:
         gb_s = 0.0
-    if not 0 < gb_s <= _MOST_GB_S:
+    if not 0 < gb_s <= _MAX_GB_S:
         names = ", ".join(_BY_NAME)
         raise ValueError(f"{option} must be a positive number of GB/s, or one of {names}; got {text!r}")
     return Link(f"{gb_s:g} GB/s", gb_s, "given", "")
@@ -148,11 +148,11 @@ def _named(device: str, rules: tuple[tuple[str, str], ...]) -> Link | None:
 
 # -- by size
 
-_BYTES_PER_MS = 1e6  # of 1 GB/s
+_BYTES_PER_MS = 1e6  # at 1 GB/s
 
 
 class SizeBandwidth(NamedTuple):
-    """Messages of one size: mean size, time of one (the least over its ranks), bus bandwidth, and share of the peak."""
+    """Messages of one size: mean size, time of one (shortest over its ranks), bus bandwidth, and share of the peak."""
 
     transfer: SizeTransfer
     mean_bytes: float
