@@ -64,7 +64,7 @@ class Doubts:
         launched = Intervals(calls["start"], calls["end"])
         found = missing_kernels(launched, calls["call"], calls["thread"], has_row, captures)
         if found.captured:
-            self.warnings.append(f"{found.captured} launches went into a CUDA graph, and ran no kernel themselves")
+            self.warnings.append(f"{found.captured} launches were captured into a CUDA graph and ran no kernels")
         lost_ns = launched.start_ns[found.launches]
         # A kernel without a number may belong to any launch. What a truncated file lacks is reported elsewhere.
         unsure = int(((rows["correlation"] == 0) & (rows["kind"] != Kind.COPY)).sum()) if len(lost_ns) else 0

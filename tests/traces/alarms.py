@@ -25,7 +25,7 @@ _CAPTURE = re.compile(r"(cuda|cu|hip)Stream(Begin|End)Capture")
 # What the library says of each kind, with its number.
 _SAID = {
     "lost": re.compile(r"(\d+) of \d+ launches have no kernel"),
-    "captured": re.compile(r"(\d+) launches went into a CUDA graph"),
+    "captured": re.compile(r"(\d+) launches were captured into a CUDA graph"),
     "timeless": re.compile(r"(\d+) (?:kernels have no time|events have no time that can be read)"),
     "twice": re.compile(r"(\d+) kernels are in the file more than once"),
     "long step": re.compile(r"() ends \S+ ms after the profile"),

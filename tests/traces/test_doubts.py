@@ -415,7 +415,7 @@ def captured(begin: str = "cudaStreamBeginCapture", end: str = "cudaStreamEndCap
 )
 def test_launches_into_a_graph_are_not_missing_and_nothing_waits_for_them(tmp_path: Path, calls: tuple[str]) -> None:
     found = figures_of(tmp_path, captured(*calls))
-    assert found.warnings == ("400 launches went into a CUDA graph, and ran no kernel themselves",)
+    assert found.warnings == ("400 launches were captured into a CUDA graph and ran no kernels",)
     whole = found.time[0]
     assert whole.idle_host_ms is not None
     assert whole.idle_other_ms == pytest.approx(4.3)
@@ -426,7 +426,7 @@ def test_launches_into_a_graph_are_not_missing_and_nothing_waits_for_them(tmp_pa
 
 def test_a_capture_that_began_before_the_file_or_ends_after_it_counts(tmp_path: Path) -> None:
     for options in ({"begin": ""}, {"end": ""}):
-        assert said(figures_of(tmp_path, captured(**options)).warnings, "400 launches went into a CUDA graph")
+        assert said(figures_of(tmp_path, captured(**options)).warnings, "400 launches were captured into a CUDA graph")
 
 
 # -- Nsight Systems
@@ -464,7 +464,7 @@ def test_exports_are_checked_like_files_of_torch(tmp_path: Path) -> None:
     found = figures_of_export(export(tmp_path / "b.sqlite", lengthened(49, 9 * MS)))
     assert said(found.warnings, "on stream 7 ends 8.850 ms after")
     found = figures_of_export(export(tmp_path / "c.sqlite", captured()))
-    assert said(found.warnings, "400 launches went into a CUDA graph")
+    assert said(found.warnings, "400 launches were captured into a CUDA graph")
 
 
 def test_an_export_says_that_events_were_lost(tmp_path: Path) -> None:
