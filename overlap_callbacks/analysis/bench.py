@@ -222,7 +222,7 @@ def bytes_of(text: str, option: str) -> int:
     unit = _UNITS.get((found[2] or "").upper()) if found else None
     size = float(found[1]) * unit if found and unit else 0.0
     if not 1 <= size <= _MOST or size != int(size):
-        raise ValueError(f"{option} must be whole numbers of bytes such as 8, 64KiB or 1GB, up to 1 TiB; got {text!r}")
+        raise ValueError(f"{option} must be a whole number of bytes such as 8, 64KiB or 1GB, up to 1 TiB; got {text!r}")
     return int(size)
 
 

@@ -275,7 +275,7 @@ class WindowRunner(StepRunner):
         if step.plan.offset < self._schedule.recorded_steps - 1:
             return
         if not window.recorded:
-            self._close_unreported(window, f"its recorded steps were skipped, {step.skipped}")
+            self._close_unreported(window, f"its recorded steps were skipped ({step.skipped})")
             return
         window.request(self._key(window.marks), self._balance, self._ring)
         self._phase = Phase.WAITING_FOR_RULING

@@ -61,7 +61,7 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "many", "-1", "0", "1.5", "2TB", "1e3", "9999GiB"])
 def test_invalid_sizes_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="--size must be whole numbers of bytes"):
+    with pytest.raises(ValueError, match="--size must be a whole number of bytes"):
         bytes_of(text, "--size")
 
 

@@ -181,7 +181,7 @@ def test_a_run_whose_windows_are_invalid_says_so_and_why_and_what_to_do(problem:
 
 
 def test_if_all_windows_were_left_out_the_reason_replaces_an_answer() -> None:
-    reason = "its recorded steps were skipped, its gradients overflowed"
+    reason = "its recorded steps were skipped (its gradients overflowed)"
     found = run_headline(RunSummary(run_info(), [], left_out=[reason] * 3))
     assert found.sentence == "Nothing has been measured: all 3 windows were left out."
     assert found.why == f"{reason}."

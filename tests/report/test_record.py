@@ -489,8 +489,8 @@ def test_reading_reports_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_why_windows_have_no_report_is_kept_and_shown(tmp_path: Path) -> None:
     sink = JsonlSink(tmp_path)
     sink.open(run_info())
-    sink.left_out(3, 1500, "its recorded steps were skipped, its gradients overflowed")
+    sink.left_out(3, 1500, "its recorded steps were skipped (its gradients overflowed)")
     sink.close()
     record = read(tmp_path)
-    assert record.left_out == ["its recorded steps were skipped, its gradients overflowed"]
-    assert run_headline(record.summary).why == "its recorded steps were skipped, its gradients overflowed."
+    assert record.left_out == ["its recorded steps were skipped (its gradients overflowed)"]
+    assert run_headline(record.summary).why == "its recorded steps were skipped (its gradients overflowed)."

@@ -80,11 +80,11 @@ def check(driver: Driver, uuid: str, caps: Caps) -> None:
     if caps.power_w is not None:
         low_w, high_w = driver.power_range_w(uuid)
         if not low_w <= caps.power_w <= high_w:
-            raise CapError(f"a power cap of {uuid} must be from {low_w:g} to {high_w:g} W, got {caps.power_w:g}")
+            raise CapError(f"the power cap of {uuid} must be from {low_w:g} to {high_w:g} W, got {caps.power_w:g}")
     if caps.clock_mhz is not None:
         low_mhz, high_mhz = driver.clocks_mhz(uuid)
         if not low_mhz <= caps.clock_mhz <= high_mhz:
-            raise CapError(f"a clock cap of {uuid} must be from {low_mhz} to {high_mhz} MHz, got {caps.clock_mhz}")
+            raise CapError(f"the clock cap of {uuid} must be from {low_mhz} to {high_mhz} MHz, got {caps.clock_mhz}")
 
 
 def read_before(driver: Driver, uuid: str, caps: Caps) -> Before:

@@ -266,9 +266,9 @@ def step_mismatch(submitted: Sequence[Submission]) -> str | None:
         for _, of, other in found:
             if other.per_step != note.per_step:
                 return (
-                    f"rank {of.first_rank} and rank {first} recorded steps of different kinds: their collectives on "
-                    f"group {note.label!r} (ranks {note.first} to {note.last}), step by step, are "
-                    f"{_listed(other.per_step)} on rank {of.first_rank}, and {_listed(note.per_step)} on rank {first}"
+                    f"rank {of.first_rank} and rank {first} recorded different kinds of steps: collectives per step on "
+                    f"group {note.label!r} (ranks {note.first} to {note.last}) are {_listed(other.per_step)} on rank "
+                    f"{of.first_rank}, and {_listed(note.per_step)} on rank {first}"
                 )
     return None
 

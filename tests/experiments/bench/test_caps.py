@@ -57,7 +57,7 @@ class TestWithADriver:
             console.print(drawn(bench_document(results)))
         shown = " ".join(captured.get().split())
         assert "4 KiB fp32 300" in shown
-        assert "N 16, fp32, all-reduce of 4 KiB, 5000 W: a power cap of" in shown
+        assert "N 16, fp32, all-reduce of 4 KiB, 5000 W: the power cap of" in shown
 
 
 def test_what_one_host_cannot_put_back_ends_the_benchmark_on_all_ranks() -> None:

@@ -42,7 +42,7 @@ def test_a_launchers_ranks_count() -> None:
         ("gemm-allreduce --n 99999999", "--n must be at most"),
         ("gemm-allreduce --n big", "--n must be whole numbers with commas between them, got 'big'"),
         ("gemm-allreduce --n 100000 --message 900GiB", "are free: choose smaller sizes"),
-        ("gemm-allreduce --message 2.5", "--message must be whole numbers of bytes"),
+        ("gemm-allreduce --message 2.5", "--message must be a whole number of bytes"),
         ("gemm-allreduce --message 6", "--message must be whole numbers of 4 bytes with fp32, got 6 bytes"),
         ("gemm-allreduce --ranks 1", "--ranks must be from 2 to 1024, got 1"),
         ("gemm-allreduce --ctas 8", "leave it out on a CPU"),
@@ -56,7 +56,7 @@ def test_a_launchers_ranks_count() -> None:
         ("collectives --kind reduce", "--kind must be one of all_reduce"),
         ("collectives --kind send_recv --link loopback", "--kind must be one of all_reduce"),
         ("collectives --groups 3", "--groups 3 must have at least 2 ranks"),
-        ("collectives --size 0", "--size must be whole numbers of bytes"),
+        ("collectives --size 0", "--size must be a whole number of bytes"),
     ],
 )
 def test_what_cannot_be_is_refused_in_a_sentence(arguments: str, said: str) -> None:
