@@ -123,7 +123,7 @@ def test_every_step_of_a_window_has_a_name() -> None:
     window = Schedule().placed(Placement(40, 120))
     names = {range_name(plan, step) for step in range(200) if (plan := window.plan(step)) is not None}
     for kind in (
-        "overlapped step 20 of window 0, recorded", "overlapped step 59 of window 0, beside the timed ones",
+        "overlapped step 20 of window 0, recorded", "overlapped step 59 of window 0, around the timed ones",
         "overlapped step 60 of window 0, timed, warm-up", "sequential step 64 of window 0, timed",
         "sequential step 143 of window 0, profiled",
     ):  # fmt: skip

@@ -153,7 +153,7 @@ def test_of_a_file_that_is_cut_off_no_step_counts_as_whole(
     assert found.paths == ()
     assert found.host_limit is None
     assert [time.step for time in found.time] == [None]
-    output = overlap("analyze", str(path)).output
+    output = overlap("analyze", str(path), "--all").output
     assert output.index("Attention: the file is cut off") < output.index("not known: kernels are missing")
     assert output.index("not known: kernels are missing") < output.index("Kernel times by step")
     assert re.search(f"^{steps[-1]}, cut ", output, re.MULTILINE)
@@ -236,7 +236,7 @@ def test_a_job_of_several_ranks_without_communication_is_said_first_with_what_lo
     assert listed[0].startswith("fused_allreduce_v9 (")
     assert listed[1].startswith("my_ring_exchange (")
     assert "cutlass" not in warning
-    output = overlap("analyze", str(path)).output
+    output = overlap("analyze", str(path), "--all").output
     assert output.index("Attention: the job has 8 ranks") < output.index("Kernel times by step")
     assert output.count("the job has 8 ranks") == 1
 

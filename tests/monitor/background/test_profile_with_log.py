@@ -56,6 +56,6 @@ def test_every_range_of_gloo_is_a_collective_and_every_collective_a_range(job: s
         assert found
         for step in found:
             assert step.expected
-            assert (step.lacking, step.surplus) == ((), {})
+            assert (step.without_kernel, step.surplus) == ((), {})
         assert dimensions == {"world"}
         assert wrong == [CrossCheck()]

@@ -80,7 +80,7 @@ def test_the_step_of_each_rank_is_divided_and_the_idlest_is_named(tmp_path: Path
 
 
 def test_memory_and_utilisation_are_drawn_along_the_run(tmp_path: Path) -> None:
-    peaks = (MemoryPeak(OV, 8_000_000_000, 8_000_000_000), MemoryPeak(SEQ, 7_000_000_000, None))
+    peaks = (MemoryPeak(OV, 8 * 2**30, 8 * 2**30), MemoryPeak(SEQ, 7 * 2**30, None))
     windows = [msgspec.structs.replace(window(i, power=True), memory=peaks) for i in range(3)]
     charts = {chart["title"]: chart for chart in charts_of(made(tmp_path, *windows))}
     (line,) = charts["Highest memory of tensors"]["series"]
