@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import pytest
 
 from overlap_callbacks.analysis.job.report import OverlapReport
-from overlap_callbacks.analysis.kernels.alignment import align
-from overlap_callbacks.analysis.kernels.attribution import pair_times_of
-from overlap_callbacks.analysis.kernels.by_collective import collective_calls
-from overlap_callbacks.analysis.kernels.receives import Transfers
 from overlap_callbacks.analysis.kernels.table import Kind
-from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block
-from overlap_callbacks.analysis.results.arrivals import ProfiledStep
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
-from tests.analysis.test_aggregate import rank_window
-from tests.columns import GEMM, REDUCE, columns
+from overlap_callbacks.analysis.results.window import RankWindow
+from tests.analysis.job import windows
+from tests.analysis.job.windows import MODES, measured
+from tests.columns import GEMM, REDUCE
 from tests.issued import issue
-from tests.samples import aggregate_windows
 
-MODES = [Mode.OVERLAPPED if letter == "O" else Mode.SEQUENTIAL for letter in "OSSOSOOS"]
 C, M, Y = Kind.COMPUTE, Kind.COMMUNICATION, Kind.COPY
 TO_HOST, FROM_HOST = "Memcpy DtoH (Device -> Pinned)", "Memcpy HtoD (Pinned -> Device)"
 # Name, kind, start and end in ms of the rows of a step.
@@ -36,28 +28,12 @@ def window(rank: int, of_step: Callable[[bool], Rows], ranks: int = 2) -> RankWi
         for number, mode in enumerate(MODES)
         for name, kind, start, end in of_step(mode is Mode.SEQUENTIAL)
     ]
-    kernels, sums = columns(rows), KernelSums(columns(rows))
-    of = {mode: np.array([n for n, own in enumerate(MODES) if own is mode]) for mode in Mode}
-    aligned = align(
-        kernels,
-        {n: [issue("allreduce_", "data", group_size=ranks)] for n in range(len(MODES))},
-        of[Mode.SEQUENTIAL].tolist(),
-    )
-    numbered = {n: ProfiledStep(100 + n, n, mode is Mode.SEQUENTIAL) for n, mode in enumerate(MODES)}
-    found = pair_times_of(aligned.kernels, of[Mode.OVERLAPPED], of[Mode.SEQUENTIAL], aligned.dimensions)
-    return rank_window(
-        rank,
-        timed=tuple([TimedBlock(mode, n, (90.0, 90.0)) for n, mode in enumerate(MODES)]),
-        profiled=tuple([profiled_block(mode, n, sums, [n], 90.0) for n, mode in enumerate(MODES)]),
-        pairs=found.by_kind,
-        dimension_pairs=found.by_dimension,
-        calls=collective_calls(aligned, numbered, rank, Transfers(None, {})),
-    )
+    issued = {step: [issue("allreduce_", "data", group_size=ranks)] for step in range(len(MODES))}
+    return measured(rank, rows, issued, dict.fromkeys(Mode, 90.0))
 
 
 def report(*of_ranks: Callable[[bool], Rows]) -> OverlapReport:
-    windows = [window(rank, of_step) for rank, of_step in enumerate(of_ranks)]
-    return aggregate_windows(windows, world_size=len(windows), every_n_steps=500)
+    return windows.report(*[window(rank, of_step) for rank, of_step in enumerate(of_ranks)])
 
 
 def rows(found: OverlapReport) -> dict[tuple[str, str], Any]:

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
-import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.job.part import decode, encode, merge, part_of
-from overlap_callbacks.analysis.job.report import report_of
-from overlap_callbacks.analysis.kernels.alignment import align
-from overlap_callbacks.analysis.kernels.attribution import pair_times_of
-from overlap_callbacks.analysis.kernels.by_collective import collective_calls
 from overlap_callbacks.analysis.kernels.table import Kind
-from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block
-from overlap_callbacks.analysis.results.arrivals import ProfiledStep
 from overlap_callbacks.analysis.results.mode import Mode
-from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
-from tests.analysis.job.test_waiting import NO_MESSAGES, ORDER, OV, SEQ, report, values
-from tests.analysis.test_aggregate import rank_window
-from tests.columns import GEMM, P2P, columns
+from overlap_callbacks.analysis.results.window import RankWindow
+from tests.analysis.job.windows import MODES, measured, report, values, values_in_any_order
+from tests.columns import GEMM, P2P
 from tests.issued import issue
+from tests.samples import OV
 
 MB = 1_000_000
 
@@ -33,10 +24,10 @@ def all_to_alls(
 
     They take longer by a factor in overlapped steps, where half of each runs beside compute.
     """
-    modes, found = [OV if letter == "O" else SEQ for letter in ORDER], []
+    found = []
     for rank, (of_each, size) in enumerate(zip(times, sizes, strict=True)):
         rows = []
-        for step, mode in enumerate(modes):
+        for step, mode in enumerate(MODES):
             now, base = 20.0, 10_000.0 * step
             rows.append((GEMM, Kind.COMPUTE, step, base, base + now))
             for time in of_each * number:
@@ -45,24 +36,9 @@ def all_to_alls(
                 start = now if mode is OV else now + length
                 rows.append((GEMM, Kind.COMPUTE, step, base + start, base + start + length / 2))
                 now += length * 2
-        kernels, own = (
-            columns(rows),
-            {step: ProfiledStep(100 + step, step, mode is SEQ) for step, mode in enumerate(modes)},
-        )
         call = issue("alltoall_base_", "expert", size, bytes_out=size, group_size=len(times))
-        issued = {step: [call] * len(of_each) * number for step in range(len(modes))}
-        of = {mode: np.array([step for step, one in enumerate(modes) if one is mode]) for mode in Mode}
-        aligned = align(columns(rows), issued, of[SEQ].tolist())
-        kernels, sums = aligned.kernels, KernelSums(aligned.kernels)
-        found.append(
-            rank_window(
-                rank,
-                timed=tuple([TimedBlock(mode, step, (500.0,) * 2) for step, mode in enumerate(modes)]),
-                profiled=tuple([profiled_block(mode, step, sums, [step], 500.0) for step, mode in enumerate(modes)]),
-                pairs=pair_times_of(kernels, of[OV], of[SEQ]).by_kind,
-                calls=collective_calls(aligned, own, rank, NO_MESSAGES),
-            )
-        )
+        issued = {step: [call] * len(of_each) * number for step in range(len(MODES))}
+        found.append(measured(rank, rows, issued, dict.fromkeys(Mode, 500.0)))
     return found
 
 
@@ -105,11 +81,5 @@ def test_slower_all_to_alls_are_slower_whatever_the_shares() -> None:
 
 
 def test_any_order_of_ranks_gives_the_same_waiting_for_all_to_alls() -> None:
-    parts = [part_of(window) for window in all_to_alls([(2.0,), (9.0,), (12.0,)], (10 * MB, 30 * MB, 20 * MB))]
-    reports = [
-        report_of(merge([merge([decode(encode(parts[place])) for place in order[:2]]), parts[order[2]]]),
-                  world_size=3, every_n_steps=500)
-        for order in ((0, 1, 2), (2, 1, 0), (2, 0, 1))
-    ]  # fmt: skip
-    assert all(values(one) == pytest.approx(values(other)) for one, other in pairwise(reports))
-    assert values(reports[0])["waiting_ms"] > 0
+    windows = all_to_alls([(2.0,), (9.0,), (12.0,)], (10 * MB, 30 * MB, 20 * MB))
+    assert values_in_any_order(windows)["waiting_ms"] > 0

@@ -1,16 +1,27 @@
-"""Windows of ranks that differ in everything in which ranks may differ, by chance."""
+"""Windows of ranks: by chance, with all in which ranks may differ, or of kernels that are given; and their reports."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import numpy as np
+import pytest
 
-from overlap_callbacks.analysis.results.arrivals import TimedCall, TimedCalls
+from overlap_callbacks.analysis.job.part import decode, encode, merge, part_of
+from overlap_callbacks.analysis.job.report import report_of
+from overlap_callbacks.analysis.kernels.alignment import align
+from overlap_callbacks.analysis.kernels.attribution import pair_times_of
+from overlap_callbacks.analysis.kernels.by_collective import collective_calls
+from overlap_callbacks.analysis.kernels.receives import Transfers
+from overlap_callbacks.analysis.kernels.times import KernelSums, profiled_block
+from overlap_callbacks.analysis.results.arrivals import ProfiledStep, TimedCall, TimedCalls
 from overlap_callbacks.analysis.results.kernel_times import KernelTime, PairTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo, UnitUtilisation
+from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import (
     CollectiveTime,
     DimensionTime,
@@ -20,8 +31,14 @@ from overlap_callbacks.analysis.results.window import (
     SmLoss,
     TimedBlock,
 )
+from tests.analysis.test_aggregate import rank_window
+from tests.columns import columns
 from tests.environments import gpu_rank
-from tests.samples import OSSO, OV, SEQ, window
+from tests.samples import OSSO, OV, SEQ, aggregate_windows, window
+
+# Of the steps of ``measured``, each a block of its own.
+ORDER = "OSSOSOOS"
+MODES = [OV if letter == "O" else SEQ for letter in ORDER]
 
 
 def some_windows(seed: int, number: int, *, odd: bool = True, shared: bool = True) -> list[RankWindow]:
@@ -189,3 +206,48 @@ def timed_calls(rank: int, number: int) -> tuple[TimedCalls, ...]:
             for calls in (tuple(TimedCall(20 + n // 4, n % 4, 4096 << n, 100 + rank % 7 + n) for n in range(32)),)
         ]
     )
+
+
+def measured(
+    rank: int, rows: Sequence[Any], issued: Mapping[int, Sequence[Any]], step_ms: Mapping[Mode, float]
+) -> RankWindow:
+    """What a rank measures of steps with ``MODES``, from the rows of its profile.
+
+    Args:
+        rank: its number.
+        rows: as ``columns`` takes them.
+        issued: the collectives that the gate saw, by step.
+        step_ms: the time of a step of each mode.
+    """
+    of = {mode: np.array([step for step, own in enumerate(MODES) if own is mode]) for mode in Mode}
+    aligned = align(columns(rows), issued, of[SEQ].tolist())
+    sums, pairs = KernelSums(aligned.kernels), pair_times_of(aligned.kernels, of[OV], of[SEQ], aligned.dimensions)
+    numbered = {step: ProfiledStep(100 + step, step, mode is SEQ) for step, mode in enumerate(MODES)}
+    return rank_window(
+        rank,
+        timed=tuple([TimedBlock(mode, step, (step_ms[mode],) * 2) for step, mode in enumerate(MODES)]),
+        profiled=tuple([profiled_block(mode, step, sums, [step], step_ms[mode]) for step, mode in enumerate(MODES)]),
+        pairs=pairs.by_kind,
+        dimension_pairs=pairs.by_dimension,
+        calls=collective_calls(aligned, numbered, rank, Transfers(None, {})),
+    )
+
+
+def report(*windows_of_ranks: RankWindow) -> OverlapReport:
+    return aggregate_windows(windows_of_ranks, world_size=len(windows_of_ranks), every_n_steps=500)
+
+
+def values(found: OverlapReport) -> dict[str, float]:
+    return {name: figure.value for name, figure in found.figures().items()}
+
+
+def values_in_any_order(windows: Sequence[RankWindow]) -> dict[str, float]:
+    """The figures of three ranks, which must be the same whichever two of them are merged first."""
+    parts = [part_of(window) for window in windows]
+    found = [
+        values(report_of(merge([merge([decode(encode(parts[rank])) for rank in order[:2]]), parts[order[2]]]),
+                         world_size=3, every_n_steps=500))
+        for order in ((0, 1, 2), (2, 1, 0), (2, 0, 1))
+    ]  # fmt: skip
+    assert all(one == pytest.approx(other) for one, other in pairwise(found))
+    return found[0]
