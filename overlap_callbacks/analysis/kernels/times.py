@@ -119,8 +119,8 @@ class KernelSums:
         compute, of_compute = intervals[is_compute], group[is_compute]
         comm, of_comm = intervals[is_comm], group[is_comm]
         copies = intervals[is_copy]
-        compute_busy, of_compute_busy = _union_by(compute, of_compute, num_groups)
-        comm_busy, of_comm_busy = _union_by(comm, of_comm, num_groups)
+        compute_busy, of_compute_busy = compute.union_by(of_compute)
+        comm_busy, of_comm_busy = comm.union_by(of_comm)
         p2p_busy, of_p2p_busy = intervals[is_p2p].union_by(group[is_p2p])
         spans = _spans((compute_busy, of_compute_busy), (comm_busy, of_comm_busy), num_groups)
         sums = [
@@ -154,14 +154,6 @@ class KernelSums:
             size = int(call.max(initial=0)) + 1
             group = distinct_values(group * size + call) // size
         return np.bincount(group, minlength=num_groups).tolist()  # type: ignore[no-any-return]
-
-
-def _union_by(intervals: Intervals, group: Indices, num_groups: int) -> tuple[Intervals, Indices]:
-    """The union of each group, and the group of each of its intervals."""
-    if num_groups > 1:
-        return intervals.union_by(group)
-    union = intervals.union()
-    return union, np.zeros(len(union), dtype=np.int64)
 
 
 def _spans(compute: tuple[Intervals, Indices], comm: tuple[Intervals, Indices], num_groups: int) -> Intervals:
