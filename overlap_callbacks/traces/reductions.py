@@ -107,7 +107,7 @@ def repeated_reductions(
         if not update_ns:
             return None
     ran = kernels.intervals[mine[counted]]
-    exposed_ns = int((ran.durations_ns - ran.covered_ns(kernels.of(Kind.COMPUTE))).sum())
+    exposed_ns = int((ran.durations_ns - ran.covered_ns(kernels.union_of(Kind.COMPUTE))).sum())
     return RepeatedReductions(
         times=len(repeated),
         messages=len(repeated[0]),

@@ -35,7 +35,7 @@ def dimension_times(
 ) -> tuple[DimensionTime, ...]:
     """The communication of each dimension in a profile and the recorded step, per step, the most time first."""
     kernels, (dimension, labels) = aligned.kernels, aligned.dimensions
-    compute = kernels.of(Kind.COMPUTE).union()
+    compute = kernels.union_of(Kind.COMPUTE)
     messages, bytes_in = Counter[str](), Counter[str]()
     for collective in recorded:
         messages[collective.dimension] += 1
@@ -67,7 +67,7 @@ def exposed_collectives(aligned: Alignment, numbers: Mapping[int, int]) -> Expos
             found = Label(part.kind or found.collective, dimension, len(ranks))
             size[place] = 0 if part.kind == "barrier" else part.size_bytes or UNKNOWN_SIZE
         label[place] = labels.setdefault(found, len(labels))
-    return exposure_of(kernels, kernels.of(Kind.COMPUTE).union(), rows, label, list(labels), size, numbers)
+    return exposure_of(kernels, kernels.union_of(Kind.COMPUTE), rows, label, list(labels), size, numbers)
 
 
 def kernel_times_by_collective(kernels: KernelTable, issued: Issued) -> dict[CollectiveKey, float]:
@@ -134,7 +134,7 @@ def collective_calls(
     messages = _message_rows(aligned, steps, rank, transfers) if aligned.on_device else {}
     order = sorted(steps, key=lambda step: steps[step].number)
     label, labels = labels_of(kernels)
-    compute = kernels.of(Kind.COMPUTE).union()
+    compute = kernels.union_of(Kind.COMPUTE)
     both = ((kernels.kind == Kind.COMPUTE) | (kernels.kind == Kind.COPY)) & (label >= 0)
     families = {
         labels[code]: kernels.intervals[both & (label == code)].union() for code in np.unique(label[both]).tolist()
@@ -241,6 +241,6 @@ def _open_ns(kernels: KernelTable, rows: Indices, transfers: Transfers) -> Indic
     start_ns, end_ns = comm.start_ns[order], comm.end_ns[order]
     latest_ns = np.maximum.accumulate(end_ns)[:-1]
     several = Intervals(start_ns[1:], np.minimum(end_ns[1:], latest_ns))  # some are empty or inverted: a union has none
-    others = kernels.of(Kind.COMPUTE).with_others(several).union()
+    others = kernels.union_of(Kind.COMPUTE).with_others(several).union()
     unknown = Intervals(transfers.start_ns[rows], kernels.intervals.end_ns[rows])
     return unknown.durations_ns - unknown.covered_ns(others)

@@ -215,7 +215,7 @@ def residual_overlap(kernels: KernelTable, sequential: Sequence[int], unseen: Ma
 
     ``unseen``: communication without a collective: kernels or copies per step, by name.
     """
-    communication = kernels.of(Kind.COMMUNICATION).union()
+    communication = kernels.union_of(Kind.COMMUNICATION)
     rows = np.flatnonzero((kernels.kind == Kind.COMPUTE) & np.isin(kernels.step, sequential))
     compute, lanes, num_steps = kernels.intervals[rows], kernels.lane[rows], len(sequential)
     overlap_ns = compute.covered_ns(communication)
@@ -245,7 +245,7 @@ def _escaped(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[st
     """
     candidates = (kernels.kind == Kind.COMMUNICATION) & np.isin(kernels.step, sequential)
     rows = np.flatnonzero(candidates & kernels.named(unseen.__contains__))
-    hidden_ns = kernels.intervals[rows].covered_ns(kernels.of(Kind.COMPUTE).union())
+    hidden_ns = kernels.intervals[rows].covered_ns(kernels.union_of(Kind.COMPUTE))
     rows, hidden_ns = rows[hidden_ns > 0], hidden_ns[hidden_ns > 0]
     per_step = Counter(kernels.name[rows].tolist())
     explained = [n for n, count in per_step.items() if count <= round(unseen[kernels.names[n]] * len(sequential))]

@@ -43,7 +43,7 @@ def sm_loss(
         return None
     calls = Calls.of(kernels)
     computes = (calls.kind == Kind.COMPUTE) & np.isin(calls.step, overlapped)
-    beside_ns = calls.covered_ns(kernels.of(Kind.COMMUNICATION))
+    beside_ns = calls.covered_ns(kernels.union_of(Kind.COMMUNICATION))
     wanted = computes & (beside_ns > 0)
     alone = alone_ns(calls, wanted, calls, np.isin(calls.step, sequential))
     rows = np.flatnonzero(wanted & np.isfinite(alone))
