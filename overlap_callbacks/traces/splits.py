@@ -56,7 +56,7 @@ def splits_of(trace: Trace) -> Splits:
     # Copy engines copy for each peer: copies in a row with the same splits are of one all-to-all.
     is_copied = kernels[rows].named(is_copy)
     same = (np.diff(known.info[rows]) == 0) & (np.diff(kernels.step[rows]) == 0) & is_copied[1:] & is_copied[:-1]
-    rows = rows[np.flatnonzero(np.concatenate(([True], ~same))[: len(rows)])]
+    rows = np.delete(rows, np.flatnonzero(same) + 1)
     calls: dict[int, list[AllToAll]] = defaultdict(list)
     for place, info, size in zip(
         *[of[rows].tolist() for of in (kernels.step, known.info, known.num_bytes)], strict=True
