@@ -20,7 +20,6 @@ from overlap_callbacks.analysis.svg import mark, picture
 RANK, HOST, STAGE = "rank", "host", "stage"
 LABELS = (RANK, HOST, STAGE)
 LOGICAL, PHYSICAL = "logical", "physical"
-ORDERS = (LOGICAL, PHYSICAL)
 # Maximum rows and columns of a readable matrix.
 MAX_CELLS = 64
 
