@@ -28,6 +28,7 @@ class Tables:
         }
 
     def rows(self, query: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+        """The rows of a query, a few thousand at a time; ``values`` are those of its placeholders."""
         cursor = self._connection.execute(query, values)
         while found := cursor.fetchmany(ROWS_AT_ONCE):
             yield from found
@@ -42,6 +43,11 @@ class Tables:
 
 @contextlib.contextmanager
 def open_tables(file: Path, wanted: tuple[str, ...]) -> Iterator[Tables]:
+    """The tables of an export while they are open; of a folder of Parquet only the ``wanted`` ones.
+
+    Raises:
+        TraceError: a table of Parquet cannot be read, or pyarrow is missing.
+    """
     import sqlite3
     from urllib.parse import quote
 
