@@ -14,7 +14,7 @@ from overlap_callbacks.cli._options import with_options
 from overlap_callbacks.cli._output import newest_run, one_line, read_record, refusing
 
 if TYPE_CHECKING:
-    from overlap_callbacks.analysis.communication.bandwidths import RecordedRates
+    from overlap_callbacks.analysis.communication.bandwidths import Link, RecordedRates
     from overlap_callbacks.analysis.communication.job_shape import JobShape
     from overlap_callbacks.analysis.communication.step_time import Hardware
     from overlap_callbacks.analysis.results.report import OverlapReport
@@ -69,7 +69,7 @@ def _bandwidth_option(name: str, help_text: str) -> Callable[[Any], Any]:
 
 
 hardware_options = with_options(
-    click.option("--gpu", type=RateType(_gpus), metavar="NAME",
+    click.option("--gpu", metavar="NAME",
                  help="Peak, memory and link within a host by name, e.g. a100.  [default without rates: h100]"),
     click.option("--network", type=RateType(_links), metavar="GB/S|NAME",
                  help="Between hosts, for each device, e.g. ethernet-100.  [default without rates: ib-ndr]"),
@@ -117,7 +117,7 @@ def hardware_of(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardw
     from overlap_callbacks.analysis.communication.bandwidths import Link
     from overlap_callbacks.analysis.communication.step_time import Hardware
 
-    _name_hardware(given, notes)
+    why_named = _name_hardware(given)
     rates = _recorded_rates(given["sources"])
     links, rate = dict(rates.links), rates.compute_flop_per_s
     if given["bandwidths"] is not None:
@@ -136,6 +136,8 @@ def hardware_of(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardw
     peak = _peak(given, "peak") or (None if rate is not None else _peak(given, "gpu"))
     if peak is not None:
         rate = given["utilisation"] * peak
+    if why_named:
+        notes += _named_rates(why_named, given, with_gpu=peak is not None and given["peak"] is None)
     known = Hardware(
         links=links, peak_flop_per_s=1.0, utilisation=1.0, within=host, between=network,
         ranks_per_host=given["ranks_per_host"] or _RANKS_PER_HOST,
@@ -148,9 +150,10 @@ def hardware_of(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardw
     if rate is None or missing:
         notes.append(_missing_rates(missing, given["sources"], with_rate=rate is not None))
         return None
-    used = [links_of_job[name] for name in needed] or [Link(_GB)]
+    used = {name: links_of_job[name] for name in needed}
+    every = list(used.values()) or [Link(_GB)]
     # The gradient norm's few bytes count with the gradients, even in a job that reduces none.
-    worst = Link(min([link.bytes_per_s for link in used]), max([link.latency_s for link in used]))
+    worst = Link(min([link.bytes_per_s for link in every]), max([link.latency_s for link in every]))
     hardware = msgspec.structs.replace(
         known,
         links=links | {name: worst for name in _DIMENSIONS if name not in links_of_job},
@@ -159,34 +162,41 @@ def hardware_of(job: JobShape, given: dict[str, Any], notes: list[str]) -> Hardw
     )
     hardware.check()
     if given["sources"]:
-        notes.append(_assumed_rates(hardware, needed))
+        notes.append(_assumed_rates(hardware, used))
     return hardware
 
 
-def _name_hardware(given: dict[str, Any], notes: list[str]) -> None:
-    """Complete the options by what ``--gpu`` and ``--network`` name; without any rates, by those of a usual machine."""
+def _name_hardware(given: dict[str, Any]) -> str:
+    """Complete the options by what ``--gpu`` and ``--network`` name; without any rates, by those of a usual machine.
+
+    Returns why, for a note; empty if others are given.
+    """
     from overlap_callbacks.analysis.communication.link_peaks import GPUS
 
     given["host_link"] = None
     if any([given[name] for name in RATES if name not in _NAMED]) and not any([given[name] for name in _NAMED]):
-        return
+        return ""
     is_assumed = not any([given[name] for name in RATES])
     for name, usual in _NAMED.items():
         given[name] = given[name] or usual
+    given["gpu"] = given["gpu"].lower()
     if given["gpu"] not in GPUS:
-        raise ValueError(f"--gpu must be one of {', '.join(GPUS)}, got {given['gpu']:g}")
+        raise ValueError(f"--gpu must be one of {', '.join(GPUS)}, got {given['gpu']!r}")
     gpu = GPUS[given["gpu"]]
     given["host_link"] = None if gpu.link is None else gpu.link.name
     given["memory"] = given["memory"] or gpu.memory_gib
-    network = given["network"] if isinstance(given["network"], str) else f"{given['network']:g} GB/s"
-    parts = [f"{given['gpu']} at {given['utilisation']:.0%} of its peak"] if given["peak"] is None else []
+    return "assumed, as no rates are given" if is_assumed else "rates by name"
+
+
+def _named_rates(why: str, given: dict[str, Any], *, with_gpu: bool) -> list[str]:
+    """What ``--gpu`` (if its peak is used) and ``--network`` stand for."""
+    parts = [f"{given['gpu']} at {given['utilisation']:.0%} of its peak"] if with_gpu else []
     if given["bandwidth"] is None:
+        network = given["network"] if isinstance(given["network"], str) else f"{given['network']:g} GB/s"
         hosts = f"hosts of {given['ranks_per_host'] or _RANKS_PER_HOST} ranks"
-        parts.append(
-            f"{given['host_link']} within {hosts} and {network} between them, {_LINK_SHARE:.0%} of their peaks"
-        )
-    why = "assumed, as no rates are given" if is_assumed else "rates by name"
-    notes.append(f"{why}: {'; '.join(parts)} (--gpu, --network, --utilisation, --ranks-per-host)")
+        share = f"links by name at {_LINK_SHARE:.0%} of their peaks"
+        parts.append(f"{given['host_link']} within {hosts} and {network} between them, {share}")
+    return [f"{why}: {'; '.join(parts)} (--gpu, --network, --utilisation, --ranks-per-host)"] if parts else []
 
 
 def _effective_gb_s(rate: float | str) -> float:
@@ -234,12 +244,11 @@ def _missing_rates(missing: Sequence[str], sources: Sequence[Path], *, with_rate
     return f"no step time without {' and '.join(wanted)}{hint}"
 
 
-def _assumed_rates(hardware: Hardware, dimensions: Sequence[str]) -> str:
+def _assumed_rates(hardware: Hardware, links: dict[str, Link]) -> str:
     """The rates assumed for a prediction, if the user did not give them all."""
     rates = [f"{hardware.utilisation * hardware.peak_flop_per_s / _TERA:,.4g} TFLOP/s of compute"]
-    for name in dimensions:
-        bandwidth = hardware.links[name].bytes_per_s / _GB
-        latency_us = hardware.links[name].latency_s * _US_PER_S
+    for name, link in links.items():
+        bandwidth, latency_us = link.bytes_per_s / _GB, link.latency_s * _US_PER_S
         with_latency = f" and {latency_us:,.4g} us a step of the ring" if latency_us else ""
         rates.append(f"{bandwidth:,.4g} GB/s{with_latency} of {name} parallelism")
     return f"step times are of {'; '.join(rates)}"

@@ -153,8 +153,8 @@ def test_memory_is_whole_unless_that_shows_none_or_what_does_not_fit_as_if_it_di
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--gpu", "h900"], "'h900' is neither a number nor one of v100, a100"),
-        (["--gpu", "5"], "--gpu must be one of v100, a100"),
+        (["--gpu", "h900"], "--gpu must be one of v100, a100"),
+        (["--gpu", "5"], "mi325x, got '5'"),
         (["--network", "fast"], "'fast' is neither a number nor one of nvlink1"),
         (["--network", "-1"], "network must be a positive, finite number of GB/s, got -1"),
         (["--peak", "fast"], "'fast' is neither a number nor one of v100"),
@@ -386,6 +386,15 @@ def test_the_rate_of_compute_and_the_latency_come_from_a_record_too(tmp_path: Pa
     assert predict(*DATA_PARALLEL, "--from", run, "--bandwidth", "1")["step"] == pytest.approx(plain["step"])
     assert plain["step"]["data_ms"] < told["step"]["data_ms"]
     assert plain["paper_step"] == pytest.approx(told["paper_step"])
+
+
+def test_what_a_record_lacks_comes_from_a_gpu_by_name_and_what_it_has_counts_first(tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", collective(), collective(group_size=1, operator="barrier"), **RATES)
+    job = ["--model", "gpt2", "--tp", "2", "--dp", "2", "--global-batch", "2"]
+    named, rates = predict(*job, "--from", run, "--gpu", "A100", "--network", "25")["notes"]
+    assert named.startswith("rates by name: nvlink3 within hosts of 8 ranks and 25 GB/s between them, links by name at")
+    assert rates.startswith("step times are of 0.01 TFLOP/s of compute; 240 GB/s of tensor parallelism; 1 GB/s and ")
+    assert predict(*job, "--gpu", "a100", "--peak", "1", "--bandwidth", "1")["notes"] == []
 
 
 def test_a_second_record_adds_what_the_first_lacks(tmp_path: Path) -> None:
