@@ -100,13 +100,14 @@ def _run(identity: str, name: str, record: Record, *, compared: bool, charts: bo
 def attention(record: Record) -> tuple[list[Note], ...]:
     """What must be read before any figure: of a race, of a control run, and serious findings."""
     race = race_of(record)
-    raced = race is not None and race.verdict is RaceVerdict.RACE
     control = (
         "A control run: overlap was never switched off. Every difference here is an error of the measurement, "
         "and of its 95% intervals 95 in 100 should hold zero."
     )
     return (
-        [Note(page_text(race_sentence(race), 4000), warning=True)] if race is not None and raced else [],
+        [Note(page_text(race_sentence(race), 4000), warning=True)]
+        if race is not None and race.verdict is RaceVerdict.RACE
+        else [],
         [Note(control, warning=True)] if record.control else [],
         warnings(record),
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -33,10 +32,6 @@ from overlap_callbacks.report.views.step_charts import named_parts
 # More windows become one line of small bars.
 MAX_WINDOWS = 4
 _MAX_NAMED, _MAX_PROBLEM = 3, 60
-# What names of parts have more than a word.
-_SHORT = re.compile("^lost to | communication$| of the pipeline$")
-# The headline has all exposed communication; these parts have what waits in the bubble there.
-_OUTSIDE, _NO_BUBBLE = "exposed communication outside the bubble", "exposed non-bubble"
 # A window is odd if it is further from the median than both.
 _MIN_ODD, _DEVIATIONS, _MAD_TO_SD = 0.02, 4.0, 1.4826
 
@@ -80,37 +75,29 @@ class Short(NamedTuple):
 def short_of(record: Record) -> Short:
     found = run_headline(record.summary, len(record.arms))
     settled = record.summary.settled()
-    of_settled = found.settled if settled is not None and settled.verdict is not Verdict.SHORT else ""
-    doubts = (found._replace(also=(), settled=of_settled).more) if found.why or found.what_to_do else (of_settled,)
+    basis = "" if found.why or found.what_to_do else found.interval
+    doubts = found._replace(
+        also=(),
+        interval="" if basis else found.interval,
+        settled="" if settled is None or settled.verdict is Verdict.SHORT else found.settled,
+    )
     few = len(record.windows) <= MAX_WINDOWS
     counting = [window for window in record.valid_windows if window.speedup_vs_sequential is not None]
     advice = "" if found.why and not record.valid_windows else first_advice(record)
     cost = cost_of(record)
-    basis = found.interval if not found.why and not found.what_to_do else ""
+    told_cost = "" if cost is None else f"Cost of measuring: {PLAIN.measuring_cost(cost)}. "
     broken = [f"{unreadable(record)}."] if record.broken_lines else []
-    of_arms = [section.answer for section in arms(record)]
+    further = (*[section.answer for section in arms(record)], advice, f"{told_cost}{basis}".rstrip(), head_of(record))
     return Short(
         tuple([*[note.text for notes in attention(record) for note in notes], *broken]),
         (found.sentence, *found.also),
-        tuple([line for line in doubts if line]),
+        doubts.more,
         _bars(record.figures) if not record.control else (),
         _parts(record),
         _lines(record) if few else (),
         () if few else tuple([_saved(window) for window in counting]),
         "" if few else _odd(record, counting),
-        tuple(
-            [
-                line
-                for line in (
-                    *of_arms,
-                    advice,
-                    "" if cost is None else f"Cost of measuring: {PLAIN.measuring_cost(cost)}. {basis}".rstrip(),
-                    "" if cost is not None else basis,
-                    head_of(record),
-                )
-                if line
-            ]
-        ),
+        tuple(filter(None, further)),
         len({problem for window in record.windows for problem in window.problems}),
     )
 
@@ -121,10 +108,8 @@ def _bars(figures: dict[str, Estimate]) -> tuple[Bar, ...]:
     made = []
     for title, time in known:
         words = PLAIN.quantity(time.value, "ms", decimals=decimals)
-        if time.ci_low is not None and time.ci_high is not None:
-            low, high = (PLAIN.number(end, decimals) for end in (time.ci_low, time.ci_high))
-            words += f" ({low} to {high})"
-        made.append(Bar(title, time.value, words))
+        bounds = PLAIN.interval(time, "ms", decimals=decimals).removesuffix(" ms")
+        made.append(Bar(title, time.value, f"{words} ({bounds})" if bounds else words))
     return tuple(made)
 
 
@@ -132,9 +117,8 @@ def _parts(record: Record) -> str:
     parts = record.summary.step_parts()
     if parts is None:
         return ""
-    shown = [part for part in named_parts(parts) if PLAIN.shows(part.ms / parts.total_ms, "fraction")]
-    names = [_SHORT.sub("", part.name.replace(_OUTSIDE, _NO_BUBBLE)) for part in shown]
-    shares = [f"{name} {PLAIN.percent(part.ms / parts.total_ms)}" for name, part in zip(names, shown, strict=True)]
+    known = [(part.short or part.name, part.ms / parts.total_ms) for part in named_parts(parts)]
+    shares = [f"{name} {PLAIN.percent(share)}" for name, share in known if PLAIN.shows(share, "fraction")]
     step = record.figures.get("e2e_overlapped_ms")
     longer = 0.0 if step is None else parts.total_ms / step.value - 1
     which = f"a profiled step ({PLAIN.percent(longer)} longer)" if longer >= _MIN_ODD else "a profiled step"

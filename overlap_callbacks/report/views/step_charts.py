@@ -156,27 +156,30 @@ def _short(intervals: Pairs) -> list[list[float]]:
 
 
 class NamedPart(NamedTuple):
-    """A part of the step: its name, its colour in the page's style sheet, and its length."""
+    """A part of the step: its name, its colour in the page's style sheet, its length, and another, shorter name."""
 
     name: str
     color: str
     ms: float
+    short: str = ""
 
 
 def named_parts(parts: StepParts) -> list[NamedPart]:
     """The parts that are not shown as zero; they add up to the step."""
     # If compute was faster during communication than alone, it lost nothing: use its full time.
     lost_ms = max(0.0, parts.contention_ms)
-    exposed = "exposed communication" + (" outside the bubble" if parts.bubble_ms > 0 else "")
+    exposed, short = "exposed communication", "exposed"
+    if parts.bubble_ms > 0:  # the headline has all exposed communication
+        exposed, short = f"{exposed} outside the bubble", "exposed non-bubble"
     found = (
         NamedPart(
             "compute alone" if PAGE.shows(lost_ms, "ms") else "compute",
             "compute",
             parts.compute_ms + parts.contention_ms - lost_ms,
         ),
-        NamedPart("lost to contention", "lost", lost_ms),
-        NamedPart(exposed, "communication", parts.transfer_ms + parts.waiting_ms),
-        NamedPart("bubble of the pipeline", "idle", parts.bubble_ms),
+        NamedPart("lost to contention", "lost", lost_ms, "contention"),
+        NamedPart(exposed, "communication", parts.transfer_ms + parts.waiting_ms, short),
+        NamedPart("bubble of the pipeline", "idle", parts.bubble_ms, "bubble"),
         NamedPart("communication on the host", "ideal", parts.on_host_ms),
         NamedPart("idle", "idle", parts.idle_ms),
     )
