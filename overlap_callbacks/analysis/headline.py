@@ -381,9 +381,9 @@ def profile_more(summary: RunSummary) -> str:
     return f"Steps were to be profiled, but their profile is missing. {_READ_NOTES}" if profiled else _PROFILE
 
 
-def run_verdict(summary: RunSummary, num_arms: int = 0) -> str:
+def run_verdict(summary: RunSummary) -> str:
     """What overlap does to the steps of this run, with its intervals, as one text; see ``run_headline``."""
-    return run_headline(summary, num_arms).text
+    return run_headline(summary).text
 
 
 def cause_in_words(cause: SlowdownCause | None) -> str | None:

@@ -289,11 +289,6 @@ def number_cell(value: float | None, show: Show | int | None = None) -> Cell:
     return Cell(PAGE.number(value, show) if isinstance(show, int) else _FORMATTERS[show](value), value)
 
 
-def change_cell(value: float | None) -> Cell:
-    """A relative change in percent, with its sign."""
-    return number_cell(value, "change")
-
-
 def estimate_cells(estimate: Estimate | None, unit: str, *, signed: bool = False) -> tuple[Cell, Cell]:
     """A figure and its interval; empty if there is none."""
     if estimate is None:

@@ -27,9 +27,6 @@ class Alert(msgspec.Struct, frozen=True):
     title: str
     text: str
 
-    def followed_by(self, sentence: str) -> Alert:
-        return Alert(self.name, self.title, f"{self.text} {sentence}")
-
 
 class Limits:
     """Watches figures against limits, by name, e.g. ``{"compute_slowdown": 0.2}``; times are in milliseconds.

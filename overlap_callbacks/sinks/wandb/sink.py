@@ -168,9 +168,10 @@ class WandbSink(Sink):
         self._log_rows(run)
 
         run.summary.update({**texts, **run_metrics(summary, self._detail)})
+        alerts = [(alert.title, alert.text) for alert in finding_alerts(report, self._alerted)]
         passed = self._limits.passed(report, summary.pooled())
-        for alert in (*finding_alerts(report, self._alerted), *[alert.followed_by(verdict) for alert in passed]):
-            run.alert(title=alert.title, text=alert.text, level="WARN", wait_duration=_ALERT_WAIT_S)
+        for title, text in (*alerts, *[(alert.title, f"{alert.text} {verdict}") for alert in passed]):
+            run.alert(title=title, text=text, level="WARN", wait_duration=_ALERT_WAIT_S)
 
     def log_arm(self, report: ArmReport) -> None:
         run = self._find_run()
@@ -430,6 +431,3 @@ def run_metrics(summary: RunSummary, detail: str) -> dict[str, float]:
     pooled = summary.pooled()
     values = [value for figure in FIGURES for value in values_of(figure, pooled.get(figure.name))]
     return {value.key: value.number for value in chosen(values, detail)}
-
-
-# -- runs started by the sink

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 from overlap_callbacks.analysis.results.catalogue import FIGURES, SHORT, SHORT_KEYS, every_figure, keys_of
 from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.sinks.wandb.runs import logged_in
-from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD, TRAFFIC_CARD
+from overlap_callbacks.sinks.wandb.sink import POWER_CARD, STEP_CARD, STEP_KEY, TRAFFIC_CARD
 
 DEFAULT_NAME = "Overlap cost"
-_STEP = "overlap/step"
+_COLUMNS = 3
 
 
 class Panel(NamedTuple):
@@ -39,11 +39,10 @@ class Panel(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Panels under a heading, several per row; unfolded if ``open``."""
+    """Panels under a heading, three per row; unfolded if ``open``."""
 
     name: str
     panels: tuple[Panel, ...]
-    columns: int = 3
     open: bool = True
 
 
@@ -123,7 +122,7 @@ def outline(name: str, sections: Sequence[Section] = SECTIONS) -> str:
     lines = [name]
     for section in sections:
         folded = "" if section.open else ", folded"
-        lines += ["", f"{section.name} ({section.columns} columns{folded})"]
+        lines += ["", f"{section.name} ({_COLUMNS} columns{folded})"]
         for panel in section.panels:
             unit = f" [{panel.unit}]" if panel.unit else ""
             columns = f": {panel.columns[1]} against {panel.columns[0]}" if panel.columns else ""
@@ -160,10 +159,8 @@ def build(entity: str, project: str, name: str = DEFAULT_NAME) -> Any:
             panels=[_panel(wr, panel) for panel in section.panels],
             is_open=section.open,
             # As many rows as needed: W&B would put the rest on further pages of the section.
-            layout_settings=ws.SectionLayoutSettings(
-                columns=section.columns, rows=-(-len(section.panels) // section.columns)
-            ),
-            panel_settings=ws.SectionPanelSettings(x_axis=_STEP),
+            layout_settings=ws.SectionLayoutSettings(columns=_COLUMNS, rows=-(-len(section.panels) // _COLUMNS)),
+            panel_settings=ws.SectionPanelSettings(x_axis=STEP_KEY),
         )
         for section in SECTIONS
     ]
@@ -202,7 +199,9 @@ def save(workspace: Any) -> str:
 
 def _panel(wr: Any, panel: Panel) -> Any:
     if panel.kind == "lines":
-        return wr.LinePlot(title=panel.title, x=_STEP, y=list(panel.keys), title_x="training step", title_y=panel.unit)
+        return wr.LinePlot(
+            title=panel.title, x=STEP_KEY, y=list(panel.keys), title_x="training step", title_y=panel.unit
+        )
     if panel.kind == "bars":
         return wr.BarPlot(title=panel.title, metrics=list(panel.keys), title_x=panel.unit)
     if panel.kind == "pictures":
