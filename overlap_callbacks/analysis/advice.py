@@ -40,7 +40,8 @@ _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 class Advice(NamedTuple):
     """What to try and why, as sentences; ``topic`` is the section of the docs.
 
-    ``won`` is what it could win at most, in words, and ``tries`` the options with which ``overlap tune`` tries it.
+    ``won`` is what it could win at most, in words; empty if that is not known. ``tries``: the options with which
+    ``overlap tune`` tries it.
     """
 
     topic: str
@@ -51,7 +52,7 @@ class Advice(NamedTuple):
 
     @property
     def short(self) -> str:
-        """What to try, with a number, and the command."""
+        """What to try, what it could win, and the command."""
         won = f": {self.won}" if self.won else ""
         command = f"overlap tune {self.tries} -- COMMAND" if self.tries else "overlap report THIS_RUN THE_NEXT"
         return f"{self.what.rstrip('.')}{won}. {'Try' if self.tries else 'Then compare'}: {command}"
@@ -240,7 +241,6 @@ def _against_compute(job: JobFacts) -> Advice:
         f"Make compute itself faster: {', '.join(ways)}.",
         f"Compute takes {job.ms(parts.compute_ms)} of a step of {job.ms(parts.total_ms)}: without any communication "
         f"{job.ms(parts.transfer_ms + parts.waiting_ms)} would be won at most.",
-        job.at_most(parts.transfer_ms + parts.waiting_ms),
     )
 
 

@@ -285,6 +285,8 @@ def test_compute_is_to_be_faster_and_lower_precision_is_no_advice_where_it_is_lo
         "Compute takes 95.00 ms of a step of 100.0 ms: without any communication 4.00 ms would be won at most."
     )
     assert "lower precision" in found["faster-compute"].what
+    # What no communication would win is not what faster compute would.
+    assert found["faster-compute"].short.endswith("torch.compile. Then compare: overlap report THIS_RUN THE_NEXT")
     for known in ({"precision": "bf16"}, {"configuration": {"parameter_types": "bfloat16"}}, {"precision": "fp8"}):
         assert "lower precision" not in advice(Bound.COMPUTE, job(COMPUTE, **known))["faster-compute"].what
 
