@@ -182,16 +182,16 @@ def enough_decimals(fractions: Iterable[float], least: int) -> int:
     return next((decimals for decimals in range(least, 2) if all([round(one, decimals) for one in shown])), 2)
 
 
-def range_in_words(estimate: Estimate, more: str, less: str, style: Style = PLAIN) -> str:
+def range_in_words(estimate: Estimate, more: str, less: str) -> str:
     """The interval of a relative change without signs, e.g. ``1.0% shorter to 3.0% longer``; empty without one."""
     low, high = estimate.ci_low, estimate.ci_high
     if low is None or high is None:
         return ""
     if high < 0:
-        return f"{style.percent(-high)} to {style.percent(-low)} {less}"
+        return f"{PLAIN.percent(-high)} to {PLAIN.percent(-low)} {less}"
     if low >= 0:
-        return f"{style.percent(low)} to {style.percent(high)} {more}"
-    return f"{change_in_words(low, more, less, style)} to {change_in_words(high, more, less, style)}"
+        return f"{PLAIN.percent(low)} to {PLAIN.percent(high)} {more}"
+    return f"{change_in_words(low, more, less)} to {change_in_words(high, more, less)}"
 
 
 def includes_zero(estimate: Estimate) -> bool:

@@ -118,9 +118,10 @@ class WorkspaceError(RuntimeError):
     """The workspace cannot be made or saved; the message says why."""
 
 
-def outline(name: str, sections: Sequence[Section] = SECTIONS) -> str:
+def outline(name: str) -> str:
+    """The content of the workspace, as text."""
     lines = [name]
-    for section in sections:
+    for section in SECTIONS:
         folded = "" if section.open else ", folded"
         lines += ["", f"{section.name} ({_COLUMNS} columns{folded})"]
         for panel in section.panels:
