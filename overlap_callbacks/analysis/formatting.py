@@ -182,18 +182,6 @@ def enough_decimals(fractions: Iterable[float], least: int) -> int:
     return next((decimals for decimals in range(least, 2) if all([round(one, decimals) for one in shown])), 2)
 
 
-def range_in_words(estimate: Estimate, more: str, less: str) -> str:
-    """The interval of a relative change without signs, e.g. ``1.0% shorter to 3.0% longer``; empty without one."""
-    low, high = estimate.ci_low, estimate.ci_high
-    if low is None or high is None:
-        return ""
-    if high < 0:
-        return f"{PLAIN.percent(-high)} to {PLAIN.percent(-low)} {less}"
-    if low >= 0:
-        return f"{PLAIN.percent(low)} to {PLAIN.percent(high)} {more}"
-    return f"{change_in_words(low, more, less)} to {change_in_words(high, more, less)}"
-
-
 def includes_zero(estimate: Estimate) -> bool:
     """Whether the interval includes zero."""
     return estimate.ci_low is not None and estimate.ci_high is not None and estimate.ci_low <= 0 <= estimate.ci_high

@@ -19,7 +19,6 @@ from overlap_callbacks.analysis.formatting import (
     decimals_of,
     enough_decimals,
     listed,
-    range_in_words,
     shortened,
 )
 from overlap_callbacks.analysis.results.arm import ArmReport
@@ -276,8 +275,7 @@ class Times(NamedTuple):
 
 def change_in_brackets(change: Estimate) -> str:
     """A clear change without its sign, and its interval: e.g. ``18.5%, 7.6 to 28.0``."""
-    bounds = signless_bounds(change)
-    return PLAIN.percent(abs(change.value), decimals=change_decimals(change)) + (f", {bounds}" if bounds else "")
+    return f"{PLAIN.percent(abs(change.value), decimals=change_decimals(change))}, {signless_bounds(change)}"
 
 
 def signless_bounds(change: Estimate) -> str:
@@ -296,8 +294,10 @@ def settled_in_words(settled: Settled) -> str:
     """
     change = inverted_change(settled.estimate)
     value = certainty_in_words(change)
-    if certainty(change) == CLEAR:
-        value = f"{_in_words(change.value)} ({range_in_words(change, 'longer', 'shorter')})"
+    if certainty(change) == CLEAR and change.ci_low is not None and change.ci_high is not None:
+        low, high = sorted([abs(change.ci_low), abs(change.ci_high)])
+        which = "longer" if change.value > 0 else "shorter"
+        value = f"{_in_words(change.value)} ({PLAIN.percent(low)} to {PLAIN.percent(high)} {which})"
     blocks = f"in blocks of {count(settled.short_steps, 'step')} {_in_words(_turned(settled.short))}"
     if settled.verdict is Verdict.NOT_SETTLED:
         least = "" if settled.at_least is None else f"at least {_in_words(_turned(settled.at_least))}; "
