@@ -315,7 +315,7 @@ def page_text(text: object, max_length: int = MAX_TEXT) -> str:
     return shortened(printable(str(text), keep=f"\t\n{NBSP}"), max_length)
 
 
-_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|W|J|MHz|GB|GB/s|tokens/s|samples/s)\b)")
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:ms|s|W|J|MHz|B|[KMGT]iB|GB/s|tokens/s|samples/s)\b)")
 
 
 def page_sentence(text: str) -> str:

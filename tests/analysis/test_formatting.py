@@ -110,6 +110,7 @@ def test_text_of_the_page_keeps_its_lines_and_is_cut() -> None:
 def test_a_plain_sentence_gets_true_minus_signs_on_the_page() -> None:
     sentence = "A/A, -1.5% to +2%, all-reduce, run-2"
     assert formatting.page_sentence(sentence) == f"A/A, {M}1.5% to +2%, all-reduce, run-2"
+    assert formatting.page_sentence("2 ms for 13.5 MiB, 3 Bytes") == f"2{N}ms for 13.5{N}MiB, 3 Bytes"
 
 
 def test_a_kernels_name_loses_what_all_of_torchs_kernels_share() -> None:
