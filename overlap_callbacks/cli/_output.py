@@ -142,8 +142,7 @@ def print_record(run: Path, as_json: bool, everything: bool = False) -> None:
         from overlap_callbacks.report.terminal import ShortScreen
         from overlap_callbacks.report.views.short import short_of
 
-        shown = run.parent if run.is_file() else run
-        print_tables(ShortScreen(short_of(record), f"overlap show {shown} --all"))
+        print_tables(ShortScreen(short_of(record), f"overlap show {shlex.quote(str(run))} --all"))
 
 
 def program() -> str:
