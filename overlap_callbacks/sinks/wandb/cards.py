@@ -69,7 +69,7 @@ class SoFar(NamedTuple):
         return cls(run_headline(summary), len(valid), first_step, summary.pooled(), bottleneck)
 
 
-def step_card(report: OverlapReport, so_far: SoFar | None) -> str:
+def step_card(report: OverlapReport, so_far: SoFar) -> str:
     """The run so far in words; then the window: step times side by side, with intervals, and headline figures."""
     figures = {
         name: estimate
@@ -78,16 +78,16 @@ def step_card(report: OverlapReport, so_far: SoFar | None) -> str:
     }
     cause = cause_in_words(report.power_verdict)
     heard = f"{report.num_reporting} of {report.world_size} ranks"
-    body = []
-    if so_far is not None:
-        body.append(f'<h1>The run so far <span class="dim">{_covered(so_far)}</span></h1>')
-        body.append(f"<p><b>{_text(so_far.headline.sentence)}</b></p>")
-        body += [f"<p>{_text(line)}</p>" for line in (*so_far.headline.more, so_far.bottleneck) if line]
+    body = [
+        f'<h1>The run so far <span class="dim">{_covered(so_far)}</span></h1>',
+        f"<p><b>{_text(so_far.headline.sentence)}</b></p>",
+        *[f"<p>{_text(line)}</p>" for line in (*so_far.headline.more, so_far.bottleneck) if line],
+    ]
     body.append(f'<h1>This window <span class="dim">number {report.window}, from step {report.first_step}</span></h1>')
     body.append(f'<p class="dim">{heard}, {_text(report.device)}</p>')
     bars = [(figure, figures[figure.name]) for figure in STEP_TIMES if figure.name in figures]
     body.append(_bars(bars) if bars else '<p class="dim">Step times were not measured in this window.</p>')
-    body.append(_rows(figures, {} if so_far is None else so_far.figures))
+    body.append(_rows(figures, so_far.figures))
     if report.cost is not None:
         body.append(f'<p class="dim">Cost of measuring: {PLAIN.measuring_cost(report.cost)}.</p>')
     if cause is not None:

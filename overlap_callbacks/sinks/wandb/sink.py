@@ -54,8 +54,7 @@ class _Row(NamedTuple):
     """What is logged of a window; with its report and the run so far if pictures and tables are due."""
 
     metrics: dict[str, float | str]
-    pictured: OverlapReport | None = None
-    so_far: cards.SoFar | None = None
+    pictured: tuple[OverlapReport, cards.SoFar] | None = None
 
 
 class WandbSink(Sink):
@@ -164,7 +163,7 @@ class WandbSink(Sink):
             self._next_tables = max(len(self._windows) + 1, int(grown))
         if shows:
             self._without_tables = None if due else report
-        self._rows.append(_Row(row, report, cards.SoFar.of(summary)) if due else _Row(row))
+        self._rows.append(_Row(row, (report, cards.SoFar.of(summary))) if due else _Row(row))
         self._log_rows(run)
 
         run.summary.update({**texts, **run_metrics(summary, self._detail)})
@@ -209,8 +208,8 @@ class WandbSink(Sink):
             return
         if self._without_tables is not None:
             summary = RunSummary(self._info, self._windows, running=True)
-            step = self._without_tables.first_step
-            self._rows.append(_Row({STEP_KEY: step}, self._without_tables, cards.SoFar.of(summary)))
+            shown = self._without_tables, cards.SoFar.of(summary)
+            self._rows.append(_Row({STEP_KEY: self._without_tables.first_step}, shown))
         while self._rows:  # each pass takes one, whatever the run does with it
             run.log({})  # ends the current row, if any, so that the next row is the sink's own
             self._log_row(run)
@@ -248,13 +247,14 @@ class WandbSink(Sink):
 
     def _log_row(self, run: Any) -> None:
         row, wandb = self._rows.pop(0), sys.modules["wandb"]
-        pictures = {} if row.pictured is None else _pictures(wandb, row.pictured, row.so_far)
+        pictures = {} if row.pictured is None else _pictures(wandb, *row.pictured)
         self._log_part(run, {**self._detailed(pictures), **row.metrics})
         # Separately: for an online run's table, W&B asks its server, waits, and may raise. With the step again: the
         # user may have begun another row by then.
         if row.pictured is not None:
-            content = tables(row.pictured, {} if row.so_far is None else row.so_far.figures)
-            part = {**_tables(wandb, self._detailed(content)), STEP_KEY: row.metrics[STEP_KEY]}
+            report, so_far = row.pictured
+            content = self._detailed(tables(report, so_far.figures))
+            part = {**_tables(wandb, content), STEP_KEY: row.metrics[STEP_KEY]}
             self._try_artifact("the tables of a window", lambda: self._log_part(run, part))
 
     def _detailed(self, content: Mapping[str, Any]) -> dict[str, Any]:
@@ -361,7 +361,7 @@ class WandbSink(Sink):
         return "there is no record" if self._record is None else f"the record, {self._record}, has everything"
 
 
-def _pictures(wandb: Any, report: OverlapReport, so_far: cards.SoFar | None) -> dict[str, Any]:
+def _pictures(wandb: Any, report: OverlapReport, so_far: cards.SoFar) -> dict[str, Any]:
     """The cards of a window; ``inject=False`` keeps W&B's own style sheet out of them."""
     pictures = {STEP_CARD: wandb.Html(cards.step_card(report, so_far), inject=False)}
     if report.power_trace is not None and report.power_trace.time_ms:

@@ -117,14 +117,14 @@ def test_the_step_time_is_a_picture_with_intervals_that_needs_no_network(tmp_pat
 
 def test_a_picture_says_what_was_not_measured() -> None:
     report = window(timed=(), profiled=())
-    picture = cards.step_card(report, None)
+    picture = cards.step_card(report, cards.SoFar.of(RunSummary(run_info(), [report])))
     assert "Step times were not measured in this window." in picture
     assert picture.count("not measured") >= len(cards.ROWS)
 
 
 def test_a_picture_of_an_invalid_window_compares_nothing() -> None:
     report = msgspec.structs.replace(window(), valid=False, problems=("residual overlap 0.4",))
-    picture = cards.step_card(report, None)
+    picture = cards.step_card(report, cards.SoFar.of(RunSummary(run_info(), [report])))
     assert '<rect class="overlapped"' in picture
     assert '<rect class="sequential"' not in picture
     assert "Note: residual overlap 0.4" in picture
