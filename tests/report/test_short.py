@@ -75,8 +75,8 @@ def test_many_windows_are_one_line_of_bars_and_the_odd_ones_are_named(tmp_path: 
     assert len(bars) == len("saved ") + 11
     assert bars.count("█") == 1
     text = " ".join(" ".join(lines).split())
-    assert "12 windows, 11 count; not valid: 1 (window 9); overlap saves 9.2% in the median one; odd: window 7 " in text
-    assert "(step 3,520, saves 23.1%)." in text
+    assert "11 of 12 windows count; not valid: 1 (window 9); overlap saves 9.2% in the median one; odd: " in text
+    assert "; odd: window 7 (step 3,520, saves 23.1%)." in text
     alike = lines_of(tmp_path / "alike", *[saving(number, 0.1) for number in range(300)])
     assert "none is odd." in " ".join(alike)
     assert len(alike) <= 20

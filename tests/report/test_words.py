@@ -179,7 +179,7 @@ def test_windows_that_count_and_the_others(
     windows: list[OverlapReport], counting: str, others: list[tuple[str, str]]
 ) -> None:
     summary = RunSummary(run_info(), windows)
-    assert windows_that_count(summary) == counting
+    assert windows_that_count(summary) == "; ".join([counting, *[f"{kind}: {numbers}" for kind, numbers in others]])
     assert left_out(summary) == others
 
 

@@ -62,8 +62,7 @@ def _answer(record: Record) -> str:
     arms = len(record.arms)
     if not record.windows and not arms:
         return "No window was completed."
-    why = "".join([f"; {kind}: {numbers}" for kind, numbers in left_out(record.summary)])
-    answer = f"{windows_that_count(record.summary)}{why}." if record.windows else f"{count(arms, 'window')} of arms."
+    answer = f"{windows_that_count(record.summary)}." if record.windows else f"{count(arms, 'window')} of arms."
     cost = cost_of(record)
     if cost is not None:
         answer += f" Cost of measuring: {PAGE.measuring_cost(cost)}."
@@ -265,9 +264,10 @@ _KINDS = (
 
 
 def windows_that_count(summary: RunSummary) -> str:
-    """E.g. ``1 of 2 windows counts``, ``3 of 3 windows count``."""
+    """E.g. ``1 of 2 windows counts; cut short: 1 (window 1)``, ``3 of 3 windows count``."""
     counting, measured = summary.states()[COUNTS], len(summary.windows)
-    return f"{counting:,} of {count(measured, 'window')} {'counts' if 1 in (counting, measured) else 'count'}"
+    why = "".join([f"; {kind}: {numbers}" for kind, numbers in left_out(summary)])
+    return f"{counting:,} of {count(measured, 'window')} {'counts' if 1 in (counting, measured) else 'count'}{why}"
 
 
 def left_out(summary: RunSummary) -> list[tuple[str, str]]:

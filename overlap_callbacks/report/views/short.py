@@ -12,7 +12,6 @@ from overlap_callbacks.analysis.formatting import (
     certainty,
     certainty_in_words,
     change_decimals,
-    count,
     decimals_of,
     listed,
     shortened,
@@ -25,7 +24,7 @@ from overlap_callbacks.analysis.results.settled import Verdict
 from overlap_callbacks.analysis.run_summary import COUNTS
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.arms import arms
-from overlap_callbacks.report.views.quality import cost_of, left_out, unreadable
+from overlap_callbacks.report.views.quality import cost_of, unreadable, windows_that_count
 from overlap_callbacks.report.views.runs import attention, first_advice, head_of
 from overlap_callbacks.report.views.step_charts import named_parts
 
@@ -165,8 +164,7 @@ def _in_words(saved: float, decimals: int | None = None) -> str:
 def _odd(record: Record, counting: Sequence[OverlapReport]) -> str:
     """How many windows count, and those in which overlap saves another share than in most."""
     saved = [_saved(window) for window in counting]
-    told = [f"{count(len(record.windows), 'window')}, {len(record.valid_windows):,} count"]
-    told += [f"{kind}: {which}" for kind, which in left_out(record.summary)]
+    told = [windows_that_count(record.summary)]
     if saved:
         median = statistics.median(saved)
         told.append(f"overlap {_in_words(median)} in the median one")
