@@ -85,9 +85,8 @@ def _compared(names: Sequence[str], records: Sequence[Record], axis: str | None)
 
 
 def _run(identity: str, name: str, record: Record, *, compared: bool, charts: bool) -> RunPage:
-    race, *others = attention(record)
-    blocks: list[Block] = [*race, *tiles(record), *overview(record, compared=compared)]
-    blocks += [note for notes in others for note in notes]
+    race, others = attention(record)
+    blocks: list[Block] = [*race, *tiles(record), *overview(record, compared=compared), *others]
     head, line = page_text(head_of(record)), run_headline(record.summary, len(record.arms))
     more = tuple([page_sentence(each) for each in (*line.more, first_advice(record)) if each])
     sections = tuple([section for section in _sections(record, charts) if section.answer or section.blocks])
@@ -97,20 +96,18 @@ def _run(identity: str, name: str, record: Record, *, compared: bool, charts: bo
     return RunPage(identity, name, head, page_sentence(line.sentence), tuple(blocks), folded, more, figures)
 
 
-def attention(record: Record) -> tuple[list[Note], ...]:
-    """What must be read before any figure: of a race, of a control run, and serious findings."""
-    race = race_of(record)
-    control = (
-        "A control run: overlap was never switched off. Every difference here is an error of the measurement, "
-        "and of its 95% intervals 95 in 100 should hold zero."
-    )
-    return (
-        [Note(page_text(race_sentence(race), 4000), warning=True)]
-        if race is not None and race.verdict is RaceVerdict.RACE
-        else [],
-        [Note(control, warning=True)] if record.control else [],
-        warnings(record),
-    )
+def attention(record: Record) -> tuple[list[Note], list[Note]]:
+    """What must be read before any figure: of a race; of a control run, and serious findings."""
+    race, of_race, others = race_of(record), [], warnings(record)
+    if race is not None and race.verdict is RaceVerdict.RACE:
+        of_race.append(Note(page_text(race_sentence(race), 4000), warning=True))
+    if record.control:
+        control = (
+            "A control run: overlap was never switched off. Every difference here is an error of the measurement, "
+            "and of its 95% intervals 95 in 100 should hold zero."
+        )
+        others.insert(0, Note(control, warning=True))
+    return of_race, others
 
 
 def head_of(record: Record) -> str:
