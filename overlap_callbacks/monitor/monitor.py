@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from overlap_callbacks.analysis.results.env_overrides import SWITCH
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.run import Setting
 from overlap_callbacks.analysis.statistics import MIN_BLOCKS
@@ -36,7 +35,7 @@ from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.monitor.timing import TimingRunner
 from overlap_callbacks.sinks import Sink
 
-__all__ = ["EXCEPTION_CLOSE_TIMEOUT_S", "SWITCH", "MisuseError", "OverlapMonitor"]
+__all__ = ["EXCEPTION_CLOSE_TIMEOUT_S", "MisuseError", "OverlapMonitor"]
 
 T = TypeVar("T")
 
