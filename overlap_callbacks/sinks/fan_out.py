@@ -30,6 +30,7 @@ class FanOut:
     def __init__(self, sinks: Sequence[Sink], on_error: Callable[[Sink, Exception], None]) -> None:
         # The record first, so that it is on disk before another sink can stall.
         self._sinks = sorted(sinks, key=lambda sink: sink.kept_record() is None)
+        self.record = self._sinks[0].kept_record() if self._sinks else None  # the file, if one of the sinks keeps it
         self._on_error = on_error
         self._workers = {
             id(sink): DetachedWorker(f"overlap-callbacks-{type(sink).__name__}", patience_s=_SINK_PATIENCE_S)
@@ -42,11 +43,10 @@ class FanOut:
 
     def open(self, run: RunInfo) -> None:
         """Open every sink for a run; called once, first."""
-        record = next((path for sink in self._sinks if (path := sink.kept_record()) is not None), None)
 
         def open_one(sink: Sink) -> None:
-            if record is not None and sink.kept_record() is None:
-                sink.use_record(record)
+            if self.record is not None and sink.kept_record() is None:
+                sink.use_record(self.record)
             sink.open(run)
 
         for sink in list(self._sinks):

@@ -106,7 +106,6 @@ class Reporter:
         self._channel = channel
         self._exchange = Exchange(channel, Tree.of(channel.job), "report", answered=False)
         self._schedule = config.schedule
-        self._sinks_given = config.sinks
         self._sinks = FanOut(config.sinks if self._job.rank == 0 else (), on_sink_error)
         self._run = run
         self._environment = environment
@@ -334,12 +333,12 @@ class Reporter:
         quick, self._quick = self._quick, None
         if quick is None:
             return
-        record = next((path for sink in self._sinks_given if (path := sink.kept_record()) is not None), None)
-        where = ""
+        record, where = self._sinks.record, ""
         if record is not None:
             where = f" `overlap report {record.parent}` makes the page."
-            with contextlib.suppress(Exception):  # a full disk, an older record: the answer stays
-                where = where if self._write_page is None else f" The page is {self._write_page(record)}"
+            if self._write_page is not None:
+                with contextlib.suppress(Exception):  # a full disk, an older record: the answer stays
+                    where = f" The page is {self._write_page(record)}"
         Notices.announce(f"the quick answer: {quick.answer()}{where}")
 
     def _open_sinks(self) -> None:
