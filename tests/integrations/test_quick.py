@@ -125,12 +125,12 @@ def test_it_ends_once_and_for_all_after_ten_minutes() -> None:
     now = [0.0]
     look = QuickLook(lambda: now[0])
     assert look.goes_on()
-    assert look.skip(0) is None
+    assert look.skip() is None
     now[0] = 600.0
     assert not look.goes_on()
     now[0] = 0.0
     assert not look.goes_on()
-    assert look.skip(3) is not None
+    assert look.skip() is not None
 
 
 def test_it_ends_once_the_interval_that_holds_at_all_looks_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,9 +160,9 @@ def test_windows_wait_for_the_reports_of_earlier_ones() -> None:
     look = QuickLook(lambda: 0.0)
     for _ in range(3):
         look.submitted()
-    assert look.skip(3) is not None
+    assert look.skip() is not None
     look.done()
-    assert look.skip(4) is None
+    assert look.skip() is None
 
 
 def test_windows_do_not_wait_for_a_report_that_is_lost() -> None:
@@ -173,4 +173,4 @@ def test_windows_do_not_wait_for_a_report_that_is_lost() -> None:
     lost: Any = SimpleNamespace(quick=True, number=0, cost=None)
     for _ in range(3):
         reporter.submit_window(lost, "0/quick0", None)
-    assert look.skip(3) is None
+    assert look.skip() is None

@@ -31,10 +31,10 @@ def _charged(cost: float, upper: float | None) -> float:
 
 
 class Skip(NamedTuple):
-    """Why windows are skipped because of the cost of earlier ones, and the first one that may be measured again."""
+    """Why windows are skipped, and the first one that may be measured again; 0 for the next one."""
 
     reason: str
-    next_window: int
+    next_window: int = 0
 
 
 class WindowBudget:

@@ -76,7 +76,7 @@ class Ruling(msgspec.Struct, frozen=True):
     rhythms: tuple[Rhythm, ...] = ()  # the job's rhythms known to rank 0
     name: str = ""  # unique, even among rulings of a killed job in the same store
     only: int = -1
-    next_window: int = 0  # if skipped because of its cost: the first window that may open again
+    next_window: int = 0  # if skipped: the first window that may open again, 0 for the next one
     quick: bool = False  # windows go on back to back
 
 
@@ -196,23 +196,23 @@ class OrderChecker:
         self._stop.set()
         self._worker.close(timeout_s)
 
-    def _skip(self, check: _Check) -> Skip | None:
-        if check.quick is None or check.window is None:
-            return self._budget.skip(check.window)
-        return check.quick.skip(check.window)
-
     def _run(self, check: _Check, plan_window: WindowPlanner | None) -> None:
         if check.given_up:
             return
+        quick, skip = False, None
         try:
+            if check.quick is not None:
+                quick, skip = check.quick.goes_on(), check.quick.skip()
+            elif self._channel.job.rank == 0:
+                skip = self._budget.skip(check.window)
             check.ruling = check_order(
                 self.exchange,
                 check.key,
                 check.recorded,
                 OrderMessage.of(check.recorded, check.config),
                 timeout_s=check.timeout_s,
-                quick=check.quick is not None and check.quick.goes_on(),
-                skip=self._skip(check) if self._channel.job.rank == 0 else None,
+                quick=quick,
+                skip=skip,
                 # A check that the training thread has abandoned must not block the next one.
                 stop=lambda: check.given_up or self._stop.is_set(),
                 plan_window=plan_window,

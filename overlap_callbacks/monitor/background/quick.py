@@ -74,13 +74,13 @@ class QuickLook:
             return False
         return change.ci_high - change.ci_low < NARROW
 
-    def skip(self, window: int) -> Skip | None:
+    def skip(self) -> Skip | None:
         """Whether to leave a window out, and why."""
         if self.is_over:
-            return Skip("the quick answer is there", window + 1)
+            return Skip("the quick answer is there")
         with self._lock:
             is_behind = self._num_waiting > _MOST_WAITING
-        return Skip("reports of earlier windows are still being made", window + 1) if is_behind else None
+        return Skip("reports of earlier windows are still being made") if is_behind else None
 
     def answer(self) -> str:
         """The answer so far."""
