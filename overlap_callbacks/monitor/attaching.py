@@ -11,7 +11,6 @@ from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
 from overlap_callbacks.monitor.background.quick import LONGEST_S, NARROW, quick_schedule
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.config import MonitorConfig
-from overlap_callbacks.sinks import Sink
 
 if TYPE_CHECKING:
     from overlap_callbacks.monitor.monitor import OverlapMonitor
@@ -42,14 +41,12 @@ def close_others(monitor: Any, target: object) -> None:
     So the cell of a notebook that makes model and optimizer may be run again, whatever still holds the earlier ones.
     """
     _attached_to[monitor] = weakref.ref(target)
-    for other in list(_running):
-        attached_to = _attached_to.get(other)
-        if other is monitor or attached_to is None or not other.active or attached_to() is target:
-            continue
+    for other, attached_to in list(_attached_to.items()):
         before = attached_to()
-        why = "what it was attached to is gone"
-        if before is not None:
-            why = f"it was attached to another {type(before).__name__}"
+        if before is target or not other.active:
+            continue
+        gone = "what it was attached to is gone"
+        why = gone if before is None else f"it was attached to another {type(before).__name__}"
         monitor.say(f"an earlier monitor is closed: {why}")
         _running.discard(other)
         other.close(_CLOSE_TIMEOUT_S)
@@ -72,14 +69,10 @@ def attach_line(config: MonitorConfig, job: Job, next_step: int, *, timed_only: 
         )
     if timed_only:
         when = f"steps are timed, and nothing else is measured ({TIME_ONLY})"
-    where = [place for sink in config.sinks if (place := _destination(sink))]
-    return "; ".join([f"{config.framework}, {count(job.world_size, 'rank')}", when, *where])
-
-
-def _destination(sink: Sink) -> str:
-    """Where a sink's reports go; empty if the sink fails to say it, which must not cost more than these words."""
-    try:
-        return sink.destination()
-    except Exception as error:
-        logger.debug("the destination of %s", type(sink).__name__, exc_info=error)
-        return ""
+    said = [f"{config.framework}, {count(job.world_size, 'rank')}", when]
+    for sink in config.sinks:
+        try:
+            said.append(sink.destination())
+        except Exception as error:  # it costs no more than these words
+            logger.debug("the destination of %s", type(sink).__name__, exc_info=error)
+    return "; ".join(filter(None, said))
