@@ -57,8 +57,12 @@ _MODULES = {
     "names": "analysis.name_rules",
     "record": "report.record",
 }
-# The callbacks, by the framework that a job uses: each needs its own package, so ``from ... import *`` leaves them out.
-_CALLBACKS = {"LightningCallback": "integrations.lightning", "TransformersCallback": "integrations.transformers"}
+# The callbacks, and the modules of which a job with the framework has loaded one. Each needs its own package, so
+# ``from ... import *`` leaves them out.
+_CALLBACKS = {
+    "LightningCallback": ("integrations.lightning", {"lightning.pytorch", "pytorch_lightning"}),
+    "TransformersCallback": ("integrations.transformers", {"transformers"}),
+}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
@@ -71,7 +75,7 @@ def __getattr__(name: str) -> Any:
     elif name in _HOME_OF:
         value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
     elif name in _CALLBACKS:
-        value = importlib.import_module(f"{__name__}.{_CALLBACKS[name]}").OverlapCallback
+        value = importlib.import_module(f"{__name__}.{_CALLBACKS[name][0]}").OverlapCallback
     elif name == "OverlapCallback":
         return __getattr__(_callback_in_use())
     else:
@@ -84,15 +88,10 @@ def _callback_in_use() -> str:
     """The callback of the one framework that the program has loaded."""
     import sys
 
-    loaded = {
-        "LightningCallback": not {"lightning.pytorch", "pytorch_lightning"}.isdisjoint(sys.modules),
-        "TransformersCallback": "transformers" in sys.modules,
-    }
-    found = [name for name, is_loaded in loaded.items() if is_loaded]
+    found = [name for name, (_, modules) in _CALLBACKS.items() if not modules.isdisjoint(sys.modules)]
     if len(found) != 1:
-        which = (
-            "Lightning and Transformers are both loaded" if found else "neither Lightning nor Transformers is loaded"
-        )
+        both, none = "Lightning and Transformers are both loaded", "neither Lightning nor Transformers is loaded"
+        which = both if found else none
         names = " or ".join([f"{__name__}.{name}" for name in _CALLBACKS])
         raise AttributeError(f"which OverlapCallback is meant is not clear, since {which}: use {names}")
     return found[0]
@@ -107,9 +106,9 @@ def __dir__() -> list[str]:
         except ValueError:  # something else stands in for it in sys.modules
             return False
 
-    needed = [
-        ("LightningCallback", is_installed("lightning") or is_installed("pytorch_lightning")),
-        ("TransformersCallback", is_installed("transformers") and is_installed("accelerate")),
-    ]
-    found = [name for name, is_there in needed if is_there]
-    return sorted({*globals(), *__all__, *_HOME_OF, *_MODULES, *found})
+    needed = {
+        "LightningCallback": is_installed("lightning") or is_installed("pytorch_lightning"),
+        "TransformersCallback": is_installed("transformers") and is_installed("accelerate"),
+    }
+    found = [name for name, is_there in needed.items() if is_there]
+    return sorted({*globals(), *_HOME_OF, *_MODULES, *found})
