@@ -20,7 +20,7 @@ from overlap_callbacks.instruments import device
 from overlap_callbacks.monitor import OverlapMonitor
 from overlap_callbacks.monitor.background.roll_call import WAIT_S, RollCall, has_others
 from overlap_callbacks.monitor.background.store import Job
-from overlap_callbacks.monitor.config import check_environment, default_run_folder, switched_off_by
+from overlap_callbacks.monitor.config import MonitorConfig, apply_env_overrides, default_run_folder, switched_off_by
 from overlap_callbacks.monitor.faults import say_refusal
 from overlap_callbacks.sinks import FunctionSink, Sink
 
@@ -73,7 +73,7 @@ def build_monitor(
         return monitor
     try:
         framework = check() or framework
-        check_environment()
+        apply_env_overrides(MonitorConfig())  # raises if a variable has a value that is not allowed
         if arguments.get("precision") is None:
             with contextlib.suppress(Exception):  # another version may rename it: only MFU needs it
                 arguments["precision"] = precision()

@@ -101,7 +101,7 @@ def attach(
 
     def sinks(given: list[Sink] | None, folder: Path) -> list[Sink]:
         nonlocal events
-        events = EventsSink(engine, "all" if options.get("detail") == "all" else "short")
+        events = EventsSink(engine, options.get("detail", "short"))
         return sinks_of(given, folder, engine, events)
 
     monitor = build_monitor(

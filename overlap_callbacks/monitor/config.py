@@ -213,11 +213,6 @@ def switched_off_by() -> str:
     return f"{SWITCH}={given}" if given.strip().lower() in _OFF_WORDS else ""
 
 
-def check_environment() -> None:
-    """Raise a ValueError if an environment variable has a value that is not allowed."""
-    apply_env_overrides(MonitorConfig())
-
-
 def apply_env_overrides(config: MonitorConfig) -> tuple[MonitorConfig, TimingPlan | None]:
     """Apply environment variables to the options. Returns the plan for timing steps if nothing else is to be measured.
 
