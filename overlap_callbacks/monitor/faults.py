@@ -72,7 +72,7 @@ class Notices:
 
     @staticmethod
     def announce(message: str) -> None:
-        """Log the final message. Printed to stderr if logging is not configured, so that the user always sees it."""
+        """Log on rank 0. Printed to stderr if logging is not configured, so that the user always sees it."""
         if current_rank():
             return
         if logger.shows_info:
