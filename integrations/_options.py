@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
-import inspect
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +15,6 @@ import torch
 
 from overlap_callbacks.analysis.results.run import Setting
 from overlap_callbacks.gate.arms import BaseArm
-from overlap_callbacks.monitor import OverlapMonitor
 from overlap_callbacks.monitor.config import MonitorConfig, checked_sinks
 from overlap_callbacks.monitor.faults import current_rank
 from overlap_callbacks.monitor.schedule import Schedule
@@ -71,9 +69,8 @@ class Options(TypedDict, total=False):
 
 
 _OF_SCHEDULE = frozenset([f.name for f in dataclasses.fields(Schedule) if f.init])
-_OF_MONITOR = frozenset(inspect.signature(OverlapMonitor).parameters) - {"framework"}
 _ADVANCED = frozenset(AdvancedOptions.__annotations__)
-_ALL = _OF_SCHEDULE | _OF_MONITOR
+_USUAL = frozenset(Options.__annotations__) - {"advanced"}
 # These are made where None is given.
 _MADE = frozenset(("schedule", "sinks", "run_dir"))
 
@@ -109,7 +106,7 @@ def flat(options: Mapping[str, Any]) -> dict[str, Any]:
     advanced = given.pop("advanced", None) or {}
     if not isinstance(advanced, Mapping):
         raise TypeError(f"advanced must map names to values, got {advanced!r} (a {type(advanced).__name__})")
-    _check_names(given, _ALL, "options", _ALL - _ADVANCED)
+    _check_names(given, _USUAL | _ADVANCED, "options", _USUAL)
     _check_names(advanced, _ADVANCED, "advanced options", _ADVANCED)
     twice = sorted(given.keys() & advanced.keys())
     if twice:
@@ -127,7 +124,8 @@ def _check_names(given: Iterable[str], known: frozenset[str], what: str, shown: 
     unknown = sorted(set(given) - known)
     if not unknown:
         return
-    near = [name for each in unknown for name in difflib.get_close_matches(str(each), _ALL | {"advanced"}, 1)]
+    every = [*Options.__annotations__, *_ADVANCED]
+    near = [name for each in unknown for name in difflib.get_close_matches(str(each), every, 1)]
     inside = [f"advanced={{{name!r}: ...}}" if name in _ADVANCED and what == "options" else name for name in near]
     hint = f" (did you mean {', '.join(inside)}?)" if near else ""
     raise TypeError(f"unknown {what} {unknown}{hint}; allowed are {', '.join(sorted(shown))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import os
 import re
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from overlap_callbacks import JsonlSink, OverlapMonitor, WandbSink
+from overlap_callbacks import JsonlSink, OverlapMonitor, Schedule, WandbSink
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.monitor import monitor as monitor_module
 from overlap_callbacks.monitor.background.budget import Skip, WindowBudget
@@ -153,6 +154,15 @@ def test_what_goes_wrong_with_earlier_monitors_raises_nothing(monkeypatch: pytes
 
 
 # -- wrong values
+
+
+def test_adapters_take_every_option_of_schedule_and_monitor() -> None:
+    from overlap_callbacks.integrations._options import AdvancedOptions, Options
+
+    schedule, monitor = inspect.signature(Schedule).parameters, inspect.signature(OverlapMonitor).parameters
+    assert Options.__annotations__.keys().isdisjoint(AdvancedOptions.__annotations__)
+    typed = {*Options.__annotations__, *AdvancedOptions.__annotations__}
+    assert typed == {*schedule, *monitor, "advanced"} - {"framework"}
 
 
 @pytest.mark.parametrize(
