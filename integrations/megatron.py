@@ -184,10 +184,10 @@ class _PretrainHook:
             self._steps.monitor.sink_failed(self._outbox, error)
 
     def _train_step(self, train_step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._steps is None:
-            self._steps = self._open(inspect.signature(train_step).bind(*args, **kwargs).arguments["model"])
         iteration = kwargs.get("iteration")  # newer versions pass it, so that numbers survive a resume
         self._step = self._step + 1 if iteration is None else iteration
+        if self._steps is None:
+            self._steps = self._open(inspect.signature(train_step).bind(*args, **kwargs).arguments["model"])
         self._steps.begin(self._step)
         try:
             outcome = train_step(*args, **kwargs)
@@ -212,9 +212,7 @@ class _PretrainHook:
             chunks = checked_chunks(model)
         except TypeError as error:
             return Steps(switched_off(self._core.name, error, strict=strict))
-        steps = open_steps(
-            self._core, chunks, self._sequential, self._options, sinks=with_outbox, next_step=self._step + 1
-        )
+        steps = open_steps(self._core, chunks, self._sequential, self._options, sinks=with_outbox, next_step=self._step)
         monitor = steps.monitor
         if not monitor.active:
             return steps
