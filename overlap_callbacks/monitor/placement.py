@@ -52,13 +52,13 @@ class PhaseBalance:
         if not schedule.spread:
             timed_steps = len(schedule.part(Part.TIMED, steps_per_block))
             return Placement(schedule.decided_at, schedule.decided_at + timed_steps, steps_per_block=steps_per_block)
-        beside = schedule.beside_steps(steps_per_block)
+        around = schedule.steps_around(steps_per_block)
         long_part = len(schedule.long_part(long_steps))
-        room = schedule.spare_steps(steps_per_block) - 2 * beside - long_part
+        room = schedule.spare_steps(steps_per_block) - 2 * around - long_part
         timed = _Candidates(schedule, Part.TIMED, steps_per_block, self._totals[arm, Part.TIMED])
         profiled = _Candidates(schedule, Part.PROFILED, steps_per_block, self._totals[arm, Part.PROFILED])
-        timed_start = schedule.decided_at + beside
-        profiled_start = timed_start + timed.num_steps + long_part + beside
+        timed_start = schedule.decided_at + around
+        profiled_start = timed_start + timed.num_steps + long_part + around
         timed.look(first_step + timed_start, min(room, _MAX_SHIFT))
         profiled.look(first_step + profiled_start, min(room, 2 * _MAX_SHIFT) if profiled.num_steps else 0)
         cost = timed.cost.min(axis=0)[:, None] + _WEIGHT_OF_PROFILED * profiled.cost.min(axis=0)

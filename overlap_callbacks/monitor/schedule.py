@@ -165,12 +165,12 @@ class Schedule:
         profiled = self.part(Part.PROFILED, swapped=placement.profiled_swapped)
         timed_end = placement.timed_start + len(timed)
         # Without a profiled part, the steps after the timed part come last.
-        beside = self.beside_steps(placement.steps_per_block)
-        end = placement.profiled_start + len(profiled) if profiled else timed_end + beside
+        around = self.steps_around(placement.steps_per_block)
+        end = placement.profiled_start + len(profiled) if profiled else timed_end + around
         plans: list[Plan | None] = [None] * end
         plans[: self.recorded_steps] = self._recorded()
-        for start in (placement.timed_start - beside, timed_end):
-            for offset in range(start, start + beside):
+        for start in (placement.timed_start - around, timed_end):
+            for offset in range(start, start + around):
                 plans[offset] = _uncounted(Part.AROUND, offset)
         for start, steps in ((placement.timed_start, timed), (placement.profiled_start, profiled)):
             for offset, step in enumerate(steps, start):
@@ -233,10 +233,10 @@ class Schedule:
 
     def most_long_steps(self, steps_per_block: int) -> int:
         """Maximum counted steps of a long block, given timed blocks of this length; below 1 if there is no room."""
-        room = self.spare_steps(steps_per_block) - 2 * self.beside_steps(steps_per_block) - _ROOM
+        room = self.spare_steps(steps_per_block) - 2 * self.steps_around(steps_per_block) - _ROOM
         return room // 2 - self.warmup_steps if self.spread else 0
 
-    def beside_steps(self, steps_per_block: int) -> int:
+    def steps_around(self, steps_per_block: int) -> int:
         """Marked steps on each side of a timed part with blocks of this length."""
         return min(_STEPS_AROUND, max(0, self.spare_steps(steps_per_block) - _ROOM) // 4) if self.spread else 0
 

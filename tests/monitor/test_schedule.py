@@ -67,10 +67,10 @@ def schedules(draw):
 
 
 def test_the_parts_of_the_default_windows_and_where_the_first_ones_lie():
-    # 8 recorded, 8 while the order is checked, 24 beside, 16 blocks x (1 warm-up + 2 counted), 24 beside, 8 x (1 + 1)
+    # 8 recorded, 8 while the order is checked, 24 around, 16 blocks x (1 warm-up + 2 counted), 24 around, 8 x (1 + 1)
     schedule = Schedule()
     assert schedule.window_steps == 1 + 16 * 3 + 8 * 2 == 65  # what a window needs
-    assert (schedule.recorded_steps, schedule.decided_at, schedule.beside_steps(2)) == (8, 16, 24)
+    assert (schedule.recorded_steps, schedule.decided_at, schedule.steps_around(2)) == (8, 16, 24)
     window = placed(schedule)
     by_part = {part: [step for step in range(500) if (p := window.plan(step)) and p.part is part] for part in Part}
     assert by_part == {
@@ -399,7 +399,7 @@ def test_a_window_is_the_same_up_to_the_step_that_depends_on_the_ruling(blocks, 
     first = schedule.first_step
     decided = first + schedule.decided_at
     assert [step for step in range(first, first + every_n_steps) if schedule.is_decided_at(step)] == [decided]
-    start = schedule.decided_at + schedule.beside_steps(2)
+    start = schedule.decided_at + schedule.steps_around(2)
     for swapped in (False, True):
         window = schedule.placed(Placement(start, start + 60, swapped, swapped, 2))
         assert [window.plan(step) for step in range(first, decided)] == [
@@ -464,9 +464,9 @@ def test_a_long_block_of_each_mode_lies_between_the_timed_steps_and_the_steps_ar
     ]
     offsets = [plan.offset for plan in long]
     assert offsets == list(range(placement.timed_start + 48, placement.timed_start + 48 + 2 * (1 + most)))
-    beside = [plan.offset for plan in plans if plan.part is Part.AROUND]
-    assert beside[:24] == list(range(placement.timed_start - 24, placement.timed_start))
-    assert beside[24:] == list(range(offsets[-1] + 1, offsets[-1] + 25))
+    around = [plan.offset for plan in plans if plan.part is Part.AROUND]
+    assert around[:24] == list(range(placement.timed_start - 24, placement.timed_start))
+    assert around[24:] == list(range(offsets[-1] + 1, offsets[-1] + 25))
     assert plans[-1].last
     assert max(plan.offset for plan in plans) < 500
     assert window.plan(20 + 500).part is Part.RECORDED

@@ -173,12 +173,12 @@ def test_the_parts_of_a_window_lie_where_its_ruling_says() -> None:
         run(runner, step)
         modes |= {step: bench.gate.modes[-1]} if len(bench.gate.modes) > seen else {}
     recorded = range(2, 2 + schedule.recorded_steps)
-    beside = schedule.beside_steps(3)
+    around = schedule.steps_around(3)
     timed = [*[SEQ] * 3, *[OV] * 6, *[SEQ] * 3]
     assert modes == {
         **dict.fromkeys(recorded, OV),
         **dict(zip(range(7, 19), timed, strict=True)),
-        **dict.fromkeys([*range(7 - beside, 7), *range(19, 19 + beside)], OV),
+        **dict.fromkeys([*range(7 - around, 7), *range(19, 19 + around)], OV),
         **dict(zip(range(27, 31), [OV, SEQ, SEQ, OV], strict=True)),
     }
     assert bench.reporter.blocks == [(0, block) for block in range(4)]

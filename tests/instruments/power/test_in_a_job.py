@@ -241,7 +241,7 @@ def test_blocks_that_are_too_short_are_followed_by_long_ones_in_the_next_window(
         assert after.power.of(mode).mean_avg_w == pytest.approx(WATTS[mode], rel=1e-6)
         assert after.power.of(mode).energy_per_step_j == pytest.approx(2 * WATTS[mode] * STEP_S, rel=0.05)
     # The long blocks are part of the steps by which the settled difference is told.
-    assert after.samples[0].series.modes.lower().endswith("s" * 201 + "o" * schedule.beside_steps(1))
+    assert after.samples[0].series.modes.lower().endswith("s" * 201 + "o" * schedule.steps_around(1))
 
 
 def test_a_device_that_is_lost_costs_its_figures_and_one_line() -> None:
