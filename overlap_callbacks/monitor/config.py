@@ -26,7 +26,7 @@ from overlap_callbacks.sinks.base import DETAILS
 # Keeps the record small whatever the user puts in.
 _MAX_SETTINGS, _MAX_SETTING_LENGTH = 32, 100
 
-# Values of the environment variable ``OVERLAP_CALLBACKS``, in any case.
+# Values of the environment variable ``OVERLAP_CALLBACKS``, in lower or upper case.
 _OFF_WORDS = ("off", "0", "false", "no", "disabled")
 _ON_WORDS = ("on", "", "1", "true", "yes", "enabled")
 _QUICK_WORD = "quick"

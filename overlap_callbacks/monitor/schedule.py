@@ -116,7 +116,7 @@ class Schedule:
     control: bool = False
     spread: bool = True
     _offsets: tuple[Plan | None, ...] = field(init=False, repr=False, compare=False, default=())
-    # Windows are numbered as if one began every so many steps, which is at most ``every_n_steps``; 0 for that.
+    # Windows are numbered as if one began every so many steps, at most ``every_n_steps``; 0 if they do begin so.
     _numbered_by: int = field(init=False, repr=False, compare=False, default=0)
 
     def __post_init__(self) -> None:

@@ -28,11 +28,11 @@ class FunctionSink(Sink):
             closed.
         exact_keys: give ``write`` the unchanged keys of ``OverlapReport.metrics()``: a group's or operator's name
             may contain any character, and a value may be infinite or NaN.
-        detail: ``"short"`` for the metrics that W&B gets by default, instead of all.
+        detail: ``"all"`` metrics, or the ``"short"`` list that W&B gets by default.
 
     Raises:
         TypeError: ``write`` is not callable.
-        ValueError: ``detail`` is neither.
+        ValueError: ``detail`` is neither ``"short"`` nor ``"all"``.
     """
 
     def __init__(

@@ -272,7 +272,7 @@ def check_order(
         if ruling.decision is Decision.GRANTED and plan_window is not None:
             placement, rhythms = plan_window()
             ruling = msgspec.structs.replace(ruling, placement=placement, rhythms=rhythms)
-        # A rank 0 that has gone on takes it for the end.
+        # If rank 0 has gone on without its ruling, it has ended the quick look.
         ruling = msgspec.structs.replace(ruling, name=secrets.token_hex(8), quick=quick and not stop())
     exchange.send_down(key, msgspec.json.encode(ruling))
     return ruling

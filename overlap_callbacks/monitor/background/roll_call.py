@@ -18,10 +18,10 @@ from overlap_callbacks.monitor.background.store import Job, StoreChannel
 
 # Maximum time that attach waits for the other ranks. Ranks that come later are heard on the library's thread.
 WAIT_S = 3.0
-# Interval at which the verdict is looked for: from the first to the second, which grows with the ranks.
+# Interval between looks for the verdict. It grows from the first to the second, which is longer with many ranks.
 _MIN_LOOK_S, _MAX_LOOK_S = 0.002, 0.1
 _RANKS_PER_LOOK_S = 10_000
-# A rank that is late by far may never come: looks are then this part of the time waited apart, up to a maximum.
+# A rank that is very late may never come: the interval is then this part of the time waited, up to a maximum.
 _PART_WAITED, _MAX_LATE_LOOK_S = 0.05, 30.0
 
 _calls = itertools.count()
