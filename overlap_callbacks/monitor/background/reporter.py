@@ -158,11 +158,15 @@ class Reporter:
         elif self._quick is not None:
             self._quick.submitted()
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
-            cost = window.cost
-            self._budget.give_up(window.number, lambda: 0.0 if cost is None else cost.left_out_ns / 1e6)
-            if window.quick and self._quick is not None:
-                self._quick.done()
+            self._done(window)
             logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
+
+    def _done(self, window: MeasuredWindow) -> None:
+        """There is a report of a window that was submitted, or there will be none."""
+        cost = window.cost
+        self._budget.give_up(window.number, lambda: 0.0 if cost is None else cost.left_out_ns / 1e6)
+        if window.quick and self._quick is not None:
+            self._quick.done()
 
     def submit_answer(self) -> None:
         """Give the quick answer, once the windows before it are reported."""
@@ -207,9 +211,7 @@ class Reporter:
         try:
             self._report_with_cost(window, cost, key, tokens_per_step)
         finally:
-            self._budget.give_up(window.number, lambda: cost.left_out_ns / 1e6)
-            if window.quick and self._quick is not None:
-                self._quick.done()
+            self._done(window)
             cost.work_done(finished=True)
             self._last_cost = cost
 
