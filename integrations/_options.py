@@ -82,21 +82,21 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
         TypeError: an option that does not exist, a wrong type, or ``schedule`` with its own options.
         ValueError: a value that is not allowed.
     """
-    given = flat(options)
+    given = {name: value for name, value in flat(options).items() if value is not None or name not in _MADE}
     of_schedule = {name: value for name, value in given.items() if name in _OF_SCHEDULE}
     arguments = {name: value for name, value in given.items() if name not in _OF_SCHEDULE}
     if of_schedule:
-        if arguments.get("schedule") is not None:
+        if "schedule" in arguments:
             raise TypeError(f"give either schedule or {', '.join(sorted(of_schedule))}, not both")
         arguments["schedule"] = Schedule(**of_schedule)
-    if arguments.get("run_dir") is not None:
+    if "run_dir" in arguments:
         run_dir = arguments["run_dir"]
         if not isinstance(run_dir, (str, os.PathLike)):
             raise TypeError(f"run_dir must be the path of a folder, got {run_dir!r} (a {type(run_dir).__name__})")
         arguments["run_dir"] = Path(run_dir)
-    if arguments.get("sinks") is not None:
+    if "sinks" in arguments:
         arguments["sinks"] = checked_sinks(arguments["sinks"])
-    MonitorConfig(**{name: value for name, value in arguments.items() if value is not None or name not in _MADE})
+    MonitorConfig(**arguments)
     return arguments
 
 

@@ -41,7 +41,7 @@ class QuickLook:
         self._windows: list[OverlapReport] = []
         self._lock = threading.Lock()
         self._num_waiting = 0
-        self.is_over = False
+        self._is_over = False
 
     def submitted(self) -> None:
         """A window has ended; its report follows."""
@@ -63,11 +63,11 @@ class QuickLook:
         now_s = self._now_s()
         if self._began_s is None:
             self._began_s = now_s
-        elif now_s - self._began_s >= LONGEST_S or self.is_narrow():
-            self.is_over = True
-        return not self.is_over
+        elif now_s - self._began_s >= LONGEST_S or self._is_narrow():
+            self._is_over = True
+        return not self._is_over
 
-    def is_narrow(self) -> bool:
+    def _is_narrow(self) -> bool:
         """Whether the interval of the difference in step time is narrow enough."""
         change = step_change(self._summary().pooled())
         if change is None or change.ci_low is None or change.ci_high is None:
@@ -76,7 +76,7 @@ class QuickLook:
 
     def skip(self) -> Skip | None:
         """Whether to leave a window out, and why."""
-        if self.is_over:
+        if self._is_over:
             return Skip("the quick answer is there")
         with self._lock:
             is_behind = self._num_waiting > _MOST_WAITING
