@@ -321,8 +321,7 @@ class WindowRunner(StepRunner):
         end it too. Windows keep the numbers that those back to back would have, so none comes twice.
         """
         self._quick = False
-        quick_steps, self._schedule = self._schedule.every_n_steps, self._slot.config.schedule
-        self._schedule = self._schedule.numbered_by(quick_steps)
+        self._schedule = self._slot.config.schedule.numbered_by(self._schedule.every_n_steps)
         if self._window is None:
             self._await_next_window()
         session.reporter.submit_answer()
