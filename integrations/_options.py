@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import difflib
 import os
+import sys
+import traceback
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -73,6 +75,7 @@ _ADVANCED = frozenset(AdvancedOptions.__annotations__)
 _USUAL = frozenset(Options.__annotations__) - {"advanced"}
 # These are made where None is given.
 _MADE = frozenset(("schedule", "sinks", "run_dir"))
+_told: set[str] = set()  # what was warned of: callbacks check their options where they are made, and at each training
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +104,7 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def flat(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with those under ``advanced`` among them. Warns of those that belong there."""
+    """The options with those under ``advanced`` among them. Warns of those that belong there, once."""
     given = dict(options)
     advanced = given.pop("advanced", None) or {}
     if not isinstance(advanced, Mapping):
@@ -111,12 +114,15 @@ def flat(options: Mapping[str, Any]) -> dict[str, Any]:
     twice = sorted(given.keys() & advanced.keys())
     if twice:
         raise TypeError(f"{', '.join(twice)} was given twice: under advanced, and outside it")
-    old = sorted(given.keys() & _ADVANCED)
-    if old and not current_rank():
-        names = ", ".join([f"{name!r}: ..." for name in old])
+    old = ", ".join([f"{name!r}: ..." for name in sorted(given.keys() & _ADVANCED)])
+    if old and old not in _told and not current_rank():
+        _told.add(old)
+        frames = enumerate(traceback.walk_stack(sys._getframe()), 1)
+        # The user's line.
+        level = next(n for n, (f, _) in frames if not f.f_globals.get("__name__", "").startswith("overlap_callbacks."))
         # Even where warnings are errors: this rank alone would raise.
         with contextlib.suppress(FutureWarning):
-            warnings.warn(f"options of overlap-callbacks have moved: give advanced={{{names}}}", FutureWarning, 4)
+            warnings.warn(f"options of overlap-callbacks have moved: give advanced={{{old}}}", FutureWarning, level)
     return {**given, **advanced}
 
 

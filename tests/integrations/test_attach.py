@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import re
 import sys
 import time
 import warnings
@@ -193,13 +192,23 @@ def test_a_wrong_value_raises_at_attach(options: dict[str, Any], said: str) -> N
         assert f"{type(raised.value).__name__}: {raised.value}".startswith(said)
 
 
-def test_old_places_of_options_go_on_with_a_warning_that_never_raises() -> None:
+def test_old_places_of_options_go_on_with_one_warning_that_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    from overlap_callbacks.integrations import _options
     from overlap_callbacks.integrations._options import checked
 
+    monkeypatch.setattr(_options, "_told", set())
     given = {"steps_per_block": 3, "hosts": False, "every_n_steps": 700}
-    names = re.escape("give advanced={'hosts': ..., 'steps_per_block': ...}")
-    with pytest.warns(FutureWarning, match=names):
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    with pytest.warns(FutureWarning) as warned:
+        attach(optimizer, **given)
+    with warnings.catch_warnings(record=True) as again:
+        warnings.simplefilter("always")
         found = checked(given)
+    assert again == []
+    (warning,) = warned
+    assert str(warning.message).endswith("give advanced={'hosts': ..., 'steps_per_block': ...}")
+    assert warning.filename == __file__  # the user's line
+    _options._told.clear()
     assert (found["schedule"].steps_per_block, found["schedule"].every_n_steps, found["hosts"]) == (3, 700, False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # this rank alone would raise
