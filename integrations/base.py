@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -24,7 +24,7 @@ from overlap_callbacks.monitor.config import MonitorConfig, apply_env_overrides,
 from overlap_callbacks.monitor.faults import say_refusal
 from overlap_callbacks.sinks import FunctionSink, Sink
 
-from ._options import checked
+from ._options import Options, checked
 
 # From the user's sinks (None if not given) and the run's folder to the monitor's sinks.
 MakeSinks = Callable[[list[Sink] | None, Path], list[Sink]]
@@ -248,7 +248,34 @@ def expect_dtensors(monitor: OverlapMonitor, parameters: Iterable[Any]) -> None:
         monitor.expect_nested_collectives()
 
 
-# -- a framework's loggers, which may only be used on the training thread
+# -- callbacks of trainers, and a framework's loggers, which may only be used on the training thread
+
+
+class TrainerParts:
+    """What the callbacks of trainers share. A copy measures nothing until it is used."""
+
+    def __init__(self, **options: Unpack[Options]) -> None:
+        checked(options)
+        self.monitor: OverlapMonitor | None = None
+        self._options = options
+        self._loggers: list[FunctionSink] = []
+        self._pause = contextlib.ExitStack()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "monitor": None, "_loggers": [], "_pause": contextlib.ExitStack()}
+
+    def _pause_step(self) -> None:
+        """What follows is no part of the open step, if there is one, until ``_pause`` is closed."""
+        if self.monitor is not None and self.monitor.in_step:
+            self._pause.enter_context(self.monitor.pause())
+
+    def _close(self, timeout_s: float | None = None) -> None:
+        self._pause.close()
+        monitor, self.monitor = self.monitor, None
+        if monitor is not None:
+            monitor.close(timeout_s)
+            flush_sinks(self._loggers, monitor)  # the last reports came while the monitor closed
+        self._loggers = []
 
 
 def flush_sinks(sinks: list[FunctionSink], monitor: OverlapMonitor) -> None:

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack, cast
 
 import torch.distributed as dist
 
-from overlap_callbacks import OverlapMonitor, Sink, WandbSink
+from overlap_callbacks import Sink, WandbSink
 from overlap_callbacks.analysis.dimension_rules import dimension_of
 from overlap_callbacks.monitor import EXCEPTION_CLOSE_TIMEOUT_S
 from overlap_callbacks.sinks import FunctionSink, JsonlSink
 
 from . import _configuration
-from ._options import Options, checked
-from .base import build_monitor, check_version, expect_dtensors, flush_sinks, full_precision, missing_of
+from ._options import Options
+from .base import TrainerParts, build_monitor, check_version, expect_dtensors, flush_sinks, full_precision, missing_of
 from .pytorch import arms_of
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ else:
         raise ImportError("OverlapCallback needs Lightning: pip install 'overlap-callbacks[lightning]'") from None
 
 
-class OverlapCallback(pl.Callback):
+class OverlapCallback(TrainerParts, pl.Callback):
     """Measures what overlap costs and saves, and logs it through the trainer's loggers.
 
     A step is an optimizer step: from the first ``on_train_batch_start`` after ``trainer.global_step`` has changed to
@@ -53,14 +52,10 @@ class OverlapCallback(pl.Callback):
     """
 
     def __init__(self, **options: Unpack[Options]) -> None:
-        checked(options)
-        self.monitor: OverlapMonitor | None = None
-        self._options = options
-        self._loggers: list[FunctionSink] = []
+        super().__init__(**options)
         self._step = 0
         self._global_step = 0
         self._resumed_step: int | None = None
-        self._pause = contextlib.ExitStack()
 
     # -- steps
 
@@ -103,8 +98,7 @@ class OverlapCallback(pl.Callback):
             flush_sinks(self._loggers, self.monitor)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if self.monitor is not None and self.monitor.in_step:
-            self._pause.enter_context(self.monitor.pause())
+        self._pause_step()
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         self._pause.close()
@@ -129,17 +123,7 @@ class OverlapCallback(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         self._close()
 
-    def _close(self, timeout_s: float | None = None) -> None:
-        monitor, self.monitor = self.monitor, None
-        if monitor is not None:
-            monitor.close(timeout_s)
-            flush_sinks(self._loggers, monitor)  # the last reports came while the monitor closed
-        self._loggers = []
-
-    # -- checkpoints and copies
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "monitor": None, "_loggers": [], "_pause": contextlib.ExitStack()}
+    # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
         return {"step": self._step}

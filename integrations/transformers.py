@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import inspect
 import sys
@@ -26,6 +25,7 @@ from overlap_callbacks.sinks import FunctionSink
 from . import _configuration
 from ._options import Options, checked
 from .base import (
+    TrainerParts,
     build_monitor,
     check_version,
     expect_dtensors,
@@ -56,7 +56,7 @@ except ImportError as error:
 _ARGUMENTS = frozenset(inspect.signature(attach).parameters) - {"options"}
 
 
-class OverlapCallback(transformers.TrainerCallback):
+class OverlapCallback(TrainerParts, transformers.TrainerCallback):
     """Measures what overlap costs and saves in a ``transformers.Trainer``.
 
     A step is an optimizer step, from ``on_step_begin`` to ``on_step_end``: all its micro-batches, clipping included.
@@ -78,13 +78,6 @@ class OverlapCallback(transformers.TrainerCallback):
         TypeError, ValueError: an option that does not exist, or a value that is not allowed. What may be wrong on one
             rank alone does not raise, unless ``strict=True``: no rank measures, and rank 0 says why.
     """
-
-    def __init__(self, **options: Unpack[Options]) -> None:
-        checked(options)
-        self.monitor: OverlapMonitor | None = None
-        self._options = options
-        self._loggers: list[FunctionSink] = []
-        self._pause = contextlib.ExitStack()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
         self.close()
@@ -133,8 +126,7 @@ class OverlapCallback(transformers.TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         # If an iterable data set ends between two micro-batches of a step, the step continues in the next epoch. The
         # evaluation and the checkpoint in between are not part of it.
-        if self.monitor is not None and self.monitor.in_step:
-            self._pause.enter_context(self.monitor.pause())
+        self._pause_step()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "train_runtime" in (logs or ()):  # logged after the last step, while loggers still take the last reports
@@ -144,23 +136,12 @@ class OverlapCallback(transformers.TrainerCallback):
         self._loggers = []  # they are closed
         self._close()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "monitor": None, "_loggers": [], "_pause": contextlib.ExitStack()}
-
     def close(self) -> None:
         """End measuring after ``train()`` raised an exception. Safe to call at any time."""
         if self.monitor is not None and self.monitor.in_step:
             self._pause.close()
             self.monitor.abort_step()
         self._close(EXCEPTION_CLOSE_TIMEOUT_S)
-
-    def _close(self, timeout_s: float | None = None) -> None:
-        self._pause.close()
-        monitor, self.monitor = self.monitor, None
-        if monitor is not None:
-            monitor.close(timeout_s)
-            flush_sinks(self._loggers, monitor)  # the last reports came while the monitor closed
-        self._loggers = []
 
 
 class LoggerSink(FunctionSink):
