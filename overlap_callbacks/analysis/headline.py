@@ -58,12 +58,15 @@ _WHAT_TO_DO = (
     ),
     (("compiled",), "Look for what recompiles in the steps of a window."),
 )
-# What lets communication overlap, by the first letters of the settings that an adapter has read.
+# What lets communication overlap, where an adapter has read a setting that begins so, and a switch is not on already.
 _TO_OVERLAP = (
-    ("ddp_", "Lower DDP's bucket_cap_mb, so that reductions begin during the backward pass."),
-    ("zero_", "Set overlap_comm to true in DeepSpeed's zero_optimization."),
-    ("fsdp_", "Wrap layers as FSDP units of their own, so that one is gathered while another computes."),
-    ("", "Issue collectives with async_op=True (Megatron: --overlap-grad-reduce), and wait for them later."),
+    ("ddp_bucket_cap", "", "Lower DDP's bucket_cap_mb, so that reductions begin during the backward pass."),
+    ("ddp_", "ddp_overlap_grad_reduce", "Reduce gradients during the backward pass: Megatron's --overlap-grad-reduce."),
+    ("ddp_", "", "Lower Megatron's --ddp-bucket-size, so that reductions begin during the backward pass."),
+    ("zero_", "zero_overlap_comm", "Set overlap_comm to true in DeepSpeed's zero_optimization."),
+    ("zero_", "", "Lower ZeRO's reduce_bucket_size, so that reductions begin during the backward pass."),
+    ("fsdp_", "", "Wrap layers as FSDP units of their own, so that one is gathered while another computes."),
+    ("", "", "Issue collectives with async_op=True, and wait for them later."),
 )
 _MAX_PROBLEM = 400
 # Profiled blocks have few steps; a settled slowdown of kernels would need long ones.
@@ -95,13 +98,8 @@ class Headline(NamedTuple):
 
     @property
     def more(self) -> tuple[str, ...]:
-        found = (
-            *self.also,
-            self.interval,
-            self.settled,
-            f"Why: {self.why}" if self.why else "",
-            f"What to do: {self.what_to_do}" if self.what_to_do else "",
-        )
+        found = [*self.also, self.interval, self.settled]
+        found += [f"Why: {self.why}" if self.why else "", f"What to do: {self.what_to_do}" if self.what_to_do else ""]
         return tuple([line for line in found if line])
 
     @property
@@ -140,9 +138,9 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
         if settled.verdict is Verdict.NOT_SETTLED and found.state != NOTHING_OVERLAPS:
             found = found._replace(state=NOT_SETTLED)
     if found.state == NOTHING_OVERLAPS:
-        settings = [] if summary.run is None else summary.run.configuration
-        todos = [todo for start, todo in _TO_OVERLAP if not start or any(name.startswith(start) for name in settings)]
-        found = found._replace(what_to_do=todos[0])
+        known = {} if summary.run is None else summary.run.configuration
+        rows = [row for row in _TO_OVERLAP if not row[0] or any(name.startswith(row[0]) for name in known)]
+        found = found._replace(what_to_do=next(todo for _, switch, todo in rows if known.get(switch) is not True))
     alone = len(summary.valid_windows) == 1  # worded as certain as others, but less so
     remarks = (
         f"95% intervals{looks}." if any(figure.ci_low is not None for figure in figures.values()) else "",

@@ -137,6 +137,13 @@ def test_where_nothing_overlaps_the_headline_says_that_and_what_to_try() -> None
     for settings, todo in (
         ({"ddp_bucket_cap_bytes": 1}, "Lower DDP's bucket_cap_mb"),
         ({"zero_stage": 2}, "Set overlap_comm to true"),
+        ({"zero_stage": 2, "zero_overlap_comm": False}, "Set overlap_comm to true"),
+        ({"zero_stage": 3, "zero_overlap_comm": True}, "Lower ZeRO's reduce_bucket_size"),
+        (
+            {"ddp_bucket_size": 1, "ddp_overlap_grad_reduce": False},
+            "Reduce gradients during the backward pass: Megatron",
+        ),
+        ({"ddp_bucket_size": 1, "ddp_overlap_grad_reduce": True}, "Lower Megatron's --ddp-bucket-size"),
         ({"fsdp_units": 1}, "Wrap layers as FSDP units"),
         ({}, "Issue collectives with async_op=True"),
     ):
