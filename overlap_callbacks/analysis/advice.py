@@ -6,6 +6,7 @@ or cannot: the adapter and the environment describe the job.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,11 @@ _FEW_BLOCKS = 4
 # Padding, and small reductions of other tensors, keep a step's bytes from being an exact multiple of the gradients'.
 _TOLERANCE, _NEAR = 0.05, 0.2
 _MOST_NAMED = 3
+# How the names of kernels show that a job has a way to faster or fewer kernels already.
+_SHOWN_BY = {
+    "torch.compile": r"^triton_(poi|red|per)_fused_",
+    "fused optimizers": r"FusedOptimizer|FusedAdam|_fused_(adam|sgd)",
+}
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
@@ -231,11 +237,17 @@ def _share_of_reductions(job: JobFacts) -> float:
 # -- by what bounds the step
 
 
+def not_in_use(ways: Sequence[str], kernels: Sequence[str]) -> list[str]:
+    """The ways to faster or fewer kernels that the names of a job's kernels do not show."""
+    return [way for way in ways if way not in _SHOWN_BY or not any(re.search(_SHOWN_BY[way], name) for name in kernels)]
+
+
 def _against_compute(job: JobFacts) -> Advice:
     parts = job.parts
     types = [job.precision, *[str(job.configuration.get(name)) for name in ("fsdp_param_dtype", "parameter_types")]]
     is_short = any(bits in of for of in types for bits in ("16", "8"))
     ways = [*([] if is_short else ["lower precision"]), "fused kernels", "torch.compile"]
+    ways = not_in_use(ways, [row.name for row in job.detailed.kernels])
     return Advice(
         "faster-compute",
         f"Make compute itself faster: {', '.join(ways)}.",
@@ -248,8 +260,9 @@ def _against_launching(job: JobFacts) -> Iterator[Advice]:
     idle = f"The device is idle for {job.ms(job.parts.idle_ms)} a step."
     most = job.at_most(job.parts.idle_ms)
     won = f"{idle} That could win {most}."
-    graphs = "" if job.on_cpu else "CUDA graphs, "
-    yield Advice("cuda-graphs", f"Launch less: torch.compile, {graphs}fused optimizers.", won, most)
+    graphs = [] if job.on_cpu else ["CUDA graphs"]
+    ways = not_in_use(["torch.compile", *graphs, "fused optimizers"], [row.name for row in job.detailed.kernels])
+    yield Advice("cuda-graphs", f"Launch less: {', '.join(ways)}.", won, most)
     yield Advice(
         "micro-batch", "Give each launch more to do: a larger micro-batch.", won, most, "--arg micro-batch=1,2,4"
     )

@@ -299,6 +299,32 @@ def test_cuda_graphs_are_for_devices() -> None:
     assert "CUDA graphs" not in advice(Bound.LAUNCH, job(LAUNCH, device="cpu", backend="gloo"))["cuda-graphs"].what
 
 
+FUSED = "void at::native::multi_tensor_apply_kernel<at::native::FusedOptimizerTensorListMetadata<4>, at::native::Fused"
+
+
+@pytest.mark.parametrize(
+    ("names", "launch", "compute"),
+    [
+        (
+            ["gemm", "triton_tem_fused_flex_attention_2"],
+            "torch.compile, CUDA graphs, fused optimizers",
+            "fused kernels, torch.compile",
+        ),
+        (["gemm", "triton_poi_fused_add_mul_0"], "CUDA graphs, fused optimizers", "fused kernels"),
+        (["aten::_fused_adamw_"], "torch.compile, CUDA graphs", "fused kernels, torch.compile"),
+        ([FUSED], "torch.compile, CUDA graphs", "fused kernels, torch.compile"),
+        ([FUSED, "triton_red_fused_native_layer_norm_3"], "CUDA graphs", "fused kernels"),
+    ],
+)
+def test_what_the_names_of_kernels_show_to_be_in_use_is_not_advised(
+    names: list[str], launch: str, compute: str
+) -> None:
+    shown = tuple([KernelTime(name, False, 4, 4, 10.0, 9.0, 64) for name in names])
+    assert advice(Bound.LAUNCH, job(LAUNCH, kernels=shown))["cuda-graphs"].what == f"Launch less: {launch}."
+    found = advice(Bound.COMPUTE, job(COMPUTE, kernels=shown, precision="bf16"))["faster-compute"]
+    assert found.what == f"Make compute itself faster: {compute}."
+
+
 @pytest.mark.parametrize(
     ("configuration", "given"),
     [

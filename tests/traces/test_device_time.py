@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from overlap_callbacks.report.views.trace_verdict import verdict
 from overlap_callbacks.traces import analyze, read_trace
 from overlap_callbacks.traces.device_time import DeviceTime
 from tests import kineto
@@ -187,6 +188,17 @@ def test_many_short_gaps_are_launch_bound_and_few_long_ones_are_not(
     assert (limit.short_gaps_ms > 0) == (short and gap > 0.005)
     assert limit.kernel_us == 20
     assert limit.launch_interval_us == pytest.approx((gap + 0.02) * 1000)
+
+
+def test_launch_bound_files_are_not_told_to_do_what_their_kernels_show(tmp_path: Path) -> None:
+    plain = kineto.write(tmp_path / "a.json", small_kernels(0.05))
+    events = [{**event, "name": event["name"].replace(kineto.GEMM, "triton_poi_fused_add_0")}
+              for event in small_kernels(0.05)]  # fmt: skip
+    for path, ways in (
+        (plain, "CUDA graphs, torch.compile, fused optimizers"),
+        (kineto.write(tmp_path / "b.json", events), "CUDA graphs, fused optimizers"),
+    ):
+        assert f"Fewer and longer kernels help: {ways}." in " ".join(verdict(analyze([read_trace(path)])))
 
 
 def test_top_kernels_are_sorted_by_time_and_add_up_to_it(tmp_path: Path) -> None:

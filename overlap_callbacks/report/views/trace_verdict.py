@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from overlap_callbacks.analysis.advice import WORTH, how_to_defer
+from overlap_callbacks.analysis.advice import WORTH, how_to_defer, not_in_use
 from overlap_callbacks.analysis.exposure import exposure_sentence
 from overlap_callbacks.analysis.formatting import PLAIN, Style, bytes_in_words, count, listed
 from overlap_callbacks.analysis.name_rules import collective_in_words
@@ -159,23 +159,26 @@ def _on_host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
 def _host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     """Whether the host limits the devices."""
     limits = [
-        (trace.host_limit, name, trace.recorded)
+        (trace.host_limit, name, trace)
         for trace, name in zip(traces, names_of(traces), strict=True)
         if trace.host_limit is not None
     ]
     if not limits:
         return ()
-    limit, name, recorded = max(limits, key=lambda item: item[0].idle_fraction)
+    limit, name, trace = max(limits, key=lambda item: item[0].idle_fraction)
     where = "" if len(traces) == 1 else f" ({name})"
     most = _at_most(traces, lambda path: path.at_most_host_ms)
     won = "" if most is None else f" At most {style.ms(most[0])} of a step of {style.ms(most[1])} would be won."
-    if recorded:
-        won += f" The profile recorded {listed(recorded)} too, which makes launches longer: profile without first."
+    if trace.recorded:
+        won += (
+            f" The profile recorded {listed(trace.recorded)} too, which makes launches longer: profile without first."
+        )
     if limit.launch_bound and limit.kernel_us is not None and limit.launch_interval_us is not None:
+        ways = not_in_use(("CUDA graphs", "torch.compile", "fused optimizers"), [row.name for row in trace.kernels])
         return (
             f"Launch-bound{where}: a kernel takes {style.number(limit.kernel_us, 1)} us, and the host launches one "
-            f"every {style.number(limit.launch_interval_us, 1)} us (medians). Fewer and longer kernels help: CUDA "
-            f"graphs, torch.compile, fused optimizers.{won}",
+            f"every {style.number(limit.launch_interval_us, 1)} us (medians). Fewer and longer kernels help: "
+            f"{', '.join(ways)}.{won}",
         )
     if limit.idle_fraction >= _MATTERS:
         return (
