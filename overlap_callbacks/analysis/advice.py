@@ -110,9 +110,11 @@ def advice_for(
     bound: Bound, job: JobFacts, late: LateRank | None = None, stragglers: Sequence[Straggler] = ()
 ) -> Iterator[Advice]:
     """Advice, the most promising first."""
+    # Such a setting takes overlap away, or keeps the device waiting for the host: it costs compute nothing.
+    most = job.at_most(max(0.0, job.parts.total_ms - job.parts.compute_ms))
     for finding in job.detailed.findings:
         if finding.severity is Severity.SERIOUS:
-            yield Advice("settings", finding.action, finding.message)
+            yield Advice("settings", finding.action, f"{finding.message} That could win {most}.", most)
     yield from _deferring(job)
     contention = list(_against_contention(job))
     if bound is Bound.COMMUNICATION:
