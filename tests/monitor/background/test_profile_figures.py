@@ -37,6 +37,8 @@ ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4
 KERNELS = 100  # of compute, in each step
 STEP_NS = 20 * MS
 ORDER = "OSSOOSSO"
+# A window without step times of both modes is not valid.
+TIMED = (TimedBlock(Mode.OVERLAPPED, 0, (900.0,)), TimedBlock(Mode.SEQUENTIAL, 1, (900.0,)))
 NO_KERNELS = "the profiler saw no kernels of the device"
 
 Event = Any
@@ -99,9 +101,7 @@ def blocks_of(found: RankWindow) -> list[int]:
 def test_a_whole_profile_gives_figures_and_no_problem() -> None:
     found = measured(whole())
     assert (found.problems, found.doubts, blocks_of(found)) == ((), (), list(range(8)))
-    # A whole window has step times of both modes.
-    timed = (TimedBlock(Mode.OVERLAPPED, 0, (900.0,)), TimedBlock(Mode.SEQUENTIAL, 1, (900.0,)))
-    found = msgspec.structs.replace(found, timed=timed)
+    found = msgspec.structs.replace(found, timed=TIMED)
     report = aggregate_windows([found], world_size=1, every_n_steps=1000)
     assert (report.valid, report.verified, report.problems) == (True, True, ())
     assert report.compute_ms is not None
@@ -129,8 +129,7 @@ def test_the_collectives_of_overlapped_steps_are_exposed_or_hidden_by_size_and_p
     last, first = exposed(measured(late))
     assert (last[0], last[2], sorted(last[4])) == (LAST, pytest.approx(4), [steps[1], steps[3]])
     assert (first[0], first[2]) == (FIRST, pytest.approx(0.4))
-    timed = (TimedBlock(Mode.OVERLAPPED, 0, (900.0,)), TimedBlock(Mode.SEQUENTIAL, 1, (900.0,)))
-    ranks = [msgspec.structs.replace(measured(of), timed=timed, rank=i) for i, of in enumerate((whole(), late))]
+    ranks = [msgspec.structs.replace(measured(of), timed=TIMED, rank=i) for i, of in enumerate((whole(), late))]
     report = aggregate_windows(ranks, world_size=2, every_n_steps=1000)
     assert report.exposure is not None
     assert exposure_sentence(report.exposure).startswith(
@@ -164,8 +163,7 @@ def test_copies_of_symmetric_memory_leave_no_window_verified(
         sys.modules, "torch.distributed._symmetric_memory", SimpleNamespace(_group_name_to_store=groups)
     )
     found = measured(with_copies(barrier=barrier))
-    timed = (TimedBlock(Mode.OVERLAPPED, 0, (900.0,)), TimedBlock(Mode.SEQUENTIAL, 1, (900.0,)))
-    report = aggregate_windows([msgspec.structs.replace(found, timed=timed)], world_size=1, every_n_steps=1000)
+    report = aggregate_windows([msgspec.structs.replace(found, timed=TIMED)], world_size=1, every_n_steps=1000)
     assert report.lower_bound
     assert not report.verified
     assert any(problem.endswith("residual overlap are lower bounds") for problem in report.problems)
@@ -257,9 +255,11 @@ def test_a_window_with_fewer_than_half_of_the_profiled_steps_of_a_mode_is_not_va
     steps = whole()
     for number in (0, 3):  # of four overlapped ones
         steps[number] = without_kernels(steps[number], 70)
-    assert blocks_of(measured(steps)) == [1, 2, 4, 5, 6, 7]
+    found = msgspec.structs.replace(measured(steps), timed=TIMED)
+    assert blocks_of(found) == [1, 2, 4, 5, 6, 7]
+    assert aggregate_windows([found], world_size=1, every_n_steps=1000).valid
     steps[4] = lengthened(steps[4])
-    found = measured(steps)
+    found = msgspec.structs.replace(measured(steps), timed=TIMED)
     assert (found.profiled, found.problems) == ((), ())
     assert found.doubts == (
         "kernel times are missing: of a mode, fewer than half of the profiled steps are left: kernels that they "
