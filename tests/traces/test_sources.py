@@ -197,7 +197,7 @@ TRACE_EVENTS = {
 DOCUMENTS = {
     "execution trace (Chakra)": {"schema": "1.1.1-chakra.0.0.4", "pid": 7, "nodes": [{"id": 1, "name": "[pytorch]"}]},
     "Chakra": {"id": "1", "name": "all_reduce", "ctrlDeps": ["2"], "durationMicros": "3"},
-    "rocprof": {"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": []}}]},
+    "(rocprof)": {"rocprofiler-sdk-tool": [{"buffer_records": {"kernel_dispatch": []}}]},
     "Nsight Systems as JSON": {"CudaEvent": {"startNs": "1", "endNs": "2"}},
 }
 
