@@ -68,7 +68,9 @@ def test_a_trap_is_found_where_it_is_set(name: str, value: str, rule: str) -> No
         ("CUDA_LAUNCH_BLOCKING", "0"), ("TORCH_NCCL_BLOCKING_WAIT", "0"), ("TORCH_DISTRIBUTED_DEBUG", "INFO"),
         ("CUDA_DEVICE_MAX_CONNECTIONS", "8"), ("NCCL_P2P_DISABLE", "0"), ("NCCL_P2P_LEVEL", "NVL"),
         ("NCCL_DEBUG", "INFO"), ("NCCL_DEBUG", "WARN"), ("NCCL_IB_DISABLE", "1"), ("GPU_MAX_HW_QUEUES", "1"),
-        ("NCCL_MAX_CTAS", "many"), ("NCCL_CHECK_MODE", "DEFAULT"),
+        ("NCCL_MAX_CTAS", "many"), ("NCCL_CHECK_MODE", "DEFAULT"), ("NCCL_CHECK_POINTERS", "0"), ("NCCL_PROTO", ""),
+        ("NCCL_SHM_DISABLE", "0"), ("PYTORCH_NO_CUDA_MEMORY_CACHING", "0"), ("NCCL_BLOCKING_WAIT", "0"),
+        ("HIP_LAUNCH_BLOCKING", "1"), ("AMD_SERIALIZE_KERNEL", "3"),
     ],
 )  # fmt: skip
 def test_harmless_settings_give_no_finding(name: str, value: str) -> None:
@@ -93,10 +95,17 @@ def test_direct_access_matters_within_a_host() -> None:
     assert with_variables(per_host=1, NCCL_P2P_DISABLE="1") == {}
 
 
+@pytest.mark.parametrize("name", ["CUDA_LAUNCH_BLOCKING", "NCCL_BLOCKING_WAIT", "PYTORCH_NO_CUDA_MEMORY_CACHING"])
+def test_traps_of_devices_are_none_on_a_cpu(name: str) -> None:
+    assert findings(*[cpu_rank(variables={name: "1"})] * 2) == {}
+
+
 def test_amd_has_traps_of_its_own() -> None:
     assert set(with_variables(hardware=AMD, GPU_MAX_HW_QUEUES="1")) == {"hip-one-queue"}
     assert with_variables(hardware=AMD, GPU_MAX_HW_QUEUES="2") == {}
-    assert set(with_variables(hardware=AMD, AMD_SERIALIZE_KERNEL="3")) == {"hip-serialised-kernels"}
+    for name, value in (("AMD_SERIALIZE_KERNEL", "3"), ("HIP_LAUNCH_BLOCKING", "1")):
+        assert set(with_variables(hardware=AMD, **{name: value})) == {"hip-serialised-kernels"}
+        assert with_variables(hardware=AMD, **{name: "0"}) == {}
     assert with_variables(hardware=AMD, CUDA_DEVICE_MAX_CONNECTIONS="1") == {}
 
 
