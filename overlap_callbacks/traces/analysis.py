@@ -30,7 +30,7 @@ from overlap_callbacks.traces.estimate import EstimateSums
 from overlap_callbacks.traces.figures import Analysis, FamilyFigures, StepFigures, TraceFigures
 from overlap_callbacks.traces.files import Progress, TraceError
 from overlap_callbacks.traces.pieces import Device, Piece, devices_of
-from overlap_callbacks.traces.ranks import CollectiveSums, Part, collective_sizes, numbers_of, skew_over_ranks
+from overlap_callbacks.traces.ranks import CollectiveSums, Part, collective_sizes, heard_of, numbers_of, skew_over_ranks
 from overlap_callbacks.traces.reading import read_trace
 from overlap_callbacks.traces.splits import split_loads, splits_of
 from overlap_callbacks.traces.trace import Trace
@@ -119,7 +119,7 @@ def _exposure(cycles: Mapping[str, Sequence[Part]]) -> Exposure | None:
     for cycle, parts in enumerate(cycles.values()):
         for rank, part in zip(numbers_of(parts), parts, strict=True):
             found.append(of_rank(of_cycle(part.exposure, cycle, len(cycles)), rank))
-    return reported(msgspec.structs.replace(add_exposures(found), num_ranks=max(map(len, cycles.values()))))
+    return reported(msgspec.structs.replace(add_exposures(found), num_ranks=max(map(heard_of, cycles.values()))))
 
 
 def _cycles(parts: Sequence[Part]) -> dict[str, list[Part]]:

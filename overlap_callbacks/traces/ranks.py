@@ -226,6 +226,11 @@ class Part(NamedTuple):
     exposure: ExposureSums = ExposureSums()
 
 
+def heard_of(parts: Sequence[Part]) -> int:
+    """How many of the files have an exposure: those that have no whole step have none."""
+    return sum([bool(part.exposure.steps or part.exposure.rows) for part in parts])
+
+
 # A participant: rank and device.
 _Member = tuple[int, int]
 

@@ -120,6 +120,16 @@ def test_over_ranks_of_which_one_alone_is_exposed(tmp_path: Path) -> None:
                                    "in 4 of 6 steps.")  # fmt: skip
 
 
+def test_a_rank_without_a_whole_step_does_not_count(tmp_path: Path) -> None:
+    lossy = ddp(lambda number: False)
+    for number in range(6):
+        lossy.remove(next(event for event in lossy if event["args"].get("correlation") == 1000 * number + 1
+                          and event["cat"] == "kernel"))  # fmt: skip
+    found = analyzed(tmp_path, ddp(lambda number: number % 2 == 1), lossy)
+    assert [step.cut for step in found.traces[1].steps] == [True] * 6
+    assert sentence(found) == "Of 15.0 ms exposed all are the 1.14 MiB all-reduce that ends the step, in 3 of 6 steps."
+
+
 def test_a_parameter_all_gather_that_begins_the_step(tmp_path: Path) -> None:
     gathers = [message(0, 4, 100 * MB, "_allgather_base"), message(6, 12, 100 * MB, "_allgather_base")]
     scatter = message(20, 25, 100 * MB, "_reduce_scatter_base")
