@@ -116,7 +116,8 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
         document, kernels, rows["device"], found, collectives, problems, launches=launches,
         warnings=[*doubts.warnings, *of_steps], lacking=doubts.lacking, recorded=frozenset(events.recorded),
     )  # fmt: skip
-    return dataclasses.replace(trace, reductions=reductions)
+    late = [row for row in doubts.shortened if kernels.kind[row] == Kind.COMMUNICATION]
+    return dataclasses.replace(trace, reductions=reductions, overlong=tuple(kernels.intervals.start_ns[late].tolist()))
 
 
 def _calls_on_host(events: DeviceEvents, launched_ns: Array, kernels: KernelTable) -> HostCalls | None:

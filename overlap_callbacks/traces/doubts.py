@@ -37,6 +37,7 @@ class Doubts:
     Attributes:
         warnings: what is left out, to read before any figure.
         problems: what else is doubtful.
+        shortened: rows that ran longer than they can, and were ended.
         lacking: indices of steps that lack kernels; -1 if any may, or the file has no steps.
     """
 
@@ -44,6 +45,7 @@ class Doubts:
         self._steps, self._bounds = steps, bounds
         self.warnings: list[str] = []
         self.problems: list[str] = []
+        self.shortened: list[int] = []
         self.lacking: frozenset[int] = frozenset()
 
     def of_launches(
@@ -174,6 +176,7 @@ class Doubts:
             )
         end_ns = rows["end"].copy()
         end_ns[found.rows] = found.until_ns
+        self.shortened += found.rows.tolist()
         rows["end"] = end_ns
 
     def _named(self, steps: Sequence[int]) -> str:

@@ -35,13 +35,14 @@ from overlap_callbacks.traces.trace import Trace
 # group's name, ranks and size, and the step, or ``sequence`` if numbered.
 Place = tuple[Any, ...]
 _NUMBERED = "sequence"
-_NEVER, _UNKNOWN_SHARE = np.iinfo(np.int64).max, -2
+_NEVER, _UNKNOWN_SHARE, _OVERLONG = np.iinfo(np.int64).max, -2, -1
 
 
 class Turns(NamedTuple):
     """Collectives of one rank that differ only in their turn: its number, the kernel's time, and bytes.
 
-    Bytes are -1 if unknown, and ``_UNKNOWN_SHARE`` if besides ranks may have shares of different sizes.
+    Times are ``_OVERLONG`` of kernels that ran longer than they can. Bytes are -1 if unknown, and ``_UNKNOWN_SHARE`` if
+    besides ranks may have shares of different sizes.
     """
 
     turns: array[int]
@@ -137,7 +138,9 @@ class CollectiveSums:
             # Copies do not wait for other ranks.
             own = begins & ~copies_of(kernels)[rows]
             step = kernels.step[rows[own]]
-            self._add_turns(number[own], known[own], step, whole_ns[own], trace.whole[step])
+            overlong = np.isin(kernels.intervals.start_ns[rows[own]], trace.overlong)
+            durations_ns = np.where(overlong, _OVERLONG, whole_ns[own])
+            self._add_turns(number[own], known[own], step, durations_ns, trace.whole[step])
 
     @property
     def figures(self) -> tuple[CollectiveFigures, ...]:
@@ -276,12 +279,17 @@ def skew_over_ranks(traces: Sequence[Part]) -> Skew:
     if any("different jobs" in problem or "twice" in problem for problem in problems):
         return Skew((), tuple(problems), {}, one_job=False)
     places: Matched = defaultdict(lambda: defaultdict(Participant))
+    overlong: set[Place] = set()
     for member, part in parts:
         for where, found in part.items():
             for turn, duration_ns, num_bytes in zip(*found, strict=True):
                 participant = places[*where, turn][member]
                 participant.add(1, duration_ns)  # several kernels of one number are one collective
                 participant.num_bytes = num_bytes
+                if duration_ns == _OVERLONG:
+                    overlong.add((*where, turn))
+    for place in overlong:
+        del places[place]
     rows: dict[tuple[str, str, tuple[_Member, ...]], list[dict[_Member, Participant]]] = defaultdict(list)
     for place, members in places.items():
         if len(members) > 1:

@@ -120,6 +120,8 @@ class Trace:
         recorded: what the profiler recorded besides, which makes launches longer, e.g. ``shapes``.
         lacks: why kernels are missing and no step is known to be whole, e.g. ``is cut off``; empty where they are not.
         reductions: reductions of gradients that the file proves to be repeated, if any.
+        overlong: starts of the collectives that ran longer than they can, whose times cannot be compared with those of
+            other ranks.
         merged: of a file into which those of several ranks were merged: all of them, of which this is the first.
     """
 
@@ -138,6 +140,7 @@ class Trace:
     recorded: tuple[str, ...] = ()
     lacks: str = ""
     reductions: RepeatedReductions | None = None
+    overlong: tuple[int, ...] = ()
     merged: tuple[Trace, ...] = ()
 
     @property

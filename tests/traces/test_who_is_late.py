@@ -70,6 +70,30 @@ def test_of_three_ranks_the_waiting_of_both_others_is_charged(tmp_path: Path) ->
     assert verdict(found)[0].endswith("rank 0 makes the others wait 30.0 of 32.0 ms.")
 
 
+@pytest.mark.parametrize("numbered", [True, False])
+def test_nobody_is_late_by_a_kernel_that_runs_longer_than_it_can(tmp_path: Path, numbered: bool) -> None:
+    traces = []
+    for rank in range(3):
+        events = []
+        for step in range(3):
+            events.append(kineto.step(step, step * 100_000 * US, (step + 1) * 100_000 * US - US))
+            for place in range(3):
+                # Rank 0 comes a millisecond late; one kernel of rank 1 counts up to the next, 30 ms after its start.
+                start = (step * 100_000 + 10_000 + 30_000 * place + 1000 * (rank == 0)) * US
+                end = start + 4000 * US + 1000 * US * (rank > 0)
+                end = 10**12 if (rank, step, place) == (1, 1, 1) else end
+                number = 1 + 3 * step + place
+                args = {**kineto.METADATA, "Process Group Ranks": "[0, 1, 2]", "Group size": 3}
+                args |= {"Seq": number} if numbered else {}
+                events += [kineto.launch(start - 10 * US, number)]
+                events += [kineto.kernel(kineto.ALL_REDUCE, start, end, number, stream=20, **args)]
+        traces.append(read_trace(kineto.write(tmp_path / f"rank{rank}.json", events, **kineto.job(rank, 3))))
+    found = analyze(traces)
+    assert charged(found) == [(8, 16.0), (0, 0.0), (0, 0.0)]
+    assert (found.skew[0].count, found.problems) == (8, ())
+    assert "ends 999" in found.traces[1].warnings[0]
+
+
 def test_ranks_that_arrive_together_are_said_to(tmp_path: Path) -> None:
     found = job(tmp_path, [(5000 * US, 5001 * US, 5002 * US)] * 5, whole_us=True)
     assert verdict(found)[0].endswith("they arrive together.")
