@@ -108,6 +108,14 @@ def test_a_whole_profile_gives_figures_and_no_problem() -> None:
     assert report.compute_ms.value == pytest.approx(0.09 * KERNELS)
 
 
+def test_streams_that_run_kernels_are_counted_and_those_of_copies_are_not() -> None:
+    assert measured(whole()).num_streams == 2
+    at = STEP_NS + STEP_NS // 2
+    norm = [launch(STEP_NS, 90_000), gpu_kernel("norm", at, at + 1000, 90_000, stream=30)]
+    copy = [launch(STEP_NS, 90_001), event("Memcpy HtoD", "gpu_memcpy", at, at + 1000, correlation=90_001, resource=31)]
+    assert measured(whole(), [*norm, *copy]).num_streams == 3
+
+
 def exposed(found: RankWindow) -> list[tuple[str, int, float, float, dict[int, float]]]:
     """Place, size, exposed and hidden time, and exposed time of each step; the most exposed first."""
     rows = sorted(found.exposure.rows, key=lambda row: -row.exposed_ns)
