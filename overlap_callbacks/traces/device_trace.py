@@ -108,7 +108,7 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
         range_of = launched_in(events.ranges.finished(), rows["thread"], rows["launched"], events.training_thread)
     launches = Launches(
         rows["launched"], _waits(events.waits.finished(), rows, kernels), events.streams, len(events.waits) > 0,
-        range_of, events.range_names, captures, _calls_on_host(events, rows["launched"], kernels),
+        range_of, events.range_names, captures, _calls_on_host(events, rows["launched"], kernels, doubts),
     )  # fmt: skip
     reductions = repeated_reductions(kernels, rows, events.marks.finished(), tuple(infos), bounds)
     release()
@@ -120,11 +120,14 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
     return dataclasses.replace(trace, reductions=reductions, overlong=tuple(kernels.intervals.start_ns[late].tolist()))
 
 
-def _calls_on_host(events: DeviceEvents, launched_ns: Array, kernels: KernelTable) -> HostCalls | None:
+def _calls_on_host(events: DeviceEvents, launched_ns: Array, kernels: KernelTable, doubts: Doubts) -> HostCalls | None:
     """The host libraries' collectives, each until the last kernel ends at most; None without any."""
     found = events.on_host.finished()
     start_ns, end_ns = found["start"], np.minimum(found["end"], kernels.intervals.end_ns.max(initial=0))
-    wanted = np.flatnonzero(~at_no_time(start_ns) & (end_ns > start_ns))
+    timeless = at_no_time(start_ns, launched_ns)
+    if untimed := events.on_host.untimed + int(timeless.sum()):
+        doubts.warnings.append(f"{untimed} collectives of the host have no time and are left out")
+    wanted = np.flatnonzero(~timeless & (end_ns > start_ns))
     if not len(wanted):
         return None
     ran = Intervals(start_ns[wanted], end_ns[wanted])

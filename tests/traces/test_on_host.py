@@ -147,6 +147,8 @@ def test_ranges_without_a_time_are_no_communication(tmp_path: Path, broken: dict
     found = figures_of(tmp_path, [*job(steps=1), {**on_host(20, 45), **broken}])
     assert found.time[0].idle_ms == pytest.approx(25)
     assert (found.time[0].exposed_on_host_ms or 0) <= 25
+    left_out = () if "tid" in broken else ("1 collectives of the host have no time and are left out",)
+    assert found.warnings == left_out
 
 
 def test_a_range_that_goes_on_after_the_last_kernel_is_cut_there(tmp_path: Path) -> None:
