@@ -138,11 +138,10 @@ class WandbSink(Sink):
 
     def open(self, run: RunInfo) -> None:
         self._info = run
-        if self._record is None:
-            return
-        with contextlib.suppress(OSError):  # the record's own sink has reported it
-            self._windows, self._arms = earlier_starts(self._record)
-            self._next_tables = len(self._windows) + 1
+        if self._record is not None:
+            with contextlib.suppress(OSError):  # the record's own sink has reported it
+                self._windows, self._arms = earlier_starts(self._record)
+                self._next_tables = len(self._windows) + 1
 
     def log(self, report: OverlapReport) -> None:
         run = self._find_run()
@@ -206,10 +205,9 @@ class WandbSink(Sink):
             if run is None and self._start and self._info is not None and not self._had_run:
                 logger.warning("overlap-callbacks: no window ended before the job did, so no W&B run was begun")
             return
-        if self._without_tables is not None:
-            summary = RunSummary(self._info, self._windows, running=True)
-            shown = self._without_tables, cards.SoFar.of(summary)
-            self._rows.append(_Row({STEP_KEY: self._without_tables.first_step}, shown))
+        if (report := self._without_tables) is not None:
+            so_far = cards.SoFar.of(RunSummary(self._info, self._windows, running=True))
+            self._rows.append(_Row({STEP_KEY: report.first_step}, (report, so_far)))
         while self._rows:  # each pass takes one, whatever the run does with it
             run.log({})  # ends the current row, if any, so that the next row is the sink's own
             self._log_row(run)
