@@ -98,7 +98,8 @@ def run_bottleneck(summary: RunSummary, detailed: OverlapReport | None = None) -
     if summary.control:
         return None
     speedup, step_ms = map(summary.pooled().get, ("speedup_vs_sequential", "e2e_overlapped_ms"))
-    return bottleneck_of(summary.valid_windows, speedup, detailed, summary.run, step_ms)
+    sure = None if summary.not_settled else speedup
+    return bottleneck_of(summary.valid_windows, sure, detailed, summary.run, step_ms)
 
 
 def _late(of_windows: Sequence[LateRank | None]) -> LateRank | None:

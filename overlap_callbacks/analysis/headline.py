@@ -10,6 +10,7 @@ from overlap_callbacks.analysis.formatting import (
     INCONCLUSIVE,
     PLAIN,
     WITHIN_NOISE,
+    Style,
     at_most_in_words,
     certainty,
     certainty_in_words,
@@ -27,7 +28,14 @@ from overlap_callbacks.analysis.results.kernel_times import SlowdownCause
 from overlap_callbacks.analysis.results.report import OverlapReport, WindowReport
 from overlap_callbacks.analysis.results.settled import Settled, Verdict
 from overlap_callbacks.analysis.results.step_parts import exposed_share
-from overlap_callbacks.analysis.run_summary import CUT_SHORT, NOT_VALID, RunSummary
+from overlap_callbacks.analysis.run_summary import (
+    CUT_SHORT,
+    NOT_SETTLED,
+    NOT_VALID,
+    NOT_VERIFIED,
+    RunSummary,
+    with_settled,
+)
 from overlap_callbacks.analysis.statistics import inverted_change, relative_change
 
 NOTHING_YET = "Nothing has been measured yet: no window is done."
@@ -35,9 +43,10 @@ NO_SEQUENTIAL_ARM = "No window had sequential steps, so what overlap saves was n
 WINDOWS_DIFFER = "Windows differ by more than their intervals say: each is of its own steps alone."
 CONTROL = "A/A control: both sides ran overlapped, so every difference is chance."
 
-# States of a headline besides ``CLEAR``, ``WITHIN_NOISE`` and ``INCONCLUSIVE`` of what overlap saves.
-NOTHING_OVERLAPS, NOT_SETTLED, ONE_WINDOW = "nothing overlaps", "not settled", "one window"
-NOT_VERIFIED, INVALID, UNFINISHED, NOT_MEASURED = "not verified", "invalid", "unfinished", "not measured"
+# States of a headline besides ``CLEAR``, ``WITHIN_NOISE`` and ``INCONCLUSIVE`` of what overlap saves, ``NOT_SETTLED``
+# and ``NOT_VERIFIED``.
+NOTHING_OVERLAPS, ONE_WINDOW, INVALID = "nothing overlaps", "one window", "invalid"
+UNFINISHED, NOT_MEASURED = "unfinished", "not measured"
 OF_CONTROL = "control"
 
 _LET_IT_END = "Let the job run on until a window ends."
@@ -126,7 +135,6 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     settled = summary.settled()
     looks = " that hold at all looks" if summary.running else ", for one look"
     if settled is not None and settled.verdict is Verdict.SETTLED:
-        figures["speedup_vs_sequential"] = settled.estimate
         own = f"; that of the saving, for {'all looks' if settled.holds_at_all_looks else 'one look'}"
         looks += "" if settled.holds_at_all_looks is summary.running else own
     found = answer(figures)
@@ -203,14 +211,11 @@ def exposed_in_words(figures: Mapping[str, Estimate]) -> str:
     if share is None:
         return ""
     known, value, bounds = certainty(share), *_share(share)
-    most = "" if share.ci_high is None else f"{at_most_in_words(share.ci_high)} of a profiled step"
     if nothing_overlaps(figures):
         of = "" if known not in ("", CLEAR) else f" ({value} of a profiled step{bounds and f', {bounds}'})"
         return f"Nothing overlaps in this job: all communication{of} is exposed."
-    if known == WITHIN_NOISE:
-        words = f"exposed communication: {known} (below {most})"
-    elif known == INCONCLUSIVE:
-        words = f"exposed communication: {known} (up to {most})"
+    if known in (WITHIN_NOISE, INCONCLUSIVE):
+        words = f"exposed communication: {known} ({most_in_words(share)} of a profiled step)"
     else:
         words = f"exposed communication takes {value} of a step ({bounds or 'too few blocks'}; profiled steps)"
     if hidden is None or certainty(hidden) not in ("", CLEAR):
@@ -221,11 +226,23 @@ def exposed_in_words(figures: Mapping[str, Estimate]) -> str:
 
 
 def _share(share: Estimate) -> tuple[str, str]:
-    """A share and its interval, whole unless that shows none, all or no interval: e.g. ``19%`` and ``11 to 27``."""
+    """A share and its interval, e.g. ``19%`` and ``11 to 27``."""
+    decimals = share_decimals(share)
+    ends = () if share.ci_low is None or share.ci_high is None else (share.ci_low, share.ci_high)
+    return PLAIN.percent(share.value, decimals=decimals), " to ".join([PLAIN.number(100 * x, decimals) for x in ends])
+
+
+def share_decimals(share: Estimate) -> int:
+    """Decimals of a share and of its interval: none, unless that shows none, all or no interval."""
     ends = () if share.ci_low is None or share.ci_high is None else (share.ci_low, share.ci_high)
     least = int(min([share.value, *([ends[1] - ends[0]] if ends else [])]) < 0.0195)
-    decimals = enough_decimals((share.value, 1 - share.value, *ends), least)
-    return PLAIN.percent(share.value, decimals=decimals), " to ".join([PLAIN.number(100 * x, decimals) for x in ends])
+    return enough_decimals((share.value, 1 - share.value, *ends), least)
+
+
+def most_in_words(share: Estimate, style: Style = PLAIN) -> str:
+    """The upper bound of a share whose interval holds zero, e.g. ``up to 30%``."""
+    side = "below" if certainty(share) == WITHIN_NOISE else "up to"
+    return f"{side} {at_most_in_words(share.ci_high or 0.0, style)}"
 
 
 def saving_in_words(change: Estimate, step_ms: Estimate | None = None, over: str = "") -> str:
@@ -248,7 +265,8 @@ def slowdown_in_words(slowdown: Estimate, kernels: str = "Compute", over: str = 
     """How much longer kernels take with overlap."""
     if certainty(slowdown) != CLEAR:
         return f"{kernels} slowdown{over}: {certainty_in_words(slowdown)}."
-    longer = change_in_words(slowdown.value, "longer", "less")
+    longer = PLAIN.percent(abs(slowdown.value), decimals=change_decimals(slowdown))
+    longer += " longer" if slowdown.value > 0 else " less"
     return f"{kernels} slowdown{over}: kernels take {longer} than without overlap ({signless_bounds(slowdown)})."
 
 
@@ -358,13 +376,13 @@ def _no_window_counts(summary: RunSummary) -> Headline:
 def _checked(found: Headline, summary: RunSummary) -> Headline:
     """The headline, and why it is doubtful if windows compare the modes without proof that steps were sequential."""
     comparing = [window for window in summary.valid_windows if window.speedup_vs_sequential is not None]
-    number = sum(not window.verified for window in comparing)
-    if not number:
+    unverified = summary.unverified
+    if not unverified:
         return found
-    of = "" if number == len(comparing) else f" of {number} of {len(comparing)} windows"
+    of = "" if len(unverified) == len(comparing) else f" of {len(unverified)} of {len(comparing)} windows"
     why = f"no profile has verified that the sequential steps{of} were sequential."
     todo = profile_more(summary)
-    if all(window.lower_bound for window in comparing if not window.verified):
+    if all(window.lower_bound for window in unverified):
         why = (
             f"symmetric memory or user buffers communicate{of} past what profiles show: communication and "
             "residual overlap are lower bounds, and the sequential steps are not verified."
@@ -417,7 +435,7 @@ def summary(report: OverlapReport) -> str:
     """A window as one log line: its headline, what measuring it cost, and the ranks that reported."""
     unverified = report.valid and not report.verified and report.speedup_vs_sequential is not None
     states = {"INVALID": not report.valid, "NOT VERIFIED": unverified, "INCOMPLETE": not report.complete}
-    found = answer(report.figures()) if report.valid else _invalid(report)
+    found = answer(with_settled(report.figures(), report.settled)) if report.valid else _invalid(report)
     sentences = [CONTROL] if report.control and report.valid else [found.sentence, *found.also]
     cost = "" if report.cost is None else f"Measuring cost {PLAIN.measuring_cost(report.cost)}, "
     sentences.append(f"{cost}{report.num_reporting} of {report.world_size} ranks.")

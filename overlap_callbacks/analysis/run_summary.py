@@ -15,22 +15,38 @@ from overlap_callbacks.analysis.design import MIN_BLOCKS_OF_TREND
 from overlap_callbacks.analysis.figures import ProfiledMeans, picked, scale_of, value_by
 from overlap_callbacks.analysis.formatting import CLEAR, certainty
 from overlap_callbacks.analysis.outliers import stalls_of_a_run
-from overlap_callbacks.analysis.results.catalogue import FIGURES, SEQ, STEP, figure_named
+from overlap_callbacks.analysis.results.catalogue import FIGURES, OV, SEQ, STEP, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
-from overlap_callbacks.analysis.results.settled import Settled
+from overlap_callbacks.analysis.results.settled import Settled, Verdict
 from overlap_callbacks.analysis.results.step_parts import StepParts, measured_parts
 from overlap_callbacks.analysis.results.window import ProfiledBlock, TimedBlock
-from overlap_callbacks.analysis.statistics import Floats, Pooling, gradient, pool, windows_differ
+from overlap_callbacks.analysis.statistics import (
+    CONFIDENCE,
+    Floats,
+    Pooling,
+    gradient,
+    longer_by,
+    pool,
+    t_quantile,
+    windows_differ,
+)
 
 COUNTS = "counts"
 NOT_VALID = "not valid"
 CUT_SHORT = "cut short"
 CONTROL = "control"
 NO_CONTROL = "no control"
+
+# Why the interval of a figure decides nothing.
+NOT_SETTLED, NOT_VERIFIED = "not settled", "not verified"
+# Figures that rest on the time of sequential steps.
+_OF_SEQUENTIAL = tuple([figure.name for figure in FIGURES if SEQ in figure.defined.samples])
+# Of a settled difference, for intervals with another confidence.
+_DEGREES = 3.0
 
 
 class RunSummary:
@@ -114,7 +130,10 @@ class RunSummary:
         return None
 
     def pooled(self, pooling: Pooling | None = None) -> dict[str, Estimate]:
-        """Each figure over the windows that count; by default, intervals hold at all looks while the job runs."""
+        """The figures of the headline: each over the windows that count, what overlap saves as settled if it has.
+
+        By default, intervals hold at all looks while the job runs.
+        """
         pooling = pooling or Pooling(all_looks=self.running)
         # Cached: it is read repeatedly, and takes half a second for ten thousand windows.
         if pooling not in self._pooled or self._pooled[pooling][0] != len(self.windows):
@@ -141,7 +160,7 @@ class RunSummary:
             )
             if estimate is not None:
                 pooled[figure.name] = estimate
-        return pooled
+        return pooled if self.control else with_settled(pooled, self.settled(), pooling.confidence)
 
     @property
     def windows_differ(self) -> bool:
@@ -160,6 +179,28 @@ class RunSummary:
         pooled = self.pooled()
         partial = None if pooled else self.partial
         return pooled if partial is None else partial.figures()
+
+    @property
+    def not_settled(self) -> bool:
+        """Whether what overlap saves still changes along a block, so that its interval is of short blocks alone."""
+        settled = None if self.control else self.settled()
+        return settled is not None and settled.verdict is Verdict.NOT_SETTLED
+
+    def undecided(self) -> dict[str, str]:
+        """The figures whose intervals decide nothing, and why: ``NOT_SETTLED`` or ``NOT_VERIFIED``."""
+        found = dict.fromkeys(_OF_SEQUENTIAL if self.not_settled else (), NOT_SETTLED)
+        for window in self.unverified:
+            found |= {
+                figure.name: NOT_VERIFIED
+                for figure in FIGURES
+                if figure.compares or (window.lower_bound and OV in figure.defined.samples)
+            }
+        return found
+
+    @property
+    def unverified(self) -> list[OverlapReport]:
+        """The windows that count and compare the modes without proof that sequential steps were sequential."""
+        return [w for w in self.valid_windows if w.speedup_vs_sequential is not None and not w.verified]
 
     def settled(self) -> Settled | None:
         """The settled difference of the start that knows it from the most windows; None if none does."""
@@ -186,6 +227,31 @@ class RunSummary:
         """The last window that has a part, preferably one that counts."""
         valid = self.latest_valid(part)
         return valid or next((window for window in reversed(self.windows) if getattr(window, part)), None)
+
+
+def with_settled(
+    figures: Mapping[str, Estimate], settled: Settled | None, confidence: float = CONFIDENCE
+) -> dict[str, Estimate]:
+    """The figures with what overlap saves as settled, if that applies; others of sequential steps are dropped.
+
+    They are of short blocks.
+    """
+    step = figures.get("e2e_overlapped_ms")
+    if settled is None or settled.verdict is not Verdict.SETTLED or step is None:
+        return dict(figures)
+    change = settled.estimate
+    if confidence != CONFIDENCE:
+        wider, center = t_quantile(_DEGREES, confidence) / t_quantile(_DEGREES), math.log1p(change.value)
+        low, high = (
+            None if end is None else math.expm1(center + wider * (math.log1p(end) - center))
+            for end in (change.ci_low, change.ci_high)
+        )
+        change = msgspec.structs.replace(change, ci_low=low, ci_high=high)
+    known = {"speedup_vs_sequential": change, "e2e_sequential_ms": longer_by(step, change)}
+    found = {
+        name: known.get(name, figure) for name, figure in figures.items() if name in known or name not in _OF_SEQUENTIAL
+    }
+    return {name: figure for name, figure in found.items() if figure is not None}
 
 
 def without_details(report: OverlapReport) -> OverlapReport:

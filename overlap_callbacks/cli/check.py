@@ -123,30 +123,34 @@ def _check_command(target: Sequence[str], folder: Path, windows: int | None, tim
 
 def _finish(run: Path, limits: Sequence[Limit], as_json: bool, *, ended: bool) -> NoReturn:
     """Judge a run, and exit. ``ended``: the job is known to have ended; otherwise the record decides."""
-    from overlap_callbacks.analysis.statistics import Pooling
+    from overlap_callbacks.analysis.headline import run_headline
     from overlap_callbacks.experiments.check import State, judge
 
     found = read_record(run)
+    found.ended = found.ended or ended
     if found.summary.control:
         _fail("the run is an A/A control: both sides ran overlapped, so its figures are errors of measurement")
     if not found.valid_windows:
-        _fail("no window of the run counts: overlap show says why", InconclusiveError)
-    pooling = Pooling(all_looks=found.running and not ended)
-    findings = judge(found.summary, limits, pooling=pooling)
+        _fail(run_headline(found.summary, len(found.arms)).text, InconclusiveError)
+    findings = judge(found.summary, limits)
     states = {finding.state for finding in findings}
     code = ExitCode.INCONCLUSIVE if states - {State.HOLDS} else ExitCode.DONE
     if State.BROKEN in states:
         code = ExitCode.BROKEN
     try:
-        _say(found, findings, code, as_json, all_looks=pooling.all_looks)
+        _say(found, findings, code, as_json)
     except BrokenPipeError:  # whoever reads has enough; the exit code still counts
         leave_pipe()
     raise SystemExit(code)
 
 
-def _say(record: Record, findings: Sequence[Finding], code: ExitCode, as_json: bool, *, all_looks: bool) -> None:
+def _say(record: Record, findings: Sequence[Finding], code: ExitCode, as_json: bool) -> None:
+    from overlap_callbacks.analysis.headline import run_headline
+    from overlap_callbacks.analysis.run_summary import NOT_SETTLED
     from overlap_callbacks.experiments.check import EXPOSED_SHARE, State, exposed_as_data, exposed_lines
+    from overlap_callbacks.report.views.quality import windows_that_count
 
+    headline = run_headline(record.summary)
     if as_json:
         rows = [
             {
@@ -155,10 +159,13 @@ def _say(record: Record, findings: Sequence[Finding], code: ExitCode, as_json: b
                 "limit": finding.limit.bound,
                 "state": finding.state,
                 "measured": finding.measured,
+                "doubt": finding.doubt,
             }
             for finding in findings
         ]
-        print_json({"exit_code": code, "limits": rows, "all_looks": all_looks, **exposed_as_data(record)})
+        states = {"windows": len(record.windows), "valid_windows": len(record.valid_windows), "state": headline.state}
+        found = {"exit_code": code, "limits": rows, "all_looks": record.running, **states}
+        print_json({**found, **exposed_as_data(record)})
         return
     first = {ExitCode.DONE: "All limits hold", ExitCode.BROKEN: "A limit is broken"}.get(code, "Inconclusive")
     # Those that decide come first; limits that hold are left out if others do not.
@@ -171,10 +178,15 @@ def _say(record: Record, findings: Sequence[Finding], code: ExitCode, as_json: b
             for finding in told
         ]
     )
-    if any([finding.state is State.INCONCLUSIVE for finding in findings]):
+    if any([finding.state is State.INCONCLUSIVE and not finding.doubt for finding in findings]):
         words += ". More windows give narrower intervals"
-    looks = " The job may go on: intervals hold at all looks." if all_looks else ""
+    looks = " The job may go on: intervals hold at all looks." if record.running else ""
     click.echo(one_line(f"{first}: {words}.{looks}"))
+    counting = windows_that_count(record.summary) if len(record.valid_windows) < len(record.windows) else ""
+    settled = headline.settled if any([finding.doubt == NOT_SETTLED for finding in findings]) else ""
+    why = f"Why: {headline.why} What to do: {headline.what_to_do}" if headline.why else ""
+    for line in filter(None, (counting and f"{counting}.", settled, why)):
+        click.echo(one_line(f"  {line}"))
     about = {finding.limit.figure for finding in findings if finding.state in (State.BROKEN, State.INCONCLUSIVE)}
     if about & {EXPOSED_SHARE, "hidden_comm_fraction", "exposed_comm_ms"}:
         for line in exposed_lines(record):

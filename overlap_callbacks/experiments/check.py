@@ -20,7 +20,6 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.analysis.run_summary import RunSummary
-from overlap_callbacks.analysis.statistics import Pooling
 from overlap_callbacks.experiments.supervisor import Ending, GrowingRecord, exit_in_words, interruptible, supervise
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.sections import exposure_of
@@ -93,6 +92,7 @@ class Finding:
     limit: Limit
     state: State
     measured: Estimate | None
+    doubt: str = ""  # why the interval decides nothing
 
     def sentence(self) -> str:
         """E.g. ``exposed communication is 23.1% of a profiled step (95% interval ...), and 10.0% is allowed``."""
@@ -104,7 +104,8 @@ class Finding:
         found = PLAIN.with_interval(self.measured, limit.unit, decimals=decimals)
         yet = " (no interval yet)" if self.measured.ci_low is None else ""
         bound = PLAIN.quantity(limit.bound, limit.unit, decimals=max(decimals, decimals_of(limit.bound, limit.unit)))
-        return f"{limit.name} is {found}{yet}, and {side} {bound} is allowed"
+        doubt = f"; but it is {self.doubt}" if self.doubt else ""
+        return f"{limit.name} is {found}{yet}, and {side} {bound} is allowed{doubt}"
 
     def _decimals(self, measured: Estimate) -> int:
         """As many as usual, or enough that no other end of the interval looks like the limit, nor the limit like 0."""
@@ -157,28 +158,25 @@ def limit_on(figure: str, option: str, text: str) -> Limit:
     return Limit(option, figure, option.startswith("--max"), bound)
 
 
-def judge(summary: RunSummary, limits: Sequence[Limit], *, pooling: Pooling | None = None) -> list[Finding]:
-    """Judge a run by limits, each by the interval of its figure's mean over the windows that count.
+def judge(summary: RunSummary, limits: Sequence[Limit]) -> list[Finding]:
+    """Judge a run by limits, each by the interval of its figure in the headline, over the windows that count.
 
-    An unmeasured figure, or one without an interval, is not a pass.
-
-    Args:
-        summary: of the run.
-        limits: one or more.
-        pooling: whether intervals are valid at one look or at all looks; None: at all looks while the job runs.
+    An unmeasured figure, or one without an interval or whose interval decides nothing, is not a pass.
     """
-    pooled = summary.pooled(pooling)
+    pooled, undecided = summary.pooled(), summary.undecided()
     exposed = exposed_share(pooled)
     if exposed is not None:
         pooled[EXPOSED_SHARE] = exposed
-    return [_finding(limit, pooled.get(limit.figure)) for limit in limits]
+    if "exposed_comm_ms" in undecided:
+        undecided[EXPOSED_SHARE] = undecided["exposed_comm_ms"]
+    return [_finding(limit, pooled.get(limit.figure), undecided.get(limit.figure, "")) for limit in limits]
 
 
-def _finding(limit: Limit, measured: Estimate | None) -> Finding:
+def _finding(limit: Limit, measured: Estimate | None, doubt: str) -> Finding:
     if measured is None:
         return Finding(limit, State.NOT_MEASURED, None)
-    if measured.ci_low is None or measured.ci_high is None:
-        return Finding(limit, State.INCONCLUSIVE, measured)
+    if doubt or measured.ci_low is None or measured.ci_high is None:
+        return Finding(limit, State.INCONCLUSIVE, measured, doubt)
     beyond = [limit.is_beyond(end) for end in (measured.ci_low, measured.ci_high)]
     state = State.BROKEN if all(beyond) else State.INCONCLUSIVE if any(beyond) else State.HOLDS
     return Finding(limit, state, measured)

@@ -130,7 +130,10 @@ class _Pooled:
     def __init__(self, share: Estimate) -> None:
         self.share = share
 
-    def pooled(self, _: object) -> dict[str, Estimate]:
+    def undecided(self) -> dict[str, str]:
+        return {}
+
+    def pooled(self) -> dict[str, Estimate]:
         step = {"compute_busy_ms": 60.0, "exposed_comm_ms": 33.0, "idle_ms": 7.0}
         found = {name: Estimate(value, None, None, 24, 4) for name, value in step.items()}
         low = None if self.share.ci_low is None else 100 * self.share.ci_low

@@ -14,7 +14,7 @@ from overlap_callbacks.monitor.background.budget import Skip
 from overlap_callbacks.monitor.schedule import Schedule
 
 # It ends once the interval of the difference in step time, which holds at all looks, is narrower than this fraction of
-# a step; or after this time.
+# a step and the difference no longer changes along a block; or after this time.
 NARROW = 0.05
 LONGEST_S = 600.0
 # Ordinary steps of a window: they show the usual step, and even out the job's rhythms.
@@ -68,8 +68,9 @@ class QuickLook:
         return not self._is_over
 
     def _is_narrow(self) -> bool:
-        """Whether the interval of the difference in step time is narrow enough."""
-        change = step_change(self._summary().pooled())
+        """Whether the headline's interval of the difference in step time is narrow enough, and applies."""
+        summary = self._summary()
+        change = None if summary.not_settled else step_change(summary.pooled())
         if change is None or change.ci_low is None or change.ci_high is None:
             return False
         return change.ci_high - change.ci_low < NARROW

@@ -13,12 +13,19 @@ from overlap_callbacks.analysis.formatting import (
     CLEAR,
     PAGE,
     certainty,
+    change_decimals,
     count,
     limit_in_words,
     page_sentence,
     page_text,
 )
-from overlap_callbacks.analysis.headline import slowdown_in_words, step_change
+from overlap_callbacks.analysis.headline import (
+    Times,
+    most_in_words,
+    share_decimals,
+    slowdown_in_words,
+    step_change,
+)
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.exposure import Exposure
@@ -40,26 +47,23 @@ Figures = dict[str, Estimate]
 def tiles(record: Record) -> list[Block]:
     """The headline figures; none for what was not measured."""
     figures = record.figures
-    found = [_step_tile(record), _figure_tile(figures, "compute_slowdown", "of the same kernels with overlap")]
-    share = exposed_share(figures)
-    if share is not None:
-        found.append(_tile("Exposed communication", share, "of a profiled step"))
-    energy, in_flight = _energy_tile(record), figures.get("comm_ms")
-    if energy is not None:
-        found.append(energy)
-    elif in_flight is not None:
-        remark = f"of {_ms(in_flight.value)} in flight"
-        found.append(_figure_tile(figures, "hidden_comm_fraction", remark, "Hidden communication"))
+    slowdown, energy = figures.get("compute_slowdown"), _energy_tile(record)
+    found = [
+        _step_tile(record),
+        None if slowdown is None else _change_tile("Compute slowdown", slowdown, "of the same kernels with overlap"),
+        _share_tile("Exposed communication", exposed_share(figures), "of a profiled step"),
+        energy or _share_tile("Hidden communication", figures.get("hidden_comm_fraction"), "of all communication"),
+    ]
     shown = tuple([tile for tile in found if tile is not None])
     return [Tiles(shown)] if shown else []
 
 
 def _step_tile(record: Record) -> Tile | None:
-    change = step_change(record.figures)
-    if change is None:
+    change, step = step_change(record.figures), record.figures.get("e2e_overlapped_ms")
+    if change is None or step is None:
         return None
-    times = [record.figures.get(name) for name in ("e2e_overlapped_ms", "e2e_sequential_ms")]
-    of = " against ".join([_ms(time.value) for time in times if time is not None])
+    times = Times.of(change, step.value)
+    of = page_sentence(f"{times.less} against {times.more}")
     label = "Step time, one side against the other" if record.control else "Step time with overlap"
     return _change_tile(label, change, f"{of} {'' if record.control else 'sequential'}".strip())
 
@@ -76,27 +80,25 @@ def _energy_tile(record: Record) -> Tile | None:
     return _change_tile("Energy of a step with overlap", change, f"{of} sequential, all devices")
 
 
-def _figure_tile(figures: Figures, name: str, remark: str, label: str = "") -> Tile | None:
-    figure, estimate = figure_named(name), figures.get(name)
-    if estimate is None:
+def _share_tile(label: str, share: Estimate | None, remark: str) -> Tile | None:
+    """A share if the headline has it, else how certain it is."""
+    if share is None:
         return None
-    return (_change_tile if figure.signed else _tile)(label or figure.title, estimate, remark)
+    if certainty(share) not in ("", CLEAR):
+        return Tile(label, certainty(share), most_in_words(share, PAGE), remark)
+    return _tile(label, share, remark, share_decimals(share))
 
 
 def _change_tile(label: str, change: Estimate, remark: str) -> Tile:
     """A change in percent if it is clear, else how certain it is."""
     if certainty(change) == CLEAR:
-        return _tile(label, change, remark, signed=True)
+        return _tile(label, change, remark, change_decimals(change), signed=True)
     return Tile(label, certainty(change) or "unknown", limit_in_words(change, PAGE), remark)
 
 
-def _tile(label: str, fraction: Estimate, remark: str, *, signed: bool = False) -> Tile:
-    bounds = PAGE.interval(fraction, "fraction", signed=signed) or "too few blocks for an interval"
-    return Tile(label, PAGE.percent(fraction.value, signed=signed), bounds, remark)
-
-
-def _ms(value: float) -> str:
-    return PAGE.quantity(value, "ms")
+def _tile(label: str, fraction: Estimate, remark: str, decimals: int, *, signed: bool = False) -> Tile:
+    bounds = PAGE.interval(fraction, "fraction", signed=signed, decimals=decimals) or "too few blocks for an interval"
+    return Tile(label, PAGE.percent(fraction.value, signed=signed, decimals=decimals), bounds, remark)
 
 
 def overview(record: Record, *, compared: bool) -> list[Block]:

@@ -70,7 +70,10 @@ class SoFar(NamedTuple):
 
 
 def step_card(report: OverlapReport, so_far: SoFar) -> str:
-    """The run so far in words; then the window: step times side by side, with intervals, and headline figures."""
+    """The run so far: its headline, and step times side by side; then the figures of the window next to the run's.
+
+    While no window counts, the step times are the window's.
+    """
     figures = {
         name: estimate
         for name, estimate in report.figures().items()
@@ -83,10 +86,11 @@ def step_card(report: OverlapReport, so_far: SoFar) -> str:
         f"<p><b>{_text(so_far.headline.sentence)}</b></p>",
         *[f"<p>{_text(line)}</p>" for line in (*so_far.headline.more, so_far.bottleneck) if line],
     ]
+    body += _bars(so_far.figures)
     body.append(f'<h1>This window <span class="dim">number {report.window}, from step {report.first_step}</span></h1>')
     body.append(f'<p class="dim">{heard}, {_text(report.device)}</p>')
-    bars = [(figure, figures[figure.name]) for figure in STEP_TIMES if figure.name in figures]
-    body.append(_bars(bars) if bars else '<p class="dim">Step times were not measured in this window.</p>')
+    if not so_far.figures:
+        body += _bars(figures) or ['<p class="dim">Step times were not measured in this window.</p>']
     body.append(_rows(figures, so_far.figures))
     if report.cost is not None:
         body.append(f'<p class="dim">Cost of measuring: {PLAIN.measuring_cost(report.cost)}.</p>')
@@ -154,7 +158,11 @@ def power_card(report: OverlapReport, trace: PowerTrace) -> str:
     return _page("Power", [picture(width, height, "Power against time", marks), f'<p class="dim">{legend} {where}</p>'])
 
 
-def _bars(bars: Sequence[tuple[Figure, Estimate]]) -> str:
+def _bars(figures: Mapping[str, Estimate]) -> list[str]:
+    """Step times side by side, with intervals; empty if none is known."""
+    bars = [(figure, figures[figure.name]) for figure in STEP_TIMES if figure.name in figures]
+    if not bars:
+        return []
     # Text above each bar: next to it, the longest interval would leave no room for the bars.
     width, row, bar = _WIDTH, 44.0, 18.0
     highest = max(max(estimate.value, estimate.ci_high or 0.0) for _, estimate in bars) or 1.0
@@ -175,7 +183,7 @@ def _bars(bars: Sequence[tuple[Figure, Estimate]]) -> str:
             middle = top + bar / 2
             ends = "".join([f"M{end:.1f} {middle - 5}v10" for end in (low, high)])
             marks.append(mark("path", "bound", fill="none", d=f"M{low:.1f} {middle}H{high:.1f}{ends}"))
-    return picture(width, len(bars) * row, "Step time", marks)
+    return [picture(width, len(bars) * row, "Step time", marks)]
 
 
 def _rows(figures: Mapping[str, Estimate], of_run: Mapping[str, Estimate]) -> str:
