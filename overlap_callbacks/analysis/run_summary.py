@@ -29,8 +29,9 @@ from overlap_callbacks.analysis.statistics import (
     Floats,
     Pooling,
     gradient,
-    longer_by,
+    inverted_change,
     pool,
+    relative_change,
     t_quantile,
     windows_differ,
 )
@@ -247,11 +248,22 @@ def with_settled(
             for end in (change.ci_low, change.ci_high)
         )
         change = msgspec.structs.replace(change, ci_low=low, ci_high=high)
-    known = {"speedup_vs_sequential": change, "e2e_sequential_ms": longer_by(step, change)}
+    known = {"speedup_vs_sequential": change, "e2e_sequential_ms": _longer_by(step, change)}
     found = {
         name: known.get(name, figure) for name, figure in figures.items() if name in known or name not in _OF_SEQUENTIAL
     }
     return {name: figure for name, figure in found.items() if figure is not None}
+
+
+def _longer_by(time: Estimate, change: Estimate) -> Estimate | None:
+    """A time that is longer by a relative change, measured independently; None unless both times are positive."""
+    found = relative_change(_plus(1.0, inverted_change(change)), time)
+    return None if found is None else _plus(1.0, found)
+
+
+def _plus(number: float, one: Estimate) -> Estimate:
+    low, high = (None if bound is None else number + bound for bound in (one.ci_low, one.ci_high))
+    return Estimate(number + one.value, low, high, one.num_steps, one.num_blocks)
 
 
 def without_details(report: OverlapReport) -> OverlapReport:

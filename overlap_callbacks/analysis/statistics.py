@@ -472,17 +472,6 @@ def relative_change(base: Estimate, other: Estimate) -> Estimate | None:
     return Estimate(math.expm1(min(logs.value, 700)), low, high, logs.num_steps, logs.num_blocks)
 
 
-def longer_by(time: Estimate, change: Estimate) -> Estimate | None:
-    """A time that is longer by a relative change, measured independently; None unless both times are positive."""
-    found = relative_change(_plus(1.0, inverted_change(change)), time)
-    return None if found is None else _plus(1.0, found)
-
-
-def _plus(number: float, one: Estimate) -> Estimate:
-    low, high = (None if bound is None else number + bound for bound in (one.ci_low, one.ci_high))
-    return Estimate(number + one.value, low, high, one.num_steps, one.num_blocks)
-
-
 def _log(one: Estimate) -> Estimate:
     low, high = (None if bound is None or bound <= 0 else math.log(bound) for bound in (one.ci_low, one.ci_high))
     return Estimate(math.log(one.value), low, high, one.num_steps, one.num_blocks)

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+from overlap_callbacks.analysis.fastest import faster_in_words
 from overlap_callbacks.analysis.formatting import count, includes_zero, page_sentence, page_text
-from overlap_callbacks.analysis.headline import faster_in_words
 from overlap_callbacks.experiments.sweep import failures_in_words
 from overlap_callbacks.experiments.tune.combinations import AS_IS_IN_WORDS, in_words, line_of
 from overlap_callbacks.experiments.tune.ranking import MIN_RUNS, Ranking, Row

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from overlap_callbacks.analysis.fastest import Fastest, RunSpeed, fastest
 from overlap_callbacks.analysis.formatting import DASH, PAGE, PLAIN, bytes_in_words, count, listed, page_text
-from overlap_callbacks.analysis.headline import Fastest, Headline, RunSpeed, fastest, step_change
+from overlap_callbacks.analysis.headline import Headline, step_change
 from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from overlap_callbacks.analysis.headline import RunSpeed, fastest
+from overlap_callbacks.analysis.fastest import RunSpeed, fastest
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.statistics import LOG, pool
 
