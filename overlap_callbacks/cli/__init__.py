@@ -152,13 +152,14 @@ class _LazyGroup(SuggestingGroup):
             raise SystemExit(ExitCode.INTERRUPTED) from None
 
 
-_EXIT_CODES = (
-    "Exit codes: 0 done, limits hold; 1 a limit is broken; 2 cannot (a wrong option, an unreadable file, a command "
+_EPILOG = (
+    f"JSON Schemas of what --json prints, by command (demo: show): {os.path.join(os.path.dirname(__file__), 'schemas')}"
+    "\n\nExit codes: 0 done, limits hold; 1 a limit is broken; 2 cannot (a wrong option, an unreadable file, a command "
     "that failed); 3 inconclusive; 130 interrupted."
 )
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EXIT_CODES)
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, epilog=_EPILOG)
 @click.version_option(__version__)
 def main() -> None:
     """What overlapping computation with communication costs and saves."""

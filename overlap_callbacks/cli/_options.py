@@ -38,7 +38,9 @@ class GroupedCommand(click.Command):
                 formatter.write_dl(records)
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
+# ``docs/schemas.py`` writes the schemas.
+json_option = click.option("--json", "as_json", is_flag=True,
+                           help="Print JSON instead of tables; overlap --help says where its schema is.")  # fmt: skip
 
 # Options of commands that show a traffic matrix.
 matrix_options = with_options(
