@@ -115,10 +115,10 @@ Traffic = made(
     "Traffic", window=int, num_hosts=int | None, num_steps=int, num_alike=int, mappings=list[Mapping],
     groups=list[MessageGroup], communication=Communication,
 )  # fmt: skip
-Limit = made("Limit", option=str, figure=str, limit=float, state=State, measured=Estimate | None)
+Limit = made("Limit", option=str, figure=str, limit=float, state=State, measured=Estimate | None, doubt=str)
 Check = made(
-    "Check", exit_code=Literal[0, 1, 3], limits=list[Limit], all_looks=bool, dimensions=list[DimensionTime],
-    collectives=list[ExposedCollective],
+    "Check", exit_code=Literal[0, 1, 3], limits=list[Limit], all_looks=bool, windows=int, valid_windows=int, state=str,
+    dimensions=list[DimensionTime], collectives=list[ExposedCollective],
 )  # fmt: skip
 TunedRow = made(
     "Combination", settings=dict[str, str], runs=int, step_ms=Estimate | None, change=Estimate | None,
