@@ -20,6 +20,7 @@ from tests.margins import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
+SKILL = ROOT / "overlap_callbacks" / ".agents" / "skills" / "overlap-callbacks" / "SKILL.md"
 
 
 @pytest.fixture(scope="session")

@@ -24,7 +24,7 @@ from overlap_callbacks.cli import _BY_NAME, main
 from tests import kineto
 from tests.analysis.bench_results import gemm_results, transfer_results
 from tests.commands import invoke
-from tests.docs.conftest import DOCS, ROOT
+from tests.docs.conftest import DOCS, ROOT, SKILL
 from tests.docs.test_messages import HOLE, every_text
 from tests.margins import PATIENCE_S
 from tests.report.runs import window, write
@@ -32,7 +32,7 @@ from tests.report.scaling_runs import write_sized
 from tests.report.traffic_runs import Layout, write_run
 from tests.traces import nsys_file
 
-FILES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
+FILES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", SKILL]
 _FENCED = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINE = re.compile(r"^(?:\$ )?(?:\.venv/bin/)?overlap ((?:" + "|".join(_BY_NAME) + r")\b.*)$", re.MULTILINE)
 _INLINE = re.compile(r"`overlap ((?:" + "|".join(_BY_NAME) + r") [^`]*)`")

@@ -15,10 +15,10 @@ import pytest
 
 from overlap_callbacks.monitor.monitor import OverlapMonitor
 from overlap_callbacks.monitor.schedule import Schedule
-from tests.docs.conftest import DOCS, ROOT
+from tests.docs.conftest import DOCS, ROOT, SKILL
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md"]
+FILES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", SKILL]
 
 
 def blocks() -> Iterator[Any]:
