@@ -1,4 +1,4 @@
-"""Builds parts of the site from the code, so that they cannot go stale: metrics, examples, the changelog, the API.
+"""Builds parts of the site from the code, so that they cannot go stale: peaks of devices, examples, the changelog, the API.
 
 MkDocs calls the ``on_*`` functions by their names.
 """
@@ -18,8 +18,6 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # the checkout of these pages, even if another version is installed
-
-from map import escaped  # noqa: E402
 
 # A page asks for a table with ``<!-- table: peaks -->``.
 _TABLE = re.compile(r"^<!-- table: ([a-z ]+) -->$", re.MULTILINE)
@@ -53,10 +51,8 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Fill in tables, and add unit and meaning under each metric's heading."""
+    """Fill in tables, and lead links to scripts to the page of examples."""
     markdown = _TABLE.sub(lambda match: TABLES[match[1]](), markdown)
-    if page.file.src_path == "metrics.md":
-        markdown = under_headings(markdown)
     depth = page.file.src_path.count("/")
     return _EXAMPLE.sub(lambda match: f"]({'../' * depth}examples.md#{match[1]})", markdown)
 
@@ -78,9 +74,6 @@ def on_shutdown() -> None:
         shutil.rmtree(_staged.pop())
 
 
-# -- metrics
-
-
 def peaks() -> str:
     """The peaks of devices, as a table."""
     from overlap_callbacks.analysis.throughput import DEVICES, PRECISIONS
@@ -90,38 +83,6 @@ def peaks() -> str:
         rates = [f"{device.tflop_per_s[name]:,g}" if name in device.tflop_per_s else "" for name in PRECISIONS]
         lines.append(f"| {device.label} | {' | '.join(rates)} | [data sheet]({device.source}) |")
     return "\n".join(lines)
-
-
-def described() -> dict[str, tuple[str, str]]:
-    """Unit and meaning by key."""
-    from overlap_callbacks.analysis.results.catalogue import THROUGHPUT, every_figure
-
-    in_tables = {figure.key for figure in THROUGHPUT}
-    figures = [
-        figure
-        for key, figure in every_figure().items()
-        if figure.section in ("overlap", "power", "gpu")
-        and key not in in_tables
-        and not key.startswith("overlap/step_")
-    ]
-    return {figure.general_key: (figure.unit, figure.meaning) for figure in figures}
-
-
-def under_headings(markdown: str) -> str:
-    """Add unit and meaning under each heading that is a metric's key."""
-    known = described()
-
-    def with_meaning(heading: re.Match[str]) -> str:
-        if heading[1] not in known:
-            return heading[0]
-        unit, meaning = known[heading[1]]
-        in_unit = f"; in {_UNIT_WORDS.get(unit, unit)}" if unit else ""
-        return f"{heading[0]}\n\n*{escaped(meaning)}{in_unit}*{{ .meaning }}\n"
-
-    return re.sub(r"^### `([^`]+)`$", with_meaning, markdown, flags=re.MULTILINE)
-
-
-_UNIT_WORDS = {"fraction": "fractions of 1", "ms": "milliseconds"}
 
 
 TABLES = {"peaks": peaks}
