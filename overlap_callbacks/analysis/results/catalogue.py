@@ -148,7 +148,7 @@ _COMMUNICATION = (
            "the part of idle in which the host waits for its own communication (Gloo), overlapped step",
            "exposed communication on the host", optional=True,
            formula=Formula((OV,), lambda ov: ov.exposed_on_host_ms)),
-    Figure("overlap/idle_isolated_ms", "ms", "the same in a sequential step",
+    Figure("overlap/idle_isolated_ms", "ms", "time without compute and communication, sequential step",
            "neither compute nor communication, sequential", compares=True, detail=True,
            formula=Formula((ISO,), lambda iso: iso.idle_ms)),
     Figure("overlap/bubble_ms", "ms",
