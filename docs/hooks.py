@@ -1,4 +1,4 @@
-"""Builds parts of the site from the code, so that they cannot go stale: peaks of devices, examples, the changelog, the API.
+"""Builds parts of the site from the code, so that they cannot go stale: peaks, examples, the changelog, the API.
 
 MkDocs calls the ``on_*`` functions by their names.
 """
