@@ -45,10 +45,13 @@ def test_several_windows_together_find_less(arms: ModuleType) -> None:
 def test_the_table_of_the_docs_is_that_of_the_result(arms: ModuleType) -> None:
     runs = {run["longer"]: run for run in json.loads((FOLDER / "results" / "arms-cpu.json").read_text())["runs"]}
     text = (FOLDER.parent / "docs" / "arms.md").read_text()
+    rows = [["half an interval, %"], ["find 1 %"], ["find 5 %"], ["find nothing slower"]]
     for number in (1, 4, 10, 20, 50):
         nothing, one, five = (arms.by_windows(runs[longer], number) for longer in (0.0, 0.01, 0.05))
         halves = [found["median_half_width"] for found in (nothing, one, five)]
-        cells = [f"{one['found']}", f"{five['found']}", f"{nothing['found']}"]
         low, high = (f"{100 * bound:.1f}" for bound in (min(halves), max(halves)))
-        row = [str(number), f"{low} to {high} %", *[f"{cell} of {nothing['counted']}" for cell in cells]]
+        cells = [f"{low}-{high}", *[f"{found['found']}/{nothing['counted']}" for found in (one, five, nothing)]]
+        for row, cell in zip(rows, cells, strict=True):
+            row.append(cell)
+    for row in rows:
         assert f"| {' | '.join(row)} |" in text
