@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -20,45 +21,31 @@ _CHECKS = {
     "sentence": "not one clear sentence",
 }
 _MAX_EXAMPLE = 300  # characters
-_HEAD = (
-    "| {first} | passed | with the library | without | what is said | date |",
-    "| --- | --- | --- | --- | --- | --- |",
-)
+# What ``overlap show`` says wherever a job ends within a window: the text above the tables says so once.
+_UNFINISHED = "`overlap show`: "
 # The text above the table of a group whose cases are no faults.
 _LEADS = {
     TRAINERS: """\
-Here nothing goes wrong. Training loops from the package index run with the documented line and without the library. All
-losses and all weights after every step must be bit-identical, and the record must hold a whole window. Runs without the
-library are compared with each other too. The loops, and what was replaced to run them on a CPU, are on
-[a page of their own](loops.md).
+No faults: [loops from the package index](loops.md) with the documented line. Losses and weights after every step are
+bit-identical, and the record holds a whole window.
 """,
 }
 _TEXT = """\
 # Faults
 
-The library must not make a fault worse. So faults are put into running jobs, with the library and without. The job
-without it is the reference. The job with it must
+The library must not make a fault worse. So faults are put into jobs of two Gloo ranks, at random moments, with it and
+without. With it a job must
 
-- end alike: the same exit code and the same kind of error on each rank;
+- end with the same exit code and kind of error on each rank;
 - have bit-identical weights after each step that both have done;
-- take no longer than the reference and a bound: 15 s in most cases. Where a rank or the store falls silent, timeouts of
-  the library pass once, and the bound is 20 to 30 s;
-- leave a record that `overlap show` can read;
-- say what happened, in one sentence on each rank that has something to say. A job that ends early is not held up for
-  that: where it ends within a window, `overlap show` must say which one is unfinished. Where it ends between windows,
-  there is nothing to say.
+- take at most 15 s longer; 20 to 30 s where a rank or the store falls silent;
+- leave a record in which `overlap show` names the window that the job's end has cut;
+- say in one sentence what happened ([troubleshooting](troubleshooting.md)).
 
-Each job has two ranks over Gloo on one machine, in processes of their own that end as an interpreter ends. Windows are
-short and come every 16 steps, so that most faults fall within one. The moment of a fault is left to chance, and differs
-from run to run. A run of each fault is part of the tests. All runs are made by `python3 dev.py campaign`, nightly and
-before a release. The last section has no faults: it is training loops of others.
+{summary} With {versions}, on
+{machine}, by `python3 dev.py campaign`, which writes this page. A reference in which plain torch aborts is run again.
 
-Plain torch 2.13 with Gloo aborts a rank now and then as it ends, without the library and any fault ("terminate called
-without an active exception"). A reference in which that happens is run again. A job with the library is not.
-
-{summary}
-With {versions}, on {machine}.
-This page is written by the command, from `benchmarks/results/campaign.json`.
+Columns: runs (all passed, unless fewer are named), most seconds with and without the library, beginning of the sentence.
 """
 
 
@@ -77,10 +64,9 @@ def page(results: dict[str, Any]) -> str:
     done = [case for case in cases if "skipped" not in case]
     good = [case for case in done if not case["failures"]]
     runs = sum(case["runs"] for case in done)
-    summary = (
-        f"The table has the last outcome of each case, with its date: {len(done)} of {len(cases)} cases ran, "
-        f"{runs} times in all; {len(good)} passed."
-    )
+    dates = sorted({case["date"] for case in done})
+    when = " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
+    summary = f"{len(done)} of {len(cases)} cases ran, {runs} times in all ({when}); {len(good)} passed every time."
     versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
     parts = [_TEXT.format(summary=summary, versions=versions, machine=results["machine"])]
     failing = [case for case in done if case["failures"]]
@@ -89,8 +75,10 @@ def page(results: dict[str, Any]) -> str:
     for group in dict.fromkeys(case["group"] for case in cases):
         rows = [_row(case) for case in cases if case["group"] == group]
         lead = [_LEADS[group]] if group in _LEADS else []
-        head = [line.format(first="loop" if lead else "fault") for line in _HEAD]
-        parts.append("\n".join([f"## {group}", "", *lead, *head, *rows, ""]))
+        columns = max([len(row) for row in rows])
+        rows = [["fault", "runs", "s", "said"][:columns], ["---"] * columns, *rows]
+        lines = [f"| {' | '.join([*row, *[''] * (columns - len(row))])} |" for row in rows]
+        parts.append("\n".join([f"## {group}", "", *lead, *lines, ""]))
     return "\n".join(parts)
 
 
@@ -107,20 +95,22 @@ def _example(case: dict[str, Any], check: str) -> str:
     return fault if len(fault) <= _MAX_EXAMPLE else f"{fault[:_MAX_EXAMPLE]}…"
 
 
-def _row(case: dict[str, Any]) -> str:
+def _row(case: dict[str, Any]) -> list[str]:
     packages = ", ".join(f"{name} {version}" for name, version in case.get("packages", {}).items() if version)
     name = f"`{case['name']}`: {_cell(case['what'])}" + (f" ({packages})" if packages else "")
     if "skipped" in case:
-        return f"| {name} | not run: {case['skipped']} | | | | {case['date']} |"
+        return [name, f"not run: {case['skipped']}"]
     failed = len({failure["run"] for failure in case["failures"]})
-    passed = f"{case['runs'] - failed} of {case['runs']}"
-    times = f"{case['longest_s']:.1f} s at most | {case['reference_longest_s']:.1f} s"
-    return f"| {name} | {passed} | {times} | {'; '.join(_said(case)) or 'nothing'} | {case['date']} |"
+    passed = f"{case['runs'] - failed} of {case['runs']}" if failed else str(case["runs"])
+    said = "; ".join(_said(case))
+    return [name, passed, f"{case['longest_s']:.1f}/{case['reference_longest_s']:.1f}", *([said] if said else [])]
 
 
 def _said(case: dict[str, Any]) -> Iterator[str]:
     for sentence, count in case["sentences"].items():
-        yield f"{_cell(sentence)} ({count} of {case['runs']})" if case["runs"] > count else _cell(sentence)
+        if not sentence.startswith(_UNFINISHED):
+            first = re.split("[:,] ", re.sub(r"^(rank …|measuring is switched off): ", "", sentence))[0]
+            yield _cell(first) + (f" ({count} of {case['runs']})" if case["runs"] > count else "")
 
 
 def _cell(text: str) -> str:

@@ -18,7 +18,7 @@ STEPS = 50
 
 
 @case(
-    "loader-workers", GROUP, "data loader workers are forked within windows, at each of eight epochs",
+    "loader-workers", GROUP, "data loader workers are forked within windows",
     quick_options={"epochs": 4},
 )  # fmt: skip
 def fork_workers(rank: Rank) -> None:
@@ -37,7 +37,7 @@ def fork_workers(rank: Rank) -> None:
 @case(
     "uneven-inputs",
     GROUP,
-    "DDP's `join()`: rank 1 has eleven batches fewer than rank 0",
+    "DDP's `join()`: rank 1 has eleven batches fewer",
     bound_s=30.0,
     in_record=True,
     says=r"some ranks ended the window early",
@@ -53,7 +53,7 @@ def join_uneven(rank: Rank) -> None:
 
 @case(
     "toggles", GROUP,
-    "`force()` switches the mode 10,000 times; memory, threads, descriptors and keys of the store are watched",
+    "`force()` switches the mode 10,000 times; nothing may leak",
     runs=1, limit_s=500.0, bound_s=300.0, options={"toggles": 10_000}, quick_options={"toggles": 100}, record="maybe",
 )  # fmt: skip
 def toggle(rank: Rank) -> None:
@@ -108,7 +108,7 @@ def _without_gpu() -> str:
 
 
 @case(
-    "cuda-graphs", GROUP, "the model's step is replayed from a CUDA graph, gradients are reduced beside it",
+    "cuda-graphs", GROUP, "the model's step is replayed from a CUDA graph",
     needs=_without_gpu, may_be_silent=True, says=r"",
 )  # fmt: skip
 def replay(rank: Rank) -> None:

@@ -65,7 +65,7 @@ def _attach_late(rank: Rank, **options: Any) -> None:
 
 
 @case(
-    "late-attach", GROUP, "rank 1 attaches five steps later than rank 0, with the right `start_step`", bound_s=25.0,
+    "late-attach", GROUP, "rank 1 attaches five steps later, with the right `start_step`", bound_s=25.0,
     says=r"a window has no sequential steps: rank (1 did not report|0 did not decide)",
 )  # fmt: skip
 def attach_late(rank: Rank) -> None:
@@ -73,7 +73,7 @@ def attach_late(rank: Rank) -> None:
 
 
 @case(
-    "late-attach-shifted", GROUP, "rank 1 attaches five steps later than rank 0, and numbers its steps from 0",
+    "late-attach-shifted", GROUP, "rank 1 attaches five steps later, and numbers steps from 0",
     says=r"a window has no sequential steps: rank (1 did not report|0 did not decide)|a window is left out",
     bound_s=25.0, sentences=2,
 )  # fmt: skip
@@ -98,7 +98,7 @@ def force_alone(rank: Rank) -> None:
 @case(
     "own-collectives",
     GROUP,
-    "rank 1 issues more collectives than rank 0, on a group of its own",
+    "rank 1 issues more collectives, on a group of its own",
     says="",
     may_be_silent=True,
 )
@@ -114,7 +114,7 @@ def issue_alone(rank: Rank) -> None:
 
 
 @case(
-    "lagging-collective", GROUP, "rank 1 issues a collective one step before rank 0 does, in every step", bound_s=30.0,
+    "lagging-collective", GROUP, "rank 1 issues a collective one step early, in every step", bound_s=30.0,
     says=r"a window is left out",
 )  # fmt: skip
 def issue_early(rank: Rank) -> None:
@@ -156,7 +156,7 @@ def _change_order(rank: Rank, *, wait_between: bool) -> None:
 
 
 @case(
-    "order-changes", GROUP, "the order of two groups' collectives changes on rank 1 after the order check has passed",
+    "order-changes", GROUP, "the order of two groups' collectives changes on rank 1 after the order check",
     says=r"a sequential step was left out", in_record=True, bound_s=30.0, runs=2,
 )  # fmt: skip
 def change_order(rank: Rank) -> None:
@@ -165,7 +165,7 @@ def change_order(rank: Rank) -> None:
 
 @case(
     "order-deadlocks", GROUP,
-    "the same where rank 1 waits for each, so that a sequential step without a time limit would never end",
+    "the same where rank 1 waits for each: a sequential step would never end",
     says=r"did not finish within .* when it was serialised|rank 0 did not decide", bound_s=30.0, runs=2,
 )  # fmt: skip
 def change_order_and_wait(rank: Rank) -> None:

@@ -55,21 +55,21 @@ _ONE_BY_ONE: dict[str, dict[str, Any]] = {
 _SILENT = {"says": CUT_SHORT, "may_be_silent": True, "also": (_PEER_GONE,), "ends": True}
 _enter(
     "kill-rank-0",
-    "SIGKILL of rank 0, which serves the store, at a random moment",
+    "SIGKILL of rank 0, which serves the store",
     signal.SIGKILL,
     0,
     runs=30,
     **_SILENT,
 )
-_enter("kill-another", "SIGKILL of rank 1 at a random moment", signal.SIGKILL, 1, runs=30, **_SILENT)
-_enter("kill-all", "SIGKILL of all ranks at a random moment", signal.SIGKILL, -1, runs=30, **_ONE_BY_ONE["SIGKILL"])
-_enter("sigterm-one", "SIGTERM to rank 1 at a random moment", signal.SIGTERM, 1, runs=5, **_SILENT)
-_enter("sigterm-all", "SIGTERM to all ranks at a random moment", signal.SIGTERM, -1, runs=5, **_ONE_BY_ONE["SIGTERM"])
-_enter("sigint-random", "SIGINT to all ranks (Ctrl-C) at a random moment", signal.SIGINT, -1, runs=5, **_SILENT)
+_enter("kill-another", "SIGKILL of rank 1", signal.SIGKILL, 1, runs=30, **_SILENT)
+_enter("kill-all", "SIGKILL of all ranks", signal.SIGKILL, -1, runs=30, **_ONE_BY_ONE["SIGKILL"])
+_enter("sigterm-one", "SIGTERM to rank 1", signal.SIGTERM, 1, runs=5, **_SILENT)
+_enter("sigterm-all", "SIGTERM to all ranks", signal.SIGTERM, -1, runs=5, **_ONE_BY_ONE["SIGTERM"])
+_enter("sigint-random", "SIGINT to all ranks (Ctrl-C)", signal.SIGINT, -1, runs=5, **_SILENT)
 
 
 @case(
-    "sigterm-handler", GROUP, "SIGTERM to all ranks, with a handler that calls `sys.exit(7)`", runs=5,
+    "sigterm-handler", GROUP, "SIGTERM to all ranks, whose handler calls `sys.exit(7)`", runs=5,
     disturb=functools.partial(strike, signal.SIGTERM, -1), record="maybe", **_SILENT,
 )  # fmt: skip
 def exit_on_sigterm(rank: Rank) -> None:
@@ -86,29 +86,27 @@ def _end(rank: Rank, how: object, *, alone: bool = True) -> None:
     rank.train(training, FAR, {step: how} if rank.number == 1 or not alone else {})  # type: ignore[dict-item]
 
 
-@case("sigint-in-step", GROUP, "SIGINT within the same random step of all ranks", runs=5, record="maybe", **_SILENT)
+@case("sigint-in-step", GROUP, "SIGINT within the same step of all ranks", runs=5, record="maybe", **_SILENT)
 def interrupt(rank: Rank) -> None:
     _end(rank, lambda: signal.raise_signal(signal.SIGINT), alone=False)
 
 
-@case("os-exit", GROUP, "`os._exit(5)` of rank 1 within a random step", runs=5, record="maybe", **_SILENT)
+@case("os-exit", GROUP, "`os._exit(5)` of rank 1 within a step", runs=5, record="maybe", **_SILENT)
 def leave(rank: Rank) -> None:
     _end(rank, lambda: os._exit(5))
 
 
-@case("sys-exit", GROUP, "`sys.exit(3)` of rank 1 within a random step", runs=5, record="maybe", **_SILENT)
+@case("sys-exit", GROUP, "`sys.exit(3)` of rank 1 within a step", runs=5, record="maybe", **_SILENT)
 def exit_one(rank: Rank) -> None:
     _end(rank, lambda: sys.exit(3))
 
 
-@case(
-    "sys-exit-all", GROUP, "`sys.exit(3)` of all ranks within the same random step", runs=5, record="maybe", **_SILENT
-)
+@case("sys-exit-all", GROUP, "`sys.exit(3)` of all ranks within the same step", runs=5, record="maybe", **_SILENT)
 def exit_all(rank: Rank) -> None:
     _end(rank, lambda: sys.exit(3), alone=False)
 
 
-@case("exception", GROUP, "an exception in rank 1 within a random step", runs=5, record="maybe", **_SILENT)
+@case("exception", GROUP, "an exception in rank 1 within a step", runs=5, record="maybe", **_SILENT)
 def fail(rank: Rank) -> None:
     def error() -> None:
         raise KeyError("of the user")
@@ -117,7 +115,7 @@ def fail(rank: Rank) -> None:
 
 
 @case(
-    "no-close", GROUP, "the script ends within a random step's number, without `close()`", runs=5, record="maybe",
+    "no-close", GROUP, "the script ends without `close()`", runs=5, record="maybe",
     says=r"record is in", may_be_silent=True,
 )  # fmt: skip
 def end_without_close(rank: Rank) -> None:

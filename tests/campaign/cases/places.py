@@ -27,7 +27,7 @@ def _train(rank: Rank, **options: Any) -> None:
 
 
 @case(
-    "disk-full", GROUP, "no file may grow beyond 24 kB (`RLIMIT_FSIZE`), so that the record ends in mid-line",
+    "disk-full", GROUP, "no file may grow beyond 24 kB: the record ends in mid-line",
     says=r"JsonlSink failed and is not used again",
 )  # fmt: skip
 def fill_disk(rank: Rank) -> None:
@@ -38,7 +38,7 @@ def fill_disk(rank: Rank) -> None:
 @case(
     "disk-full-at-once",
     GROUP,
-    "the record leads to `/dev/full`, where nothing can be written",
+    "the record leads to `/dev/full`",
     says=r"JsonlSink failed and is not used again",
     record="none",
 )
@@ -65,7 +65,7 @@ def delete_folder(rank: Rank) -> None:
 
 
 @case(
-    "few-descriptors", GROUP, "no file descriptor is left, or up to eight, when measuring begins (`RLIMIT_NOFILE`)",
+    "few-descriptors", GROUP, "at most eight file descriptors are left when measuring begins",
     runs=9, says=r"Too many open files|rank \d (did not report|did not decide)", may_be_silent=True, record="maybe",
 )  # fmt: skip
 def run_out_of_descriptors(rank: Rank) -> None:
@@ -129,7 +129,7 @@ def _log_with(rank: Rank, handler: logging.Handler) -> None:
 
 
 @case(
-    "handler-raises", GROUP, "a log handler raises at each message, and so does a sink",
+    "handler-raises", GROUP, "a log handler and a sink raise",
     says=r"FunctionSink failed and is not used again",
 )  # fmt: skip
 def raise_in_handler(rank: Rank) -> None:
@@ -138,7 +138,7 @@ def raise_in_handler(rank: Rank) -> None:
 
 
 @case(
-    "handler-blocks", GROUP, "a log handler takes 0.2 s for each message, and a sink raises",
+    "handler-blocks", GROUP, "a log handler takes 0.2 s a message, and a sink raises",
     says=r"FunctionSink failed and is not used again",
 )  # fmt: skip
 def block_in_handler(rank: Rank) -> None:
@@ -146,7 +146,7 @@ def block_in_handler(rank: Rank) -> None:
     _train(rank, sinks=_sinks(rank, _raise_key_error))
 
 
-@case("stderr-closed", GROUP, "stdout and stderr are closed, and no log is set up", says="", may_be_silent=True)
+@case("stderr-closed", GROUP, "stdout and stderr are closed, no log is set up", says="", may_be_silent=True)
 def close_stderr(rank: Rank) -> None:
     null = os.open(os.devnull, os.O_RDONLY)  # writing to it fails
     os.dup2(null, 1)

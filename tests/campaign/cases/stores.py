@@ -38,7 +38,7 @@ def _strike_store(number: int) -> object:
 
 
 @case(
-    "store-killed", GROUP, "the process that serves the store is killed at a random moment", server=True, runs=10,
+    "store-killed", GROUP, "the store's process is killed", server=True, runs=10,
     disturb=_strike_store(signal.SIGKILL), record="maybe", says=r"the ranks' store failed",
 )  # fmt: skip
 def lose_store(rank: Rank) -> None:
@@ -52,7 +52,7 @@ def lose_store(rank: Rank) -> None:
 
 
 @case(
-    "store-stopped", GROUP, "the process that serves the store is stopped (SIGSTOP) at a random moment, for good",
+    "store-stopped", GROUP, "the store's process is stopped (SIGSTOP) for good",
     server=True, runs=5, disturb=_strike_store(signal.SIGSTOP), record="maybe", bound_s=25.0,
     says=r"the job's store does not answer", sentences=2,
 )  # fmt: skip
@@ -66,7 +66,7 @@ def use_file_store(rank: Rank) -> None:
 
 
 @case(
-    "hash-store", GROUP, "the process group uses a `HashStore`, which one process alone can use", world_size=1,
+    "hash-store", GROUP, "the process group uses a `HashStore`, of one process", world_size=1,
     says=r"the job has one rank", record="none",
 )  # fmt: skip
 def use_hash_store(rank: Rank) -> None:
@@ -85,7 +85,7 @@ def _measure_second_group(rank: Rank) -> None:
 
 @case(
     "group-destroyed", GROUP,
-    "`destroy_process_group()` comes before `close()`, at a random step, and a second group with its monitor after",
+    "`destroy_process_group()` before `close()`, then a second group",
     says=r"torch\.distributed has no process group|process group was replaced|was cut short", may_be_silent=True,
 )  # fmt: skip
 def destroy_group(rank: Rank) -> None:
@@ -103,7 +103,7 @@ def destroy_group(rank: Rank) -> None:
 
 
 @case(
-    "group-replaced", GROUP, "the process group is destroyed, and another one made, while the job is measured",
+    "group-replaced", GROUP, "the process group is replaced while the job is measured",
     says=r"the process group was replaced",
 )  # fmt: skip
 def replace_group(rank: Rank) -> None:
@@ -119,7 +119,7 @@ def replace_group(rank: Rank) -> None:
     monitor.close()
 
 
-@case("group-anew", GROUP, "a second process group after the first, each with a monitor of its own", record="yes")
+@case("group-anew", GROUP, "a second process group, each with its monitor", record="yes")
 def begin_anew(rank: Rank) -> None:
     train_and_close(rank)
     dist.destroy_process_group()
@@ -128,7 +128,7 @@ def begin_anew(rank: Rank) -> None:
 
 @case(
     "torchrun-restart", GROUP,
-    "`torchrun --max-restarts 1`: rank 1 is killed within a random step, all ranks start again",
+    "`torchrun --max-restarts 1`: rank 1 is killed, all start again",
     torchrun=1, limit_s=240.0, bound_s=30.0, record="yes", says=r"was cut short|left out", may_be_silent=True, runs=2,
     nightly="six interpreters and torchrun's agents load torch anew, which takes half a minute",
 )  # fmt: skip
