@@ -45,7 +45,7 @@ without. With it a job must
 {summary} With {versions}, on
 {machine}, by `python3 dev.py campaign`, which writes this page. A reference in which plain torch aborts is run again.
 
-Columns: runs (all passed, unless fewer are named), most seconds with and without the library, beginning of the sentence.
+Columns: runs (all passed, unless fewer are named), most seconds with/without the library, the sentence's beginning.
 """
 
 
