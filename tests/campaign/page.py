@@ -76,7 +76,7 @@ def page(results: dict[str, Any]) -> str:
         rows = [_row(case) for case in cases if case["group"] == group]
         lead = [_LEADS[group]] if group in _LEADS else []
         columns = max([len(row) for row in rows])
-        rows = [["fault", "runs", "s", "said"][:columns], ["---"] * columns, *rows]
+        rows = [["case", "runs", "s", "said"][:columns], ["---"] * columns, *rows]
         lines = [f"| {' | '.join([*row, *[''] * (columns - len(row))])} |" for row in rows]
         parts.append("\n".join([f"## {group}", "", *lead, *lines, ""]))
     return "\n".join(parts)
