@@ -20,7 +20,8 @@ PACKAGES = {
     "torch": "torch", "numpy": "NumPy", "scipy": "SciPy", "msgspec": "msgspec", "click": "Click", "rich": "Rich",
     "lightning": "Lightning", "deepspeed": "DeepSpeed", "megatron-core": "Megatron-core",
     "transformers": "Transformers", "accelerate": "Accelerate", "wandb": "W&B", "tensorboard": "TensorBoard",
-    "prometheus-client": "Prometheus", "nvidia-ml-py": "NVML", "amdsmi": "AMD SMI",
+    "prometheus-client": "Prometheus", "mlflow-skinny": "MLflow", "opentelemetry-sdk": "OpenTelemetry",
+    "nvidia-ml-py": "NVML", "amdsmi": "AMD SMI",
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Metrics to a user's function: loggers of a framework, MLflow, a database."""
+"""Metrics to a user's function: loggers of a framework, a database."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ Write = Callable[[dict[str, float], int], object]
 
 class FunctionSink(Sink):
     """Calls ``write(metrics, step)`` with each window's metrics and its first step.
-
-    For MLflow: ``FunctionSink(lambda metrics, step: mlflow.log_metrics(metrics, step=step))``.
 
     Args:
         write: takes the metrics, under keys of letters, digits, underscores and a slash after the section, and a step.

@@ -16,13 +16,26 @@ from overlap_callbacks.analysis.results.kernel_times import KernelTime
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime, TimedBlock
-from overlap_callbacks.sinks import FunctionSink, JsonlSink, PrometheusSink, RunInfo, Sink, TensorBoardSink, WandbSink
+from overlap_callbacks.sinks import (
+    FunctionSink,
+    JsonlSink,
+    MlflowSink,
+    OpenTelemetrySink,
+    PrometheusSink,
+    RunInfo,
+    Sink,
+    TensorBoardSink,
+    WandbSink,
+)
 from tests.report.arm_runs import arm_window
 from tests.report.runs import run_info, window
 from tests.samples import window_report
 from tests.wandb_reader import SETTINGS
 
-pytestmark = [pytest.mark.usefixtures("apart"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("apart", "mlflow_store"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:The filesystem tracking"),
+]
 
 HOSTILE = "</script><b>\"quoted\"\n\x00{job='x'}\\ a/b.c \u202e \ud800" + "x" * 5000
 
@@ -39,7 +52,12 @@ def tensorboard_sink(folder: Path) -> Sink:
 
 def prometheus_sink(folder: Path) -> Sink:
     pytest.importorskip("prometheus_client")
-    return PrometheusSink(folder / "overlap.prom", {"job_name": HOSTILE})
+    return PrometheusSink(folder / "overlap.prom", {"job_name": HOSTILE}, port=0)
+
+
+def mlflow_sink(folder: Path) -> Sink:
+    pytest.importorskip("mlflow")
+    return MlflowSink(detail="all")
 
 
 def lightning_sink(folder: Path) -> Sink:
@@ -64,6 +82,8 @@ MAKERS: dict[str, Callable[[Path], Sink]] = {
     "wandb": wandb_sink,
     "tensorboard": tensorboard_sink,
     "prometheus": prometheus_sink,
+    "mlflow": mlflow_sink,
+    "opentelemetry": lambda folder: OpenTelemetrySink(detail="all"),
     "function": lambda folder: FunctionSink(lambda metrics, step: None),
     "deferred": lambda folder: FunctionSink(lambda metrics, step: None, deferred=True),
     "lightning": lightning_sink,
@@ -76,6 +96,9 @@ HAS_FILES = ("jsonl", "prometheus")
 
 @pytest.fixture(params=MAKERS)
 def sink(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+    if request.param == "opentelemetry":
+        endpoint = request.getfixturevalue("collector").endpoint
+        request.getfixturevalue("monkeypatch").setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", endpoint)
     made = MAKERS[request.param](tmp_path)
     yield made
     made.close()
@@ -197,7 +220,9 @@ def test_no_vendor_package_is_imported_before_it_is_needed() -> None:
     code = (
         "import sys, overlap_callbacks.sinks as s\n"
         "s.WandbSink(); s.TensorBoardSink('x'); s.PrometheusSink('x.prom'); s.FunctionSink(print)\n"
-        "vendors = {'wandb', 'tensorboard', 'prometheus_client', 'mlflow', 'wandb_workspaces', 'lightning'}\n"
+        "s.MlflowSink(); s.OpenTelemetrySink(); s.PrometheusSink(port=0)\n"
+        "vendors = {'wandb', 'tensorboard', 'prometheus_client', 'mlflow', 'wandb_workspaces', 'lightning', "
+        "'opentelemetry'}\n"
         "print(*sorted(vendors & {name.split('.')[0] for name in sys.modules}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -210,6 +235,8 @@ def test_no_vendor_package_is_imported_before_it_is_needed() -> None:
         ("torch.utils.tensorboard", "tensorboard", TensorBoardSink),
         ("prometheus_client", "prometheus", lambda folder: PrometheusSink(folder / "x.prom")),
         ("wandb", "wandb", lambda folder: WandbSink()),
+        ("mlflow", "mlflow", lambda folder: MlflowSink()),
+        ("opentelemetry.exporter.otlp.proto.http.metric_exporter", "otel", lambda folder: OpenTelemetrySink()),
     ],
 )
 def test_a_package_that_is_missing_is_named_with_its_extra(

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import socket
 import threading
+import urllib.error
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +45,8 @@ def sink_with(path: Path, *reports: Any, **options: Any) -> PrometheusSink:
         ("overlap/e2e_overlapped_ms_ci_low", "overlap_e2e_overlapped_ci_low_seconds", ("", ""), 1e-3),
         ("overlap/compute_slowdown", "overlap_compute_slowdown_ratio", ("", ""), 1.0),
         ("overlap/hidden_comm_fraction", "overlap_hidden_comm_ratio", ("", ""), 1.0),
+        ("overlap/comm_ratio_ci_low", "overlap_comm_ci_low_ratio", ("", ""), 1.0),
+        ("overlap/overlap_ratio", "overlap_overlap_ratio", ("", ""), 1.0),
         ("overlap/valid", "overlap_valid", ("", ""), 1.0),
         ("power/overlapped_avg_w", "overlap_power_avg_watts", ("mode", "overlapped"), 1.0),
         ("power/sequential_energy_per_step_j", "overlap_power_energy_per_step_joules", ("mode", "sequential"), 1.0),
@@ -197,7 +203,76 @@ def test_dimensions_with_similar_names_are_distinguished(tmp_path: Path) -> None
     assert len(found) == 5
 
 
+def scraped(port: int | None) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text: str = answer.read().decode()
+    return text
+
+
+def test_a_port_has_what_the_file_has_and_is_closed_at_the_end(tmp_path: Path) -> None:
+    path = tmp_path / "overlap.prom"
+    sink = sink_with(path, labels={"job_name": "llama"}, port=0)
+    assert scraped(sink.port) == ""
+    for report in (window(0, power=True), window(1)):
+        sink.log(report)
+        assert scraped(sink.port) == path.read_text()
+    sink.close()
+    sink.close()
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        scraped(sink.port)
+
+
+def test_there_is_no_port_by_default_and_a_file_is_not_needed(tmp_path: Path) -> None:
+    without = sink_with(tmp_path / "overlap.prom", window(0))
+    assert without.port is None
+    assert without._server is None
+    sink = PrometheusSink(port=0)
+    sink.open(run_info())
+    sink.log(window(0))
+    assert "overlap_e2e_overlapped_seconds" in scraped(sink.port)
+    assert sink._server.server_address[0] == "127.0.0.1"
+    sink.close()
+
+
+def test_a_port_is_closed_for_processes_that_have_the_socket_too() -> None:
+    sink = PrometheusSink(port=0)
+    sink.open(run_info())
+    copy = os.dup(sink._server.fileno())  # as in a data loader's worker, forked while the port is open
+    try:
+        sink.close()
+        with pytest.raises(ConnectionRefusedError), socket.create_connection(("127.0.0.1", sink.port), timeout=30):
+            pass
+        again = PrometheusSink(port=sink.port)
+        again.open(run_info())
+        again.close()
+    finally:
+        os.close(copy)
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        sink = PrometheusSink(port=port)
+        with pytest.raises(OSError, match=rf"port {port} of 127\.0\.0\.1 cannot be used: .*in use"):
+            sink.open(run_info())
+    sink.close()
+
+
+def test_a_sink_whose_file_fails_leaves_no_port_behind(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    sink = PrometheusSink(tmp_path / "file" / "overlap.prom", port=0)
+    sink.open(run_info())
+    with pytest.raises(FileExistsError):
+        sink.log(window(0))
+    with pytest.raises(urllib.error.URLError, match="refused"):
+        scraped(sink.port)
+
+
 def test_wrong_parameters_are_named() -> None:
+    with pytest.raises(ValueError, match="PrometheusSink needs a path, a port, or both"):
+        PrometheusSink()
+    with pytest.raises(ValueError, match="port must be"):
+        PrometheusSink(port=70_000)
     with pytest.raises(ValueError, match=r"path must end in \.prom.*'x\.txt'"):
         PrometheusSink("x.txt")
     with pytest.raises(ValueError, match="labels: a name must be of letters"):
