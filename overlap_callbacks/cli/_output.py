@@ -139,10 +139,12 @@ def print_record(run: Path, as_json: bool, everything: bool = False) -> None:
 
         print_document(runs_document([record], charts=False))
     else:
+        from overlap_callbacks.analysis.results.run import FILE_NAME
         from overlap_callbacks.report.terminal import ShortScreen
         from overlap_callbacks.report.views.short import short_of
 
-        print_tables(ShortScreen(short_of(record), f"overlap show {shlex.quote(str(run))} --all"))
+        shown = run.parent if run.name == FILE_NAME else run
+        print_tables(ShortScreen(short_of(record), f"overlap show {shlex.quote(str(shown))} --all"))
 
 
 def program() -> str:

@@ -482,6 +482,6 @@ def test_an_unknown_option_is_refused_with_the_names_of_those_that_exist() -> No
 
 def test_the_monitors_class_is_the_one_that_the_core_exports() -> None:
     # The adapter and the user's code must see one installation, not two.
-    from overlap_callbacks.integrations import lightning as adapter
+    from overlap_callbacks.integrations import base
 
-    assert adapter.OverlapMonitor is OverlapMonitor
+    assert base.OverlapMonitor is OverlapMonitor
