@@ -19,8 +19,6 @@ from overlap_callbacks.sinks.base import DETAILS, Sink, chosen, fit
 from overlap_callbacks.sinks.jsonl import earlier_starts
 
 VERDICT = "overlap/verdict"
-# MLflow takes at most 1000 entries at a time.
-_BATCH = 900
 
 
 class MlflowSink(Sink):
@@ -79,9 +77,7 @@ class MlflowSink(Sink):
         now_ms = int(1000 * time.time())
         values = fit(chosen(report.values(), self._detail)).items()
         metrics = [Metric(key, value.number, now_ms, report.first_step) for key, value in values]
-        self._client.log_batch(self._run_id, metrics[:_BATCH], tags=[RunTag(*tag) for tag in tags.items()])
-        for start in range(_BATCH, len(metrics), _BATCH):
-            self._client.log_batch(self._run_id, metrics[start : start + _BATCH])
+        self._client.log_batch(self._run_id, metrics, tags=[RunTag(*tag) for tag in tags.items()])
 
     def _find_run(self) -> None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -214,6 +215,38 @@ def test_a_failure_costs_the_sink_and_nothing_else(tmp_path: Path) -> None:
 
     assert run_ranks(_train, 2, str(tmp_path)) == [24, 24]
     assert len(read(tmp_path).windows) == 1
+
+
+def _train_without_backends(rank: int, folder: str, port: int) -> list[str]:
+    from overlap_callbacks import OverlapMonitor
+    from tests.distributed import captured_log
+    from tests.monitor.jobs import Training, run_steps, tiny_schedule
+
+    gone = [OpenTelemetrySink(f"http://127.0.0.1:{port}/v1/metrics"), MlflowSink(), PrometheusSink(port=port)]
+    with captured_log() as lines:
+        monitor = OverlapMonitor(tiny_schedule(), [JsonlSink(folder), *gone], max_overhead=None, power=False)
+        run_steps(Training(rank), monitor, 30)
+        monitor.close()
+    return lines
+
+
+def test_backends_that_do_not_answer_cost_one_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("mlflow", "opentelemetry", "prometheus_client"):
+        pytest.importorskip(package)
+    from overlap_callbacks.report.record import read
+    from tests.distributed import run_ranks
+
+    with socket.socket() as silent:  # bound, and not listening: connections are refused
+        silent.bind(("127.0.0.1", 0))
+        port = silent.getsockname()[1]
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_TIMEOUT", "1")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{port}")
+        monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+        lines, others = run_ranks(_train_without_backends, 2, str(tmp_path), port)
+    for name in ("OpenTelemetrySink", "MlflowSink", "PrometheusSink"):
+        assert [f"{name} failed and is not used again" in line for line in lines].count(True) == 1
+    assert others == []
+    assert len(read(tmp_path).windows) >= 5
 
 
 def test_no_vendor_package_is_imported_before_it_is_needed() -> None:

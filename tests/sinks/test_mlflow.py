@@ -7,10 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from overlap_callbacks.analysis.headline import run_verdict
 from overlap_callbacks.analysis.results.catalogue import SHORT_KEYS
+from overlap_callbacks.analysis.results.window import DimensionTime
 from overlap_callbacks.analysis.run_summary import RunSummary, without_details
 from overlap_callbacks.sinks import JsonlSink, MlflowSink
 from tests.distributed import run_ranks
@@ -73,6 +75,15 @@ def test_every_metric_on_request() -> None:
     logged(MlflowSink(detail="all"), report)
     (run,) = runs_of("overlap-callbacks")
     assert set(run.data.metrics) == set(report.metrics())
+
+
+def test_more_metrics_than_mlflow_takes_at_once() -> None:
+    dimensions = [DimensionTime(f"d{number}", 1, 1, 1.0, 1.0, 1.0, 1.0) for number in range(400)]
+    report = msgspec.structs.replace(window(0), dimensions=tuple(dimensions))
+    logged(MlflowSink(detail="all"), report)
+    (run,) = runs_of("overlap-callbacks")
+    assert set(run.data.metrics) == set(report.metrics())
+    assert len(run.data.metrics) > 1000
 
 
 def test_the_users_run_is_used_and_left_open() -> None:
