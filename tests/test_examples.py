@@ -20,6 +20,7 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 # The package that each needs, and its options for a short run.
 SCRIPTS = {
     "pytorch_ddp": ("torch", []),
+    "micro_batches": ("torch", ["--compare"]),
     "fsdp2": ("torch", []),
     "lightning_ddp": ("lightning", []),
     "deepspeed_zero2": ("deepspeed", []),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shlex
 import signal
@@ -209,7 +210,10 @@ def test_options_may_follow_arguments_in_every_command() -> None:
 def test_the_demo_ends_with_its_page_and_commands_that_work_as_they_are_printed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    trained = []
+
     def train(config: Any) -> None:
+        trained.append(config)
         write(Path(config.run_dir), window(0), window(1))
 
     monkeypatch.setattr("overlap_callbacks.cli.demo.command.train", train)
@@ -219,17 +223,22 @@ def test_the_demo_ends_with_its_page_and_commands_that_work_as_they_are_printed(
         monkeypatch.setattr("shutil.which", lambda name, found=found: found)
         monkeypatch.setattr(sys, "argv", [str(program if called == "overlap" else "/x/__main__.py")])
         folder = f"a run {called} {found}".replace("/", "-")
-        result = invoke("demo", "--run-dir", folder)
+        result = invoke("demo", "--steps", "120", "--control", "--run-dir", folder)
         assert result.exit_code == 0, result.output
-        *_, page, show, check = result.stderr.splitlines()
-        assert "two to four minutes" in " ".join(result.stderr.split())
-        assert page == f"The page is {folder}/report.html"
+        assert "buckets of 25 MiB: two to four minutes" in " ".join(result.stderr.split())
+        *_, head, smaller, both, check = lines = result.stderr.splitlines()
+        assert f"The page is {folder}/report.html" in lines
         assert (tmp_path / folder / "report.html").stat().st_size > 100_000
-        for line, command in ((show, "show"), (check, "check")):
-            words = shlex.split(line)
-            expected = ["overlap" if found else ".venv/bin/overlap"]
-            if called == "python":
-                expected = [sys.executable, "-m", "overlap_callbacks"]
-            assert words[: len(expected) + 1] == [*expected, command]
+        assert head.endswith("docs/tutorial.md does:")
+        expected = ["overlap" if found else ".venv/bin/overlap"]
+        if called == "python":
+            expected = [sys.executable, "-m", "overlap_callbacks"]
+        for line, name in ((smaller, "demo"), (both, "report"), (check, "check")):
+            words = shlex.split(line, comments=True)
+            assert words[: len(expected) + 1] == [*expected, name]
             assert invoke(*words[len(expected) :]).exit_code == 0
+        # The other demo is the same job but for its buckets.
+        first, second = trained[-2:]
+        assert second == dataclasses.replace(first, bucket_mb=5.0, run_dir=f"{folder}-5mb")
         assert ("In this shell, overlap is " in result.stderr) == (found is None)
+    assert (tmp_path / "report.html").stat().st_size > 100_000

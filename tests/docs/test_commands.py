@@ -26,6 +26,7 @@ from tests.analysis.bench_results import gemm_results, transfer_results
 from tests.commands import invoke
 from tests.docs.conftest import DOCS, ROOT, SKILL
 from tests.docs.test_messages import HOLE, every_text
+from tests.docs.test_tutorial import RECORDS
 from tests.margins import PATIENCE_S
 from tests.report.runs import window, write
 from tests.report.scaling_runs import write_sized
@@ -98,6 +99,8 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "overlap_study" / "FOLDER").mkdir(parents=True)
     job = (ROOT / "tests/experiments/job.py").read_text().replace("parse_args()", "parse_known_args()[0]")
     (folder / "train.py").write_text(job)
+    shutil.copytree(RECORDS, folder / "tutorial")
+    (folder / "examples").symlink_to(ROOT / "examples")
     return folder
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlap_callbacks.cli._options import json_option
+from overlap_callbacks.cli._options import is_given, json_option
 from overlap_callbacks.cli._output import one_line, print_record, program, read_record, require
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # The module that each rank runs.
 WORKER = "overlap_callbacks.cli.demo.worker"
+# MiB of a bucket: one holds all gradients of the model; or there are several, whose reductions overlap.
+LARGE_MB, SMALLER_MB = 25.0, 5.0
 
 
 @click.command("demo")
@@ -26,7 +28,7 @@ WORKER = "overlap_callbacks.cli.demo.worker"
 @click.option("--hidden", type=click.IntRange(min=8), default=256, show_default=True, help="Width; a multiple of 4.")
 @click.option("--batch", type=click.IntRange(min=1), default=4, show_default=True, help="Sequences a rank and step.")
 @click.option("--sequence", type=click.IntRange(min=2), default=64, show_default=True, help="Tokens of a sequence.")
-@click.option("--bucket-mb", type=click.FloatRange(min=0, min_open=True), default=1.0, show_default=True,
+@click.option("--bucket-mb", type=click.FloatRange(min=0, min_open=True), default=LARGE_MB, show_default=True,
               help="Size of DDP's gradient buckets, MiB.")  # fmt: skip
 @click.option(
     "--every", "every_n_steps", type=click.IntRange(min=82), default=100, show_default=True,
@@ -57,22 +59,42 @@ def command(run_dir: Path | None, as_json: bool, **options: Any) -> None:
     config = DemoConfig(**options, processes=max(2, gpus), backend="nccl" if gpus >= 2 else "gloo", run_dir=str(folder))
     console = open_console(stderr=True)
     where = f"{gpus} GPUs with NCCL" if gpus >= 2 else "the CPU with two processes and Gloo"
-    console.print(f"Training a GPT of {config.layers} layers, width {config.hidden}, on {where}: two to four minutes.")
+    console.print(
+        f"Training a GPT of {config.layers} layers, width {config.hidden}, on {where}, with gradients in buckets of "
+        f"{config.bucket_mb:g} MiB: two to four minutes."
+    )
     train(config)
     print_record(folder, as_json)
-    run = shlex.quote(str(folder))
-    commands = [f"show {run}", f"check {run} --max-exposed 0.1"]
-    if program() != "overlap":
-        click.echo(f"In this shell, overlap is {program()}", err=True)
-    if importlib.util.find_spec("jinja2") is None:
-        commands.insert(0, f"report {run}  # needs jinja2: pip install jinja2")
-    else:
+    makes_pages = importlib.util.find_spec("jinja2") is not None
+    if makes_pages:
         from overlap_callbacks.report import write_page
 
         write_page([read_record(folder)], folder / "report.html")
         click.echo(f"The page is {folder / 'report.html'}", err=True)
-    for line in commands:
-        click.echo(f"  {program()} {line}", err=True)
+    else:
+        click.echo("For the page: pip install jinja2", err=True)
+    if program() != "overlap":
+        click.echo(f"In this shell, overlap is {program()}", err=True)
+    click.echo("To go on, as docs/tutorial.md does:", err=True)
+    for line, why in _next_commands(folder, options):
+        if makes_pages or not line.startswith("report "):
+            click.echo(f"  {program()} {line}  # {why}", err=True)
+
+
+def _next_commands(folder: Path, options: dict[str, Any]) -> list[tuple[str, str]]:
+    """The change, what came of it, and the limit: each command, and what for."""
+    size = SMALLER_MB if options["bucket_mb"] != SMALLER_MB else LARGE_MB
+    same: list[str] = []
+    for option in click.get_current_context().command.params:
+        value = options.get(option.name or "")
+        if value is not None and option.name != "bucket_mb" and is_given(option.name or ""):
+            same += option.opts[:1] if value is True else [option.opts[0], str(value)]
+    run, other = shlex.quote(str(folder)), shlex.quote(f"{folder}-{size:g}mb")
+    return [
+        (" ".join(["demo", *same, f"--bucket-mb {size:g} --run-dir {other}"]), "the same with other buckets"),
+        (f"report {run} {other}", "both runs on one page"),
+        (f"check {other} --max-exposed 0.1", "a limit, for CI"),
+    ]
 
 
 def train(config: DemoConfig) -> None:

@@ -1,0 +1,128 @@
+"""The tutorial: its screens are what the product prints of its runs' records, and its job does what it says.
+
+The records in ``tutorial/`` are those of the runs that the text tells of, without what no screen shows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlap_callbacks.report import record
+from tests.commands import invoke
+from tests.docs.conftest import DOCS, ROOT
+from tests.margins import PATIENCE_S
+
+TEXT = (DOCS / "tutorial.md").read_text()
+RECORDS = Path(__file__).parent / "tutorial"
+_BLOCK = re.compile(r"^```\n(\$ .*?)^```$", re.MULTILINE | re.DOTALL)
+_NUMBER = re.compile(r"[+-]?\d[\d,]*(\.\d+)?")
+# What stands for lines that are left out.
+_CUT = "..."
+
+
+def screens() -> list[tuple[str, list[str]]]:
+    """Each command of the text, and the lines below it."""
+    found: list[tuple[str, list[str]]] = []
+    for block in _BLOCK.findall(TEXT):
+        for line in block.splitlines():
+            if line.startswith("$ "):
+                found.append((line[2:], []))
+            else:
+                found[-1][1].append(line)
+    return found
+
+
+SCREENS = screens()
+JOBS = [(command, lines) for command, lines in SCREENS if command.startswith("torchrun ")]
+
+
+def test_the_tutorial_has_at_most_1400_words() -> None:
+    assert len(TEXT.split()) <= 1400
+
+
+def test_screens_are_what_the_commands_print(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(RECORDS, tmp_path / "tutorial")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    seen, last = [], None
+    for command, lines in SCREENS:
+        if command == "echo $?":
+            assert last is not None
+            assert lines == [str(last.exit_code)]
+        elif command.startswith("overlap "):
+            last = invoke(*shlex.split(command)[1:])
+            check_shown(lines, last.stdout)
+            seen.append(command.split()[1])
+    assert seen.count("show") >= 3
+    assert seen.count("check") >= 2
+
+
+def check_shown(lines: list[str], printed: str) -> None:
+    """Without cuts all of it is shown; each piece between cuts must be there whole, in this order."""
+    everything = [line.rstrip() for line in printed.splitlines()]
+    if _CUT not in lines:
+        assert lines == everything
+    rest = "\n".join(["", *everything, ""])
+    for piece in filter(str.strip, "\n".join(["", *lines, ""]).split(f"\n{_CUT}\n")):
+        wanted = "\n" + piece.strip("\n") + "\n"
+        assert wanted in rest, f"{wanted} is not in {rest}"
+        rest = "\n" + rest.split(wanted, 1)[1]
+
+
+def run_job(command: str, folder: Path, *more: str) -> list[str]:
+    """What the job of a command says."""
+    words = shlex.split(command)
+    words[words.index("examples/micro_batches.py")] = str(ROOT / "examples/micro_batches.py")
+    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words[1:], *more]
+    done = subprocess.run(
+        line, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return (done.stderr + done.stdout).splitlines()
+
+
+def form_of(line: str) -> str:
+    """A line without its numbers."""
+    return _NUMBER.sub("#", re.sub(r"pytorch [^,]+", "pytorch #", line))
+
+
+@pytest.mark.slow
+def test_the_job_says_what_the_text_shows(tmp_path: Path) -> None:
+    for (command, lines), steps in zip(JOBS, (30, 160, 30), strict=True):  # the first window of the arm ends by 154
+        said = run_job(command, tmp_path, "--steps", str(steps))
+        forms = [form_of(line) for line in said]
+        for line in lines:
+            assert line == _CUT or form_of(line) in forms, f"{line} is not in\n" + "\n".join(said)
+    found = record.read(tmp_path / "tutorial" / "compared")
+    assert [report.arm.name for report in found.arms] == ["defer"]
+    assert found.summary.measured
+
+
+@pytest.mark.nightly
+def test_the_whole_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which way figures go; how large they are depends on the machine."""
+    for command, _ in JOBS:
+        run_job(command, tmp_path)
+    found = {name: record.read(tmp_path / "tutorial" / name) for name in ("before", "compared", "after")}
+    messages = [
+        sum([row.messages for row in found[name].valid_windows[-1].collectives]) for name in ("before", "after")
+    ]
+    assert messages[0] == 4 * messages[1]
+    assert found["after"].figures["comm_ms"].value < found["before"].figures["comm_ms"].value
+    assert "defer-reductions" in [advice.topic for advice in found["before"].bottleneck().advice]
+    assert found["compared"].arms
+    monkeypatch.chdir(tmp_path)
+    for command, lines in SCREENS:
+        if command.startswith("overlap "):
+            result = invoke(*shlex.split(command)[1:])
+            assert result.exit_code in (0, 1, 3), result.output
+            assert result.stdout or not lines
