@@ -130,11 +130,9 @@ _EVIDENCE = {
 
 
 def _evidence(bound: Bound, parts: StepParts, late: LateRank | None, style: Style) -> str:
-    total_ms, ms = parts.total_ms, times_ms(parts)[bound]
-    times = f"({style.quantity(ms, 'ms')} of {style.quantity(total_ms, 'ms')})"
-    share = f"{style.percent(ms / total_ms)} of a profiled step {times}"
+    share = f"{style.percent(times_ms(parts)[bound] / parts.total_ms)} of a profiled step"
     last = "the last rank" if late is None else f"rank {late.rank}, the last one"
     words = _EVIDENCE[bound].format(share=share, last=last)
     if bound is Bound.COMPUTE and parts.contention_ms > 0:
-        words += f", {style.quantity(parts.contention_ms, 'ms')} of it lost to contention"
+        words += f", {style.percent(parts.contention_ms / parts.total_ms)} lost to contention"
     return words

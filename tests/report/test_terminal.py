@@ -42,7 +42,7 @@ def test_a_job_without_sends_gets_no_note_on_an_unmeasured_bubble(tmp_path: Path
     text = printed(tmp_path, bare).partition("What does it cost?")[0]
     assert "bubble" not in text
     assert len(re.findall(r" {3,}not measured", text)) == 1  # the idle time
-    assert "Where the time of an overlapped step goes" not in text  # it would not add up
+    assert "Where the time of a profiled step goes" not in text  # it would not add up
 
 
 def test_windows_that_are_not_valid_compare_no_dimensions(tmp_path: Path) -> None:

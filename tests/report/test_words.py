@@ -18,8 +18,10 @@ from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.report import page, terminal
 from overlap_callbacks.report.record import read
 from overlap_callbacks.report.run_json import run_as_json
+from overlap_callbacks.report.terminal import ShortScreen
 from overlap_callbacks.report.views.quality import left_out, windows_that_count
 from overlap_callbacks.report.views.runs import runs_document
+from overlap_callbacks.report.views.short import short_of
 from tests.environments import gpu_rank
 from tests.report.runs import DIMENSION_PAIRS, KERNELS, PAIRS, rank_window, run_info, window, write
 from tests.samples import aggregate_windows
@@ -72,16 +74,24 @@ def test_the_answer_on_what_holds_steps_back_says_which_collectives_are_exposed(
     assert " exposed on " not in unknown
 
 
-def test_the_time_under_the_profiler_appears_once_next_to_that_without_it(tmp_path: Path) -> None:
-    found = window()
-    for text in (text_of(made(tmp_path / "page", found)), printed(tmp_path / "terminal", found)):
+def test_parts_are_shares_of_a_profiled_step_and_how_much_longer_it_is_appears_once(tmp_path: Path) -> None:
+    blocks = tuple(msgspec.structs.replace(block, idle_ms=109.0) for block in rank_window().profiled)
+    found = window(profiled=blocks)
+    assert found.e2e_overlapped_ms is not None
+    longer = (0.14 * 325 + 325 + 36 + 109) / found.e2e_overlapped_ms.value - 1
+    short = Console(width=200, file=io.StringIO(), record=True)
+    short.print(ShortScreen(short_of(read(write(tmp_path / "short", found))), ""))
+    for text in (text_of(made(tmp_path / "page", found)), printed(tmp_path / "all", found), short.export_text()):
         said = " ".join(text.replace("\N{NO-BREAK SPACE}", " ").split())
-        ((total, step),) = re.findall(
-            r"of steps under the profiler: those take ([\d.]+) ms, others ([\d.]+) ms\.", said
+        (shown,) = re.findall(
+            r" of a profiled step \(([\d.]+)% longer than others\)|Of a profiled step \(([\d.]+)", said
         )
-        assert float(total) == pytest.approx(0.14 * 325 + 325 + 36 + 9, rel=0.01)
-        assert found.e2e_overlapped_ms is not None
-        assert float(step) == pytest.approx(found.e2e_overlapped_ms.value, abs=0.06)
+        assert float("".join(shown)) == pytest.approx(100 * longer, abs=0.5)
+        # No time of a profiled step stands among times of others.
+        first = said.partition("What does it cost?")[0]
+        assert not re.search(r"\b5\d\d\.?\d* ms", first)
+    near = text_of(made(tmp_path / "near", window()))
+    assert "Shares of a profiled step, means over the ranks." in near
 
 
 def test_the_table_of_kernels_says_what_its_rows_add_up_to_and_that_this_is_not_the_run_s(tmp_path: Path) -> None:
@@ -209,8 +219,14 @@ def test_the_parts_of_a_step_and_its_total_are_the_same_on_the_page_and_in_the_t
         " ".join(text.replace("\N{NO-BREAK SPACE}", " ").split())
         for text in (text_of(made(tmp_path / "page", found)), printed(tmp_path / "terminal", found))
     ]
-    shares = [re.findall(r"(compute alone|lost to contention|exposed communication|idle) [\d.]+ ms \(([\d.]+)%\)", text)
-              for text in said]  # fmt: skip
+    title, caption = "Where the time of a profiled step goes", "Shares of a profiled step, means over the ranks."
+    shares = [
+        re.findall(
+            r"(compute alone|lost to contention|exposed communication|idle) ([\d.]+)%",
+            text.partition(title)[2].partition(caption)[0],
+        )
+        for text in said
+    ]
     assert shares[0] == shares[1]
     assert [name for name, _ in shares[0]] == ["compute alone", "lost to contention", "exposed communication", "idle"]
     assert sum(float(share) for _, share in shares[0]) == pytest.approx(100, abs=0.15)

@@ -110,7 +110,7 @@
     stack({ rows, unit, title, name_parts }, width) {
       const parts = rows.flatMap((row) => {
         let end = 0;
-        return row.parts.map((part) => ({ ...part, label: row.label, start: end, end: (end += part.value) }));
+        return row.parts.map((part) => ({ ...part, label: row.label, start: end, end: (end += scale(unit) * part.value) }));
       });
       const most = d3.max(parts, (d) => d.end);
       const { margin, tick } = labels(rows.map((d) => d.label), width);
@@ -118,7 +118,7 @@
       const room = (d) => ((d.end - d.start) / most) * (width - marginLeft - 16) - 8;
       return [plot({
         width, marginLeft, height: rows.length * (name_parts ? 44 : 28) + 42,
-        x: axis(`${unit} per step`, { domain: [0, most || 1], ticks: Math.max(3, width / 110) }),
+        x: axis(unit === "fraction" ? "% of a step" : `${unit} per step`, { domain: [0, most || 1], ticks: Math.max(3, width / 110) }),
         y: { domain: rows.map((d) => d.label), label: null, tickSize: 0, tickFormat: tick, padding: 0.2 },
         marks: [
           Plot.barX(parts, {

@@ -26,7 +26,7 @@ from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.arms import arms
 from overlap_callbacks.report.views.quality import cost_of, unreadable, windows_that_count
 from overlap_callbacks.report.views.runs import attention, first_advice, head_of
-from overlap_callbacks.report.views.step_charts import named_parts
+from overlap_callbacks.report.views.step_charts import named_parts, part_in_words, whole_step
 
 # More windows become one line of small bars.
 MAX_WINDOWS = 4
@@ -116,12 +116,8 @@ def _parts(record: Record) -> str:
     parts = record.summary.step_parts()
     if parts is None:
         return ""
-    known = [(part.short or part.name, part.ms / parts.total_ms) for part in named_parts(parts)]
-    shares = [f"{name} {PLAIN.percent(share)}" for name, share in known if PLAIN.shows(share, "fraction")]
-    step = record.figures.get("e2e_overlapped_ms")
-    longer = 0.0 if step is None else parts.total_ms / step.value - 1
-    which = f"a profiled step ({PLAIN.percent(longer)} longer)" if longer >= _MIN_ODD else "a profiled step"
-    return f"Of {which}: {', '.join(shares)}."
+    shares = [part_in_words(part, short=True) for part in named_parts(parts)]
+    return f"Of {whole_step(parts, record.figures)}: {', '.join(shares)}."
 
 
 def _saved(window: OverlapReport) -> float:

@@ -66,22 +66,22 @@ def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
 
 
 def step_parts(parts: StepParts, figures: dict[str, Estimate], *, narrow: bool = True) -> Chart:
-    """An overlapped step under the profiler, divided into parts that add up to it."""
+    """A profiled step, divided into shares that add up to it."""
     shown = named_parts(parts)
-    caption = of_profiled_steps(parts.total_ms, figures)
+    caption = f"Shares of {whole_step(parts, figures)}, means over the ranks."
     if parts.contention_ms > 0:
         caption += " Compute alone is as in sequential steps; what it takes longer is lost to contention."
     chart = stack(
-        f"Where the time of an overlapped step goes: {PAGE.quantity(parts.total_ms, 'ms')} under the profiler",
-        "ms",
+        "Where the time of a profiled step goes",
+        "fraction",
         [(part.name, part.color) for part in shown],
-        [("", [part.ms for part in shown])],
+        [("", [part.share for part in shown])],
         caption,
     )
     return dataclasses.replace(
         chart,
         data={**chart.data, "name_parts": True},
-        legend=tuple([(part_in_words(part, parts.total_ms), part.color) for part in shown]),
+        legend=tuple([(part_in_words(part), part.color) for part in shown]),
         narrow=narrow,
     )
 
@@ -154,18 +154,21 @@ def _short(intervals: Pairs) -> list[list[float]]:
 
 # -- the parts of a step
 
+# Profiled steps are said to be longer from this fraction on.
+_MUCH_LONGER = 0.02
+
 
 class NamedPart(NamedTuple):
-    """A part of the step: its name, its colour in the page's style sheet, its length, and another, shorter name."""
+    """A part of the step: its name, its colour in the page's style sheet, its share, and another, shorter name."""
 
     name: str
     color: str
-    ms: float
+    share: float
     short: str = ""
 
 
 def named_parts(parts: StepParts) -> list[NamedPart]:
-    """The parts that are not shown as zero; they add up to the step."""
+    """The parts that are not shown as zero, as shares of the step that they add up to."""
     # If compute was faster during communication than alone, it lost nothing: use its full time.
     lost_ms = max(0.0, parts.contention_ms)
     exposed, short = "exposed communication", "exposed"
@@ -173,7 +176,7 @@ def named_parts(parts: StepParts) -> list[NamedPart]:
         exposed, short = f"{exposed} outside the bubble", "exposed non-bubble"
     found = (
         NamedPart(
-            "compute alone" if PAGE.shows(lost_ms, "ms") else "compute",
+            "compute alone" if PAGE.shows(lost_ms / parts.total_ms, "fraction") else "compute",
             "compute",
             parts.compute_ms + parts.contention_ms - lost_ms,
         ),
@@ -183,21 +186,20 @@ def named_parts(parts: StepParts) -> list[NamedPart]:
         NamedPart("communication on the host", "ideal", parts.on_host_ms),
         NamedPart("idle", "idle", parts.idle_ms),
     )
-    return [part for part in found if PAGE.shows(part.ms, "ms")]
+    shares = [part._replace(share=part.share / parts.total_ms) for part in found]
+    return [part for part in shares if PAGE.shows(part.share, "fraction")]
 
 
-def part_in_words(part: NamedPart, total_ms: float) -> str:
-    """E.g. ``idle 9.00 ms (2.1%)``."""
-    return f"{part.name} {PAGE.quantity(part.ms, 'ms')} ({PAGE.percent(part.ms / total_ms)})"
+def part_in_words(part: NamedPart, *, short: bool = False) -> str:
+    """E.g. ``idle 2.1%``."""
+    return f"{part.short if short and part.short else part.name} {PAGE.percent(part.share)}"
 
 
-def of_profiled_steps(total_ms: float, figures: Mapping[str, Estimate]) -> str:
-    """Which steps the parts describe. The only place that says how much longer the profiler makes them."""
+def whole_step(parts: StepParts, figures: Mapping[str, Estimate]) -> str:
+    """The step that the parts are shares of. The only place that says how much longer the profiler makes it."""
     step = figures.get("e2e_overlapped_ms")
-    words = "Means over the ranks, of steps under the profiler"
-    if step is None:
-        return f"{words}."
-    return f"{words}: those take {PAGE.quantity(total_ms, 'ms')}, others {PAGE.quantity(step.value, 'ms')}."
+    longer = 0.0 if step is None else parts.total_ms / step.value - 1
+    return "a profiled step" + (f" ({PAGE.percent(longer)} longer than others)" if longer >= _MUCH_LONGER else "")
 
 
 # -- kernels by name and stream, and how long their calls take

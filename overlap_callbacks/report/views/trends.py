@@ -267,7 +267,7 @@ def rank_chart(window: OverlapReport) -> Chart | None:
         else f" {len(rows)} of {window.num_reporting} ranks: those that the record has."
     )
     return stack(
-        "Where the time of an overlapped step goes, by rank",
+        "Where the time of a profiled step goes, by rank",
         "ms",
         _PARTS,
         [(f"rank {rank}", parts) for rank, parts in rows],
