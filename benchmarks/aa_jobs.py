@@ -192,7 +192,7 @@ def run(name: str, windows: int) -> dict[str, Any]:
             "count": len(summary.valid_windows),
             "figures": {
                 figure: [estimate.value, estimate.ci_low, estimate.ci_high]
-                for figure, estimate in summary.pooled().items()
+                for figure, estimate in summary.sides().items()
                 if figure in FIGURES
             },
             "each_window": [

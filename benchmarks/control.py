@@ -47,7 +47,7 @@ def main() -> None:
         print(f"{window.window:>6}  " + "  ".join(cells))
     shares = {name: f"{count} of {len(windows)}" for name, count in hits.items()}
     print("intervals that contain zero: " + ", ".join(f"{name} {share}" for name, share in shares.items()))
-    pooled = {name: figure for name, figure in run_record.pooled().items() if name in FIGURES}
+    pooled = {name: figure for name, figure in run_record.summary.sides().items() if name in FIGURES}
     for name, figure in pooled.items():
         print(f"pooled over the run: {name} {figure.value:+.2%} [{figure.ci_low:+.2%}, {figure.ci_high:+.2%}]")
     if arguments.json:

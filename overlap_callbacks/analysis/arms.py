@@ -46,6 +46,7 @@ class ArmSummary:
     figures: dict[str, Estimate]
     device: Mapping[str, float | None] = field(default_factory=lambda: dict.fromkeys(_DEVICE))
     problems: tuple[str, ...] = ()
+    control: bool = False
 
     @property
     def speedup(self) -> Estimate | None:
@@ -57,6 +58,8 @@ class ArmSummary:
 
     def verdict(self) -> str:
         """Is the arm worth it? In a few words."""
+        if self.control:
+            return "A/A control: nothing was turned, so every difference is chance"
         speedup = self.speedup
         if speedup is None:
             return "no window counts" if not self.num_windows else "not measured"
@@ -111,6 +114,7 @@ def _of(windows: Sequence[ArmReport], pooling: Pooling) -> ArmSummary:
         figures,
         {name: _over_windows(_DEVICE[name], values) for name, values in device.items()},
         tuple(dict.fromkeys(problem for window in windows for problem in window.problems)),
+        windows[-1].control,
     )
 
 

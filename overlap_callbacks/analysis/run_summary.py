@@ -15,9 +15,9 @@ from overlap_callbacks.analysis.design import MIN_BLOCKS_OF_TREND
 from overlap_callbacks.analysis.figures import ProfiledMeans, picked, scale_of, value_by
 from overlap_callbacks.analysis.formatting import CLEAR, certainty
 from overlap_callbacks.analysis.outliers import stalls_of_a_run
-from overlap_callbacks.analysis.results.catalogue import FIGURES, OV, SEQ, STEP, figure_named
+from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.results.figure import Figure
+from overlap_callbacks.analysis.results.figure import OV, SEQ, STEP, Figure
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import RunInfo
@@ -139,7 +139,16 @@ class RunSummary:
         # Cached: it is read repeatedly, and takes half a second for ten thousand windows.
         if pooling not in self._pooled or self._pooled[pooling][0] != len(self.windows):
             self._pooled[pooling] = len(self.windows), self._pool(pooling)
-        return dict(self._pooled[pooling][1])
+        found = self._pooled[pooling][1]
+        if self.control:
+            return without_sequential(found)
+        return with_settled(found, self.settled(), pooling.confidence)
+
+    def sides(self) -> dict[str, Estimate]:
+        """Of a control run, the figures that compare its sides, both of which ran overlapped: errors of measurement."""
+        self.pooled()
+        found = self._pooled[Pooling(all_looks=self.running)][1] if self.control else {}
+        return {name: figure for name, figure in found.items() if figure_named(name).of_sequential}
 
     def _pool(self, pooling: Pooling) -> dict[str, Estimate]:
         windows = _with_zeros([window.figures() for window in self.valid_windows])
@@ -161,7 +170,7 @@ class RunSummary:
             )
             if estimate is not None:
                 pooled[figure.name] = estimate
-        return pooled if self.control else with_settled(pooled, self.settled(), pooling.confidence)
+        return pooled
 
     @property
     def windows_differ(self) -> bool:
@@ -179,7 +188,9 @@ class RunSummary:
         """Those of ``pooled``, or of ``partial`` if no window counts."""
         pooled = self.pooled()
         partial = None if pooled else self.partial
-        return pooled if partial is None else partial.figures()
+        if partial is None:
+            return pooled
+        return without_sequential(partial.figures()) if self.control else partial.figures()
 
     @property
     def not_settled(self) -> bool:
@@ -228,6 +239,11 @@ class RunSummary:
         """The last window that has a part, preferably one that counts."""
         valid = self.latest_valid(part)
         return valid or next((window for window in reversed(self.windows) if getattr(window, part)), None)
+
+
+def without_sequential(figures: Mapping[str, Estimate]) -> dict[str, Estimate]:
+    """The figures that need no sequential steps."""
+    return {name: figure for name, figure in figures.items() if not figure_named(name).of_sequential}
 
 
 def with_settled(

@@ -16,6 +16,7 @@ from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, figure_named
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.figure import meant
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
@@ -26,12 +27,6 @@ from overlap_callbacks.report.views.sections import exposure_of
 
 # Not a headline figure: exposed communication over the step, both under the profiler.
 EXPOSED_SHARE = "exposed_share"
-# Shares of a whole: none exceeds 1.
-_SHARES = (
-    EXPOSED_SHARE, "hidden_comm_fraction", "overlap_ratio", "comm_ratio", "attained_fraction", "residual_overlap",
-    "residual_comm_overlap",
-)  # fmt: skip
-
 # Of a figure next to its limit.
 _MOST_DECIMALS = 5
 
@@ -141,7 +136,7 @@ def parsed_limit(option: str, text: str) -> Limit:
 
 
 def limit_on(figure: str, option: str, text: str) -> Limit:
-    """The limit on a figure by a number; a ``ValueError`` if it is none, or a share above 1."""
+    """The limit on a figure by a number; a ``ValueError`` if it is none, or cannot be one (``Figure.refusal``)."""
     is_percent = text.endswith("%")
     try:
         bound = float(text.removesuffix("%"))
@@ -149,12 +144,12 @@ def limit_on(figure: str, option: str, text: str) -> Limit:
         bound = math.nan
     if not math.isfinite(bound):
         raise ValueError(f"{option} must be a number, got {text!r}")
-    share = f"{bound / 100:.2f}" if round(bound, 9) == int(bound) else f"{bound / 100:g}"
-    hint = f"; did you mean {share}?" if 0 <= bound <= 100 else ""
     if is_percent:
+        hint = meant(bound) if bound >= 0 else ""
         raise ValueError(f"{option} {text}: fractions are fractions, 0.1 is 10 %{hint}")
-    if figure in _SHARES and not 0 <= bound <= 1:
-        raise ValueError(f"{option} must be from 0 to 1, got {text}{hint}")
+    refusal = figure_named("hidden_comm_fraction" if figure == EXPOSED_SHARE else figure).refusal(bound)
+    if refusal:
+        raise ValueError(f"{option} {refusal}")
     return Limit(option, figure, option.startswith("--max"), bound)
 
 

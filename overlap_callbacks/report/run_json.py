@@ -31,6 +31,7 @@ def run_as_json(record: Record) -> dict[str, Any]:
         "state": headline.state,
         "bottleneck": _bottleneck(record),
         "figures": record.pooled(),
+        "sides": record.summary.sides(),
         "all_looks": record.running,
         "arms": _arms(record),
         "race": race_of(record),

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import io
+import re
 
 import msgspec
 import pytest
 from rich.console import Console
 
 from overlap_callbacks.analysis.formatting import NBSP
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import DevicePower, ModePower, SourceInfo
 from overlap_callbacks.report.terminal import drawn
@@ -142,6 +144,35 @@ def test_a_control_run_says_nothing_of_energy() -> None:
     assert said(control) == ""
 
 
-def test_overlap_s_peak_power_is_compared_in_words() -> None:
-    assert "The highest power of a device is 10.0% higher with overlap." in said(powered(figures()))
+def test_overlap_s_power_is_compared_in_percent_only_where_an_interval_supports_that() -> None:
+    alone = said(powered(figures()))
+    assert "%" not in alone
+    assert "A device draws 660 W in overlapped steps, 600 W in sequential ones (too few blocks for an inter" in alone
+    assert "Highest power of a device with overlap: too few blocks for an interval." in alone
     assert "highest power" not in said(powered(figures(), doubts=("nothing is sure",)))
+    watts = (640.0, 650.0, 660.0, 670.0, 680.0)
+    sure = power_answer([with_watts(value) for value in watts]).replace(NBSP, " ")
+    assert re.search(r"660 W in overlapped steps, 600 W in sequential ones \(10\.0% more \([\d.]+ to [\d.]+\)\)", sure)
+    assert re.search(r"The highest power of a device is 10\.0% higher \([\d.]+ to [\d.]+\) with overlap\.", sure)
+    unsure = power_answer([with_watts(value) for value in (500.0, 700.0, 550.0, 680.0)]).replace(NBSP, " ")
+    assert re.search(r"in sequential ones \(inconclusive \(a difference of \d+% would show\)\)", unsure)
+    assert re.search(
+        r"Highest power of a device with overlap: inconclusive \(a difference of \d+% would show\)", unsure
+    )
+    # Every percentage has its interval, or is what would show.
+    for text in (sure, unsure):
+        assert len(re.findall("%", text)) == len(re.findall(r"% \w+ \(|% would show|energy \(", text))
+
+
+def test_a_slowdown_that_is_not_clear_has_no_cause() -> None:
+    shown = powered(figures())
+    assert "power cap lowers the clock; most of it goes with the clock." in said(shown)
+    unclear = msgspec.structs.replace(shown, compute_slowdown=Estimate(0.1, -0.1, 0.3, 8, 4))
+    assert "clock" not in said(unclear)
+
+
+def with_watts(overlapped_w: float):
+    mode, other = figures().modes
+    scale = overlapped_w / 660.0
+    changed = msgspec.structs.replace(mode, avg_w=overlapped_w, peak_w=scale * mode.peak_w)
+    return powered(figures(modes=(changed, other)))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from overlap_callbacks.analysis.equations import slowdown
-from overlap_callbacks.analysis.results.catalogue import ISO, MEASUREMENT_OVERHEAD, OV, SEQ, STEP
-from overlap_callbacks.analysis.results.figure import HIGHEST, Family, Figure, Formula
+from overlap_callbacks.analysis.results.catalogue import MEASUREMENT_OVERHEAD
+from overlap_callbacks.analysis.results.figure import HIGHEST, ISO, OV, SEQ, STEP, Family, Figure, Formula
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.report import WindowReport
 from overlap_callbacks.analysis.results.report_parts import Parts
@@ -68,7 +68,7 @@ ARM_DEVICE_FIGURES = (
 
 
 def _headline(report: ArmReport) -> Parts:
-    if report.counts:
+    if report.counts and not report.control:
         yield {"arm": report.arm.name}, report.figures()
 
 
@@ -78,7 +78,7 @@ def _flags(report: ArmReport) -> Parts:
 
 
 def _device(report: ArmReport) -> Parts:
-    if not report.counts:
+    if not report.counts or report.control:
         return
     values: dict[str, float | None] = {}
     for prefix, mode in (("", Mode.SEQUENTIAL), ("configured_", Mode.OVERLAPPED)):

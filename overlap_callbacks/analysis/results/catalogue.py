@@ -13,13 +13,23 @@ from typing import Any
 from overlap_callbacks.analysis import equations
 from overlap_callbacks.analysis.results import report_parts
 from overlap_callbacks.analysis.results.estimate import stored_estimate
-from overlap_callbacks.analysis.results.figure import HIGHEST, LOWEST, SHARE, Family, Figure, Formula
+from overlap_callbacks.analysis.results.figure import (
+    HIGHEST,
+    ISO,
+    LOWEST,
+    OV,
+    SEQ,
+    SHARE,
+    STEP,
+    Family,
+    Figure,
+    Formula,
+)
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.power import Cause, JobModePower
 
 # -- headline figures, by mean times of timed steps (overlapped, sequential) and of profiled ones (the same)
 
-STEP, SEQ, OV, ISO = range(4)
 # Messages up to this fraction of communication hardly affect its slowdown.
 _MOST_MESSAGES = 0.02
 

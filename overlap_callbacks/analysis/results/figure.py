@@ -18,6 +18,20 @@ ALL, LAST, HIGHEST, LOWEST, SHARE = "min,max,mean,last", "last", "max,last", "mi
 _PLACEHOLDER = re.compile(r"\{(\w+)\}_?")
 
 
+# Mean times that figures are made of: of timed steps of each mode, and of profiled ones.
+STEP, SEQ, OV, ISO = range(4)
+
+
+# Fractions from here on are percentages.
+_PERCENT = 2.0
+
+
+def meant(percent: float) -> str:
+    """What a percentage is as a fraction, as a question; empty if it cannot be one."""
+    share = f"{percent / 100:.2f}" if round(percent, 9) == int(percent) else f"{percent / 100:g}"
+    return f"; did you mean {share}?" if abs(percent) <= 100 else ""
+
+
 class Formula(NamedTuple):
     """A figure as a function of mean times of timed and profiled steps: ``STEP``, ``SEQ``, ... of the catalogue."""
 
@@ -89,6 +103,11 @@ class Figure(NamedTuple):
         return self.formula
 
     @property
+    def of_sequential(self) -> bool:
+        """Whether sequential steps are part of it: in a control run these are steps of the other side."""
+        return self.compares or (self.formula is not None and not {SEQ, ISO}.isdisjoint(self.formula.samples))
+
+    @property
     def bounds(self) -> tuple[float, float]:
         """Its minimum and maximum: times from 0, shares from 0 to 1, changes from -1."""
         if self.between is not None:
@@ -96,6 +115,20 @@ class Figure(NamedTuple):
         if self.unit != "fraction":
             return 0.0, math.inf
         return (-1.0, math.inf) if self.signed else (0.0, 1.0)
+
+    def refusal(self, limit: float) -> str:
+        """Why a number cannot be a limit on it, and what was probably meant; empty if it can.
+
+        A fraction of ``_PERCENT`` or more is a percentage: no share exceeds 1, and no job takes three times as long.
+        """
+        low, high = self.bounds
+        if low <= limit <= high and (self.unit != "fraction" or abs(limit) < _PERCENT):
+            return ""
+        lowest = f"{low:g}" if math.isfinite(low) else f"above -{_PERCENT:g}"
+        if self.unit != "fraction":
+            return f"must not be below {lowest}, got {limit:g}"
+        highest = f"{high:g}" if math.isfinite(high) else f"below {_PERCENT:g}"
+        return f"must be from {lowest} to {highest}, got {limit:g}{meant(limit) if limit > 0 or low < 0 else ''}"
 
     @property
     def aggregates(self) -> str:
@@ -165,7 +198,7 @@ class Family(NamedTuple):
     def values(self, report: Any) -> Iterator[Value]:
         for labels, part in self.parts(report):
             for figure in self.figures:
-                if report.valid or not figure.compares:
+                if report.compared or not (figure.of_sequential if report.control else figure.compares):
                     yield from values_of(figure, figure.value(part), labels)
 
 
@@ -200,7 +233,7 @@ class Reported(msgspec.Struct, frozen=True, kw_only=True):
     def values(self) -> list[Value]:
         """All measured values, with their meaning and the labels of their keys.
 
-        An invalid window has none that depend on its sequential steps.
+        An invalid window has none that depend on its sequential steps, and a control window has no such steps.
         """
         return [value for family in self._families for value in family.values(self)]
 

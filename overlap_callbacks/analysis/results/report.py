@@ -157,6 +157,11 @@ class WindowReport(Reported, frozen=True, kw_only=True):
         return self.valid and self.complete
 
     @property
+    def compared(self) -> bool:
+        """Whether it compares the modes: not if it is invalid, nor if both sides ran as configured."""
+        return self.valid and not self.control
+
+    @property
     def cost(self) -> Estimate | None:
         """What the window cost, as a fraction of the time from one window to the next; None if unknown."""
         return stored_estimate(self, "measurement_overhead", self.num_steps)
@@ -258,7 +263,7 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
         """Where the time of an overlapped step goes, and the rank that others wait for; None if not measured."""
         values = ((name, getattr(self, name)) for name in REQUIRED_FIGURES)
         figures = {name: value for name, value in values if value is not None}
-        return measured_parts(figures, self.spread, compared=self.valid and not self.control)
+        return measured_parts(figures, self.spread, compared=self.compared)
 
     @property
     def bound(self) -> str:

@@ -138,7 +138,7 @@ def memory(report: Any) -> Parts:
 
 def _by_mode(report: Any, rows: Sequence[Any]) -> Parts:
     for row in rows:
-        if report.valid or row.mode is not Mode.SEQUENTIAL:
+        if report.compared or row.mode is not Mode.SEQUENTIAL:
             yield {"mode": row.mode.value}, row
 
 
@@ -149,7 +149,7 @@ def step(report: Any) -> Parts:
         return
     parts, _ = found
     shares = {f"step_{name.removesuffix('_ms')}_fraction": ms / parts.total_ms for name, ms in parts._asdict().items()}
-    if report.control or not report.valid:
+    if not report.compared:
         del shares["step_contention_fraction"]
     yield _NONE, shares
 

@@ -30,6 +30,8 @@ def _answer(rows: list[ArmSummary]) -> str:
     best = next((row for row in rows if row.speedup is not None), None)
     if best is None or best.speedup is None:
         return "No window of an arm counts."
+    if best.control:
+        return f"{best.verdict()}."
     if best.speedup.value > 0 and best.speedup.ci_low is not None and not includes_zero(best.speedup):
         return f"{best.arm.name} is the best of them: {best.verdict()}."
     if any(row.speedup is None or row.speedup.ci_low is None or includes_zero(row.speedup) for row in rows):

@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.formatting import (
     PAGE,
     certainty,
     certainty_in_words,
-    change_in_words,
+    change_decimals,
     count,
     page_text,
     ranges,
@@ -102,44 +102,57 @@ def power_answer(windows: Sequence[OverlapReport]) -> str:
     windows = [window for window in windows if not window.control]
     sentences = [_cause(windows)]
     overlapped, sequential = (_mean(windows, mode, MEAN_POWER) for mode in Mode)
-    if overlapped is not None and sequential is not None and sequential.value > 0:
+    draws = _change_of(windows, MEAN_POWER)
+    if overlapped is not None and sequential is not None and draws is not None:
         watts = [PAGE.quantity(side.value, "W") for side in (overlapped, sequential)]
-        change = PAGE.percent(overlapped.value / sequential.value - 1, signed=True)
-        sentences.append(f"A device draws {watts[0]} in overlapped steps, {watts[1]} in sequential ones ({change}).")
+        both = f"A device draws {watts[0]} in overlapped steps, {watts[1]} in sequential ones"
+        sentences.append(f"{both} ({_sure_change(draws, 'more', 'less') or certainty_in_words(draws, PAGE)}).")
     energy = energy_change(windows)
     if energy is not None:
-        words = f"{change_in_words(energy.value, 'more', 'less', PAGE)} energy ({signless_bounds(energy)})"
-        sentences.append(
-            f"With overlap a step takes {words}."
-            if certainty(energy) == CLEAR
-            else f"Energy of a step with overlap: {certainty_in_words(energy, PAGE)}."
-        )
+        words = "With overlap a step takes {}."
+        sentences.append(_change_sentence(words, "Energy of a step", energy, "more energy", "less energy"))
     tokens = windows[-1].tokens_per_step if windows else None
     of_step = energy_of_a_step(windows, Mode.OVERLAPPED)
     if energy is not None and tokens and of_step is not None:
         sentences.append(f"A token costs {of_step.value / tokens:.3g} J.")
     rise = _mean_change([peak_rise(window.power) for window in windows if window.power is not None])
     if rise is not None:
-        change = change_in_words(rise.value, "higher", "lower", PAGE)
-        sentences.append(f"The highest power of a device is {change} with overlap.")
+        words = "The highest power of a device is {} with overlap."
+        sentences.append(_change_sentence(words, "Highest power of a device", rise, "higher", "lower"))
     return " ".join([sentence for sentence in sentences if sentence])
 
 
+def _change_sentence(words: str, what: str, change: Estimate, more: str, less: str) -> str:
+    """The sentence with a clear change in its place; else how certain it is."""
+    sure = _sure_change(change, more, less)
+    return words.format(sure) if sure else f"{what} with overlap: {certainty_in_words(change, PAGE)}."
+
+
+def _sure_change(change: Estimate, more: str, less: str) -> str:
+    """A clear change in percent, with its interval, e.g. ``17.9% more (16.1 to 19.7)``; empty if it is not clear."""
+    if certainty(change) != CLEAR:
+        return ""
+    value = PAGE.percent(abs(change.value), decimals=change_decimals(change))
+    return f"{value} {more if change.value > 0 else less} ({signless_bounds(change)})"
+
+
 def energy_change(windows: Sequence[OverlapReport]) -> Estimate | None:
-    """How much more energy an overlapped step takes than a sequential one; None if either is unknown.
+    """How much more energy an overlapped step takes than a sequential one; None if either is unknown."""
+    # Comparable only if both modes use the same method.
+    return _change_of([w for w in windows if w.power is not None and energy_saving(w.power) is not None], ENERGY)
+
+
+def _change_of(windows: Sequence[OverlapReport], figure: Figure) -> Estimate | None:
+    """How much more of a figure overlapped steps have than sequential ones; None if either is unknown.
 
     The two modes have different blocks, so their errors are independent.
     """
     changes = []
     for window in windows:
-        # Comparable only if both modes use the same method.
-        if window.power is None or energy_saving(window.power) is None:
-            continue
-        overlapped, sequential = (mode_value(ENERGY, mode)(window) for mode in Mode)
+        overlapped, sequential = (mode_value(figure, mode)(window) for mode in Mode)
         if overlapped is not None and sequential is not None:
-            change = relative_change(sequential, overlapped)
-            changes += [] if change is None else [change]
-    return pool_changes(changes)
+            changes.append(relative_change(sequential, overlapped))
+    return pool_changes([change for change in changes if change is not None])
 
 
 def energy_of_a_step(windows: Sequence[OverlapReport], mode: Mode) -> Estimate | None:
@@ -151,7 +164,8 @@ def mode_value(figure: Figure, mode: Mode) -> Callable[[OverlapReport], Estimate
     """A function that reads a power figure with its interval from a window, for charts along the run."""
 
     def read(window: OverlapReport) -> Estimate | None:
-        of_mode = window.power.of(mode) if window.power is not None else None
+        power = None if window.control and mode is Mode.SEQUENTIAL else window.power
+        of_mode = None if power is None else power.of(mode)
         found = figure.value(of_mode) if of_mode is not None else None
         return found if found is None or isinstance(found, Estimate) else Estimate(found, None, None, 0, 1)
 
@@ -215,7 +229,13 @@ def _source(powers: Sequence[JobPower]) -> str:
 
 
 def _cause(windows: Sequence[OverlapReport]) -> str:
-    """The cause of the slowdown in the last window that has one, and in how many windows it is the same."""
+    """The cause of the slowdown in the last window that has one, and in how many windows it is the same.
+
+    None of a slowdown that is not clear.
+    """
+    slowdown = pool_changes([window.compute_slowdown for window in windows if window.compute_slowdown is not None])
+    if slowdown is not None and certainty(slowdown) not in ("", CLEAR):
+        return ""
     verdicts = [window.power_verdict for window in windows if window.power_verdict is not None]
     if not verdicts:
         return ""
@@ -298,6 +318,8 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
 # -- text
 
 
+# From this share of the slowdown on, most of it follows the clock. No interval of the share is known.
+_MOST = 0.75
 _IN_WORDS = {
     cause.NO_SLOWDOWN: "No compute slowdown to explain",
     cause.POWER_CAP: "Compute is slower because a power cap lowers the clock",
@@ -310,13 +332,14 @@ _IN_WORDS = {
 
 
 def cause_sentence(found: SlowdownCause) -> str:
-    """The cause, and how much of the slowdown follows the clock, e.g. "Cause unclear; 44% goes with the clock"."""
+    """The cause, and how much of the slowdown follows the clock, e.g. ``Cause unclear; part of it goes with ...``."""
     words = _IN_WORDS.get(found.verdict, found.verdict[:1].upper() + found.verdict[1:])
     if found.verdict == cause.NO_SLOWDOWN:
         return f"{words}."
     if found.clock_share is None:
         return f"{words}; how much goes with the clock is not known."
-    return f"{words}; {PAGE.percent(found.clock_share, decimals=0)} goes with the clock."
+    part = "most" if found.clock_share >= _MOST else "part" if found.clock_share >= 1 - _MOST else "little"
+    return f"{words}; {part} of it goes with the clock."
 
 
 def evidence_sentence(found: SlowdownCause, *, of_window: int) -> str:

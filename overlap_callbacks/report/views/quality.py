@@ -143,7 +143,8 @@ def _window_table(record: Record) -> Table:
 
     def compared(window: OverlapReport, name: str) -> Estimate | None:
         """Only for windows that count: the others lack sequential steps to compare with."""
-        return getattr(window, name) if record.summary.state_of(window) == COUNTS else None
+        counts = record.summary.state_of(window) == COUNTS and not record.control
+        return getattr(window, name) if counts else None
 
     return table_of(
         "Every window",
@@ -154,7 +155,7 @@ def _window_table(record: Record) -> Table:
         Column("Overlapped, ms", lambda window: window.e2e_overlapped_ms),
         Column("Sequential, ms", lambda window: compared(window, "e2e_sequential_ms")),
         Column("Compute slowdown", lambda window: compared(window, "compute_slowdown"), "change"),
-        Column("Residual overlap", lambda window: window.residual_overlap, "percent"),
+        Column("Residual overlap", lambda window: None if window.control else window.residual_overlap, "percent"),
         Column("Ranks", lambda window: Cell(f"{window.num_reporting} of {window.world_size}", window.num_reporting)),
         caption=caption,
         folded=True,

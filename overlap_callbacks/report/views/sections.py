@@ -44,13 +44,17 @@ from overlap_callbacks.report.views.step_charts import mode_bars, stack, step_pa
 Figures = dict[str, Estimate]
 
 
+_SLOWDOWN = ("Compute slowdown", "of the same kernels with overlap")
+
+
 def tiles(record: Record) -> list[Block]:
     """The headline figures; none for what was not measured."""
     figures = record.figures
-    slowdown, energy = figures.get("compute_slowdown"), _energy_tile(record)
+    slowdown, energy = (record.summary.sides() or figures).get("compute_slowdown"), _energy_tile(record)
+    label, kernels = ("Compute, one side against the other", "of the same kernels") if record.control else _SLOWDOWN
     found = [
         _step_tile(record),
-        None if slowdown is None else _change_tile("Compute slowdown", slowdown, "of the same kernels with overlap"),
+        None if slowdown is None else _change_tile(label, slowdown, kernels),
         _share_tile("Exposed communication", exposed_share(figures), "of a profiled step"),
         energy or _share_tile("Hidden communication", figures.get("hidden_comm_fraction"), "of all communication"),
     ]
@@ -59,7 +63,7 @@ def tiles(record: Record) -> list[Block]:
 
 
 def _step_tile(record: Record) -> Tile | None:
-    change, step = step_change(record.figures), record.figures.get("e2e_overlapped_ms")
+    change, step = step_change(record.summary.sides() or record.figures), record.figures.get("e2e_overlapped_ms")
     if change is None or step is None:
         return None
     times = Times.of(change, step.value)
@@ -104,7 +108,8 @@ def _tile(label: str, fraction: Estimate, remark: str, decimals: int, *, signed:
 def overview(record: Record, *, compared: bool) -> list[Block]:
     """Step time in each mode, unless several runs are already side by side; and where the time of a step goes."""
     blocks: list[Block] = []
-    if not compared and any(name in record.figures for name in ("e2e_overlapped_ms", "e2e_sequential_ms")):
+    drawn = any(name in record.figures for name in ("e2e_overlapped_ms", "e2e_sequential_ms"))
+    if drawn and not compared and not record.control:
         blocks.append(mode_bars([("", record.figures)]))
     parts = record.summary.step_parts()
     if parts is not None:
@@ -116,7 +121,10 @@ def overview(record: Record, *, compared: bool) -> list[Block]:
 
 
 def cost(record: Record) -> Section:
-    """Slowdown by kernel and by what ran at the same time."""
+    """Slowdown by kernel and by what ran at the same time; of a control run, why there is none."""
+    if record.control:
+        answer = "Both sides ran overlapped, so what differs between them is the error of measurement."
+        return Section("What does it cost?", answer)
     blocks: list[Block] = []
     window, paired = record.latest_shown("kernels"), record.latest_shown("pairs")
     if window is not None:
@@ -135,14 +143,13 @@ def cost(record: Record) -> Section:
     if window is None and record.valid_windows:
         blocks.append(Note(_why_no_kernels(record)))
     by_dimension = "" if divided is None else _dimension_answer(divided)
-    answer = f"{_cost_answer(record.figures)}{by_dimension}".strip()
-    if record.control:
-        answer = "Both sides ran overlapped, so what differs between them is the error of measurement."
-    return Section("What does it cost?", answer, blocks)
+    return Section("What does it cost?", f"{_cost_answer(record.figures)}{by_dimension}".strip(), blocks)
 
 
 def power(record: Record) -> list[Section]:
-    """The effect of overlap on power, energy and clocks; nothing if no window has any."""
+    """The effect of overlap on power, energy and clocks; nothing if no window has any, or of a control run."""
+    if record.control:
+        return []
     traced = record.latest_valid("power_trace") if record.valid_windows else record.latest("power_trace")
     blocks = power_blocks(record.shown_windows, record.windows, traced)
     if not blocks:
@@ -209,7 +216,7 @@ def ideal(record: Record) -> list[Section]:
         blocks.append(timeline(drawn))
     divided = record.latest("dimensions")
     if divided is not None and len(divided.dimensions) > 1:
-        blocks += [dimension_chart(divided), tables.dimension_table(divided)]
+        blocks += [dimension_chart(divided), *([] if record.control else [tables.dimension_table(divided)])]
     answer = "" if record.valid_windows else "That is not known, as no window counts."
     if found is not None:
         answer = f"{page_text(found.sentence(PAGE), 1000)}{_attained(record.figures)}"
@@ -218,7 +225,7 @@ def ideal(record: Record) -> list[Section]:
         answer = f"{answer} {page_text(exposure_sentence(exposed.found, PAGE), 1000)}".strip()
         blocks += tables.exposure_tables(exposed.found, f", {exposed.windows}", folded=True)
     collectives = record.latest("collectives")
-    if collectives is not None:
+    if collectives is not None and not record.control:
         blocks.append(tables.collective_table(collectives))
     return [Section("How far from ideal, and what holds it back?", answer, blocks)] if blocks else []
 

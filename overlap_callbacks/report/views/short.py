@@ -31,6 +31,7 @@ from overlap_callbacks.report.views.step_charts import named_parts, part_in_word
 # More windows become one line of small bars.
 MAX_WINDOWS = 4
 _MAX_NAMED, _MAX_PROBLEM = 3, 60
+_SIDES = ("one side", "other side")  # of a control run
 # A window is odd if it is further from the median than both.
 _MIN_ODD, _DEVIATIONS, _MAD_TO_SD = 0.02, 4.0, 1.4826
 
@@ -91,11 +92,11 @@ def short_of(record: Record) -> Short:
         tuple([*[note.text for notes in attention(record) for note in notes], *broken]),
         (found.sentence, *found.also),
         doubts.more,
-        _bars(record.figures) if not record.control else (),
+        () if record.control else _bars(record.figures),
         _parts(record),
         _lines(record) if few else (),
-        () if few else tuple([_saved(window) for window in counting]),
-        "" if few else _odd(record, counting),
+        () if few or record.control else tuple([_saved(window) for window in counting]),
+        "" if few or record.control else _odd(record, counting),
         tuple(filter(None, further)),
         len({problem for window in record.windows for problem in window.problems}),
     )
@@ -147,8 +148,10 @@ def _line(window: OverlapReport, record: Record, decimals: int) -> tuple[str, ..
         return *name, "", "", "not compared" if state == COUNTS else why
     times = [
         "" if time is None else f"{PLAIN.quantity(time.value, 'ms', decimals=decimals)} {mode}"
-        for time, mode in zip(_times(window), ("with", "without"), strict=True)
+        for time, mode in zip(_times(window), _SIDES if record.control else ("with", "without"), strict=True)
     ]
+    if record.control:
+        return *name, *times, PLAIN.in_brackets(change, "fraction", signed=True)
     words = f"{_in_words(-change.value, change_decimals(change))} ({signless_bounds(change)})"
     return *name, *times, words if certainty(change) == CLEAR else certainty_in_words(change)
 

@@ -227,7 +227,8 @@ def kernels_in_time(record: Record) -> list[Section]:
 
 
 def _by_mode(window: OverlapReport) -> list[StepTimeline]:
-    return sorted(window.pictures, key=lambda picture: list(Mode).index(picture.mode))
+    shown = [picture for picture in window.pictures if picture.mode is Mode.OVERLAPPED or not window.control]
+    return sorted(shown, key=lambda picture: list(Mode).index(picture.mode))
 
 
 def _chart(drawn: list[tuple[StepTimeline, StepDetail]], window: OverlapReport) -> Chart:

@@ -85,10 +85,10 @@ def excluded_steps(record: Record) -> list[int]:
 
 
 def _read(name: str) -> Reader:
-    bounds = figure_named(name).bounds
+    bounds, of_sequential = figure_named(name).bounds, figure_named(name).of_sequential
 
     def read(window: OverlapReport) -> Estimate | None:
-        found: Estimate | None = getattr(window, name)
+        found: Estimate | None = None if window.control and of_sequential else getattr(window, name)
         return None if found is None else bounded(found, bounds)  # records of earlier versions exceed them
 
     return read
@@ -181,7 +181,7 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
         )
     rows: list[tuple[str, ...]] = []
     changes = []
-    for figure in _COMPARED:
+    for figure in [one for one in _COMPARED if not (windows[0].control and one.of_sequential)]:
         early, late = _sample(windows[:half], figure), _sample(windows[-half:], figure)
         change = _change(early, late, relative=not figure.signed)
         if change is None:
@@ -306,7 +306,8 @@ def _answer(window: OverlapReport | None) -> str:
 
 def _memory(mode: Mode) -> Reader:
     def read(window: OverlapReport) -> float | None:
-        peaks = [peak.peak_bytes for peak in window.memory if peak.mode is mode and peak.peak_bytes is not None]
+        rows = () if window.control and mode is Mode.SEQUENTIAL else window.memory
+        peaks = [peak.peak_bytes for peak in rows if peak.mode is mode and peak.peak_bytes is not None]
         return max(peaks) / _GIB if peaks else None
 
     return read

@@ -33,7 +33,7 @@ class Limits:
 
     Raises:
         TypeError: ``limits`` is not a mapping, or a limit is not a number.
-        ValueError: a name is not a figure's, or a limit is not finite.
+        ValueError: a name is not a figure's, or a limit cannot be one (``Figure.refusal``).
     """
 
     def __init__(self, limits: Mapping[str, float] | None) -> None:
@@ -111,6 +111,9 @@ def _finite(name: str, limit: Any) -> float:
         raise TypeError(f"alerts[{name!r}] must be a finite number, got {limit!r} (a {type(limit).__name__})")
     if not math.isfinite(limit):
         raise ValueError(f"alerts[{name!r}] must be a finite number, got {limit!r}")
+    refusal = figure_named(name).refusal(float(limit))
+    if refusal:
+        raise ValueError(f"alerts[{name!r}] {refusal}")
     return float(limit)
 
 

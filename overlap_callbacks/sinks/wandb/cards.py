@@ -21,7 +21,7 @@ from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.messages import JobMessages
 from overlap_callbacks.analysis.results.power import PowerTrace
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.run_summary import RunSummary
+from overlap_callbacks.analysis.run_summary import RunSummary, without_sequential
 from overlap_callbacks.analysis.svg import mark, picture
 
 # The CSS class of each bar; the colours are distinct for the colour-blind and on a grey printer.
@@ -74,12 +74,12 @@ def step_card(report: OverlapReport, so_far: SoFar) -> str:
 
     While no window counts, the step times are the window's.
     """
-    figures = {
-        name: estimate
-        for name, estimate in report.figures().items()
-        if report.valid or report.control or not compares(name)
-    }
-    cause = cause_in_words(report.power_verdict)
+    figures = report.figures()
+    if report.control:
+        figures = without_sequential(figures)
+    elif not report.valid:
+        figures = {name: estimate for name, estimate in figures.items() if not compares(name)}
+    cause = cause_in_words(report.power_verdict) if report.compared else None
     heard = f"{report.num_reporting} of {report.world_size} ranks"
     body = [
         f'<h1>The run so far <span class="dim">{_covered(so_far)}</span></h1>',
@@ -91,7 +91,8 @@ def step_card(report: OverlapReport, so_far: SoFar) -> str:
     body.append(f'<p class="dim">{heard}, {_text(report.device)}</p>')
     if not so_far.figures:
         body += _bars(figures) or ['<p class="dim">Step times were not measured in this window.</p>']
-    body.append(_rows(figures, so_far.figures))
+    rows = [figure for figure in ROWS if not (report.control and figure.of_sequential)]
+    body.append(_rows(rows, figures, so_far.figures))
     if report.cost is not None:
         body.append(f'<p class="dim">Cost of measuring: {PLAIN.measuring_cost(report.cost)}.</p>')
     if cause is not None:
@@ -186,11 +187,11 @@ def _bars(figures: Mapping[str, Estimate]) -> list[str]:
     return [picture(width, len(bars) * row, "Step time", marks)]
 
 
-def _rows(figures: Mapping[str, Estimate], of_run: Mapping[str, Estimate]) -> str:
+def _rows(rows: Sequence[Figure], figures: Mapping[str, Estimate], of_run: Mapping[str, Estimate]) -> str:
     """Headline figures of the window, next to their means over the run so far, if any."""
     heads = ["", "this window", *(["run so far"] if of_run else [])]
     cells = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
-    for figure in ROWS:
+    for figure in rows:
         own = figures.get(figure.name)
         both = [own, of_run.get(figure.name)] if of_run else [own]
         dim = ' class="dim"' if own is None else ""

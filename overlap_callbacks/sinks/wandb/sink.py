@@ -362,7 +362,7 @@ class WandbSink(Sink):
 def _pictures(wandb: Any, report: OverlapReport, so_far: cards.SoFar) -> dict[str, Any]:
     """The cards of a window; ``inject=False`` keeps W&B's own style sheet out of them."""
     pictures = {STEP_CARD: wandb.Html(cards.step_card(report, so_far), inject=False)}
-    if report.power_trace is not None and report.power_trace.time_ms:
+    if report.power_trace is not None and report.power_trace.time_ms and not report.control:
         pictures[POWER_CARD] = wandb.Html(cards.power_card(report, report.power_trace), inject=False)
     if report.messages is not None and report.messages.groups:
         pictures[TRAFFIC_CARD] = wandb.Html(cards.traffic_card(report.messages, report.world_size), inject=False)

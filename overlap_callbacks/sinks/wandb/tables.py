@@ -86,22 +86,22 @@ def tables(report: OverlapReport, of_run: Mapping[str, Estimate]) -> dict[str, T
     several = report.has_several_dimensions  # else other tables have the same
     by_key = {
         "overlap/figures": _figures(report, of_run),
-        "overlap/kernels": _table(KERNEL_COLUMNS, report.kernels if report.valid else ()),
-        "overlap/pairs": _pairs(report.pairs if report.valid else ()),
+        "overlap/kernels": _table(KERNEL_COLUMNS, report.kernels if report.compared else ()),
+        "overlap/pairs": _pairs(report.pairs if report.compared else ()),
         "comm/collectives": _table(COLLECTIVE_COLUMNS, report.collectives),
         "dimension/dimensions": _table(DIMENSION_COLUMNS, report.dimensions if several else ()),
         "traffic/messages": _table(MESSAGE_COLUMNS, () if report.messages is None else report.messages.groups),
         "expert/steps": _table(EXPERT_COLUMNS, () if report.expert_details is None else report.expert_details.steps),
         "straggler/ranks": _table(
-            LATE_COLUMNS, report.arrivals.ranks if report.arrivals is not None and report.valid else ()
+            LATE_COLUMNS, report.arrivals.ranks if report.arrivals is not None and report.compared else ()
         ),
-        "comm/transfers": _table(TRANSFER_COLUMNS, report.transfers if report.valid else ()),
-        "dimension/pairs": _pairs(report.dimension_pairs if report.valid and several else ()),
+        "comm/transfers": _table(TRANSFER_COLUMNS, report.transfers if report.compared else ()),
+        "dimension/pairs": _pairs(report.dimension_pairs if report.compared and several else ()),
     }
-    if not report.valid:
+    if not report.compared:
         for row in by_key["dimension/dimensions"].rows:
             row[-1] = None
-    if report.power_trace is not None:
+    if report.power_trace is not None and not report.control:
         by_key["power/trace"] = Table(TRACE_COLUMNS, _trace_rows(report.power_trace))
     return {key: table for key, table in by_key.items() if table.rows}
 

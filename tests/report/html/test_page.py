@@ -178,8 +178,12 @@ def test_each_cause_of_the_slowdown_has_its_share_and_what_it_rests_on(tmp_path:
     assert "What the compute slowdown is due to" not in text_of(made(tmp_path / "none", window()))
 
 
-def test_peak_power_is_compared_in_words(tmp_path: Path) -> None:
-    assert "The highest power of a device is 3.5% higher with overlap." in text_of(made(tmp_path, window(power=True)))
+def test_peak_power_is_compared_in_words_once_windows_give_an_interval(tmp_path: Path) -> None:
+    few, enough = (
+        text_of(made(tmp_path / str(number), *[window(i, power=True) for i in range(number)])) for number in (1, 6)
+    )
+    assert "Highest power of a device with overlap: too few blocks for an interval." in few
+    assert re.search(r"The highest power of a device is 3\.5% higher \(3\.5 to 3\.5\) with overlap\.", enough)
 
 
 def test_the_power_trace_distinguishes_hidden_from_exposed_communication(tmp_path: Path) -> None:

@@ -357,6 +357,13 @@ def test_residual_overlap_alerts_in_an_invalid_window() -> None:
         ({"compute_slowdown": "0.2"}, TypeError, r"alerts\['compute_slowdown'\] must be a finite number, got '0.2'"),
         ({"compute_slowdown": True}, TypeError, "must be a finite number, got True"),
         ({"compute_slowdown": float("nan")}, ValueError, "must be a finite number, got nan"),
+        (
+            {"compute_slowdown": 20},
+            ValueError,
+            r"alerts\['compute_slowdown'\] must be from -1 to below 2, got 20; did you mean 0.20\?",
+        ),
+        ({"residual_overlap": 2}, ValueError, r"must be from 0 to 1, got 2; did you mean 0.02\?"),
+        ({"e2e_overlapped_ms": -1}, ValueError, "must not be below 0, got -1"),
         (["compute_slowdown"], TypeError, "alerts must be a mapping from a figure's name to its limit"),
     ],
 )
