@@ -93,7 +93,8 @@ BottleneckOfRun = made(
 Run = made(
     "Run", path=str, run=RunInfo, windows=int, valid_windows=int, verdict=str, state=str,
     bottleneck=BottleneckOfRun | None, figures=ESTIMATES, all_looks=bool, arms=list[Arm], race=RaceCheck | None,
-    throughput=Throughput | None, measuring_cost=Estimate | None, unfinished=WindowFigures | None,
+    throughput=Throughput | None, measuring_cost=Estimate | None, quick_cost=Estimate | None, sides=ESTIMATES,
+    unfinished=WindowFigures | None,
     communication=Communication, by_window=list[WindowMetrics], environment=JobEnvironment | None,
     findings=list[Finding], problems=list[str],
 )  # fmt: skip

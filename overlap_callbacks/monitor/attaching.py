@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from overlap_callbacks._log import logger
 from overlap_callbacks.analysis.formatting import PLAIN, count
 from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
-from overlap_callbacks.monitor.background.quick import LONGEST_S, NARROW, quick_schedule
+from overlap_callbacks.monitor.background.quick import LONGEST_S, NARROW, is_answered, quick_schedule
 from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.config import MonitorConfig
 
@@ -60,7 +60,9 @@ def attach_line(config: MonitorConfig, job: Job, next_step: int, *, timed_only: 
         budget = f"at most {PLAIN.share_of_training(config.max_overhead)} of training time"
     first = schedule.next_window_step(next_step)
     when = f"first window at step {first:,}, then every {schedule.every_n_steps:,} steps, {budget}"
-    if config.quick:
+    if config.quick and job.rank == 0 and is_answered(config.sinks):
+        when += "; the record has the quick answer of an earlier start"
+    elif config.quick:
         first = quick_schedule(schedule).next_window_step(next_step)
         when = (
             f"quick: windows back to back from step {first:,}, until the interval of the step time is below "

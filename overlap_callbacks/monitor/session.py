@@ -54,7 +54,9 @@ class Session:
         channel = StoreChannel(job, next_prefix())
         # Rank 0's; shared by the order checker and the reporter.
         self.budget = WindowBudget(config.max_overhead)
-        self.quick = QuickLook() if config.quick and job.rank == 0 else None  # on rank 0, shared likewise
+        self.quick = (
+            QuickLook(sinks=config.sinks) if config.quick and job.rank == 0 else None
+        )  # on rank 0, shared likewise
         # Read here, because other threads have their own current device.
         self.meter = _power_meter(config, faults.notices) if config.power else None
         device = StepClock().device

@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.headline import run_headline
 from overlap_callbacks.analysis.throughput import run_throughput
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.communication import bandwidths_of, latest_pipeline, shares_window, waiting_of
-from overlap_callbacks.report.views.quality import cost_of, race_of
+from overlap_callbacks.report.views.quality import cost_of, quick_cost_of, race_of
 from overlap_callbacks.report.views.sections import exposure_of
 from overlap_callbacks.report.views.traffic import Mapping, RunTraffic
 
@@ -37,6 +37,7 @@ def run_as_json(record: Record) -> dict[str, Any]:
         "race": race_of(record),
         "throughput": run_throughput(record.valid_windows),
         "measuring_cost": cost_of(record),
+        "quick_cost": quick_cost_of(record),
         "unfinished": None if partial is None else {"window": partial.window, "figures": partial.figures()},
         "communication": communication_as_json(record),
         "by_window": [

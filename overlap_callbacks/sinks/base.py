@@ -62,6 +62,9 @@ class Sink:
     def left_out(self, window: int, first_step: int, reason: str) -> None:
         """Called for each window without a report, with the reason."""
 
+    def answer(self, text: str) -> None:
+        """Called with the answer of a quick look, once."""
+
     def log(self, report: OverlapReport) -> None:
         """Called once for each window."""
         raise NotImplementedError

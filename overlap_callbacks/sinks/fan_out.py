@@ -63,6 +63,7 @@ class FanOut:
     arm_block = functools.partialmethod(_each, "arm_block")
     log_arm = functools.partialmethod(_each, "log_arm")
     left_out = functools.partialmethod(_each, "left_out")
+    answer = functools.partialmethod(_each, "answer")
     log = functools.partialmethod(_each, "log")
 
     def close(self, timeout_s: float) -> None:

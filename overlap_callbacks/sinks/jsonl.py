@@ -85,6 +85,9 @@ class JsonlSink(Sink):
     def left_out(self, window: int, first_step: int, reason: str) -> None:
         self._write("left_out", {"window": window, "first_step": first_step, "reason": reason})
 
+    def answer(self, text: str) -> None:
+        self._write("answer", {"text": text})
+
     def log(self, report: OverlapReport) -> None:
         self._write("window", self._details.of(report))
 
@@ -172,6 +175,7 @@ def _without_tables(sample: RankWindow) -> RankWindow:
 
 # Line starts, as ``JsonlSink`` writes them.
 _RUN, _WINDOW, _ARM = b'{"record":"run"', b'{"record":"window"', b'{"record":"arm"'
+_ANSWER = b'{"record":"answer"'
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
@@ -207,3 +211,12 @@ def earlier_starts(record: Path) -> EarlierStarts:
             except _UNREADABLE:
                 continue
     return before
+
+
+def has_answer(record: Path) -> bool:
+    """Whether a record has the answer of a quick look; not if it cannot be read, or is no file."""
+    with contextlib.suppress(OSError):
+        if stat.S_ISREG(record.stat().st_mode):
+            with record.open("rb") as lines:
+                return any(line.startswith(_ANSWER) for line in lines)
+    return False

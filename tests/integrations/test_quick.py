@@ -9,10 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import msgspec
 import pytest
 import torch.distributed as dist
 
-from overlap_callbacks import Estimate, Schedule, record
+from overlap_callbacks import Estimate, JsonlSink, Schedule, record
+from overlap_callbacks.analysis.formatting import PLAIN
 from overlap_callbacks.analysis.headline import run_verdict, step_change
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.integrations.pytorch import attach
@@ -20,8 +22,13 @@ from overlap_callbacks.monitor.background import quick
 from overlap_callbacks.monitor.background.budget import WindowBudget
 from overlap_callbacks.monitor.background.quick import QuickLook, quick_schedule
 from overlap_callbacks.monitor.background.reporter import Reporter
+from overlap_callbacks.report.run_json import run_as_json
+from overlap_callbacks.report.views.quality import cost_in_words
+from overlap_callbacks.report.views.short import short_of
+from overlap_callbacks.sinks.jsonl import has_answer
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import Training, digest_without_library, own_threads
+from tests.report.runs import run_info, write
 from tests.report.runs import window as window_report
 
 # Windows of 11 steps. Back to back one begins every 75 steps, as many as they take and 64 ordinary ones.
@@ -106,6 +113,51 @@ def test_it_ends_after_its_time(tmp_path: Path) -> None:
     assert all((step - 5) % 200 == 0 for _, step in first_steps(tmp_path))
 
 
+def test_a_job_that_is_started_again_does_not_measure_the_answer_twice(tmp_path: Path) -> None:
+    run_ranks(train_quickly, 2, str(tmp_path), "option", 1e9, 600.0, timeout_s=120.0)
+    before = first_steps(tmp_path)
+    ranks = run_ranks(train_quickly, 2, str(tmp_path), "environment", 0.0, 600.0, timeout_s=120.0)
+    assert all(found["same"] for found in ranks)
+    assert ranks[1]["lines"] == []
+    at_attach, said = ranks[0]["lines"]
+    assert at_attach.endswith("; the record has the quick answer of an earlier start") or (
+        "; the record has the quick answer of an earlier start;" in at_attach
+    )
+    assert "back to back" not in at_attach
+    assert said == ("overlap-callbacks: the record has the quick answer of an earlier start; another run_dir asks anew")
+    # The first window makes room for the schedule; no other is back to back.
+    assert {step for _, step in first_steps(tmp_path)[len(before) :]} <= {205, 405, 605}
+    read = record.read(tmp_path)
+    assert read.broken_lines == 0
+    assert [window.quick for window in read.windows[: len(before)]] == [step in (5, 80) for _, step in before]
+
+
+def test_the_cost_of_quick_windows_is_apart_from_that_within_the_budget(tmp_path: Path) -> None:
+    def costing(number: int, cost: float, quick_window: bool) -> Any:
+        bounds = {
+            f"measurement_overhead{end}": cost + half
+            for end, half in (("", 0.0), ("_ci_low", -1e-4), ("_ci_high", 1e-4))
+        }
+        return msgspec.structs.replace(window_report(number), quick=quick_window, lost_ms=1.0, **bounds)
+
+    windows = [costing(0, 0.4, True), costing(1, 0.5, True), costing(10, 0.01, False)]
+    for kept, words in (
+        (
+            windows,
+            "1.00% of training (0.99 to 1.01); 45.00% of training (44.99 to 45.01) while quick windows ran, outside",
+        ),
+        (windows[2:], "1.00% of training (0.99 to 1.01)"),
+        (windows[:2], "45.00% of training (44.99 to 45.01) while quick windows ran, outside the budget"),
+    ):
+        read = record.read(write(tmp_path / str(len(kept)), *kept))
+        for text in (cost_in_words(read, PLAIN), "; ".join(short_of(read).further)):
+            assert words in text
+            assert ("quick" in text) == (len(kept) != 1)
+        found = run_as_json(read)
+        assert (found["quick_cost"] is None) == (len(kept) == 1)
+        assert (found["measuring_cost"] is None) == (len(kept) == 2)
+
+
 # -- what rank 0 decides
 
 
@@ -131,6 +183,18 @@ def test_it_ends_once_and_for_all_after_ten_minutes() -> None:
     now[0] = 0.0
     assert not look.goes_on()
     assert look.skip() is not None
+
+
+def test_it_is_over_as_it_begins_where_the_record_has_an_answer(tmp_path: Path) -> None:
+    sink = JsonlSink(tmp_path)
+    for answered in (False, True):
+        look = QuickLook(lambda: 0.0, [sink])
+        assert (look.goes_on(), look.was_answered) == (not answered, answered)
+        assert (look.skip() is None) is not answered
+        sink.open(run_info())
+        sink.answer("it saves 5%")
+        sink.close()
+    assert not has_answer(Path("/dev/full"))
 
 
 def test_it_ends_once_the_interval_that_holds_at_all_looks_is_narrow(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,6 +52,7 @@ def report_of(
     world_size: int,
     every_n_steps: int,
     control: bool = False,
+    quick: bool = False,
     other_arm: bool = False,
     problems: Sequence[str] = (),
     tokens_per_step: int | None = None,
@@ -64,6 +65,7 @@ def report_of(
         world_size: number of ranks of the job.
         every_n_steps: steps from one window to the next, over which its cost is spread.
         control: whether the schedule was an A/A control.
+        quick: whether the window is of a quick look.
         other_arm: whether another arm, whose steps overlap, replaces sequential steps.
         problems: met while the ranks' windows were gathered, in words.
         tokens_per_step: of the job; None if unknown.
@@ -104,6 +106,7 @@ def report_of(
         num_steps=part.num_steps,
         complete=part.all_complete,
         control=control,
+        quick=quick,
         world_size=world_size,
         ranks=part.ranks.first(MAX_RANKS_NAMED),
         num_ranks=num_ranks if num_ranks > MAX_RANKS_NAMED else msgspec.UNSET,

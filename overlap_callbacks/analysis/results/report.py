@@ -133,6 +133,7 @@ class WindowReport(Reported, frozen=True, kw_only=True):
             known, and in records of earlier versions.
         power: over the devices of the ranks that reported; None where no rank reads any.
         memory: bounds of the highest memory peak of any rank, by mode; empty on CPU.
+        quick: whether it is of a quick look, whose cost is outside the budget.
     """
 
     window: int
@@ -151,6 +152,7 @@ class WindowReport(Reported, frozen=True, kw_only=True):
     lost_ms: float | None = None
     power: JobPower | None = None
     memory: tuple[MemoryPeak, ...] = ()
+    quick: bool = False
 
     @property
     def counts(self) -> bool:

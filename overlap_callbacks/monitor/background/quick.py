@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from overlap_callbacks.analysis.headline import run_verdict, step_change
@@ -12,6 +12,8 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.run_summary import RunSummary, without_details
 from overlap_callbacks.monitor.background.budget import Skip
 from overlap_callbacks.monitor.schedule import Schedule
+from overlap_callbacks.sinks.base import Sink
+from overlap_callbacks.sinks.jsonl import has_answer
 
 # It ends once the interval of the difference in step time, which holds at all looks, is narrower than this fraction of
 # a step and the difference no longer changes along a block; or after this time.
@@ -28,15 +30,27 @@ def quick_schedule(schedule: Schedule) -> Schedule:
     return replace(schedule, every_n_steps=min(schedule.every_n_steps, schedule.window_steps + _FREE_STEPS))
 
 
+def is_answered(sinks: Sequence[Sink]) -> bool:
+    """Whether an earlier start of the job has given its quick answer, by the record among these sinks."""
+    records = [record for sink in sinks if (record := sink.kept_record()) is not None]
+    return any(map(has_answer, records))
+
+
 class QuickLook:
     """On rank 0: whether windows go on back to back, and the answer. Made when the first window opens.
 
     The training thread calls ``submitted``, the reporting thread ``record``, ``done`` and ``answer``, the order check's
     thread ``goes_on`` and ``skip``.
+
+    Args:
+        now_s: the clock.
+        sinks: if the record among them has an answer, of an earlier start of the job, the look is over as it begins.
     """
 
-    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, now_s: Callable[[], float] = time.monotonic, sinks: Sequence[Sink] = ()) -> None:
         self._now_s = now_s
+        self._sinks = sinks
+        self.was_answered = False
         self._began_s: float | None = None  # when the first window was asked for
         self._windows: list[OverlapReport] = []
         self._lock = threading.Lock()
@@ -63,6 +77,7 @@ class QuickLook:
         now_s = self._now_s()
         if self._began_s is None:
             self._began_s = now_s
+            self.was_answered = self._is_over = is_answered(self._sinks)
         elif now_s - self._began_s >= LONGEST_S or self._is_narrow():
             self._is_over = True
         return not self._is_over

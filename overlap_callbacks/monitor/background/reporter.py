@@ -237,6 +237,7 @@ class Reporter:
             world_size=self._job.world_size,
             every_n_steps=(quick_schedule(self._schedule) if window.quick else self._schedule).every_n_steps,
             control=self._schedule.control,
+            quick=window.quick,
             other_arm=arm is not None and not arm.sequential,
             problems=[f"no report came from {name_ranks(silent)}"] if silent else [],
             tokens_per_step=tokens_per_step,
@@ -336,12 +337,17 @@ class Reporter:
         if quick is None:
             return
         record, where = self._sinks.record, ""
+        if quick.was_answered:
+            Notices.announce("the record has the quick answer of an earlier start; another run_dir asks anew")
+            return
         if record is not None:
             where = f" `overlap report {record.parent}` makes the page."
             if self._write_page is not None:
                 with contextlib.suppress(Exception):  # a full disk, an older record: the answer stays
                     where = f" The page is {self._write_page(record)}"
-        Notices.announce(f"the quick answer: {quick.answer()}{where}")
+        answer = quick.answer()
+        self._sinks.answer(answer)
+        Notices.announce(f"the quick answer: {answer}{where}")
 
     def _open_sinks(self) -> None:
         if self._sinks and not self._opened:

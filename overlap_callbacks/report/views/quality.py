@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.formatting import DASH, PAGE, count, page_text, ranges
+from overlap_callbacks.analysis.formatting import DASH, PAGE, Style, count, page_text, ranges
 from overlap_callbacks.analysis.measuring_cost import cost_of_run
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -63,9 +63,9 @@ def _answer(record: Record) -> str:
     if not record.windows and not arms:
         return "No window was completed."
     answer = f"{windows_that_count(record.summary)}." if record.windows else f"{count(arms, 'window')} of arms."
-    cost = cost_of(record)
-    if cost is not None:
-        answer += f" Cost of measuring: {PAGE.measuring_cost(cost)}."
+    cost = cost_in_words(record, PAGE)
+    if cost:
+        answer += f" Cost of measuring: {cost}."
     return answer
 
 
@@ -82,8 +82,7 @@ def _facts(record: Record) -> list[tuple[str, str]]:
         label = "Equation 5 against the measured sequential step"
         facts.append((label, PAGE.with_interval(error, "fraction", signed=True)))
     facts.append(("Ranks heard", _ranks(windows)))
-    cost = cost_of(record)
-    facts.append(("Cost of measuring", "not known" if cost is None else PAGE.measuring_cost(cost)))
+    facts.append(("Cost of measuring", cost_in_words(record, PAGE) or "not known"))
     return facts
 
 
@@ -295,9 +294,23 @@ def which(numbers: list[int]) -> str:
 
 
 def cost_of(record: Record) -> Estimate | None:
-    """By how much measuring lengthened training; None if no window has it."""
+    """By how much measuring within the budget lengthened training; None if no window has it."""
     every_n_steps = record.runs[-1].schedule.get("every_n_steps", 0) if record.runs else 0
-    return cost_of_run([*record.windows, *record.arms], every_n_steps)
+    return cost_of_run([window for window in (*record.windows, *record.arms) if not window.quick], every_n_steps)
+
+
+def quick_cost_of(record: Record) -> Estimate | None:
+    """By how much quick windows lengthened training while they came back to back; None if there are none."""
+    return cost_of_run([window for window in (*record.windows, *record.arms) if window.quick], 0)
+
+
+def cost_in_words(record: Record, style: Style) -> str:
+    """What measuring costs within the budget, and what quick windows cost; empty if neither is known."""
+    cost, quick = cost_of(record), quick_cost_of(record)
+    said = [] if cost is None else [style.measuring_cost(cost)]
+    if quick is not None:
+        said.append(f"{style.measuring_cost(quick)} while quick windows ran, outside the budget")
+    return "; ".join(said)
 
 
 def race_of(record: Record) -> RaceCheck | None:

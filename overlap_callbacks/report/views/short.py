@@ -24,7 +24,7 @@ from overlap_callbacks.analysis.results.settled import Verdict
 from overlap_callbacks.analysis.run_summary import COUNTS
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.arms import arms
-from overlap_callbacks.report.views.quality import cost_of, unreadable, windows_that_count
+from overlap_callbacks.report.views.quality import cost_in_words, unreadable, windows_that_count
 from overlap_callbacks.report.views.runs import attention, first_advice, head_of
 from overlap_callbacks.report.views.step_charts import named_parts, part_in_words, whole_step
 
@@ -84,8 +84,8 @@ def short_of(record: Record) -> Short:
     few = len(record.windows) <= MAX_WINDOWS
     counting = [window for window in record.valid_windows if window.speedup_vs_sequential is not None]
     advice = "" if found.why and not record.valid_windows else first_advice(record)
-    cost = cost_of(record)
-    told_cost = "" if cost is None else f"Cost of measuring: {PLAIN.measuring_cost(cost)}. "
+    cost = cost_in_words(record, PLAIN)
+    told_cost = f"Cost of measuring: {cost}. " if cost else ""
     broken = [f"{unreadable(record)}."] if record.broken_lines else []
     further = (*[section.answer for section in arms(record)], advice, f"{told_cost}{basis}".rstrip(), head_of(record))
     return Short(
