@@ -152,7 +152,16 @@ class _LazyGroup(SuggestingGroup):
             raise SystemExit(ExitCode.INTERRUPTED) from None
 
 
+def _docs() -> str:
+    """The folder that messages call ``docs/``: of a checkout, or installed with the package; empty without either."""
+    package = os.path.dirname(os.path.dirname(__file__))
+    places = (os.path.dirname(package), os.path.join(sys.prefix, "share", "overlap-callbacks"))
+    folders = [os.path.join(place, "docs") for place in places]
+    return next((folder for folder in folders if os.path.isfile(os.path.join(folder, "troubleshooting.md"))), "")
+
+
 _EPILOG = (
+    f"docs/ in messages: {_docs() or 'not installed, see the repository'}\n\n"
     f"JSON Schemas of what --json prints, by command (demo: show): {os.path.join(os.path.dirname(__file__), 'schemas')}"
     "\n\nExit codes: 0 done, limits hold; 1 a limit is broken; 2 cannot (a wrong option, an unreadable file, a command "
     "that failed); 3 inconclusive; 130 interrupted."

@@ -6,6 +6,9 @@ import copy
 import dataclasses
 import importlib.util
 import json
+import re
+import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -15,6 +18,9 @@ import click
 import msgspec
 import pytest
 
+from overlap_callbacks import cli
+from overlap_callbacks.analysis.advice import DOCS
+from overlap_callbacks.analysis.headline import _READ_NOTES
 from overlap_callbacks.cli import _BY_NAME, main
 from overlap_callbacks.experiments.bench.view import bench_data
 from overlap_callbacks.experiments.study.sweep import Study
@@ -66,6 +72,25 @@ def test_each_command_with_json_has_a_schema_that_its_help_leads_to() -> None:
         assert schemas.validator(name)
     assert str(schemas.FOLDER) in invoke("--help", terminal_width=1000).stdout.replace("\n", "").replace("  ", "")
     assert "overlap --help says where its schema is" in invoke("analyze", "--help", terminal_width=200).stdout
+
+
+def test_help_leads_to_the_pages_that_messages_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said = invoke("--help", terminal_width=1000).stdout
+    (folder,) = re.findall(r"docs/ in messages: (\S+)", said)
+    assert Path(folder) == ROOT / "docs"
+    # All pages that any screen names are there, with their headings.
+    pages = {DOCS, *re.findall(r"docs/[\w-]+\.md", _READ_NOTES)}
+    assert all((Path(folder).parent / page).is_file() for page in pages)
+    # Installed, they are beside the package's other data; otherwise help says that they are not.
+    installed = tmp_path / "share" / "overlap-callbacks" / "docs"
+    monkeypatch.setattr(cli, "__file__", str(tmp_path / "site" / "overlap_callbacks" / "cli" / "__init__.py"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert cli._docs() == ""
+    installed.mkdir(parents=True)
+    (installed / "troubleshooting.md").touch()
+    assert cli._docs() == str(installed)
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    assert data["share/overlap-callbacks/docs"] == ["docs/*.md"]
 
 
 def test_no_object_takes_keys_that_its_schema_does_not_name() -> None:

@@ -282,6 +282,7 @@ def advice_table(found: Bottleneck) -> Table:
         Column("*Try", lambda advice: advice.what),
         Column("*Since", lambda advice: advice.why),
         Column("*The docs say more", lambda advice: advice.link),
+        caption="overlap --help says where docs/ is.",
         sorts=False,
     )
 
