@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,12 +15,13 @@ from overlap_callbacks.analysis.formatting import (
     NBSP,
     PAGE,
     PLAIN,
+    WITHIN_NOISE,
+    at_most_in_words,
     certainty,
     change_in_words,
     count,
     page_sentence,
     page_text,
-    percent_in_words,
     rounded,
     three_digits,
     what_would_show,
@@ -132,10 +132,7 @@ def _gemm_verdict(bench: Bench) -> str:
         return "No point was measured in which matrix products ran wholly during an all-reduce."
     clear = [pair for pair in known if certainty(pair[0]) == CLEAR]
     if not clear:
-        least = min([what_would_show(slowdown) or math.inf for slowdown, _ in known])
-        words = f"inconclusive at all of {count(len(known), 'point')}"
-        if least < math.inf:
-            words += f" (a difference of {percent_in_words(least)} would show at one)"
+        words = _none_clear([slowdown for slowdown, _ in known])
         return f"What a matrix product loses during an all-reduce over {bench.link_in_words}: {words}."
     slowdown, most = max(clear, key=lambda pair: pair[0].value)
     text = (
@@ -147,6 +144,24 @@ def _gemm_verdict(bench: Bench) -> str:
         return text
     words = change_in_words(most.speedup.value, "more", "less")
     return f"{text} Both at once still do {words} work in the same time ({signless_bounds(most.speedup)})."
+
+
+def _none_clear(slowdowns: Sequence[Estimate]) -> str:
+    """How certain it is that there are no differences, where none is clear, and what would show."""
+    points = "the only point" if len(slowdowns) == 1 else f"all of {count(len(slowdowns), 'point')}"
+    unsure = [slowdown for slowdown in slowdowns if certainty(slowdown) != WITHIN_NOISE]
+    limits = [limit for slowdown in slowdowns if (limit := what_would_show(slowdown)) is not None]
+    if not limits:
+        return f"too few blocks for an interval at {points}"
+    shows = f"a difference of {at_most_in_words(max(limits))} would show"
+    if not unsure:
+        return f"no difference at {points}; {shows}"
+    where = points if len(unsure) == len(slowdowns) else f"{len(unsure)} of {count(len(slowdowns), 'point')}"
+    if len(limits) < len(slowdowns) or min(limits) < max(limits):
+        shows = f"a difference of {at_most_in_words(min(limits))} would show at one"
+        if len(limits) == len(slowdowns):
+            shows += f", of {at_most_in_words(max(limits))} at each"
+    return f"inconclusive at {where}; {shows}"
 
 
 def _slower(slowdown: Estimate) -> str:

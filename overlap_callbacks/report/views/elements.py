@@ -8,9 +8,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from overlap_callbacks.analysis.formatting import (
+    CLEAR,
     PAGE,
     bytes_in_words,
+    certainty,
+    change_decimals,
     decimals_of,
+    limit_in_words,
     millisecond_decimals,
     page_text,
     rounded,
@@ -299,10 +303,13 @@ def estimate_cells(estimate: Estimate | None, unit: str, *, signed: bool = False
 
 
 def estimate_tile(label: str, estimate: Estimate, unit: str, remark: str = "") -> Tile:
-    """A large figure with its interval; a change in percent has its sign."""
+    """A large figure with its interval; a change in percent with its sign if it is clear, else how certain it is."""
     signed = unit == "fraction"
-    value = PAGE.quantity(estimate.value, unit, signed=signed)
-    return Tile(label, value, PAGE.interval(estimate, unit, signed=signed), remark)
+    if signed and certainty(estimate) != CLEAR:
+        return Tile(label, certainty(estimate) or "unknown", limit_in_words(estimate, PAGE), remark)
+    decimals = change_decimals(estimate) if signed else None
+    value = PAGE.quantity(estimate.value, unit, signed=signed, decimals=decimals)
+    return Tile(label, value, PAGE.interval(estimate, unit, signed=signed, decimals=decimals), remark)
 
 
 _Item = TypeVar("_Item")

@@ -13,9 +13,7 @@ from overlap_callbacks.analysis.formatting import (
     CLEAR,
     PAGE,
     certainty,
-    change_decimals,
     count,
-    limit_in_words,
     page_sentence,
     page_text,
 )
@@ -37,7 +35,18 @@ from overlap_callbacks.analysis.run_summary import run_means, run_times
 from overlap_callbacks.analysis.throughput import GIVEN, run_throughput
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views import tables
-from overlap_callbacks.report.views.elements import Block, Chart, Column, Note, Section, Table, Tile, Tiles, table_of
+from overlap_callbacks.report.views.elements import (
+    Block,
+    Chart,
+    Column,
+    Note,
+    Section,
+    Table,
+    Tile,
+    Tiles,
+    estimate_tile,
+    table_of,
+)
 from overlap_callbacks.report.views.power import energy_change, energy_of_a_step, power_answer, power_blocks
 from overlap_callbacks.report.views.step_charts import mode_bars, stack, step_parts, timeline
 
@@ -54,7 +63,7 @@ def tiles(record: Record) -> list[Block]:
     label, kernels = ("Compute, one side against the other", "of the same kernels") if record.control else _SLOWDOWN
     found = [
         _step_tile(record),
-        None if slowdown is None else _change_tile(label, slowdown, kernels),
+        None if slowdown is None else estimate_tile(label, slowdown, "fraction", kernels),
         _share_tile("Exposed communication", exposed_share(figures), "of a profiled step"),
         energy or _share_tile("Hidden communication", figures.get("hidden_comm_fraction"), "of all communication"),
     ]
@@ -69,7 +78,7 @@ def _step_tile(record: Record) -> Tile | None:
     times = Times.of(change, step.value)
     of = page_sentence(f"{times.less} against {times.more}")
     label = "Step time, one side against the other" if record.control else "Step time with overlap"
-    return _change_tile(label, change, f"{of} {'' if record.control else 'sequential'}".strip())
+    return estimate_tile(label, change, "fraction", f"{of} {'' if record.control else 'sequential'}".strip())
 
 
 def _energy_tile(record: Record) -> Tile | None:
@@ -81,7 +90,7 @@ def _energy_tile(record: Record) -> Tile | None:
     if change is None:
         return None
     of = " against ".join([PAGE.quantity(energy.value, "J") for energy in both if energy is not None])
-    return _change_tile("Energy of a step with overlap", change, f"{of} sequential, all devices")
+    return estimate_tile("Energy of a step with overlap", change, "fraction", f"{of} sequential, all devices")
 
 
 def _share_tile(label: str, share: Estimate | None, remark: str) -> Tile | None:
@@ -90,19 +99,9 @@ def _share_tile(label: str, share: Estimate | None, remark: str) -> Tile | None:
         return None
     if certainty(share) not in ("", CLEAR):
         return Tile(label, certainty(share), most_in_words(share, PAGE), remark)
-    return _tile(label, share, remark, share_decimals(share))
-
-
-def _change_tile(label: str, change: Estimate, remark: str) -> Tile:
-    """A change in percent if it is clear, else how certain it is."""
-    if certainty(change) == CLEAR:
-        return _tile(label, change, remark, change_decimals(change), signed=True)
-    return Tile(label, certainty(change) or "unknown", limit_in_words(change, PAGE), remark)
-
-
-def _tile(label: str, fraction: Estimate, remark: str, decimals: int, *, signed: bool = False) -> Tile:
-    bounds = PAGE.interval(fraction, "fraction", signed=signed, decimals=decimals) or "too few blocks for an interval"
-    return Tile(label, PAGE.percent(fraction.value, signed=signed, decimals=decimals), bounds, remark)
+    decimals = share_decimals(share)
+    bounds = PAGE.interval(share, "fraction", decimals=decimals) or "too few blocks for an interval"
+    return Tile(label, PAGE.percent(share.value, decimals=decimals), bounds, remark)
 
 
 def overview(record: Record, *, compared: bool) -> list[Block]:

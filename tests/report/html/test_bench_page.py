@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -15,8 +16,9 @@ from overlap_callbacks.analysis.bench import powers_of_two
 from overlap_callbacks.analysis.communication.link_peaks import Link
 from overlap_callbacks.analysis.formatting import NBSP
 from overlap_callbacks.analysis.results.bench import Failed, TransferPoint
+from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.experiments.bench.results import KINDS, Bench
-from overlap_callbacks.experiments.bench.view import bench_data, bench_document
+from overlap_callbacks.experiments.bench.view import bench_data, bench_document, verdict
 from overlap_callbacks.report.html import as_html, write_document
 from overlap_callbacks.report.terminal import drawn
 from tests.analysis.bench_results import MIB, gemm_results, transfer_results
@@ -102,3 +104,44 @@ def _printed(results: Bench) -> str:
     with console.capture() as capture:
         console.print(drawn(bench_document(results)))
     return capture.get()
+
+
+def estimate(value: float, half: float | None) -> Estimate:
+    return Estimate(value, *([None, None] if half is None else [value - half, value + half]), 8, 4)
+
+
+@pytest.mark.parametrize(
+    ("slowdowns", "words"),
+    [
+        ([(0.001, 0.004)], "no difference at the only point; a difference of 0.4% would show"),
+        ([(0.001, 0.004), (0.0, 0.006)], "no difference at all of 2 points; a difference of 0.6% would show"),
+        ([(0.02, 0.05)], "inconclusive at the only point; a difference of 5% would show"),
+        (
+            [(0.02, 0.05), (0.0, 0.12)],
+            "inconclusive at all of 2 points; a difference of 5% would show at one, of 12% at each",
+        ),
+        (
+            [(0.001, 0.004), (0.0, 0.12), (0.0, 0.002)],
+            "inconclusive at 1 of 3 points; a difference of 0.2% would show at one, of 12% at each",
+        ),
+        ([(0.02, 0.05), (0.1, None)], "inconclusive at all of 2 points; a difference of 5% would show at one"),
+        ([(0.1, None)], "too few blocks for an interval at the only point"),
+    ],
+)
+def test_where_no_point_is_clear_the_answer_says_what_would_show(
+    monkeypatch: pytest.MonkeyPatch, slowdowns: list[tuple[float, float | None]], words: str
+) -> None:
+    results = gemms()
+    figures = [
+        dataclasses.replace(point, slowdown=estimate(*each))
+        if dataclasses.is_dataclass(point)
+        else msgspec.structs.replace(point, slowdown=estimate(*each))
+        for point, each in zip(results.gemms, slowdowns, strict=False)
+    ]
+    monkeypatch.setattr(type(results), "gemms", property(lambda self: figures))
+    assert verdict(results) == (
+        f"What a matrix product loses during an all-reduce over {results.link_in_words}: {words}."
+    )
+    # Nor does a tile have a percentage of a difference that is not clear.
+    (tiles, *_) = bench_document(results).runs[0].blocks
+    assert all("%" not in tile.value for tile in tiles.tiles if "slowdown of products" in tile.label)
