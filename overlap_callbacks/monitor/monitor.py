@@ -176,7 +176,8 @@ class OverlapMonitor(AdapterApi):
     """Measures what overlapping computation with communication costs and saves, on a few steps of a live job.
 
     Call ``step_begin(step)`` and ``step_end(step)`` around each optimizer step (all its micro-batches), or use
-    ``with monitor.step():``; ``close()`` at the end. All ranks must do the same.
+    ``with monitor.step():``; ``close()`` at the end. All ranks must do the same. Made by hand, a monitor does not agree
+    with the other ranks at the start, since it may be made before the process group; ``attached`` does.
 
     Training does not change: losses and weights stay bit-identical. In production (the default) the monitor never
     raises: an error of its own switches it off with one warning. It never hangs: every wait has a timeout.
