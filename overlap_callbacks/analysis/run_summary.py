@@ -44,8 +44,10 @@ NO_CONTROL = "no control"
 
 # Why the interval of a figure decides nothing.
 NOT_SETTLED, NOT_VERIFIED = "not settled", "not verified"
-# Figures that rest on the time of sequential steps.
-_OF_SEQUENTIAL = tuple([figure.name for figure in FIGURES if SEQ in figure.defined.samples])
+# Figures that rest on the time of sequential steps without the profiler.
+_OF_SEQUENTIAL = tuple(
+    [figure.name for figure in FIGURES if SEQ in figure.defined.samples and figure.name != "profiler_slowdown_isolated"]
+)
 # Of a settled difference, for intervals with another confidence.
 _DEGREES = 3.0
 

@@ -100,6 +100,7 @@ def test_it_goes_on_while_the_answer_is_not_narrow_and_is_given_at_the_end_of_th
     ranks = run_ranks(train_quickly, 2, str(tmp_path), "option", 0.0, 600.0, timeout_s=120.0)
     assert all(found["same"] for found in ranks)
     assert ranks[0]["lines"][1].startswith("overlap-callbacks: the quick answer: ")
+    assert not has_answer(tmp_path / "overlap.jsonl")  # the job has ended before it was over: it may go on
     back_to_back = quick_schedule(SCHEDULE).every_n_steps
     steps = [step for _, step in first_steps(tmp_path)]
     assert len(steps) > STEPS // 200 + 1

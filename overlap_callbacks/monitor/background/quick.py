@@ -90,6 +90,11 @@ class QuickLook:
             return False
         return change.ci_high - change.ci_low < NARROW
 
+    @property
+    def is_over(self) -> bool:
+        """Whether enough was measured, or the time is up; not of a job that ended before."""
+        return self._is_over
+
     def skip(self) -> Skip | None:
         """Whether to leave a window out, and why."""
         if self._is_over:

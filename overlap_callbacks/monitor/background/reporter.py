@@ -346,7 +346,9 @@ class Reporter:
                 with contextlib.suppress(Exception):  # a full disk, an older record: the answer stays
                     where = f" The page is {self._write_page(record)}"
         answer = quick.answer()
-        self._sinks.answer(answer)
+        if quick.is_over:
+            self._open_sinks()
+            self._sinks.answer(answer)
         Notices.announce(f"the quick answer: {answer}{where}")
 
     def _open_sinks(self) -> None:
