@@ -47,7 +47,7 @@ def tracked(*folders: str) -> Iterator[str]:
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both, built of a copy: setuptools writes into the sources."""
     sources, folder = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("dist")
-    for name in tracked("overlap_callbacks", "integrations", "pyproject.toml", "README.md", "LICENSE"):
+    for name in tracked("overlap_callbacks", "integrations", "docs", "pyproject.toml", "README.md", "LICENSE"):
         (sources / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, sources / name)
     for kind in ("build_sdist", "build_wheel"):
@@ -88,7 +88,13 @@ def test_it_can_be_installed_and_used(built: Path, kind: str, tmp_path: Path) ->
     run(*pip, file, cwd=tmp_path)
     found = run(python, "-c", USE, cwd=tmp_path).split()
     assert [Path(name).is_relative_to(own) for name in found] == [True, True]
-    assert "show" in run(overlap, "--help", cwd=tmp_path)
+    said = " ".join(run(overlap, "--help", cwd=tmp_path).split())
+    assert "show" in said
+    # The pages that messages name are installed too.
+    pages = folder / "share" / "overlap-callbacks" / "docs"
+    assert str(pages).replace("-", "") in said.replace(" ", "").replace("-", "")
+    assert (pages / "troubleshooting.md").read_text() == (ROOT / "docs" / "troubleshooting.md").read_text()
+    assert (pages / "frameworks" / "pytorch.md").is_file()
     assert "Nothing overlaps in this job" in run(overlap, "show", RECORD, cwd=tmp_path)
     run(overlap, "report", RECORD, "-o", "page.html", cwd=tmp_path)
     assert "</html>" in (tmp_path / "page.html").read_text()
