@@ -241,6 +241,24 @@ def what_would_show(change: Estimate) -> float | None:
     return None if change.ci_low is None or change.ci_high is None else (change.ci_high - change.ci_low) / 2
 
 
+def none_clear_in_words(changes: Sequence[Estimate]) -> str:
+    """How certain it is that none of some points differs, where no change is clear, and what would show."""
+    points = "the only point" if len(changes) == 1 else f"all of {count(len(changes), 'point')}"
+    unsure = [change for change in changes if certainty(change) != WITHIN_NOISE]
+    limits = [limit for change in changes if (limit := what_would_show(change)) is not None]
+    if not limits:
+        return f"too few blocks for an interval at {points}"
+    shows = f"a difference of {at_most_in_words(max(limits))} would show"
+    if not unsure:
+        return f"no difference at {points}; {shows}"
+    where = points if len(unsure) == len(changes) else f"{len(unsure)} of {count(len(changes), 'point')}"
+    if len(limits) < len(changes) or min(limits) < max(limits):
+        shows = f"a difference of {at_most_in_words(min(limits))} would show at one"
+        if len(limits) == len(changes):
+            shows += f", of {at_most_in_words(max(limits))} at each"
+    return f"inconclusive at {where}; {shows}"
+
+
 def _furthest(change: Estimate) -> float:
     """The distance from zero of the interval's further end."""
     return max(abs(end) for end in (change.ci_low, change.ci_high) if end is not None)

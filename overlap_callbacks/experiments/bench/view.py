@@ -15,16 +15,14 @@ from overlap_callbacks.analysis.formatting import (
     NBSP,
     PAGE,
     PLAIN,
-    WITHIN_NOISE,
-    at_most_in_words,
     certainty,
     change_in_words,
     count,
+    none_clear_in_words,
     page_sentence,
     page_text,
     rounded,
     three_digits,
-    what_would_show,
 )
 from overlap_callbacks.analysis.headline import signless_bounds
 from overlap_callbacks.analysis.results.bench import GEMM, GLOO, LOOPBACK, NCCL
@@ -132,7 +130,7 @@ def _gemm_verdict(bench: Bench) -> str:
         return "No point was measured in which matrix products ran wholly during an all-reduce."
     clear = [pair for pair in known if certainty(pair[0]) == CLEAR]
     if not clear:
-        words = _none_clear([slowdown for slowdown, _ in known])
+        words = none_clear_in_words([slowdown for slowdown, _ in known])
         return f"What a matrix product loses during an all-reduce over {bench.link_in_words}: {words}."
     slowdown, most = max(clear, key=lambda pair: pair[0].value)
     text = (
@@ -144,24 +142,6 @@ def _gemm_verdict(bench: Bench) -> str:
         return text
     words = change_in_words(most.speedup.value, "more", "less")
     return f"{text} Both at once still do {words} work in the same time ({signless_bounds(most.speedup)})."
-
-
-def _none_clear(slowdowns: Sequence[Estimate]) -> str:
-    """How certain it is that there are no differences, where none is clear, and what would show."""
-    points = "the only point" if len(slowdowns) == 1 else f"all of {count(len(slowdowns), 'point')}"
-    unsure = [slowdown for slowdown in slowdowns if certainty(slowdown) != WITHIN_NOISE]
-    limits = [limit for slowdown in slowdowns if (limit := what_would_show(slowdown)) is not None]
-    if not limits:
-        return f"too few blocks for an interval at {points}"
-    shows = f"a difference of {at_most_in_words(max(limits))} would show"
-    if not unsure:
-        return f"no difference at {points}; {shows}"
-    where = points if len(unsure) == len(slowdowns) else f"{len(unsure)} of {count(len(slowdowns), 'point')}"
-    if len(limits) < len(slowdowns) or min(limits) < max(limits):
-        shows = f"a difference of {at_most_in_words(min(limits))} would show at one"
-        if len(limits) == len(slowdowns):
-            shows += f", of {at_most_in_words(max(limits))} at each"
-    return f"inconclusive at {where}; {shows}"
 
 
 def _slower(slowdown: Estimate) -> str:

@@ -88,6 +88,9 @@ def test_a_whole_record_gives_every_chart_and_nothing_is_missing(tmp_path: Path)
         "Memory bandwidth used",
     ]
     assert titles[1] == "Where the time of a profiled step goes"
+    (parts,) = [chart for chart in charts_of(content) if chart.get("name_parts")]
+    assert parts["unit"] == "fraction"
+    assert sum(part["value"] for row in parts["rows"] for part in row["parts"]) == pytest.approx(1)
     text = text_of(content)
     assert "not measured" not in text
     assert (
