@@ -298,6 +298,7 @@ def without_details(report: OverlapReport) -> OverlapReport:
         report,
         **tables,
         transfers=(),
+        sized_transfers=(),
         samples=tuple(blocks),
         power_trace=None,
         messages=None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +22,12 @@ from overlap_callbacks.cli._output import (
     write_file,
     writing,
 )
+
+if TYPE_CHECKING:
+    from overlap_callbacks.report.record import Record
+
+# Windows whose times of collectives are averaged.
+_OF_WINDOWS = 8
 
 
 @click.command("show")
@@ -120,34 +127,63 @@ def _report_traces(paths: Sequence[Path], output: Path, as_json: bool) -> None:
 @click.command("trace")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
-    "--perfetto", "output", required=True, type=click.Path(path_type=Path, dir_okay=False),
-    help="Write the trace to this file, for https://ui.perfetto.dev or chrome://tracing.",
+    "--for", "reader", type=click.Choice(["perfetto", "inductor"]), default="perfetto", show_default=True,
+    help="Profiled steps for ui.perfetto.dev or chrome://tracing; or times of collectives alone, for torch.compile.",
 )  # fmt: skip
-@click.option("--window", type=click.IntRange(min=0), default=None, help="Of this window. [default: the last that has]")
-def trace(run: Path, output: Path, window: int | None) -> None:
-    """Write the profiled steps of a window of RUN as a trace: both modes, kernels, collectives, power and clocks.
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the trace to this file.  [default: perfetto.json or inductor.json in the folder of the run]",
+)  # fmt: skip
+@click.option(
+    "--window", type=click.IntRange(min=0), default=None,
+    help="Of this window.  [default: perfetto: the last that has steps; inductor: the last eight that count]",
+)  # fmt: skip
+def trace(run: Path, reader: str, output: Path | None, window: int | None) -> None:
+    """Write what was measured in RUN as a trace for other tools.
 
-    RUN is a run folder, or its overlap.jsonl; of a folder of runs, the newest is taken.
+    For Perfetto: the profiled steps of a window, both modes, with kernels, collectives, power and clocks. For inductor,
+    the compiler of torch.compile: how long collectives take alone, without waiting for late ranks. RUN is a run folder,
+    or its overlap.jsonl; of a folder of runs, the newest is taken.
     """
     import msgspec
 
+    record = read_record(newest_run(run))
+    if window is not None and all([report.window != window for report in record.windows]):
+        raise click.UsageError(f"the record has no window {window}; it has {len(record.windows)} windows")
+    content, what, notes = (_for_perfetto if reader == "perfetto" else _for_inductor)(record, window)
+    output = record.path.parent / f"{reader}.json" if output is None else output
+    encoded = msgspec.json.encode(content)
+    write_file(output, "--output", encoded)
+    for line in (f"{output}: {what} ({len(encoded) / 2**20:.1f} MiB)", *notes):
+        click.echo(one_line(line), err=True)
+
+
+def _for_perfetto(record: Record, window: int | None) -> tuple[dict[str, Any], str, list[str]]:
     from overlap_callbacks.report.perfetto import perfetto_trace
 
-    record = read_record(newest_run(run))
     if window is None:
-        found = record.latest("pictures")
-        missing = "the record has no window with profiled steps"
+        found, missing = record.latest("pictures"), "the record has no window with profiled steps"
     else:
         found = next((record.whole(report) for report in record.windows if report.window == window), None)
         missing = f"window {window} has no profiled steps"
-        if found is None:
-            raise click.UsageError(f"the record has no window {window}; it has {len(record.windows)} windows")
     if found is None or not found.pictures:
         raise InconclusiveError(missing)
-    content = msgspec.json.encode(perfetto_trace(found))
-    write_file(output, "--perfetto", content)
-    modes = " and ".join(picture.mode.value for picture in found.pictures)
-    line = f"{output}: window {found.window}, {modes} step ({len(content) / 2**20:.1f} MiB); open it in ui.perfetto.dev"
-    click.echo(one_line(line), err=True)
-    if any(picture.detail is None for picture in found.pictures):
-        click.echo("Note: this record is older than details of steps: kernels have no names in the trace", err=True)
+    modes = " and ".join([picture.mode.value for picture in found.pictures])
+    notes = []
+    if any([picture.detail is None for picture in found.pictures]):
+        notes = ["Note: this record is older than details of steps: kernels have no names in the trace"]
+    return perfetto_trace(found), f"window {found.window}, {modes} step; open it in ui.perfetto.dev", notes
+
+
+def _for_inductor(record: Record, window: int | None) -> tuple[dict[str, Any], str, list[str]]:
+    from overlap_callbacks.report.inductor import inductor_trace
+
+    chosen = [report for report in record.valid_windows if window in (None, report.window)]
+    windows, sent = [record.whole(report) for report in chosen[-_OF_WINDOWS:]], record.latest("messages")
+    with refusing(ValueError, refusal=InconclusiveError):
+        if not windows:
+            raise ValueError("no window counts" if window is None else f"window {window} does not count")
+        content = inductor_trace(windows, None if sent is None else sent.messages)
+    number = len(content["traceEvents"])
+    told = "torch._inductor.config.aten_distributed_optimizations.profile_guided_estimations_profile_path"
+    return content, f"times of {number} collectives alone", [f"Give its path to {told}"]

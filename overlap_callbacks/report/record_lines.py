@@ -89,7 +89,7 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 # The parts of a report that ``without_details`` omits.
 _DETAILS = (
     "kernels", "pairs", "dimensions", "dimension_pairs", "pictures", "collectives", "samples", "power_trace",
-    "messages", "expert_details", "transfers", "exposure",
+    "messages", "expert_details", "transfers", "exposure", "sized_transfers",
 )  # fmt: skip
 # The parts that often do not change between windows; equal ones are stored once.
 _SHARED = ("ranks", "problems", "findings", "backend", "device")

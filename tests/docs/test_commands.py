@@ -30,7 +30,7 @@ from tests.docs.test_tutorial import RECORDS
 from tests.margins import PATIENCE_S
 from tests.report.runs import window, write
 from tests.report.scaling_runs import write_sized
-from tests.report.traffic_runs import Layout, write_run
+from tests.report.traffic_runs import Layout, with_sizes, write_run
 from tests.traces import nsys_file
 
 FILES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", SKILL]
@@ -80,7 +80,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in (1, 2, 3):
         write_sized(folder / f"RUN{number}", 2, settings={"bucket_mb": number})
     write(folder / "checked", window(0), window(1))
-    write(folder / "overlap_runs" / "20260101-120000", *[window(i) for i in range(13)])
+    write(folder / "overlap_runs" / "20260101-120000", *[with_sizes(window(i)) for i in range(13)])
     write_run(folder / "RUN", Layout(2, 2, 2, ranks_per_host=4))
     for name in ("overlap_runs/<time>", "newer/overlap_runs"):
         newest = write_run(folder / name, Layout(1, 1, 8, ranks_per_host=4))

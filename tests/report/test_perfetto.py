@@ -142,7 +142,7 @@ def test_the_command_writes_the_last_window_or_the_one_that_is_named(tmp_path: P
     reports = [msgspec.structs.replace(with_details(1, 2), window=number) for number in (0, 1)]
     run, out = run_folder(tmp_path / "run", *reports), tmp_path / "out.json"
     for arguments, wanted in (([], "1"), (["--window", "0"], "0")):
-        result = invoke("trace", str(run), "--perfetto", str(out), *arguments)
+        result = invoke("trace", str(run), "--output", str(out), *arguments)
         assert result.exit_code == 0, result.output
         document = json.loads(out.read_bytes())
         assert document["otherData"]["window"] == wanted
@@ -157,11 +157,11 @@ def test_the_command_says_in_one_line_what_is_missing(tmp_path: Path) -> None:
         ([], 3, "has no window with profiled steps"), (["--window", "7"], 2, "has no window 7"),
         (["--window", "0"], 3, "window 0 has no profiled steps"),
     ):  # fmt: skip
-        result = invoke("trace", str(run), "--perfetto", str(out), *arguments)
+        result = invoke("trace", str(run), "--output", str(out), *arguments)
         assert result.exit_code == code
         assert said in result.output
     other = run_folder(tmp_path / "other", window())
-    result = invoke("trace", str(other), "--perfetto", str(tmp_path / "none" / "out.json"))
+    result = invoke("trace", str(other), "--output", str(tmp_path / "none" / "out.json"))
     assert result.exit_code == 2
     assert "cannot be written" in result.output
 

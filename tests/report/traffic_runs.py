@@ -15,8 +15,10 @@ from overlap_callbacks.analysis.results.arrivals import (
     Arrivals,
     DimensionWaiting,
     Lateness,
+    SizedTransfer,
     SizeTransfer,
 )
+from overlap_callbacks.analysis.results.messages import NO_STAGE, JobMessages, MessageGroup
 from overlap_callbacks.analysis.results.report import OverlapReport, PipelineBubble, StageBubble
 from overlap_callbacks.sinks import JsonlSink
 from tests.analysis.communication.layouts import Layout
@@ -39,6 +41,19 @@ def with_communication(report: OverlapReport) -> OverlapReport:
             ]
         ),
         pipeline=PipelineBubble(2, 4, 1, (StageBubble(0, 1, 100.0, 20.0), StageBubble(1, 1, 100.0, 15.0))),
+    )
+
+
+def with_sizes(report: OverlapReport) -> OverlapReport:
+    """The same with the messages of two ranks, and the times of one size of them."""
+    pair = (0, ((1, 2),))
+    group = MessageGroup(
+        "allreduce_", "data", NO_STAGE, 2, 2, 1, 4096, 4096, ((12, 1, 4096),), (pair,), ((0, ()),), (pair,)
+    )
+    return msgspec.structs.replace(
+        report,
+        messages=JobMessages((group,), (pair,)),
+        sized_transfers=(SizedTransfer("allreduce_", "data", 2, "float32", 4096, 16, 8.0),),
     )
 
 

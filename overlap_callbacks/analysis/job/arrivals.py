@@ -26,6 +26,7 @@ from overlap_callbacks.analysis.results.arrivals import (
     Arrivals,
     DimensionWaiting,
     Lateness,
+    SizedTransfer,
     SizeTransfer,
     TimedCall,
     TimedCalls,
@@ -72,6 +73,7 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
         least: as ``_Least``, of their times in microseconds; of an all-to-all, times per byte.
         sum_us: of their times.
         share: the largest size of an all-to-all, else 1.
+        dtype: as in ``TimedCall``; empty if ranks differ.
     """
 
     step: int
@@ -81,6 +83,7 @@ class OpenCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     least: Annotated[_Least, _two_least]
     sum_us: int
     share: Annotated[int, max] = 1
+    dtype: Annotated[str, same_or("")] = ""
 
     @property
     def transfer_us(self) -> int:
@@ -181,13 +184,25 @@ class SizeSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
     transfer_us: int
 
 
+class SizedSum(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Transfers of one size and element type, as in ``SizedTransfer``."""
+
+    operator: str
+    dimension: str
+    group_size: int
+    dtype: str
+    size_bytes: int
+    calls: int
+    transfer_us: int
+
+
 class ArrivalSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The timed collectives of a set of ranks.
 
     Attributes:
         num_steps: steps that were timed, the most of any rank.
         open: of groups some of whose ranks were not heard yet.
-        kinds, last, sizes: of the other groups.
+        kinds, last, sizes, sized: of the other groups.
         last_hosts: as ``last``, of hosts, for each of which any of its ranks stands.
     """
 
@@ -197,12 +212,14 @@ class ArrivalSums(msgspec.Struct, frozen=True, array_like=True, gc=False):
     last: Annotated[tuple[LastSum, ...], _last] = ()
     sizes: Annotated[tuple[SizeSum, ...], _sizes] = ()
     last_hosts: Annotated[tuple[LastSum, ...], _last] = ()
+    sized: Annotated[tuple[SizedSum, ...], _sized] = ()
 
 
 _open = table_sum(OpenCalls, 5, order=lambda row: (row.first_rank, row.group, row.operator))
 _kinds = table_sum(KindSum, 3, order=lambda row: -row.calls, limit=MAX_KINDS)
 _last = table_sum(LastSum, 3, order=lambda row: (-row.waited_us, -row.last), limit=MAX_LAST)
 _sizes = table_sum(SizeSum, 5, order=lambda row: -row.bytes, limit=MAX_SIZES)
+_sized = table_sum(SizedSum, 5, order=lambda row: -row.size_bytes * row.calls, limit=MAX_SIZES)
 _add = struct_sum(ArrivalSums)
 
 
@@ -225,7 +242,7 @@ def arrivals_of(rank: int, timed: Sequence[TimedCalls], host: str, stage: int = 
 def _open_call(call: TimedCall, rank: int, host: bytes, *, shared: bool) -> OpenCall:
     share = max(1, call.size_bytes) if shared else 1
     least = (call.time_us / share, rank, -1.0, host, -1.0)
-    return OpenCall(call.step, call.number, call.size_bytes, 1, least, call.time_us, share)
+    return OpenCall(call.step, call.number, call.size_bytes, 1, least, call.time_us, share, call.dtype)
 
 
 def add_arrivals(parts: Sequence[ArrivalSums]) -> ArrivalSums:
@@ -252,8 +269,11 @@ def _closed(row: OpenCalls) -> ArrivalSums:
         SizeSum(row.operator, *group, reach, call.size_bytes.bit_length() - 1, 1, call.size_bytes, call.transfer_us)
         for call in calls
     ]
+    sized = [
+        SizedSum(row.operator, *group, call.dtype, call.size_bytes, 1, call.transfer_us) for call in calls if call.dtype
+    ]
     if not calls or row.stage == SEVERAL_STAGES:
-        return ArrivalSums(sizes=tuple(sizes))
+        return ArrivalSums(sizes=tuple(sizes), sized=_sized([sized]))
     by_step = grouped(calls, lambda call: call.step)
     last = _last_sums(by_step.values(), group, lambda call: call.last)
     last_hosts = _last_sums(by_step.values(), group, lambda call: call.last_host)
@@ -264,7 +284,7 @@ def _closed(row: OpenCalls) -> ArrivalSums:
         sum([call.sum_us for call in calls]),
         sum([call.sum_us - call.waited_us for call in calls]),
     )  # fmt: skip
-    return ArrivalSums(kinds=(kind,), last=tuple(last), sizes=tuple(sizes), last_hosts=tuple(last_hosts))
+    return ArrivalSums(0, (), (kind,), tuple(last), tuple(sizes), tuple(last_hosts), _sized([sized]))
 
 
 def _last_sums(
@@ -286,6 +306,12 @@ def _last_sums(
 
 
 # -- the report
+
+
+def reported_sizes(sums: ArrivalSums) -> tuple[SizedTransfer, ...]:
+    """How long transfers took, by exact size and element type."""
+    rows = map(msgspec.structs.astuple, _settled(sums, lambda row: True).sized)
+    return tuple([SizedTransfer(*[*of_size, transfer_us / _US_PER_MS]) for *of_size, transfer_us in rows])
 
 
 def reported_arrivals(sums: ArrivalSums, hosts: Ranks) -> tuple[Arrivals | None, tuple[SizeTransfer, ...]]:

@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.environment.privacy import has_marks, host_numbe
 from overlap_callbacks.analysis.experts import pooled_experts
 from overlap_callbacks.analysis.exposure import reported
 from overlap_callbacks.analysis.figures import figures_from
-from overlap_callbacks.analysis.job.arrivals import reported_arrivals, with_transfers
+from overlap_callbacks.analysis.job.arrivals import reported_arrivals, reported_sizes, with_transfers
 from overlap_callbacks.analysis.job.part import MAX_SAMPLES, SPREAD_OVER_RANKS, JobPart, unpacked, without_tables
 from overlap_callbacks.analysis.job.stages import pipeline_bubble
 from overlap_callbacks.analysis.job.tables import (
@@ -148,6 +148,7 @@ def report_of(
         throughput=None if work is None else _throughput(work, figures, environment, first.device, world_size),
         arrivals=arrivals,
         transfers=transfers,
+        sized_transfers=reported_sizes(part.arrivals),
         pipeline=pipeline_bubble(part.stages, messages, waiting.stages),
         race=part.race,
         lower_bound=part.lower_bound,

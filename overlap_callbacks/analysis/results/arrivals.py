@@ -39,12 +39,14 @@ class TimedCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
         number: index of the call among those of its operator and group in the step.
         size_bytes: bytes read or written, whichever is larger.
         time_us: from issue to end.
+        dtype: of its elements, e.g. ``bfloat16``; empty if unknown.
     """
 
     step: int
     number: int
     size_bytes: int
     time_us: int
+    dtype: str = ""
 
 
 class TimedCalls(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -164,6 +166,24 @@ class SizeTransfer(msgspec.Struct, frozen=True, gc=False):
             and min(self.calls, self.bytes, self.transfer_ms) > 0
             and -1 <= self.size <= 63
         )
+
+
+class SizedTransfer(msgspec.Struct, frozen=True, gc=False):
+    """Transfers of exactly one size and element type: the four largest of each operator and group.
+
+    Attributes:
+        dtype, size_bytes: as in ``TimedCall``.
+        calls: collectives.
+        transfer_ms: sum of the least times over their ranks.
+    """
+
+    operator: str
+    dimension: str
+    group_size: int
+    dtype: str
+    size_bytes: int
+    calls: int
+    transfer_ms: float
 
 
 # The kind of collectives of which ranks may have shares of different sizes.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from overlap_callbacks.analysis.results.arrivals import Arrivals, SizeTransfer, are_plausible
+from overlap_callbacks.analysis.results.arrivals import Arrivals, SizedTransfer, SizeTransfer, are_plausible
 from overlap_callbacks.analysis.results.catalogue import FAMILIES, FIGURES
 from overlap_callbacks.analysis.results.environment import Finding, JobEnvironment
 from overlap_callbacks.analysis.results.estimate import Estimate, Spread, stored_estimate
@@ -203,6 +203,7 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
             all-to-alls that have split sizes.
         arrivals, transfers: which ranks came last to collectives of sequential steps, and how long these took by size;
             None and empty unless timed on several ranks.
+        sized_transfers: how long they took by exact size and element type.
         race: whether a repeated step has the same gradients overlapped and sequential; None if none was repeated.
         settled: the settled difference between the modes, over the windows of this start of the job so far; None if the
             window does not count.
@@ -240,6 +241,7 @@ class OverlapReport(_Figures, frozen=True, kw_only=True):
     lost_high_ms: float | None = None
     left_out: tuple[int, int] = (0, 0)
     lower_bound: bool = False
+    sized_transfers: tuple[SizedTransfer, ...] = ()
     exposure: Exposure | None = None
 
     @property

@@ -137,7 +137,9 @@ def timed_calls(steps: Sequence[tuple[int, StepLog | None]]) -> tuple[TimedCalls
             for number in _chosen(issued):
                 time_ms = _time_ms(issued[number])
                 if time_ms is not None:
-                    timed.append(TimedCall(place, number, _size_of(issued[number]), max(0, round(time_ms * 1e3))))
+                    call, time_us = issued[number], max(0, round(time_ms * 1e3))
+                    dtype = "" if call.dtype is None else str(call.dtype).removeprefix("torch.")
+                    timed.append(TimedCall(place, number, _size_of(call), time_us, dtype))
     return tuple(
         [
             TimedCalls(one.operator, one.group.name, min(one.group.ranks), one.group_size, one.dimension, tuple(timed))

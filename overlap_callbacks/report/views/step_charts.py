@@ -255,7 +255,7 @@ def _file(window: OverlapReport) -> Download:
         f"overlap-window-{window.window}.json.gz",
         "application/gzip",
         base64.b64encode(content).decode(),
-        "Open the file in ui.perfetto.dev. overlap trace RUN --perfetto FILE writes those of any window.",
+        "Open the file in ui.perfetto.dev. overlap trace RUN -o FILE writes those of any window.",
     )
 
 

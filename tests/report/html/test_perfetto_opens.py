@@ -113,7 +113,7 @@ def test_a_record_s_window_by_command_and_one_of_an_older_version(perfetto: Perf
     run, out = tmp_path / "run", tmp_path / "out.json"
     write(run, with_details(5 * MS, 105 * MS), msgspec.structs.replace(older(), window=1))
     for number in (0, 1):
-        result = invoke("trace", str(run), "--perfetto", str(out), "--window", str(number))
+        result = invoke("trace", str(run), "--output", str(out), "--window", str(number))
         assert result.exit_code == 0, result.output
         perfetto.open(out)
         slices = perfetto.rows(SLICES)
@@ -126,7 +126,7 @@ def test_a_record_s_window_by_command_and_one_of_an_older_version(perfetto: Perf
 @pytest.mark.parametrize("name", ["schema-1-with-pictures", "schema-2-with-arms"])
 def test_a_record_of_an_earlier_release(perfetto: Perfetto, tmp_path: Path, name: str) -> None:
     out = tmp_path / "out.json"
-    result = invoke("trace", str(RECORDS / f"{name}.jsonl"), "--perfetto", str(out))
+    result = invoke("trace", str(RECORDS / f"{name}.jsonl"), "--output", str(out))
     assert result.exit_code == 0, result.output
     perfetto.open(out)
     assert {mode for mode, *_ in perfetto.rows(SLICES)} >= {"overlapped step", "sequential step"}
