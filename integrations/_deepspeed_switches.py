@@ -36,7 +36,9 @@ class Switches(OverlapSwitch):
         for holder, attribute, on, _ in self._switches:
             current = getattr(holder, attribute)
             if current != on:
-                raise RefusedError(f"{attribute} was {on!r} when the monitor was attached, and now is {current!r}")
+                raise RefusedError(
+                    f"{attribute} was {on!r} when the monitor was attached, and now is {current!r} [OC134]"
+                )
         self._settle()
         for holder, attribute, _, off in self._switches:
             setattr(holder, attribute, off)

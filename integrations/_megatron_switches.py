@@ -59,7 +59,7 @@ class Switches(AttributeSwitch, OverlapSwitch):
         # check all before setting one: with half of them off, gradients are reduced twice
         for config, name in self._flags:
             if getattr(config, name) is not True:
-                raise RefusedError(f"{name} was switched off by somebody else: it is left alone")
+                raise RefusedError(f"{name} was switched off by somebody else: it is left alone [OC135]")
         for config, name in self._flags:
             self._set(config, name, False)
         # If these are set, pipeline stages start reductions and gathers themselves: gradients would be reduced twice.
@@ -71,7 +71,7 @@ class Switches(AttributeSwitch, OverlapSwitch):
     def _set(self, config: Any, name: str, value: Any) -> None:
         self.set(config, name, value)
         if getattr(config, name) is not value:
-            raise RefusedError(f"{name} did not take the value {value}")
+            raise RefusedError(f"{name} did not take the value {value} [OC136]")
 
     def gather_parameters(self) -> None:
         """Gather all parameters when a sequential step begins, so that the layers' hooks find them gathered.

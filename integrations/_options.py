@@ -122,7 +122,9 @@ def flat(options: Mapping[str, Any]) -> dict[str, Any]:
         level = next(n for n, (f, _) in frames if not f.f_globals.get("__name__", "").startswith("overlap_callbacks."))
         # Even where warnings are errors: this rank alone would raise.
         with contextlib.suppress(FutureWarning):
-            warnings.warn(f"options of overlap-callbacks have moved: give advanced={{{old}}}", FutureWarning, level)
+            warnings.warn(
+                f"options of overlap-callbacks have moved: give advanced={{{old}}} [OC119]", FutureWarning, level
+            )
     return {**given, **advanced}
 
 

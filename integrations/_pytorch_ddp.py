@@ -97,7 +97,7 @@ class DdpBucketWait(OverlapSwitch):
     def disable(self) -> None:
         if self._had_no_effect:
             raise RefusedError(
-                "no bucket of the DDP models was waited for in a sequential step: the switch has no effect"
+                "no bucket of the DDP models was waited for in a sequential step: the switch has no effect [OC137]"
             )
         for model in self._models:
             if not model._comm_hooks:

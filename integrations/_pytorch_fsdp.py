@@ -55,10 +55,10 @@ class FsdpStreams(OverlapSwitch):
                     compute.wait_stream(own)  # the step must not overtake what FSDP left on its stream
                 setattr(holder, name, compute)
                 if getattr(holder, name) != compute:
-                    raise RefusedError(f"FSDP's {name} could not be exchanged")
+                    raise RefusedError(f"FSDP's {name} could not be exchanged [OC138]")
         if not self._replaced:
             known = torch_lacks("streams of FSDP's under the names known")
-            raise RefusedError(f"FSDP has no streams yet: the model has not run, or {known}")
+            raise RefusedError(f"FSDP has no streams yet: the model has not run, or {known} [OC139]")
 
     def restore(self) -> None:
         while self._replaced:

@@ -104,7 +104,7 @@ def switched_off(framework: str, error: Exception, *, strict: Any = False) -> Ov
     if strict:
         raise error
     if not agreed:
-        logger.warning("overlap-callbacks: measuring is switched off, training goes on: %s", error)
+        logger.warning("overlap-callbacks: measuring is switched off, training goes on: %s [OC105]", error)
     return OverlapMonitor.stopped(framework)
 
 

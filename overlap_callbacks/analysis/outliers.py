@@ -95,10 +95,10 @@ def stalls_in_words(
     if kept:
         return (
             f"{count(len(steps), what)} took far longer than others of their mode, nearly all in one mode ({numbers}): "
-            f"all of them count"
+            f"all of them count [OC344]"
         )
     return (
         f"{count(len(steps), what)} took far longer than others of {'its' if len(steps) == 1 else 'their'} mode and "
         f"{'is' if len(steps) == 1 else 'are'} left out ({numbers}; step{'s' * (len(steps) > 1)} {named}): wrap a save "
-        f"or an evaluation inside the loop in `with monitor.pause():`"
+        f"or an evaluation inside the loop in `with monitor.pause():` [OC343]"
     )

@@ -50,17 +50,17 @@ def race_sentence(check: RaceCheck) -> str:
                 f"Race check: overlapped, the gradients of a step are not what they are sequential: "
                 f"{'; '.join([difference_in_words(row) for row in check.differences])}{more}. A wait is missing where "
                 f"they are reduced, in a communication hook or in the framework, or a kernel's result depends on its "
-                f"timing."
+                f"timing. [OC251]"
             )
         case RaceVerdict.NOT_REPEATABLE:
             first = f", e.g. that of {check.differences[0].parameter!r}" if check.differences else ""
             return (
                 f"Race check: no verdict. {count(check.num_differences, 'gradient')} of the same sequential step "
                 f"differed from one repetition to the next{first}: the job is not deterministic. "
-                f"torch.use_deterministic_algorithms(True) may make it so."
+                f"torch.use_deterministic_algorithms(True) may make it so. [OC252]"
             )
         case RaceVerdict.NOT_CHECKED:
-            return f"Race check: no step was checked: {check.reason}."
+            return f"Race check: no step was checked: {check.reason} [OC253]"
 
 
 def difference_in_words(row: GradientDifference) -> str:

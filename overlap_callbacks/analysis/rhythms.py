@@ -238,6 +238,10 @@ def rhythm_sentence(rhythm: Rhythm, style: Style = PLAIN) -> str:
     return f"{every_nth_step(rhythm.period)} takes {cost}, in both modes (steps {steps}, ...)"
 
 
+def rhythm_note(rhythm: Rhythm) -> str:
+    return f"the job has a rhythm, which is taken out of both modes: {rhythm_sentence(rhythm)} [OC342]"
+
+
 def every_nth_step(period: int) -> str:
     """E.g. ``every 8th step``."""
     if period == 2:

@@ -49,14 +49,14 @@ def escaped_communication(figures: Mapping[str, Estimate], device: str, backend:
         return (
             f"residual overlap {of_compute.value:.3f} in sequential steps is above {limit}: some communication escaped "
             f"the gate (CUDA graphs, symmetric memory, another thread, coalesced collectives), so the comparison does "
-            f"not hold"
+            f"not hold [OC321]"
         )
     limit = residual_comm_limit(device, backend)
     if of_comm is not None and of_comm.value > limit:
         return (
             f"in sequential steps {of_comm.value:.0%} of communication time ran beside compute, above "
             f"{limit:.0%}: that is little of the compute, but most communication times of sequential "
-            f"steps are those of overlapped ones, so the comparison does not hold"
+            f"steps are those of overlapped ones, so the comparison does not hold [OC322]"
         )
     return None
 
@@ -87,7 +87,7 @@ def uncounted_modes(figures: Mapping[str, Estimate]) -> str | None:
     ]
     if not missing:
         return None
-    return f"no {' and no '.join(missing)} step counts, so there is nothing to compare"
+    return f"no {' and no '.join(missing)} step counts, so there is nothing to compare [OC327]"
 
 
 def unlike_ranks(measured: Sequence[Measured]) -> str | None:
@@ -97,7 +97,7 @@ def unlike_ranks(measured: Sequence[Measured]) -> str | None:
         return None
     return (
         f"{others.named()} measured something else than rank {measured[0].ranks.lowest}: the schedule, the form of "
-        f"sequential mode or the first step differs, so means over the ranks say nothing"
+        f"sequential mode or the first step differs, so means over the ranks say nothing [OC326]"
     )
 
 
@@ -109,19 +109,19 @@ def remarks(figures: Mapping[str, Estimate], device: str) -> list[str]:
     if _wait_for_host(figures):
         problems.append(
             "sequential steps wait for the host: they are idle for longer than overlapped ones, by more than "
-            f"{MAX_HOST_WAIT:.0%} of a step, so the gain of overlap is overstated"
+            f"{MAX_HOST_WAIT:.0%} of a step, so the gain of overlap is overstated [OC331]"
         )
     slowdowns = [figures.get("profiler_slowdown"), figures.get("profiler_slowdown_isolated")]
     known = [slowdown for slowdown in slowdowns if slowdown is not None]
     if any(_low(slowdown) > MAX_PROFILER_SLOWDOWN for slowdown in known):
         problems.append(
             f"the profiler makes steps longer by more than {MAX_PROFILER_SLOWDOWN:.0%}: figures of kernels are of "
-            "slower steps than step times are"
+            "slower steps than step times are [OC332]"
         )
     elif len(known) == 2 and _differ(known[0], known[1]):
         problems.append(
             "the profiler slows one mode more than the other, by more than "
-            f"{MAX_PROFILER_DIFFERENCE:.0%}: figures of kernels are of other steps than step times are"
+            f"{MAX_PROFILER_DIFFERENCE:.0%}: figures of kernels are of other steps than step times are [OC333]"
         )
     return problems
 

@@ -248,7 +248,7 @@ class SmCarveout(BaseArm):
             before[:] = [torch._C._get_sm_carveout_experimental()]
             torch._C._set_sm_carveout_experimental(self.num_sms)
             if torch._C._get_sm_carveout_experimental() != self.num_sms:
-                raise RefusedError("torch did not take the carve-out of SMs")
+                raise RefusedError("torch did not take the carve-out of SMs [OC133]")
 
         def off() -> None:
             while before:

@@ -298,7 +298,9 @@ class Dispatcher:
     def acquire(self, owner: object) -> None:
         """Reserve the kernels for ``owner``. Raises RuntimeError if they are in use."""
         if not self.is_free_for(owner):
-            raise RefusedError("another OverlapMonitor of this process uses the collective gate: close() it first")
+            raise RefusedError(
+                "another OverlapMonitor of this process uses the collective gate: close() it first [OC120]"
+            )
         self._owner = owner
 
     def release(self, owner: object) -> None:
@@ -338,7 +340,7 @@ class Dispatcher:
         """Continue at ``BackendSelect``, and log why."""
         self.backend_select.install(self)
         self.placement = self.backend_select
-        logger.info("overlap-callbacks: %s", why)
+        logger.info("overlap-callbacks: %s [OC118]", why)
 
     # -- a step
 

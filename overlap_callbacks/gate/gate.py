@@ -163,7 +163,7 @@ class Gate:
         """
         if torch._C._current_graph_task_id() != -1 or torch.is_inference_mode_enabled():
             where = "in inference mode" if torch.is_inference_mode_enabled() else "within a backward pass"
-            raise RefusedError(f"a step began {where}, where it cannot be measured: begin steps outside")
+            raise RefusedError(f"a step began {where}, where it cannot be measured: begin steps outside [OC126]")
         dispatcher.install()  # torch.compile may have come into use since the last step
         self._reset_step(expected or ExpectedSequence())
         self._accelerator = device.accelerator()

@@ -56,7 +56,7 @@ def refusal(kind: str) -> str:
     """The message that says why a job with tensors on a device of this type is not measured."""
     return (
         f"the job has tensors on a device of type {kind!r}, which cannot be timed (torch.accelerator is "
-        f"not using it): nothing is measured, training goes on"
+        f"not using it): nothing is measured, training goes on [OC111]"
     )
 
 

@@ -47,7 +47,7 @@ def close_others(monitor: Any, target: object) -> None:
             continue
         gone = "what it was attached to is gone"
         why = gone if before is None else f"it was attached to another {type(before).__name__}"
-        monitor.say(f"an earlier monitor is closed: {why}")
+        monitor.say(f"an earlier monitor is closed: {why} [OC117]")
         _running.discard(other)
         other.close(_CLOSE_TIMEOUT_S)
 

@@ -101,7 +101,7 @@ class StepDriver:
 
     def _abandon_window(self) -> None:
         try:
-            self.runner.abandon("a signal handler raised an exception", within_step=self.open)
+            self.runner.abandon("a signal handler raised an exception [OC312]", within_step=self.open)
         except Exception:
             self._fail()  # the exception interrupted the library's own work
 
@@ -126,7 +126,7 @@ class StepDriver:
             return
         self.ring.begin(number)
         if self.faults.refusal is not None and self.runner.in_window:
-            self.runner.abandon("the ranks agreed at attach that none measures")
+            self.runner.abandon("the ranks agreed at attach that none measures [OC315]")
         self.faults.raise_reported()
         self._check_continuity(number, previous, nested)
         self.runner.begin(number)
@@ -143,31 +143,33 @@ class StepDriver:
     def _check_continuity(self, number: int, previous: int, nested: bool) -> None:
         """Abandon an open window, with a message, if the step does not follow the previous one (-1: there was none)."""
         if nested:
-            reason = f"step {number} began before step {previous} ended"
-            self.runner.abandon(reason)
-            self.faults.misuse("nested", f"{reason}: call step_end before the next step_begin")
-        if number <= previous:
-            self.runner.abandon("the step number went back")
-            self.window_runner.rewind()
-            self.faults.misuse(
-                "back",
-                f"step_begin({number}) came after step {previous}: step numbers must go up; the schedule goes on from "
-                f"{number}",
+            reason = (
+                f"step {number} began before step {previous} ended: call step_end before the next step_begin [OC121]"
             )
-        elif self.runner.in_window and number != previous + 1:
-            reason = f"the step number jumped from {previous} to {number} within a window"
             self.runner.abandon(reason)
-            self.notices.warn_once("jump", f"{reason}, which was cut short")
+            self.faults.misuse("nested", reason)
+        if number <= previous:
+            reason = (
+                f"the step number went back: step_begin({number}) came after step {previous}; the schedule goes on "
+                f"from {number} [OC122]"
+            )
+            self.runner.abandon(reason)
+            self.window_runner.rewind()
+            self.faults.misuse("back", reason)
+        elif self.runner.in_window and number != previous + 1:
+            reason = f"the step number jumped from {previous} to {number}, which ends the window [OC123]"
+            self.runner.abandon(reason)
+            self.notices.warn_once("jump", reason)
 
     def end(self, step: Any) -> None:
         """End the open step; ``step`` is the number given by the user, if any."""
         if not self.open:
             shown = "" if step is None else step
-            self.faults.misuse("end", f"step_end({shown}) came without a step_begin: call step_begin first")
+            self.faults.misuse("end", f"step_end({shown}) came without a step_begin: call step_begin first [OC124]")
             return
         if step is not None and step != self.last_step and not self._unnumbered:
             self.faults.misuse(
-                "number", f"step_end({step}) came after step_begin({self.last_step}): numbers must agree"
+                "number", f"step_end({step}) came after step_begin({self.last_step}): numbers must agree [OC125]"
             )
         self.open = False
         if self.runner.in_step:
@@ -177,13 +179,13 @@ class StepDriver:
     def abort(self) -> None:
         """Abandon the open step, because of an exception in it."""
         if self.open:
-            self.guarded(self.runner.abandon, "an exception in the user's step")
+            self.guarded(self.runner.abandon, "an exception in the user's step [OC311]")
         self.open = self.in_runner_step = False
 
     def pin(self, mode: Mode | None) -> None:
         """Run all steps from the next one on in ``mode``; None goes back to the schedule."""
         if self.runner is not self.window_runner or self.runner.in_window:
-            self.runner.abandon("a mode was pinned by hand", within_step=self.open)
+            self.runner.abandon("a mode was pinned by hand [OC313]", within_step=self.open)
         if mode is None:
             self._return_to_windows()
         else:
@@ -203,7 +205,7 @@ class StepDriver:
         """
         waits = self.open and self.switch.must_wait(communicated=self.gate.any_seen())
         if self.runner.in_window:
-            self.guarded(self.runner.abandon, "the monitor was closed", within_step=self.open, job_ends=True)
+            self.guarded(self.runner.abandon, "the monitor was closed [OC314]", within_step=self.open, job_ends=True)
         self.stop()
         self._closing = waits
         if not self._closing:

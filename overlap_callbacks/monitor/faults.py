@@ -83,7 +83,7 @@ class Notices:
 
 def say_refusal(refusal: Refusal) -> None:
     """On rank 0, say that no rank measures, and why."""
-    Notices.warn_on_first(f"measuring is switched off on all ranks, training goes on: {refusal.text}")
+    Notices.warn_on_first(f"measuring is switched off on all ranks, training goes on: {refusal.text} [OC110]")
 
 
 def current_rank() -> int:
@@ -190,7 +190,9 @@ class FaultGuard:
     def sink_failed(self, sink: Sink, error: Exception) -> None:
         """Warn once that a sink failed and is no longer used; in strict mode the next step raises the error."""
         name = type(sink).__name__
-        self.notices.warn_once(f"sink {name}", f"{name} failed and is not used again, the rest goes on: {error}")
+        self.notices.warn_once(
+            f"sink {name}", f"{name} failed and is not used again, the rest goes on: {error} [OC603]"
+        )
         if self.strict:
             self.report(error)
 
@@ -198,8 +200,8 @@ class FaultGuard:
 def _why(error: Exception) -> str:
     # No bugs of the library: usually the store's process is gone, or a step begins where none can be measured.
     if isinstance(error, (StoreFailedError, RefusedError)):
-        return f"{error}; measuring is switched off, training goes on"
-    return f"an internal error switched measuring off, training goes on: {error!r}"
+        return f"measuring is switched off, training goes on: {error}"
+    return f"an internal error switched measuring off, training goes on: {error!r} [OC113]"
 
 
 def _call(method: weakref.WeakMethod[Callable[[], None]]) -> None:

@@ -298,10 +298,10 @@ class OverlapMonitor(AdapterApi):
         if off:
             driver.stop()
         elif switched_off_by():
-            driver.notices.info(f"switched off by {switched_off_by()}")
+            driver.notices.info(f"switched off by {switched_off_by()} [OC103]")
             driver.stop()
         elif problem:
-            driver.notices.warn_once("environment", f"measuring is switched off, training goes on: {problem}")
+            driver.notices.warn_once("environment", f"measuring is switched off, training goes on: {problem} [OC104]")
             driver.stop()
         elif timing is None:
             _announce_limits(config.schedule, driver.notices)
@@ -436,11 +436,11 @@ class OverlapMonitor(AdapterApi):
         driver = self._driver
         was_active, num_windows = self.active, driver.window_runner.num_opened
         if was_active and driver.unused and self.last_step < 0:
-            driver.notices.warn_on_first(f"nothing was measured: {driver.unused}")
+            driver.notices.warn_on_first(f"nothing was measured: {driver.unused} [OC101]")
         elif was_active and not num_windows and driver.pinned_mode is None and self.last_step >= 0:
             driver.notices.announce(
                 f"nothing was measured: the first window starts at step {self.schedule.first_step}, but the steps seen "
-                f"end at {self.last_step}; a window that starts before the first step seen is left out"
+                f"end at {self.last_step}; a window that starts before the first step seen is left out [OC102]"
             )
         switched_back = driver.close()
         if self._finalizer.detach() is not None:
@@ -486,9 +486,9 @@ class _StepContext:
 def _announce_limits(schedule: Schedule, notices: Notices) -> None:
     """Log which figures a schedule is too short for."""
     if schedule.timed_blocks // 2 < MIN_BLOCKS:
-        notices.info("fewer than 4 blocks of each mode: there will be no confidence intervals")
+        notices.info("fewer than 4 blocks of each mode: there will be no confidence intervals [OC114]")
     elif 0 < schedule.profiled_steps < MIN_BLOCKS:
-        notices.info("profiled_steps below 4: figures of kernels will have no confidence intervals")
+        notices.info("profiled_steps below 4: figures of kernels will have no confidence intervals [OC115]")
 
 
 def _record_of(sinks: Sequence[Sink]) -> Path | None:

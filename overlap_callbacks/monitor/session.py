@@ -180,7 +180,7 @@ class SessionSlot:
             self._session = self._open()
         elif self._session.group() is not dist.group.WORLD:
             self.faults.switch_off(
-                "group", "the process group was replaced, and measuring is switched off: make a new monitor"
+                "group", "the process group was replaced, and measuring is switched off: make a new monitor [OC108]"
             )
             return None
         if self._session is not None:
@@ -191,19 +191,19 @@ class SessionSlot:
         job = Job.current()
         if job is None:
             self.notices.warn_once(
-                "job", "torch.distributed has no process group: there is no communication to measure yet"
+                "job", "torch.distributed has no process group: there is no communication to measure yet [OC106]"
             )
             return None
         if job.world_size == 1:
             self.faults.switch_off(
-                "alone", "the job has one rank: there is nothing to overlap, and nothing is measured"
+                "alone", "the job has one rank: there is nothing to overlap, and nothing is measured [OC107]"
             )
             return None
         if self.gate.taken:
             why = "another OverlapMonitor of this process is measuring, and only one can: close() it first"
             if self.config.strict:
                 raise RuntimeError(why)
-            self.faults.switch_off("second", f"{why}; this one is switched off, training goes on")
+            self.faults.switch_off("second", f"{why}; this one is switched off, training goes on [OC109]")
             return None
         return Session(job, self.config, self.faults, self.write_page)
 

@@ -128,7 +128,7 @@ class PinnedRunner(StepRunner):
         stuck = check_gate_health(self._gate)
         if stuck is not None:
             self.abandon(stuck)
-            self._faults.switch_off("stuck", f"{stuck}; measuring is switched off, training goes on")
+            self._faults.switch_off("stuck", f"measuring is switched off, training goes on: {stuck}")
         elif log.unsupported_device:
             self._faults.switch_off("accelerator", device.refusal(log.unsupported_device))
         elif self._skipped:
@@ -141,7 +141,7 @@ class PinnedRunner(StepRunner):
         elif log.compiled:
             return  # some of its collectives may be missing, which says nothing about other steps
         elif log.divergence is not None:
-            self._notices.info(f"a step was not sequential throughout: {log.divergence}")
+            self._notices.info(f"a step was not sequential throughout: {log.divergence} [OC218]")
             self._is_checked, self._granted = False, None  # record and check again
 
     def _go_on(self, checker: OrderChecker) -> bool:
@@ -189,5 +189,5 @@ def check_gate_health(gate: Gate) -> str | None:
         return None
     return (
         f"{gate.stuck} did not finish within {gate.patience_s:g} s when it was serialised: the ranks' order of "
-        f"collectives differs from step to step, or a rank was held up"
+        f"collectives differs from step to step, or a rank was held up [OC219]"
     )

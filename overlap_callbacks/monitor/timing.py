@@ -112,7 +112,7 @@ class TimingRunner(StepRunner):
             return False
         if not self._only_one.acquire(blocking=False):
             self._faults.switch_off(
-                "second", "another OverlapMonitor of this process times its steps, and only one can"
+                "second", "another OverlapMonitor of this process times its steps, and only one can [OC112]"
             )
             return False
         self._has_lock = True

@@ -229,12 +229,12 @@ class Window(MeasuredWindow):
             if self._profile.is_full and not self._plan.last:
                 self.note(
                     "the profile was ended early: with this build of torch, a profile that reaches Kineto's limit can "
-                    "end the process"
+                    "end the process [OC345]"
                 )
                 self._stop_profile()
         spoilt = self._is_spoilt(log) or unseen
         if unseen:
-            self.note("a profiled step was left out: the step before it had left collectives in flight")
+            self.note("a profiled step was left out: the step before it had left collectives in flight [OC346]")
         if self._plan.part is Part.LONG:  # hundreds of steps, of which only the times are needed
             log = replace(log, collectives=())
         step = MeasuredStep(
@@ -260,18 +260,18 @@ class Window(MeasuredWindow):
         if self._skipped:
             return True
         if log.compiled:
-            self.note("a step in which torch.compile compiled was left out")
+            self.note("a step in which torch.compile compiled was left out [OC347]")
         elif log.captured:
-            self.note("a step in which a CUDA graph was captured was left out")
+            self.note("a step in which a CUDA graph was captured was left out [OC348]")
         elif log.divergence is not None:
-            self.note(f"a sequential step was left out: {log.divergence}")
+            self.note(f"a sequential step was left out: {log.divergence} [OC349]")
         odd = log.compiled or log.captured or log.divergence is not None
         if odd or self._was_paused or self._gate.stuck is not None:
             return True
         for group in log.foreign if self._plan.counted else ():
             self.note(
                 f"collectives on group {group!r} passed the gate unseen during measured steps (another thread's, or "
-                f"those of an operator itself); they are neither recorded nor serialised"
+                f"those of an operator itself); they are neither recorded nor serialised [OC350]"
             )
         return False
 
@@ -319,26 +319,30 @@ class Window(MeasuredWindow):
 
     def _start_profile(self) -> None:
         if serves_a_daemon():
-            self._miss_profile("Kineto takes requests from a daemon (KINETO_USE_DAEMON), whose traces ours would empty")
+            self._miss_profile(
+                "Kineto takes requests from a daemon (KINETO_USE_DAEMON), whose traces ours would empty [OC351]"
+            )
             return
         stream = self.clock.compute_stream
         if stream is not None and not device.is_profiled(stream.device):
-            self._miss_profile(f"the library does not read profiles of devices of type {stream.device.type!r} yet")
+            self._miss_profile(
+                f"the library does not read profiles of devices of type {stream.device.type!r} yet [OC352]"
+            )
             return
         if self.on_device and record_bound.steps < FIRST_STEPS:
             self._miss_profile(
                 "its steps launch so many kernels that a profile could reach Kineto's limit, which can end the process "
-                "with this build of torch"
+                "with this build of torch [OC353]"
             )
             return
         if not Profile.available():
-            self._miss_profile("another profiler was running in this process")
+            self._miss_profile("another profiler was running in this process [OC354]")
             return
         try:
             profile = Profile(on_cuda=stream is not None)
             profile.start()
         except Exception as error:  # builds of torch without CUPTI raise AssertionError; Kineto raises RuntimeError
-            self._miss_profile(f"torch's profiler could not start ({type(error).__name__}: {error})")
+            self._miss_profile(f"torch's profiler could not start ({type(error).__name__}: {error}) [OC356]")
             return
         self._profile = profile
 
@@ -351,22 +355,21 @@ class Window(MeasuredWindow):
             stopped = profile.stop()
         except Exception as error:
             self._profile = None
-            self._miss_profile(f"torch's profiler failed ({type(error).__name__}: {error})")
+            self._miss_profile(f"torch's profiler failed ({type(error).__name__}: {error}) [OC357]")
             return
         self._profile = None  # only now: if a signal handler raises in ``stop``, ``discard`` must stop it again
         if not stopped:
-            self._miss_profile("another profiler was started in this process")
+            self._miss_profile("another profiler was started in this process [OC355]")
             return
         if not profile.truncated:
             self.profile = profile
             return
+        why = ""
         if threads_hold_buffers(torch.version.cuda):
-            self._miss_profile(
-                "the profiler's buffers were full before the last profiled step had ended; on CUDA 13 and later, many "
-                "process groups may do that to the first profile of a job, and to no other"
+            why = (
+                "; on CUDA 13 and later, many process groups may do that to the first profile of a job, and to no other"
             )
-        else:
-            self._miss_profile("the profiler's buffers were full before the last profiled step had ended")
+        self._miss_profile(f"the profiler's buffers were full before the last profiled step had ended{why} [OC358]")
 
     def _miss_profile(self, why: str) -> None:
         self.missing_profile = f"kernel times are missing: {why}"

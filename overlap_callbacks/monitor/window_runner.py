@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from overlap_callbacks.analysis.results.race import RaceCheck
 from overlap_callbacks.analysis.results.window import Rhythm
-from overlap_callbacks.analysis.rhythms import find_rhythms, rhythm_sentence
+from overlap_callbacks.analysis.rhythms import find_rhythms, rhythm_note
 from overlap_callbacks.gate.arms import BaseArm, Offers, Switch, checked_arms
 from overlap_callbacks.gate.step_log import ExpectedSequence, StepLog
 from overlap_callbacks.instruments import clocks, device
@@ -98,12 +98,12 @@ class ArmRotation:
         except (ValueError, RuntimeError) as error:
             if self._strict:
                 raise
-            self._notices.warn_once(f"arm {arm.name}", f"the arm {arm.name} is left out: {error}")
+            self._notices.warn_once(f"arm {arm.name}", f"the arm {arm.name} is left out: {error} [OC131]")
             return None
         if not arm.equal_results:
             self._notices.warn_once(
                 f"arm {arm.name}",
-                f"the arm {arm.name} changes results: losses and weights are not those of the job without it",
+                f"the arm {arm.name} changes results: losses and weights are not those of the job without it [OC132]",
             )
         return bound
 
@@ -174,7 +174,7 @@ class _OpenWindow:
         if steps < wanted:
             self.marks.note(
                 f"blocks of min_block_seconds={block_s:g} would need {wanted} steps; every_n_steps="
-                f"{self.schedule.every_n_steps} leaves room for {steps}"
+                f"{self.schedule.every_n_steps} leaves room for {steps} [OC335]"
             )
         return steps
 
@@ -254,7 +254,7 @@ class WindowRunner(StepRunner):
         stuck = check_gate_health(self._gate)
         if stuck is not None:
             self.abandon(stuck)
-            self._faults.switch_off("stuck", f"{stuck}; measuring is switched off, training goes on")
+            self._faults.switch_off("stuck", f"measuring is switched off, training goes on: {stuck}")
             return
         if step.log.unsupported_device:
             self._close(complete=False, report=False)  # its marks are wrong
@@ -275,7 +275,7 @@ class WindowRunner(StepRunner):
         if step.plan.offset < self._schedule.recorded_steps - 1:
             return
         if not window.recorded:
-            self._close_unreported(window, f"its recorded steps were skipped ({step.skipped})")
+            self._close_unreported(window, f"its recorded steps were skipped ({step.skipped}) [OC303]")
             return
         window.request(self._key(window.marks), self._balance, self._ring)
         self._phase = Phase.WAITING_FOR_RULING
@@ -334,8 +334,7 @@ class WindowRunner(StepRunner):
                 window.grant(ruling)
                 self._slot.race.granted(ruling.name, window.session.ballot)
                 for rhythm in ruling.rhythms if window.session.job.rank == 0 else ():
-                    message = f"the job has a rhythm: {rhythm_sentence(rhythm)}"
-                    self._notices.info_once(f"rhythm {rhythm.period}", message)
+                    self._notices.info_once(f"rhythm {rhythm.period}", rhythm_note(rhythm))
             case Decision.CONFLICT:
                 # Every later window would show the same conflict, so stop.
                 self.abandon(ruling.reason)
@@ -355,7 +354,7 @@ class WindowRunner(StepRunner):
                 self._close_unreported(window, ruling.reason, is_said=bool(why))
             case Decision.LATE:
                 self._notices.warn_once("late", f"a window has no sequential steps: {ruling.reason}")
-                self._notices.info(f"windows before number {self._backoff.next_window} are left out")
+                self._notices.info(f"windows before number {self._backoff.next_window} are left out [OC217]")
                 self.abandon(ruling.reason)
             case Decision.FAILED:
                 self.abandon(ruling.reason)
@@ -375,7 +374,7 @@ class WindowRunner(StepRunner):
         if marks.on_device and not self._schedule.warmup_steps:
             marks.note(
                 "warmup_steps=0: the first step after a change of mode counts, although work of the step before it may "
-                "still run on other streams"
+                "still run on other streams [OC334]"
             )
         marks.quick = self._quick
         cost = self._pace.window_opens(begun_ns)

@@ -88,14 +88,18 @@ class FanOut:
             timeout_s = max(_SINK_PATIENCE_S, 0.5 * (deadline - time.monotonic()))
         closed = worker.close(sink.close, timeout_s)
         if worker.dropped:
-            logger.warning("overlap-callbacks: %s dropped %d windows: it stalled for too long", name, worker.dropped)
+            logger.warning(
+                "overlap-callbacks: %s dropped %d windows: it stalled for too long [OC604]", name, worker.dropped
+            )
         if closed:
             return
         error = sink.close_timeout_error()
         if error is not None:
             self._on_error(sink, error)
         else:
-            logger.warning("overlap-callbacks: %s hangs, and may lack the last windows; the record has them", name)
+            logger.warning(
+                "overlap-callbacks: %s hangs, and may lack the last windows; the record has them [OC605]", name
+            )
 
     def _use(self, sink: Sink, call: Callable[..., None], *arguments: object) -> None:
         try:

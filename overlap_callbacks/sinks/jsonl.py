@@ -126,7 +126,9 @@ class JsonlSink(Sink):
             outcome = "its earlier lines are lost, unless somebody put them back"
             self._append("run", self._run)
         logger.warning(
-            "overlap-callbacks: the record was deleted during the run, and goes on in %s; %s", self.path, outcome
+            "overlap-callbacks: the record was deleted during the run, and goes on in %s; %s [OC606]",
+            self.path,
+            outcome,
         )
 
     def _write(self, kind: str, content: Any) -> None:

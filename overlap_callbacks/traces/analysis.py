@@ -47,7 +47,7 @@ def part_of(trace: Trace, *, with_turns: bool = True) -> Part:
     """What an analysis needs of a trace. Compares devices of a file; with ``with_turns``, files too."""
     devices, problems = devices_of(trace), []
     if len(devices) > 1:
-        problems.append(f"the file holds kernels of {len(devices)} devices: each has its own figures")
+        problems.append(f"the file holds kernels of {len(devices)} devices: each has its own figures [OC702]")
     sums = {
         device.number: CollectiveSums(device.trace, with_turns=with_turns or len(devices) > 1) for device in devices
     }
@@ -224,16 +224,16 @@ class _StepSums:
         without = sorted({*range(len(steps))} - {*self._device.steps})
         skipped = [str(steps[i].number) for i in without if not steps[i].cut]
         if skipped and self._device.span is not None:
-            problems.append(f"no kernels were launched in steps {', '.join(skipped[:8])}: they are left out")
+            problems.append(f"no kernels were launched in steps {', '.join(skipped[:8])}: they are left out [OC703]")
         outside = self._outside
         if steps and outside.num_kernels:
             problems.append(
                 f"{outside.num_kernels} kernels ({outside.compute_ns / 1e6:.3f} ms of compute, "
                 f"{outside.comm_ns / 1e6:.3f} ms of communication) were launched in none of the steps: they count in "
-                "the total alone"
+                "the total alone [OC704]"
             )
         if not self._device.communicates:
-            problems.append("there is no communication: its figures are undefined")
+            problems.append("there is no communication: its figures are undefined [OC705]")
         return problems
 
 
@@ -398,7 +398,7 @@ def analyze_files(
     ranks = [part.rank for part in parts]
     if None not in ranks and len(set(ranks)) == len(ranks):
         parts.sort(key=lambda part: part.rank or 0)
-    return together(parts, [f"left out: {reason}" for reason in failed])
+    return together(parts, [f"left out: {reason} [OC701]" for reason in failed])
 
 
 def _parts(

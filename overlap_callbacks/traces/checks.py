@@ -35,16 +35,17 @@ def problems_of(kernels: KernelTable) -> Iterator[str]:
     """What is doubtful about the kernels of a file."""
     gap_ns = int(np.diff(np.sort(kernels.intervals.start_ns, kind="stable")).max(initial=0))
     if gap_ns > _MAX_GAP_NS:
-        yield f"kernels lie {gap_ns / 1e9:.0f} s apart: the clock may have jumped, or files were joined"
+        yield f"kernels lie {gap_ns / 1e9:.0f} s apart: the clock may have jumped, or files were joined [OC726]"
     placed = int((kernels.without_launch & (kernels.step >= 0)).sum())
     if placed:
-        yield f"{placed} kernels have no launch in the file; they are placed by their start"
+        yield f"{placed} kernels have no launch in the file; they are placed by their start [OC727]"
     computing = np.bincount(kernels.name[kernels.kind == Kind.COMPUTE], minlength=len(kernels.names))
     computes = [kernels.names[i] for i in np.flatnonzero(computing)]
     doubtful = [name for name in computes if _LIKE_COMMUNICATION.search(name) and not name_rules.is_local(name)]
     if doubtful:
         yield (
-            f"{len(doubtful)} kernels count as compute though their names sound like communication: {doubtful[0][:80]}"
+            f"{len(doubtful)} kernels count as compute though their names sound like communication: "
+            f"{doubtful[0][:80]} [OC728]"
         )
 
 
@@ -62,7 +63,7 @@ def ambiguous_collectives(
         text = texts[several[0]]
         yield (
             f"the names of {int(calls[several].sum())} kernels stand for several collectives, and nothing "
-            f"else tells which: they count as {name_rules.collective_of(text)}: {text[:80]}"
+            f"else tells which: they count as {name_rules.collective_of(text)}: {text[:80]} [OC729]"
         )
 
 
@@ -70,7 +71,8 @@ def cut_splits(infos: Sequence[CollectiveInfo]) -> Iterator[str]:
     """Warns of all-to-alls whose split sizes torch cut off."""
     if any([info.cut for info in infos]):
         yield (
-            "torch cuts off lists of more than 30 split sizes: how evenly such all-to-alls load the ranks is not known"
+            "torch cuts off lists of more than 30 split sizes: how evenly such all-to-alls load the ranks is not known "
+            "[OC730]"
         )
 
 
@@ -79,7 +81,7 @@ def copying_collectives(found: Counter[str]) -> Iterator[str]:
     if found:
         yield (
             f"{count(found.total(), 'collective')} launched copies within the device and no kernel: "
-            f"{found.most_common(1)[0][0][:80]}; their copies count as copies, in no overlap"
+            f"{found.most_common(1)[0][0][:80]}; their copies count as copies, in no overlap [OC731]"
         )
 
 

@@ -140,7 +140,7 @@ def _compared(ov: Side, seq: Side, left_out: tuple[str, ...] = ()) -> Comparison
             more, fewer = len(mine) - len(partners), len(theirs) - len(partners)
             note = (
                 f"{more} of {len(mine)} steps of the overlapped file and {fewer} of {len(theirs)} of the sequential "
-                "one are left out: the other file has no step of as many bytes"
+                "one are left out: the other file has no step of as many bytes [OC775]"
             )
             ours, others = zip(*partners, strict=True)
             return _compared(ov.only(ours), seq.only(others), (note,))
@@ -276,7 +276,7 @@ def _bytes_of(ov: Side, seq: Side) -> tuple[float, float] | None:
 
 def _other_bytes(num_bytes: tuple[float, float]) -> str:
     one, other = map(bytes_in_words, num_bytes)
-    return f"they communicate different amounts in a step: {one} and {other}"
+    return f"they communicate different amounts in a step: {one} and {other} [OC774]"
 
 
 def _figures(overlapped: Side, sequential: Side) -> dict[str, float]:
@@ -339,9 +339,9 @@ def _problems(overlapped: Side, sequential: Side) -> Iterator[str]:
     yield from [f"overlapped: {problem}" for problem in ov.problems]
     yield from [f"sequential: {problem}" for problem in seq.problems]
     if ov.rank != seq.rank and None not in (ov.rank, seq.rank):
-        yield f"the files are of different ranks: {ov.rank} and {seq.rank}"
+        yield f"the files are of different ranks: {ov.rank} and {seq.rank} [OC772]"
     if num_bytes := _bytes_of(overlapped, sequential):
         if not _near(*num_bytes, _SAME_BYTES):
             yield _other_bytes(num_bytes)
     elif None in (overlapped.comm_bytes, sequential.comm_bytes) and all(calls) and not _near(*calls):
-        yield f"the files have different numbers of collectives in a step: {calls[0]:.1f} and {calls[1]:.1f}"
+        yield f"the files have different numbers of collectives in a step: {calls[0]:.1f} and {calls[1]:.1f} [OC773]"

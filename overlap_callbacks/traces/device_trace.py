@@ -81,16 +81,18 @@ def trace_of_device(document: Document, events: DeviceEvents, steps: re.Pattern[
     problems = [*doubts.problems]
     if events.launches.untimed:
         problems.append(
-            f"{events.launches.untimed} launches have no time that can be read: their kernels count in no step"
+            f"{events.launches.untimed} launches have no time that can be read: their kernels count in no step [OC742]"
         )
     asking = np.flatnonzero((rows["kind"] == Kind.COMMUNICATION) & (rows["info"] < 0))
     _ask_ranges(rows, asking, annotations, texts, events)
     problems += ambiguous_collectives(rows["name"][asking], rows["info"][asking], texts, tuple(infos))
     problems += cut_splits(tuple(infos))
     if found and not events.launches:
-        problems.append("the file holds no launches: kernels count in the step that the host was in when they started")
+        problems.append(
+            "the file holds no launches: kernels count in the step that the host was in when they started [OC743]"
+        )
     if events.foreign:
-        problems.append(f"{foreign_events(events.foreign)} are left out: what they do is not known")
+        problems.append(f"{foreign_events(events.foreign)} are left out: what they do is not known [OC744]")
     kernels = _table(rows, texts, events, bounds)
     copies = _copies_of_collectives(kernels, rows, operators if events.operators else annotations, events)
     problems += copying_collectives(copies.untold)
@@ -126,7 +128,7 @@ def _calls_on_host(events: DeviceEvents, launched_ns: Array, kernels: KernelTabl
     start_ns, end_ns = found["start"], np.minimum(found["end"], kernels.intervals.end_ns.max(initial=0))
     timeless = at_no_time(start_ns, launched_ns)
     if untimed := events.on_host.untimed + int(timeless.sum()):
-        doubts.warnings.append(f"{untimed} collectives of the host have no time and are left out")
+        doubts.warnings.append(f"{untimed} collectives of the host have no time and are left out [OC745]")
     wanted = np.flatnonzero(~timeless & (end_ns > start_ns))
     if not len(wanted):
         return None

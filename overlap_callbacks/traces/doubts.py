@@ -66,7 +66,9 @@ class Doubts:
         launched = Intervals(calls["start"], calls["end"])
         found = missing_kernels(launched, calls["call"], calls["thread"], has_row, captures)
         if found.captured:
-            self.warnings.append(f"{found.captured} launches were captured into a CUDA graph and ran no kernels")
+            self.warnings.append(
+                f"{found.captured} launches were captured into a CUDA graph and ran no kernels [OC732]"
+            )
         lost_ns = launched.start_ns[found.launches]
         # A kernel without a number may belong to any launch. What a truncated file lacks is reported elsewhere.
         unsure = int(((rows["correlation"] == 0) & (rows["kind"] != Kind.COPY)).sum()) if len(lost_ns) else 0
@@ -78,7 +80,9 @@ class Doubts:
         if lacking:
             some = f"{inside} of them in" if inside < len(lost_ns) else "all in" if len(lacking) == 1 else "in"
             those = "that step is" if len(lacking) == 1 else "those steps are"
-            self.warnings.append(f"{number} launches have no kernel, {some} {self._named(lacking)}: {those} in no mean")
+            self.warnings.append(
+                f"{number} launches have no kernel, {some} {self._named(lacking)}: {those} in no mean [OC733]"
+            )
             self.lacking |= {*lacking}
             return captures
         # A profile may begin just before the first kernel is recorded, and end before the last one.
@@ -87,11 +91,13 @@ class Doubts:
         if inside or len(lost_ns) > _FEW * found.number:
             outside = ", none of them in a step" if self._steps else ""
             self.warnings.append(
-                f"{number} launches have no kernel{outside}: the totals lack them, and their time looks idle"
+                f"{number} launches have no kernel{outside}: the totals lack them, and their time looks idle [OC734]"
             )
             self.lacking |= {-1} if not self._steps else set()
         else:
-            self.problems.append(f"{number} launches have no kernel, all at the beginning or the end of the file")
+            self.problems.append(
+                f"{number} launches have no kernel, all at the beginning or the end of the file [OC735]"
+            )
         return captures
 
     def with_time(self, rows: dict[str, Array], events: DeviceEvents) -> dict[str, Array]:
@@ -113,9 +119,9 @@ class Doubts:
             self.lacking |= {*lacking}
             where = f"; {self._named(lacking)} {'lacks' if len(lacking) == 1 else 'lack'} them"
         if unreadable:
-            self.warnings.append(f"{unreadable} events have no time that can be read, and are left out{where}")
+            self.warnings.append(f"{unreadable} events have no time that can be read, and are left out{where} [OC736]")
         if number > unreadable:
-            self.warnings.append(f"{number - unreadable} kernels have no time and are left out{where}")
+            self.warnings.append(f"{number - unreadable} kernels have no time and are left out{where} [OC737]")
         kept = np.flatnonzero(~wrong)
         return {name: taken(column, kept) for name, column in rows.items()}
 
@@ -124,7 +130,7 @@ class Doubts:
         again = repeated(rows["lane"], Intervals(rows["start"], rows["end"]), rows["name"], rows["correlation"])
         if not len(again):
             return rows
-        self.warnings.append(f"{len(again)} kernels are in the file more than once, and count once")
+        self.warnings.append(f"{len(again)} kernels are in the file more than once, and count once [OC738]")
         kept = np.setdiff1d(np.arange(len(rows["start"])), again, assume_unique=True)
         return {name: taken(column, kept) for name, column in rows.items()}
 
@@ -168,11 +174,13 @@ class Doubts:
         name, stream = texts[rows["name"][row]][:_MAX_NAME], events.streams[rows["lane"][row]]
         excess = f"{excess_ns[worst] / 1e6:.3f} ms"
         if number == 1:
-            self.warnings.append(f"{name} on stream {stream} ends {excess} after {when}: it counts only up to there")
+            self.warnings.append(
+                f"{name} on stream {stream} ends {excess} after {when}: it counts only up to there [OC739]"
+            )
         else:
             self.warnings.append(
                 f"{number} kernels end later than they can, and count only up to there; the worst is {name} on "
-                f"stream {stream}, {excess} after {when}"
+                f"stream {stream}, {excess} after {when} [OC740]"
             )
         end_ns = rows["end"].copy()
         end_ns[found.rows] = found.until_ns

@@ -296,7 +296,7 @@ class Analysis(msgspec.Struct, frozen=True, kw_only=True, tag_field="record", ta
 
 
 # Among the problems of a comparison that answers nothing.
-NOTHING_COMMUNICATES = "neither file communicates; they differ by something else"
+NOTHING_COMMUNICATES = "neither file communicates; they differ by something else [OC771]"
 
 
 class UnmatchedKernel(msgspec.Struct, frozen=True, kw_only=True):

@@ -88,7 +88,7 @@ def _pieces(stream: BinaryIO, file: Path, problems: list[str], size: int, errors
                 if isinstance(error, UnpackError):
                     raise
                 raise TraceError(f"{file} cannot be decompressed: {error}") from None
-            problems.append(f"the compressed file is cut off or damaged after {read} bytes ({error})")
+            problems.append(f"the compressed file is cut off or damaged after {read} bytes ({error}) [OC711]")
             return
         if not piece and not read and errors:  # zstd's reader raises nothing for a truncated file
             raise TraceError(f"{file} is empty, or cut off before anything can be decompressed")

@@ -112,7 +112,7 @@ def trace_of_host(stream: EventStream, events: HostEvents, pattern: re.Pattern[s
     ranges, more = _with_time(ranges, *begun)
     ranges, repeats = _once(ranges)
     if repeats:
-        warnings.append(f"{repeats} ranges are in the file more than once, and count once")
+        warnings.append(f"{repeats} ranges are in the file more than once, and count once [OC750]")
     (called, of_called), (ranged, of_ranged) = (
         names.renamed(safe_text.clean) for names in (events.names, events.range_names)
     )
@@ -124,15 +124,15 @@ def trace_of_host(stream: EventStream, events: HostEvents, pattern: re.Pattern[s
         Intervals(ranges["start"], ranges["end"]), of_ranged[ranges["name"]],
         (called.texts, ranged.texts), bounds_of(steps),
     )  # fmt: skip
-    problems = ["no kernels of a device: operators of the training thread count as compute"]
+    problems = ["no kernels of a device: operators of the training thread count as compute [OC746]"]
     if events.enqueued:
-        problems.append("the file has NCCL's collectives but no kernels of their device: they are left out")
+        problems.append("the file has NCCL's collectives but no kernels of their device: they are left out [OC747]")
     problems += doubtful
     device, collectives = np.zeros(len(table), dtype=np.int64), Collectives.none(len(table))
     untimed += more + events.rows.untimed + events.ranges.untimed
     if untimed:
         where = "; any step may lack them" if steps else ""
-        warnings.append(f"{untimed} operators and ranges have no time and are left out{where}")
+        warnings.append(f"{untimed} operators and ranges have no time and are left out{where} [OC748]")
     return trace_of(
         stream, table, device, steps, collectives, problems, likely=lambda: _likely_ranges(events), warnings=warnings,
         lacking=frozenset({-1}) if untimed else frozenset(),
@@ -252,7 +252,8 @@ def _kernels_of(
     problems = []
     if num_crossing:
         problems.append(
-            f"{num_crossing} operators of the training thread overlap without nesting: their self time is not sure"
+            f"{num_crossing} operators of the training thread overlap without nesting: their self time is not sure "
+            "[OC749]"
         )
     if len(calls):
         spans = bounds or [(int(calls.start_ns[0]), int(calls.end_ns.max()))]

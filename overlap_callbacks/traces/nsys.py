@@ -194,7 +194,7 @@ def _losses(tables: Tables, processes: Sequence[_Process]) -> list[str]:
     texts = [text for text in _diagnostics(tables, processes) if not text.startswith("No CUDA events")]
     if not texts:
         return []
-    return [f"Nsight Systems says that it lost events, so kernels or ranges may be missing: {' '.join(texts)}"]
+    return [f"Nsight Systems says that it lost events, so kernels or ranges may be missing: {' '.join(texts)} [OC755]"]
 
 
 def _no_kernels(file: Path, process: _Process | None, tables: Tables) -> str:
@@ -256,7 +256,7 @@ class _Reader:
         if graphs:
             self.problems.append(
                 f"{graphs} CUDA graphs ran whose kernels are not in the file: profile with "
-                "nsys profile --cuda-graph-trace=node"
+                "nsys profile --cuda-graph-trace=node [OC751]"
             )
 
     def _kernels(self) -> Iterator[_Row]:
@@ -364,10 +364,13 @@ class _Reader:
         if not notes and like:
             notes, self.steps = like, _LIKE_STEPS
             self.problems.append(
-                f"steps are the NVTX ranges with names like {safe_text.clean(notes[0].name)}; --step REGEX names others"
+                f"steps are the NVTX ranges with names like {safe_text.clean(notes[0].name)}; --step REGEX names "
+                "others [OC752]"
             )
         elif not notes:
-            self.problems.append("no NVTX range names a step: the file counts as a whole; --step REGEX names steps")
+            self.problems.append(
+                "no NVTX range names a step: the file counts as a whole; --step REGEX names steps [OC753]"
+            )
         self.events.notes = notes
         self.problems += _untimed(issued)
 
@@ -404,7 +407,7 @@ class _Reader:
 
 def _untimed(number: int) -> Iterator[str]:
     if number:
-        yield f"NVTX ranges of {number} collectives on the host end too early: their time is not known"
+        yield f"NVTX ranges of {number} collectives on the host end too early: their time is not known [OC754]"
 
 
 def _shape(launch: tuple[Any, ...]) -> LaunchShape | str:

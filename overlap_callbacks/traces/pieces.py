@@ -145,7 +145,7 @@ def _without_steps(trace: Trace, number: int) -> Trace:
     """The trace of one of several devices, marked if none of its steps is whole, though those of others are."""
     if trace.whole[:-1][[i for i in distinct_values(trace.kernels.step).tolist() if i >= 0]].any():
         return trace
-    warning = f"device {number} has no step that is known to be whole: it is in no mean"
+    warning = f"device {number} has no step that is known to be whole: it is in no mean [OC741]"
     return dataclasses.replace(
         trace, lacks="lacks kernels", warnings=(*trace.warnings, warning), problems=(warning, *trace.problems)
     )

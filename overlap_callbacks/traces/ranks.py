@@ -298,9 +298,11 @@ def skew_over_ranks(traces: Sequence[Part]) -> Skew:
     matched = sum(len(of_ranks) for of_row in rows.values() for of_ranks in of_row)
     nothing_shared = bool(total and not matched and len(traces) > 1)
     if nothing_shared:
-        problems.append("the files share no collectives: they do not look like ranks of one job")
+        problems.append("the files share no collectives: they do not look like ranks of one job [OC761]")
     elif 0 < matched < total:
-        problems.append(f"{total - matched} of {total} collectives have no partner in another file, and are left out")
+        problems.append(
+            f"{total - matched} of {total} collectives have no partner in another file, and are left out [OC762]"
+        )
     if matched:
         problems += _limits(traces, places)
     skew = [_row(kind, group, members, collectives) for (kind, group, members), collectives in rows.items()]
@@ -314,10 +316,10 @@ def _limits(traces: Sequence[Part], places: Matched) -> Iterator[str]:
     if any(1 < len(members) < (place[4] or world_size) for place, members in places.items()):
         yield (
             f"not all ranks of all groups were given ({len(traces)} files): where the last to come is not among them, "
-            "the transfer is shorter than shown and the waiting longer"
+            "the transfer is shorter than shown and the waiting longer [OC763]"
         )
     if any(not place[2] and not place[3] for place in places):
-        yield "the files do not tell process groups: collectives were matched by their kind and order alone"
+        yield "the files do not tell process groups: collectives were matched by their kind and order alone [OC764]"
 
 
 def numbers_of(traces: Sequence[Part]) -> list[int]:
@@ -398,18 +400,18 @@ def _doubts(traces: Sequence[Part]) -> Iterator[str]:
     sizes = {trace.world_size for trace in known if trace.world_size is not None}
     if len(sizes) > 1:
         shown = ", ".join(map(str, sorted(sizes)))
-        yield f"the files are of different jobs: their world sizes are {shown}"
+        yield f"the files are of different jobs: their world sizes are {shown} [OC765]"
     twice = [rank for rank, count in Counter(trace.rank for trace in known).items() if count > 1]
     if twice:
-        yield f"rank {twice[0]} is given twice: ranks are not compared"
+        yield f"rank {twice[0]} is given twice: ranks are not compared [OC766]"
     if len(known) < len(traces):
         by = "by their names" if not known and _in_names(traces) else "by position"
-        yield f"{len(traces) - len(known)} files do not say which rank they are: they are numbered {by}"
+        yield f"{len(traces) - len(known)} files do not say which rank they are: they are numbered {by} [OC767]"
     devices = frozenset[str]().union(*(trace.device_names for trace in known))
     if len(devices) > 1:
-        yield f"the files are from different devices: {', '.join(sorted(devices)[:4])}"
+        yield f"the files are from different devices: {', '.join(sorted(devices)[:4])} [OC768]"
     if len({trace.on_host for trace in traces}) > 1:
-        yield "the files are of different jobs: some hold kernels of a device, some do not"
+        yield "the files are of different jobs: some hold kernels of a device, some do not [OC769]"
 
 
 # -- collectives by size

@@ -214,13 +214,13 @@ def trace_of(
     if is_cut:
         lacks, words = "is cut off", "the file is cut off, so its totals lack kernels, and their time looks idle"
         steps, named = mark_cut(steps, held)
-        warnings.append(f"{words}: {named}" if named else words)
+        warnings.append(f"{words}{named and f': {named}'} [OC720]")
     if world_size is not None and world_size > 1 and not (kernels.kind == Kind.COMMUNICATION).any():
         names = ", ".join(likely() if likely is not None else likely_communication(kernels)) or "none sounds like it"
         what = "nothing" if launches is None or launches.on_host is None else "no kernel"
         warnings.append(
             f"the job has {world_size} ranks, but {what} in this file communicates, by its name; what does can be "
-            f"named with --communication REGEX. What looks most like it: {names}"
+            f"named with --communication REGEX. What looks most like it: {names} [OC721]"
         )
     infos = with_groups(collectives.infos, head.get("distributedInfo"))
     return Trace(
@@ -250,7 +250,7 @@ def _job(head: dict[str, Any], problems: list[str]) -> tuple[int | None, int | N
         return None, None
     rank, world_size = (info.get(key) if isinstance(info, dict) else None for key in ("rank", "world_size"))
     if type(rank) is not int or not 0 <= rank < MOST_RANKS:  # bool is an int too
-        problems.append("the file's distributedInfo cannot be read: its rank is not known")
+        problems.append("the file's distributedInfo cannot be read: its rank is not known [OC725]")
         return None, None
     return rank, world_size if type(world_size) is int and 0 < world_size <= MOST_RANKS else None
 
@@ -297,14 +297,15 @@ def steps_of(
     steps, warnings = sorted(numbers.values(), key=lambda step: step.start_ns), []
     if len(timed) < len(notes):
         warnings.append(
-            f"{len(notes) - len(timed)} steps have no time and are left out: their kernels count in the total alone"
+            f"{len(notes) - len(timed)} steps have no time and are left out: their kernels count in the total alone "
+            "[OC722]"
         )
     next_ns = [step.start_ns for step in steps[1:]]
     if any([step.end_ns > begin_ns for step, begin_ns in zip(steps, next_ns, strict=False)]):
-        warnings.append("some steps overlap: each ends where the next begins")
+        warnings.append("some steps overlap: each ends where the next begins [OC723]")
     if steps and steps[-1].end_ns > ended_ns:
         excess = f"{(steps[-1].end_ns - ended_ns) / 1e6:.3f} ms"
-        warnings.append(f"step {steps[-1].number} ends {excess} after the profile: it counts only up to there")
+        warnings.append(f"step {steps[-1].number} ends {excess} after the profile: it counts only up to there [OC724]")
     until_ns = [*next_ns, ended_ns]
     return tuple([
         msgspec.structs.replace(step, end_ns=min(step.end_ns, end_ns))

@@ -389,7 +389,7 @@ def test_a_missing_rank_is_named_in_numbers_and_the_rest_are_reported():
     found = report_of(rank_window(3), rank_window(0), rank_window(1), world_size=4)
     assert found.ranks == (0, 1, 3)
     assert found.world_size == 4
-    assert found.problems == ("1 of 4 ranks were not heard",)
+    assert found.problems == ("1 of 4 ranks were not heard [OC328]",)
     assert found.metrics()["overlap/ranks_heard"] == 3
     assert [sample.rank for sample in found.samples] == [0, 1, 3]
     assert values(found) == pytest.approx(BY_HAND)

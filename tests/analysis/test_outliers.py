@@ -68,17 +68,17 @@ def test_stalls_of_one_mode_are_not_left_out() -> None:
         (
             [118], [], False,
             "1 step took far longer than others of its mode and is left out (overlapped 1, sequential 0; step 118): "
-            "wrap a save or an evaluation inside the loop in `with monitor.pause():`",
+            "wrap a save or an evaluation inside the loop in `with monitor.pause():` [OC343]",
         ),
         (
             [126], [118, 131, 140], False,
             "4 steps took far longer than others of their mode and are left out (overlapped 1, sequential 3; steps "
-            "118, 126, 131, ...): wrap a save or an evaluation inside the loop in `with monitor.pause():`",
+            "118, 126, 131, ...): wrap a save or an evaluation inside the loop in `with monitor.pause():` [OC343]",
         ),
         (
             [], list(range(8)), True,
             "8 steps took far longer than others of their mode, nearly all in one mode (overlapped 0, sequential 8): "
-            "all of them count",
+            "all of them count [OC344]",
         ),
     ],
 )  # fmt: skip

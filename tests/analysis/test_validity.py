@@ -139,7 +139,7 @@ def test_a_whole_window_without_counted_steps_of_both_modes_is_invalid(arms, rea
     timed = tuple(block for block in full_window().timed if block.mode in arms)
     found = report_of(full_window(timed=timed), control=control)
     assert found.valid is (reason is None)
-    assert found.problems[:1] == ((f"{reason}, so there is nothing to compare",) if reason else ())
+    assert found.problems[:1] == ((f"{reason}, so there is nothing to compare [OC327]",) if reason else ())
 
 
 def test_a_window_that_was_cut_short_says_so_itself():

@@ -59,7 +59,11 @@ def test_pages_open_and_search_from_a_disk(site: Path, opened: Open) -> None:
 
 def test_search_finds_a_message_and_a_function(address: str, opened: Open) -> None:
     page = opened(address + "index.html", address)
-    for words, expected in (("residual overlap", "metrics.html"), ("switchable", "api/adapters.html")):
+    for words, expected in (
+        ("residual overlap", "metrics.html"),
+        ("switchable", "api/adapters.html"),
+        ("OC107", "troubleshooting.html#nothing-was-measured"),
+    ):
         search(page, words, expected)
 
 

@@ -251,7 +251,7 @@ def test_a_step_of_a_window_in_which_a_shape_is_compiled_does_not_count_and_the_
         assert found["flagged"] == [step == odd_step - 3 for step in range(2 * WINDOW_STEPS)]
     assert first["windows"] == [(True, 3), (True, 15)]
     assert first["counted"] == [{0: 2, 1: 1, 2: 2, 3: 2}, {0: 2, 1: 2, 2: 2, 3: 2}]
-    note = "a step in which torch.compile compiled was left out"
+    note = "a step in which torch.compile compiled was left out [OC347]"
     assert [note in problems for problems in first["problems"]] == [True, False]
 
 

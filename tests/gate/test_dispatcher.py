@@ -442,5 +442,7 @@ def begin_where_it_cannot_be_measured(rank: int) -> list[str]:
 
 def test_a_step_that_begins_where_thread_local_state_is_restored_is_refused():
     ((in_backward, in_inference),) = run_ranks(begin_where_it_cannot_be_measured, 1)
-    assert in_backward == "a step began within a backward pass, where it cannot be measured: begin steps outside"
-    assert in_inference == "a step began in inference mode, where it cannot be measured: begin steps outside"
+    assert (
+        in_backward == "a step began within a backward pass, where it cannot be measured: begin steps outside [OC126]"
+    )
+    assert in_inference == "a step began in inference mode, where it cannot be measured: begin steps outside [OC126]"

@@ -206,7 +206,7 @@ def test_old_places_of_options_go_on_with_one_warning_that_never_raises(monkeypa
         found = checked(given)
     assert again == []
     (warning,) = warned
-    assert str(warning.message).endswith("give advanced={'hosts': ..., 'steps_per_block': ...}")
+    assert str(warning.message).endswith("give advanced={'hosts': ..., 'steps_per_block': ...} [OC119]")
     assert warning.filename == __file__  # the user's line
     _options._told.clear()
     assert (found["schedule"].steps_per_block, found["schedule"].every_n_steps, found["hosts"]) == (3, 700, False)

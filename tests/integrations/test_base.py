@@ -57,7 +57,7 @@ def test_sinks_that_fail_cost_the_measuring_and_one_line_and_raise_if_strict() -
     with captured_log() as lines:
         assert not build_monitor("pytorch", {}, sinks=fail).active
     (line,) = lines
-    assert line.endswith("training goes on: no network")
+    assert line.endswith("training goes on: no network [OC105]")
     with pytest.raises(OSError, match="no network"):
         build_monitor("pytorch", {"strict": True}, sinks=fail)
 
@@ -103,7 +103,7 @@ def test_an_error_of_an_adapter_is_one_warning_and_raised_if_strict() -> None:
     error = RuntimeError("no process group")
     with captured_log() as lines:
         assert not switched_off("pytorch", error).active
-    assert lines == ["overlap-callbacks: measuring is switched off, training goes on: no process group"]
+    assert lines == ["overlap-callbacks: measuring is switched off, training goes on: no process group [OC105]"]
     with captured_log() as lines, pytest.raises(RuntimeError) as raised:
         switched_off("pytorch", error, strict=True)
     assert raised.value is error

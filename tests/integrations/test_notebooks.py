@@ -79,7 +79,7 @@ def attach_when_the_optimizer_is_gone(rank: int) -> dict[str, Any]:
 
 def test_attach_closes_a_monitor_whose_optimizer_is_gone() -> None:
     first, second = run_ranks(attach_when_the_optimizer_is_gone, 2)
-    assert first["lines"] == ["overlap-callbacks: an earlier monitor is closed: what it was attached to is gone"]
+    assert first["lines"] == ["overlap-callbacks: an earlier monitor is closed: what it was attached to is gone [OC117]"]
     assert second["lines"] == []
     assert first["reports"] == 1
 
@@ -201,10 +201,10 @@ def begin_within_a_backward_pass(rank: int, strict: bool) -> dict[str, Any]:
 
 
 def test_what_is_refused_by_design_is_not_called_an_internal_error() -> None:
-    why = "a step began within a backward pass, where it cannot be measured: begin steps outside"
+    why = "a step began within a backward pass, where it cannot be measured: begin steps outside [OC126]"
     for found in run_ranks(begin_within_a_backward_pass, 2, False):
         (line,) = found["lines"]
-        assert line.endswith(f": {why}; measuring is switched off, training goes on")
+        assert line.endswith(f"measuring is switched off, training goes on: {why}")
         assert not found["active"]
         assert found["raised"] == ""
     for found in run_ranks(begin_within_a_backward_pass, 2, True):

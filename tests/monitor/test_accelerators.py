@@ -15,8 +15,8 @@ from tests.monitor.toy_accelerator import OnToy
 
 pytestmark = pytest.mark.skipif(toy_accelerator.REGISTER is None, reason="this torch has no devices in Python")
 
-NO_KERNELS = "kernel times are missing: the library does not read profiles of devices of type 'toy' yet"
-NO_POWER = "no power: nothing is known of devices by 'toy'"
+NO_KERNELS = "kernel times are missing: the library does not read profiles of devices of type 'toy' yet [OC352]"
+NO_POWER = "no power: nothing is known of devices by 'toy' [OC401]"
 STEPS = 40
 
 

@@ -43,7 +43,7 @@ def test_in_production_the_first_error_warns_and_none_is_raised() -> None:
         owner.guard.run(fail, message="again")
     assert owner.asked == ["fail", "fail"]
     assert lines == [
-        "overlap-callbacks: an internal error switched measuring off, training goes on: KeyError('broken')"
+        "overlap-callbacks: an internal error switched measuring off, training goes on: KeyError('broken') [OC113]"
     ]
 
 

@@ -76,7 +76,9 @@ def test_after_another_rank_was_killed_in_mid_window_the_record_holds_what_this_
     assert not cut.complete
     assert cut.ranks == (0,)
     assert cut.world_size == 2
-    assert {"1 of 2 ranks were not heard", "cut short: an exception in the user's step"} <= set(cut.problems)
+    assert {"1 of 2 ranks were not heard [OC328]", "cut short: an exception in the user's step [OC311]"} <= set(
+        cut.problems
+    )
     assert [block.block for block in cut.samples[0].timed] in ([0, 1, 2, 3], [0, 1, 2, 3, 4])
 
 

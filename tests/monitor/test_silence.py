@@ -79,7 +79,7 @@ def test_close_gives_up_a_rank_that_is_stopped_before_the_time_for_reports_is_ov
     assert SETTLE_S < first["close_s"] < DEFAULTS.report_timeout_s
     (window,) = read(tmp_path).windows
     assert window.ranks == (0,)
-    assert "1 of 2 ranks were not heard" in window.problems
+    assert "1 of 2 ranks were not heard [OC328]" in window.problems
 
 
 def test_close_waits_for_the_given_time(tmp_path: Path) -> None:

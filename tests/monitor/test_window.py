@@ -63,7 +63,9 @@ def test_a_step_does_not_count_if_the_unrecorded_one_before_it_left_something_in
     closed = steps_of([True, True, False, True, True, True])
     assert [step.profile_index for step in closed.steps] == [0, 1, -1, 2, 3, 4]
     assert [step.counted for step in closed.steps] == [False, True, False, False, False, True]
-    assert closed.problems == ["a profiled step was left out: the step before it had left collectives in flight"]
+    assert closed.problems == [
+        "a profiled step was left out: the step before it had left collectives in flight [OC346]"
+    ]
 
 
 def fail(*_: object) -> None:
@@ -187,7 +189,7 @@ def test_where_not_even_one_step_of_each_mode_may_be_profiled_none_is(
     assert (closed.profile is None) is refused
     assert closed.problems == refused * [
         "kernel times are missing: its steps launch so many kernels that a profile could reach Kineto's limit, which "
-        "can end the process with this build of torch"
+        "can end the process with this build of torch [OC353]"
     ]
 
 

@@ -147,7 +147,7 @@ def test_a_window_whose_recorded_step_trained_nothing_is_left_out() -> None:
     assert not runner.in_window
     assert bench.checker.keys == []
     assert bench.reporter.windows == []
-    assert bench.reporter.left_out == [(0, "its recorded steps were skipped (its gradients overflowed)")]
+    assert bench.reporter.left_out == [(0, "its recorded steps were skipped (its gradients overflowed) [OC303]")]
 
 
 def test_a_window_whose_recorded_step_compiled_is_left_out() -> None:

@@ -113,7 +113,7 @@ def test_a_kernel_that_is_in_the_file_twice_counts_once(tmp_path: Path, length: 
         event["dur"] = kineto.Nanoseconds(length)
     clean = figures_of(tmp_path, events)
     found = figures_of(tmp_path, [*events, *kernels_of(events)[50:150], *kernels_of(events)[50:60]])
-    assert found.warnings == ("110 kernels are in the file more than once, and count once",)
+    assert found.warnings == ("110 kernels are in the file more than once, and count once [OC738]",)
     assert found.total == clean.total
     assert found.steps == clean.steps
 
@@ -191,7 +191,7 @@ def timeless(number: int, **times: Any) -> list[kineto.Event]:
 @pytest.mark.parametrize("times", [{}, {"dur": 120}, {"ts": -5}, {"ts": 5, "dur": 4e12}])
 def test_kernels_at_time_0_are_left_out_and_their_step_is_in_no_mean(tmp_path: Path, times: dict[str, Any]) -> None:
     found = figures_of(tmp_path, timeless(30, **times))
-    assert found.warnings == ("30 kernels have no time and are left out; step 0 lacks them",)
+    assert found.warnings == ("30 kernels have no time and are left out; step 0 lacks them [OC737]",)
     assert found.total.kernels == NUMBER - 30
     assert [step.cut for step in found.steps] == [True, False, False]
     assert [time.step for time in found.time] == [None, 1, 2]
@@ -229,7 +229,7 @@ def test_a_step_without_a_time_is_left_out_and_the_next_one_is_no_longer(tmp_pat
     events = job()
     next(event for event in events if event["name"] == "ProfilerStep#1").update(times)
     found = figures_of(tmp_path, events)
-    assert found.warnings == ("1 steps have no time and are left out: their kernels count in the total alone",)
+    assert found.warnings == ("1 steps have no time and are left out: their kernels count in the total alone [OC722]",)
     assert [step.step for step in found.steps] == [0, 2]
     assert (found.total, found.steps[1]) == (clean.total, clean.steps[2])
     assert found.time[2].span_ms == pytest.approx(clean.time[3].span_ms, rel=0.1)
@@ -291,8 +291,8 @@ def test_operators_of_a_cpu_job_and_steps_at_time_0_are_left_out_too(tmp_path: P
     found = figures_of(tmp_path, events)
     assert (clean.total.compute_ms, clean.warnings) == (1.5, ())
     assert found.warnings == (
-        "1 steps have no time and are left out: their kernels count in the total alone",
-        "1 operators and ranges have no time and are left out; any step may lack them",
+        "1 steps have no time and are left out: their kernels count in the total alone [OC722]",
+        "1 operators and ranges have no time and are left out; any step may lack them [OC748]",
     )
     assert (found.total.compute_ms, [step.step for step in found.steps]) == (1, [1, 2])
     assert found.total.cut
@@ -308,7 +308,7 @@ def lossy(number: int, first: int = 0, **options: Any) -> list[kineto.Event]:
 
 def test_a_step_whose_launches_have_no_kernel_is_in_no_mean(tmp_path: Path) -> None:
     found = figures_of(tmp_path, lossy(70))
-    assert found.warnings == ("70 of 312 launches have no kernel, all in step 0: that step is in no mean",)
+    assert found.warnings == ("70 of 312 launches have no kernel, all in step 0: that step is in no mean [OC733]",)
     assert [step.cut for step in found.steps] == [True, False, False]
     clean = figures_of(tmp_path, job())
     assert [time.step for time in found.time] == [None, 1, 2]
@@ -415,7 +415,7 @@ def captured(begin: str = "cudaStreamBeginCapture", end: str = "cudaStreamEndCap
 )
 def test_launches_into_a_graph_are_not_missing_and_nothing_waits_for_them(tmp_path: Path, calls: tuple[str]) -> None:
     found = figures_of(tmp_path, captured(*calls))
-    assert found.warnings == ("400 launches were captured into a CUDA graph and ran no kernels",)
+    assert found.warnings == ("400 launches were captured into a CUDA graph and ran no kernels [OC732]",)
     whole = found.time[0]
     assert whole.idle_host_ms is not None
     assert whole.idle_other_ms == pytest.approx(4.3)

@@ -43,4 +43,4 @@ def test_a_kernel_without_a_launch_counts_in_the_step_that_the_device_ran(tmp_pa
     events = [kineto.step(1, 0, 10 * MS), *gemm(1), *gemm(2), lost, leftover]
     trace = read_trace(kineto.write(tmp_path / "t.json", events))
     assert trace.kernels.step.tolist() == [-1, 0, 0, 0]
-    assert trace.problems == ("1 kernels have no launch in the file; they are placed by their start",)
+    assert trace.problems == ("1 kernels have no launch in the file; they are placed by their start [OC727]",)

@@ -241,7 +241,7 @@ def test_without_communication_there_is_no_speed_up_of_overlap(tmp_path: Path) -
     assert (found["valid"], found["misfits"]) == (True, [])
     assert {"speedup_vs_sequential", "gap_to_ideal", "e2e_ideal_ms"}.isdisjoint(found["figures"])
     assert found["figures"]["compute_ms"] == pytest.approx(4)
-    assert found["problems"][0] == "neither file communicates; they differ by something else"
+    assert found["problems"][0] == "neither file communicates; they differ by something else [OC771]"
 
 
 def test_communication_on_the_host_of_a_device_is_communication(tmp_path: Path) -> None:

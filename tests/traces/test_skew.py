@@ -92,7 +92,7 @@ def test_collectives_are_matched_by_their_number_wherever_the_files_begin(job: J
     assert row.count == 2
     assert row.transfer_ms == pytest.approx(0.1)
     assert by_rank(row)[0][1] == pytest.approx(0.35 + 0.45)
-    assert job.analyze().problems == ("3 of 7 collectives have no partner in another file, and are left out",)
+    assert job.analyze().problems == ("3 of 7 collectives have no partner in another file, and are left out [OC762]",)
 
 
 def in_steps(times: dict[int, list[float]], **args: Any) -> list[kineto.Event]:
@@ -120,7 +120,7 @@ def test_without_numbers_the_order_within_the_step_matches_files_that_begin_at_d
     assert row.count == 4
     assert row.transfer_ms == 1 + 6 + 3 + 2
     assert {rank: found[:2] for rank, found in by_rank(row).items()} == {0: (16, 3 + 1), 1: (14, 2)}
-    assert "2 of 10 collectives have no partner in another file, and are left out" in job.analyze().problems
+    assert "2 of 10 collectives have no partner in another file, and are left out [OC762]" in job.analyze().problems
 
 
 def test_kernels_launched_before_a_file_began_do_not_shift_the_order_of_its_steps(job: Job) -> None:

@@ -216,9 +216,9 @@ def test_splits_that_are_cut_off_are_said_once_for_all_ranks(tmp_path: Path, whe
     assert found.splits is None
     notes = [note for note in problems_of(found) if "split sizes" in note]
     (why,) = [note.removeprefix("rank0.json, rank1.json: ") for note in notes]
-    assert (
-        why
-        == "torch cuts off lists of more than 30 split sizes: how evenly such all-to-alls load the ranks is not known"
+    assert why == (
+        "torch cuts off lists of more than 30 split sizes: how evenly such all-to-alls load the ranks is not known "
+        "[OC730]"
     )
     shown = " ".join(overlap("analyze", *[str(tmp_path / f"rank{i}.json") for i in (0, 1)]).output.split())
     assert shown.count(why) == 1

@@ -145,6 +145,7 @@ class JobFacts:
 class Rule(NamedTuple):
     """A trap: ``check`` returns the finding as a sentence, or None; ``action`` says what to do."""
 
+    code: str
     name: str
     severity: Severity
     check: Callable[[JobFacts], str | None]
@@ -156,7 +157,7 @@ def lint_job(environment: JobEnvironment, traits: Traits) -> tuple[Finding, ...]
     """The findings of a window, most serious first."""
     facts = JobFacts(environment, traits)
     found = [
-        Finding(rule.name, rule.severity, message, rule.action, rule.source)
+        Finding(rule.name, rule.severity, f"{message} [{rule.code}]", rule.action, rule.source)
         for rule in RULES
         if (message := rule.check(facts)) is not None
     ]
@@ -309,12 +310,12 @@ _MAY_DIFFER = frozenset(
 
 RULES = (
     Rule(
-        "cuda-launch-blocking", Severity.SERIOUS,
+        "OC501", "cuda-launch-blocking", Severity.SERIOUS,
         _setting("the host waits for each kernel, so nothing overlaps.", "CUDA_LAUNCH_BLOCKING", _on_cuda),
         "Unset it, but to find an error.", f"{TORCH_CUDA_DOCS}#asynchronous-execution",
     ),
     Rule(
-        "hip-serialised-kernels", Severity.SERIOUS,
+        "OC502", "hip-serialised-kernels", Severity.SERIOUS,
         _setting(
             "kernels run one after the other, so nothing overlaps.", "HIP_LAUNCH_BLOCKING AMD_SERIALIZE_KERNEL",
             _on_amd,
@@ -322,22 +323,22 @@ RULES = (
         "Unset it, but to find an error.", HIP_DOCS,
     ),
     Rule(
-        "hip-one-queue", Severity.SERIOUS,
+        "OC503", "hip-one-queue", Severity.SERIOUS,
         _setting("all streams of a device share one hardware queue.", "GPU_MAX_HW_QUEUES=1", _on_amd),
         "Unset it (the default is 4), or set it to 2 or more.", HIP_DOCS,
     ),
     Rule(
-        "hip-few-queues", Severity.WARNING, _too_few_queues,
+        "OC504", "hip-few-queues", Severity.WARNING, _too_few_queues,
         "Set it to the number of streams or more on all ranks, and measure again: up to all that ran on a shared queue "
         "may then overlap.",
         HIP_DOCS,
     ),
     Rule(
-        "nccl-timing-one-connection", Severity.WARNING, _timing_on_one_connection,
+        "OC505", "nccl-timing-one-connection", Severity.WARNING, _timing_on_one_connection,
         "Unset the timing (and TORCH_NCCL_DESYNC_DEBUG, which turns it on), but to find an error.", TORCH_ISSUE_TIMING,
     ),
     Rule(
-        "nccl-blocking-wait", Severity.SERIOUS,
+        "OC506", "nccl-blocking-wait", Severity.SERIOUS,
         _setting(
             "waiting for a collective blocks the host, so sequential steps starve the device and overlap looks better "
             "than it is.",
@@ -346,17 +347,17 @@ RULES = (
         "Unset it: torch notices failed collectives without it (TORCH_NCCL_ASYNC_ERROR_HANDLING).", TORCH_NCCL_DOCS,
     ),
     Rule(
-        "torch-distributed-debug", Severity.WARNING,
+        "OC507", "torch-distributed-debug", Severity.WARNING,
         _setting("all ranks meet for a check before each collective, in both modes.", "TORCH_DISTRIBUTED_DEBUG=DETAIL"),
         "Unset it, or use INFO, but to find a hang.", f"{TORCH_DISTRIBUTED_DOCS}#torch-distributed-debug",
     ),
     Rule(
-        "max-connections-not-one", Severity.WARNING, _one_connection_needed,
+        "OC508", "max-connections-not-one", Severity.WARNING, _one_connection_needed,
         "Set it to 1 before the job starts, unless the job uses FSDP or overlaps its expert all-to-all.",
         MEGATRON_ARGUMENTS,
     ),
     Rule(
-        "max-connections-one", Severity.WARNING,
+        "OC509", "max-connections-one", Severity.WARNING,
         _setting(
             "streams are not independent, so communication may wait for compute.", "CUDA_DEVICE_MAX_CONNECTIONS=1",
             lambda facts: _on_cuda(facts) and not _needs_one_connection(facts),
@@ -365,7 +366,7 @@ RULES = (
         MEGATRON_FSDP_DOCS,
     ),
     Rule(
-        "no-memory-caching", Severity.WARNING,
+        "OC510", "no-memory-caching", Severity.WARNING,
         _setting(
             "memory is given back to the driver at once, which synchronises the device.",
             "PYTORCH_NO_CUDA_MEMORY_CACHING", lambda facts: not facts.on_cpu,
@@ -373,7 +374,7 @@ RULES = (
         "Unset it, but to find an error.", f"{TORCH_CUDA_DOCS}#memory-management",
     ),
     Rule(
-        "nccl-p2p-off", Severity.WARNING,
+        "OC511", "nccl-p2p-off", Severity.WARNING,
         _setting(
             "GPUs of one host do not reach each other directly, by NVLink or PCIe.",
             "NCCL_P2P_DISABLE NCCL_P2P_LEVEL=LOC NCCL_P2P_LEVEL=0", _shares_hosts,
@@ -382,7 +383,7 @@ RULES = (
         f"{NCCL_DOCS}#nccl-p2p-disable",
     ),
     Rule(
-        "nccl-shm-off", Severity.WARNING,
+        "OC512", "nccl-shm-off", Severity.WARNING,
         _setting(
             "GPUs of one host that cannot reach each other directly communicate over the network.",
             "NCCL_SHM_DISABLE", _uses_nccl,
@@ -390,7 +391,7 @@ RULES = (
         "Unset it; a container may need more shared memory instead.", f"{NCCL_DOCS}#nccl-shm-disable",
     ),
     Rule(
-        "nccl-ib-off", Severity.WARNING,
+        "OC513", "nccl-ib-off", Severity.WARNING,
         _setting(
             "hosts do not communicate over InfiniBand or RoCE.", "NCCL_IB_DISABLE",
             lambda facts: facts.uses_nccl and facts.environment.num_hosts > 1,
@@ -398,30 +399,30 @@ RULES = (
         "Unset it where the hosts have InfiniBand or RoCE.", f"{NCCL_DOCS}#nccl-ib-disable",
     ),
     Rule(
-        "nccl-protocol", Severity.WARNING,
+        "OC514", "nccl-protocol", Severity.WARNING,
         _setting("NCCL may not choose its protocol by itself.", "NCCL_PROTO=?*", _uses_nccl),
         "Unset it: NCCL's documentation discourages it, but to avoid a bug of one protocol.", f"{NCCL_DOCS}#nccl-proto",
     ),
     Rule(
-        "nccl-max-ctas-exceeded", Severity.WARNING, _too_many_blocks,
+        "OC515", "nccl-max-ctas-exceeded", Severity.WARNING, _too_many_blocks,
         "Set it before the first process group is made, and on all ranks.", f"{NCCL_DOCS}#nccl-max-ctas",
     ),
     Rule(
-        "nccl-min-ctas-not-reached", Severity.NOTE, _minimum_not_reached,
+        "OC516", "nccl-min-ctas-not-reached", Severity.NOTE, _minimum_not_reached,
         "Small messages take fewer; for large ones, set it before the first process group is made.",
         f"{NCCL_DOCS}#nccl-min-ctas",
     ),
     Rule(
-        "nccl-min-ctas-binds", Severity.NOTE, _minimum_binds,
+        "OC517", "nccl-min-ctas-binds", Severity.NOTE, _minimum_binds,
         "Measure once without it: more blocks than needed take SMs from compute.", f"{NCCL_DOCS}#nccl-min-ctas",
     ),
     Rule(
-        "nccl-many-sms", Severity.NOTE, _many_sms,
+        "OC518", "nccl-many-sms", Severity.NOTE, _many_sms,
         "Measure once with a smaller NCCL_MAX_CTAS: NCCL prefers its own throughput to SMs left for compute.",
         f"{NCCL_DOCS}#nccl-max-ctas",
     ),
     Rule(
-        "nccl-argument-checks", Severity.NOTE,
+        "OC519", "nccl-argument-checks", Severity.NOTE,
         _setting(
             "NCCL checks the arguments of each collective, which adds latency.",
             "NCCL_CHECK_POINTERS NCCL_CHECK_MODE=DEBUG*", _uses_nccl,
@@ -429,20 +430,20 @@ RULES = (
         "Unset it, but to find an error.", f"{NCCL_DOCS}#nccl-check-pointers",
     ),
     Rule(
-        "nccl-trace-log", Severity.NOTE,
+        "OC520", "nccl-trace-log", Severity.NOTE,
         _setting("NCCL may print a line for each call.", "NCCL_DEBUG=TRACE", _uses_nccl),
         "Unset it, or use WARN, but to find an error.", f"{NCCL_DOCS}#nccl-debug",
     ),
     Rule(
-        "crowded-cpus", Severity.WARNING, _crowded,
+        "OC521", "crowded-cpus", Severity.WARNING, _crowded,
         "Set OMP_NUM_THREADS to the CPUs per rank, or start the ranks with torchrun, which sets it to 1.", TORCH_RUN,
     ),
     Rule(
-        "more-ranks-than-cpus", Severity.WARNING, _more_ranks_than_cpus,
+        "OC522", "more-ranks-than-cpus", Severity.WARNING, _more_ranks_than_cpus,
         "Start fewer ranks on the host: each has one thread already.", TORCH_RUN,
     ),
     Rule(
-        "ranks-differ", Severity.WARNING, _differing,
+        "OC523", "ranks-differ", Severity.WARNING, _differing,
         "Start all ranks with the same software and variables.", f"{NCCL_DOCS}#environment-variables",
     ),
 )  # fmt: skip

@@ -218,9 +218,9 @@ def _problems(
         reasons.insert(0, escaped)
     let_pass = part.let_pass.of_job(num_ranks)
     if not part.checked:
-        reasons += [f"{sentence}; no profile shows whether they ran beside compute" for sentence in let_pass]
+        reasons += [f"{sentence}; no profile shows whether they ran beside compute [OC324]" for sentence in let_pass]
     if part.any_complete and not part.all_complete:
-        reasons.append("some ranks ended the window early: their steps ran in other modes than the rest's")
+        reasons.append("some ranks ended the window early: their steps ran in other modes than the rest's [OC325]")
     unlike = unlike_ranks(part.measured)
     if unlike is not None:
         reasons.append(unlike)
@@ -231,12 +231,12 @@ def _problems(
     if part.checked:
         found += let_pass
     if num_ranks < world_size:
-        found.append(f"{world_size - num_ranks} of {world_size} ranks were not heard")
+        found.append(f"{world_size - num_ranks} of {world_size} ranks were not heard [OC328]")
     for what, blocks in (("kernel times", part.figures.profiled), ("step times", part.figures.timed)):
         if blocks.left_out:
             found.append(
                 f"{what} of {blocks.left_out.named()} are left out: half or more of the blocks of a mode are missing "
-                "there"
+                "there [OC329]"
             )
     return reasons, found if other_arm else [*found, *remarks(figures, device)]
 
@@ -247,7 +247,7 @@ def _power(part: JobPart, world_size: int) -> JobPower | None:
     unread = part.power.unread
     power = pooled_power(part.power, whole=not unread and part.ranks.count == world_size)
     if unread:
-        problem = f"power of {unread.named()} was not measured: there are no sums over all devices"
+        problem = f"power of {unread.named()} was not measured: there are no sums over all devices [OC412]"
         power = msgspec.structs.replace(power, problems=(*power.problems, problem))
     return power
 

@@ -73,15 +73,15 @@ def cross_check(
     compared = {step: aligned.steps[step] for step in (aligned.steps if whole is None else whole)}
     lacking, is_worthless = _lacking(compared)
     if is_worthless:
-        doubt = f"the profile does not show the job's communication: {lacking}; its kernel times are left out"
+        doubt = f"the profile does not show the job's communication: {lacking}; its kernel times are left out [OC373]"
         return CrossCheck(missing=doubt)
     unseen = _unseen(aligned.kernels, compared)
     extra = _largest(unseen, lambda name, number: f"{_number(number)} {name}")
     bound = _lower_bound(aligned.kernels, unseen, list(aligned.steps), symmetric_groups)
     notes = (
         _of_host_libraries([collective for step in compared for collective in aligned.issued[step]]),
-        lacking,
-        extra and f"the profile has communication of no collective that the gate saw, a step: {extra}",
+        lacking and f"{lacking} [OC374]",
+        extra and f"the profile has communication of no collective that the gate saw, a step: {extra} [OC376]",
         residual_overlap(aligned.kernels, sequential, unseen),
         bound,
     )
@@ -144,7 +144,7 @@ def _of_host_libraries(collectives: Iterable[IssuedCollective]) -> str:
             num_bytes[backend] += collective.bytes_in + collective.bytes_out
     least_bytes = _MIN_BYTES * num_bytes.total()
     named = ", ".join(sorted(backend for backend in num_bytes if backend and num_bytes[backend] > least_bytes))
-    return f"collectives of {named} have no kernel of the device: their time is in no figure" if named else ""
+    return f"collectives of {named} have no kernel of the device: their time is in no figure [OC375]" if named else ""
 
 
 # -- communication without a collective
@@ -203,7 +203,7 @@ def _lower_bound(
         return ""
     return (
         f"communication that no collective explains ({used}) may be copies that no figure has: communication and "
-        f"residual overlap are lower bounds"
+        f"residual overlap are lower bounds [OC378]"
     )
 
 
@@ -234,7 +234,7 @@ def residual_overlap(kernels: KernelTable, sequential: Sequence[int], unseen: Ma
         streams.append(f"and on {len(largest) - _MAX_NAMED} more streams")
     text = f"in sequential steps compute ran beside communication, {'; '.join(streams)}"
     escaped = _escaped(kernels, sequential, unseen)
-    return f"{text}; the gate did not see this communication: {escaped}" if escaped else text
+    return f"{text}{escaped and f'; the gate did not see this communication: {escaped}'} [OC377]"
 
 
 def _escaped(kernels: KernelTable, sequential: Sequence[int], unseen: Mapping[str, float]) -> str:

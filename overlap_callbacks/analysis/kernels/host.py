@@ -104,7 +104,7 @@ def uncounted_note(shares: Sequence[float]) -> str:
     share = float(np.mean(shares)) if len(shares) else 0.0
     if share <= MAX_UNCOUNTED:
         return ""
-    return f"{share:.0%} of a step runs in no torch operator: it counts neither as compute nor as communication"
+    return f"{share:.0%} of a step runs in no torch operator: it counts neither as compute nor as communication [OC379]"
 
 
 def _kinds(

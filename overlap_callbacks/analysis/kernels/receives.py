@@ -102,7 +102,8 @@ def _notes(fitted: Mapping[Expected, Bandwidth], num_messages: int) -> tuple[str
     rate = rates[0] if rates[0] == rates[-1] else f"{rates[0]} to {rates[-1]}"
     note = (
         f"the waiting of receives of {len(fitted)} of {num_messages} kinds of messages is what exceeds their bytes "
-        f"over a fitted bandwidth ({rate} GB/s); that of the others rests on the shortest receives of all sizes"
+        f"over a fitted bandwidth ({rate} GB/s); that of the others rests on the shortest receives of all sizes "
+        f"[OC380]"
     )
     return (note,)
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from overlap_callbacks.analysis.formatting import count
 from overlap_callbacks.analysis.power.mean_power import (
     MAX_ERROR,
     MeanPower,
@@ -110,14 +111,14 @@ def power_figures(
     if source.averaging_s is not None:  # the counter was read, the sensor was not
         failed += int(np.isnan(readings.power_w).sum())
     if failed:
-        problems.append("1 reading of power failed" if failed == 1 else f"{failed} readings of power failed")
+        problems.append(f"{count(failed, 'reading')} of power failed [OC417]")
     if late:
-        several = f"{late} readings of power came late and were left out"
-        problems.append("1 reading of power came late and was left out" if late == 1 else several)
+        were = "was" if late == 1 else "were"
+        problems.append(f"{count(late, 'reading')} of power came late and {were} left out [OC418]")
     if covers_s is not None:
         problems.append(
             f"the sensor covers up to {covers_s:.2g} s before a reading, by how its readings follow the modes, and not "
-            f"{as_known.averaging_s:.2g} s as is known of this device: readings count accordingly"
+            f"{as_known.averaging_s:.2g} s as is known of this device: readings count accordingly [OC419]"
         )
     rows = _within(readings, segments)
     return DevicePower(
@@ -291,7 +292,8 @@ def _peaks_missing(modes: Sequence[ModePower], found: Sequence[_OfMode]) -> list
     if not without:
         return []
     return [
-        f"the highest power of {' and '.join(without)} steps is not known: no reading of power is of one block alone"
+        f"the highest power of {' and '.join(without)} steps is not known: no reading of power is of one block alone "
+        "[OC415]"
     ]
 
 
@@ -308,7 +310,8 @@ def _without_reasons(modes: Sequence[ModePower], readings: Readings) -> list[str
         return []
     return [
         f"why the clock was held back in {' and '.join(without)} steps is not known: the device tells it of "
-        f"{covered_s:.2g} s at a time, and a block needs {covered_s + every_s:.2g} s for that (min_block_seconds)"
+        f"{covered_s:.2g} s at a time, and a block needs {covered_s + every_s:.2g} s for that (min_block_seconds) "
+        "[OC416]"
     ]
 
 

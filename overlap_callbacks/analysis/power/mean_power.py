@@ -152,7 +152,7 @@ def compare(
         if not _PLAUSIBLE_RATIO[0] <= ratio <= _PLAUSIBLE_RATIO[1]:
             problems.append(
                 f"the energy counter is not used: {where} it gave {ratio:.2g} times the energy that the readings of "
-                "power do"
+                "power do [OC420]"
             )
         elif abs(ratio - 1) > max(_MAX_DIFFERENCE, _BEYOND_CHANCE * doubt):
             disagreements.append(

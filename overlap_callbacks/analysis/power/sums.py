@@ -125,10 +125,10 @@ def power_of(rank: int, power: Sequence[DevicePower], *, elsewhere: bool = False
 
 
 def _missing(power: DevicePower) -> list[str]:
-    missing = [f"power of {m.mode.value} steps was not measured: {m.missing}" for m in power.modes if m.missing]
+    missing = [f"power of {m.mode.value} steps was not measured: {m.missing} [OC413]" for m in power.modes if m.missing]
     unknown = sorted({word for mode in power.modes for word in mode.reasons or ()} - REASONS.keys())
     if unknown:
-        missing.append(f"the job's power leaves out reasons that are not known: {', '.join(unknown)}")
+        missing.append(f"the job's power leaves out reasons that are not known: {', '.join(unknown)} [OC414]")
     return missing
 
 

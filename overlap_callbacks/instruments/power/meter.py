@@ -165,7 +165,7 @@ class PowerMeter:
                 source = self._find(identity)
                 if isinstance(source, NoPower):
                     self._given_up = True
-                    self._tell(source.reason, identity.vendor != CPU)
+                    self._tell(f"{source.reason} [OC401]", identity.vendor != CPU)
                     for opened in sources:
                         opened.close()
                     return
@@ -174,7 +174,7 @@ class PowerMeter:
                 sources,
                 interval_s=self._options.interval_s,
                 idle_interval_s=self._options.idle_interval_s,
-                on_give_up=lambda why: self._tell(why, True),
+                on_give_up=lambda why: self._tell(f"{why} [OC402]", True),
                 on_tick=self._tick,
             )
         self._sampler.start()
@@ -192,7 +192,7 @@ class PowerMeter:
 
     def _fail(self, error: Exception) -> None:
         self._given_up = True
-        self._tell(f"power is not measured: {type(error).__name__}: {error}", True)
+        self._tell(f"power is not measured: {type(error).__name__}: {error} [OC403]", True)
 
 
 def _has_both_watts(power: DevicePower) -> bool:

@@ -123,7 +123,7 @@ class WindowBudget:
         with self._lock:
             self._postponed = None
             if self._unknown:
-                return Skip("what the window before it cost is not known yet", window + 1)
+                return Skip("what the window before it cost is not known yet [OC301]", window + 1)
             now_s, (before, before_s) = self._now_ns() / 1e9, self._began
             self._began = window, now_s
             unpaid_s = self._paid_at_s + self._paid_after_s(self._late_ms() / 1e3) - now_s
@@ -135,7 +135,7 @@ class WindowBudget:
             passed, taken_s = window - before, now_s - before_s
             # If numbers went back, the time between windows is unknown.
             left = unpaid_s / taken_s * passed if passed > 0 and taken_s > 0 else 0.0
-            return Skip(self._reason, window + max(1, math.ceil(left / 2)))
+            return Skip(f"{self._reason} [OC302]", window + max(1, math.ceil(left / 2)))
 
     def postponed(self, schedule: Schedule, step: int) -> str:
         """When the next window comes after one at ``step`` that was left out, and which budget would bring it sooner.
@@ -153,7 +153,7 @@ class WindowBudget:
         budget = f"{math.ceil(enough * 10**digits - 1e-9) / 10**digits:g}" if enough else "None"
         return (
             f"the budget postpones the next window to about step {comes:,}: {reason}; max_overhead={budget} would "
-            f"bring it at step {soon:,}"
+            f"bring it at step {soon:,} [OC116]"
         )
 
     def _charge_late(self, late_ms: Callable[[], float]) -> float:

@@ -289,7 +289,7 @@ def unserialised_notes(steps: Sequence[MeasuredStep]) -> tuple[str, ...]:
         [
             f"{round(number / len(logs), 1):g} "
             f"{'messages' if reason is NotSerialised.SINGLE_MESSAGE else 'collectives'} a step were not serialised: "
-            f"{reason.value}"
+            f"{reason.value} [OC323]"
             for reason, number in sorted(total.items(), key=lambda item: item[0].name)
         ]
     )

@@ -54,7 +54,7 @@ class StepKinds:
                 more = "longer" if longer_ms >= 0 else "less"
                 sentences.append(
                     f"a step with {self.names[kind]} takes {PLAIN.quantity(abs(longer_ms), 'ms')} {more} than one with "
-                    f"{self.names[0]}"
+                    f"{self.names[0]} [OC339]"
                 )
         return tuple(sentences)
 
@@ -86,7 +86,7 @@ def kinds_of(steps: Sequence[MeasuredStep]) -> StepKinds:
     notes = kinds.notes(left_out, described, advice)
     if rare:
         left = f"{count(len(rare), 'step')} of the rarer kinds {'is' if len(rare) == 1 else 'are'} left out"
-        notes += (f"{left}: a window tells {1 + MAX_KINDS} kinds of steps apart",)
+        notes += (f"{left}: a window tells {1 + MAX_KINDS} kinds of steps apart [OC338]",)
     names = {number: described[label] for label, number in numbers.items()}
     return StepKinds(of_steps, frozenset(left_out | rare), notes, names)
 
@@ -232,12 +232,12 @@ class _Labels:
             which = "both" if len(shown) == 2 else "all"
             return (
                 f"the job has {kinds} of steps: {each}; {which} were measured in both modes and compared like with "
-                f"like",
+                f"like [OC336]",
             )
         what = [f"{count(number, f'{arm.value} step')} of the {of.value} part" for (of, arm), number in alone.items()]
         return (
             f"the job has {kinds} of steps: {each}; left out, because the other mode had none of their kind: "
-            f"{listed(what)}{advice}",
+            f"{listed(what)}{advice} [OC337]",
         )
 
 
@@ -277,7 +277,7 @@ def with_kinds_by_kernels(
     listed = " and ".join(f"{number:,}" for number in sorted({min(counts.values()), max(counts.values())}))
     note = (
         f"profiled steps that communicate alike called other kernels ({listed}): they are compared by kind, but timed "
-        f"steps cannot be told apart by what they communicate"
+        f"steps cannot be told apart by what they communicate [OC340]"
     )
     return [replace(step, kind=found.get(step.profile_index, step.kind)) for step in steps], (note,)
 

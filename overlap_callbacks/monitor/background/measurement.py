@@ -21,7 +21,7 @@ from overlap_callbacks.analysis.results.messages import NO_STAGE
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.settled import StepSeries
 from overlap_callbacks.analysis.results.window import CollectiveTime, MemoryPeak, RankWindow, TimedBlock
-from overlap_callbacks.analysis.rhythms import rhythm_sentence
+from overlap_callbacks.analysis.rhythms import rhythm_note
 from overlap_callbacks.analysis.sums import grouped
 from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.instruments import clocks
@@ -106,7 +106,7 @@ class _Measurement:
         self._problems = list(window.problems)
         steps = with_times(window.steps)
         if any(step.ms is None for step in steps):
-            self._note(f"the device did not finish a step within {_READY_TIMEOUT_S:g} s: its time is missing")
+            self._note(f"the device did not finish a step within {_READY_TIMEOUT_S:g} s: its time is missing [OC341]")
         self._long = [step for step in steps if step.plan.part is Part.LONG]
         steps = [step for step in steps if step.plan.part is not Part.LONG]
         self._kinds = kinds_of(steps)
@@ -126,7 +126,7 @@ class _Measurement:
     def result(self, rank: int, backend: str) -> RankWindow:
         window = self._window
         for rhythm in window.rhythms:
-            self._note(f"the job has a rhythm, which is taken out of both modes: {rhythm_sentence(rhythm)}")
+            self._note(rhythm_note(rhythm))
         kernels, problems = read_kernels(window)
         if kernels is not None:  # before stalls are removed: a step that simply does more work is not a stall
             self._steps, problems = with_kinds_by_kernels(kernels, self._steps)
@@ -260,7 +260,7 @@ class _Measurement:
             if mode not in known and any(step.counted and step.plan.arm is mode for step in timed):
                 self._note(
                     f"power of {mode.value} steps is missing: the device's start and end times of these steps are too "
-                    "uncertain"
+                    "uncertain [OC411]"
                 )
         others = [step for step in self._steps if step.plan.part is not Part.RECORDED]
         shown = segments_of(sorted([*others, *self._long], key=lambda step: step.plan.offset), self._window.clock)

@@ -83,7 +83,7 @@ class Ruling(msgspec.Struct, frozen=True):
 # Rank 0 plans a window once its sequences are granted: where its parts lie, and the rhythms known by then.
 WindowPlanner = Callable[[], tuple[Placement, tuple[Rhythm, ...]]]
 
-_NO_ANSWER = Ruling(Decision.LATE, "the job's store does not answer")
+_NO_ANSWER = Ruling(Decision.LATE, "the job's store does not answer [OC208]")
 
 
 @dataclass(eq=False)
@@ -109,7 +109,7 @@ class _Check:
                 return _NO_ANSWER
             if time.monotonic() >= deadline:
                 self.given_up = True
-                return Ruling(Decision.LATE, f"the order check was not done within {patience_s:g} s")
+                return Ruling(Decision.LATE, f"the order check was not done within {patience_s:g} s [OC210]")
         assert self.ruling is not None
         return self.ruling
 
@@ -223,7 +223,9 @@ class OrderChecker:
                 self._channel.connection.renew()  # if the store was suspended, all waiting calls fail: reconnect
                 return
             store_failed = isinstance(error, StoreFailedError)
-            check.ruling = Ruling(Decision.FAILED, str(error) if store_failed else f"the order check failed: {error!r}")
+            check.ruling = Ruling(
+                Decision.FAILED, str(error) if store_failed else f"the order check failed: {error!r} [OC216]"
+            )
             raise
         finally:
             check.done.set()
@@ -259,7 +261,7 @@ def check_order(
     """
     part = submit(exchange, key, Submissions.of(exchange.tree.rank, recorded.kinds, message), timeout_s, stop)
     if part is None:
-        ruling = Ruling(Decision.LATE, f"rank {exchange.tree.parent} does not take what this rank hands in")
+        ruling = Ruling(Decision.LATE, _not_taken_by(exchange.tree.parent))
     elif exchange.tree.parent is not None:
         return forward_ruling(exchange, key, timeout_s, stop)
     else:
@@ -268,7 +270,9 @@ def check_order(
         if ruling.decision is Decision.GRANTED and skip is not None and not control:
             ruling = Ruling(Decision.SKIPPED, skip.reason, next_window=skip.next_window)
         if ruling.decision is Decision.GRANTED and stop():
-            ruling = Ruling(Decision.LATE, "rank 0 had gone on when the last rank reported its order of collectives")
+            ruling = Ruling(
+                Decision.LATE, "rank 0 had gone on when the last rank reported its order of collectives [OC209]"
+            )
         if ruling.decision is Decision.GRANTED and plan_window is not None:
             placement, rhythms = plan_window()
             ruling = msgspec.structs.replace(ruling, placement=placement, rhythms=rhythms)
@@ -297,9 +301,9 @@ def forward_ruling(exchange: Exchange, key: str, timeout_s: float, stop: Callabl
     taken_within_s = timeout_s if parent else None
     answer = exchange.await_answer(key, 2 * timeout_s, stop, taken_within_s=taken_within_s)
     if answer is None:
-        reason = f"rank 0 did not decide within {2 * timeout_s:g} s"
+        reason = f"rank 0 did not decide within {2 * timeout_s:g} s [OC206]"
         if parent and not exchange.parent_has_taken():
-            reason = f"rank {parent} does not take what this rank hands in"
+            reason = _not_taken_by(parent)
         # Otherwise a late parent would find it, and rank 0 would grant what this rank has abandoned.
         exchange.withdraw()
         answer = msgspec.json.encode(Ruling(Decision.LATE, reason))
@@ -307,32 +311,36 @@ def forward_ruling(exchange: Exchange, key: str, timeout_s: float, stop: Callabl
     return msgspec.json.decode(answer, type=Ruling)
 
 
+def _not_taken_by(parent: int | None) -> str:
+    return f"rank {parent} does not take what this rank hands in [OC207]"
+
+
 def decide(part: Submissions, world_size: int, timeout_s: float, verdicts: Verdicts) -> Ruling:
     """Rank 0: compare the submissions of all ranks, and search their sequences for a cycle."""
     if part.runs != [(0, world_size - 1)]:
         missing = sorted(set(range(world_size)).difference(in_runs(part.runs)))
-        why = f"{name_ranks(missing)} did not report the order of collectives within {timeout_s:g} s"
+        why = f"{name_ranks(missing)} did not report the order of collectives within {timeout_s:g} s [OC205]"
         return Ruling(Decision.LATE, why)
     submitted = part.each()
     different = [message for message, _ in submitted]
     if mismatch := config_mismatch(submitted):
-        return Ruling(Decision.CONFIG_MISMATCH, f"the ranks are not set up alike: {mismatch}")
+        return Ruling(Decision.CONFIG_MISMATCH, f"the ranks are not set up alike: {mismatch} [OC202]")
     if mismatch := step_mismatch(submitted):
         return Ruling(Decision.STEP_MISMATCH, mismatch)
     if any(message.compiled for message in different):
-        return Ruling(Decision.SKIPPED, "torch.compile compiled in a recorded step")
+        return Ruling(Decision.SKIPPED, "torch.compile compiled in a recorded step [OC214]")
     config = different[0].config
     if config is not None and (config.control or not config.serialises):
         return Ruling(Decision.GRANTED)  # nothing will be serialised
     incomplete = next((of.first_rank for of in submitted if of.message.incomplete), None)
     if incomplete is not None:
-        why = f"rank {incomplete} issued more collectives in one step than the gate has storage for"
+        why = f"rank {incomplete} issued more collectives in one step than the gate has storage for [OC212]"
         return Ruling(Decision.FAILED, why)
     if not any(message.communicates for message in different):
         return Ruling(
             Decision.FAILED,
             "the recorded steps issued no collectives that could be serialised, so that sequential steps would be "
-            "overlapped ones: replays of CUDA graphs and libraries of one's own pass the gate unseen",
+            "overlapped ones: replays of CUDA graphs and libraries of one's own pass the gate unseen [OC213]",
         )
     if in_step(different):
         return Ruling(Decision.GRANTED)
@@ -347,7 +355,7 @@ def _search(part: Submissions, submitted: Sequence[Submission], verdicts: Verdic
         digests = {digest for kinds, _ in ranks for digest in kinds}
         sequences = part.decoded(digests)
         if sequences is None:
-            why = f"the ranks issue {len(digests)} different sequences of collectives, which are too many to compare"
+            why = f"the ranks issue {len(digests)} different sequences of collectives, too many to compare [OC211]"
             return Ruling(Decision.FAILED, why)
         verdicts.conflict, verdicts.only = _conflict_of(list(ranks.values()), sequences)
         verdicts.searched = frozenset(ranks)
@@ -355,7 +363,7 @@ def _search(part: Submissions, submitted: Sequence[Submission], verdicts: Verdic
         return Ruling(
             Decision.CONFLICT,
             f"the ranks issue the collectives of different groups in different orders, so that serialising them would "
-            f"deadlock: {verdicts.conflict}",
+            f"deadlock: {verdicts.conflict} [OC201]",
         )
     return Ruling(Decision.GRANTED, only=verdicts.only)
 

@@ -73,7 +73,7 @@ def profile_figures(
     """
     by_arm, kinds = counted_steps(steps)
     if not any(by_arm.values()):
-        return ProfileFigures(own, _missing("no profiled step counts"))
+        return ProfileFigures(own, _missing("no profiled step counts [OC372]"))
     on_device = window.clock.compute_stream is not None
     checked = check_profile(kernels, by_arm, kinds, on_device=on_device)
     if not checked.by_arm:
@@ -184,7 +184,7 @@ def read_kernels(window: MeasuredWindow) -> tuple[KernelTable | None, tuple[str,
     try:
         return (None if window.profile is None else window.profile.kernels()), ()
     except Exception as error:
-        return None, _missing(f"the profile cannot be read ({type(error).__name__}: {error})")
+        return None, _missing(f"the profile cannot be read ({type(error).__name__}: {error}) [OC360]")
 
 
 def _missing(why: str) -> tuple[str, ...]:
@@ -247,7 +247,7 @@ def profile_log(steps: Sequence[MeasuredStep], counted: Collection[int]) -> Prof
     not_whole = {step.profile_index: _why_not_whole(step) for step in counting}
     whole = frozenset(step for step, reason in not_whole.items() if not reason)
     reasons = " or ".join(sorted(set(not_whole.values())))
-    why = f"the gate's log could not be held against the profile: in every profiled step {reasons}"
+    why = f"the gate's log could not be held against the profile: in every profiled step {reasons} [OC371]"
     return ProfileLog(
         issued={step.profile_index: step.log.collectives for step in profiled},
         whole=whole,
@@ -290,7 +290,7 @@ def check_profile(
     balanced = _balanced(checked.by_arm, kinds)
     if balanced == checked.by_arm:
         return checked
-    note = "profiled steps were left out so that both modes have as many of each kind"
+    note = "profiled steps were left out so that both modes have as many of each kind [OC370]"
     return replace(checked, by_arm=balanced, problems=(*checked.problems, note))
 
 
@@ -314,10 +314,10 @@ def check_device_profile(
     """Check the profile of a device; see ``check_profile``."""
     steps = [step for of_mode in by_arm.values() for step in of_mode]
     if not (np.isin(kernels.step, steps) & (kernels.kind == Kind.COMPUTE)).any():
-        why = "the profiler saw no kernels of the device; another CUPTI user (nsys, a monitoring agent) may hold it"
+        why = "the profiler saw no kernels of the device; another CUPTI user (nsys, an agent) may hold it [OC361]"
         if (kernels.without_launch & (kernels.kind == Kind.COMPUTE)).any():
             # Kernel start times do not show the step: the device lags behind the host by up to a step.
-            why = "the profile does not tell which steps launched the kernels of the device"
+            why = "the profile does not tell which steps launched the kernels of the device [OC362]"
         return CheckedProfile({}, missing=why)
     by_kind: dict[tuple[Mode, int], list[int]] = defaultdict(list)
     for mode, of_mode in by_arm.items():
@@ -328,22 +328,24 @@ def check_device_profile(
     doubts: tuple[str, ...] = ()
     if any(2 * len(kept[mode]) < len(of_mode) for mode, of_mode in by_arm.items()):
         why = _faults(kernels, steps)
-        doubts = (f"kernel times are missing: of a mode, fewer than half of the profiled steps are left: {why}",)
+        doubts = (
+            f"kernel times are missing: of a mode, fewer than half of the profiled steps are left: {why} [OC363]",
+        )
     found = compare_counts(kernels_of_steps(kernels, steps), by_kind, tails_of_steps(kernels, steps))
     if found.truncated:
-        why = "the profile ends before its last step does: its last steps lack the kernels that end the others"
+        why = "the profile ends before its last step does: its last steps lack the kernels that end the others [OC364]"
         return CheckedProfile({}, missing=why, doubts=doubts)
     if doubts:
         return CheckedProfile({}, doubts=doubts)
     if kept != by_arm:
         checked = check_device_profile(kernels, kept, kinds)
-        note = f"profiled steps were left out: {_faults(kernels, steps)}"
+        note = f"profiled steps were left out: {_faults(kernels, steps)} [OC365]"
         return replace(checked, problems=(note, *checked.problems))
     problems = []
     if found.varying:
-        problems.append("the number of kernels differs from step to step: figures of kernels are less precise")
+        problems.append("the number of kernels differs from step to step: figures of kernels are less precise [OC366]")
     if found.odd:
-        problems.append("profiled steps with more or fewer kernels than most of their mode were left out")
+        problems.append("profiled steps with more or fewer kernels than most of their mode were left out [OC367]")
     counted = {mode: [step for step in of_mode if step not in found.odd] for mode, of_mode in by_arm.items()}
     notes = _notes(kernels, [step for of in counted.values() for step in of])
     return CheckedProfile(counted, (*problems, *notes))
@@ -368,13 +370,13 @@ def _notes(kernels: KernelTable, steps: Sequence[int]) -> list[str]:
         number, time_ms = one_digit(int(placed.sum())), one_digit(kernels.intervals[placed].sum_ns / 1e6)
         problems.append(
             f"{number} kernels ({time_ms} ms) of the profiled steps have no launch in the profile; they are placed by "
-            f"their start"
+            f"their start [OC368]"
         )
     communicates = inside & (kernels.kind == Kind.COMMUNICATION)
     replayed = int((communicates & kernels.from_graph).sum())
     if replayed:
         problems.append(
             f"{one_digit(replayed)} of {one_digit(int(communicates.sum()))} communication kernels come from CUDA "
-            f"graphs, which the gate cannot serialise"
+            f"graphs, which the gate cannot serialise [OC369]"
         )
     return problems

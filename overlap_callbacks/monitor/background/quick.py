@@ -98,10 +98,10 @@ class QuickLook:
     def skip(self) -> Skip | None:
         """Whether to leave a window out, and why."""
         if self._is_over:
-            return Skip("the quick answer is there")
+            return Skip("the quick answer is there [OC304]")
         with self._lock:
             is_behind = self._num_waiting > _MOST_WAITING
-        return Skip("reports of earlier windows are still being made") if is_behind else None
+        return Skip("reports of earlier windows are still being made [OC305]") if is_behind else None
 
     def answer(self) -> str:
         """The answer so far."""

@@ -159,7 +159,7 @@ class Reporter:
             self._quick.submitted()
         if not self._worker.submit(lambda: self._report(window, key, tokens_per_step)):
             self._done(window)
-            logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting", window.number)
+            logger.warning("overlap-callbacks: window %d is lost: too many reports are waiting [OC601]", window.number)
 
     def _done(self, window: MeasuredWindow) -> None:
         """There is a report of a window that was submitted, or there will be none."""
@@ -193,7 +193,9 @@ class Reporter:
             self._stop.set()  # ranks that have not reported by now are missing; the others still count
             if not self._worker.close(1.0) and self._channel.call.under_way:
                 self._abandoned = True
-                logger.warning("overlap-callbacks: what was not reported yet is lost: the job's store does not answer")
+                logger.warning(
+                    "overlap-callbacks: what was not reported yet is lost: the job's store does not answer [OC602]"
+                )
                 self._close_by = time.monotonic() + _LAST_CLOSE_S
                 self._close_sinks()
 
@@ -239,7 +241,7 @@ class Reporter:
             control=self._schedule.control,
             quick=window.quick,
             other_arm=arm is not None and not arm.sequential,
-            problems=[f"no report came from {name_ranks(silent)}"] if silent else [],
+            problems=[f"no report came from {name_ranks(silent)} [OC330]"] if silent else [],
             tokens_per_step=tokens_per_step,
             work=self._workload,
         )

@@ -107,7 +107,7 @@ class Connection:
                     self._store = self._connect()
                 return action(self._store)
             except (OSError, RuntimeError) as error:
-                raise StoreFailedError(f"the ranks' store failed: {error}") from error
+                raise StoreFailedError(f"the ranks' store failed: {error} [OC215]") from error
 
     def renew(self) -> None:
         """Make the next call reconnect."""

@@ -261,14 +261,14 @@ def step_mismatch(submitted: Sequence[Submission]) -> str | None:
             return (
                 f"{name_ranks([rank for rank, _ in others])} recorded another step of the job than rank {first}: "
                 f"{others[0][1]} collectives came before it on group {note.label!r} (ranks {note.first} to "
-                f"{note.last}) on rank {others[0][0]}, and {expected} on rank {first}"
+                f"{note.last}) on rank {others[0][0]}, and {expected} on rank {first} [OC203]"
             )
         for _, of, other in found:
             if other.per_step != note.per_step:
                 return (
                     f"rank {of.first_rank} and rank {first} recorded different kinds of steps: collectives per step on "
                     f"group {note.label!r} (ranks {note.first} to {note.last}) are {_listed(other.per_step)} on rank "
-                    f"{of.first_rank}, and {_listed(note.per_step)} on rank {first}"
+                    f"{of.first_rank}, and {_listed(note.per_step)} on rank {first} [OC204]"
                 )
     return None
 

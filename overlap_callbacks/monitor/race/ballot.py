@@ -32,7 +32,7 @@ _PATIENCE = 6.0
 _NO_ANSWER = "the job's store does not answer"
 _UNDECIDED = (
     "the job's store failed in the midst of a vote on the race check: whether the other ranks repeat the step is not "
-    "known, and to train on could mix up their collectives"
+    "known, and to train on could mix up their collectives [OC255]"
 )
 
 

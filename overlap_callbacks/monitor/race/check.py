@@ -37,7 +37,7 @@ _SEQUENTIAL = (False, False, True, True)
 _FREE_MEMORY = 0.02
 _NOTHING_TO_REPEAT = (
     "check_gradients=True has no step to repeat: give attach(..., repeat_step=...) of the PyTorch or the DeepSpeed "
-    "adapter a function that runs forward and backward; no other adapter offers the race check"
+    "adapter a function that runs forward and backward; no other adapter offers the race check [OC254]"
 )
 
 

@@ -88,7 +88,8 @@ class Limits:
             if figure.name not in self._without_interval:
                 self._without_interval.add(figure.name)
                 logger.warning(
-                    "overlap-callbacks: alerts[%r] is not watched while blocks and windows are too few for an interval",
+                    "overlap-callbacks: alerts[%r] is not watched while blocks and windows are too few for an interval "
+                    "[OC611]",
                     figure.name,
                 )
             return False

@@ -44,7 +44,7 @@ def start_run(init: Mapping[str, Any], timeout_s: float, *, hide_host: bool) -> 
     try:
         return wandb.init(**{**init, "settings": settings})
     except wandb.errors.CommError as error:
-        logger.warning("overlap-callbacks: W&B is not to be reached, so the run is logged offline: %s", error)
+        logger.warning("overlap-callbacks: W&B is not to be reached, so the run is logged offline: %s [OC607]", error)
         return wandb.init(**{**init, "settings": settings, "mode": "offline"})
 
 

@@ -203,7 +203,7 @@ class WandbSink(Sink):
             self._warn_finished(run)
         if run is None or _is_finished(run):
             if run is None and self._start and self._info is not None and not self._had_run:
-                logger.warning("overlap-callbacks: no window ended before the job did, so no W&B run was begun")
+                logger.warning("overlap-callbacks: no window ended before the job did, so no W&B run was begun [OC609]")
             return
         if (report := self._without_tables) is not None:
             so_far = cards.SoFar.of(RunSummary(self._info, self._windows, running=True))
@@ -270,7 +270,7 @@ class WandbSink(Sink):
             log()
         except Exception as error:
             self._next_tables = 2 * len(self._windows) + 1  # it may have taken long: do not retry at every window
-            logger.warning("overlap-callbacks: W&B did not take %s; the record has them: %s", what, error)
+            logger.warning("overlap-callbacks: W&B did not take %s; the record has them: %s [OC610]", what, error)
 
     def _define(self, run: Any, row: Mapping[str, Any]) -> None:
         if not self._defined:
@@ -351,7 +351,7 @@ class WandbSink(Sink):
             self._warned_finished = run
             logger.warning(
                 "overlap-callbacks: the W&B run was finished before measuring ended. It has the windows and the record "
-                "up to then: %s",
+                "up to then: %s [OC608]",
                 self._where_the_rest_is(),
             )
 

@@ -195,7 +195,7 @@ def test_kernels_are_compared_with_the_configured_blocks() -> None:
     assert limits(16, NCCL_MAX_CTAS="16") == {}
     found = limits(17, NCCL_MAX_CTAS="16")
     assert found["nccl-max-ctas-exceeded"].message == (
-        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL ran with 17 blocks, though NCCL_MAX_CTAS=16."
+        "ncclDevKernel_AllReduce_Sum_bf16_RING_LL ran with 17 blocks, though NCCL_MAX_CTAS=16. [OC515]"
     )
     # Of two limits, NCCL takes the more restrictive.
     assert (

@@ -56,9 +56,9 @@ def reference_report(
     is_checked = any(block.mode is Mode.SEQUENTIAL for sample in samples for block in sample.profiled)
     let_pass = by_rank(samples, lambda sample: sample.let_pass)
     if not is_checked:
-        reasons += [f"{sentence}; no profile shows whether they ran beside compute" for sentence in let_pass]
+        reasons += [f"{sentence}; no profile shows whether they ran beside compute [OC324]" for sentence in let_pass]
     if len({sample.complete for sample in samples}) > 1:
-        reasons.append("some ranks ended the window early: their steps ran in other modes than the rest's")
+        reasons.append("some ranks ended the window early: their steps ran in other modes than the rest's [OC325]")
     unlike = unlike_ranks(samples)
     if unlike is not None:
         reasons.append(unlike)
@@ -70,7 +70,7 @@ def reference_report(
     if is_checked:
         all_problems += let_pass
     if len(samples) < world_size:
-        all_problems.append(f"{world_size - len(samples)} of {world_size} ranks were not heard")
+        all_problems.append(f"{world_size - len(samples)} of {world_size} ranks were not heard [OC328]")
     all_problems += ranks_left_out(samples)
     all_problems += remarks(figures, first.device)
     profiled = with_whole_tables(samples)
@@ -124,7 +124,7 @@ def _power(samples: Sequence[RankWindow], world_size: int) -> JobPower | None:
     without = [sample.rank for sample in samples if not (sample.power or sample.power_elsewhere)]
     power = pool({sample.rank: sample.power for sample in samples}, whole=not without and len(samples) == world_size)
     if without:
-        problem = f"power of {name_ranks(without)} was not measured: there are no sums over all devices"
+        problem = f"power of {name_ranks(without)} was not measured: there are no sums over all devices [OC412]"
         power = msgspec.structs.replace(power, problems=(*power.problems, problem))
     return power
 
@@ -206,7 +206,7 @@ def unlike_ranks(samples: Sequence[RankWindow]) -> str | None:
         return None
     return (
         f"{name_ranks(others)} measured something else than rank {first.rank}: the schedule, the form of sequential "
-        f"mode or the first step differs, so means over the ranks say nothing"
+        f"mode or the first step differs, so means over the ranks say nothing [OC326]"
     )
 
 

@@ -56,7 +56,8 @@ def ranks_left_out(windows: Sequence[RankWindow]) -> list[str]:
         ranks = [window.rank for window in windows if blocks_of(window) and window.rank not in counted]
         if ranks:
             problems.append(
-                f"{what} of {name_ranks(ranks)} are left out: half or more of the blocks of a mode are missing there"
+                f"{what} of {name_ranks(ranks)} are left out: half or more of the blocks of a mode are missing there "
+                "[OC329]"
             )
     return problems
 

@@ -228,7 +228,7 @@ def pool(by_rank: Mapping[int, Sequence[DevicePower]], *, whole: bool = True) ->
 
 
 def _missing(power: DevicePower) -> list[str]:
-    return [f"power of {m.mode.value} steps was not measured: {m.missing}" for m in power.modes if m.missing]
+    return [f"power of {m.mode.value} steps was not measured: {m.missing} [OC413]" for m in power.modes if m.missing]
 
 
 def _measured(power: DevicePower) -> bool:

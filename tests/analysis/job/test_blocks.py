@@ -60,7 +60,7 @@ def test_a_rank_that_lacks_half_the_blocks_of_a_mode_is_left_out_of_both_with_a_
     found = report_of(rank(0, 100.0, without=(0, 7), slowdown=0.5), rank(1, 200.0, slowdown=0.1))
     assert found.compute_slowdown.value == pytest.approx(0.1)
     assert found.compute_isolated_ms.value == pytest.approx(200)
-    assert "kernel times of rank 0 are left out: half or more of the blocks of a mode are missing there" in (
+    assert "kernel times of rank 0 are left out: half or more of the blocks of a mode are missing there [OC329]" in (
         found.problems
     )
 

@@ -57,7 +57,7 @@ def test_a_profile_that_knows_none_of_the_communication_must_not_be_used() -> No
     found = check(profile(GEMM), in_each(ALL_REDUCE, ALL_REDUCE, ALL_GATHER))
     assert found.missing == (
         "the profile does not show the job's communication: 3 of 3 collectives a step have no kernel in the profile "
-        "(2 all_reduce, 1 all_gather); its kernel times are left out"
+        "(2 all_reduce, 1 all_gather); its kernel times are left out [OC373]"
     )
 
 
@@ -118,14 +118,14 @@ def test_a_group_without_any_kernel_is_a_fault_but_few_missing_kernels_may_be_ac
     kernels = columns([(nccl("AllGather")[0], M, step, i, i + 0.5) for step in range(STEPS) for i in range(31)])
     found = check(kernels, issued)
     assert found.missing == ""
-    assert found.notes[0] == "0.25 of 30.8 collectives a step have no kernel in the profile (0.25 all_gather)"
+    assert found.notes[0] == "0.25 of 30.8 collectives a step have no kernel in the profile (0.25 all_gather) [OC374]"
 
 
 def test_a_few_bytes_that_gloo_sums_on_the_host_are_a_note() -> None:
     counter = issue("allreduce_", "control", 8, bytes_out=8)
     found = check(profile(GEMM, nccl("AllGather")), in_each(issue("_allgather_base_", "data", 1_000_000), counter))
     assert found.missing == ""
-    assert found.notes == ("1 of 2 collectives a step have no kernel in the profile (1 all_reduce)",)
+    assert found.notes == ("1 of 2 collectives a step have no kernel in the profile (1 all_reduce) [OC374]",)
 
 
 def test_communication_without_a_collective_is_named_those_of_other_libraries_first() -> None:
@@ -133,16 +133,16 @@ def test_communication_without_a_collective_is_named_those_of_other_libraries_fi
     found = check(profile(GEMM, nccl("AllReduce"), deep_ep, deep_ep), in_each(ALL_REDUCE))
     assert found.missing == ""
     (note,) = found.notes
-    assert note.endswith("a step: 2 void deep_ep::internode::dispatch<false, 4>(int4*)")
+    assert note.endswith("a step: 2 void deep_ep::internode::dispatch<false, 4>(int4*) [OC376]")
     replays = check(profile(*[nccl("AllReduce")] * 3), in_each(ALL_REDUCE))
-    assert replays.notes[0].endswith("a step: 2 ncclDevKernel_AllReduce(args)")
+    assert replays.notes[0].endswith("a step: 2 ncclDevKernel_AllReduce(args) [OC376]")
 
 
 def test_the_text_is_bounded() -> None:
     kernels = profile(*[("void nvshmem_" + "x" * 500 + str(i), M, 30) for i in range(20)])
     note, bound = check(kernels, in_each()).notes
     assert max(len(note), len(bound)) < 500
-    assert note.endswith(" and 17 more")
+    assert note.endswith(" and 17 more [OC376]")
 
 
 def test_a_profile_of_the_host_is_not_compared() -> None:
@@ -169,7 +169,7 @@ def test_peer_copies_are_the_collective_without_a_kernel_and_need_not_be_named()
 
 def test_peer_copies_without_a_collective_are_named() -> None:
     (note,) = check(profile(GEMM, (PEER, M, 20), nccl("AllReduce")), in_each(ALL_REDUCE)).notes
-    assert note.endswith(f"a step: 1 {PEER}")
+    assert note.endswith(f"a step: 1 {PEER} [OC376]")
 
 
 def test_copies_within_the_device_communicate_if_a_collective_has_no_kernel_and_their_stream_never_computes() -> None:
@@ -209,7 +209,7 @@ def test_few_kernels_of_another_library_are_named_if_they_take_long(nccl_ns: int
     longer_ns = np.tile([0, *[nccl_ns] * 20, other_ns], STEPS)
     intervals = Intervals(kernels.intervals.start_ns, kernels.intervals.end_ns + longer_ns)
     found = check(dataclasses.replace(kernels, intervals=intervals), in_each(*[ALL_REDUCE] * 20))
-    assert any(note.endswith("a step: 1 multimem_all_reduce_kernel") for note in found.notes) is named
+    assert any(note.endswith("a step: 1 multimem_all_reduce_kernel [OC376]") for note in found.notes) is named
     assert bool(found.notes) is named
 
 
@@ -219,7 +219,7 @@ def test_few_kernels_of_nccl_are_named_if_the_shortest_of_their_kind_take_long(e
     longer_ns = np.tile([0, *[10**9] * 20, extra_ns], STEPS)
     intervals = Intervals(kernels.intervals.start_ns, kernels.intervals.end_ns + longer_ns)
     found = check(dataclasses.replace(kernels, intervals=intervals), in_each(*[ALL_REDUCE] * 20))
-    assert [note.split(": ")[1] for note in found.notes] == ["1 ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)"] * named
+    assert [note.split(": ")[1] for note in found.notes] == ["1 ncclDevKernel_AllReduce_Sum_f32_RING_LL(args) [OC376]"] * named
 
 
 # -- all that is found, with the residual overlap
@@ -241,7 +241,7 @@ def test_missing_communication_is_a_doubt_and_nothing_else_is_said() -> None:
     found = cross_check(align(columns([("gemm", C, 0, 0, 10)]), {0: [ALL_GATHER]}), [0])
     assert found.missing == (
         "the profile does not show the job's communication: 1 of 1 collectives a step have no kernel in the profile "
-        "(1 all_gather); its kernel times are left out"
+        "(1 all_gather); its kernel times are left out [OC373]"
     )
     assert found.notes == ()
 
@@ -254,17 +254,17 @@ def test_communication_without_a_collective_and_compute_during_it_are_problems()
     extra, beside, bound = found.notes
     assert found.lower_bound
     assert bound.startswith("communication that no collective explains (void nvshmem_put) may be copies")
-    assert extra == "the profile has communication of no collective that the gate saw, a step: 1 void nvshmem_put"
+    assert extra == "the profile has communication of no collective that the gate saw, a step: 1 void nvshmem_put [OC376]"
     assert beside == (
         "in sequential steps compute ran beside communication, 2 ms on stream 0 (20 % of its compute): gemm (2 ms); "
-        "the gate did not see this communication: void nvshmem_put (2 ms)"
+        "the gate did not see this communication: void nvshmem_put (2 ms) [OC377]"
     )
 
 
 def test_collectives_of_the_gate_are_never_said_to_have_escaped_it() -> None:
     rows = [("gemm", C, 0, 0, 10), ("ncclDevKernel_AllGather", M, 0, 5, 7)]
     (beside,) = cross_check(align(columns(rows), {0: [ALL_GATHER]}), [0]).notes
-    assert beside.endswith("on stream 0 (20 % of its compute): gemm (2 ms)")
+    assert beside.endswith("on stream 0 (20 % of its compute): gemm (2 ms) [OC377]")
 
 
 def test_steps_with_an_incomplete_log_are_not_compared() -> None:

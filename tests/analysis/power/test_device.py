@@ -106,7 +106,7 @@ def test_the_first_and_the_last_reading_reach_to_the_edges() -> None:
 def test_late_readings_are_reported(late: int, said: str) -> None:
     figures = figures_of(read(ticks(0, 1), lambda t: 1.0), segment(0, 1), late=late)
     assert figures.late == late
-    assert figures.problems == (f"{said} left out",)
+    assert figures.problems == (f"{said} left out [OC418]",)
 
 
 def test_a_reading_that_averages_over_two_modes_belongs_to_neither() -> None:
@@ -377,7 +377,7 @@ def test_the_counter_is_used_if_averages_are_too_long_for_the_blocks() -> None:
     assert (found.avg_w, found.peak_w, found.energy_method) == (pytest.approx(250), None, "counter")
     assert found.energy_per_step_j == pytest.approx(250)
     assert figures.problems == (
-        "the highest power of overlapped steps is not known: no reading of power is of one block alone",
+        "the highest power of overlapped steps is not known: no reading of power is of one block alone [OC415]",
     )
 
 

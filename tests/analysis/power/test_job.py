@@ -85,7 +85,7 @@ def test_reasons_for_lower_clocks_that_this_version_does_not_know_are_said() -> 
     pooled = pool({0: figures("a", 300.0, reasons={"sw_power_cap": 0.5, "too_old": 0.1, "moonlight": 0.2})})
     assert overlapped(pooled).reasons is not None
     assert overlapped(pooled).reasons["sw_power_cap"] == 0.5
-    assert pooled.problems == ("the job's power leaves out reasons that are not known: moonlight, too_old",)
+    assert pooled.problems == ("the job's power leaves out reasons that are not known: moonlight, too_old [OC414]",)
 
 
 @pytest.mark.parametrize("by_rank", [{0: figures("a", 300.0), 1: ()}, {}])

@@ -16,7 +16,7 @@ def test_nothing_is_held_over_a_gap_of_more_than_two_intervals(gap_s, measured) 
     found = mode_of(figures)
     assert (found.num_steps, found.peak_w) == ((2, 500) if measured else (1, 200))
     assert measured or found.avg_w == pytest.approx(200)
-    assert figures.problems == ("3 readings of power failed",)
+    assert figures.problems == ("3 readings of power failed [OC417]",)
     assert figures.failed == 3
 
 

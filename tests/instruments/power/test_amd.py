@@ -282,7 +282,7 @@ def test_blocks_too_short_for_reasons_have_a_clock_and_a_note(amdsmi: Driver) ->
         assert (mode.reasons, mode.throttle_fraction) == (None, None)
     assert figures.problems == (
         "why the clock was held back in overlapped and sequential steps is not known: the device tells it of 0.2 s at "
-        "a time, and a block needs 0.3 s for that (min_block_seconds)",
+        "a time, and a block needs 0.3 s for that (min_block_seconds) [OC416]",
     )
 
 

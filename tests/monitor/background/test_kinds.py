@@ -59,7 +59,7 @@ def test_kinds_that_both_modes_have_are_compared_with_each_other_and_named() -> 
     assert found.left_out == frozenset()
     assert found.notes == (
         "the job has 2 kinds of steps: 6 with 12 collectives, 2 with 3 collectives; both were measured in both modes "
-        "and compared like with like",
+        "and compared like with like [OC336]",
     )
 
 
@@ -81,10 +81,10 @@ def test_what_a_kind_costs_is_the_mean_of_both_modes() -> None:
     of_modes = [(0, Mode.OVERLAPPED, 100.0), (0, Mode.SEQUENTIAL, 120.0), (1, Mode.OVERLAPPED, 130.0)]
     assert found.costs(of_modes) == ()  # the sequential steps have none of it
     assert found.costs([*of_modes, (1, Mode.SEQUENTIAL, 160.0)]) == (
-        "a step with 8 collectives takes 35.00 ms longer than one with 4 collectives",
+        "a step with 8 collectives takes 35.00 ms longer than one with 4 collectives [OC339]",
     )
     assert found.costs([(kind, mode, 200 - ms) for kind, mode, ms in [*of_modes, (1, Mode.SEQUENTIAL, 160.0)]]) == (
-        "a step with 8 collectives takes 35.00 ms less than one with 4 collectives",
+        "a step with 8 collectives takes 35.00 ms less than one with 4 collectives [OC339]",
     )
 
 
@@ -114,7 +114,7 @@ def test_kinds_beyond_the_limit_of_a_window_are_left_out_and_reported() -> None:
     found = kinds_of(window(numbers, numbers))
     assert Counter(found.of_steps.values()) == {0: 12, 1: 10, 2: 8, 3: 6}
     assert found.left_out == {18, 19, 38, 39}
-    assert found.notes[1] == "4 steps of the rarer kinds are left out: a window tells 4 kinds of steps apart"
+    assert found.notes[1] == "4 steps of the rarer kinds are left out: a window tells 4 kinds of steps apart [OC338]"
 
 
 def test_steps_without_collectives_are_a_kind() -> None:

@@ -174,7 +174,7 @@ def test_copies_of_symmetric_memory_leave_no_window_verified(
     report = aggregate_windows([msgspec.structs.replace(found, timed=TIMED)], world_size=1, every_n_steps=1000)
     assert report.lower_bound
     assert not report.verified
-    assert any(problem.endswith("residual overlap are lower bounds") for problem in report.problems)
+    assert any(problem.endswith("residual overlap are lower bounds [OC378]") for problem in report.problems)
     assert "lower bounds" in run_headline(RunSummary(None, [report])).why
 
 
@@ -321,14 +321,18 @@ def test_an_odd_step_is_left_out_with_a_note() -> None:
     steps[3] = step_events(3, kernels=KERNELS + 50)
     found = measured(steps)
     assert blocks_of(found) == [0, 1, 2, 4, 5, 6, 7]
-    assert found.problems == ("profiled steps with more or fewer kernels than most of their mode were left out",)
+    assert found.problems == (
+        "profiled steps with more or fewer kernels than most of their mode were left out [OC367]",
+    )
 
 
 def test_a_shorter_last_step_that_ends_as_the_others_do_is_left_out_alone() -> None:
     steps = [step_events(number, KERNELS - (5 if number == 7 else 0), last="adamw") for number in range(8)]
     found = measured(steps)
     assert blocks_of(found) == [0, 1, 2, 3, 4, 5, 6]
-    assert found.problems == ("profiled steps with more or fewer kernels than most of their mode were left out",)
+    assert found.problems == (
+        "profiled steps with more or fewer kernels than most of their mode were left out [OC367]",
+    )
 
 
 def test_steps_that_all_differ_are_kept_with_a_note() -> None:
@@ -360,7 +364,7 @@ def test_both_modes_have_as_many_profiled_steps_of_each_kind() -> None:
     found = measured(steps)
     # Of three longer steps in two modes, one is too many; then one of the others is.
     assert kinds_of_blocks(found) == {Mode.OVERLAPPED: [1, 0, 0], Mode.SEQUENTIAL: [1, 0, 0]}
-    assert "profiled steps were left out so that both modes have as many of each kind" in found.problems
+    assert "profiled steps were left out so that both modes have as many of each kind [OC370]" in found.problems
 
 
 def test_collectives_without_a_launch_count_in_their_steps_and_are_named() -> None:
@@ -373,7 +377,7 @@ def test_collectives_without_a_launch_count_in_their_steps_and_are_named() -> No
     usual, found = measured(whole()), measured([without_launch(number) for number in range(8)])
     assert found.profiled == usual.profiled
     assert found.problems == (
-        "8 kernels (20 ms) of the profiled steps have no launch in the profile; they are placed by their start",
+        "8 kernels (20 ms) of the profiled steps have no launch in the profile; they are placed by their start [OC368]",
     )
 
 
@@ -383,7 +387,7 @@ def test_collectives_of_a_graph_are_named() -> None:
         first = 1000 * (number + 1)
         steps[number][KERNELS] = launch(number * STEP_NS + 9_000, first + KERNELS, name="cudaGraphLaunch")
     assert measured(steps).problems == (
-        "2 of 8 communication kernels come from CUDA graphs, which the gate cannot serialise",
+        "2 of 8 communication kernels come from CUDA graphs, which the gate cannot serialise [OC369]",
     )
 
 
@@ -414,7 +418,7 @@ def test_where_no_profiled_step_counts_the_report_says_so() -> None:
     window = closed(lambda: [found for of_step in whole() for found in of_step])
     compiled = tuple(replace(step, counted=False) for step in window.steps)
     found = measure(replace(window, steps=compiled), rank=0, backend="nccl")
-    assert (found.problems, found.profiled) == (("kernel times are missing: no profiled step counts",), ())
+    assert (found.problems, found.profiled) == (("kernel times are missing: no profiled step counts [OC372]",), ())
 
 
 def test_the_cpu_time_of_reading_a_profile_is_kept_and_the_time_of_waiting_is_not() -> None:

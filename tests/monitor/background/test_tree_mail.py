@@ -179,8 +179,8 @@ def test_the_ranks_below_a_lost_leader_do_not_wait_for_the_ruling_of_rank_0(serv
         waited.append(time.monotonic() - began_s)
         return ruling
 
-    assert check(5) == Ruling(Decision.LATE, "rank 4 does not take what this rank hands in")
-    assert check(1) == Ruling(Decision.LATE, "rank 0 did not decide within 2 s")  # rank 0 may be late itself
+    assert check(5) == Ruling(Decision.LATE, "rank 4 does not take what this rank hands in [OC207]")
+    assert check(1) == Ruling(Decision.LATE, "rank 0 did not decide within 2 s [OC206]")  # rank 0 may be late itself
     assert waited[0] < waited[1]
     ranks.leave()
 
