@@ -79,7 +79,9 @@ def attach_when_the_optimizer_is_gone(rank: int) -> dict[str, Any]:
 
 def test_attach_closes_a_monitor_whose_optimizer_is_gone() -> None:
     first, second = run_ranks(attach_when_the_optimizer_is_gone, 2)
-    assert first["lines"] == ["overlap-callbacks: an earlier monitor is closed: what it was attached to is gone [OC117]"]
+    assert first["lines"] == [
+        "overlap-callbacks: an earlier monitor is closed: what it was attached to is gone [OC117]"
+    ]
     assert second["lines"] == []
     assert first["reports"] == 1
 

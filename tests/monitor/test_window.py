@@ -93,16 +93,19 @@ def test_a_build_whose_profiler_knows_no_device_loses_only_kernel_times(monkeypa
     assert Profile.available()
 
 
-@pytest.mark.parametrize(("call", "why"), [("_enable_profiler", "could not start"), ("_disable_profiler", "failed")])
+@pytest.mark.parametrize(
+    ("call", "why", "code"),
+    [("_enable_profiler", "could not start", "OC356"), ("_disable_profiler", "failed", "OC357")],
+)
 def test_a_profiler_that_raises_loses_only_kernel_times_and_leaves_room_for_the_next(
-    monkeypatch: pytest.MonkeyPatch, call: str, why: str
+    monkeypatch: pytest.MonkeyPatch, call: str, why: str, code: str
 ) -> None:
     real = getattr(torch.autograd.profiler, call)
     with monkeypatch.context() as patched:
         patched.setattr(torch.autograd.profiler, call, fail)
         closed = profiled()
     assert closed.profile is None
-    assert closed.problems == [f"kernel times are missing: torch's profiler {why} (RuntimeError: no device)"]
+    assert closed.problems == [f"kernel times are missing: torch's profiler {why} (RuntimeError: no device) [{code}]"]
     assert len(closed.steps) == 2
     if call == "_disable_profiler":
         real()  # what failed above, so that the session ends
@@ -160,7 +163,7 @@ def test_a_profile_whose_buffers_were_full_is_dropped(
     closed = profiled()
     assert closed.profile is None
     assert closed.problems == [
-        f"kernel times are missing: the profiler's buffers were full before the last profiled step had ended{more}"
+        f"kernel times are missing: the profiler's buffers were full before the last profiled step had ended{more} [OC358]"
     ]
 
 

@@ -219,7 +219,9 @@ def test_few_kernels_of_nccl_are_named_if_the_shortest_of_their_kind_take_long(e
     longer_ns = np.tile([0, *[10**9] * 20, extra_ns], STEPS)
     intervals = Intervals(kernels.intervals.start_ns, kernels.intervals.end_ns + longer_ns)
     found = check(dataclasses.replace(kernels, intervals=intervals), in_each(*[ALL_REDUCE] * 20))
-    assert [note.split(": ")[1] for note in found.notes] == ["1 ncclDevKernel_AllReduce_Sum_f32_RING_LL(args) [OC376]"] * named
+    assert [note.split(": ")[1] for note in found.notes] == [
+        "1 ncclDevKernel_AllReduce_Sum_f32_RING_LL(args) [OC376]"
+    ] * named
 
 
 # -- all that is found, with the residual overlap
@@ -254,7 +256,9 @@ def test_communication_without_a_collective_and_compute_during_it_are_problems()
     extra, beside, bound = found.notes
     assert found.lower_bound
     assert bound.startswith("communication that no collective explains (void nvshmem_put) may be copies")
-    assert extra == "the profile has communication of no collective that the gate saw, a step: 1 void nvshmem_put [OC376]"
+    assert (
+        extra == "the profile has communication of no collective that the gate saw, a step: 1 void nvshmem_put [OC376]"
+    )
     assert beside == (
         "in sequential steps compute ran beside communication, 2 ms on stream 0 (20 % of its compute): gemm (2 ms); "
         "the gate did not see this communication: void nvshmem_put (2 ms) [OC377]"

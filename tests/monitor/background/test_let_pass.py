@@ -44,8 +44,9 @@ def step(
 def test_each_reason_is_a_sentence_with_the_number_a_step() -> None:
     steps = [step({NotSerialised.CAPTURE: 24, NotSerialised.OTHER_DEVICE: 1}), step({NotSerialised.OTHER_DEVICE: 2})]
     assert unserialised_notes(steps) == (
-        "12 collectives a step were not serialised: a CUDA graph was being captured",
-        "1.5 collectives a step were not serialised: they were on another device than the one whose steps are timed",
+        "12 collectives a step were not serialised: a CUDA graph was being captured [OC323]",
+        "1.5 collectives a step were not serialised: they were on another device than the one whose steps are timed "
+        "[OC323]",
     )
 
 
@@ -113,11 +114,11 @@ def test_with_a_profile_of_sequential_steps_unserialised_notes_is_a_note() -> No
     """The profile shows residual overlap, which decides then."""
     report = aggregate_windows([profiled_window()], world_size=1, every_n_steps=100)
     assert report.valid
-    assert "3 collectives a step were not serialised: a CUDA graph was being captured" in report.problems
+    assert "3 collectives a step were not serialised: a CUDA graph was being captured [OC323]" in report.problems
 
 
 def test_a_rank_whose_profile_is_lost_does_not_make_the_window_invalid() -> None:
     lost = msgspec.structs.replace(window_of([step({NotSerialised.CAPTURE: 3})]), rank=1)
     report = aggregate_windows([profiled_window(), lost], world_size=2, every_n_steps=100)
     assert report.valid
-    assert "3 collectives a step were not serialised: a CUDA graph was being captured" in report.problems
+    assert "3 collectives a step were not serialised: a CUDA graph was being captured [OC323]" in report.problems
