@@ -163,7 +163,8 @@ def test_a_profile_whose_buffers_were_full_is_dropped(
     closed = profiled()
     assert closed.profile is None
     assert closed.problems == [
-        f"kernel times are missing: the profiler's buffers were full before the last profiled step had ended{more} [OC358]"
+        "kernel times are missing: the profiler's buffers were full before the last profiled step had ended"
+        f"{more} [OC358]"
     ]
 
 

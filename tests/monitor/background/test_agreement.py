@@ -175,7 +175,7 @@ def test_ranks_whose_steps_of_a_kind_come_at_other_places_are_named() -> None:
     found = of_ranks(often, often, late)
     assert found == (
         "rank 2 and rank 0 recorded different kinds of steps: collectives per step on group 'a' (ranks 0 to 2) are "
-        "1, 1, 1, 4 on rank 2, and 1, 1, 4, 1 on rank 0"
+        "1, 1, 1, 4 on rank 2, and 1, 1, 4, 1 on rank 0 [OC204]"
     )
     # Where somebody else communicates on the group, what the gate sees of it varies.
     assert of_ranks(often, often, late, counts=2) is None

@@ -84,7 +84,7 @@ def test_it_says_when_the_next_window_comes_and_which_budget_would_bring_it_soon
     match = re.fullmatch(
         r"the budget postpones the next window to about step ([\d,]+): a window is charged .* of training time and "
         r"max_overhead allows 0\.50%, so one window in \d+ is measured; max_overhead=(\S+) would "
-        r"bring it at step 1,020",
+        r"bring it at step 1,020 \[OC116\]",
         said,
     )
     assert match is not None, said

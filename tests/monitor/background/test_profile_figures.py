@@ -254,7 +254,7 @@ def test_a_step_whose_launches_have_no_kernel_or_whose_kernels_cannot_be_is_left
         steps[step] = change(steps[step])
         found = measured(steps)
         assert blocks_of(found) == [number for number in range(8) if number != step]
-        assert found.problems == (f"profiled steps were left out: {words}",)
+        assert found.problems == (f"profiled steps were left out: {words} [OC365]",)
         assert found.doubts == ()
         assert found.profiled == tuple(block for block in usual.profiled if block.block != step)
 
@@ -271,7 +271,7 @@ def test_a_window_with_fewer_than_half_of_the_profiled_steps_of_a_mode_is_not_va
     assert (found.profiled, found.problems) == ((), ())
     assert found.doubts == (
         "kernel times are missing: of a mode, fewer than half of the profiled steps are left: kernels that they "
-        "launched are missing and kernels of theirs run longer than they can",
+        "launched are missing and kernels of theirs run longer than they can [OC363]",
     )
     report = aggregate_windows([found], world_size=1, every_n_steps=1000)
     assert not report.valid
@@ -283,7 +283,7 @@ def test_a_kernel_without_a_time_is_left_out_with_its_step() -> None:
     kernel.start_ns, kernel.duration_ns = (lambda: 0), (lambda: 0)
     found = measured(steps)
     assert blocks_of(found) == [0, 1, 3, 4, 5, 6, 7]
-    assert found.problems == ("profiled steps were left out: kernels that they launched are missing",)
+    assert found.problems == ("profiled steps were left out: kernels that they launched are missing [OC365]",)
 
 
 def test_launches_into_a_graph_lack_no_kernel() -> None:
@@ -313,7 +313,7 @@ def test_no_kernel_ends_after_the_profile() -> None:
     window.profile._ended_ns = EPOCH_NS + 9 * STEP_NS
     found = measure(window, rank=0, backend="nccl")
     assert blocks_of(found) == [0, 1, 2, 3, 4, 5, 6]
-    assert found.problems == ("profiled steps were left out: kernels of theirs run longer than they can",)
+    assert found.problems == ("profiled steps were left out: kernels of theirs run longer than they can [OC365]",)
 
 
 def test_an_odd_step_is_left_out_with_a_note() -> None:
@@ -409,7 +409,7 @@ def test_a_device_profile_of_which_no_step_can_be_compared_with_the_log_says_so(
     found = measure(replace(window, steps=lost), rank=0, backend="nccl")
     assert found.problems == (
         "the gate's log could not be held against the profile: in every profiled step collectives were lost from the "
-        "log",
+        "log [OC371]",
     )
     assert found.profiled
 
@@ -447,7 +447,7 @@ def test_a_profile_that_cannot_be_read_loses_only_kernel_times() -> None:
         raise RuntimeError("no trace")
 
     found = measure(closed(fail), rank=0, backend="nccl")
-    assert found.problems == ("kernel times are missing: the profile cannot be read (RuntimeError: no trace)",)
+    assert found.problems == ("kernel times are missing: the profile cannot be read (RuntimeError: no trace) [OC360]",)
     assert (found.profiled, found.num_steps) == ((), 8)
 
 

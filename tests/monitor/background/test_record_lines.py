@@ -93,7 +93,7 @@ def _skip_the_recorded_step(rank: int, folder: str) -> None:
 
 def test_why_a_window_was_left_out_goes_from_the_job_to_the_record_and_the_screen(tmp_path: Path) -> None:
     run_ranks(_skip_the_recorded_step, 2, str(tmp_path))
-    reason = "its recorded steps were skipped (its gradients overflowed)"
+    reason = "its recorded steps were skipped (its gradients overflowed) [OC303]"
     assert record.read(tmp_path).left_out == [reason]
     shown = " ".join(invoke("show", str(tmp_path)).output.split())
     assert "Nothing has been measured: the only window was left out." in shown
