@@ -115,7 +115,7 @@ def never_step(rank: int, folder: str) -> list[str]:
 def test_a_job_that_never_steps_the_optimizer_is_told_so(tmp_path: Path) -> None:
     said, other = run_ranks(never_step, 2, str(tmp_path))
     assert said == [
-        "overlap-callbacks: nothing was measured: `optimizer.step()` was never called on the attached AdamW"
+        "overlap-callbacks: nothing was measured: `optimizer.step()` was never called on the attached AdamW [OC101]"
     ]
     assert other == []
 

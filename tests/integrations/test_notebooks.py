@@ -54,7 +54,7 @@ def test_attach_closes_a_monitor_of_another_optimizer_with_one_sentence() -> Non
         assert found["same"]
         assert found["active"] == [False, False, True]
         assert found["after"] == [False, False, False]
-    sentence = "overlap-callbacks: an earlier monitor is closed: it was attached to another AdamW"
+    sentence = "overlap-callbacks: an earlier monitor is closed: it was attached to another AdamW [OC117]"
     assert ranks[0]["lines"] == [sentence] * 2
     assert ranks[1]["lines"] == []
     assert ranks[0]["windows"][2] == 1
