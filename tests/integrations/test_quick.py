@@ -125,7 +125,9 @@ def test_a_job_that_is_started_again_does_not_measure_the_answer_twice(tmp_path:
         "; the record has the quick answer of an earlier start;" in at_attach
     )
     assert "back to back" not in at_attach
-    assert said == ("overlap-callbacks: the record has the quick answer of an earlier start; another run_dir asks anew")
+    assert said == (
+        "overlap-callbacks: the record has the quick answer of an earlier start; another run_dir asks anew [OC306]"
+    )
     # The first window makes room for the schedule; no other is back to back.
     assert {step for _, step in first_steps(tmp_path)[len(before) :]} <= {205, 405, 605}
     read = record.read(tmp_path)

@@ -340,7 +340,7 @@ class Reporter:
             return
         record, where = self._sinks.record, ""
         if quick.was_answered:
-            Notices.announce("the record has the quick answer of an earlier start; another run_dir asks anew")
+            Notices.announce("the record has the quick answer of an earlier start; another run_dir asks anew [OC306]")
             return
         if record is not None:
             where = f" `overlap report {record.parent}` makes the page."
