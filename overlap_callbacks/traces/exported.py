@@ -27,7 +27,7 @@ def analyze_export(trace: str | os.PathLike[str]) -> None:
         if rank is None or int(rank[1]) == 0:
             threading.Thread(target=_analyze, args=(path,), name="overlap-callbacks-trace", daemon=True).start()
     except Exception as error:  # the caller is a training loop
-        logger.warning("overlap-callbacks: %s is not analysed: %s", trace, error)
+        _warn(trace, error)
 
 
 def _analyze(path: Path) -> None:
@@ -45,4 +45,8 @@ def _analyze(path: Path) -> None:
             raise OSError(said[-1])
         logger.info("overlap-callbacks: %s %s has all of it", answer, output)
     except Exception as error:
-        logger.warning("overlap-callbacks: %s is not analysed: %s", path, error)
+        _warn(path, error)
+
+
+def _warn(trace: str | os.PathLike[str], error: Exception) -> None:
+    logger.warning("overlap-callbacks: %s is not analysed: %s [OC706]", trace, error)

@@ -71,6 +71,7 @@ _OTHERS = (
     f"overlap-callbacks{HOLE}: {HOLE}",
     f"the record is in {HOLE}: overlap show {HOLE}",
     f"the quick answer: {HOLE}{HOLE}",
+    f"{HOLE} {HOLE} has all of it",
 )
 
 
