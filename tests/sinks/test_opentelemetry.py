@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import msgspec
@@ -129,6 +130,11 @@ def test_an_invalid_window_has_no_comparison(collector: Collector) -> None:
     found = points(resource)
     assert found["overlap.valid", ""][0] == 0
     assert ("overlap.speedup_vs_sequential_ratio", "") not in found
+
+
+def test_a_number_that_is_none_is_not_sent(collector: Collector) -> None:
+    (resource,) = sent(collector, msgspec.structs.replace(window(0), measurement_overhead=math.nan))
+    assert all(math.isfinite(value) for value, _, _ in points(resource).values())
 
 
 def test_the_environment_names_the_collector(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
