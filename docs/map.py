@@ -84,28 +84,33 @@ def with_map(page: str) -> str:
 
 
 def house_map() -> str:
-    """A section for each room, with a table of its files."""
+    """A section for each room, with its files."""
     folders = [CORE / name for name in ORDER[1:]]
     others = (file.parent for file in CORE.glob("*/__init__.py"))
     rooms = [ROOT / ORDER[0], *folders, *sorted(folder for folder in others if folder not in folders)]
     sections = [
-        f"### `{room.relative_to(ROOT)}/`\n\n{summary(room / '__init__.py')}\n\n{table(room)}" for room in rooms
+        f"### `{room.relative_to(ROOT)}/`\n\n{summary(room / '__init__.py')}\n\n{block(tree(room))}" for room in rooms
     ]
-    return "\n".join([*sections, f"### Beside the rooms\n\n{table(CORE, recurse=False)}"])
+    loose = [(file.name, clause(summary(file))) for file in sorted(CORE.glob("*.py"))]
+    return "\n".join([*sections, f"### Outside the rooms\n\n{block(loose)}"])
 
 
-def table(folder: Path, *, recurse: bool = True) -> str:
-    """The files of a folder, those of its subfolders last."""
-    lines = ["| file | what it is for |", "| --- | --- |"]
-    files = [file for file in folder.rglob("*.py") if recurse or file.parent == folder]
-    for file in sorted(files, key=lambda file: (len(file.parts), file.parent, file.name != "__init__.py", file.name)):
-        name = str(file.relative_to(folder))
-        if name == "__init__.py" and recurse:
-            continue  # said above the table
-        if name != "__init__.py" and file.name == "__init__.py":
-            name = f"{file.parent.relative_to(folder)}/"
-        lines.append(f"| `{name}` | {summary(file)} |")
-    return "\n".join(lines) + "\n"
+def block(lines: list[tuple[str, str]]) -> str:
+    """Names and what they are for, in two columns."""
+    width = max(len(name) for name, _ in lines) + 2
+    return "\n".join(["```text", *[f"{name:{width}}{text}".rstrip() for name, text in lines], "```\n"])
+
+
+def tree(folder: Path, indent: str = "", *, names_only: bool = False) -> list[tuple[str, str]]:
+    """The files of a folder, then each subfolder and what is in it, indented; no more where names are subjects."""
+    files = sorted(file for file in folder.glob("*.py") if file.name != "__init__.py")
+    lines = [(indent + file.name, "" if names_only else clause(summary(file))) for file in files]
+    for inner in sorted(file.parent for file in folder.glob("*/__init__.py")):
+        said = summary(inner / "__init__.py")
+        by_subject = "one file per subject" in said
+        lines.append((f"{indent}{inner.name}/", clause(said) + ", one file per subject" * by_subject))
+        lines += tree(inner, indent + "  ", names_only=by_subject)
+    return lines
 
 
 def summary(file: Path) -> str:
@@ -115,6 +120,21 @@ def summary(file: Path) -> str:
         raise ValueError(f"{file.relative_to(ROOT)} has no docstring: say in one line what it is for")
     line = " ".join(docstring.partition("\n\n")[0].split())
     return line.replace("``", "`").replace("|", "\\|").replace("<", "&lt;")
+
+
+def clause(text: str) -> str:
+    """What a summary says first, in a few words and without Markdown; the file's name tells the subject already."""
+    plain = re.sub(r" \([^()]*\)", "", text.replace("`", "").replace("&lt;", "<").replace("\\|", "|"))
+    parts = [part.rstrip(".:;?") for part in re.split(r"(?<=[.:;?])\s+", plain)]
+    parts = [
+        part for part in parts if ("(" in part or len(part.split()) > 2) and not re.fullmatch(r"overlap \w+", part)
+    ]
+    said = re.sub(r"^(The|An?) (?!\w+'s )", "", parts[0] if parts else plain.rstrip("."))
+    for end in (", and ", ", ", " so that ", " that ", " while "):
+        head = said.partition(end)[0]
+        if len(said.split()) > 6 and len(head.split()) > 2:
+            said = head.removesuffix(", and")
+    return said[:1].upper() + said[1:] if " " in said and "(" not in said.partition(" ")[0] else said
 
 
 if __name__ == "__main__":

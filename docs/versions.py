@@ -38,11 +38,13 @@ def with_tables(page: str) -> str:
     rows = [f"| {title} | {oldest[name]} | {tested[name]} |" for name, title in PACKAGES.items()]
     header = "| package | oldest (`constraints-oldest.txt`) | tested (`constraints.txt`) |\n| --- | --- | --- |"
     page = _between(page, "versions", "\n".join([header, *rows]))
-    rows = [
-        f"| {known.package} `{known.versions}` | {'<br>'.join(f'`{test}`' for test in known.tests)} | {known.reason} |"
-        for known in KNOWN_FAILURES
-    ]
-    return _between(page, "known failures", "\n".join(["| with | tests | reason |\n| --- | --- | --- |", *rows]))
+    reasons: dict[str, list[str]] = {}
+    for known in KNOWN_FAILURES:
+        reason = re.sub(r" \(`.*?`\)", "", known.reason)
+        if reason not in reasons.setdefault(f"{known.package} `{known.versions}`", []):
+            reasons[f"{known.package} `{known.versions}`"].append(reason)
+    rows = [f"| {package} | {'<br>'.join(found)} |" for package, found in reasons.items()]
+    return _between(page, "known failures", "\n".join(["| with | what fails |\n| --- | --- |", *rows]))
 
 
 def _between(page: str, name: str, table: str) -> str:

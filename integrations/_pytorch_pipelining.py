@@ -1,4 +1,4 @@
-"""torch.distributed.pipelining: sequential steps wait for each batch of sends and receives that a stage posts.
+"""Sequential steps of torch.distributed.pipelining: they wait for each batch of sends and receives that a stage posts.
 
 Every schedule posts through ``schedules._batch_p2p``. In sequential steps the whole batch is posted, and then waited
 for. The schedule, which waits later, gets completed works.

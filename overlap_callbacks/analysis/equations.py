@@ -1,4 +1,4 @@
-"""The equations: 1 to 5 of the study, as functions of times in milliseconds, and bus bandwidth by nccl-tests.
+"""Equations 1 to 5 of the study, as functions of times in milliseconds, and bus bandwidth by nccl-tests.
 
 Source: "Characterizing Compute-Communication Overlap in GPU-Accelerated Distributed Deep Learning" (arXiv 2507.03114),
 section IV-D. Equation 3 has no function: it is the measured time of an overlapped step. T_comp is the sum of the

@@ -1,4 +1,4 @@
-"""SVG elements: a few bars and lines need no plotting library."""
+"""SVG elements for charts: a few bars and lines need no plotting library."""
 
 from __future__ import annotations
 

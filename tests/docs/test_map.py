@@ -39,16 +39,27 @@ def test_the_map_names_every_file_of_every_room(file_map: ModuleType) -> None:
         *(file.parent for file in (ROOT / "overlap_callbacks").glob("*/__init__.py")),
     ):
         section = next(text for text in sections if text.startswith(f"`{folder.relative_to(ROOT)}/`"))
-        for file in folder.rglob("*.py"):
-            name = str(file.relative_to(folder)).removesuffix("__init__.py")
-            assert not name or f"| `{name}` | " in section, file
+        assert named(section) == {
+            str(file.relative_to(folder)).removesuffix("__init__.py") for file in folder.rglob("*.py")
+        } - {""}
+
+
+def named(section: str) -> set[str]:
+    """The paths in a section's block; what is in a folder is indented below it."""
+    paths, folders = set(), [""]
+    for line in section.partition("```text\n")[2].partition("```")[0].splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        paths.add(folders[depth] + name)
+        folders[depth + 1 :] = [folders[depth] + name]
+    return paths
 
 
 def test_a_file_without_a_docstring_is_named(file_map: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("x = 1")
     file_map.ROOT = tmp_path
     with pytest.raises(ValueError, match=r"a\.py has no docstring"):
-        file_map.table(tmp_path)
+        file_map.tree(tmp_path)
 
 
 def test_a_page_without_marks_is_refused(file_map: ModuleType) -> None:

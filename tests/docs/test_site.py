@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib
 import re
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import pytest
 
+from overlap_callbacks.cli import _BY_NAME
 from tests.browser import until
 from tests.docs.conftest import DOCS
 
@@ -65,6 +67,39 @@ def test_search_finds_a_message_and_a_function(address: str, opened: Open) -> No
         ("OC107", "troubleshooting.html#nothing-was-measured"),
     ):
         search(page, words, expected)
+
+
+@pytest.mark.parametrize("by_file", [False, True], ids=["served", "from a disk"])
+def test_search_finds_a_name_by_a_part_of_it_and_by_all_of_it(
+    site: Path, address: str, opened: Open, by_file: bool
+) -> None:
+    base = site.as_uri() + "/" if by_file else address
+    page = opened(base + "index.html", base)
+    figures, adapters = "metrics.html", "api/adapters.html#overlap_callbacks.integrations"
+    for words, expected in (
+        ("exposed", figures), ("exposed_comm_ms", figures), ("overlap/exposed_comm_ms", figures),
+        ("busbw", figures), ("allreduce_busbw", figures),
+        ("pretrain", "frameworks/megatron.html"), ("hook_pretrain", "frameworks/megatron.html"),
+        ("switchable", f"{adapters}.pytorch.switchable"), ("sample_experts_every", "options.html"),
+    ):  # fmt: skip
+        search(page, words, expected)
+
+
+def test_a_long_signature_has_a_line_for_each_parameter(site: Path) -> None:
+    block = re.compile(r'<div class="language-python doc-signature.*?</div>', re.DOTALL)
+    texts = [(site / name).read_text() for name in pages(site) if name.startswith("api/")]
+    signatures = [html.unescape(re.sub(r"<[^>]+>", "", found)) for text in texts for found in block.findall(text)]
+    attach = next(text for text in signatures if text.lstrip().startswith("attach(") and "optimizer" in text)
+    assert "\n    optimizer: " in attach
+    assert "\n    start_step: int = 0,\n" in attach
+    assert max(len(line) for text in signatures for line in text.splitlines()) <= 100
+
+
+def test_every_command_has_its_help_on_a_page(site: Path) -> None:
+    page = html.unescape(re.sub(r"<[^>]+>", "", (site / "commands.html").read_text()))
+    for name in _BY_NAME:
+        assert f"Usage: overlap {name} " in page
+    assert "--max-exposed" in page
 
 
 def search(page: Any, words: str, expected: str) -> None:

@@ -1,4 +1,4 @@
-"""One rule for what a user's line gets wrong at the start; the table stands in docs/extending.md.
+"""One rule for what a user's line gets wrong at the start; docs/options.md has it for users.
 
 A wrong type or value raises at once, whatever ``strict`` is. An object of the right type that cannot be measured
 switches measuring off on all ranks with one sentence on rank 0, and raises with ``strict=True``.

@@ -1,4 +1,4 @@
-"""A study: its rows so far, how long a job will take, and how a job is started, supervised and read."""
+"""A running study: its rows so far, how long a job will take, and how a job is started, supervised and read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A tuning: what is tuned, its runs, and how a combination is run once."""
+"""A running tuning: what is tuned, its runs, and how a combination is run once."""
 
 from __future__ import annotations
 
