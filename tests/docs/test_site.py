@@ -75,7 +75,7 @@ def test_search_finds_a_name_by_a_part_of_it_and_by_all_of_it(
 ) -> None:
     base = site.as_uri() + "/" if by_file else address
     page = opened(base + "index.html", base)
-    figures, adapters = "metrics.html", "api/adapters.html#overlap_callbacks.integrations"
+    figures, adapters = "metrics.html", "#overlap_callbacks.integrations"
     for words, expected in (
         ("exposed", figures), ("exposed_comm_ms", figures), ("overlap/exposed_comm_ms", figures),
         ("busbw", figures), ("allreduce_busbw", figures),
