@@ -36,12 +36,13 @@ def test_the_faster_setting_comes_first_and_a_failing_one_is_a_row(tmp_path: Pat
         "tune", "--arg", "nap-ms=80,too-much,0", *SHORT, "--repeats", "2", "-o", str(folder), "--json", "--", *JOB,
         env=environment(NAP_S="0.001"),
     )  # fmt: skip
-    assert result.exit_code == 0, result.output
     shown = json.loads(result.stdout)
     assert [row["settings"]["nap-ms"] for row in shown["rows"]] == ["0", "80", "too-much"]
     fast, slow, failed = shown["rows"]
     assert slow["step_ms"]["value"] > 80 > fast["step_ms"]["value"] > 1
     assert fast["change"]["value"] < 0
+    # Two runs of eight steps: on a busy machine even this difference may not be clear, and then the command says so.
+    assert result.exit_code == (0 if fast["change"]["ci_high"] < 0 else 3), result.output
     assert (fast["runs"], slow["runs"], failed["runs"]) == (2, 2, 0)
     assert failed["failure"] == "exit code 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
     found = Tune.read(folder).lines
