@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from overlap_callbacks.analysis.bottleneck import Bottleneck, bottleneck_of
 from overlap_callbacks.analysis.formatting import (
     CLEAR,
     INCONCLUSIVE,
@@ -364,12 +365,16 @@ def _no_window_counts(summary: RunSummary) -> Headline:
         )
     problem = shortened(next(iter(alike[-1].problems), "the record does not say"), _MAX_PROBLEM).rstrip(".")
     which = f"{count(len(alike), 'window')} {'is' if len(alike) == 1 else 'are'} {state}"
-    todo = next((todo for marks, todo in _WHAT_TO_DO if any(mark in problem for mark in marks)), _READ_NOTES)
+    todo = _against(problem)
     if todo == _PROFILE:
         todo = profile_more(summary)
     if state == CUT_SHORT and todo == _READ_NOTES:
         todo = f"{_LET_IT_END} {_READ_NOTES}"
     return found._replace(why=f"{which}: {problem}.", what_to_do=todo)
+
+
+def _against(problem: str) -> str:
+    return next((todo for marks, todo in _WHAT_TO_DO if any(mark in problem for mark in marks)), _READ_NOTES)
 
 
 def _checked(found: Headline, summary: RunSummary) -> Headline:
@@ -394,6 +399,22 @@ def profile_more(summary: RunSummary) -> str:
     """What to do if no profile shows something: profile, or if that was enabled, find out why there is no profile."""
     profiled = None if summary.run is None else summary.run.schedule.get("profiled_steps")
     return f"Steps were to be profiled, but their profile is missing. {_READ_NOTES}" if profiled else _PROFILE
+
+
+def first_advice(summary: RunSummary, bottleneck: Bottleneck | None) -> str:
+    """What to try first and why; or why there is no advice. Empty if nothing has been measured.
+
+    Advice is based only on windows that count. Without any, the headline says why and what to do.
+    """
+    if not summary.measured:
+        return ""
+    if summary.control:
+        return "No advice: a control run has no sequential steps."
+    if not summary.valid_windows:
+        return "Advice comes with the first window that counts."
+    if bottleneck is None or not bottleneck.advice:
+        return f"No advice: no profile shows what holds a step back. {profile_more(summary)}"
+    return f"To try first: {bottleneck.advice[0].short}"
 
 
 def run_verdict(summary: RunSummary) -> str:
@@ -431,7 +452,7 @@ def arm_summary(report: ArmReport) -> str:
 
 
 def summary(report: OverlapReport) -> str:
-    """A window as one log line: its headline, what measuring it cost, and the ranks that reported."""
+    """A window as one log line: its headline, what measuring it cost, the ranks that reported, and what to try."""
     unverified = report.valid and not report.verified and report.speedup_vs_sequential is not None
     states = {"INVALID": not report.valid, "NOT VERIFIED": unverified, "INCOMPLETE": not report.complete}
     found = answer(with_settled(report.figures(), report.settled)) if report.valid else _invalid(report)
@@ -440,9 +461,12 @@ def summary(report: OverlapReport) -> str:
     sentences.append(f"{cost}{report.num_reporting} of {report.world_size} ranks.")
     if report.settled is not None and not report.control:
         sentences.append(settled_in_words(report.settled))
+    holds_back = bottleneck_of([report]) if report.valid and not report.control else None
+    if holds_back is not None and holds_back.advice:
+        sentences.append(f"To try first: {holds_back.advice[0].what}")
     return f"{_state(report, {**states, 'A/A control': report.control})}: {' '.join(sentences)}"
 
 
 def _invalid(report: OverlapReport) -> Headline:
     problem = shortened("; ".join(report.problems[:1]), _MAX_PROBLEM).rstrip(".") or "its record does not say why"
-    return Headline(f"It does not count: {problem}.", state=INVALID)
+    return Headline(f"It does not count: {problem}. What to do: {_against(problem)}", state=INVALID)

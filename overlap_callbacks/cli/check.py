@@ -145,7 +145,7 @@ def _finish(run: Path, limits: Sequence[Limit], as_json: bool, *, ended: bool) -
 
 
 def _say(record: Record, findings: Sequence[Finding], code: ExitCode, as_json: bool) -> None:
-    from overlap_callbacks.analysis.headline import run_headline
+    from overlap_callbacks.analysis.headline import first_advice, run_headline
     from overlap_callbacks.analysis.run_summary import NOT_SETTLED
     from overlap_callbacks.experiments.check import EXPOSED_SHARE, State, exposed_as_data, exposed_lines
     from overlap_callbacks.report.views.quality import windows_that_count
@@ -191,6 +191,8 @@ def _say(record: Record, findings: Sequence[Finding], code: ExitCode, as_json: b
     if about & {EXPOSED_SHARE, "hidden_comm_fraction", "exposed_comm_ms"}:
         for line in exposed_lines(record):
             click.echo(one_line(f"  {line}"))
+    if code is not ExitCode.DONE:
+        click.echo(one_line(f"  {first_advice(record.summary, record.bottleneck())}"))
 
 
 def _fail(why: str, refusal: type[click.ClickException] = click.ClickException) -> NoReturn:

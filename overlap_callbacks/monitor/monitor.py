@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -448,7 +449,7 @@ class OverlapMonitor(AdapterApi):
             driver.guarded(driver.slot.close, limit_s, restore=switched_back, settle=timeout_s is None)
             record = _record_of(self.config.sinks) if was_active and num_windows else None
             if record is not None:
-                driver.notices.announce(f"the record is in {record}: overlap show {record}")
+                driver.notices.announce(f"the record is in {record}: overlap show {shlex.quote(str(record))}")
         driver.guarded(driver.faults.raise_reported)  # errors of the last reports
         driver.raise_interrupt()
 

@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 
 from overlap_callbacks.analysis.formatting import count, page_sentence, page_text
-from overlap_callbacks.analysis.headline import profile_more, run_headline
+from overlap_callbacks.analysis.headline import first_advice, run_headline
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.report.record import Record
@@ -88,7 +88,9 @@ def _run(identity: str, name: str, record: Record, *, compared: bool, charts: bo
     race, others = attention(record)
     blocks: list[Block] = [*race, *tiles(record), *overview(record, compared=compared), *others]
     head, line = page_text(head_of(record)), run_headline(record.summary, len(record.arms))
-    more = tuple([page_sentence(each) for each in (*line.more, first_advice(record)) if each])
+    more = tuple(
+        [page_sentence(each) for each in (*line.more, first_advice(record.summary, record.bottleneck())) if each]
+    )
     sections = tuple([section for section in _sections(record, charts) if section.answer or section.blocks])
     # With several runs, the comparison comes first; each run's own sections open on a click.
     folded = tuple([dataclasses.replace(section, folded=True) for section in sections]) if compared else sections
@@ -159,23 +161,3 @@ def _sections(record: Record, charts: bool) -> list[Section]:
         *found,
         *[dataclasses.replace(each, folded=not (asked_why and each.title == QUALITY)) for each in further],
     ]
-
-
-# -- what to try
-
-
-def first_advice(record: Record) -> str:
-    """What to try first and why; or why there is no advice. Empty if nothing has been measured.
-
-    Advice is based only on windows that count. Without any, the headline says why and what to do.
-    """
-    if not record.summary.measured:
-        return ""
-    if record.summary.control:
-        return "No advice: a control run has no sequential steps."
-    if not record.valid_windows:
-        return "Advice comes with the first window that counts."
-    found = record.bottleneck()
-    if found is None or not found.advice:
-        return f"No advice: no profile shows what holds a step back. {profile_more(record.summary)}"
-    return f"To try first: {found.advice[0].short}"

@@ -16,7 +16,7 @@ from overlap_callbacks.analysis.formatting import (
     listed,
     shortened,
 )
-from overlap_callbacks.analysis.headline import run_headline, signless_bounds, step_change
+from overlap_callbacks.analysis.headline import first_advice, run_headline, signless_bounds, step_change
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -25,7 +25,7 @@ from overlap_callbacks.analysis.run_summary import COUNTS
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.arms import arms
 from overlap_callbacks.report.views.quality import cost_in_words, unreadable, windows_that_count
-from overlap_callbacks.report.views.runs import attention, first_advice, head_of
+from overlap_callbacks.report.views.runs import attention, head_of
 from overlap_callbacks.report.views.step_charts import named_parts, part_in_words, whole_step
 
 # More windows become one line of small bars.
@@ -83,7 +83,7 @@ def short_of(record: Record) -> Short:
     )
     few = len(record.windows) <= MAX_WINDOWS
     counting = [window for window in record.valid_windows if window.speedup_vs_sequential is not None]
-    advice = "" if found.why and not record.valid_windows else first_advice(record)
+    advice = "" if found.why and not record.valid_windows else first_advice(record.summary, record.bottleneck())
     cost = cost_in_words(record, PLAIN)
     told_cost = f"Cost of measuring: {cost}. " if cost else ""
     broken = [f"{unreadable(record)}."] if record.broken_lines else []

@@ -34,25 +34,21 @@ from overlap_callbacks.report.views.elements import (
 # The colour of each step time, as a variable of the style sheet.
 COLORS = {"e2e_ideal_ms": "ideal", "e2e_overlapped_ms": "overlapped", "e2e_sequential_ms": "sequential"}
 
-# A step with exposed communication is not called ideal in charts: the table has equation 4's name.
-LABELS = {"e2e_ideal_ms": "Without contention"}
-
 Pairs = Sequence[tuple[float, float]]
 
 
 def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
-    """Overlapped and sequential step time, and that without contention, with intervals; named runs side by side."""
+    """Overlapped and sequential step time, and the ideal one, with intervals; named runs side by side."""
     rows = []
     for name, figures in runs:
         for figure in STEP_TIMES:
             estimate = figures.get(figure.name)
             if estimate is not None:
-                label = LABELS.get(figure.name, figure.title)
-                rows.append(bar(estimate, run=name, label=label, color=COLORS[figure.name]))
+                rows.append(bar(estimate, run=name, label=figure.title, color=COLORS[figure.name]))
     caption = "Whiskers are 95% intervals."
     if any("e2e_ideal_ms" in figures for _, figures in runs):
         caption = (
-            "Without contention is worked out: an overlapped step, less what its compute kernels lose (equation 4). "
+            "Ideal is worked out: an overlapped step, less what its compute kernels lose to contention (equation 4). "
             + caption
         )
     named = dict.fromkeys(row["run"] for row in rows)

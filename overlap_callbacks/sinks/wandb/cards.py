@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.communication.placement import host_numbers
 from overlap_callbacks.analysis.communication.view import PHYSICAL, STYLE, Placement, svg, view_of
 from overlap_callbacks.analysis.formatting import PLAIN, count
-from overlap_callbacks.analysis.headline import Headline, cause_in_words, run_headline
+from overlap_callbacks.analysis.headline import Headline, cause_in_words, first_advice, run_headline
 from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, compares
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
@@ -58,15 +58,15 @@ class SoFar(NamedTuple):
     num_windows: int
     first_step: int | None
     figures: Mapping[str, Estimate]
-    bottleneck: str = ""
+    why: Sequence[str] = ()
 
     @classmethod
     def of(cls, summary: RunSummary) -> SoFar:
         """From the run so far."""
         valid, found = summary.valid_windows, run_bottleneck(summary)
         first_step = valid[0].first_step if valid else None
-        bottleneck = "" if found is None else found.sentence()
-        return cls(run_headline(summary), len(valid), first_step, summary.pooled(), bottleneck)
+        why = ("" if found is None else found.sentence(), first_advice(summary, found) if valid else "")
+        return cls(run_headline(summary), len(valid), first_step, summary.pooled(), why)
 
 
 def step_card(report: OverlapReport, so_far: SoFar) -> str:
@@ -84,7 +84,7 @@ def step_card(report: OverlapReport, so_far: SoFar) -> str:
     body = [
         f'<h1>The run so far <span class="dim">{_covered(so_far)}</span></h1>',
         f"<p><b>{_text(so_far.headline.sentence)}</b></p>",
-        *[f"<p>{_text(line)}</p>" for line in (*so_far.headline.more, so_far.bottleneck) if line],
+        *[f"<p>{_text(line)}</p>" for line in (*so_far.headline.more, *so_far.why) if line],
     ]
     body += _bars(so_far.figures)
     body.append(f'<h1>This window <span class="dim">number {report.window}, from step {report.first_step}</span></h1>')
