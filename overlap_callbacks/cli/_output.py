@@ -11,7 +11,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -145,6 +145,29 @@ def print_record(run: Path, as_json: bool, everything: bool = False) -> None:
 
         shown = run.parent if run.name == FILE_NAME else run
         print_tables(ShortScreen(short_of(record), f"overlap show {shlex.quote(str(shown))} --all"))
+
+
+def print_comparison(runs: Sequence[Path], everything: bool) -> None:
+    """Print which of several runs is the fastest and the headline of each, or ``everything``."""
+    from rich.text import Text
+
+    from overlap_callbacks.analysis.headline import run_headline
+    from overlap_callbacks.report.views.comparison import head_lines
+    from overlap_callbacks.report.views.runs import distinct_names, runs_document
+
+    records = [read_record(run) for run in runs]
+    if everything:
+        print_document(runs_document(records, charts=False))
+        return
+    names = distinct_names(records)
+    first, *more = head_lines(names, records)
+    print_tables(Text(first, "bold"))
+    for line in more:
+        print_tables(Text(line))
+    for name, record in zip(names, records, strict=True):
+        found = run_headline(record.summary, len(record.arms))
+        print_tables(Text(f"\n{name}: {' '.join([found.sentence, *found.also])}"))
+    print_tables(Text(f"\nAll tables: overlap show {shlex.join(map(str, runs))} --all", "dim"))
 
 
 def program() -> str:

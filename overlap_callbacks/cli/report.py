@@ -13,6 +13,7 @@ from overlap_callbacks.cli._output import (
     newest_run,
     one_line,
     open_console,
+    print_comparison,
     print_json,
     print_record,
     read_record,
@@ -31,12 +32,21 @@ _OF_WINDOWS = 8
 
 
 @click.command("show")
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--all", "everything", is_flag=True, help="All tables of the report page.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables; it holds everything.")
-def show(run: Path, everything: bool, as_json: bool) -> None:
-    """Print the results of RUN: a run folder, or its overlap.jsonl; of a folder of runs, those of the newest."""
-    print_record(newest_run(run), as_json, everything)
+def show(runs: tuple[Path, ...], everything: bool, as_json: bool) -> None:
+    """Print the results of RUN, a run folder or its overlap.jsonl; several are compared.
+
+    Of a folder of runs, those of the newest are printed.
+    """
+    newest = [newest_run(run) for run in runs]
+    if len(newest) == 1:
+        print_record(newest[0], as_json, everything)
+    elif as_json:
+        raise click.UsageError("--json: give one run")
+    else:
+        print_comparison(newest, everything)
 
 
 @click.command("report")

@@ -5,6 +5,7 @@ import re
 import msgspec
 import pytest
 
+from overlap_callbacks.analysis.bottleneck import bottleneck_of
 from overlap_callbacks.analysis.headline import (
     CONTROL,
     NO_SEQUENTIAL_ARM,
@@ -278,7 +279,9 @@ def test_the_log_has_a_line_for_each_window() -> None:
     assert summary(report) == f"overlap window 0 (step 20): {said.sentence} {said.also[0]} 2 of 2 ranks."
     report = msgspec.structs.replace(report, valid=False, complete=False, problems=("residual overlap 0.3",))
     assert summary(report) == (
-        "overlap window 0 (step 20) INVALID INCOMPLETE: It does not count: residual overlap 0.3. 2 of 2 ranks."
+        "overlap window 0 (step 20) INVALID INCOMPLETE: It does not count: residual overlap 0.3. What to do: Switch "
+        "off for a measurement what this library cannot hold back (CUDA graphs, symmetric memory, communication of "
+        "other threads), or compare two traces: overlap compare. 2 of 2 ranks."
     )
     report = msgspec.structs.replace(report, valid=True, complete=True, control=True)
     assert summary(report) == f"overlap window 0 (step 20) A/A control: {CONTROL} 2 of 2 ranks."
@@ -352,7 +355,9 @@ def test_the_settled_difference_has_its_own_line(found: Settled, words: str) -> 
     assert settled_in_words(found) == words
     report = msgspec.structs.replace(window(0), settled=found)
     (line,) = [part for part in run_headline(RunSummary(run_info(), [report])).more if part.startswith(words)]
-    assert summary(report).endswith(words)
+    advice = bottleneck_of([report])
+    assert advice is not None
+    assert summary(report).endswith(f"{words} To try first: {advice.advice[0].what}")
     # Where something follows a mode slowly, that of kernels was not waited for.
     slow = found.verdict in (Verdict.SETTLED, Verdict.NOT_SETTLED)
     assert line.removeprefix(words) == (

@@ -20,6 +20,7 @@ from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.monitor.session import run_info
 from overlap_callbacks.report import record
+from overlap_callbacks.report.views.comparison import head_lines
 from tests.commands import invoke
 from tests.margins import PATIENCE_S
 from tests.samples import window_report
@@ -58,6 +59,19 @@ def test_show_says_the_verdict_and_the_five_equations(tmp_path: Path) -> None:
 def test_show_takes_the_file_as_well_as_its_folder(tmp_path: Path) -> None:
     write_record(tmp_path, window_report())
     assert show(str(tmp_path)) == show(str(tmp_path / "overlap.jsonl"))
+
+
+def test_show_of_several_runs_says_which_is_faster_and_the_headline_of_each(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        write_record(tmp_path / name, window_report())
+    runs = [str(tmp_path / name) for name in ("first", "second")]
+    output = " ".join(show(*runs).split())
+    assert output.startswith(head_lines(["first", "second"], [record.read(Path(run)) for run in runs])[0])
+    (headline,) = re.findall(r"first: (.*?) second: \1", output)
+    assert headline in " ".join(show(runs[0]).split())
+    assert output.endswith(f"All tables: overlap show {' '.join(runs)} --all")
+    assert "Side by side" in show(*runs, "--all")
+    assert invoke("show", *runs, "--json").exit_code == 2
 
 
 def test_names_that_look_like_markup_are_shown_as_they_are(tmp_path: Path) -> None:

@@ -150,8 +150,8 @@ def test_the_configuration_does_not_repeat_the_environment(tmp_path: Path) -> No
     assert "<dt>PyTorch</dt>" in whole
 
 
-def test_the_step_without_contention_is_explained_where_it_is_drawn(tmp_path: Path) -> None:
-    words = "Without contention is worked out: an overlapped step, less what its compute kernels lose (equation 4)"
+def test_the_ideal_step_is_explained_where_it_is_drawn(tmp_path: Path) -> None:
+    words = "Ideal is worked out: an overlapped step, less what its compute kernels lose to contention (equation 4)"
     assert words in text_of(made(tmp_path / "whole", window()))
     assert words not in text_of(made(tmp_path / "bare", window(profiled=())))
 

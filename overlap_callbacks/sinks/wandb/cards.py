@@ -65,7 +65,10 @@ class SoFar(NamedTuple):
         """From the run so far."""
         valid, found = summary.valid_windows, run_bottleneck(summary)
         first_step = valid[0].first_step if valid else None
-        why = ("" if found is None else found.sentence(), first_advice(summary, found) if valid else "")
+        why = (
+            "" if found is None else found.sentence(),
+            first_advice(summary, found) if valid and not summary.control else "",
+        )
         return cls(run_headline(summary), len(valid), first_step, summary.pooled(), why)
 
 

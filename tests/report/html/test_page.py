@@ -119,7 +119,7 @@ def test_bars_hold_the_figures_of_the_record_with_their_intervals(tmp_path: Path
     assert figure is not None
     assert rows["Sequential"]["value"] == pytest.approx(figure.value, rel=1e-5)
     assert rows["Sequential"]["low"] == pytest.approx(figure.ci_low, rel=1e-5)
-    assert rows["Without contention"]["value"] < rows["Overlapped"]["value"] < rows["Sequential"]["value"]
+    assert rows["Ideal"]["value"] < rows["Overlapped"]["value"] < rows["Sequential"]["value"]
 
 
 # -- what is missing is said
