@@ -7,6 +7,8 @@ halves with two, or in a straight line. A window has 24 overlapped steps, the re
 (`OSOSOSOSSOSOSOSO`, turned round at random) and 24 overlapped steps. The second window has a block of 41 steps of each
 mode before the last ones; the sixth and tenth have it where memory shows. The library's own functions make the figure
 of each window and the settled difference of the run, of many runs at once; this noise leaves out no step by its size.
+With `--noise stalls` one step in a hundred takes 10 to 50 times as long, and so do the first ten of a sequential block
+of 41 steps; each run then goes through the library alone, which leaves out such steps.
 
 A run is right if a value is headlined as settled, and its interval holds the truth: the settled one, or the run's own
 where no memory shows. Goals: right in 94 % without memory and with one constant up to 3 steps. With constants of 10
@@ -35,11 +37,13 @@ import numpy.typing as npt
 
 import overlap_callbacks
 from overlap_callbacks.analysis.design import design_of
+from overlap_callbacks.analysis.figures import figures_of
+from overlap_callbacks.analysis.outliers import far_longer
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.mode import Mode
 from overlap_callbacks.analysis.results.settled import Settled, StepSeries, Verdict
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
-from overlap_callbacks.analysis.settled import SettledNumbers, StepSums
+from overlap_callbacks.analysis.settled import SettledFit, SettledNumbers, StepSums
 from overlap_callbacks.analysis.statistics import Pooling, half_width_factor, pooled_error
 
 Array = npt.NDArray[np.float64]
@@ -57,7 +61,9 @@ MEMORIES: dict[str, tuple[float, ...]] = {
     "none": (), "1": (1,), "3": (3,), "5": (5,), "10": (10,), "20": (20,), "40": (40,),
     "2 and 15": (2, 15), "1 and 20": (1, 20), "5 and 15": (5, 15), f"ramp of {RAMP_STEPS}": (),
 }  # fmt: skip
-NOISES = {"white": 0.0, "AR .5": 0.5, "AR .9": 0.9}
+STALLS = "stalls"
+NOISES = {"white": 0.0, "AR .5": 0.5, "AR .9": 0.9, STALLS: 0.0}
+STALLED, SPELL, TIMES_AS_LONG = 0.01, 10, (10, 50)
 
 
 class Told(NamedTuple):
@@ -110,9 +116,21 @@ def log_times_of(rng: np.random.Generator, runs: int, modes: str, memory: str, c
 def window(rng: np.random.Generator, number: int, memory: str, correlation: float, long: bool) -> RankWindow:
     """A window of rank 0 whose steps follow the mode."""
     modes = modes_of(bool(rng.random() < 0.5), long)
-    step_ms = np.exp(log_times_of(rng, 1, modes, memory, correlation)[0])
+    return rank_window(number, modes, np.exp(log_times_of(rng, 1, modes, memory, correlation)[0]))
+
+
+def rank_window(number: int, modes: str, step_ms: Array) -> RankWindow:
+    """A window of rank 0, as it is measured: without timed steps that took far longer than others of their mode."""
+    steps = TIMED.ravel()
+    letters = [modes[step] for step in steps]
+    found = far_longer(step_ms[steps].tolist(), letters, [letter == "S" for letter in letters])
+    counts = np.reshape(~found.far | found.kept, TIMED.shape)
     timed = tuple(
-        [TimedBlock(_mode(modes[steps[0]]), block, tuple(step_ms[steps].tolist())) for block, steps in enumerate(TIMED)]
+        [
+            TimedBlock(_mode(modes[steps[0]]), block, tuple(step_ms[steps[counts[block]]].tolist()))
+            for block, steps in enumerate(TIMED)
+            if counts[block].any()
+        ]
     )
     return RankWindow(
         rank=0, window=number, first_step=0, num_steps=len(modes), complete=True, backend="nccl", device="scripted",
@@ -139,6 +157,29 @@ class Windows(NamedTuple):
     degrees: Array
 
 
+def with_stalls(rng: np.random.Generator, modes: str, log_times: Array) -> Array:
+    """The same, with steps that take far longer."""
+    stalled = rng.random(log_times.shape) < STALLED
+    if "S" * LONG_STEPS in modes:
+        first = modes.index("S" * LONG_STEPS)
+        stalled[:, first : first + SPELL] = True
+    return log_times + stalled * np.log(rng.uniform(*TIMES_AS_LONG, log_times.shape))
+
+
+def windows_by_the_library(modes: str, log_times: Array) -> Windows:
+    """``windows_of``, run by run, without the steps that the library leaves out."""
+    sums, figures = StepSums.zeros(len(log_times)), []
+    for run, step_ms in enumerate(np.exp(log_times)):
+        own, fit = rank_window(0, modes, step_ms), SettledFit()
+        figure = figures_of([own])["speedup_vs_sequential"]
+        assert own.series is not None
+        fit.add(own.series, figure.value)
+        for mine, part in zip(sums, fit.sums, strict=True):
+            mine[run] = part
+        figures.append((math.log1p(figure.value), figure.standard_error, figure.degrees_of_freedom))
+    return Windows(sums, *np.array(figures).T)
+
+
 def windows_of(modes: str, log_times: Array) -> Windows:
     """The windows of runs that have the same modes: ``RankWindow`` by ``RankWindow``, but all at once."""
     sequential = np.array([letter == "S" for letter in modes])
@@ -160,7 +201,7 @@ def windows_of(modes: str, log_times: Array) -> Windows:
 
 
 def told_of(
-    rng: np.random.Generator, runs: int, memory: str, correlation: float, looks: int = 0
+    rng: np.random.Generator, runs: int, memory: str, correlation: float, looks: int = 0, *, stalls: bool = False
 ) -> dict[int, list[Told]]:
     """What is said of runs after so many windows: those of ``WINDOWS``, or at each of so many looks."""
     sums, figures, is_open, told = StepSums.zeros(runs), [], np.ones(runs, dtype=bool), {}
@@ -170,7 +211,11 @@ def told_of(
         for kind in itertools.product((False, True), repeat=2):
             own = np.flatnonzero((turned == kind[0]) & (long == kind[1]))
             modes = modes_of(*kind)
-            found = windows_of(modes, log_times_of(rng, len(own), modes, memory, correlation)) if len(own) else new
+            log_times = log_times_of(rng, len(own), modes, memory, correlation)
+            if stalls and len(own):
+                found = windows_by_the_library(modes, with_stalls(rng, modes, log_times))
+            else:
+                found = windows_of(modes, log_times) if len(own) else new
             for mine, part in zip((*new.sums, *new[1:]), (*found.sums, *found[1:]), strict=True):
                 mine[own] = part[: len(own)]
         sums = sums.plus(new.sums)
@@ -282,7 +327,7 @@ def main(argv: list[str] | None = None) -> int:
         rows: list[dict[str, Any]] = []
         for memory in MEMORIES:
             rng = np.random.default_rng(7)
-            told = told_of(rng, arguments.runs, memory, NOISES[noise], arguments.looks)
+            told = told_of(rng, arguments.runs, memory, NOISES[noise], arguments.looks, stalls=noise == STALLS)
             cell = {"noise": noise, "memory": memory, "runs": arguments.runs}
             if arguments.looks:
                 rows.append({**cell, "looks": arguments.looks, **judged_at_all_looks(told)})

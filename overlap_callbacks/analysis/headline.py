@@ -134,7 +134,7 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
         return _unfinished(partial)
     settled = summary.settled()
     looks = " that hold at all looks" if summary.running else ", for one look"
-    if settled is not None and settled.verdict is Verdict.SETTLED:
+    if settled is not None and settled.verdict is Verdict.SETTLED and not summary.not_settled:
         own = f"; that of the saving, for {'all looks' if settled.holds_at_all_looks else 'one look'}"
         looks += "" if settled.holds_at_all_looks is summary.running else own
     found = answer(figures)
@@ -143,7 +143,7 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     if settled is not None:
         unsettled = "compute_slowdown" in figures and settled.verdict in (Verdict.SETTLED, Verdict.NOT_SETTLED)
         found = found._replace(settled=settled_in_words(settled) + (_KERNELS_UNSETTLED if unsettled else ""))
-        if settled.verdict is Verdict.NOT_SETTLED and found.state != NOTHING_OVERLAPS:
+        if summary.not_settled and found.state != NOTHING_OVERLAPS:
             found = found._replace(state=NOT_SETTLED)
     if found.state == NOTHING_OVERLAPS:
         known = {} if summary.run is None else summary.run.configuration

@@ -13,7 +13,7 @@ import numpy as np
 
 from overlap_callbacks.analysis.design import MIN_BLOCKS_OF_TREND
 from overlap_callbacks.analysis.figures import ProfiledMeans, picked, scale_of, value_by
-from overlap_callbacks.analysis.formatting import CLEAR, certainty
+from overlap_callbacks.analysis.formatting import CLEAR, INCONCLUSIVE, certainty
 from overlap_callbacks.analysis.outliers import stalls_of_a_run
 from overlap_callbacks.analysis.results.catalogue import FIGURES, figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -148,9 +148,12 @@ class RunSummary:
 
     def sides(self) -> dict[str, Estimate]:
         """Of a control run, the figures that compare its sides, both of which ran overlapped: errors of measurement."""
-        self.pooled()
-        found = self._pooled[Pooling(all_looks=self.running)][1] if self.control else {}
+        found = self._of_short_blocks() if self.control else {}
         return {name: figure for name, figure in found.items() if figure_named(name).of_sequential}
+
+    def _of_short_blocks(self) -> dict[str, Estimate]:
+        self.pooled()
+        return self._pooled[Pooling(all_looks=self.running)][1]
 
     def _pool(self, pooling: Pooling) -> dict[str, Estimate]:
         windows = _with_zeros([window.figures() for window in self.valid_windows])
@@ -196,9 +199,11 @@ class RunSummary:
 
     @property
     def not_settled(self) -> bool:
-        """Whether what overlap saves still changes along a block, so that its interval is of short blocks alone."""
+        """Whether what overlap saves may still change along a block, so that its interval is of short blocks alone."""
         settled = None if self.control else self.settled()
-        return settled is not None and settled.verdict is Verdict.NOT_SETTLED
+        if settled is None or settled.verdict is not Verdict.SETTLED:
+            return settled is not None and settled.verdict is Verdict.NOT_SETTLED
+        return hides_short_blocks(settled, self._of_short_blocks().get("speedup_vs_sequential"))
 
     def undecided(self) -> dict[str, str]:
         """The figures whose intervals decide nothing, and why: ``NOT_SETTLED`` or ``NOT_VERIFIED``."""
@@ -248,6 +253,12 @@ def without_sequential(figures: Mapping[str, Estimate]) -> dict[str, Estimate]:
     return {name: figure for name, figure in figures.items() if not figure_named(name).of_sequential}
 
 
+def hides_short_blocks(settled: Settled, short: Estimate | None) -> bool:
+    """Whether a settled difference is inconclusive where that of the short blocks is clear: it is not headlined."""
+    clear = short is not None and certainty(short) == CLEAR
+    return clear and certainty(settled.estimate) == INCONCLUSIVE
+
+
 def with_settled(
     figures: Mapping[str, Estimate], settled: Settled | None, confidence: float = CONFIDENCE
 ) -> dict[str, Estimate]:
@@ -257,6 +268,8 @@ def with_settled(
     """
     step = figures.get("e2e_overlapped_ms")
     if settled is None or settled.verdict is not Verdict.SETTLED or step is None:
+        return dict(figures)
+    if hides_short_blocks(settled, figures.get("speedup_vs_sequential")):
         return dict(figures)
     change = settled.estimate
     if confidence != CONFIDENCE:

@@ -62,6 +62,10 @@ _ONE_POINT = 0.01
 # A step counts unless it exceeds the estimate from others of its window by this much, and by this many robust standard
 # deviations.
 _LONGER, _DEVIATIONS = math.log(1.1), 5.0
+# The estimate is from steps of at most three medians of their mode.
+_FAR_LONGER = math.log(3)
+# How often it is weighted anew, by deviations of at least so much.
+_REWEIGHTED, _NO_DEVIATION = 8, 1e-3
 # The state columns used for that estimate.
 _JUDGED_BY = [CONSTANTS.index(constant) for constant in (1, 5, 17)]
 # No memory and one constant, two, one and the square of its state, and a straight line: their columns in addition to S.
@@ -289,7 +293,7 @@ class SettledFit:
     """The settled difference over the windows of a run, added one by one."""
 
     def __init__(self) -> None:
-        self._sums = StepSums.zeros()
+        self.sums = StepSums.zeros()
         self._num_steps = self._num_windows = self._after_steps = 0
         self._short_sum = 0.0
         self._runs: Counter[int] = Counter()  # lengths of stretches of sequential steps
@@ -323,7 +327,7 @@ class SettledFit:
         steps, lines = steps[usual], lines[usual]
         if len(set(sequential[steps])) < 2 or len(steps) <= lines.shape[1] + 2 or short <= -1:
             return
-        self._sums = self._sums.plus(StepSums.of(sequential, steps, log_times[usual], lines))
+        self.sums = self.sums.plus(StepSums.of(sequential, steps, log_times[usual], lines))
         self._num_steps += len(steps)
         self._short_sum += math.log1p(short)
         self._num_windows += 1
@@ -337,9 +341,9 @@ class SettledFit:
         None without windows, without noise to judge by, and if the steps do not contain the difference at all.
         """
         number = self._num_windows
-        if not number or self._sums.freedom <= _COEFFICIENTS or not self._sums.gram[:, 0, 0].min() > _NEARLY_EQUAL:
+        if not number or self.sums.freedom <= _COEFFICIENTS or not self.sums.gram[:, 0, 0].min() > _NEARLY_EQUAL:
             return None
-        numbers = SettledNumbers.of(self._sums, number)
+        numbers = SettledNumbers.of(self.sums, number)
         if not numbers.known:
             return None
         short_steps = self._runs.most_common(1)[0][0]
@@ -370,14 +374,25 @@ def _inflation(
 def _usual(columns: Array, log_times: Array) -> npt.NDArray[np.bool_]:
     """Which steps are not far above the estimate from the others.
 
-    ``columns``: what step time may depend on; shape (steps, columns).
+    ``columns``: what step time may depend on, the mode first; shape (steps, columns).
     """
-    usual = np.ones(len(log_times), dtype=bool)
-    for _ in range(2):  # at first, outliers pull the others up
-        beyond = log_times - columns @ np.linalg.lstsq(columns[usual], log_times[usual], rcond=None)[0]
+    usual, weights = np.ones(len(log_times), dtype=bool), np.ones(len(log_times))
+    for mode in set(columns[:, 0]):
+        own = columns[:, 0] == mode
+        usual[own] = log_times[own] <= np.median(log_times[own]) + _FAR_LONGER
+
+    def beyond_estimate() -> Array:
+        roots = np.sqrt(weights[usual])
+        fitted = np.linalg.lstsq(columns[usual] * roots[:, None], log_times[usual] * roots, rcond=None)[0]
+        return np.asarray(log_times - columns @ fitted)
+
+    for _ in range(_REWEIGHTED):  # least absolute deviations: several slow steps in a row pull least squares along
+        weights = 1 / np.maximum(np.abs(beyond_estimate()), _NO_DEVIATION)
+    for _ in range(2):
+        beyond = beyond_estimate()
         center = np.median(beyond[usual])
         deviation = 1.4826 * np.median(np.abs(beyond[usual] - center))
-        usual = beyond - center <= max(_LONGER, _DEVIATIONS * float(deviation))
+        usual, weights = beyond - center <= max(_LONGER, _DEVIATIONS * float(deviation)), np.ones(len(log_times))
     return usual
 
 

@@ -13,6 +13,8 @@ from overlap_callbacks.analysis.results.mode import Mode
 # Maximum half-width of a resolved interval, as a multiple of the largest of the settled difference, the short blocks'
 # and one percentage point.
 _WIDEST, _LEAST = 4.0, 0.01
+# And at all looks: from half to twice. An extrapolated value may be so large that any interval is narrow next to it.
+_TWICE = math.log(2)
 _LETTERS = {"O": Mode.OVERLAPPED, "S": Mode.SEQUENTIAL}
 
 
@@ -87,8 +89,9 @@ class Settled(msgspec.Struct, frozen=True):
 
         Windows without enough steps in one mode, or with noise, leave open what happens after a long time.
         """
-        half = (math.log1p(self.ci_high) - math.log1p(self.ci_low)) / 2
-        return half <= _WIDEST * max(abs(math.log1p(self.value)), abs(math.log1p(self.short)), _LEAST)
+        half = _half_width(self.ci_low, self.ci_high)
+        narrow = half <= _WIDEST * max(abs(math.log1p(self.value)), abs(math.log1p(self.short)), _LEAST)
+        return narrow and _half_width(self.estimate.ci_low, self.estimate.ci_high) <= _TWICE
 
     @property
     def holds_at_all_looks(self) -> bool:
@@ -101,3 +104,7 @@ class Settled(msgspec.Struct, frozen=True):
         if low is None or high is None:
             low, high = self.ci_low, self.ci_high
         return Estimate(self.value, low, high, self.num_steps, self.num_windows)
+
+
+def _half_width(low: float | None, high: float | None) -> float:
+    return math.inf if low is None or high is None else (math.log1p(high) - math.log1p(low)) / 2
