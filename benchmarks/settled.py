@@ -8,7 +8,7 @@ halves with two, or in a straight line. A window has 24 overlapped steps, the re
 mode before the last ones; the sixth and tenth have it where memory shows. The library's own functions make the figure
 of each window and the settled difference of the run, of many runs at once; this noise leaves out no step by its size.
 With `--noise stalls` one step in a hundred takes 10 to 50 times as long, and so do the first ten of a sequential block
-of 41 steps; each run then goes through the library alone, which leaves out such steps.
+of 41 steps, all by the same factor; each run then goes through the library alone, which leaves out such steps.
 
 A run is right if a value is headlined as settled, and its interval holds the truth: the settled one, or the run's own
 where no memory shows. Goals: right in 94 % without memory and with one constant up to 3 steps. With constants of 10
@@ -159,11 +159,11 @@ class Windows(NamedTuple):
 
 def with_stalls(rng: np.random.Generator, modes: str, log_times: Array) -> Array:
     """The same, with steps that take far longer."""
-    stalled = rng.random(log_times.shape) < STALLED
+    longer = np.where(rng.random(log_times.shape) < STALLED, rng.uniform(*TIMES_AS_LONG, log_times.shape), 1.0)
     if "S" * LONG_STEPS in modes:
         first = modes.index("S" * LONG_STEPS)
-        stalled[:, first : first + SPELL] = True
-    return log_times + stalled * np.log(rng.uniform(*TIMES_AS_LONG, log_times.shape))
+        longer[:, first : first + SPELL] = rng.uniform(*TIMES_AS_LONG, (len(log_times), 1))
+    return np.asarray(log_times + np.log(longer))
 
 
 def windows_by_the_library(modes: str, log_times: Array) -> Windows:

@@ -159,6 +159,40 @@ def test_a_step_with_a_checkpoint_does_not_count() -> None:
     assert stalled.value == pytest.approx(plain.value, abs=0.01)
 
 
+def widths_with_a_spell(steps: int, factor: float) -> tuple[float, float]:
+    """The width of the interval without, and with so many slow steps at the start of a long sequential block."""
+    series = bench.window(np.random.default_rng(1), 1, "3", 0.0, long=True).series
+    assert series is not None
+    first = series.modes.index("S" * bench.LONG_STEPS)
+    plain, stalled = (
+        fitted("3", 1, **({} if not slow else {f"step{first + step}": factor for step in range(slow)}))
+        for slow in (0, steps)
+    )
+    assert plain.num_steps - stalled.num_steps == steps
+    assert stalled.value == pytest.approx(plain.value, abs=0.015)
+    return plain.all_looks_high - plain.all_looks_low, stalled.all_looks_high - stalled.all_looks_low  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("steps", "factor"), [(1, 50.0), (3, 30.0), (6, 1.6), (10, 20.0), (10, 1.6)])
+def test_slow_steps_in_a_row_do_not_count(steps: int, factor: float) -> None:
+    plain, stalled = widths_with_a_spell(steps, factor)
+    assert stalled < 1.5 * plain
+
+
+def test_with_stalls_the_settled_difference_is_right_all_the_same() -> None:
+    told = bench.told_of(np.random.default_rng(1), 40, "3", 0.0, stalls=True)
+    assert bench.judged([each for runs in told.values() for each in runs])["right"] >= bench.GOAL_RIGHT
+
+
+def test_an_extrapolated_value_does_not_make_its_own_interval_narrow() -> None:
+    """A run without room for long blocks: 34 % longer in blocks of three steps, and 401 % by the fit."""
+    found = Settled(4.01, -0.167, 13.69, 0.34, 3, 50.0, Verdict.SETTLED, None, 6, 240, 5, -0.76, 25.6)
+    assert not found.resolved
+    narrow = {"ci_low": 2.0, "ci_high": 7.0, "all_looks_low": 1.8, "all_looks_high": 7.5}
+    assert msgspec.structs.replace(found, **narrow).resolved
+    assert not msgspec.structs.replace(found, **(narrow | {"all_looks_high": 12.0})).resolved
+
+
 def test_steps_that_do_not_count_say_what_the_mode_was_and_no_more() -> None:
     rng = np.random.default_rng(1)
     series = bench.window(rng, 0, "3", 0.0, long=True).series

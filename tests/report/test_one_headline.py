@@ -71,6 +71,9 @@ RUNS: dict[str, list[OverlapReport]] = {
     "settled": windows(settled=settled(Verdict.SETTLED)),
     "settled for one look": windows(settled=settled(Verdict.SETTLED, all_looks_low=None, all_looks_high=None)),
     "settled at nothing": windows(settled=settled(Verdict.SETTLED, value=0.01, all_looks_low=-0.2, all_looks_high=0.2)),
+    "settled anywhere": windows(
+        settled=settled(Verdict.SETTLED, value=4.01, ci_low=-0.17, ci_high=13.7, all_looks_low=-0.76, all_looks_high=26)
+    ),
     "settled below": windows(settled=settled(Verdict.SETTLED, value=-0.1, all_looks_low=-0.2, all_looks_high=-0.01)),
     "settled alone": windows(1, settled=settled(Verdict.SETTLED)),
     "not settled": windows(settled=settled(Verdict.NOT_SETTLED, at_least=0.16)),
@@ -237,6 +240,20 @@ def test_a_windows_log_line_has_the_settled_saving() -> None:
     assert told(short)["saves"] == told(headline.summary(RUNS["not settled"][0]))["saves"]
 
 
+@pytest.mark.parametrize("name", ["settled at nothing", "settled anywhere"])
+def test_a_settled_difference_that_is_inconclusive_hides_no_clear_one(name: str, running: bool) -> None:
+    plain, found = (run_headline(RunSummary(None, RUNS[each], running=running)) for each in ("clear", name))
+    assert (found.sentence, found.also, found.interval) == (plain.sentence, plain.also, plain.interval)
+    assert "Overlap saves" in found.text
+    assert found.settled.startswith("Settled: inconclusive (")
+    assert found.state == NOT_SETTLED
+    assert told(headline.summary(RUNS[name][0]))["saves"] == told(headline.summary(RUNS["clear"][0]))["saves"]
+    both = windows(1, **lengths(share(0.02, 0.3)), settled=RUNS[name][0].settled)
+    pooled = RunSummary(None, both, running=running).pooled()
+    assert both[0].settled is not None
+    assert pooled["speedup_vs_sequential"] == both[0].settled.estimate  # neither is clear
+
+
 def test_the_sequential_step_of_a_settled_saving_is_longer_by_it_and_less_certain_than_either() -> None:
     figures = RunSummary(None, RUNS["settled"]).pooled()
     step, longer, change = (
@@ -256,6 +273,7 @@ def test_the_sequential_step_of_a_settled_saving_is_longer_by_it_and_less_certai
         ("not settled", "--min=speedup_vs_sequential=0.01", NOT_SETTLED),
         ("not settled", "--max=e2e_sequential_ms=9000", NOT_SETTLED),
         ("not settled", "--max-slowdown=0.9", ""),
+        ("settled anywhere", "--min=speedup_vs_sequential=0.01", NOT_SETTLED),
         ("no profile", "--min=speedup_vs_sequential=0.01", NOT_VERIFIED),
         ("no profile", "--max-slowdown=0.9", NOT_VERIFIED),
         ("no profile", "--max=e2e_overlapped_ms=9000", ""),
