@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from overlap_callbacks.analysis.buckets import bucket_sizes, bytes_of_a_gradient, gradient_bytes_of, try_sizes
 from overlap_callbacks.analysis.dimension_rules import UNKNOWN, WORLD
 from overlap_callbacks.analysis.exposure import collectives_in_words
 from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, listed
@@ -40,14 +41,13 @@ _SHOWN_BY = {
     "fused optimizers": r"FusedOptimizer|FusedAdam|_fused_(adam|sgd)",
 }
 _REDUCTIONS = ("all_reduce", "reduce_scatter")
-_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Advice(NamedTuple):
     """What to try and why, as sentences; ``topic`` is the section of the docs.
 
-    ``won`` is what it could win at most, in words; empty if that is not known. ``tries``: the options with which
-    ``overlap tune`` tries it.
+    ``won`` is what it could win, in words: how much of which time; empty if that is not known. ``tries``: the options
+    with which ``overlap tune`` tries it.
     """
 
     topic: str
@@ -89,9 +89,12 @@ class JobFacts(NamedTuple):
     precision: str = ""
     step_ms: float | None = None
 
-    def at_most(self, ms: float) -> str:
-        """The possible gain, in words, from the same of a profiled step."""
-        return f"at most {self.ms(ms)} of a step of {self.ms(self.parts.total_ms)}"
+    def up_to(self, ms: float, of: str = "exposed communication") -> str:
+        """The possible gain, in words, from the same of a profiled step: how much of which time.
+
+        No bound of the whole gain: fewer collectives, say, take the host less time too.
+        """
+        return f"up to {self.ms(ms)} of {of} in a step of {self.ms(self.parts.total_ms)}"
 
     def ms(self, ms: float) -> str:
         """A part of a profiled step, as the same part of one without the profiler."""
@@ -111,7 +114,7 @@ def advice_for(
 ) -> Iterator[Advice]:
     """Advice, the most promising first."""
     # Such a setting takes overlap away, or keeps the device waiting for the host: it costs compute nothing.
-    most = job.at_most(max(0.0, job.parts.total_ms - job.parts.compute_ms))
+    most = job.up_to(max(0.0, job.parts.total_ms - job.parts.compute_ms), "time without compute")
     for finding in job.detailed.findings:
         if finding.severity is Severity.SERIOUS:
             yield Advice("settings", finding.action, f"{finding.message} That could win {most}.", most)
@@ -149,14 +152,11 @@ def reductions_of(job: JobFacts) -> Reductions | None:
     None if unknown: no wrapper reduces gradients, a hook changes their size, they have several types, or the ratio is
     not an integer.
     """
-    configuration, rows = job.configuration, _of_gradients(job)
-    size = _bytes_of_a_gradient(configuration)
-    number = configuration.get("trained_parameters", configuration.get("parameters"))
-    if not rows or size is None or isinstance(number, str) or not number:
+    rows, gradient_bytes = _of_gradients(job), gradient_bytes_of(job.configuration)
+    if not rows or not gradient_bytes:
         return None
     scattered = [row for row in rows if collective_of(row.operator) == "reduce_scatter"]
     step_bytes = sum(row.size_bytes for row in scattered or rows)
-    gradient_bytes = float(number) * size
     times, messages = round(step_bytes / gradient_bytes), sum(row.messages for row in scattered or rows)
     if not 1 <= times <= messages or abs(step_bytes / (times * gradient_bytes) - 1) > _TOLERANCE:
         return None
@@ -179,36 +179,24 @@ def _of_gradients(job: JobFacts) -> list[CollectiveTime]:
     ]
 
 
-def _bytes_of_a_gradient(configuration: Mapping[str, Setting]) -> int | None:
-    """Bytes of an element as reduced; None if unknown."""
-    hook = str(configuration.get("ddp_comm_hook", "none"))
-    if hook not in ("none", "allreduce_hook"):
-        return 2 if "fp16_compress" in hook or "bf16_compress" in hook else None
-    if configuration.get("ddp_grad_reduce_in_fp32") is True:
-        return 4
-    types = [
-        str(configuration.get(name, "None")).removeprefix("torch.")
-        for name in ("fsdp_reduce_dtype", "fsdp_param_dtype", "parameter_types")
-    ]
-    return _BYTES.get(next((known for known in types if known != "None"), ""))
-
-
 def _deferring(job: JobFacts) -> Iterator[Advice]:
     found = reductions_of(job)
     if found is None or found.times < 2:
         return
     share = (found.times - 1) / found.times * _share_of_reductions(job)
     exposed_ms = job.parts.transfer_ms + job.parts.waiting_ms
-    saved_ms = share * (exposed_ms + max(0.0, job.parts.contention_ms))
+    contention_ms = max(0.0, job.parts.contention_ms)
+    saved_ms = share * (exposed_ms + contention_ms)
     if saved_ms < WORTH * job.parts.total_ms:
         return
+    most = job.up_to(saved_ms, f"exposed communication{' and contention' if contention_ms else ''}")
     how = how_to_defer(job.configuration)
     yield Advice(
         "defer-reductions",
         f"Each gradient is reduced {found.times} times a step: defer it{how}.",
         f"A step reduces {bytes_in_words(found.step_bytes)} for {bytes_in_words(found.gradient_bytes)} of gradients. "
-        f"Reducing them once would save {job.at_most(saved_ms)}.",
-        job.at_most(saved_ms),
+        f"Reducing them once could save {most}.",
+        most,
     )
 
 
@@ -253,14 +241,14 @@ def _against_compute(job: JobFacts) -> Advice:
     return Advice(
         "faster-compute",
         f"Make compute itself faster: {', '.join(ways)}.",
-        f"Compute takes {job.ms(parts.compute_ms)} of a step of {job.ms(parts.total_ms)}: without any communication "
-        f"{job.ms(parts.transfer_ms + parts.waiting_ms)} would be won at most.",
+        f"Compute takes {job.ms(parts.compute_ms)} of a step of {job.ms(parts.total_ms)}, and exposed communication "
+        f"{job.ms(parts.transfer_ms + parts.waiting_ms)}.",
     )
 
 
 def _against_launching(job: JobFacts) -> Iterator[Advice]:
     idle = f"The device is idle for {job.ms(job.parts.idle_ms)} a step."
-    most = job.at_most(job.parts.idle_ms)
+    most = job.up_to(job.parts.idle_ms, "idle time")
     won = f"{idle} That could win {most}."
     graphs = [] if job.on_cpu else ["CUDA graphs"]
     ways = not_in_use(["torch.compile", *graphs, "fused optimizers"], [row.name for row in job.detailed.kernels])
@@ -283,8 +271,8 @@ def _against_waiting_for_the_host(job: JobFacts) -> Advice:
         "on-host",
         "Issue collectives of the host earlier and wait for them later (async_op=True), or communicate on the device.",
         f"The device runs nothing for {job.ms(job.parts.on_host_ms)} a step while the host waits for them. That could "
-        f"win {job.at_most(job.parts.on_host_ms)}.",
-        job.at_most(job.parts.on_host_ms),
+        f"win {job.up_to(job.parts.on_host_ms)}.",
+        job.up_to(job.parts.on_host_ms),
     )
 
 
@@ -292,24 +280,23 @@ def _against_bubble(job: JobFacts) -> Iterator[Advice]:
     bubble_ms, pipeline = job.parts.bubble_ms, job.detailed.pipeline
     waiting = f"Stages are idle or wait for {job.ms(bubble_ms)} a step."
     if pipeline is None or pipeline.micro_batches is None:
-        because = f"{waiting} The share falls as (p-1)/(p-1+m). That could win {job.at_most(bubble_ms)}."
-        most, tries = job.at_most(bubble_ms), ""
+        most, tries = job.up_to(bubble_ms, "bubble"), ""
+        because = f"{waiting} The share falls as (p-1)/(p-1+m). That could win {most}."
     else:
         stages, number = pipeline.num_stages - 1, pipeline.chunks * pipeline.micro_batches
-        won_ms = bubble_ms * (1 - (stages + number) / (stages + 2 * number))
+        most = job.up_to(bubble_ms * (1 - (stages + number) / (stages + 2 * number)), "bubble")
         because = (
             f"{waiting} By (p-1)/(p-1+m), {pipeline.num_stages} stages with {pipeline.micro_batches} micro-batches "
             f"wait for {PLAIN.percent(stages / (stages + number))} of it, with twice as many for "
-            f"{PLAIN.percent(stages / (stages + 2 * number))}: that could win {job.at_most(won_ms)}."
+            f"{PLAIN.percent(stages / (stages + 2 * number))}: that could win {most}."
         )
         number = pipeline.micro_batches
-        most, tries = job.at_most(won_ms), f"--arg micro-batches={number},{2 * number}"
+        tries = f"--arg micro-batches={number},{2 * number}"
     yield Advice("micro-batches", "Use more micro-batches in a step.", because, most, tries)
     if pipeline is None or pipeline.chunks == 1:
-        because = f"{waiting} With two chunks it is about half: that could win {job.at_most(bubble_ms / 2)}."
-        yield Advice(
-            "interleaving", "Interleave: several model chunks on each stage.", because, job.at_most(bubble_ms / 2)
-        )
+        most = job.up_to(bubble_ms / 2, "bubble")
+        because = f"{waiting} With two chunks it is about half: that could win {most}."
+        yield Advice("interleaving", "Interleave: several model chunks on each stage.", because, most)
 
 
 def _against_contention(job: JobFacts) -> Iterator[Advice]:
@@ -319,7 +306,7 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
     lost = f"Compute loses {job.ms(parts.contention_ms)} a step beside communication."
     by_clock = (shares.of(CLOCK) or 0.0) / shares.slowdown if shares is not None and shares.slowdown > 0 else 0.0
     if by_clock > 0.5 and not job.on_cpu:
-        most = job.at_most(min(1.0, by_clock) * parts.contention_ms)
+        most = job.up_to(min(1.0, by_clock) * parts.contention_ms, "contention")
         why = f"{lost} The lower clock explains most of it: {most}."
         yield Advice("power-cap", f"{_power_cap(job)}: the clock is lower with overlap.", why, most)
     if backend == "nccl":
@@ -330,7 +317,7 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
         limit = job.variable("NCCL_MAX_CTAS")
         held = f"NCCL's kernels hold {f'up to {blocks} ' if blocks else ''}SMs meanwhile"
         held += f" (NCCL_MAX_CTAS={limit})" if limit else ""
-        most = job.at_most(parts.contention_ms * (1 - min(1.0, by_clock)))
+        most = job.up_to(parts.contention_ms * (1 - min(1.0, by_clock)), "contention")
         yield Advice(
             "ctas",
             "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth.",
@@ -339,13 +326,9 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
             "--env NCCL_MAX_CTAS=4,8,16",
         )
     elif backend == "gloo" and (job.own is None or job.own.num_threads != 1):
-        yield Advice(
-            "ctas",
-            "Leave Gloo's threads cores of their own: fewer threads for torch's operators.",
-            f"{lost} That could win {job.at_most(parts.contention_ms)}.",
-            job.at_most(parts.contention_ms),
-            "--env OMP_NUM_THREADS=1,2,4",
-        )
+        most = job.up_to(parts.contention_ms, "contention")
+        what = "Leave Gloo's threads cores of their own: fewer threads for torch's operators."
+        yield Advice("ctas", what, f"{lost} That could win {most}.", most, "--env OMP_NUM_THREADS=1,2,4")
 
 
 def _power_cap(job: JobFacts) -> str:
@@ -364,7 +347,7 @@ def _against_communication(job: JobFacts) -> Iterator[Advice]:
     # It is not known what the group of all ranks serves.
     name = exposed.dimension if exposed is not None and exposed.dimension not in (WORLD, UNKNOWN) else ""
     exposed_ms = job.parts.transfer_ms + job.parts.waiting_ms
-    most_won = job.at_most(exposed_ms)
+    most_won = job.up_to(exposed_ms)
     won = f"That could win {most_won}."
     if "tensor" in name or "expert" in name or "context" in name:
         yield _mapping(job, name, most_won)
@@ -389,13 +372,13 @@ def _against_communication(job: JobFacts) -> Iterator[Advice]:
     yield from _buckets(job, rows, of_reductions_ms)
     found = reductions_of(job)
     again = found is not None and found.times > 1
-    short = _bytes_of_a_gradient(configuration) == 2
+    short = bytes_of_a_gradient(configuration) == 2
     ways = [
         *([] if again else ["accumulate gradients over more micro-batches"]),
         *([] if short else ["reduce them in 16 bits" if not again else "reduce gradients in 16 bits"]),
     ]
     if ways:
-        most_won = job.at_most(of_reductions_ms / 2)
+        most_won = job.up_to(of_reductions_ms / 2)
         what = f"Send less: {', or '.join(ways)}."
         yield Advice("fewer-bytes", what, f"{most} Half the bytes could win {most_won}.", most_won)
 
@@ -437,7 +420,7 @@ def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -
     messages = sum(row.messages for row in rows)
     mean_bytes = sum(row.size_bytes for row in rows) / messages
     size = f"A reduction has {bytes_in_words(mean_bytes)} on average"
-    most = job.at_most(exposed_ms)
+    most = job.up_to(exposed_ms)
     won = f"That could win {most}."
     exposure = job.detailed.exposure
     reductions = [row for row in (exposure.rows if exposure else ()) if row.collective in _REDUCTIONS]
@@ -448,27 +431,28 @@ def _buckets(job: JobFacts, rows: Sequence[CollectiveTime], exposed_ms: float) -
     whole = found is not None and (
         (isinstance(cap, (int, float)) and cap >= found.gradient_bytes) or messages <= found.times
     )
+    all_bytes = sum(row.size_bytes for row in rows) if found is None else found.gradient_bytes
     if mean_bytes < _SHORT_MESSAGE_BYTES and messages > 1 and not whole:
-        units = "fsdp_units" in job.configuration
-        what = "Wrap more layers in each FSDP unit." if units else "Raise the bucket size."
-        tries = "" if units else _bucket_sizes(cap, 25, 100)
-        yield Advice("buckets", what, f"{size}: short messages do not fill a link. {won}", most, tries)
-    elif mean_bytes > _LONG_MESSAGE_BYTES or (messages == 1 and mean_bytes > 2 * _SHORT_MESSAGE_BYTES):
+        because = f"{size}: short messages do not fill a link. {won}"
+        if "fsdp_units" in job.configuration:
+            yield Advice("buckets", "Wrap more layers in each FSDP unit.", because, most)
+        elif sizes := bucket_sizes(all_bytes, cap, larger=True):
+            yield Advice("buckets", "Raise the bucket size.", because, most, try_sizes(cap, sizes))
+    elif (
+        mean_bytes > _LONG_MESSAGE_BYTES
+        or (messages == 1 and mean_bytes > 2 * _SHORT_MESSAGE_BYTES)
+        or (whole and all_bytes > 2 * _SHORT_MESSAGE_BYTES)
+    ):
         because = f"{size}: a long message begins late in the backward pass. {won}"
-        yield Advice("buckets", "Lower the bucket size.", because, most, _bucket_sizes(cap, 5, 25))
-
-
-def _bucket_sizes(cap: Setting | None, *others: float) -> str:
-    """Sizes in MiB to try, the present one first if it is known."""
-    now = [cap / 2**20] if isinstance(cap, (int, float)) and 0 < cap < 2**40 else []
-    return "--arg bucket-mb=" + ",".join(dict.fromkeys([f"{size:.3g}" for size in (*now, *others)]))
+        if sizes := bucket_sizes(all_bytes, cap, larger=False):
+            yield Advice("buckets", "Lower the bucket size.", because, most, try_sizes(cap, sizes))
 
 
 def _against_straggler(job: JobFacts, late: LateRank | None, stragglers: Sequence[Straggler]) -> Iterator[Advice]:
     sure = [row for row in stragglers if row.sure]
     hosts, ranks = ([row for row in sure if (row.rank < 0) is host] for host in (True, False))
-    most = job.at_most(job.parts.waiting_ms)
-    won = f"The others wait: {most} could be won."
+    most = job.up_to(job.parts.waiting_ms, "waiting")
+    won = f"The others wait: that could win {most}."
     if hosts:
         what = f"Look at {_listed(hosts)} first: clocks, temperature, network, other programs."
         yield Advice("straggler", what, f"{won} Of its ranks one comes last: {hosts[0].how_sure()}.", most)

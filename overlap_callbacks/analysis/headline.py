@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from overlap_callbacks.analysis.bottleneck import Bottleneck, bottleneck_of
+from overlap_callbacks.analysis.buckets import bucket_sizes, gradient_bytes_of
 from overlap_callbacks.analysis.formatting import (
     CLEAR,
     INCONCLUSIVE,
@@ -148,7 +149,10 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     if found.state == NOTHING_OVERLAPS:
         known = {} if summary.run is None else summary.run.configuration
         rows = [row for row in _TO_OVERLAP if not row[0] or any(name.startswith(row[0]) for name in known)]
-        found = found._replace(what_to_do=next(todo for _, switch, todo in rows if known.get(switch) is not True))
+        todo = next(todo for _, switch, todo in rows if known.get(switch) is not True)
+        cap, all_bytes = known.get("ddp_bucket_cap_bytes"), gradient_bytes_of(known)
+        sizes = bucket_sizes(all_bytes, cap, larger=False) if cap and all_bytes else []
+        found = found._replace(what_to_do=todo + (f" Try {' or '.join(sizes)} MiB." if sizes else ""))
     alone = len(summary.valid_windows) == 1  # worded as certain as others, but less so
     remarks = (
         f"95% intervals{looks}." if any(figure.ci_low is not None for figure in figures.values()) else "",

@@ -101,9 +101,8 @@ class ArmRotation:
             self._notices.warn_once(f"arm {arm.name}", f"the arm {arm.name} is left out: {error} [OC131]")
             return None
         if not arm.equal_results:
-            self._notices.warn_once(
-                f"arm {arm.name}",
-                f"the arm {arm.name} changes results: losses and weights are not those of the job without it [OC132]",
+            self._notices.warn_on_first(
+                f"the arm {arm.name} changes results: losses and weights are not those of the job without it [OC132]"
             )
         return bound
 

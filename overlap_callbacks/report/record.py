@@ -22,6 +22,7 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from overlap_callbacks.analysis.run_summary import (
+    CUT_SHORT,
     RunSummary,
     are_comparable,
     drop_incomparable_figures,
@@ -258,9 +259,7 @@ def read(
     def add(kind: str, start: int, line: bytes) -> None:
         if kind == "window":
             window, left = take(start, line)
-            record.windows.append(window)
-            if left is not None:
-                record._details[id(window)] = left
+            _add_window(record, window, left)
             record.broken_lines += blocks.end_window(window.window, window.first_step)
         elif kind == "block":
             add_block(line)
@@ -297,6 +296,16 @@ def read(
     if blocks.by_window:
         _add_unfinished(record, *next(reversed(blocks.by_window.items())))
     return record
+
+
+def _add_window(record: Record, window: OverlapReport, details: Details | None) -> None:
+    """Add a window. If it was cut short before a step counted, as where the job ends, it is one without a report."""
+    if not window.complete and window.valid and window.e2e_overlapped_ms is window.e2e_sequential_ms is None:
+        record.left_out.append(next(iter(window.problems), CUT_SHORT))
+        return
+    record.windows.append(window)
+    if details is not None:
+        record._details[id(window)] = details
 
 
 def _add_unfinished(record: Record, key: tuple[int, int], of_window: dict[int, TimedBlock]) -> None:

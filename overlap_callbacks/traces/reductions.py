@@ -53,7 +53,7 @@ class RepeatedReductions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def saved_ms(self) -> float:
-        """The most that reducing them once would save."""
+        """The exposed time that reducing them once could save."""
         return self.exposed_ms * (self.times - 1) / self.times
 
 

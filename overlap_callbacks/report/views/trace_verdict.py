@@ -168,7 +168,7 @@ def _host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     limit, name, trace = max(limits, key=lambda item: item[0].idle_fraction)
     where = "" if len(traces) == 1 else f" ({name})"
     most = _at_most(traces, lambda path: path.at_most_host_ms)
-    won = "" if most is None else f" At most {style.ms(most[0])} of a step of {style.ms(most[1])} would be won."
+    won = "" if most is None else f" The host holds up a step of {style.ms(most[1])} for up to {style.ms(most[0])}."
     if trace.recorded:
         won += (
             f" The profile recorded {listed(trace.recorded)} too, which makes launches longer: profile without first."
@@ -198,8 +198,8 @@ def _without_communication(traces: Sequence[TraceFigures], style: Style) -> str:
     most = _at_most(traces, lambda path: path.at_most_comm_ms)
     if most is None:
         return ""
-    won = f"Without any communication a step of {style.ms(most[1])} would be at most {style.ms(most[0])} shorter"
-    return f"{won}: communication is not what holds the steps up." if most[0] < _MATTERS * most[1] else f"{won}."
+    won = f"Communication holds up a step of {style.ms(most[1])} for up to {style.ms(most[0])}"
+    return f"{won}: little is to be won there." if most[0] < _MATTERS * most[1] else f"{won}."
 
 
 def _deferring(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
@@ -213,8 +213,8 @@ def _deferring(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     return (
         f"Each gradient is reduced {most.times} times a step: defer it{how}.",
         f"The same {sent} {'follows' if most.messages == 1 else 'follow'} each of {most.times} forward passes between "
-        f"two steps of the optimizer (several models of one size look the same). Reducing them once would save at most "
-        f"{style.ms(most.saved_ms)} of a step of {style.ms(most.update_ms)}.",
+        f"two steps of the optimizer (several models of one size look the same). Reducing them once could save up to "
+        f"{style.ms(most.saved_ms)} of exposed communication in a step of {style.ms(most.update_ms)}.",
     )
 
 
