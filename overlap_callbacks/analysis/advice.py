@@ -89,7 +89,7 @@ class JobFacts(NamedTuple):
     precision: str = ""
     step_ms: float | None = None
 
-    def up_to(self, ms: float, of: str = "exposed communication") -> str:
+    def up_to(self, ms: float, of: str = "exposed time") -> str:
         """The possible gain, in words, from the same of a profiled step: how much of which time.
 
         No bound of the whole gain: fewer collectives, say, take the host less time too.
@@ -189,7 +189,7 @@ def _deferring(job: JobFacts) -> Iterator[Advice]:
     saved_ms = share * (exposed_ms + contention_ms)
     if saved_ms < WORTH * job.parts.total_ms:
         return
-    most = job.up_to(saved_ms, f"exposed communication{' and contention' if contention_ms else ''}")
+    most = job.up_to(saved_ms, "exposed and lost time" if contention_ms else "exposed time")
     how = how_to_defer(job.configuration)
     yield Advice(
         "defer-reductions",
@@ -241,8 +241,8 @@ def _against_compute(job: JobFacts) -> Advice:
     return Advice(
         "faster-compute",
         f"Make compute itself faster: {', '.join(ways)}.",
-        f"Compute takes {job.ms(parts.compute_ms)} of a step of {job.ms(parts.total_ms)}, and exposed communication "
-        f"{job.ms(parts.transfer_ms + parts.waiting_ms)}.",
+        f"Compute takes {job.ms(parts.compute_ms)}: less communication could win "
+        f"{job.up_to(parts.transfer_ms + parts.waiting_ms)}.",
     )
 
 
@@ -306,7 +306,7 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
     lost = f"Compute loses {job.ms(parts.contention_ms)} a step beside communication."
     by_clock = (shares.of(CLOCK) or 0.0) / shares.slowdown if shares is not None and shares.slowdown > 0 else 0.0
     if by_clock > 0.5 and not job.on_cpu:
-        most = job.up_to(min(1.0, by_clock) * parts.contention_ms, "contention")
+        most = job.up_to(min(1.0, by_clock) * parts.contention_ms, "lost time")
         why = f"{lost} The lower clock explains most of it: {most}."
         yield Advice("power-cap", f"{_power_cap(job)}: the clock is lower with overlap.", why, most)
     if backend == "nccl":
@@ -317,7 +317,7 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
         limit = job.variable("NCCL_MAX_CTAS")
         held = f"NCCL's kernels hold {f'up to {blocks} ' if blocks else ''}SMs meanwhile"
         held += f" (NCCL_MAX_CTAS={limit})" if limit else ""
-        most = job.up_to(parts.contention_ms * (1 - min(1.0, by_clock)), "contention")
+        most = job.up_to(parts.contention_ms * (1 - min(1.0, by_clock)), "lost time")
         yield Advice(
             "ctas",
             "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth.",
@@ -326,7 +326,7 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
             "--env NCCL_MAX_CTAS=4,8,16",
         )
     elif backend == "gloo" and (job.own is None or job.own.num_threads != 1):
-        most = job.up_to(parts.contention_ms, "contention")
+        most = job.up_to(parts.contention_ms, "lost time")
         what = "Leave Gloo's threads cores of their own: fewer threads for torch's operators."
         yield Advice("ctas", what, f"{lost} That could win {most}.", most, "--env OMP_NUM_THREADS=1,2,4")
 

@@ -8,7 +8,7 @@ from overlap_callbacks.analysis.results.run import Setting
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 # Bucket sizes to try, in MiB; the number of buckets that lets some overlap; what makes a size another.
-_LARGER_MB, _SMALLER_MB = (25.0, 100.0), (5.0, 25.0)
+_LARGER_MB, _SMALLER_MB = (25.0, 50.0), (5.0, 25.0)
 _LEAST_BUCKETS, _OTHER_SIZE = 2, 1.1
 
 

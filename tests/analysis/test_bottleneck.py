@@ -121,7 +121,7 @@ def test_communication_on_the_host_has_a_name_of_its_own() -> None:
         "step, the most after compute."
     )
     advice = [row for row in found.advice if row.topic == "on-host"]
-    assert [row.why.endswith("at most 35.00 ms of a step of 100.0 ms.") for row in advice] == [True]
+    assert [row.why.endswith("up to 35.00 ms of exposed time in a step of 100.0 ms.") for row in advice] == [True]
     # Without it, nobody hears of it; nor where it is a small part.
     for less in ({}, {"exposed_on_host_ms": 2.0}):
         other = bottleneck_of([measured(**step, **less)])

@@ -137,6 +137,10 @@ def test_where_nothing_overlaps_the_headline_says_that_and_what_to_try() -> None
     report = msgspec.structs.replace(window(0), **figures)
     for settings, todo in (
         ({"ddp_bucket_cap_bytes": 1}, "Lower DDP's bucket_cap_mb"),
+        (
+            {"ddp_bucket_cap_bytes": 25 * 2**20, "parameters": 3 * 2**19, "parameter_types": "float32"},
+            "Lower DDP's bucket_cap_mb, so that reductions begin during the backward pass. Try 1.5 or 3 MiB.",
+        ),
         ({"zero_stage": 2}, "Set overlap_comm to true"),
         ({"zero_stage": 2, "zero_overlap_comm": False}, "Set overlap_comm to true"),
         ({"zero_stage": 3, "zero_overlap_comm": True}, "Lower ZeRO's reduce_bucket_size"),

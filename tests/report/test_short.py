@@ -48,7 +48,8 @@ def test_a_run_of_four_windows_fits_in_twenty_lines_from_the_headline_to_the_cos
     assert "exposed non-bubble 7.5%, bubble 3.4%." in text  # the headline's share has both
     assert len([line for line in lines if line.startswith("window ")]) == 4
     assert re.search(
-        r"To try first: .* at most [\d.]+ ms of a step of [\d.]+ ms\. (Try: overlap tune|Then compare:)", text
+        r"To try first: .* up to [\d.]+ ms of lost time in a step of [\d.]+ ms\. (Try: overlap tune|Then compare:)",
+        text,
     )
     assert "Cost of measuring: " in text
     assert lines[-1] == "All tables: overlap show RUN --all"

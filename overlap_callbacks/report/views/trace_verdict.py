@@ -214,7 +214,7 @@ def _deferring(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
         f"Each gradient is reduced {most.times} times a step: defer it{how}.",
         f"The same {sent} {'follows' if most.messages == 1 else 'follow'} each of {most.times} forward passes between "
         f"two steps of the optimizer (several models of one size look the same). Reducing them once could save up to "
-        f"{style.ms(most.saved_ms)} of exposed communication in a step of {style.ms(most.update_ms)}.",
+        f"{style.ms(most.saved_ms)} of exposed time in a step of {style.ms(most.update_ms)}.",
     )
 
 

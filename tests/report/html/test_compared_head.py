@@ -78,11 +78,11 @@ def test_the_head_says_which_run_is_faster_and_then_of_each_whether_overlap_is_w
     assert "What differs: ddp_bucket_cap_bytes (26214400 in small, 104857600 in large)." in head
     assert "same configuration" not in text_of(content)
     small, large = cards_of(content)
-    assert f"To try first: {then[:-1]}: at most " in large  # the same advice, in a card with what it could win
+    assert f"To try first: {then[:-1]}: up to " in large  # the same advice, in a card with what it could win
     for card, name, percent in ((small, "small", "1[12]"), (large, "large", "18")):
         assert re.match(rf"{name} \d\d\.\d% of communication is hidden; exposed communication takes ", card)
         assert re.search(rf" Overlap saves .* without \({percent}\.\d%, [\d.]+ to [\d.]+\)\. Compute slowdown: ", card)
-        assert "To try first: Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth: at most " in card
+        assert "To try first: Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth: up to " in card
 
 
 def test_each_run_has_its_own_advice_where_they_differ(tmp_path: Path) -> None:
