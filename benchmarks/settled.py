@@ -323,7 +323,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--looks", type=int, default=0, help="judge this many looks together, after each window")
     parser.add_argument("--json", type=Path, help="add the rows to this file")
     arguments = parser.parse_args(argv)
-    for noise in [arguments.noise] if arguments.noise else list(NOISES):
+    for noise in [arguments.noise] if arguments.noise else [noise for noise in NOISES if noise != STALLS]:
         rows: list[dict[str, Any]] = []
         for memory in MEMORIES:
             rng = np.random.default_rng(7)

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from overlap_callbacks.analysis.results.run import Setting
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-# Bucket sizes to try, in MiB; the number of buckets that lets some overlap; what makes a size another.
+# Bucket sizes to try, in MiB, and the least ratio of two; the number of buckets that lets some overlap; what makes a size
+# another.
 _LARGER_MB, _SMALLER_MB = (25.0, 50.0), (5.0, 25.0)
-_LEAST_BUCKETS, _OTHER_SIZE = 2, 1.1
+_APART, _LEAST_BUCKETS, _OTHER_SIZE = 1.5, 2, 1.1
 
 
 def gradient_bytes_of(configuration: Mapping[str, Setting]) -> float:
@@ -39,8 +40,8 @@ def bucket_sizes(all_bytes: float, cap: Setting | None, *, larger: bool) -> list
     With one bucket nothing overlaps.
     """
     now_mb, most_mb = _in_mib(cap), all_bytes / 2**20 / _LEAST_BUCKETS
-    sizes = sorted({min(size, most_mb) for size in (_LARGER_MB if larger else _SMALLER_MB)})
-    sizes = [sizes[0] / 2, *sizes] if len(sizes) == 1 else sizes
+    low_mb, high_mb = _LARGER_MB if larger else _SMALLER_MB
+    sizes = [low_mb, min(high_mb, most_mb)] if _APART * low_mb <= most_mb else [most_mb / 2, most_mb]
     kept = [mb for mb in sizes if not now_mb or (mb > now_mb * _OTHER_SIZE if larger else mb < now_mb / _OTHER_SIZE)]
     return [f"{mb:.0f}" if mb >= 10 else f"{mb:.2g}" for mb in kept]
 

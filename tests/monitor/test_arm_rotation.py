@@ -6,7 +6,10 @@ from collections import Counter
 
 import pytest
 
-from overlap_callbacks.monitor.window_runner import turn_of
+from overlap_callbacks.gate.arms import Arm
+from overlap_callbacks.monitor.faults import Notices
+from overlap_callbacks.monitor.window_runner import ArmRotation, turn_of
+from tests.distributed import captured_log
 
 
 @pytest.mark.parametrize("num_arms", [1, 2, 3, 4, 7])
@@ -26,3 +29,15 @@ def test_the_first_windows_are_of_different_arms() -> None:
 
 def test_a_late_window_has_an_arm() -> None:
     assert 0 <= turn_of(10**12, 5) < 5
+
+
+def test_one_rank_alone_warns_once_of_an_arm_that_changes_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    defer = Arm("defer", lambda: None, lambda: None, equal_results=False)
+    for rank, number in (("0", 1), ("1", 0), ("7", 0)):
+        monkeypatch.setenv("RANK", rank)
+        rotation = ArmRotation([defer], {}, Notices(), strict=False)
+        with captured_log() as lines:
+            assert all(rotation.of_window(window) is not None for window in range(3))
+        assert lines == number * [
+            "overlap-callbacks: the arm defer changes results: losses and weights are not those of the job without it"
+        ]

@@ -32,6 +32,28 @@ def saving(number: int, speedup: float) -> OverlapReport:
     return msgspec.structs.replace(window(number), speedup_vs_sequential=longer)
 
 
+def begun(number: int) -> OverlapReport:
+    """A window that was cut short before a step of it counted."""
+    names = [name for name in window(number).figures()]
+    why = ("cut short: the monitor was closed",)
+    empty = {"samples": (), "kernels": (), "pairs": (), "collectives": (), "num_steps": 0}
+    return msgspec.structs.replace(window(number), complete=False, problems=why, **dict.fromkeys(names), **empty)
+
+
+def test_a_window_without_a_counted_step_takes_no_line(tmp_path: Path) -> None:
+    windows = [window(number) for number in range(3)]
+    whole, cut = lines_of(tmp_path / "whole", *windows), lines_of(tmp_path / "cut", *windows, begun(3))
+    assert cut == whole
+    many = [saving(number, 0.1) for number in range(8)]
+    assert any("8 of 8 windows count; " in line for line in lines_of(tmp_path / "many", *many, begun(8)))
+    text = " ".join(" ".join(lines_of(tmp_path / "alone", begun(0))).split())
+    assert "Nothing has been measured: the only window was left out." in text
+    assert "Why: cut short: the monitor was closed." in text
+    # A window that measured steps has its line.
+    half = msgspec.structs.replace(window(3), complete=False, problems=("cut short: the monitor was closed",))
+    assert any(line.startswith("window 3") for line in lines_of(tmp_path / "half", *windows, half))
+
+
 def test_a_run_of_four_windows_fits_in_twenty_lines_from_the_headline_to_the_cost(tmp_path: Path) -> None:
     windows = [window(number) for number in range(4)]
     lines = lines_of(tmp_path, *windows)
