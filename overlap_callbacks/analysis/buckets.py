@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from overlap_callbacks.analysis.results.run import Setting
 
 _BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
-# Bucket sizes to try, in MiB, and the least ratio of two; the number of buckets that lets some overlap; what makes a size
+# Bucket sizes to try, in MiB; the least ratio of two; the number of buckets that lets some overlap; what makes a size
 # another.
 _LARGER_MB, _SMALLER_MB = (25.0, 50.0), (5.0, 25.0)
 _APART, _LEAST_BUCKETS, _OTHER_SIZE = 1.5, 2, 1.1

@@ -189,8 +189,8 @@ def _paths(trace: TraceFigures) -> list[Section]:
         Column("Won: comm.", lambda path: path.at_most_comm_ms, "ms"),
         Column("Won: host", lambda path: path.at_most_host_ms, "ms"),
         Column("Won: compute", lambda path: path.at_most_compute_ms, "ms"),
-        caption="The chain of work that a step's length is the sum of. Won: by how much the step would be shorter "
-        "at most if communication, the host or compute took no time; empty where the file does not tell.",
+        caption="The chain of work that a step's length is the sum of. Won: up to how much shorter the step would "
+        "be if communication, the host or compute took no time; empty where the file does not tell.",
         drop_empty=True,
     )
     queue_table = table_of(
