@@ -12,8 +12,6 @@ from types import ModuleType
 
 import pytest
 
-from overlap_callbacks.analysis.results import catalogue
-
 ROOT = Path(__file__).resolve().parent.parent.parent
 CATALOGUE = "overlap_callbacks.analysis.results.catalogue"
 # In front of the entry after which it goes.
@@ -137,11 +135,9 @@ def test_the_terminal_and_the_page_show_it(found: dict[str, object]) -> None:
     assert found["page"] == ["made-up time", "power of two devices", "half of the overlapped step"]
 
 
-if __name__ == "__main__":
-    print(json.dumps(found_of_made_up_figures()))
-
-
 def test_a_limit_on_a_fraction_that_is_a_percentage_is_refused_for_every_figure() -> None:
+    from overlap_callbacks.analysis.results import catalogue
+
     for figure in (*catalogue.FIGURES, catalogue.MEASUREMENT_OVERHEAD):
         assert figure.refusal(0.15) == ""
         if figure.unit == "fraction":
@@ -151,3 +147,7 @@ def test_a_limit_on_a_fraction_that_is_a_percentage_is_refused_for_every_figure(
             assert figure.refusal(15) == ""
     assert catalogue.figure_named("compute_slowdown").refusal(1.9) == ""
     assert catalogue.figure_named("hidden_comm_fraction").refusal(1.01)
+
+
+if __name__ == "__main__":
+    print(json.dumps(found_of_made_up_figures()))
