@@ -35,7 +35,7 @@ def test_a_rank_that_is_off_waits_for_nobody_and_leaves_nothing() -> None:
     for found in ranks:
         assert not any(found["waited"])
         assert (found["active"], found["later"]) == (False, [])
-    assert ranks[0]["lines"] == ["overlap-callbacks: switched off by OVERLAP_CALLBACKS=off"]
+    assert ranks[0]["lines"] == ["overlap-callbacks: switched off by OVERLAP_CALLBACKS=off [OC103]"]
 
 
 def test_ranks_that_are_not_off_learn_at_attach_that_one_is() -> None:
@@ -44,7 +44,7 @@ def test_ranks_that_are_not_off_learn_at_attach_that_one_is() -> None:
     assert not any(ranks[1]["waited"])
     assert not any(found["active"] for found in ranks)
     (line,) = ranks[0]["lines"]
-    assert line.endswith("training goes on: rank 1: switched off by OVERLAP_CALLBACKS=off")
+    assert line.endswith("training goes on: rank 1: switched off by OVERLAP_CALLBACKS=off [OC110]")
 
 
 def make_by_hand(rank: int, folder: str) -> dict[str, Any]:

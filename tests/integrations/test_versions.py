@@ -41,7 +41,8 @@ def refused(error: type[Exception], call: Callable[..., Any]) -> str:
     with captured_log() as lines:
         assert not call().active
     alone = not dist.is_initialized()
-    expected = [f"measuring is switched off{'' if alone else ' on all ranks'}, training goes on: {raised.value}"]
+    of, code = ("", "OC105") if alone else (" on all ranks", "OC110")
+    expected = [f"measuring is switched off{of}, training goes on: {raised.value} [{code}]"]
     assert [line.removeprefix("overlap-callbacks: ") for line in lines] == (
         expected if alone or dist.get_rank() == 0 else []
     )

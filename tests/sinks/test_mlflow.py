@@ -130,7 +130,7 @@ def test_a_job_that_is_resumed_has_the_verdict_of_all_its_starts(tmp_path: Path)
     assert run.data.tags["overlap/verdict"] == verdict(window(0), window(1)) != verdict(window(1))
 
 
-def _train(rank: int) -> None:
+def _train(rank: int, store: str) -> None:
     import mlflow
     import torch
     from torch import nn
@@ -140,6 +140,7 @@ def _train(rank: int) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
     schedule = Schedule(spread=False, every_n_steps=30, first_step=2, repeats=1, steps_per_block=1, profiled_steps=2)
     monitor = OverlapMonitor(schedule, [MlflowSink()], max_overhead=None, power=False)
+    mlflow.set_tracking_uri(store)
     if rank == 0:
         mlflow.set_experiment("training")
         mlflow.start_run()
@@ -152,7 +153,7 @@ def _train(rank: int) -> None:
 
 
 def test_a_job_of_two_ranks() -> None:
-    run_ranks(_train, 2)
+    run_ranks(_train, 2, mlflow.get_tracking_uri())
     (run,) = runs_of("training")
     assert run.data.metrics["overlap/e2e_overlapped_ms"] > 0
     assert run.data.tags["overlap/verdict"]

@@ -245,7 +245,7 @@ def test_what_an_archive_lacks_or_is_given_twice_loses_nothing(tmp_path: Path, o
     assert sorted(trace.rank or 0 for trace in found.traces) == [0, 2, 2]
     assert [problem for problem in found.problems if "left out" in problem] == [
         f"left out: {path}/none.json is not in its archive [OC701]", f"left out: {path}/rank1.json is no trace of "
-        "torch.profiler: it has no traceEvents",
+        "torch.profiler: it has no traceEvents [OC701]",
     ]  # fmt: skip
     assert len(openings) == 2  # the second to see that the one is not there
 

@@ -112,4 +112,4 @@ def test_a_rank_that_the_file_does_not_tell_is_that_of_its_name(
     found = analyze(traces)
     assert verdict(found)[0].endswith(f"rank {late} makes the others wait 20.0 of 20.0 ms.")
     by = "by position" if "one" in names else "by their names"
-    assert f"2 files do not say which rank they are: they are numbered {by}" in found.problems
+    assert f"2 files do not say which rank they are: they are numbered {by} [OC767]" in found.problems
