@@ -173,7 +173,7 @@ def widths_with_a_spell(steps: int, factor: float) -> tuple[float, float]:
     return plain.all_looks_high - plain.all_looks_low, stalled.all_looks_high - stalled.all_looks_low  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("steps", "factor"), [(1, 50.0), (3, 30.0), (6, 1.6), (10, 20.0), (10, 1.6)])
+@pytest.mark.parametrize(("steps", "factor"), [(1, 50.0), (6, 1.6), (10, 20.0), (12, 1.3), (15, 20.0)])
 def test_slow_steps_in_a_row_do_not_count(steps: int, factor: float) -> None:
     plain, stalled = widths_with_a_spell(steps, factor)
     assert stalled < 1.5 * plain
