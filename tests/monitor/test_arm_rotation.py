@@ -39,5 +39,6 @@ def test_one_rank_alone_warns_once_of_an_arm_that_changes_results(monkeypatch: p
         with captured_log() as lines:
             assert all(rotation.of_window(window) is not None for window in range(3))
         assert lines == number * [
-            "overlap-callbacks: the arm defer changes results: losses and weights are not those of the job without it"
+            "overlap-callbacks: the arm defer changes results: losses and weights are not those of the job without it "
+            "[OC132]"
         ]
