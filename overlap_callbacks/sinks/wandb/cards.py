@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.communication.placement import host_numbers
 from overlap_callbacks.analysis.communication.view import PHYSICAL, STYLE, Placement, svg, view_of
 from overlap_callbacks.analysis.formatting import PLAIN, count
-from overlap_callbacks.analysis.headline import Headline, cause_in_words, first_advice, run_headline
+from overlap_callbacks.analysis.headline import Headline, cause_in_words, first_advice, run_headline, step_change
 from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, compares
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
@@ -190,15 +190,20 @@ def _bars(figures: Mapping[str, Estimate]) -> list[str]:
     return [picture(width, len(bars) * row, "Step time", marks)]
 
 
+# The headline's base is a step without overlap: a speed-up would be of another.
+_IN_ROWS = {"speedup_vs_sequential": ("step time with overlap", step_change)}
+
+
 def _rows(rows: Sequence[Figure], figures: Mapping[str, Estimate], of_run: Mapping[str, Estimate]) -> str:
     """Headline figures of the window, next to their means over the run so far, if any."""
     heads = ["", "this window", *(["run so far"] if of_run else [])]
     cells = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
     for figure in rows:
-        own = figures.get(figure.name)
-        both = [own, of_run.get(figure.name)] if of_run else [own]
+        label, read = _IN_ROWS.get(figure.name, (figure.short, lambda found, name=figure.name: found.get(name)))
+        own = read(figures)
+        both = [own, read(of_run)] if of_run else [own]
         dim = ' class="dim"' if own is None else ""
-        cells.append(f"<tr{dim}><td>{figure.short}</td>{''.join(_cell(figure, estimate) for estimate in both)}</tr>")
+        cells.append(f"<tr{dim}><td>{label}</td>{''.join(_cell(figure, estimate) for estimate in both)}</tr>")
     return f'<table>{"".join(cells)}</table><p class="dim">Below the figures: 95% intervals.</p>'
 
 
