@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from overlap_callbacks.analysis.bottleneck import Bottleneck, bottleneck_of
+from overlap_callbacks.analysis.bottleneck import Bottleneck, bottleneck_of, run_bottleneck
 from overlap_callbacks.analysis.buckets import bucket_sizes, gradient_bytes_of
 from overlap_callbacks.analysis.formatting import (
     CLEAR,
@@ -81,8 +81,9 @@ _TO_OVERLAP = (
 _MAX_PROBLEM = 400
 # Profiled blocks have few steps; a settled slowdown of kernels would need long ones.
 _KERNELS_UNSETTLED = " Kernels were profiled in short blocks: their slowdown is not the settled one."
-# Less of communication than this is shown as none; and an interval wider than this each way is printed.
-_HIDES_NOTHING, _WIDE = 0.01, 0.1
+# Less of communication than this is shown as none; and an interval wider than this each way is printed. Where it holds
+# zero, its upper end says something up to here.
+_HIDES_NOTHING, _WIDE, _HARDLY_HIDDEN = 0.01, 0.1, 0.5
 
 
 class Headline(NamedTuple):
@@ -143,7 +144,8 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
         return found
     if settled is not None:
         unsettled = "compute_slowdown" in figures and settled.verdict in (Verdict.SETTLED, Verdict.NOT_SETTLED)
-        found = found._replace(settled=settled_in_words(settled) + (_KERNELS_UNSETTLED if unsettled else ""))
+        words = settled_in_words(settled) if settled.headlined else ""
+        found = found._replace(settled=words + (_KERNELS_UNSETTLED if unsettled else ""))
         if summary.not_settled and found.state != NOTHING_OVERLAPS:
             found = found._replace(state=NOT_SETTLED)
     if found.state == NOTHING_OVERLAPS:
@@ -223,7 +225,9 @@ def exposed_in_words(figures: Mapping[str, Estimate]) -> str:
     else:
         words = f"exposed communication takes {value} of a step ({bounds or 'too few blocks'}; profiled steps)"
     if hidden is None or certainty(hidden) not in ("", CLEAR):
-        return f"{words[0].upper()}{words[1:]}."
+        if hidden is None or hidden.ci_high is None or hidden.ci_high > _HARDLY_HIDDEN:
+            return f"{words[0].upper()}{words[1:]}."
+        return f"At most {at_most_in_words(hidden.ci_high)} of communication is hidden; {words}."
     value, bounds = _share(hidden)
     wide = hidden.ci_low is not None and hidden.ci_high is not None and hidden.ci_high - hidden.ci_low > 2 * _WIDE
     return f"{value}{f' ({bounds})' if wide else ''} of communication is hidden; {words}."
@@ -325,7 +329,7 @@ def settled_in_words(settled: Settled) -> str:
     if settled.verdict is Verdict.SETTLED:
         return f"Settled: {value}; {blocks}."
     if not settled.resolved:
-        return "Whether the difference changes along a block is not resolved."
+        return "Not resolved: the interval is too wide to show whether the difference changes."
     return f"No change along a block is seen: settled {value}; {blocks}."
 
 
@@ -422,8 +426,10 @@ def first_advice(summary: RunSummary, bottleneck: Bottleneck | None) -> str:
 
 
 def run_verdict(summary: RunSummary) -> str:
-    """What overlap does to the steps of this run, with its intervals, as one text; see ``run_headline``."""
-    return run_headline(summary).text
+    """What overlap does to the steps of this run, with its intervals, and what to try, as one text."""
+    found = run_bottleneck(summary) if summary.valid_windows and not summary.control else None
+    advice = f" To try first: {found.advice[0].what}" if found is not None and found.advice else ""
+    return run_headline(summary).text + advice
 
 
 def cause_in_words(cause: SlowdownCause | None) -> str | None:
@@ -463,7 +469,7 @@ def summary(report: OverlapReport) -> str:
     sentences = [CONTROL] if report.control and report.valid else [found.sentence, *found.also]
     cost = "" if report.cost is None else f"Measuring cost {PLAIN.measuring_cost(report.cost)}, "
     sentences.append(f"{cost}{report.num_reporting} of {report.world_size} ranks.")
-    if report.settled is not None and not report.control:
+    if report.settled is not None and report.settled.headlined and not report.control:
         sentences.append(settled_in_words(report.settled))
     holds_back = bottleneck_of([report]) if report.valid and not report.control else None
     if holds_back is not None and holds_back.advice:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -23,6 +24,9 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.settled import Settled, Verdict
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.monitor.schedule import Schedule
+from overlap_callbacks.report.record import Record
+from overlap_callbacks.report.views.elements import Facts
+from overlap_callbacks.report.views.quality import quality
 from tests.report.runs import run_info, window
 
 
@@ -107,6 +111,9 @@ def profiled(exposed: tuple[float, ...], hidden: tuple[float, ...], ratio: float
          "60% (30 to 90) of communication is hidden; exposed communication takes 19% of a step (11 to 27; profiled "
          "steps)."),
         ((19.0, 11.0, 27.0), (0.6, -0.1, 1.0), "Exposed communication takes 19% of a step (11 to 27; profiled steps)."),
+        ((19.0, 11.0, 27.0), (0.06, -0.1, 0.213),
+         "At most 22% of communication is hidden; exposed communication takes 19% of a step (11 to 27; profiled "
+         "steps)."),
         ((33.0, -5.0, 76.0), (0.6, 0.0, 1.0), "Exposed communication: inconclusive (up to 76% of a profiled step)."),
         ((0.1, 0.0, 0.4), (0.99, 0.98, 1.0),
          "99% of communication is hidden; exposed communication: within noise (below 0.4% of a profiled step)."),
@@ -349,10 +356,6 @@ def settled(verdict: Verdict, at_least: float | None = None, num_windows: int = 
             msgspec.structs.replace(settled(Verdict.SETTLED), value=-0.98, ci_low=-0.999, ci_high=800.0),
             "Settled: inconclusive (even a difference of 100% would not show); in blocks of 3 steps 9.1% shorter.",
         ),
-        (
-            msgspec.structs.replace(settled(Verdict.SHORT), ci_low=-0.8, ci_high=100.0),
-            "Whether the difference changes along a block is not resolved.",
-        ),
     ],
 )
 def test_the_settled_difference_has_its_own_line(found: Settled, words: str) -> None:
@@ -362,6 +365,7 @@ def test_the_settled_difference_has_its_own_line(found: Settled, words: str) -> 
     advice = bottleneck_of([report])
     assert advice is not None
     assert summary(report).endswith(f"{words} To try first: {advice.advice[0].what}")
+    assert run_verdict(RunSummary(run_info(), [report])).endswith(f" To try first: {advice.advice[0].what}")
     # Where something follows a mode slowly, that of kernels was not waited for.
     slow = found.verdict in (Verdict.SETTLED, Verdict.NOT_SETTLED)
     assert line.removeprefix(words) == (
@@ -369,6 +373,15 @@ def test_the_settled_difference_has_its_own_line(found: Settled, words: str) -> 
     )
     alone = msgspec.structs.replace(report, compute_slowdown=None)
     assert words in run_headline(RunSummary(run_info(), [alone])).more
+
+
+def test_a_settled_difference_that_is_not_resolved_is_no_news() -> None:
+    found = msgspec.structs.replace(settled(Verdict.SHORT), ci_low=-0.8, ci_high=100.0)
+    record = Record(Path(), [run_info()], [msgspec.structs.replace(window(0), settled=found)], ended=True)
+    assert "esolved" not in run_headline(record.summary).text + summary(record.windows[-1])
+    (facts,) = [block for block in quality(record).blocks if isinstance(block, Facts)]
+    words = "Not resolved: the interval is too wide to show whether the difference changes."
+    assert dict(facts.facts)["Change along a block"] == words == settled_in_words(found)
 
 
 def test_a_settled_difference_is_the_headline_and_others_are_not() -> None:

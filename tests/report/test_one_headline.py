@@ -39,7 +39,7 @@ SAVES = re.compile(
 )
 SLOWDOWN = re.compile(r"kernels take ([\d.]+)% (?:longer|less) than without overlap \(([\d.]+) to ([\d.]+)\)")
 EXPOSED = re.compile(r"exposed communication takes ([\d.]+)% of a step \((?:([\d.]+) to ([\d.]+)|too few blocks);")
-HIDDEN = re.compile(r"([\d.]+)%(?: \([^)]*\))? of communication is hidden")
+HIDDEN = re.compile(r"(?<!At most )(?<![\d.])([\d.]+)%(?: \([^)]*\))? of communication is hidden")
 
 
 def windows(number: int = 3, **changes: Any) -> list[OverlapReport]:
@@ -202,9 +202,9 @@ def test_wandb_and_json_and_check_have_the_figures_of_the_headline(tmp_path: Pat
             ends = [numbers[end] for end in ("value", "ci_low", "ci_high")]
             assert ends == [figure.value, figure.ci_low, figure.ci_high]
     card = cards.step_card(record.windows[-1], cards.SoFar.of(record.summary))
-    bars = dict(re.findall(r"<text[^>]*>(overlapped|sequential)</text><text[^>]*>([\d.]+) ms", card))
+    bars = dict(re.findall(r"<text[^>]*>(Overlapped|Sequential)</text><text[^>]*>([\d.]+) ms", card))
     both = re.findall(r"([\d.]+) ms with it, ([\d.]+) ms without", found.text)[0]
-    for label, ms in zip(("overlapped", "sequential"), both, strict=True):
+    for label, ms in zip(("Overlapped", "Sequential"), both, strict=True):
         assert agrees(bars[label], ms)
 
 

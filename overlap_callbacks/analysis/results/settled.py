@@ -94,6 +94,11 @@ class Settled(msgspec.Struct, frozen=True):
         return narrow and _half_width(self.estimate.ci_low, self.estimate.ci_high) <= _TWICE
 
     @property
+    def headlined(self) -> bool:
+        """Whether a headline has it: it is resolved, or the short blocks alone are not the answer."""
+        return self.resolved or self.verdict is not Verdict.SHORT
+
+    @property
     def holds_at_all_looks(self) -> bool:
         return self.all_looks_low is not None and self.all_looks_high is not None
 

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from overlap_callbacks.analysis.formatting import DASH, PAGE, Style, count, page_text, ranges
+from overlap_callbacks.analysis.headline import settled_in_words
 from overlap_callbacks.analysis.measuring_cost import cost_of_run
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -81,6 +82,9 @@ def _facts(record: Record) -> list[tuple[str, str]]:
     if error is not None:
         label = "Equation 5 against the measured sequential step"
         facts.append((label, PAGE.with_interval(error, "fraction", signed=True)))
+    settled = record.summary.settled()
+    if settled is not None and not settled.headlined and not record.control:
+        facts.append(("Change along a block", settled_in_words(settled)))
     facts.append(("Ranks heard", _ranks(windows)))
     facts.append(("Cost of measuring", cost_in_words(record, PAGE) or "not known"))
     return facts

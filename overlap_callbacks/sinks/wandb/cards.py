@@ -175,10 +175,10 @@ def _bars(figures: Mapping[str, Estimate]) -> list[str]:
     for number, (figure, estimate) in enumerate(bars):
         baseline, top = number * row + 13, number * row + 19
         bounds = PLAIN.figure_interval(figure, estimate).removesuffix(f" {figure.unit}")
-        shown = PLAIN.figure(figure, estimate.value) + (f" [{bounds}]" if bounds else "")
+        shown = PLAIN.figure(figure, estimate.value) + (f" ({bounds})" if bounds else "")
         length = max(estimate.value, 0.0) * scale
         marks += [
-            mark("text", "", figure.short, x=0, y=baseline),
+            mark("text", "", figure.title, x=0, y=baseline),
             mark("text", "", shown, x=width, y=baseline, text_anchor="end"),
             mark("rect", _CLASSES[figure.name], x=0, y=top, width=length, height=bar, rx=2),
         ]
