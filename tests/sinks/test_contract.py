@@ -244,7 +244,10 @@ def test_backends_that_do_not_answer_cost_one_line_each(tmp_path: Path, monkeypa
         monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
         lines, others = run_ranks(_train_without_backends, 2, str(tmp_path), port)
     for name in ("OpenTelemetrySink", "MlflowSink", "PrometheusSink"):
-        assert [f"{name} failed and is not used again" in line for line in lines].count(True) == 1
+        # On a busy machine a backend's own package may not be loaded yet when the job ends.
+        said = [line for line in lines if name in line]
+        assert len(said) == 1, (name, lines)
+        assert any(words in said[0] for words in ("failed and is not used again", "hangs, and may lack")), said
     assert others == []
     assert len(read(tmp_path).windows) >= 5
 
