@@ -43,6 +43,8 @@ class Parameters:
         most_data_bytes: larger messages take their time and move nothing; unlimited.
         overflow_checks: whether checks for overflow look at memory, in place of finding none. torch then keeps no
             memory for later, so that all of it begins as zeros.
+        computes: whether kernels compute, by their names and arguments. They read when they begin and have written when
+            they end; what cannot be computed is refused with an error that names it, and with ``trace`` only named.
         power_cap_w: the power limit, until NVML sets another: above it the clock falls; 700; 0: no power.
         idle_w, compute_w, communication_w: power of an idle device, and what each class adds; 70, 500, 60.
         power_constant_ms: time constant of the power drawn; 20.
@@ -73,6 +75,7 @@ class Parameters:
     slow_link: str | None = None
     most_data_bytes: int | None = None
     overflow_checks: bool | None = None
+    computes: bool | None = None
     power_cap_w: float | None = None
     idle_w: float | None = None
     compute_w: float | None = None

@@ -83,6 +83,7 @@ bool Simulation::start_next(Stream& stream, int64_t& next) {
     task->meeting->arrive(now_);
     hand_over({[meeting = task->meeting] { meeting->publish(); }, nullptr, nullptr});
   }
+  if (task->at_begin) hand_over({std::move(task->at_begin), nullptr, nullptr});
   if (task->kind == Kind::host_function) {
     hand_over({[this, task] {
                  task->effect();

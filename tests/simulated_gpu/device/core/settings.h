@@ -33,6 +33,8 @@ struct Settings {
   double slow_link_factor;  // of its bandwidth
   size_t most_data_bytes;   // larger messages take their time, but move nothing
   bool overflow_checks;     // they look at memory
+  bool computes;            // kernels do
+  bool traces;              // tell what is missing
 
   double power_cap_w, idle_w, compute_w, communication_w;  // cap 0: no power model, full clock
   double power_constant_ns;

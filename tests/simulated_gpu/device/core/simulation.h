@@ -55,6 +55,7 @@ struct Task {
   uint32_t correlation = 0;
   bool profiled = false;
   std::shared_ptr<Moment> moment;    // event_wait: what it waits for; else what is reached with its end
+  std::function<void()> at_begin;    // what it does when it begins: it reads
   std::function<void()> effect;      // what it does to memory, or the host function
   std::shared_ptr<Meeting> meeting;  // of a collective
 

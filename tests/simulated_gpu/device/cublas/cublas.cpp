@@ -6,10 +6,12 @@ using Stream = void*;
 using Int = int;
 using Offset = long long;
 using Type = cudaDataType_t;
+using compute::Matrix;
+using compute::Product;
 
 namespace {
 
-constexpr Status success = 0, invalid_value = 7;
+constexpr Status success = 0, invalid_value = 7, not_supported = 15;
 // The lowest bits of a math mode are one of several; those above are flags.
 constexpr int math_modes = 15, tf32_mode = 3;
 
@@ -18,10 +20,51 @@ struct Handle {
   int pointer_mode = 0, math_mode = 0, multiprocessors = 0;
 };
 
-Status product(Handle* handle, std::string type, const char* what, double m, double n, double k, double batch) {
+// A factor that lies on the host; where kernels do not compute nothing is read.
+double number(const void* at, bool is_double) {
+  if (!simulation::settings().computes) return 0;
+  return is_double ? *static_cast<const double*>(at) : *static_cast<const float*>(at);
+}
+
+Matrix matrix(const void* at, Type type, Int column, Offset batch, bool transposed) {
+  Matrix found{static_cast<char*>(const_cast<void*>(at)), compute::Type::float32, column, batch, transposed};
+  if (auto known = cublas::number_type(type)) found.type = *known;
+  return found;
+}
+
+Status enqueue(Handle* handle, std::string type, const char* what, const Product& product) {
+  if (simulation::settings().computes && handle->pointer_mode != 0) {
+    compute::refuse("a product with factors on the device");
+    return not_supported;
+  }
   if (type == "f32" && (handle->math_mode & math_modes) == tf32_mode) type = "tf32";
-  cublas::enqueue_product(handle->stream, type, what, m, n, k, batch, handle->multiprocessors);
+  cublas::enqueue_product(handle->stream, type, what, static_cast<double>(product.m), static_cast<double>(product.n),
+                          static_cast<double>(product.k), static_cast<double>(product.batches), handle->multiprocessors,
+                          compute::product(product));
   return success;
+}
+
+// What all forms of a product have; m, n and k come after the two transpositions.
+struct Sizes {
+  int transpose_a, transpose_b;
+  Int m, n, k;
+  Offset batch_a = 0, batch_b = 0, batch_c = 0;
+  Int batches = 1;
+};
+
+Status multiply(Handle* handle, const Sizes& sizes, Type type, Type type_c, bool doubles, const void* alpha,
+                const void* a, Int column_a, const void* b, Int column_b, const void* beta, void* c, Int column_c) {
+  bool known = cublas::number_type(type) && cublas::number_type(type_c);
+  if (simulation::settings().computes && !known) {
+    compute::refuse("a product of " + cublas::type_name(type));
+    return not_supported;
+  }
+  Product product{sizes.m, sizes.n, sizes.k, sizes.batches, {}, {}, {}, {}};
+  product.a = matrix(a, type, column_a, sizes.batch_a, sizes.transpose_a != 0);
+  product.b = matrix(b, type, column_b, sizes.batch_b, sizes.transpose_b != 0);
+  product.c = product.to = matrix(c, type_c, column_c, sizes.batch_c, false);
+  if (handle->pointer_mode == 0) product.alpha = number(alpha, doubles), product.beta = number(beta, doubles);
+  return enqueue(handle, cublas::type_name(type), sizes.batches > 1 || sizes.batch_c ? "gemm_batched" : "gemm", product);
 }
 
 }  // namespace
@@ -63,38 +106,70 @@ EXPORTED Status cublasSetPointerMode_v2(Handle* handle, int mode) {
   return success;
 }
 
-// Of the arguments only the sizes matter: m, n and k come after the two transpositions.
-EXPORTED Status cublasSgemm_v2(Handle* handle, int, int, Int m, Int n, Int k, ...) {
-  return product(handle, "f32", "gemm", m, n, k, 1);
+EXPORTED Status cublasSgemm_v2(Handle* handle, int ta, int tb, Int m, Int n, Int k, const float* alpha, const float* a,
+                               Int lda, const float* b, Int ldb, const float* beta, float* c, Int ldc) {
+  return multiply(handle, {ta, tb, m, n, k}, CUDA_R_32F, CUDA_R_32F, false, alpha, a, lda, b, ldb, beta, c, ldc);
 }
-EXPORTED Status cublasDgemm_v2(Handle* handle, int, int, Int m, Int n, Int k, ...) {
-  return product(handle, "f64", "gemm", m, n, k, 1);
+EXPORTED Status cublasDgemm_v2(Handle* handle, int ta, int tb, Int m, Int n, Int k, const double* alpha,
+                               const double* a, Int lda, const double* b, Int ldb, const double* beta, double* c,
+                               Int ldc) {
+  return multiply(handle, {ta, tb, m, n, k}, CUDA_R_64F, CUDA_R_64F, true, alpha, a, lda, b, ldb, beta, c, ldc);
 }
-EXPORTED Status cublasSgemmEx(Handle* handle, int, int, Int m, Int n, Int k, const float*, const void*, Type type,
-                              ...) {
-  return product(handle, cublas::type_name(type), "gemm", m, n, k, 1);
+EXPORTED Status cublasSgemmEx(Handle* handle, int ta, int tb, Int m, Int n, Int k, const float* alpha, const void* a,
+                              Type type, Int lda, const void* b, Type, Int ldb, const float* beta, void* c, Type type_c,
+                              Int ldc) {
+  return multiply(handle, {ta, tb, m, n, k}, type, type_c, false, alpha, a, lda, b, ldb, beta, c, ldc);
 }
-EXPORTED Status cublasGemmEx(Handle* handle, int, int, Int m, Int n, Int k, const void*, const void*, Type type, ...) {
-  return product(handle, cublas::type_name(type), "gemm", m, n, k, 1);
+EXPORTED Status cublasGemmEx(Handle* handle, int ta, int tb, Int m, Int n, Int k, const void* alpha, const void* a,
+                             Type type, Int lda, const void* b, Type, Int ldb, const void* beta, void* c, Type type_c,
+                             Int ldc, int, int) {
+  return multiply(handle, {ta, tb, m, n, k}, type, type_c, type == CUDA_R_64F, alpha, a, lda, b, ldb, beta, c, ldc);
 }
-EXPORTED Status cublasSgemmStridedBatched(Handle* handle, int, int, Int m, Int n, Int k, const float*, const float*,
-                                          Int, Offset, const float*, Int, Offset, const float*, float*, Int, Offset,
+EXPORTED Status cublasSgemmStridedBatched(Handle* handle, int ta, int tb, Int m, Int n, Int k, const float* alpha,
+                                          const float* a, Int lda, Offset stride_a, const float* b, Int ldb,
+                                          Offset stride_b, const float* beta, float* c, Int ldc, Offset stride_c,
                                           Int batch) {
-  return product(handle, "f32", "gemm_batched", m, n, k, batch);
+  return multiply(handle, {ta, tb, m, n, k, stride_a, stride_b, stride_c, batch}, CUDA_R_32F, CUDA_R_32F, false, alpha,
+                  a, lda, b, ldb, beta, c, ldc);
 }
-EXPORTED Status cublasDgemmStridedBatched(Handle* handle, int, int, Int m, Int n, Int k, const double*, const double*,
-                                          Int, Offset, const double*, Int, Offset, const double*, double*, Int, Offset,
+EXPORTED Status cublasDgemmStridedBatched(Handle* handle, int ta, int tb, Int m, Int n, Int k, const double* alpha,
+                                          const double* a, Int lda, Offset stride_a, const double* b, Int ldb,
+                                          Offset stride_b, const double* beta, double* c, Int ldc, Offset stride_c,
                                           Int batch) {
-  return product(handle, "f64", "gemm_batched", m, n, k, batch);
+  return multiply(handle, {ta, tb, m, n, k, stride_a, stride_b, stride_c, batch}, CUDA_R_64F, CUDA_R_64F, true, alpha, a,
+                  lda, b, ldb, beta, c, ldc);
 }
-EXPORTED Status cublasGemmStridedBatchedEx(Handle* handle, int, int, Int m, Int n, Int k, const void*, const void*,
-                                           Type type, Int, Offset, const void*, Type, Int, Offset, const void*, void*,
-                                           Type, Int, Offset, Int batch, int, int) {
-  return product(handle, cublas::type_name(type), "gemm_batched", m, n, k, batch);
+EXPORTED Status cublasGemmStridedBatchedEx(Handle* handle, int ta, int tb, Int m, Int n, Int k, const void* alpha,
+                                           const void* a, Type type, Int lda, Offset stride_a, const void* b, Type,
+                                           Int ldb, Offset stride_b, const void* beta, void* c, Type type_c, Int ldc,
+                                           Offset stride_c, Int batch, int, int) {
+  return multiply(handle, {ta, tb, m, n, k, stride_a, stride_b, stride_c, batch}, type, type_c, type == CUDA_R_64F,
+                  alpha, a, lda, b, ldb, beta, c, ldc);
 }
-EXPORTED Status cublasSgemv_v2(Handle* handle, int, Int m, Int n, ...) {
-  return product(handle, "f32", "gemv", m, n, 1, 1);
+
+// A matrix by a vector, whose elements may lie apart: the vector is a matrix of one row.
+EXPORTED Status cublasSgemv_v2(Handle* handle, int transpose, Int m, Int n, const float* alpha, const float* a, Int lda,
+                               const float* x, Int step_x, const float* beta, float* y, Int step_y) {
+  bool transposed = transpose != 0;
+  Product product{1, transposed ? n : m, transposed ? m : n, 1, {}, {}, {}, {}};
+  product.a = matrix(x, CUDA_R_32F, step_x, 0, false);
+  product.b = matrix(a, CUDA_R_32F, lda, 0, !transposed);
+  product.c = product.to = matrix(y, CUDA_R_32F, step_y, 0, false);
+  if (handle->pointer_mode == 0) product.alpha = number(alpha, false), product.beta = number(beta, false);
+  return enqueue(handle, "f32", "gemv", product);
 }
-EXPORTED Status cublasSdot_v2(Handle* handle, Int n, ...) { return product(handle, "f32", "dot", 1, 1, n, 1); }
+
+EXPORTED Status cublasSdot_v2(Handle* handle, Int n, const float* x, Int step_x, const float* y, Int step_y,
+                              float* result) {
+  Product product{1, 1, n, 1, {}, {}, {}, {}};
+  product.a = matrix(x, CUDA_R_32F, step_x, 0, false);
+  product.b = matrix(y, CUDA_R_32F, step_y, 0, true);
+  product.c = product.to = matrix(result, CUDA_R_32F, 1, 0, false);
+  // Only the result is a number here, and torch's lies on the device.
+  Handle own = *handle;
+  if (own.pointer_mode == 1) own.pointer_mode = 0;
+  else own.pointer_mode = 1;
+  return enqueue(&own, "f32", "dot", product);
+}
 
 }  // extern "C"

@@ -1,5 +1,4 @@
-// Matrix products are kernels of a known duration: their FLOP at the device's rate for their type. They compute
-// nothing.
+// Matrix products are kernels of a known duration: their FLOP at the device's rate for their type.
 #pragma once
 
 #include <cupti_runtime_cbid.h>
@@ -8,6 +7,7 @@
 #include <cmath>
 #include <string>
 
+#include "../compute/products.h"
 #include "../core/settings.h"
 #include "../core/simulation.h"
 
@@ -25,9 +25,20 @@ inline std::string type_name(cudaDataType_t type) {
   }
 }
 
+// The type as kernels that compute know it; none for those they do not.
+inline std::optional<compute::Type> number_type(cudaDataType_t type) {
+  switch (type) {
+    case CUDA_R_32F: return compute::Type::float32;
+    case CUDA_R_64F: return compute::Type::float64;
+    case CUDA_R_16F: return compute::Type::half;
+    case CUDA_R_16BF: return compute::Type::bfloat16;
+    default: return {};
+  }
+}
+
 // `what` ends the kernel's name: "gemm", "gemm_bias", "gemv". It uses as many multiprocessors as it is told; 0: all.
 inline void enqueue_product(void* stream, const std::string& type, const std::string& what, double m, double n,
-                            double k, double batch, int multiprocessors = 0) {
+                            double k, double batch, int multiprocessors = 0, compute::Work work = {}) {
   simulation::ApiCall call(CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernelExC_v11060);
   constexpr double tile = 128;
   auto task = std::make_shared<simulation::Task>();
@@ -44,6 +55,7 @@ inline void enqueue_product(void* stream, const std::string& type, const std::st
     task->alone_ns *=
         simulation::waves(*task, multiprocessors) / simulation::waves(*task, simulation::settings().multiprocessors);
   }
+  if (work && simulation::settings().computes) compute::attach(*task, std::move(work));
   simulation::enqueue(stream, std::move(task));
 }
 

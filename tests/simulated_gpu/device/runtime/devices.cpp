@@ -12,6 +12,7 @@ namespace runtime {
 namespace {
 
 thread_local cudaError_t error_of_thread = cudaSuccess;
+thread_local std::string refused;  // the kernel that could not be computed
 
 // Those of an H100, so that what libraries choose by them is what they would choose there.
 constexpr int capability[2] = {9, 0};
@@ -24,6 +25,10 @@ bool exists(int device) { return device >= 0 && device < simulation::settings().
 
 cudaError_t fail(cudaError_t error) { return error_of_thread = error; }
 cudaError_t last_error() { return error_of_thread; }
+cudaError_t refuse(const std::string& kernel) {
+  refused = "the simulated GPU cannot compute " + kernel;
+  return fail(cudaErrorNotSupported);
+}
 cudaError_t take_error() {
   cudaError_t error = error_of_thread;
   error_of_thread = cudaSuccess;
@@ -172,7 +177,8 @@ EXPORTED const char* cudaGetErrorString(cudaError_t error) {
     case cudaSuccess: return "no error";
     case cudaErrorMemoryAllocation: return "out of memory (simulated GPU)";
     case cudaErrorNotReady: return "not ready (simulated GPU)";
-    case cudaErrorNotSupported: return "the simulated GPU does not have this function";
+    case cudaErrorNotSupported:
+      return refused.empty() ? "the simulated GPU does not have this function" : refused.c_str();
     default: {
       static thread_local char text[64];
       snprintf(text, sizeof text, "error %d of the simulated GPU", static_cast<int>(error));

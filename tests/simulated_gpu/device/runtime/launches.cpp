@@ -6,6 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
+#include "../compute/compute.h"
+#include "../compute/products.h"
 #include "runtime.h"
 
 namespace runtime {
@@ -54,7 +56,15 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, size_t shared, c
   task->grid[0] = grid.x, task->grid[1] = grid.y, task->grid[2] = grid.z;
   task->block[0] = block.x, task->block[1] = block.y, task->block[2] = block.z;
   task->shared_bytes = static_cast<uint32_t>(shared);
-  if (arguments) {
+  if (arguments && simulation::settings().computes) {
+    compute::Work work = compute::work_of(task->name, arguments, grid, block);
+    if (work) {
+      compute::attach(*task, std::move(work));
+    } else {
+      compute::refuse(task->name);
+      if (!simulation::settings().traces) return refuse(simulation::demangled(task->name));
+    }
+  } else if (arguments) {
     Effect effect = effect_of(task->name, arguments, grid);
     task->effect = std::move(effect.work);
     task->bytes = effect.bytes;

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "../compute/products.h"
 #include "runtime.h"
 
 using simulation::ApiCall;
@@ -106,6 +107,21 @@ std::shared_ptr<Task> copy_task(cudaMemcpyKind kind, size_t size, const Block& t
   return task;
 }
 
+// Rows of bytes, which are read at the copy's end, or where kernels compute at its begin.
+void set_rows(Task& task, void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height) {
+  auto *target = static_cast<char*>(to);
+  auto *source = static_cast<const char*>(from);
+  if (simulation::settings().computes) {
+    compute::attach(task, [=](compute::Writes& writes) {
+      for (size_t row = 0; row < height; row++) writes.put(target + row * to_pitch, source + row * from_pitch, width);
+    });
+    return;
+  }
+  task.effect = [=] {
+    for (size_t row = 0; row < height; row++) memmove(target + row * to_pitch, source + row * from_pitch, width);
+  };
+}
+
 cudaError_t copy(void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
   Block target = block_at(to), source = block_at(from);
   if (kind == cudaMemcpyDefault) kind = kind_by_addresses(target, source);
@@ -116,7 +132,7 @@ cudaError_t copy(void* to, const void* from, size_t size, cudaMemcpyKind kind, c
         std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + size);
     task->effect = [=] { memcpy(to, staged->data(), size); };
   } else {
-    task->effect = [=] { memmove(to, from, size); };
+    set_rows(*task, to, size, from, size, size, 1);
   }
   simulation::enqueue(stream, std::move(task));
   if (wait || (kind == cudaMemcpyDeviceToHost && !target.size)) simulation::wait_for_stream(stream);
@@ -240,11 +256,7 @@ EXPORTED cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* fr
   Block target = block_at(to), source = block_at(from);
   if (kind == cudaMemcpyDefault) kind = kind_by_addresses(target, source);
   std::shared_ptr<Task> task = copy_task(kind, width * height, target, source);
-  task->effect = [=] {
-    for (size_t row = 0; row < height; row++) {
-      memmove(static_cast<char*>(to) + row * to_pitch, static_cast<const char*>(from) + row * from_pitch, width);
-    }
-  };
+  set_rows(*task, to, to_pitch, from, from_pitch, width, height);
   simulation::enqueue(stream, std::move(task));
   if (!target.size || !source.size) simulation::wait_for_stream(stream);  // pageable memory may change after the call
   return cudaSuccess;

@@ -20,6 +20,8 @@ cudaError_t fail(cudaError_t error);
 // Takes the error that the next cudaGetLastError would give, and forgets it.
 cudaError_t take_error();
 cudaError_t last_error();
+// The same for a kernel that cannot be computed; the error's text names it.
+cudaError_t refuse(const std::string& kernel);
 
 struct Block {
   size_t size;

@@ -1,0 +1,237 @@
+"""Operators whose results on the simulated device are held against those of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Case = Callable[[Callable[..., Tensor]], Any]
+
+# What each case gets makes a tensor of random numbers of a shape on the device at hand; its results are compared.
+EXACT: dict[str, Case] = {
+    "fill": lambda new: (torch.zeros_like(new(5)), torch.ones_like(new(5)), torch.full_like(new(3, 4), 2.5)),
+    "add": lambda new: (new(6, 8) + new(6, 8), new(6, 8) + 1.5, new(7) - new(7), 1 - new(7)),
+    "add with broadcasting": lambda new: (new(6, 8) + new(8), new(6, 8) + new(6, 1), new(6, 8) - new(())),
+    "add with a factor": lambda new: (new(6, 8).add(new(6, 8), alpha=2), new(6, 8).add_(new(8), alpha=-0.5)),
+    "mul": lambda new: (new(6, 8) * new(6, 8), new(6, 8) * 2.5, new(6, 8) * new(6, 1), new(6, 8) / new(6, 8)),
+    "div by a number": lambda new: (new(6, 8) / 4, new(6, 8) / new(8), -new(6, 8), new(6, 8).abs()),
+    "compare": lambda new: (new(9) > new(9), new(9) >= 0, new(9) == new(9), new(9) != 0, new(9) < 0.5, new(9) <= 0),
+    "logic": lambda new: ((new(9) > 0) & (new(9) > 0), (new(9) > 0) | (new(9) > 0), ~(new(9) > 0)),
+    "where": lambda new: (torch.where(new(6, 8) > 0, new(6, 8), new(8)), new(6, 8).masked_fill(new(6, 8) > 0, 2.0)),
+    "clamp": lambda new: (new(9).clamp(-0.5, 0.5), new(9).clamp(min=0), new(9).clamp_(max=0.1), new(9).relu()),
+    "extremes of two": lambda new: (torch.maximum(new(9), new(9)), torch.minimum(new(6, 8), new(8))),
+    "rounding": lambda new: (new(9).floor(), (new(9) * 3).round(), new(9).sign(), new(9).ceil(), new(9).trunc()),
+    "sqrt": lambda new: (new(9).abs().sqrt(), new(9).isnan(), new(9).isfinite()),
+    "casts": lambda new: (new(9).bfloat16(), new(9).half(), new(9).double(), (new(9) * 9).long(), (new(9) > 0).float()),
+    "casts back": lambda new: (new(9).bfloat16().float(), new(9).half().float(), (new(9) * 9).int().float()),
+    "copies of strides": lambda new: (
+        new(6, 8).t().contiguous(),
+        new(6, 8)[:, ::2].contiguous(),
+        new(6, 8)[:, :3].clone(),
+        new(3, 5, 7).permute(2, 0, 1).contiguous(),
+        new(8).expand(3, 8).contiguous(),
+    ),
+    "copies of strides and types": lambda new: (new(6, 8).t().bfloat16(), new(6, 8)[:, ::2].double()),
+    "copies of 16 bit": lambda new: (new(6, 8).bfloat16().t().contiguous(), new(6, 8).half()[:, ::2].contiguous()),
+    "integers": lambda new: (
+        (new(9) * 9).long() + 1,
+        (new(9) * 9).long() * 2,
+        (new(9) * 9).long().sum(),
+        (new(9) > 0).sum(),
+        torch.arange(7, device=new(1).device),
+        torch.arange(2, 9, 0.5, device=new(1).device),
+    ),
+    "any and all": lambda new: ((new(9) > 0).any(), (new(9) > -9).all(), (new(6, 8) > 0).any(1)),
+    "extremes": lambda new: (new(6, 8).max(), new(6, 8).amin(1), *new(6, 8).max(1), new(6, 8).argmax(1), new(9).min()),
+    "cat": lambda new: (
+        torch.cat([new(6, 8), new(2, 8)]),
+        torch.cat([new(6, 8), new(6, 4)], 1),
+        torch.cat([new(6, 3), new(6, 5)], 1),
+        torch.stack([new(5), new(5)]),
+        torch.cat([new(2, 3, 4), new(2, 5, 4)], 1),
+        torch.cat([new(7).bfloat16(), new(8).bfloat16()]),
+    ),
+    "rows": lambda new: (
+        new(6, 8)[_indices(new)],
+        new(6, 8).index_select(0, _indices(new)),
+        new(6, 8).index_select(1, _indices(new)),
+        F.embedding(_indices(new), new(6, 5)),
+        F.embedding(_indices(new), new(6, 16).bfloat16()),
+    ),
+    "triangles": lambda new: (new(6, 6).tril(), new(6, 8).triu(1)),
+    "split with sizes": lambda new: torch.split_with_sizes_copy(new(2, 18), [12, 6], 1),
+    "chunk cat": lambda new: (
+        torch._chunk_cat([new(4, 6), new(3, 3)], 0, 2),
+        torch._chunk_cat([new(4, 6), new(4, 3)], 0, 2, out=new(2, 18)),
+    ),
+    "dropout of nothing": lambda new: F.dropout(new(64), 0.0),
+}
+
+CLOSE: dict[str, Case] = {
+    "functions": lambda new: (
+        new(99).exp(),
+        new(99).abs().log(),
+        new(99).tanh(),
+        new(99).sigmoid(),
+        new(99).sin(),
+        new(99).cos(),
+        new(99).erf(),
+        new(99).abs().rsqrt(),
+        new(99).reciprocal(),
+    ),
+    "functions of 16 bit": lambda new: (new(99).bfloat16().exp(), new(99).bfloat16().tanh(), new(9).bfloat16() * 2),
+    "arithmetic of 16 bit": lambda new: (
+        new(6, 8).bfloat16() + new(6, 8).bfloat16(),
+        new(6, 8).bfloat16() * new(8).bfloat16(),
+        new(6, 8).bfloat16() + new(6, 8),
+        new(6, 8).bfloat16() / 3,
+    ),
+    "powers": lambda new: (new(9) ** 2, new(9) ** 3, new(9).abs() ** 1.5, new(9).abs() ** 0.5, new(9) ** -1),
+    "gelu": lambda new: (F.gelu(new(99)), F.gelu(new(99), approximate="tanh"), F.silu(new(99)), F.leaky_relu(new(9))),
+    "lerp": lambda new: (
+        new(9).lerp(new(9), 0.1),
+        new(9).lerp(new(9), new(9)),
+        new(9).addcmul(new(9), new(9), value=2),
+        new(9).addcdiv(new(9), new(9).abs() + 1, value=-0.5),
+    ),
+    "sums": lambda new: (new(6, 8).sum(), new(6, 8).sum(0), new(6, 8).sum(1), new(3, 4, 5).sum((0, 2)), new(300, 70).sum(0)),
+    "means": lambda new: (new(6, 8).mean(), new(6, 8).mean(1), new(9).bfloat16().mean(), new(6, 8).bfloat16().sum(0)),
+    "norms": lambda new: (new(6, 8).norm(), new(6, 8).norm(dim=1), new(70, 70).norm()),
+    "products": lambda new: (
+        new(6, 8) @ new(8, 5),
+        new(6, 8) @ new(5, 8).t(),
+        new(8, 6).t() @ new(8, 5),
+        torch.bmm(new(3, 6, 8), new(3, 8, 5)),
+        F.linear(new(6, 8), new(5, 8), new(5)),
+        torch.addmm(new(6, 5), new(6, 8), new(8, 5), beta=0.5, alpha=2),
+        new(6, 8) @ new(8),
+        new(2, 3, 6, 8) @ new(2, 3, 8, 5),
+        torch.dot(new(9), new(9)),
+    ),
+    "products of 16 bit": lambda new: (
+        new(6, 8).bfloat16() @ new(8, 5).bfloat16(),
+        F.linear(new(6, 8).bfloat16(), new(5, 8).bfloat16(), new(5).bfloat16()),
+        torch.bmm(new(3, 6, 8).bfloat16(), new(3, 8, 5).bfloat16()),
+    ),
+    "softmax": lambda new: (
+        new(6, 8).softmax(-1),
+        new(6, 8).log_softmax(-1),
+        new(6, 8).softmax(0),
+        new(3, 3000).softmax(-1),
+        new(3, 3000).log_softmax(-1),
+        new(6, 8).bfloat16().softmax(-1),
+    ),
+    "layer norm": lambda new: (
+        F.layer_norm(new(6, 64), (64,), new(64), new(64)),
+        F.layer_norm(new(5, 4, 64), (64,)),
+        F.rms_norm(new(6, 64), (64,), new(64)),
+        F.layer_norm(new(6, 64).bfloat16(), (64,), new(64).bfloat16(), new(64).bfloat16()),
+    ),
+    "losses": lambda new: (
+        F.cross_entropy(new(6, 8), _indices(new, 6)),
+        F.cross_entropy(new(6, 8), _indices(new, 6), reduction="sum"),
+        F.mse_loss(new(6, 8), new(6, 8)),
+    ),
+    "attention": lambda new: F.scaled_dot_product_attention(
+        new(2, 2, 8, 16), new(2, 2, 8, 16), new(2, 2, 8, 16), is_causal=True
+    ),
+    "gradients of activations": lambda new: (
+        _gradients(lambda x: F.gelu(x), new(6, 8)),
+        _gradients(lambda x: F.gelu(x, approximate="tanh"), new(6, 8)),
+        _gradients(lambda x: x.relu(), new(6, 8)),
+        _gradients(lambda x: x.tanh(), new(6, 8)),
+        _gradients(lambda x: x.sigmoid(), new(6, 8)),
+        _gradients(F.silu, new(6, 8)),
+        _gradients(lambda x: x.pow(2).mean(), new(6, 8)),
+        _gradients(lambda x: x.softmax(-1), new(6, 8)),
+        _gradients(lambda x: x.log_softmax(-1), new(6, 8)),
+        _gradients(lambda x: x.softmax(0), new(6, 8)),
+        _gradients(lambda x: x.softmax(-1), new(2, 3000)),
+    ),
+    "gradients of layers": lambda new: (
+        _gradients(F.linear, new(6, 8), new(5, 8), new(5)),
+        _gradients(lambda x, w, b: F.layer_norm(x, (64,), w, b), new(6, 64), new(64), new(64)),
+        _gradients(lambda x, w, b: F.layer_norm(x, (64,), w, b), new(128, 64), new(64), new(64)),
+        _gradients(lambda x, w: F.rms_norm(x, (64,), w), new(6, 64), new(64)),
+        _gradients(lambda w: F.embedding(_indices(new), w), new(6, 16)),
+        _gradients(lambda x: F.cross_entropy(x, _indices(new, 6)), new(6, 8)),
+        _gradients(lambda x, y: F.mse_loss(x, y), new(6, 8), new(6, 8)),
+    ),
+    "gradients of attention": lambda new: _gradients(
+        lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True),
+        *(new(2, 2, 8, 16) for _ in range(3)),
+    ),
+    "clipping": lambda new: _clipped([new(5), new(6, 7)]),
+    "foreach": lambda new: (
+        torch._foreach_add([new(5), new(6, 7)], [new(5), new(6, 7)], alpha=0.5),
+        torch._foreach_mul([new(5), new(6, 7)], 3.0),
+        torch._foreach_div([new(5), new(6, 7)], [2.0, 3.0]),
+        torch._foreach_sqrt([new(5).abs(), new(6, 7).abs()]),
+        torch._foreach_norm([new(5), new(6, 7)]),
+        torch._foreach_lerp([new(5)], [new(5)], 0.25),
+        torch._foreach_addcdiv([new(5)], [new(5)], [new(5).abs() + 1], [0.5]),
+    ),
+}
+
+
+def _indices(new: Callable[..., Tensor], count: int = 5) -> Tensor:
+    return torch.tensor([0, 3, 3, 5, 1, 4][:count]).to(new(1).device)
+
+
+def _gradients(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    leaves = [one.detach().clone().requires_grad_() for one in inputs]
+    result = function(*leaves)
+    weights = torch.linspace(0.5, 1.5, result.numel()).view(result.shape).to(result.device, result.dtype)
+    result.backward(weights)
+    return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+def _clipped(gradients: list[Tensor]) -> list[Tensor]:
+    parameters = [torch.nn.Parameter(torch.zeros_like(one)) for one in gradients]
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        parameter.grad = gradient.clone()
+    norm = torch.nn.utils.clip_grad_norm_(parameters, 0.5)
+    return [norm, *(parameter.grad for parameter in parameters if parameter.grad is not None)]
+
+
+def results(case: Case, device: str) -> list[Tensor]:
+    """What a case gives on a device, on the CPU."""
+    generator = torch.Generator().manual_seed(7)
+
+    def new(*shape: Any) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    found: list[Tensor] = []
+
+    def collect(value: Any) -> None:
+        if isinstance(value, Tensor):
+            found.append(value.detach().cpu())
+            return
+        for one in value:
+            collect(one)
+
+    collect(case(new))
+    return found
+
+
+def differences(case: Case, exact: bool) -> str:
+    """How the simulated device's results differ from the CPU's; empty where they do not."""
+    try:
+        here = results(case, "cuda")
+    except (RuntimeError, AssertionError) as error:
+        return f"{type(error).__name__}: {str(error)[:1500]}"
+    lines = []
+    for index, (found, expected) in enumerate(zip(here, results(case, "cpu"), strict=True)):
+        if found.dtype != expected.dtype or found.shape != expected.shape:
+            lines.append(f"result {index}: {found.dtype} {found.shape} for {expected.dtype} {expected.shape}")
+        elif exact and not torch.equal(found, expected):
+            lines.append(f"result {index}: {found.flatten()[:6].tolist()} for {expected.flatten()[:6].tolist()}")
+        elif not exact:
+            ulps = 1e-6 if found.dtype == torch.float32 else 1e-2
+            if not torch.allclose(found, expected, rtol=8 * ulps, atol=ulps):
+                lines.append(f"result {index}: {found.flatten()[:6].tolist()} for {expected.flatten()[:6].tolist()}")
+    return "\n".join(lines)
