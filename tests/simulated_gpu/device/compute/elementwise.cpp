@@ -101,7 +101,7 @@ Work contiguous(const Launch& launch, const std::string& name, bool casts) {
   return work(std::move(all));
 }
 
-// The second argument is a lambda of torch's loops that holds offsets, addresses, the functor, and with casts types.
+// The second argument is a lambda of torch's loops that holds offsets, addresses, the functor, and with casts the types.
 Work strided(const Launch& launch) {
   const std::string& name = launch.parts.arguments[2];
   bool casts = true;
@@ -123,8 +123,7 @@ Work strided(const Launch& launch) {
     set_tensors(all, object + at);
     set_own_types(all);
     if (casts) {
-      // The types lie behind the functor, whose size is not known: the last members of the lambda.
-      return {};
+      for (int i = 0; i < tensors; i++) all.types[i] = read<Type>(members + found->size + i);
     }
     return work(std::move(all));
   }

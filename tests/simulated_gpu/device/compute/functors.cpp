@@ -25,6 +25,7 @@ class Members {
   int next_int() { return static_cast<int>(next(Type::int32)); }
   // An object without members has a byte.
   void skip(size_t bytes) { at_ += bytes; }
+  size_t end() const { return at_; }
 
  private:
   const char* object_;
@@ -150,15 +151,15 @@ std::optional<Functor> binary(const Template& parts, const char* object) {
   auto found = operation(parts.arguments[3], object, *first);
   if (!found) return {};
   Scalar2 scalar = found->scalar;
-  if (parts.base == "BinaryFunctor") return Functor{{*first, *second}, *result, each2(scalar)};
+  if (parts.base == "BinaryFunctor") return Functor{{*first, *second}, *result, each2(scalar), false, found->size};
   // One side is a number, which lies behind the operation's object.
   bool left = parts.base == "AUnaryFunctor";
   Type type = wide(left ? *first : *second);
   Members members(object);
   members.skip(found->size);
   double number = members.next(type);
-  if (left) return Functor{{*second}, *result, each1([=](double b) { return scalar(number, b); })};
-  return Functor{{*first}, *result, each1([=](double a) { return scalar(a, number); })};
+  if (left) return Functor{{*second}, *result, each1([=](double b) { return scalar(number, b); }), false, members.end()};
+  return Functor{{*first}, *result, each1([=](double a) { return scalar(a, number); }), false, members.end()};
 }
 
 std::optional<Functor> named(const Template& parts, const char* object) {
@@ -174,15 +175,15 @@ std::optional<Functor> named(const Template& parts, const char* object) {
   }
   if (parts.base == "CUDAFunctor_add") {
     double alpha = members.next(wide(*type));
-    return Functor{{*type, *type}, *type, each2([=](double a, double b) { return a + alpha * b; })};
+    return Functor{{*type, *type}, *type, each2([=](double a, double b) { return a + alpha * b; }), false, members.end()};
   }
   if (parts.base == "CUDAFunctorOnSelf_add") {
     double other = members.next(wide(*type)), alpha = members.next(wide(*type));
-    return Functor{{*type}, *type, each1([=](double a) { return a + alpha * other; })};
+    return Functor{{*type}, *type, each1([=](double a) { return a + alpha * other; }), false, members.end()};
   }
   if (parts.base == "CUDAFunctorOnOther_add") {
     double self = members.next(wide(*type)), alpha = members.next(wide(*type));
-    return Functor{{*type}, *type, each1([=](double b) { return self + alpha * b; })};
+    return Functor{{*type}, *type, each1([=](double b) { return self + alpha * b; }), false, members.end()};
   }
   if (parts.base == "AbsFunctor") return Functor{{*type}, *type, each1([](double a) { return std::fabs(a); })};
   if (parts.base == "CompareFunctor") {

@@ -17,6 +17,7 @@ struct Functor {
   Type result;
   Function function;
   bool moves = false;  // gives back its input as it is
+  size_t size = 1;     // bytes of its object, where it is known
 };
 
 // The functor of a name; its object is at `object`. None: not known.

@@ -1,0 +1,236 @@
+"""Training on the simulated device where kernels compute: the same bits in every run, near to the CPU's numbers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from overlap_callbacks import Mode
+from overlap_callbacks.gate.serialiser import StreamSerialiser
+from tests.distributed import run_ranks
+from tests.simulated_gpu.jobs import on_device
+from tests.simulated_gpu.parameters import Parameters
+
+WIDTH, HEADS, ROWS, WORDS, LENGTH, STEPS = 32, 2, 4, 24, 8, 10
+# Kernels take long enough that streams run beside each other, however late the host is.
+TIMES: dict[str, Any] = {"kernel_us": 300, "collective_us": 400, "link_gbs": 0.05}
+
+
+class Block(nn.Module):
+    """A block of a GPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+        self.mix, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.wide, self.narrow = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, _ = x.shape
+        parts = self.mix(self.before(x)).split(WIDTH, dim=-1)
+        query, key, value = (part.view(rows, length, HEADS, -1).transpose(1, 2) for part in parts)
+        scores = (query @ key.transpose(-2, -1) / 4.0).masked_fill(_future(length, x.device), float("-inf"))
+        mixed = (scores.softmax(-1) @ value).transpose(1, 2).reshape(rows, length, WIDTH)
+        x = x + self.out(mixed)
+        return x + self.narrow(F.gelu(self.wide(self.after(x))))  # type: ignore[no-any-return]
+
+
+def _future(length: int, device: torch.device) -> Tensor:
+    return torch.ones(length, length).triu(1).bool().to(device)
+
+
+class Gpt(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(WORDS, WIDTH), nn.Embedding(LENGTH, WIDTH)
+        self.blocks = nn.Sequential(Block(), Block())
+        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
+
+    def forward(self, words: Tensor) -> Tensor:
+        x = self.words(words) + self.places(torch.arange(LENGTH).to(words.device))
+        return self.head(self.norm(self.blocks(x)))  # type: ignore[no-any-return]
+
+
+def _mlp() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 64), nn.ReLU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, WORDS))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {"mlp": _mlp, "gpt": Gpt}
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    "fused": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, fused=True),
+    "fused sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True),
+}
+
+
+def _batch(model: str, rank: int, step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 * rank + step)
+    if model == "mlp":
+        return torch.randn(ROWS, WIDTH, generator=generator), torch.randint(0, WORDS, (ROWS,), generator=generator)
+    words = torch.randint(0, WORDS, (ROWS, LENGTH + 1), generator=generator)
+    return words[:, :-1], words[:, 1:].flatten()
+
+
+def _made(model: str, optimizer: str, wrap: str, device: torch.device) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    made = MODELS[model]().to(device)
+    if wrap == "ddp":
+        made = DistributedDataParallel(made, bucket_cap_mb=0.01)
+    elif wrap == "fsdp2":
+        mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+        parts = made.blocks if isinstance(made, Gpt) else [part for part in made if isinstance(part, nn.Linear)]
+        for part in parts:
+            fully_shard(part, mesh=mesh)
+        fully_shard(made, mesh=mesh)
+    return made, OPTIMIZERS[optimizer](made.parameters())
+
+
+def _own(parameter: Any) -> Tensor:
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter  # type: ignore[no-any-return]
+
+
+def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tensor, Tensor]) -> Tensor:
+    loss = F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1])
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
+Numbers = tuple[list[float], list[list[float]]]
+
+
+def _trained(
+    rank: int, model: str, optimizer: str, wrap: str, device: torch.device, look: Callable[[Any, nn.Module], Any]
+) -> Numbers:
+    """Losses and weights after some steps."""
+    made, stepper = _made(model, optimizer, wrap, device)
+    change = look(stepper, made)
+    losses = []
+    for number in range(STEPS):
+        change(number)
+        batch = tuple(one.to(device) for one in _batch(model, rank, number))
+        losses.append(_step(made, stepper, batch))
+    change(STEPS)
+    weights = [_own(parameter).detach().cpu().flatten().tolist() for parameter in made.parameters()]
+    return [float(loss) for loss in losses], weights
+
+
+def _leave(*_: Any) -> Callable[[int], None]:
+    return lambda number: None
+
+
+def _attach(modes: Callable[[int], Mode | None]) -> Callable[[Any, nn.Module], Callable[[int], None]]:
+    """Attach, and pin modes by the number of the step."""
+
+    def look(optimizer: Any, model: nn.Module) -> Callable[[int], None]:
+        from overlap_callbacks.integrations.pytorch import attach
+
+        monitor = attach(optimizer, model=model, strict=True)
+
+        def change(number: int) -> None:
+            if number == STEPS:
+                monitor.close()
+            else:
+                monitor.force(modes(number))
+
+        return change
+
+    return look
+
+
+LOOKS: dict[str, Callable[[Any, nn.Module], Callable[[int], None]]] = {
+    "absent": _leave,
+    "attached": _attach(lambda number: None),
+    "toggling": _attach(lambda number: Mode.SEQUENTIAL if number % 2 else Mode.OVERLAPPED),
+    "forced": _attach(lambda number: Mode.SEQUENTIAL),
+}
+
+
+def _on_device(
+    rank: int, parameters: Parameters, model: str, optimizer: str, wrap: str, looks: list[str], without: str = ""
+) -> list[Numbers]:
+    torch.set_num_threads(1)
+    with on_device(rank, parameters) as device, _left_out(without):
+        return [_trained(rank, model, optimizer, wrap, device, LOOKS[look]) for look in looks]
+
+
+@contextlib.contextmanager
+def _left_out(wait: str) -> Iterator[None]:
+    """Without one of the gate's waits."""
+    if not wait:
+        yield
+        return
+    changed: dict[str, Any] = {}
+    if wait == "for the collective":
+        before = StreamSerialiser.after
+
+        def after(self: StreamSerialiser, call: Any, work: Any) -> bool:
+            return before(self, call, None)
+
+        changed["after"] = after
+    with mock.patch.multiple(StreamSerialiser, **changed):
+        yield
+
+
+def _on_cpu(model: str, optimizer: str, ranks: int) -> Numbers:
+    """The same on the CPU: each step on the batches of all ranks, with the mean of their gradients."""
+    made, stepper = _made(model, optimizer, "", torch.device("cpu"))
+    losses = []
+    for number in range(STEPS):
+        of_ranks = []
+        for rank in range(ranks):
+            words, target = _batch(model, rank, number)
+            loss = F.cross_entropy(made(words).flatten(0, -2), target)
+            (loss / ranks).backward()
+            of_ranks.append(loss.detach())
+        stepper.step()
+        stepper.zero_grad()
+        losses.append(float(of_ranks[0]))
+    return losses, [parameter.detach().flatten().tolist() for parameter in made.parameters()]
+
+
+def _run(ranks: int, model: str, optimizer: str, wrap: str, looks: list[str], without: str = "") -> list[list[Numbers]]:
+    told = Parameters(computes=True, stall_s=30, **TIMES)
+    return run_ranks(_on_device, ranks, told, model, optimizer, wrap, looks, without, backend="", timeout_s=150)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("model", "optimizer"), [("mlp", "sgd"), ("mlp", "fused"), ("mlp", "fused sgd"), ("gpt", "adamw")]
+)
+def test_training_is_the_same_in_every_run_and_near_to_the_cpu(ranks: int, model: str, optimizer: str) -> None:
+    found = _run(ranks, model, optimizer, "ddp", ["absent", "absent"])
+    for first, again in found:
+        assert first == again
+    assert [one[0][1] for one in found] == [found[0][0][1]] * ranks
+    losses, weights = _on_cpu(model, optimizer, ranks)
+    assert found[0][0][0] == pytest.approx(losses, rel=1e-4)
+    for mine, theirs in zip(found[0][0][1], weights, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-3, abs=2e-4)
+    assert losses[-1] != losses[0]
+
+
+@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
+@pytest.mark.parametrize(("model", "optimizer"), [("mlp", "sgd"), ("gpt", "adamw")])
+def test_measuring_changes_no_bit(wrap: str, model: str, optimizer: str) -> None:
+    for of_rank in _run(2, model, optimizer, wrap, list(LOOKS)):
+        for look, numbers in zip(LOOKS, of_rank, strict=True):
+            assert numbers == of_rank[0], look
+
+
+def test_a_wait_that_the_gate_leaves_out_changes_numbers() -> None:
+    right, wrong = (_run(2, "mlp", "sgd", "ddp", ["forced"], without) for without in ("", "for the collective"))
+    assert right[0] != wrong[0]
