@@ -38,6 +38,7 @@ Work rows(const Launch& launch);
 Work placement(const Launch& launch);
 Work many_tensors(const Launch& launch);
 Work random_numbers(const Launch& launch);
+Work attention(const Launch& launch);
 
 // What a kernel computes. Empty: not known.
 Work work_of(const std::string& mangled, void** arguments, dim3 grid, dim3 block);

@@ -100,7 +100,7 @@ void weight_gradients(const Norm& norm, char* of_weight, char* of_bias, Writes& 
       bias += gradient;
     }
     if (of_weight) writes.put(of_weight + i * width, norm.type, weight);
-    if (of_bias) writes.put(of_bias + i * width, norm.type, bias);
+    if (of_bias && norm.centred) writes.put(of_bias + i * width, norm.type, bias);
   }
 }
 

@@ -1,6 +1,7 @@
 // multi_tensor_apply: one kernel over many tensors, as optimizers and the clipping of gradients launch it.
 #include <cmath>
 #include <map>
+#include <memory>
 
 #include "compute.h"
 
@@ -123,7 +124,40 @@ struct Apply {
   double number(int index) const { return load(wide(type), launch.arguments[index]); }
 };
 
+// Takes the scale off gradients, and notes whether one was not finite. The operation holds where to, and the factor.
+Work unscale(const Apply& apply) {
+  auto* operation = static_cast<const char*>(apply.launch.arguments[2]);
+  char *found = read<char*>(operation), *factor = read<char*>(operation + sizeof(char*));
+  Pieces all = apply.all();
+  Type type = apply.type;
+  auto overflowed = std::make_shared<bool>(false);
+  Work scale = over(all, apply.types(), apply.target(), 1, [=](const Piece&, const double* v) {
+    if (!std::isfinite(v[0])) *overflowed = true;
+    return v[0] * load(wide(type), factor);
+  });
+  return [=](Writes& writes) {
+    *overflowed = false;
+    scale(writes);
+    if (*overflowed) writes.put(found, Type::float32, 1);
+  };
+}
+
+// The scale of GradScaler: the scale, how many steps went well, what was found, factors, and how many steps it takes.
+Work update_scale(const Launch& launch) {
+  char *scale = launch.address(0), *steps = launch.address(1), *found = launch.address(2);
+  double growth = launch.argument<double>(3), backoff = launch.argument<double>(4);
+  int interval = launch.argument<int>(5);
+  return [=](Writes& writes) {
+    bool overflowed = load(Type::float32, found) != 0;
+    int well = overflowed ? 0 : read<int>(steps) + 1;
+    double factor = overflowed ? backoff : well == interval ? growth : 1;
+    writes.put(scale, Type::float32, load(Type::float32, scale) * factor);
+    writes.put(steps, Type::int32, well == interval ? 0 : well);
+  };
+}
+
 Work with_operation(const Apply& apply) {
+  if (apply.operation().find("amp_foreach_non_finite_check_and_unscale") != std::string::npos) return unscale(apply);
   Pair pair = pair_named(apply.operation());
   const std::string& name = apply.functor;
   if (name == "TernaryOpScalarFunctor" || name == "TernaryOpScalarListFunctor" || name == "TernaryOpListFunctor") {
@@ -213,14 +247,11 @@ Work fused_sgd(const Apply& apply) {
   Pieces found = apply.all();
   Type type = apply.type;
   int depth = apply.depth;
-  // Newer forms pass the learning rate by address or by value.
-  bool by_address = launch.name.rfind("float const*, double, double") != std::string::npos;
   return [=, decay = launch.argument<double>(2), momentum = launch.argument<double>(3),
           rate_at = launch.argument<const float*>(4), given_rate = launch.argument<double>(5),
           dampening = launch.argument<double>(6), nesterov = launch.argument<bool>(7),
           maximize = launch.argument<bool>(8), first = launch.argument<bool>(9),
           scale = launch.argument<const float*>(10), overflow = launch.argument<const float*>(11)](Writes& writes) {
-    (void)by_address;
     if (overflow && *overflow == 1) return;
     double rate = rate_at ? *rate_at : given_rate;
     auto width = static_cast<int64_t>(width_of(type));
@@ -324,6 +355,7 @@ Work norms_of_tensors(const Launch& launch) {
 
 Work many_tensors(const Launch& launch) {
   if (launch.parts.base == "lpnorm_cleanup") return norms_of_tensors(launch);
+  if (launch.parts.base == "amp_update_scale_cuda_kernel") return update_scale(launch);
   if (launch.parts.base != "multi_tensor_apply_kernel") return {};
   Template meta = take_apart(launch.parts.arguments[0]), functor = take_apart(launch.parts.arguments[1]);
   auto type = functor.arguments.empty() ? std::nullopt : type_named(functor.arguments[0]);

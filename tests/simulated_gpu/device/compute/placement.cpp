@@ -106,18 +106,20 @@ Work chunk_cat(const Launch& launch) {
 // torch.arange: how many, the function with the first number and the step, the result.
 Work range(const Launch& launch) {
   if (launch.name.find("arange_cuda_out") == std::string::npos) return {};
-  size_t end = launch.name.rfind('*'), begin = launch.name.rfind(',', end);
-  if (end == std::string::npos || begin == std::string::npos) return {};
-  auto type = type_named(launch.name.substr(begin + 2, end - begin - 2));
-  if (!type) return {};
-  Type number = wide(*type);
+  // The type is told by which of the function's inner lambdas it is.
+  static const Type types[] = {Type::uint8,   Type::int8,    Type::int32, Type::int64,   Type::int16,
+                               Type::float64, Type::float32, Type::half,  Type::bfloat16};
+  size_t inner = launch.name.find("const::{lambda()#");
+  int which = inner == std::string::npos ? 0 : atoi(launch.name.c_str() + inner + 17);
+  if (which < 1 || which > 9) return {};
+  Type type = types[which - 1], number = which > 5 ? wide(type) : Type::int64;
   int64_t count = launch.parts.arguments[0] == "int" ? launch.argument<int>(0) : launch.argument<int64_t>(0);
   auto* members = static_cast<const char*>(launch.arguments[1]);
   double first = load(number, members), step = load(number, members + width_of(number));
   char* to = launch.address(2);
   return [=](Writes& writes) {
     for (int64_t i = 0; i < count; i++)
-      writes.put(to + i * static_cast<int64_t>(width_of(*type)), *type, first + step * static_cast<double>(i));
+      writes.put(to + i * static_cast<int64_t>(width_of(type)), type, first + step * static_cast<double>(i));
   };
 }
 

@@ -59,9 +59,9 @@ std::optional<Type> type_named(const std::string& name) {
   if (plain == "bool") return Type::boolean;
   // Only moved: any type of that width does that whose numbers are kept bit by bit.
   if (plain == "OpaqueType<1>") return Type::uint8;
-  if (plain == "OpaqueType<2>") return Type::int16;
-  if (plain == "OpaqueType<4>") return Type::int32;
-  if (plain == "OpaqueType<8>") return Type::int64;
+  if (plain == "OpaqueType<2>" || plain == "unsigned short") return Type::int16;
+  if (plain == "OpaqueType<4>" || plain == "unsigned int") return Type::int32;
+  if (plain == "OpaqueType<8>" || plain == "unsigned long") return Type::float64;
   return {};
 }
 

@@ -235,6 +235,18 @@ void Plan::publish() {
     }
     side(one, true).data = one.number + 1;
   }
+  if (simulation::settings().computes && moves_data()) spoil();
+}
+
+// Until it ends, who reads its results without a wait reads no numbers.
+void Plan::spoil() const {
+  for (const Collective& one : collectives_) {
+    bool parts = one.what == What::all_gather || one.what == What::all_to_all;
+    if (one.what == What::reduce && communicator_->rank != one.root) continue;
+    memset(one.to, 0xff, one.count * width_of(one.type) * (parts ? communicator_->size : 1));
+  }
+  for (const Numbered& one : messages_)
+    if (!one.message.sends) memset(one.message.address, 0xff, one.message.size);
 }
 
 void Plan::wait_for_data(Arrival& arrival, uint64_t number) const {

@@ -56,6 +56,7 @@ class Plan : public simulation::Meeting {
   std::string message_file(const Numbered& one) const;
   void wait_for_data(Arrival& arrival, uint64_t number) const;
   void finish();
+  void spoil() const;
   void compute(const Collective& collective, const std::vector<const char*>& parts) const;
 
   Communicator* communicator_;
