@@ -173,7 +173,9 @@ def _link(library: Library, objects: dict[Path, Path], symbols: dict[str, str], 
     stubs.write_text(_stubs(library, sorted(symbols.keys() - defined)))
     # torch asks for most functions by name and version; a library without that version is refused.
     version = next((version for version in symbols.values() if version), library.soname)
-    script.write_text(f"{version} {{ global: cu*; __cuda*; nccl*; nv*; _ZN*10simulation*; _ZN*7compute*; simulated_*; local: *; }};\n")
+    script.write_text(
+        f"{version} {{ global: cu*; __cuda*; nccl*; nv*; _ZN*10simulation*; _ZN*7compute*; simulated_*; local: *; }};\n"
+    )
     compiled = folder / f"{library.soname}.stubs.o"
     subprocess.run(["gcc", "-O1", "-fPIC", "-fno-builtin", "-w", "-c", str(stubs), "-o", str(compiled)], check=True)
     others = [] if library is _RUNTIME or not own else [f"-L{LIBRARIES}", f"-l:{_RUNTIME.soname}"]

@@ -100,7 +100,13 @@ CLOSE: dict[str, Case] = {
         new(9).addcmul(new(9), new(9), value=2),
         new(9).addcdiv(new(9), new(9).abs() + 1, value=-0.5),
     ),
-    "sums": lambda new: (new(6, 8).sum(), new(6, 8).sum(0), new(6, 8).sum(1), new(3, 4, 5).sum((0, 2)), new(300, 70).sum(0)),
+    "sums": lambda new: (
+        new(6, 8).sum(),
+        new(6, 8).sum(0),
+        new(6, 8).sum(1),
+        new(3, 4, 5).sum((0, 2)),
+        new(300, 70).sum(0),
+    ),
     "means": lambda new: (new(6, 8).mean(), new(6, 8).mean(1), new(9).bfloat16().mean(), new(6, 8).bfloat16().sum(0)),
     "norms": lambda new: (new(6, 8).norm(), new(6, 8).norm(dim=1), new(70, 70).norm()),
     "products": lambda new: (

@@ -22,7 +22,9 @@ from tests.distributed import run_ranks
 from tests.simulated_gpu.jobs import on_device
 from tests.simulated_gpu.parameters import Parameters
 
-WIDTH, HEADS, ROWS, WORDS, LENGTH, STEPS = 32, 2, 4, 24, 8, 10
+WIDTH, HEADS, ROWS, WORDS, LENGTH = 32, 2, 4, 24, 8
+STEPS, STEPS_WITH_WINDOW = 10, 30
+WINDOW: dict[str, Any] = {"first_step": 3, "every_n_steps": 1000, "repeats": 2, "spread": False, "max_overhead": None}
 # Kernels take long enough that streams run beside each other, however late the host is.
 TIMES: dict[str, Any] = {"kernel_us": 300, "collective_us": 400, "link_gbs": 0.05}
 
@@ -110,48 +112,41 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tenso
 
 
 Numbers = tuple[list[float], list[list[float]]]
+Look = Callable[[Any, nn.Module], contextlib.AbstractContextManager[Callable[[int], None]]]
 
 
-def _trained(
-    rank: int, model: str, optimizer: str, wrap: str, device: torch.device, look: Callable[[Any, nn.Module], Any]
-) -> Numbers:
+def _trained(rank: int, model: str, optimizer: str, wrap: str, device: torch.device, look: Look, steps: int) -> Numbers:
     """Losses and weights after some steps."""
     made, stepper = _made(model, optimizer, wrap, device)
-    change = look(stepper, made)
     losses = []
-    for number in range(STEPS):
-        change(number)
-        batch = tuple(one.to(device) for one in _batch(model, rank, number))
-        losses.append(_step(made, stepper, batch))
-    change(STEPS)
+    with look(stepper, made) as change:
+        for number in range(steps):
+            change(number)
+            batch = tuple(one.to(device) for one in _batch(model, rank, number))
+            losses.append(_step(made, stepper, batch))
     weights = [_own(parameter).detach().cpu().flatten().tolist() for parameter in made.parameters()]
     return [float(loss) for loss in losses], weights
 
 
-def _leave(*_: Any) -> Callable[[int], None]:
-    return lambda number: None
+@contextlib.contextmanager
+def _leave(*_: Any) -> Iterator[Callable[[int], None]]:
+    yield lambda number: None
 
 
-def _attach(modes: Callable[[int], Mode | None]) -> Callable[[Any, nn.Module], Callable[[int], None]]:
+def _attach(modes: Callable[[int], Mode | None]) -> Look:
     """Attach, and pin modes by the number of the step."""
 
-    def look(optimizer: Any, model: nn.Module) -> Callable[[int], None]:
+    @contextlib.contextmanager
+    def look(optimizer: Any, model: nn.Module) -> Iterator[Callable[[int], None]]:
         from overlap_callbacks.integrations.pytorch import attach
 
-        monitor = attach(optimizer, model=model, strict=True)
-
-        def change(number: int) -> None:
-            if number == STEPS:
-                monitor.close()
-            else:
-                monitor.force(modes(number))
-
-        return change
+        with attach(optimizer, model=model, strict=True, **WINDOW) as monitor:
+            yield lambda number: monitor.force(modes(number))
 
     return look
 
 
-LOOKS: dict[str, Callable[[Any, nn.Module], Callable[[int], None]]] = {
+LOOKS: dict[str, Look] = {
     "absent": _leave,
     "attached": _attach(lambda number: None),
     "toggling": _attach(lambda number: Mode.SEQUENTIAL if number % 2 else Mode.OVERLAPPED),
@@ -160,11 +155,18 @@ LOOKS: dict[str, Callable[[Any, nn.Module], Callable[[int], None]]] = {
 
 
 def _on_device(
-    rank: int, parameters: Parameters, model: str, optimizer: str, wrap: str, looks: list[str], without: str = ""
+    rank: int,
+    parameters: Parameters,
+    model: str,
+    optimizer: str,
+    wrap: str,
+    looks: list[str],
+    steps: int,
+    without: str,
 ) -> list[Numbers]:
     torch.set_num_threads(1)
     with on_device(rank, parameters) as device, _left_out(without):
-        return [_trained(rank, model, optimizer, wrap, device, LOOKS[look]) for look in looks]
+        return [_trained(rank, model, optimizer, wrap, device, LOOKS[look], steps) for look in looks]
 
 
 @contextlib.contextmanager
@@ -202,9 +204,11 @@ def _on_cpu(model: str, optimizer: str, ranks: int) -> Numbers:
     return losses, [parameter.detach().flatten().tolist() for parameter in made.parameters()]
 
 
-def _run(ranks: int, model: str, optimizer: str, wrap: str, looks: list[str], without: str = "") -> list[list[Numbers]]:
+def _run(
+    ranks: int, model: str, optimizer: str, wrap: str, looks: list[str], steps: int = STEPS, without: str = ""
+) -> list[list[Numbers]]:
     told = Parameters(computes=True, stall_s=30, **TIMES)
-    return run_ranks(_on_device, ranks, told, model, optimizer, wrap, looks, without, backend="", timeout_s=150)
+    return run_ranks(_on_device, ranks, told, model, optimizer, wrap, looks, steps, without, backend="", timeout_s=150)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -226,11 +230,11 @@ def test_training_is_the_same_in_every_run_and_near_to_the_cpu(ranks: int, model
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
 @pytest.mark.parametrize(("model", "optimizer"), [("mlp", "sgd"), ("gpt", "adamw")])
 def test_measuring_changes_no_bit(wrap: str, model: str, optimizer: str) -> None:
-    for of_rank in _run(2, model, optimizer, wrap, list(LOOKS)):
+    for of_rank in _run(2, model, optimizer, wrap, list(LOOKS), STEPS_WITH_WINDOW):
         for look, numbers in zip(LOOKS, of_rank, strict=True):
             assert numbers == of_rank[0], look
 
 
 def test_a_wait_that_the_gate_leaves_out_changes_numbers() -> None:
-    right, wrong = (_run(2, "mlp", "sgd", "ddp", ["forced"], without) for without in ("", "for the collective"))
+    right, wrong = (_run(2, "mlp", "sgd", "ddp", ["forced"], without=without) for without in ("", "for the collective"))
     assert right[0] != wrong[0]
