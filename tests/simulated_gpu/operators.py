@@ -146,7 +146,7 @@ CLOSE: dict[str, Case] = {
     ),
     "attention": lambda new: _attention(*(new(2, 2, 8, 16) for _ in range(3))),
     "gradients of activations": lambda new: (
-        _gradients(lambda x: F.gelu(x), new(6, 8)),
+        _gradients(F.gelu, new(6, 8)),
         _gradients(lambda x: F.gelu(x, approximate="tanh"), new(6, 8)),
         _gradients(lambda x: x.relu(), new(6, 8)),
         _gradients(lambda x: x.tanh(), new(6, 8)),
@@ -165,7 +165,7 @@ CLOSE: dict[str, Case] = {
         _gradients(lambda x, w: F.rms_norm(x, (64,), w), new(6, 64), new(64)),
         _gradients(lambda w: F.embedding(_indices(new), w), new(6, 16)),
         _gradients(lambda x: F.cross_entropy(x, _indices(new, 6)), new(6, 8)),
-        _gradients(lambda x, y: F.mse_loss(x, y), new(6, 8), new(6, 8)),
+        _gradients(F.mse_loss, new(6, 8), new(6, 8)),
     ),
     "gradients of attention": lambda new: _gradients(_attention, *(new(2, 2, 8, 16) for _ in range(3))),
     "clipping": lambda new: _clipped([new(5), new(6, 7)]),
