@@ -69,6 +69,11 @@ EXACT: dict[str, Case] = {
         torch._chunk_cat([new(4, 6), new(3, 3)], 0, 2),
         torch._chunk_cat([new(4, 6), new(4, 3)], 0, 2, out=new(2, 18)),
     ),
+    "copies of many": lambda new: (
+        _copied([new(5), new(6, 7)], [new(5), new(6, 7)]),
+        _copied([new(5), new(6, 7)], [new(5).bfloat16(), new(6, 7).bfloat16()]),
+        _copied([new(5).bfloat16(), new(70000).bfloat16()], [new(5), new(70000)]),
+    ),
     "dropout of nothing": lambda new: F.dropout(new(64), 0.0),
 }
 
@@ -191,6 +196,11 @@ def _gradients(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]
     weights = torch.linspace(0.5, 1.5, result.numel()).view(result.shape).to(result.device, result.dtype)
     result.backward(weights)
     return [leaf.grad for leaf in leaves if leaf.grad is not None]
+
+
+def _copied(to: list[Tensor], given: list[Tensor]) -> list[Tensor]:
+    torch._foreach_copy_(to, given)
+    return to
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

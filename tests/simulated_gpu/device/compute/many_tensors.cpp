@@ -78,6 +78,8 @@ Pair pair_named(const std::string& name) {
       {"Abs", [](double a, double) { return std::fabs(a); }},
       {"Exp", [](double a, double) { return std::exp(a); }},
       {"Reciprocal", [](double a, double) { return 1 / a; }},
+      {"Copy", [](double a, double) { return a; }},
+      {"Identity", [](double a, double) { return a; }},
       {"negate", [](double a, double) { return -a; }},
   };
   auto entry = once.find(take_apart(name).base);
