@@ -55,6 +55,8 @@ EXACT: dict[str, Case] = {
         torch.stack([new(5), new(5)]),
         torch.cat([new(2, 3, 4), new(2, 5, 4)], 1),
         torch.cat([new(7).bfloat16(), new(8).bfloat16()]),
+        torch.cat([new(8, 6).t(), new(6, 4)], 1),
+        torch.cat([new(2, 3, 4).transpose(0, 1), new(3, 2, 5)], 2),
     ),
     "rows": lambda new: (
         new(6, 8)[_indices(new)],

@@ -7,6 +7,55 @@
 namespace compute {
 namespace {
 
+// The inputs' elements in their order, wherever they lie: `shape` and `strides` are of one input.
+struct Scattered {
+  char* from;
+  int64_t to, count;  // where the first goes, in elements
+  std::vector<int64_t> sizes, strides;
+};
+
+// torch.cat of tensors with strides; element by element.
+Work cat_scattered(const Launch& launch, int64_t width, int64_t most, int dimensions) {
+  char* to = launch.address(0);
+  auto* addresses = static_cast<const char*>(launch.arguments[1]);
+  const char* offsets = addresses + most * 8;
+  const char* are_contiguous = offsets + 12 * most;
+  const char* shapes = are_contiguous + most;
+  auto* shape = static_cast<const char*>(launch.arguments[2]);
+  int dimension = launch.argument<int>(3);
+  int64_t stride = launch.argument<uint32_t>(4);
+  constexpr int64_t most_dimensions = 4;
+  std::vector<int64_t> result_strides;
+  for (int i = 0; i < dimensions; i++) result_strides.push_back(read<uint32_t>(shape + 4 * (most_dimensions + i)));
+  std::vector<Scattered> inputs;
+  for (int64_t k = 0; k < std::min<int64_t>(launch.grid.y, most); k++) {
+    Scattered input{read<char*>(addresses + 8 * k), read<uint32_t>(offsets + 4 * k) * stride,
+                    read<uint32_t>(offsets + 8 * most + 4 * k), {}, std::vector<int64_t>(dimensions, 1)};
+    for (int i = 0; i < dimensions; i++)
+      input.sizes.push_back(i == dimension ? read<uint32_t>(offsets + 4 * most + 4 * k) : read<uint32_t>(shape + 4 * i));
+    bool contiguous = read<bool>(are_contiguous + k);
+    for (int i = dimensions - 1; i >= 0; i--) {
+      if (!contiguous) input.strides[i] = read<uint32_t>(shapes + 4 * (2 * most_dimensions * k + most_dimensions + i));
+      else if (i + 1 < dimensions) input.strides[i] = input.strides[i + 1] * input.sizes[i + 1];
+    }
+    inputs.push_back(input);
+  }
+  return [=](Writes& writes) {
+    for (const Scattered& input : inputs) {
+      for (int64_t element = 0; element < input.count; element++) {
+        int64_t left = element, from = 0, target = input.to;
+        for (int i = dimensions - 1; i >= 0; i--) {
+          int64_t place = left % input.sizes[i];
+          left /= input.sizes[i];
+          from += place * input.strides[i];
+          target += place * result_strides[i];
+        }
+        writes.put(to + target * width, input.from + from * width, width);
+      }
+    }
+  };
+}
+
 // Result, then arrays of addresses, offsets, sizes along the dimension and numbers of elements, then the result's shape
 // and the dimension.
 Work cat(const Launch& launch) {
@@ -15,12 +64,13 @@ Work cat(const Launch& launch) {
   size_t width = strtoul(given[0].c_str() + given[0].find('<') + 1, nullptr, 10), most = strtoul(given[3].c_str(), nullptr, 10);
   int dimensions = atoi(given[2].c_str()), dimension = launch.argument<int>(3);
   if (!width || !most || dimension >= dimensions) return {};
+  if (launch.parts.base == "CatArrayBatchedCopy")
+    return cat_scattered(launch, static_cast<int64_t>(width), static_cast<int64_t>(most), dimensions);
   char* to = launch.address(0);
   auto* addresses = static_cast<const char*>(launch.arguments[1]);
   const char* offsets = addresses + most * sizeof(char*);
   const char* sizes = offsets + 4 * most;
   const char* counts = sizes + 4 * most;
-  const char* are_contiguous = counts + 4 * most;
   auto* shape = static_cast<const char*>(launch.arguments[2]);
   int64_t outer = 1;
   for (int i = 0; i < dimension; i++) outer *= read<uint32_t>(shape + 4 * i);
@@ -34,8 +84,7 @@ Work cat(const Launch& launch) {
   for (unsigned i = 0; i < inputs; i++) {
     int64_t count = read<uint32_t>(counts + 4 * i), size = read<uint32_t>(sizes + 4 * i);
     if (count == 0) continue;
-    bool plain = launch.parts.base != "CatArrayBatchedCopy" || read<bool>(are_contiguous + i);
-    if (!plain || count % (outer * size)) return {};
+    if (count % (outer * size)) return {};
     int64_t block = count / outer * static_cast<int64_t>(width);
     parts.push_back({read<char*>(addresses + 8 * i), read<uint32_t>(offsets + 4 * i) * (block / size), block});
     row += block;
