@@ -11,7 +11,6 @@ from tests.distributed import run_alone
 from tests.simulated_gpu.operators import CLOSE, EXACT, differences
 from tests.simulated_gpu.parameters import Parameters
 
-
 # torch.cuda._sleep counts cycles of 1.98 GHz. On a busy machine the host may take so long to issue a few kernels.
 CYCLES_PER_MS, LEAD_MS = 1_980_000, 300
 
@@ -43,7 +42,7 @@ def test_an_operator_computes_what_the_cpu_does(found: dict[str, str], name: str
 
 
 def _raced(waits: bool) -> list[list[float]]:
-    """What other streams read of a result, of one that is copied and of one that is reduced, as soon as both can begin."""
+    """What another stream reads of a result, of a copy and of a product that could begin at the same time."""
     side, found = torch.cuda.Stream(), []
     for write in (lambda x: x.mul_(2), lambda x: x.copy_(torch.full_like(x, 2)), lambda x: torch.mm(x, x, out=x)):
         numbers, ready, written = torch.ones(2, 2, device="cuda"), torch.cuda.Event(), torch.cuda.Event()
