@@ -141,14 +141,14 @@ def _leave(*_: Any) -> Iterator[Callable[[int], None]]:
     yield lambda number: None
 
 
-def _attach(modes: Callable[[int], Mode | None]) -> Look:
+def _attach(modes: Callable[[int], Mode | None], **options: Any) -> Look:
     """Attach, and pin modes by the number of the step."""
 
     @contextlib.contextmanager
     def look(optimizer: Any, model: nn.Module) -> Iterator[Callable[[int], None]]:
         from overlap_callbacks.integrations.pytorch import attach
 
-        with attach(optimizer, model=model, strict=True, **WINDOW) as monitor:
+        with attach(optimizer, model=model, strict=True, **WINDOW, **options) as monitor:
             yield lambda number: monitor.force(modes(number))
 
     return look
@@ -159,6 +159,7 @@ LOOKS: dict[str, Look] = {
     "attached": _attach(lambda number: None),
     "toggling": _attach(lambda number: Mode.SEQUENTIAL if number % 2 else Mode.OVERLAPPED),
     "forced": _attach(lambda number: Mode.SEQUENTIAL),
+    "native": _attach(lambda number: None, sequential="native"),
 }
 
 
