@@ -101,7 +101,7 @@ Work contiguous(const Launch& launch, const std::string& name, bool casts) {
   return work(std::move(all));
 }
 
-// The second argument is a lambda of torch's loops that holds offsets, addresses, the functor, and with casts the types.
+// The second argument is a lambda of torch's loops: it holds offsets, addresses, the functor, and with casts types.
 Work strided(const Launch& launch) {
   const std::string& name = launch.parts.arguments[2];
   bool casts = true;

@@ -158,8 +158,9 @@ std::optional<Functor> binary(const Template& parts, const char* object) {
   Members members(object);
   members.skip(found->size);
   double number = members.next(type);
-  if (left) return Functor{{*second}, *result, each1([=](double b) { return scalar(number, b); }), false, members.end()};
-  return Functor{{*first}, *result, each1([=](double a) { return scalar(a, number); }), false, members.end()};
+  size_t size = members.end();
+  if (left) return Functor{{*second}, *result, each1([=](double b) { return scalar(number, b); }), false, size};
+  return Functor{{*first}, *result, each1([=](double a) { return scalar(a, number); }), false, size};
 }
 
 std::optional<Functor> named(const Template& parts, const char* object) {
@@ -175,7 +176,8 @@ std::optional<Functor> named(const Template& parts, const char* object) {
   }
   if (parts.base == "CUDAFunctor_add") {
     double alpha = members.next(wide(*type));
-    return Functor{{*type, *type}, *type, each2([=](double a, double b) { return a + alpha * b; }), false, members.end()};
+    auto add = each2([=](double a, double b) { return a + alpha * b; });
+    return Functor{{*type, *type}, *type, add, false, members.end()};
   }
   if (parts.base == "CUDAFunctorOnSelf_add") {
     double other = members.next(wide(*type)), alpha = members.next(wide(*type));

@@ -45,17 +45,13 @@ Work forward(Spatial shape, char* to, Type result, char* from, Type type, bool l
   });
 }
 
-// `given` is the output's gradient; of SoftMax's kernels for one dimension alone it is already multiplied by the output.
-Work backward(Spatial shape, char* to, Type result, char* gradient, char* output, Type type, bool logarithm,
-              bool multiplied) {
+// `gradient` is the output's; without logarithms torch has already multiplied it by the output.
+Work backward(Spatial shape, char* to, Type result, char* gradient, char* output, Type type, bool logarithm) {
   return along(shape, to, result, {{gradient, type}, {output, type}}, [=](auto& rows, auto& found) {
     double sum = 0;
+    for (double value : rows[0]) sum += value;
     for (size_t i = 0; i < found.size(); i++)
-      sum += logarithm || multiplied ? rows[0][i] : rows[0][i] * rows[1][i];
-    for (size_t i = 0; i < found.size(); i++) {
-      if (logarithm) found[i] = rows[0][i] - std::exp(rows[1][i]) * sum;
-      else found[i] = (multiplied ? rows[0][i] : rows[0][i] * rows[1][i]) - rows[1][i] * sum;
-    }
+      found[i] = rows[0][i] - (logarithm ? std::exp(rows[1][i]) : rows[1][i]) * sum;
   });
 }
 
@@ -147,7 +143,7 @@ Work softmax(const Launch& launch) {
     Spatial shape{launch.argument<int>(first), launch.argument<int>(first + 2), 1};
     logarithm = given[4] == "true";
     if (is_forward) return forward(shape, launch.address(0), *result, launch.address(1), *source, logarithm);
-    return backward(shape, launch.address(0), *result, launch.address(1), launch.address(2), *source, logarithm, true);
+    return backward(shape, launch.address(0), *result, launch.address(1), launch.address(2), *source, logarithm);
   }
   if (base.compare(0, 5, "cunn_")) return {};
   bool is_forward = base.find("Forward") != std::string::npos, spatial = base.find("Spatial") != std::string::npos;
@@ -160,7 +156,7 @@ Work softmax(const Launch& launch) {
   if (spatial) shape = {launch.argument<int>(first), launch.argument<int>(first + 1), launch.argument<int>(first + 2)};
   else shape.size = launch.argument<int64_t>(first);
   if (is_forward) return forward(shape, launch.address(0), *result, launch.address(1), *source, logarithm);
-  return backward(shape, launch.address(0), *source, launch.address(2), launch.address(1), *result, logarithm, true);
+  return backward(shape, launch.address(0), *source, launch.address(2), launch.address(1), *result, logarithm);
 }
 
 Work norm(const Launch& launch) {

@@ -28,7 +28,7 @@ struct Pieces {
   int first_tensor = 0;
 };
 
-// Arrays by list and tensor: addresses, sizes, perhaps numbers or addresses of steps, then by block its tensor and chunk.
+// Arrays by list and tensor: addresses, sizes, perhaps numbers or addresses of steps; then by block: tensor, chunk.
 Pieces pieces(const char* meta, int depth, Form form, Type type, Type number_type, unsigned blocks) {
   static const size_t most_of[2][5] = {{770, 448, 336, 252, 210}, {672, 448, 336, 252, 210}};
   size_t most = most_of[form == Form::numbers][depth - 1];

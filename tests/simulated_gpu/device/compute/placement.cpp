@@ -32,7 +32,7 @@ Work cat_scattered(const Launch& launch, int64_t width, int64_t most, int dimens
     Scattered input{read<char*>(addresses + 8 * k), read<uint32_t>(offsets + 4 * k) * stride,
                     read<uint32_t>(offsets + 8 * most + 4 * k), {}, std::vector<int64_t>(dimensions, 1)};
     for (int i = 0; i < dimensions; i++)
-      input.sizes.push_back(i == dimension ? read<uint32_t>(offsets + 4 * most + 4 * k) : read<uint32_t>(shape + 4 * i));
+      input.sizes.push_back(read<uint32_t>(i == dimension ? offsets + 4 * (most + k) : shape + 4 * i));
     bool contiguous = read<bool>(are_contiguous + k);
     for (int i = dimensions - 1; i >= 0; i--) {
       if (!contiguous) input.strides[i] = read<uint32_t>(shapes + 4 * (2 * most_dimensions * k + most_dimensions + i));
@@ -61,7 +61,8 @@ Work cat_scattered(const Launch& launch, int64_t width, int64_t most, int dimens
 Work cat(const Launch& launch) {
   const std::vector<std::string>& given = launch.parts.arguments;
   if (given.size() < 4 || given[1] != "unsigned int") return {};
-  size_t width = strtoul(given[0].c_str() + given[0].find('<') + 1, nullptr, 10), most = strtoul(given[3].c_str(), nullptr, 10);
+  size_t width = strtoul(given[0].c_str() + given[0].find('<') + 1, nullptr, 10);
+  size_t most = strtoul(given[3].c_str(), nullptr, 10);
   int dimensions = atoi(given[2].c_str()), dimension = launch.argument<int>(3);
   if (!width || !most || dimension >= dimensions) return {};
   if (launch.parts.base == "CatArrayBatchedCopy")
@@ -139,9 +140,9 @@ Work chunk_cat(const Launch& launch) {
           char* target = to + slice * slice_bytes + chunk * chunk_bytes + start;
           std::vector<char> bytes(padded, 0);
           if (casts) {
-            auto width = static_cast<int64_t>(width_of(*from_type));
+            auto width = static_cast<int64_t>(width_of(*from_type)), wider = static_cast<int64_t>(width_of(*to_type));
             for (int64_t i = 0; i < size / width; i++)
-              store(*to_type, &bytes[i * static_cast<int64_t>(width_of(*to_type))], load(*from_type, source + i * width));
+              store(*to_type, &bytes[i * wider], load(*from_type, source + i * width));
           } else {
             std::copy(source, source + size, bytes.begin());
           }

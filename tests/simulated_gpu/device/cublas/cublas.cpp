@@ -1,4 +1,6 @@
 // cuBLAS, as far as torch's products ask for it. Types are declared by hand: its headers come in a package of 423 MB.
+#include <algorithm>
+
 #include "product.h"
 
 using Status = int;
@@ -49,7 +51,7 @@ struct Sizes {
   int transpose_a, transpose_b;
   Int m, n, k;
   Offset batch_a = 0, batch_b = 0, batch_c = 0;
-  Int batches = 1;
+  Int batches = 0;  // one that is none
 };
 
 Status multiply(Handle* handle, const Sizes& sizes, Type type, Type type_c, bool doubles, const void* alpha,
@@ -59,12 +61,12 @@ Status multiply(Handle* handle, const Sizes& sizes, Type type, Type type_c, bool
     compute::refuse("a product of " + cublas::type_name(type));
     return not_supported;
   }
-  Product product{sizes.m, sizes.n, sizes.k, sizes.batches, {}, {}, {}, {}};
+  Product product{sizes.m, sizes.n, sizes.k, std::max(1, sizes.batches), {}, {}, {}, {}};
   product.a = matrix(a, type, column_a, sizes.batch_a, sizes.transpose_a != 0);
   product.b = matrix(b, type, column_b, sizes.batch_b, sizes.transpose_b != 0);
   product.c = product.to = matrix(c, type_c, column_c, sizes.batch_c, false);
   if (handle->pointer_mode == 0) product.alpha = number(alpha, doubles), product.beta = number(beta, doubles);
-  return enqueue(handle, cublas::type_name(type), sizes.batches > 1 || sizes.batch_c ? "gemm_batched" : "gemm", product);
+  return enqueue(handle, cublas::type_name(type), sizes.batches ? "gemm_batched" : "gemm", product);
 }
 
 }  // namespace
@@ -136,8 +138,8 @@ EXPORTED Status cublasDgemmStridedBatched(Handle* handle, int ta, int tb, Int m,
                                           const double* a, Int lda, Offset stride_a, const double* b, Int ldb,
                                           Offset stride_b, const double* beta, double* c, Int ldc, Offset stride_c,
                                           Int batch) {
-  return multiply(handle, {ta, tb, m, n, k, stride_a, stride_b, stride_c, batch}, CUDA_R_64F, CUDA_R_64F, true, alpha, a,
-                  lda, b, ldb, beta, c, ldc);
+  return multiply(handle, {ta, tb, m, n, k, stride_a, stride_b, stride_c, batch}, CUDA_R_64F, CUDA_R_64F, true, alpha,
+                  a, lda, b, ldb, beta, c, ldc);
 }
 EXPORTED Status cublasGemmStridedBatchedEx(Handle* handle, int ta, int tb, Int m, Int n, Int k, const void* alpha,
                                            const void* a, Type type, Int lda, Offset stride_a, const void* b, Type,

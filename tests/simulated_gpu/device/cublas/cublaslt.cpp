@@ -10,7 +10,8 @@ namespace {
 
 constexpr Status success = 0, not_supported = 15;
 constexpr int layout_batch = 5, layout_stride = 6;
-constexpr int transpose_a = 3, transpose_b = 4, epilogue = 7, bias_address = 8, multiprocessor_target = 15, bias_type = 26;
+constexpr int transpose_a = 3, transpose_b = 4, epilogue = 7, bias_address = 8, bias_type = 26;
+constexpr int multiprocessor_target = 15;
 // Of what is done with results: nothing, the greater of it and zero, a bias added.
 constexpr int32_t with_nothing = 1, with_relu = 2, with_bias = 4;
 constexpr int compute_in_tf32 = 77;
