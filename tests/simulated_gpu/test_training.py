@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -126,14 +127,16 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: tuple[Tenso
 
 
 Numbers = tuple[list[float], dict[str, list[float]]]
-Look = Callable[[Any, nn.Module], contextlib.AbstractContextManager[Callable[[int], None]]]
+Look = Callable[[Any, nn.Module, str], contextlib.AbstractContextManager[Callable[[int], None]]]
 
 
-def _trained(rank: int, model: str, optimizer: str, wrap: str, device: torch.device, look: Look, steps: int) -> Numbers:
+def _trained(
+    rank: int, model: str, optimizer: str, wrap: str, device: torch.device, look: Look, steps: int, run_dir: str
+) -> Numbers:
     """Losses and weights after some steps."""
     made, stepper = _made(model, optimizer, wrap, device)
     losses = []
-    with look(stepper, made) as change:
+    with look(stepper, made, run_dir) as change:
         for number in range(steps):
             change(number)
             batch = tuple(one.to(device) for one in _batch(model, rank, number))
@@ -150,10 +153,10 @@ def _attach(modes: Callable[[int], Mode | None], **options: Any) -> Look:
     """Attach, and pin modes by the number of the step."""
 
     @contextlib.contextmanager
-    def look(optimizer: Any, model: nn.Module) -> Iterator[Callable[[int], None]]:
+    def look(optimizer: Any, model: nn.Module, run_dir: str) -> Iterator[Callable[[int], None]]:
         from overlap_callbacks.integrations.pytorch import attach
 
-        with attach(optimizer, model=model, strict=True, **WINDOW, **options) as monitor:
+        with attach(optimizer, model=model, run_dir=run_dir, strict=True, **WINDOW, **options) as monitor:
             yield lambda number: monitor.force(modes(number))
 
     return look
@@ -176,10 +179,11 @@ def _on_device(
     wrap: str,
     looks: list[str],
     steps: int,
+    run_dir: str,
 ) -> list[Numbers]:
     torch.set_num_threads(1)
     with on_device(rank, parameters) as device:
-        return [_trained(rank, model, optimizer, wrap, device, LOOKS[look], steps) for look in looks]
+        return [_trained(rank, model, optimizer, wrap, device, LOOKS[look], steps, run_dir) for look in looks]
 
 
 def _on_cpu(model: str, optimizer: str, ranks: int) -> Numbers:
@@ -200,18 +204,22 @@ def _on_cpu(model: str, optimizer: str, ranks: int) -> Numbers:
 
 
 def _run(
-    ranks: int, model: str, optimizer: str, wrap: str, looks: list[str], steps: int = STEPS
+    ranks: int, model: str, optimizer: str, wrap: str, looks: list[str], folder: Path, steps: int = STEPS
 ) -> list[list[Numbers]]:
     told = Parameters(computes=True, stall_s=30, **TIMES)
-    return run_ranks(_on_device, ranks, told, model, optimizer, wrap, looks, steps, backend="", timeout_s=150)
+    return run_ranks(
+        _on_device, ranks, told, model, optimizer, wrap, looks, steps, str(folder), backend="", timeout_s=150
+    )
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize(
     ("model", "optimizer"), [("mlp", "sgd"), ("mlp", "fused"), ("mlp", "fused sgd"), ("gpt", "adamw")]
 )
-def test_training_is_the_same_in_every_run_and_near_to_the_cpu(ranks: int, model: str, optimizer: str) -> None:
-    found = _run(ranks, model, optimizer, "ddp", ["absent", "absent"])
+def test_training_is_the_same_in_every_run_and_near_to_the_cpu(
+    ranks: int, model: str, optimizer: str, tmp_path: Path
+) -> None:
+    found = _run(ranks, model, optimizer, "ddp", ["absent", "absent"], tmp_path)
     for first, again in found:
         assert first == again
     assert [one[0][1] for one in found] == [found[0][0][1]] * ranks
@@ -226,13 +234,13 @@ def test_training_is_the_same_in_every_run_and_near_to_the_cpu(ranks: int, model
 
 @pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
 @pytest.mark.parametrize(("model", "optimizer"), [("mlp", "sgd"), ("gpt", "adamw")])
-def test_measuring_changes_no_bit(wrap: str, model: str, optimizer: str) -> None:
-    for of_rank in _run(2, model, optimizer, wrap, list(LOOKS), STEPS_WITH_WINDOW):
+def test_measuring_changes_no_bit(wrap: str, model: str, optimizer: str, tmp_path: Path) -> None:
+    for of_rank in _run(2, model, optimizer, wrap, list(LOOKS), tmp_path, STEPS_WITH_WINDOW):
         for look, numbers in zip(LOOKS, of_rank, strict=True):
             assert numbers == of_rank[0], look
 
 
-def _pipelined(rank: int, parameters: Parameters, leaves_out: bool) -> list[list[float]]:
+def _pipelined(rank: int, parameters: Parameters, leaves_out: bool, run_dir: str) -> list[list[float]]:
     """The weights of this rank's stage; in sequential steps the gate waits for each batch of sends and receives."""
     torch.set_num_threads(1)
 
@@ -248,7 +256,9 @@ def _pipelined(rank: int, parameters: Parameters, leaves_out: bool) -> list[list
         schedule = Schedule1F1B(PipelineStage(model, rank, 2, device), 2, loss_fn=F.mse_loss)
         from overlap_callbacks.integrations.pytorch import attach
 
-        with attach(optimizer, model=model, pipeline=schedule, strict=not leaves_out, **WINDOW) as monitor:
+        with attach(
+            optimizer, model=model, pipeline=schedule, run_dir=run_dir, strict=not leaves_out, **WINDOW
+        ) as monitor:
             monitor.force(Mode.SEQUENTIAL)
             for number in range(STEPS):
                 generator = torch.Generator().manual_seed(number)
@@ -259,10 +269,11 @@ def _pipelined(rank: int, parameters: Parameters, leaves_out: bool) -> list[list
         return [parameter.detach().cpu().flatten().tolist() for parameter in model.parameters()]
 
 
-def test_a_wait_that_the_gate_leaves_out_changes_numbers() -> None:
+def test_a_wait_that_the_gate_leaves_out_changes_numbers(tmp_path: Path) -> None:
     told = Parameters(computes=True, stall_s=30, **TIMES)
     right, again, wrong = (
-        run_ranks(_pipelined, 2, told, leaves_out, backend="", timeout_s=150) for leaves_out in (False, False, True)
+        run_ranks(_pipelined, 2, told, leaves_out, str(tmp_path), backend="", timeout_s=150)
+        for leaves_out in (False, False, True)
     )
     assert right == again
     assert right != wrong
