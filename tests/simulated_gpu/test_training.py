@@ -183,7 +183,10 @@ def _on_device(
 ) -> list[Numbers]:
     torch.set_num_threads(1)
     with on_device(rank, parameters) as device:
-        return [_trained(rank, model, optimizer, wrap, device, LOOKS[look], steps, run_dir) for look in looks]
+        return [
+            _trained(rank, model, optimizer, wrap, device, LOOKS[look], steps, f"{run_dir}/{number}-{look}")
+            for number, look in enumerate(looks)
+        ]
 
 
 def _on_cpu(model: str, optimizer: str, ranks: int) -> Numbers:
@@ -271,9 +274,10 @@ def _pipelined(rank: int, parameters: Parameters, leaves_out: bool, run_dir: str
 
 def test_a_wait_that_the_gate_leaves_out_changes_numbers(tmp_path: Path) -> None:
     told = Parameters(computes=True, stall_s=30, **TIMES)
-    right, again, wrong = (
-        run_ranks(_pipelined, 2, told, leaves_out, str(tmp_path), backend="", timeout_s=150)
-        for leaves_out in (False, False, True)
-    )
-    assert right == again
-    assert right != wrong
+    runs = {"right": False, "again": False, "wrong": True}
+    weights = {
+        name: run_ranks(_pipelined, 2, told, leaves_out, str(tmp_path / name), backend="", timeout_s=150)
+        for name, leaves_out in runs.items()
+    }
+    assert weights["right"] == weights["again"]
+    assert weights["right"] != weights["wrong"]
