@@ -1,4 +1,4 @@
-"""Operators whose results on the simulated device are held against those of the CPU."""
+"""Operators whose results on the simulated device are compared with the CPU's."""
 
 from __future__ import annotations
 
