@@ -131,6 +131,16 @@ CLOSE: dict[str, Case] = {
         new(6, 8).bfloat16() @ new(8, 5).bfloat16(),
         F.linear(new(6, 8).bfloat16(), new(5, 8).bfloat16(), new(5).bfloat16()),
         torch.bmm(new(3, 6, 8).bfloat16(), new(3, 8, 5).bfloat16()),
+        new(6, 8).half() @ new(8, 5).half(),
+        F.linear(new(6, 8).half(), new(5, 8).half(), new(5).half()),
+        torch.bmm(new(3, 6, 8).half(), new(3, 8, 5).half()),
+    ),
+    "products of 64 bit": lambda new: (
+        new(6, 8).double() @ new(8, 5).double(),
+        F.linear(new(6, 8).double(), new(5, 8).double(), new(5).double()),
+        torch.bmm(new(3, 6, 8).double(), new(3, 8, 5).double()),
+        new(6, 8).double() @ new(8).double(),
+        torch.dot(new(9).double(), new(9).double()),
     ),
     "softmax": lambda new: (
         new(6, 8).softmax(-1),
@@ -152,6 +162,17 @@ CLOSE: dict[str, Case] = {
         F.mse_loss(new(6, 8), new(6, 8)),
     ),
     "attention": lambda new: _attention(*(new(2, 2, 8, 16) for _ in range(3))),
+    "fused attention": lambda new: (
+        _fused(*_heads(new)),
+        _fused(*_heads(new), is_causal=True),
+        _fused(*_heads(new, keys=5)),
+        _fused(*_heads(new), attn_mask=new(8, 8)),
+        _fused(*_heads(new), attn_mask=new(8, 8) > -1),
+        _fused(*_heads(new), attn_mask=new(2, 1, 8, 8), scale=0.3),
+        _fused(*(one.bfloat16() for one in _heads(new)), is_causal=True),
+        _fused(*(one.half() for one in _heads(new, keys=37)), is_causal=True),
+        _fused(*(one.transpose(1, 2) for one in _heads(new)), is_causal=True),
+    ),
     "gradients of activations": lambda new: (
         _gradients(F.gelu, new(6, 8)),
         _gradients(lambda x: F.gelu(x, approximate="tanh"), new(6, 8)),
@@ -175,6 +196,13 @@ CLOSE: dict[str, Case] = {
         _gradients(F.mse_loss, new(6, 8), new(6, 8)),
     ),
     "gradients of attention": lambda new: _gradients(_attention, *(new(2, 2, 8, 16) for _ in range(3))),
+    "gradients of fused attention": lambda new: (
+        _gradients(_fused, *_heads(new)),
+        _gradients(_causal, *_heads(new)),
+        _gradients(_causal, *_heads(new, keys=5)),
+        _gradients(_causal, *(one.bfloat16() for one in _heads(new))),
+        _gradients(_causal, *(one.half() for one in _heads(new))),
+    ),
     "clipping": lambda new: _clipped([new(5), new(6, 7)]),
     "foreach": lambda new: (
         torch._foreach_add([new(5), new(6, 7)], [new(5), new(6, 7)], alpha=0.5),
@@ -186,6 +214,10 @@ CLOSE: dict[str, Case] = {
         torch._foreach_addcdiv([new(5)], [new(5)], [new(5).abs() + 1], [0.5]),
     ),
 }
+
+
+# How far results may be from the CPU's: absolutely, and eight times that relatively.
+WITHIN = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 1e-2}
 
 
 def _indices(new: Callable[..., Tensor], count: int = 5) -> Tensor:
@@ -206,9 +238,22 @@ def _copied(to: list[Tensor], given: list[Tensor]) -> list[Tensor]:
 
 
 def _attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    # By torch's own operators: fused attention is one of the kernels that are refused.
+    # By torch's own operators.
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def _heads(new: Callable[..., Tensor], keys: int = 8) -> tuple[Tensor, Tensor, Tensor]:
+    return new(2, 2, 8, 16), new(2, 2, keys, 16), new(2, 2, keys, 16)
+
+
+def _fused(*heads: Tensor, by: SDPBackend = SDPBackend.EFFICIENT_ATTENTION, **options: Any) -> Tensor:
+    with sdpa_kernel(by if heads[0].is_cuda else SDPBackend.MATH):
+        return F.scaled_dot_product_attention(*heads, **options)
+
+
+def _causal(*heads: Tensor) -> Tensor:
+    return _fused(*heads, is_causal=True)
 
 
 def _clipped(gradients: list[Tensor]) -> list[Tensor]:
@@ -252,7 +297,7 @@ def differences(case: Case, exact: bool) -> str:
         elif exact and not torch.equal(found, expected):
             lines.append(f"result {index}: {found.flatten()[:6].tolist()} for {expected.flatten()[:6].tolist()}")
         elif not exact:
-            ulps = 1e-6 if found.dtype == torch.float32 else 1e-2
-            if not torch.allclose(found, expected, rtol=8 * ulps, atol=ulps):
+            within = WITHIN.get(found.dtype, 0.0)
+            if not torch.allclose(found, expected, rtol=8 * within, atol=within):
                 lines.append(f"result {index}: {found.flatten()[:6].tolist()} for {expected.flatten()[:6].tolist()}")
     return "\n".join(lines)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from tests.distributed import run_alone
 from tests.simulated_gpu.operators import CLOSE, EXACT, differences
@@ -66,7 +67,7 @@ def test_a_wait_that_is_missing_between_streams_always_shows_in_the_numbers() ->
 
 def _refused() -> list[str]:
     messages = []
-    for unknown in (lambda x: x.cumsum(0), lambda x: x.sort(), lambda x: torch.nn.functional.pad(x, (1, 1), "reflect")):
+    for unknown in (lambda x: x.cumsum(0), lambda x: x.sort(), lambda x: F.pad(x, (1, 1), "reflect")):
         try:
             unknown(torch.ones(4, 4, 8, device="cuda"))
             messages.append("")
@@ -79,3 +80,92 @@ def test_what_cannot_be_computed_is_refused_by_name() -> None:
     for message, name in zip(on_device(_refused), ("scan", "ort", "reflection_pad1d"), strict=True):
         assert "the simulated GPU cannot compute" in message
         assert name in message
+
+
+COUNT = 20_000
+
+
+def _drawn(seed: int) -> dict[str, list[float]]:
+    torch.manual_seed(seed)
+    ones = torch.ones(COUNT, device="cuda", requires_grad=True)
+    dropped = F.dropout(ones, 0.3)
+    dropped.backward(torch.full_like(ones, 2.0))
+    assert ones.grad is not None
+    found = {
+        "dropped": dropped,
+        "gradient": ones.grad,
+        "dropped again": F.dropout(ones, 0.3),
+        "uniform": torch.rand(COUNT, device="cuda"),
+        "normal": torch.randn(COUNT, device="cuda"),
+        "between": torch.empty(COUNT, device="cuda").uniform_(-1, 3),
+        "wide": torch.empty(COUNT, device="cuda").normal_(3, 2),
+        "strided": torch.empty(COUNT, 2, device="cuda")[:, 0].uniform_(-1, 3),
+        "of 16 bit": torch.empty(COUNT, device="cuda", dtype=torch.bfloat16).uniform_(-1, 3),
+        "of 64 bit": torch.empty(COUNT, device="cuda", dtype=torch.float64).uniform_(-1, 3),
+        "normal of 64 bit": torch.randn(COUNT, device="cuda", dtype=torch.float64),
+        "coins": torch.empty(COUNT, device="cuda").bernoulli_(0.3),
+        "integers": torch.randint(-3, 7, (COUNT,), device="cuda"),
+    }
+    return {name: tensor.tolist() for name, tensor in found.items()}
+
+
+def _draw_three_times() -> list[dict[str, list[float]]]:
+    return [_drawn(seed) for seed in (5, 5, 6)]
+
+
+def test_random_numbers_follow_from_the_seed_and_have_their_distribution() -> None:
+    found, again, other = on_device(_draw_three_times, kernel_us=1)
+    assert found == again
+    for name, numbers in found.items():
+        assert numbers != other[name], name
+    assert {round(number, 5) for number in found["dropped"]} == {0.0, round(1 / 0.7, 5)}
+    assert found["gradient"] == [2 * number for number in found["dropped"]]
+    assert found["dropped"] != found["dropped again"]
+    assert 0 <= min(found["uniform"]) < max(found["uniform"]) < 1
+    for name in ("between", "strided", "of 16 bit", "of 64 bit"):
+        assert -1 <= min(found[name]) < max(found[name]) < 3
+    assert set(found["integers"]) == set(range(-3, 7))
+    mean_and_variance = {
+        "dropped": (1, 0.3 / 0.7), "uniform": (1 / 2, 1 / 12), "between": (1, 4 / 3), "strided": (1, 4 / 3),
+        "of 16 bit": (1, 4 / 3), "of 64 bit": (1, 4 / 3), "normal": (0, 1), "normal of 64 bit": (0, 1), "wide": (3, 4),
+        "coins": (0.3, 0.21), "integers": (1.5, 8.25),
+    }  # fmt: skip
+    for name, (mean, variance) in mean_and_variance.items():
+        numbers = torch.tensor(found[name], dtype=torch.float64)
+        near = 5 * (variance / COUNT) ** 0.5
+        assert numbers.mean().item() == pytest.approx(mean, abs=near), name
+        assert numbers.var().item() == pytest.approx(variance, rel=0.05), name
+        centred = numbers - mean
+        assert abs((centred[1:] * centred[:-1]).mean().item()) < near * variance**0.5, name
+
+
+def _scaled(device: str) -> tuple[list[float], list[list[float]]]:
+    """Scales and weights after each of seven steps, the fourth of which overflows."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    layers = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).to(device)
+    optimizer = torch.optim.SGD(layers.parameters(), lr=0.1, momentum=0.9)
+    scaler = torch.amp.GradScaler(device, init_scale=8.0, growth_interval=2)
+    scales, weights = [], []
+    for step in range(7):
+        rows = torch.linspace(-1, 1, 32).view(4, 8).to(device)
+        scaler.scale(layers(rows).square().mean()).backward()
+        if step == 3:
+            layers[0].bias.grad[2].fill_(float("inf"))
+        scaler.unscale_(optimizer)
+        torch.nn.utils.clip_grad_norm_(layers.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+        weights.append([number for parameter in layers.parameters() for number in parameter.flatten().tolist()])
+    return scales, weights
+
+
+def test_a_scaler_skips_a_step_that_overflows_and_else_trains_as_on_the_cpu() -> None:
+    scales, weights = on_device(_scaled, "cuda")
+    assert scales == [8, 16, 16, 8, 8, 16, 16]
+    assert weights[2] == weights[3]
+    _, expected = _scaled("cpu")
+    for found, right in zip(weights, expected, strict=True):
+        assert found == pytest.approx(right, rel=1e-5, abs=1e-6)

@@ -7,8 +7,7 @@ namespace compute {
 namespace {
 
 struct Generator {  // torch's state of random numbers
-  uint64_t seed, offset;
-  uint32_t further;
+  uint64_t seed, offset, offset_in_graph;
   bool captured;
 };
 

@@ -3,17 +3,18 @@
 #include <cmath>
 
 #include "compute.h"
+#include "offsets.h"
 
 namespace compute {
 namespace {
 
 class Philox {
  public:
-  // torch's state of its generator: the seed, the offset, a further offset, and whether a graph is captured.
+  // torch's state of its generator: the seed, the offset, that within a graph, and whether a graph is captured.
   explicit Philox(const void* state)
       : seed_(read<uint64_t>(state)),
         offset_(read<uint64_t>(static_cast<const char*>(state) + 8)),
-        captured_(read<bool>(static_cast<const char*>(state) + 20)) {}
+        captured_(read<bool>(static_cast<const char*>(state) + 24)) {}
   bool is_known() const { return !captured_; }
 
   struct Four {
@@ -35,6 +36,10 @@ class Philox {
   }
   // In (0, 1].
   static double unit(uint32_t bits) { return (static_cast<double>(bits) + 1) / 4294967296.0; }
+  static double fine_unit(const Four& bits) {
+    uint64_t both = uint64_t{bits.of[0]} << 21 ^ bits.of[1] >> 11;
+    return (static_cast<double>(both) + 1) / 9007199254740992.0;
+  }
 
  private:
   uint64_t seed_, offset_;
@@ -61,34 +66,70 @@ Work dropout(const Launch& launch) {
   };
 }
 
-// How many, the generator's state, what draws, and what puts a number in place: an address, the distance of elements,
-// and the members of what transforms it.
+// A number of each kind of distribution, from random bits; the members of what torch transforms them with lie at `at`.
+// Empty: not known.
+std::function<double(const Philox::Four&)> number_of(const std::string& name, Type type, const char* at) {
+  auto is = [&](const char* kernel) { return name.find(std::string("::") + kernel + "<") != std::string::npos; };
+  bool fine = type == Type::float64;
+  auto width = static_cast<int>(width_of(wide(type)));
+  if (is("uniform_kernel")) {  // the range, where it begins, and where it ends, which is no part of it
+    double range = load(wide(type), at), from = load(type, at + width);
+    double to = load(type, at + width + static_cast<int>(width_of(type)));
+    return [=](const Philox::Four& bits) {
+      char stored[8];
+      store(type, stored, from + range * (fine ? Philox::fine_unit(bits) : Philox::unit(bits.of[0])));
+      double value = load(type, stored);
+      return value == to ? from : value;
+    };
+  }
+  if (is("normal_kernel")) {  // the mean and the deviation; by Box and Muller
+    double mean = load(wide(type), at), deviation = load(wide(type), at + width);
+    return [=](const Philox::Four& bits) {
+      double radius = std::sqrt(-2 * std::log(Philox::unit(bits.of[0])));
+      return mean + deviation * radius * std::cos(2 * M_PI * Philox::unit(bits.of[1]));
+    };
+  }
+  if (is("bernoulli_kernel")) {
+    auto share = read<double>(at);
+    return [=](const Philox::Four& bits) { return static_cast<double>(Philox::unit(bits.of[0]) <= share); };
+  }
+  if (is("random_from_to_kernel")) {  // how many integers, and the first
+    auto range = read<uint64_t>(at);
+    auto first = read<int64_t>(at + 8);
+    return [=](const Philox::Four& bits) {
+      uint64_t drawn = uint64_t{bits.of[0]} << 32 | bits.of[1];
+      return static_cast<double>(first + static_cast<int64_t>(drawn % range));
+    };
+  }
+  return {};
+}
+
+// How many, the generator's state, what draws, and what puts a number in place: an address and the distance of
+// elements, or offsets and an address; then what transforms it.
 Work distribution(const Launch& launch) {
   Philox random(launch.arguments[1]);
-  if (!random.is_known() || launch.name.find("{lambda(long, ") == std::string::npos) return {};
+  std::vector<std::string> given = arguments_of("distribution_nullary_kernel", launch.name);
+  auto type = given.empty() ? std::nullopt : type_named(given[0]);
+  if (!type || !random.is_known()) return {};
   int64_t count = launch.argument<int64_t>(0);
   auto* put = static_cast<const char*>(launch.arguments[3]);
-  auto* to = read<char*>(put);
-  int64_t stride = read<int>(put + 8);
-  const char* members = put + 12;
-  std::vector<std::string> normal = arguments_of("normal_and_transform", launch.name);
-  std::vector<std::string> uniform = arguments_of("uniform_and_transform", launch.name);
-  bool is_normal = !normal.empty();
-  if (!is_normal && uniform.empty()) return {};
-  auto type = type_named((is_normal ? normal : uniform)[0]);
-  if (!type || *type == Type::float64) return {};
-  double first = load(Type::float32, members), second = load(Type::float32, members + 4);
+  bool strided = lambda(launch.parts.arguments.back()).number == 2;
+  size_t at = strided ? (Offsets::size_of(1) + 7) / 8 * 8 : 0;
+  auto* to = read<char*>(put + at);
+  Offsets offsets = strided ? Offsets::of(put, 1) : Offsets();
+  int64_t stride = strided ? 0 : read<int>(put + 8);
+  size_t alignment = launch.name.find("::normal_kernel<") != std::string::npos ||
+                             launch.name.find("::uniform_kernel<") != std::string::npos
+                         ? width_of(wide(*type))
+                         : 8;
+  at += strided ? 8 : 12;
+  auto number = number_of(launch.name, *type, put + (at + alignment - 1) / alignment * alignment);
+  if (!number) return {};
   return [=](Writes& writes) {
     for (int64_t i = 0; i < count; i++) {
-      Philox::Four bits = random.at(i);
-      double value;
-      if (is_normal) {  // by Box and Muller
-        value = std::sqrt(-2 * std::log(Philox::unit(bits.of[0]))) * std::cos(2 * M_PI * Philox::unit(bits.of[1]));
-        value = first + second * value;
-      } else {
-        value = second + first * (1 - Philox::unit(bits.of[0]));  // the range, and where it begins
-      }
-      writes.put(to + i * stride, *type, value);
+      int64_t offset = i * stride;
+      if (strided) offsets.at(i, &offset);
+      writes.put(to + offset, *type, number(random.at(i)));
     }
   };
 }

@@ -69,6 +69,29 @@ Status multiply(Handle* handle, const Sizes& sizes, Type type, Type type_c, bool
   return enqueue(handle, cublas::type_name(type), sizes.batches ? "gemm_batched" : "gemm", product);
 }
 
+// A matrix by a vector, whose elements may lie apart: the vector is a matrix of one row.
+Status multiply_vector(Handle* handle, bool transposed, Int m, Int n, Type type, const void* alpha, const void* a,
+                       Int column_a, const void* x, Int step_x, const void* beta, void* y, Int step_y) {
+  Product product{1, transposed ? n : m, transposed ? m : n, 1, {}, {}, {}, {}};
+  product.a = matrix(x, type, step_x, 0, false);
+  product.b = matrix(a, type, column_a, 0, !transposed);
+  product.c = product.to = matrix(y, type, step_y, 0, false);
+  bool doubles = type == CUDA_R_64F;
+  if (handle->pointer_mode == 0) product.alpha = number(alpha, doubles), product.beta = number(beta, doubles);
+  return enqueue(handle, cublas::type_name(type), "gemv", product);
+}
+
+Status dot(Handle* handle, Int n, Type type, const void* x, Int step_x, const void* y, Int step_y, void* result) {
+  Product product{1, 1, n, 1, {}, {}, {}, {}};
+  product.a = matrix(x, type, step_x, 0, false);
+  product.b = matrix(y, type, step_y, 0, true);
+  product.c = product.to = matrix(result, type, 1, 0, false);
+  // Only the result is a number here, and torch's lies on the device.
+  Handle own = *handle;
+  own.pointer_mode = own.pointer_mode == 1 ? 0 : 1;
+  return enqueue(&own, cublas::type_name(type), "dot", product);
+}
+
 }  // namespace
 
 extern "C" {
@@ -149,29 +172,22 @@ EXPORTED Status cublasGemmStridedBatchedEx(Handle* handle, int ta, int tb, Int m
                   alpha, a, lda, b, ldb, beta, c, ldc);
 }
 
-// A matrix by a vector, whose elements may lie apart: the vector is a matrix of one row.
 EXPORTED Status cublasSgemv_v2(Handle* handle, int transpose, Int m, Int n, const float* alpha, const float* a, Int lda,
                                const float* x, Int step_x, const float* beta, float* y, Int step_y) {
-  bool transposed = transpose != 0;
-  Product product{1, transposed ? n : m, transposed ? m : n, 1, {}, {}, {}, {}};
-  product.a = matrix(x, CUDA_R_32F, step_x, 0, false);
-  product.b = matrix(a, CUDA_R_32F, lda, 0, !transposed);
-  product.c = product.to = matrix(y, CUDA_R_32F, step_y, 0, false);
-  if (handle->pointer_mode == 0) product.alpha = number(alpha, false), product.beta = number(beta, false);
-  return enqueue(handle, "f32", "gemv", product);
+  return multiply_vector(handle, transpose != 0, m, n, CUDA_R_32F, alpha, a, lda, x, step_x, beta, y, step_y);
+}
+EXPORTED Status cublasDgemv_v2(Handle* handle, int transpose, Int m, Int n, const double* alpha, const double* a,
+                               Int lda, const double* x, Int step_x, const double* beta, double* y, Int step_y) {
+  return multiply_vector(handle, transpose != 0, m, n, CUDA_R_64F, alpha, a, lda, x, step_x, beta, y, step_y);
 }
 
 EXPORTED Status cublasSdot_v2(Handle* handle, Int n, const float* x, Int step_x, const float* y, Int step_y,
                               float* result) {
-  Product product{1, 1, n, 1, {}, {}, {}, {}};
-  product.a = matrix(x, CUDA_R_32F, step_x, 0, false);
-  product.b = matrix(y, CUDA_R_32F, step_y, 0, true);
-  product.c = product.to = matrix(result, CUDA_R_32F, 1, 0, false);
-  // Only the result is a number here, and torch's lies on the device.
-  Handle own = *handle;
-  if (own.pointer_mode == 1) own.pointer_mode = 0;
-  else own.pointer_mode = 1;
-  return enqueue(&own, "f32", "dot", product);
+  return dot(handle, n, CUDA_R_32F, x, step_x, y, step_y, result);
+}
+EXPORTED Status cublasDdot_v2(Handle* handle, Int n, const double* x, Int step_x, const double* y, Int step_y,
+                              double* result) {
+  return dot(handle, n, CUDA_R_64F, x, step_x, y, step_y, result);
 }
 
 }  // extern "C"
