@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -15,13 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import Mode
-from overlap_callbacks.gate.gate import Gate
-from overlap_callbacks.gate.serialiser import CompletedWork
 from tests.distributed import run_ranks
 from tests.simulated_gpu.jobs import on_device
 from tests.simulated_gpu.parameters import Parameters
@@ -229,58 +225,26 @@ def test_training_is_the_same_in_every_run_and_near_to_the_cpu(
     losses, weights = _on_cpu(model, optimizer, ranks)
     assert found[0][0][0] == pytest.approx(losses, rel=1e-6)
     for name, theirs in weights.items():
-        own = found[0][0][1][name]
+        compared = range(len(theirs))
         if name.endswith("mix.bias"):
-            # A bias of keys shifts all scores of a query by the same number: its gradient is zero but for rounding, which
-            # Adam scales up. Those of queries and values are compared.
-            own, theirs = (bias[:WIDTH] + bias[2 * WIDTH :] for bias in (own, theirs))
-        assert own == pytest.approx(theirs, rel=1e-4, abs=1e-5), name
+            # A bias of keys shifts all scores of a query by the same number: its gradient is zero but for rounding,
+            # which Adam scales up. Those of queries and values are compared.
+            compared = [*range(WIDTH), *range(2 * WIDTH, 3 * WIDTH)]
+        own = found[0][0][1][name]
+        assert [own[i] for i in compared] == pytest.approx([theirs[i] for i in compared], rel=1e-4, abs=1e-5), name
     assert losses[-1] != losses[0]
 
 
-@pytest.mark.parametrize("wrap", ["ddp", "fsdp2"])
-@pytest.mark.parametrize(("model", "optimizer"), [("mlp", "sgd"), ("gpt", "adamw")])
+@pytest.mark.parametrize(
+    ("wrap", "model", "optimizer"),
+    [
+        ("ddp", "mlp", "sgd"),
+        ("fsdp2", "gpt", "adamw"),
+        pytest.param("ddp", "gpt", "adamw", marks=pytest.mark.nightly),
+        pytest.param("fsdp2", "mlp", "sgd", marks=pytest.mark.nightly),
+    ],
+)
 def test_measuring_changes_no_bit(wrap: str, model: str, optimizer: str, tmp_path: Path) -> None:
     for of_rank in _run(2, model, optimizer, wrap, list(LOOKS), tmp_path, STEPS_WITH_WINDOW):
         for look, numbers in zip(LOOKS, of_rank, strict=True):
             assert numbers == of_rank[0], look
-
-
-def _pipelined(rank: int, parameters: Parameters, leaves_out: bool, run_dir: str) -> list[list[float]]:
-    """The weights of this rank's stage; in sequential steps the gate waits for each batch of sends and receives."""
-    torch.set_num_threads(1)
-
-    def does_not_wait(self: Gate, works: list[Any], order_after: Callable[[], None]) -> list[Any]:
-        order_after()
-        return [CompletedWork() for _ in works]
-
-    patched = mock.patch.object(Gate, "_end_batch", does_not_wait) if leaves_out else contextlib.nullcontext()
-    with on_device(rank, parameters) as device, patched:
-        torch.manual_seed(rank)
-        model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU()).to(device)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = Schedule1F1B(PipelineStage(model, rank, 2, device), 2, loss_fn=F.mse_loss)
-        from overlap_callbacks.integrations.pytorch import attach
-
-        with attach(
-            optimizer, model=model, pipeline=schedule, run_dir=run_dir, strict=not leaves_out, **WINDOW
-        ) as monitor:
-            monitor.force(Mode.SEQUENTIAL)
-            for number in range(STEPS):
-                generator = torch.Generator().manual_seed(number)
-                batch = torch.randn(ROWS, WIDTH, generator=generator).to(device)
-                schedule.step(*([batch] if rank == 0 else []), **({"target": batch} if rank == 1 else {}))
-                optimizer.step()
-                optimizer.zero_grad()
-        return [parameter.detach().cpu().flatten().tolist() for parameter in model.parameters()]
-
-
-def test_a_wait_that_the_gate_leaves_out_changes_numbers(tmp_path: Path) -> None:
-    told = Parameters(computes=True, stall_s=30, **TIMES)
-    runs = {"right": False, "again": False, "wrong": True}
-    weights = {
-        name: run_ranks(_pipelined, 2, told, leaves_out, str(tmp_path / name), backend="", timeout_s=150)
-        for name, leaves_out in runs.items()
-    }
-    assert weights["right"] == weights["again"]
-    assert weights["right"] != weights["wrong"]

@@ -1,0 +1,414 @@
+"""Each wait of the gate is needed: without it a sequential step overlaps by the device's log, or has wrong numbers.
+
+The waits are found in the gate's source, and left out one at a time. Those on the host need no device: tests of
+``tests/gate`` fail without them.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import ctypes
+import functools
+import inspect
+import os
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from overlap_callbacks.gate import gate as gate_module
+from overlap_callbacks.gate import serialiser
+from overlap_callbacks.gate.deadlock import CollectiveSequence
+from overlap_callbacks.gate.gate import Gate
+from overlap_callbacks.gate.serialiser import StreamSerialiser
+from overlap_callbacks.gate.step_log import ExpectedSequence
+from tests.distributed import run_ranks
+from tests.gate import test_serialiser as on_host
+from tests.simulated_gpu.jobs import on_device
+from tests.simulated_gpu.parameters import Parameters
+from tests.simulated_gpu.truth import DeviceLog
+
+GATE = Path(gate_module.__file__).parent
+# Waits on the host, and a test that fails without each.
+ON_HOST: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
+    "HostSerialiser._wait": lambda _: (
+        on_host.test_on_the_host_a_collective_that_outlasts_the_patience_is_stuck_and_has_no_end()
+    ),
+    "HostSerialiser._poll": lambda patch: (
+        on_host.test_a_work_of_torchcomms_is_waited_for_without_a_timeout_and_not_for_ever(3, True, patch)
+    ),
+}
+
+
+# -- jobs: each step returns its numbers, and overlaps unless the gate serialises it
+
+
+Step = Callable[[], list[Tensor]]
+
+
+def _new(device: torch.device, count: int) -> list[Tensor]:
+    return [torch.full((64,), float(number + 1), device=device) for number in range(count)]
+
+
+def _late_wait(device: torch.device, gate: Gate) -> Step:
+    """An asynchronous all-reduce that its owner waits for late."""
+    numbers, gradient = _new(device, 2)
+
+    def step() -> list[Tensor]:
+        work = dist.all_reduce(gradient, async_op=True)
+        numbers.mul_(2)
+        work.wait()
+        return [numbers.add_(gradient)]
+
+    return step
+
+
+def _before_side_stream(device: torch.device, gate: Gate) -> Step:
+    """An all-reduce on a stream of its own while compute is running."""
+    numbers, gradient = _new(device, 2)
+    compute, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+    def step() -> list[Tensor]:
+        ready = compute.record_event()
+        numbers.mul_(2)
+        with torch.cuda.stream(side):
+            side.wait_event(ready)
+            dist.all_reduce(gradient)
+        compute.wait_stream(side)
+        return [numbers.add_(gradient)]
+
+    return step
+
+
+def _after_side_stream(device: torch.device, gate: Gate) -> Step:
+    """An all-reduce on a stream of its own, and compute that comes after it."""
+    numbers, gradient = _new(device, 2)
+    compute, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+    def step() -> list[Tensor]:
+        side.wait_stream(compute)
+        with torch.cuda.stream(side):
+            dist.all_reduce(gradient)
+        numbers.mul_(2)
+        compute.wait_stream(side)
+        return [numbers.add_(gradient)]
+
+    return step
+
+
+def _compute_after_communication(device: torch.device, gate: Gate) -> Step:
+    """Compute on the stream of an earlier all-reduce, as FSDP2 accumulates gradients."""
+    first, second = _new(device, 2)
+    compute, streams = torch.cuda.current_stream(), (torch.cuda.Stream(), torch.cuda.Stream())
+
+    def step() -> list[Tensor]:
+        for stream in streams:
+            stream.wait_stream(compute)
+        with torch.cuda.stream(streams[0]):
+            dist.all_reduce(first)
+            first.mul_(0.5)
+        with torch.cuda.stream(streams[1]):
+            dist.all_reduce(second)
+        for stream in streams:
+            compute.wait_stream(stream)
+        return [first, second]
+
+    return step
+
+
+def _second_compute_stream(device: torch.device, gate: Gate) -> Step:
+    """Compute on a stream that never communicates, which the adapter has named."""
+    numbers, gradient = _new(device, 2)
+    compute, second = torch.cuda.current_stream(), torch.cuda.Stream()
+    gate.side_streams.append(second)
+
+    def step() -> list[Tensor]:
+        second.wait_stream(compute)
+        with torch.cuda.stream(second):
+            numbers.mul_(2)
+        dist.all_reduce(gradient)
+        compute.wait_stream(second)
+        return [numbers.add_(gradient)]
+
+    return step
+
+
+def _after_block(device: torch.device, gate: Gate) -> Step:
+    """A block that starts when it ends, compute on its stream, and an all-reduce on another."""
+    first, second, third = _new(device, 3)
+    compute, side = torch.cuda.current_stream(), torch.cuda.Stream()
+
+    def step() -> list[Tensor]:
+        side.wait_stream(compute)
+        with torch.cuda.stream(side):
+            with dist._coalescing_manager(device=device):
+                dist.all_reduce(first)
+                dist.all_reduce(second)
+            first.mul_(0.5)
+        dist.all_reduce(third)
+        compute.wait_stream(side)
+        return [first, second, third]
+
+    return step
+
+
+def _messages(device: torch.device, gate: Gate) -> Step:
+    """A batch of a send and a receive on a stream of its own, between compute."""
+    numbers, sent, received = _new(device, 3)
+    compute, side, peer = torch.cuda.current_stream(), torch.cuda.Stream(), 1 - dist.get_rank()
+
+    def issue() -> list[Any]:
+        return dist.batch_isend_irecv([dist.P2POp(dist.isend, sent, peer), dist.P2POp(dist.irecv, received, peer)])
+
+    def step() -> list[Tensor]:
+        sent.add_(1)
+        ready = compute.record_event()
+        numbers.mul_(2)
+        with torch.cuda.stream(side):
+            side.wait_event(ready)
+            for work in gate.post(issue, list)[1]:
+                work.wait()
+            read = received + 1
+        numbers.mul_(2)
+        compute.wait_stream(side)
+        return [numbers, read]
+
+    return step
+
+
+JOBS = {
+    "late wait": _late_wait,
+    "before side stream": _before_side_stream,
+    "after side stream": _after_side_stream,
+    "compute after communication": _compute_after_communication,
+    "second compute stream": _second_compute_stream,
+    "after block": _after_block,
+    "messages": _messages,
+}
+
+
+# -- what is left out
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A statement of the gate's source that waits.
+
+    Attributes:
+        where: class and function.
+        number: of the statement among those of the function.
+    """
+
+    where: str
+    number: int = 0
+
+    @contextlib.contextmanager
+    def left_out(self) -> Iterator[None]:
+        owner, name = self.where.split(".")
+        holder = next(getattr(module, owner) for module in (gate_module, serialiser) if owner in vars(module))
+        original = getattr(holder, name)
+        tree = ast.parse(textwrap.dedent(inspect.getsource(original)))
+        _LeaveOut(self.number).visit(tree)
+        found: dict[str, Any] = {}
+        exec(compile(ast.fix_missing_locations(tree), str(GATE), "exec"), original.__globals__, found)
+        with mock.patch.object(holder, name, found[name]):
+            yield
+
+
+def _waits_in(node: ast.AST) -> bool:
+    names = {"wait", "wait_stream", "wait_event", "synchronize"}
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names
+
+
+class _LeaveOut(ast.NodeTransformer):
+    def __init__(self, number: int) -> None:
+        self._left = number
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        if not _waits_in(node.value):
+            return node
+        self._left -= 1
+        return ast.Pass() if self._left == -1 else node
+
+
+def _waits_of_source() -> list[Wait]:
+    """All waits of the gate's files."""
+    found = []
+    for file in sorted(GATE.glob("*.py")):
+        for owner in ast.walk(ast.parse(file.read_text())):
+            for function in owner.body if isinstance(owner, ast.ClassDef) else ():
+                waits = [node for node in ast.walk(function) if _waits_in(node)]
+                found += [Wait(f"{owner.name}.{function.name}", number) for number in range(len(waits))]
+    return found
+
+
+@contextlib.contextmanager
+def _patched(holder: Any, name: str, value: Any) -> Iterator[None]:
+    with mock.patch.object(holder, name, value):
+        yield
+
+
+class _OnComputeStreamAlone(StreamSerialiser):
+    def __init__(self, compute: Any, others: Any = ()) -> None:
+        super().__init__(compute)
+
+
+# What decides on which streams the gate waits.
+STREAMS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "streams that issued": functools.partial(
+        _patched,
+        StreamSerialiser,
+        "_track_current_stream",
+        lambda self: self._accelerator.current_stream(self._compute.device),
+    ),
+    "streams that only compute": functools.partial(_patched, gate_module, "StreamSerialiser", _OnComputeStreamAlone),
+    "streams of what is let pass": functools.partial(_patched, StreamSerialiser, "skip", lambda self, tensor: None),
+}
+LEFT_OUT: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "nothing": contextlib.nullcontext,
+    "nothing, and collectives are not timed": functools.partial(_patched, serialiser, "MAX_TIMED", 0),
+    **{wait.where: wait.left_out for wait in _waits_of_source() if wait.where not in ON_HOST},
+    **STREAMS,
+}
+# The jobs whose sequential steps then overlap, and those that get wrong numbers.
+OVERLAPS: dict[str, set[str]] = {
+    "nothing": set(),
+    "nothing, and collectives are not timed": set(),
+    "StreamSerialiser.after": {"late wait"},
+    "StreamSerialiser._wait_for_known": {
+        "before side stream",
+        "compute after communication",
+        "second compute stream",
+        "after block",
+        "messages",
+    },
+    "StreamSerialiser._make_known_wait": {"after side stream", "messages"},
+    "Gate._end_batch": {"messages"},
+    "streams that issued": {"compute after communication", "after block"},
+    "streams that only compute": {"second compute stream"},
+    "streams of what is let pass": {"after block"},
+}
+WRONG = {"Gate._end_batch": {"messages"}}
+
+
+# -- on the ranks
+
+
+@contextlib.contextmanager
+def _host_ahead() -> Iterator[None]:
+    """The device begins with what is enqueued here once all of it is."""
+    enqueued = threading.Event()
+
+    @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+    def function(_: int) -> None:
+        enqueued.wait()
+
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    assert ctypes.CDLL("libcudart.so.13").cudaLaunchHostFunc(stream, function, None) == 0
+    try:
+        yield
+    finally:
+        enqueued.set()
+        torch.cuda.synchronize()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """Two steps of a job, an overlapped one and a sequential one.
+
+    Attributes:
+        begun: when the host began each, and when it had ended the second.
+        numbers: of each step.
+        error: of the gate's own; empty if there was none.
+    """
+
+    begun: tuple[int, ...]
+    numbers: list[list[float]]
+    error: str
+
+
+def _run(job: Callable[[torch.device, Gate], Step], device: torch.device) -> Ran:
+    gate = Gate()
+    gate.register()
+    step, expected, begun, numbers = job(device, gate), ExpectedSequence(), [], []
+    for sequential in (False, True):
+        with _host_ahead():
+            begun.append(time.monotonic_ns())
+            gate.begin_step(sequential=sequential, expected=expected, compute_stream=torch.cuda.current_stream())
+            found = step()
+            log = gate.end_step()
+        assert log.divergence is None
+        expected = ExpectedSequence.of([CollectiveSequence.of(log.collectives, dist.get_rank())])
+        numbers.append([value for one in found for value in one.tolist()])
+    gate.close()
+    return Ran((*begun, time.monotonic_ns()), numbers, repr(gate.last_error or ""))
+
+
+def _run_all(rank: int, parameters: Parameters, names: list[str]) -> tuple[int, dict[str, dict[str, Ran]]]:
+    found: dict[str, dict[str, Ran]] = {}
+    with on_device(rank, parameters) as device:
+        warm = torch.ones(1, device=device)
+        dist.all_reduce(warm)
+        dist.batch_isend_irecv([dist.P2POp(op, warm.clone(), 1 - rank) for op in (dist.isend, dist.irecv)])
+        torch.cuda.synchronize()
+        for name in names:
+            with LEFT_OUT[name]():
+                found[name] = {job: _run(make, device) for job, make in JOBS.items()}
+    return os.getpid(), found
+
+
+Found = tuple[dict[str, dict[str, list[Any]]], dict[str, dict[str, float]]]
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """By what is left out and by job: the numbers of both ranks, and the most that a sequential step overlapped."""
+    folder = tmp_path_factory.mktemp("waits")
+    told = Parameters(computes=True, stall_s=30, log=folder / "log", kernel_us=300, collective_us=400)
+    ranks = run_ranks(_run_all, 2, told, list(LEFT_OUT), backend="", timeout_s=120)
+    logs = [DeviceLog.read(folder / "log", process) for process, _ in ranks]
+    numbers: dict[str, dict[str, list[Any]]] = {name: {} for name in LEFT_OUT}
+    hidden: dict[str, dict[str, float]] = {name: {} for name in LEFT_OUT}
+    for name in LEFT_OUT:
+        for job in JOBS:
+            both = [found[name][job] for _, found in ranks]
+            assert [one.error for one in both] == ["''"] * 2
+            steps = [log.steps(one.begun) for log, one in zip(logs, both, strict=True)]
+            numbers[name][job] = [one.numbers for one in both]
+            hidden[name][job] = max(sequential.hidden_ms for _, sequential in steps)
+            assert min(overlapped.hidden_ms for overlapped, _ in steps) > 0, job  # there is something to serialise
+    return numbers, hidden
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_a_wait_that_is_left_out_shows_as_overlap_of_the_device(ran: Found, name: str) -> None:
+    assert {job for job, overlap in ran[1][name].items() if overlap > 0} == OVERLAPS[name]
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_a_wait_that_the_gate_takes_over_shows_in_the_numbers_when_it_is_left_out(ran: Found, name: str) -> None:
+    right = ran[0]["nothing"]
+    wrong = {job for job, numbers in ran[0][name].items() if repr(numbers) != repr(right[job])}
+    assert wrong == WRONG.get(name, set())
+
+
+def test_every_wait_of_the_gate_is_left_out_once() -> None:
+    known = {Wait(where) for where in (*OVERLAPS, *ON_HOST) if "." in where}
+    assert set(_waits_of_source()) == known
+
+
+@pytest.mark.parametrize("where", ON_HOST)
+def test_a_wait_on_the_host_that_is_left_out_fails_a_test(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ON_HOST[where](monkeypatch)
+    with Wait(where).left_out(), pytest.raises(AssertionError):
+        ON_HOST[where](monkeypatch)
