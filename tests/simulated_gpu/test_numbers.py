@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 
-from tests.distributed import run_alone
+from tests.distributed import run_alone, run_ranks
+from tests.simulated_gpu import jobs
 from tests.simulated_gpu.operators import CLOSE, EXACT, differences
 from tests.simulated_gpu.parameters import Parameters
 
@@ -63,6 +67,68 @@ def test_a_wait_that_is_missing_between_streams_always_shows_in_the_numbers() ->
     assert on_device(_raced, True) == [[2.0] * 4] * 3
     for _ in range(2):
         assert not any(2.0 in seen for seen in on_device(_raced, False))
+
+
+def _overwritten(waits: bool) -> list[list[float]]:
+    """What comes of a kernel, a copy and a product while another stream writes to what they read."""
+    side, found = torch.cuda.Stream(), []
+    for read in (lambda x: x + 1, lambda x: x.clone(), lambda x: x @ x):
+        numbers, ready, done = torch.ones(2, 2, device="cuda"), torch.cuda.Event(), torch.cuda.Event()
+        torch.cuda._sleep(LEAD_MS * CYCLES_PER_MS)
+        ready.record()
+        result = read(numbers)
+        done.record()
+        with torch.cuda.stream(side):
+            side.wait_event(done if waits else ready)
+            numbers.mul_(0)
+        torch.cuda.synchronize()
+        found.append(result.cpu().flatten().tolist())
+    return found
+
+
+def test_a_wait_that_is_missing_before_a_stream_overwrites_what_another_reads_always_shows_in_the_numbers() -> None:
+    assert on_device(_overwritten, True) == [[2.0] * 4, [1.0] * 4, [2.0] * 4]
+    for _ in range(2):
+        assert all(math.isnan(number) for result in on_device(_overwritten, False) for number in result)
+
+
+def _overwritten_in_flight(rank: int, parameters: Parameters, waits: bool) -> dict[str, list[float]]:
+    """What comes of communication while compute writes to what it reads."""
+    found = {}
+    with jobs.on_device(rank, parameters) as device:
+
+        def run(name: str, issue: Callable[[torch.Tensor], tuple[Any, torch.Tensor]]) -> None:
+            numbers = torch.ones(4, device=device)
+            work, result = issue(numbers)
+            if waits:
+                work.wait()
+            numbers.mul_(3)
+            work.wait()
+            found[name] = result.tolist()
+
+        def reduce_scatter(numbers: torch.Tensor) -> tuple[Any, torch.Tensor]:
+            result = torch.empty(2, device=device)
+            return dist.reduce_scatter_tensor(result, numbers, async_op=True), result
+
+        def send(numbers: torch.Tensor) -> tuple[Any, torch.Tensor]:
+            received = torch.empty_like(numbers)
+            pair = [dist.P2POp(dist.isend, numbers, 1 - rank), dist.P2POp(dist.irecv, received, 1 - rank)]
+            return dist.batch_isend_irecv(pair)[-1], numbers
+
+        dist.all_reduce(torch.ones(1, device=device))
+        run("all_reduce", lambda numbers: (dist.all_reduce(numbers, async_op=True), numbers))
+        run("reduce_scatter", reduce_scatter)
+        run("send", send)
+    return found
+
+
+def test_a_wait_that_is_missing_before_compute_overwrites_what_is_communicated_shows_in_the_numbers() -> None:
+    told = Parameters(computes=True, stall_s=30, kernel_us=300, collective_us=100_000)
+    right, wrong = (
+        run_ranks(_overwritten_in_flight, 2, told, waits, backend="", timeout_s=90) for waits in (True, False)
+    )
+    assert right == [{"all_reduce": [6.0] * 4, "reduce_scatter": [2.0] * 2, "send": [3.0] * 4}] * 2
+    assert all(math.isnan(number) for found in wrong for result in found.values() for number in result)
 
 
 def _refused() -> list[str]:

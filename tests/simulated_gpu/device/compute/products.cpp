@@ -52,12 +52,21 @@ Work product(const Product& given) {
 }
 
 void attach(simulation::Task& task, Work work) {
-  auto writes = std::make_shared<Writes>();
-  task.at_begin = [writes, work = std::move(work)] {
-    work(*writes);
-    writes->spoil();
+  struct State {
+    Work work;
+    Writes writes;
+    uint64_t changes = 0;
   };
-  task.effect = [writes] { writes->apply(); };
+  auto state = std::make_shared<State>(State{std::move(work), {}});
+  task.at_begin = [state] {
+    state->work(state->writes);
+    state->writes.spoil();
+    state->changes = changes();
+  };
+  task.effect = [state] {
+    // Who writes meanwhile to what it reads or writes was to wait for it: its results stay spoiled.
+    if (state->changes == changes() || state->writes.would_repeat(state->work)) state->writes.apply();
+  };
 }
 
 void refuse(const std::string& name) {

@@ -11,7 +11,8 @@ namespace compute {
 
 using Work = std::function<void(Writes&)>;
 
-// Lets a task do work: it reads when it begins, and its results are there when it ends.
+// Lets a task do work: it reads when it begins, and its results are there when it ends, unless what it read has changed
+// by then.
 EXPORTED void attach(simulation::Task& task, Work work);
 // Says once that something cannot be computed, and what.
 EXPORTED void refuse(const std::string& name);

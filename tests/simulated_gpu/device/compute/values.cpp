@@ -1,7 +1,13 @@
 #include "values.h"
 
+#include <algorithm>
+#include <atomic>
+
 namespace compute {
 namespace {
+
+constexpr char spoiled = -1;  // of all types that have it, no number
+std::atomic<uint64_t> number_of_changes{0};
 
 using simulation::BFloat16;
 using simulation::Half;
@@ -25,6 +31,9 @@ Stored whole(double value) {
 }
 
 }  // namespace
+
+uint64_t changes() { return number_of_changes; }
+void changed() { number_of_changes++; }
 
 size_t width_of(Type type) {
   switch (type) {
@@ -122,12 +131,26 @@ void Writes::put(void* to, Type type, double value) {
   put(to, bytes, width_of(type));
 }
 
-void Writes::spoil() const {
-  for (const Run& run : runs_) memset(run.to, 0xff, run.size);
+void Writes::spoil() {
+  if (before_.empty()) before_.resize(bytes_.size());
+  for (const Run& run : runs_) memcpy(&before_[run.at], run.to, run.size);
+  for (const Run& run : runs_) memset(run.to, spoiled, run.size);
+  changed();
 }
 
 void Writes::apply() const {
   for (const Run& run : runs_) memcpy(run.to, bytes_.data() + run.at, run.size);
+  changed();
+}
+
+bool Writes::would_repeat(const std::function<void(Writes&)>& work) const {
+  for (const Run& run : runs_)
+    if (std::any_of(run.to, run.to + run.size, [](char byte) { return byte != spoiled; })) return false;
+  for (const Run& run : runs_) memcpy(run.to, &before_[run.at], run.size);
+  Writes again;
+  work(again);
+  for (const Run& run : runs_) memset(run.to, spoiled, run.size);
+  return again.bytes_ == bytes_;
 }
 
 }  // namespace compute

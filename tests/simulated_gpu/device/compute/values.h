@@ -3,11 +3,13 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "../core/numbers.h"
+#include "../core/settings.h"
 
 namespace compute {
 
@@ -45,14 +47,21 @@ void store(Type type, void* to, double value);
 void load_many(Type type, const char* from, int64_t stride, int count, double* to);
 void store_many(Type type, char* to, const double* values, int count);
 
+// How often anything was written so far.
+EXPORTED uint64_t changes();
+EXPORTED void changed();
+
 // What a kernel is going to write. Inputs are read when a kernel begins, and results are in memory when it ends. In
 // between they are spoiled: who reads them without a wait reads no number.
 class Writes {
  public:
   void put(void* to, const void* bytes, size_t size);
   void put(void* to, Type type, double value);
-  void spoil() const;
+  void spoil();
   void apply() const;
+  // Whether it would write the same if it began now, and nobody has written to where it writes. It is spoiled before
+  // and after.
+  bool would_repeat(const std::function<void(Writes&)>& work) const;
 
  private:
   struct Run {
@@ -60,7 +69,7 @@ class Writes {
     size_t at, size;
   };
   std::vector<Run> runs_;
-  std::vector<char> bytes_;
+  std::vector<char> bytes_, before_;  // what is to be there, and what was there
 };
 
 }  // namespace compute

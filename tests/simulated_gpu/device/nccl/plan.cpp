@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "../compute/values.h"
 #include "../core/settings.h"
 #include "reduce.h"
 
@@ -239,14 +240,33 @@ void Plan::publish() {
 }
 
 // Until it ends, who reads its results without a wait reads no numbers.
-void Plan::spoil() const {
+void Plan::spoil() {
+  std::vector<std::pair<const void*, size_t>> places;
   for (const Collective& one : collectives_) {
+    places.emplace_back(one.from, published(one, communicator_->rank));
     bool parts = one.what == What::all_gather || one.what == What::all_to_all;
     if (one.what == What::reduce && communicator_->rank != one.root) continue;
-    memset(one.to, 0xff, one.count * width_of(one.type) * (parts ? communicator_->size : 1));
+    places.emplace_back(one.to, one.count * width_of(one.type) * (parts ? communicator_->size : 1));
+    memset(one.to, 0xff, places.back().second);
   }
-  for (const Numbered& one : messages_)
+  for (const Numbered& one : messages_) {
+    places.emplace_back(one.message.address, one.message.size);
     if (!one.message.sends) memset(one.message.address, 0xff, one.message.size);
+  }
+  for (auto [at, size] : places) {
+    auto* bytes = static_cast<const char*>(at);
+    lies_.emplace_back(bytes, std::vector<char>(bytes, bytes + size));
+  }
+  compute::changed();
+  changes_ = compute::changes();
+}
+
+// Whether somebody has written meanwhile to what it reads or writes, without waiting for it.
+bool Plan::was_disturbed() const {
+  if (changes_ == compute::changes()) return false;
+  return !std::all_of(lies_.begin(), lies_.end(), [](const auto& one) {
+    return std::equal(one.second.begin(), one.second.end(), one.first);
+  });
 }
 
 void Plan::wait_for_data(Arrival& arrival, uint64_t number) const {
@@ -254,6 +274,7 @@ void Plan::wait_for_data(Arrival& arrival, uint64_t number) const {
 }
 
 void Plan::finish() {
+  bool disturbed = was_disturbed();
   if (!collectives_.empty()) {
     for (int rank = 0; rank < communicator_->size; rank++)
       wait_for_data(communicator_->board.arrival(rank, number_), number_);
@@ -278,6 +299,10 @@ void Plan::finish() {
     read_file(message_file(one), one.message.address, one.message.size);
     unlink(message_file(one).c_str());
   }
+  compute::changed();
+  // What was written there is lost too, so that it shows on the rank that sent it.
+  for (const auto& [at, bytes] : lies_)
+    if (disturbed) memset(const_cast<char*>(at), 0xff, bytes.size());
 }
 
 void Plan::compute(const Collective& one, const std::vector<const char*>& parts) const {

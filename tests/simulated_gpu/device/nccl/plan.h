@@ -56,7 +56,8 @@ class Plan : public simulation::Meeting {
   std::string message_file(const Numbered& one) const;
   void wait_for_data(Arrival& arrival, uint64_t number) const;
   void finish();
-  void spoil() const;
+  void spoil();
+  bool was_disturbed() const;
   void compute(const Collective& collective, const std::vector<const char*>& parts) const;
 
   Communicator* communicator_;
@@ -64,6 +65,9 @@ class Plan : public simulation::Meeting {
   std::vector<Numbered> messages_;
   uint64_t number_ = 0;  // of the collective part
   int64_t start_ = -1;
+  // What lies where it reads and writes until it ends, and how often anything had been written by then.
+  std::vector<std::pair<const char*, std::vector<char>>> lies_;
+  uint64_t changes_ = 0;
 };
 
 }  // namespace nccl

@@ -107,17 +107,19 @@ std::shared_ptr<Task> copy_task(cudaMemcpyKind kind, size_t size, const Block& t
   return task;
 }
 
-// Rows of bytes, which are read at the copy's end, or where kernels compute at its begin.
-void set_rows(Task& task, void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height) {
+// Rows of bytes, which are read at the copy's end, or where kernels compute at its begin. `staged` holds them, if not
+// the caller.
+void set_rows(Task& task, void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width, size_t height,
+              std::shared_ptr<std::vector<char>> staged = nullptr) {
   auto *target = static_cast<char*>(to);
   auto *source = static_cast<const char*>(from);
   if (simulation::settings().computes) {
-    compute::attach(task, [=](compute::Writes& writes) {
+    compute::attach(task, [=, held = std::move(staged)](compute::Writes& writes) {
       for (size_t row = 0; row < height; row++) writes.put(target + row * to_pitch, source + row * from_pitch, width);
     });
     return;
   }
-  task.effect = [=] {
+  task.effect = [=, held = std::move(staged)] {
     for (size_t row = 0; row < height; row++) memmove(target + row * to_pitch, source + row * from_pitch, width);
   };
 }
@@ -130,7 +132,7 @@ cudaError_t copy(void* to, const void* from, size_t size, cudaMemcpyKind kind, c
     // Pageable memory may change as soon as the call is over.
     auto staged =
         std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + size);
-    task->effect = [=] { memcpy(to, staged->data(), size); };
+    set_rows(*task, to, size, staged->data(), size, size, 1, staged);
   } else {
     set_rows(*task, to, size, from, size, size, 1);
   }
@@ -271,7 +273,14 @@ EXPORTED cudaError_t cudaMemsetAsync(void* address, int value, size_t size, cuda
   task->bytes = size;
   task->copy_kind = value;
   task->alone_ns = copy_base_ns + static_cast<double>(size) / simulation::settings().memory_bytes_per_ns;
-  task->effect = [=] { memset(address, value, size); };
+  if (simulation::settings().computes) {
+    compute::attach(*task, [=](compute::Writes& writes) {
+      std::vector<char> bytes(size, static_cast<char>(value));
+      writes.put(address, bytes.data(), size);
+    });
+  } else {
+    task->effect = [=] { memset(address, value, size); };
+  }
   simulation::enqueue(stream, std::move(task));
   return cudaSuccess;
 }
