@@ -106,7 +106,8 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
 def flat(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options with those under ``advanced`` among them. Warns of those that belong there, once."""
     given = dict(options)
-    advanced = given.pop("advanced", None) or {}
+    advanced = given.pop("advanced", None)
+    advanced = {} if advanced is None else advanced
     if not isinstance(advanced, Mapping):
         raise TypeError(f"advanced must map names to values, got {advanced!r} (a {type(advanced).__name__})")
     _check_names(given, _USUAL | _ADVANCED, "options", _USUAL)

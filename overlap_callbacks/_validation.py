@@ -10,17 +10,19 @@ import numbers
 import operator
 from typing import Any
 
+# No larger whole number is exact in every reader of JSON; and no wait of a thread may be longer than these seconds.
+_MOST, _MOST_S = 2**53, 1e9
 
-def count(name: str, value: Any, *, minimum: int, maximum: int | None = None) -> int:
-    """Return ``value`` as an int of at least ``minimum`` and at most ``maximum``, if given.
+
+def count(name: str, value: Any, *, minimum: int, maximum: int = _MOST) -> int:
+    """Return ``value`` as an int of at least ``minimum`` and at most ``maximum``.
 
     Rejects booleans and floats: ``repeats=True`` and ``repeats=2.0`` are mistakes, not counts. Accepts integer types of
     other libraries (``numpy.int64``).
     """
-    # NumPy before 2.3 and torch accept their booleans as indices. Their dtype reveals them, without importing either.
-    is_boolean = isinstance(value, bool) or str(getattr(value, "dtype", "")) in ("bool", "torch.bool")
     try:
-        if is_boolean:
+        # NumPy before 2.3 and torch accept their booleans as indices.
+        if isinstance(value, bool) or _is_foreign_boolean(value):
             raise TypeError
         number = operator.index(value)
     except TypeError:
@@ -29,15 +31,29 @@ def count(name: str, value: Any, *, minimum: int, maximum: int | None = None) ->
         ) from None
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
-    if maximum is not None and number > maximum:
+    if number > maximum:
         raise ValueError(f"{name} must be at most {maximum}, got {number}")
     return number
 
 
+def _is_foreign_boolean(value: Any) -> bool:
+    """Whether it is a boolean of NumPy's or torch's, by its dtype: without importing either."""
+    return str(getattr(value, "dtype", "")) in ("bool", "torch.bool") and not getattr(value, "ndim", 0)
+
+
 def flag(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
+    if not (isinstance(value, bool) or _is_foreign_boolean(value)):
         raise TypeError(f"{name} must be True or False, got {value!r} (a {type(value).__name__})")
-    return value
+    return bool(value)
+
+
+def plain(value: Any) -> Any:
+    """A number, boolean or text of another library as Python's own type, which JSON takes; anything else unchanged."""
+    if isinstance(value, bool) or _is_foreign_boolean(value):
+        return bool(value)
+    if isinstance(value, numbers.Real):
+        return int(value) if isinstance(value, numbers.Integral) else float(value)
+    return str.__str__(value) if isinstance(value, str) else value
 
 
 def fraction(name: str, value: Any) -> float:
@@ -59,12 +75,15 @@ def one_of(name: str, value: Any, allowed: tuple[str, ...]) -> str:
         near = difflib.get_close_matches(str(value).lower(), allowed, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}{hint}")
-    return value
+    return allowed[allowed.index(value)]
 
 
 def seconds(name: str, value: Any, *, zero: bool = False) -> float:
-    """Return ``value`` as a positive, finite number of seconds; with ``zero``, 0 is allowed too."""
-    return _finite(name, value, "number of seconds", zero=zero)
+    """Return ``value`` as a positive number of seconds that a wait may last; with ``zero``, 0 is allowed too."""
+    number = _finite(name, value, "number of seconds", zero=zero)
+    if number > _MOST_S:
+        raise ValueError(f"{name} must be at most {_MOST_S:g} seconds, got {value!r}")
+    return number
 
 
 def _finite(name: str, value: Any, what: str, *, zero: bool = False) -> float:
@@ -80,4 +99,7 @@ def _real(name: str, value: Any, allowed: str) -> float:
     # here.
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be {allowed}, got {value!r} (a {type(value).__name__})")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{name} must be {allowed}, got a whole number too large for one") from None

@@ -57,6 +57,23 @@ def test_a_count_below_its_minimum_is_refused_with_both_numbers(value):
         _validation.count("repeats", value, minimum=1)
 
 
+def test_numbers_that_no_record_or_wait_takes_are_refused():
+    with pytest.raises(ValueError, match="repeats must be at most 9007199254740992, got"):
+        _validation.count("repeats", 10**20, minimum=1)
+    for check in (_validation.seconds, _validation.positive, _validation.fraction):
+        with pytest.raises(ValueError, match="timeout must be a"):
+            check("timeout", 10**400)
+    with pytest.raises(ValueError, match=r"timeout must be at most 1e\+09 seconds, got 10000000000.0"):
+        _validation.seconds("timeout", 1e10)
+
+
+@pytest.mark.parametrize("value", [np.True_, np.array(True), torch.tensor(True), True])
+def test_booleans_of_other_libraries_are_flags(value):
+    assert _validation.flag("strict", value) is True
+    with pytest.raises(TypeError, match="strict must be True or False"):
+        _validation.flag("strict", np.array([True]))
+
+
 @pytest.mark.parametrize("value", [1, 0.25, 1e-9, np.float64(3.5)])
 def test_positive_seconds_become_plain_floats(value):
     found = _validation.seconds("timeout", value)

@@ -110,7 +110,8 @@ class SuggestingGroup(click.Group):
         if name not in known and not name.startswith("-"):
             import difflib
 
-            near = [one for one in known if one.startswith(name)] or difflib.get_close_matches(name, known, n=1)
+            low = name.lower()
+            near = [one for one in known if low and one.startswith(low)] or difflib.get_close_matches(low, known, n=1)
             meant = near[0] if near else ""
             if not near and os.path.exists(name):
                 meant = f"{'analyze' if '.json' in name and not name.endswith('l') else 'show'} {name}"
@@ -137,19 +138,36 @@ class _LazyGroup(SuggestingGroup):
             command: click.Command = getattr(importlib.import_module(f"{__name__}.{module}"), function)
         return command
 
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        with _ending():  # prints the help
+            return super().make_context(*args, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command. However it ends, the exit code is that of the table."""
-        try:
+        with _ending():
             return super().invoke(ctx)
-        except click.ClickException as error:
-            error.show()  # click's own code 1 means another thing here
-            raise SystemExit(max(error.exit_code, ExitCode.CANNOT)) from None
-        except BrokenPipeError:  # whoever reads has enough, e.g. ``head``
-            leave_pipe()
-            raise SystemExit(ExitCode.DONE) from None
-        except KeyboardInterrupt:
-            click.echo("Interrupted.", err=True)
-            raise SystemExit(ExitCode.INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def _ending() -> Iterator[None]:
+    """However a command ends, the exit code is that of the table; click's own code 1 means another thing here."""
+    try:
+        yield
+    except click.ClickException as error:
+        with contextlib.suppress(OSError):  # nobody reads it
+            error.show()
+        raise SystemExit(max(error.exit_code, ExitCode.CANNOT)) from None
+    except BrokenPipeError:  # whoever reads has enough, e.g. ``head``
+        leave_pipe()
+        raise SystemExit(ExitCode.DONE) from None
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        leave_pipe()
+        click.echo(f"Error: the output cannot be written: {error.strerror}", err=True)
+        raise SystemExit(ExitCode.CANNOT) from None
+    except KeyboardInterrupt:
+        click.echo("Interrupted.", err=True)
+        raise SystemExit(ExitCode.INTERRUPTED) from None
 
 
 def _docs() -> str:
@@ -179,6 +197,9 @@ def main() -> None:
 
 def run() -> None:
     """The program ``overlap``. An error of ours is no broken limit: its code is another."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # whoever started this has closed it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         main(prog_name="overlap")
     except Exception:

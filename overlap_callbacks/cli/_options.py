@@ -81,8 +81,10 @@ class WithCommand(click.Command):
         try:
             rest = super().parse_args(ctx, args[:at])
         except click.NoSuchOption as error:
-            hint = ". Put -- before a command that is run" if at == len(args) else ""
-            raise click.UsageError(f"{error.format_message()}{hint}", ctx) from None
+            said = error.format_message()
+            if at == len(args):
+                said += f"{'' if said[-1] in '.?)' else '.'} Put -- before a command that is run."
+            raise click.UsageError(said, ctx) from None
         ctx.params["command"] = tuple(args[at + 1 :])
         return rest
 
@@ -90,6 +92,16 @@ class WithCommand(click.Command):
 def words(text: str | None) -> tuple[str, ...]:
     """The comma-separated parts of an option's value."""
     return tuple([part.strip() for part in (text or "").split(",") if part.strip()])
+
+
+class Amount(click.FloatRange):
+    """A finite number within a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no amount.", param, ctx)
+        return found
 
 
 def whole_numbers(text: str | None, option: str) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from overlap_callbacks.cli import ExitCode, InconclusiveError, leave_pipe
-from overlap_callbacks.cli._options import WithCommand, is_given, json_option
+from overlap_callbacks.cli._options import Amount, WithCommand, is_given, json_option
 from overlap_callbacks.cli._output import newest_run, one_line, print_json, program, read_record, refusing
 from overlap_callbacks.cli.experiment import KEPT
 
@@ -35,7 +35,7 @@ _OF_COMMAND = {"windows": "--windows", "timeout": "--timeout", "run_dir": "--run
 @click.option(
     "--windows", type=click.IntRange(min=1), help="End COMMAND once so many windows count. [default: let it end]"
 )
-@click.option("--timeout", type=click.FloatRange(min=1), help="Seconds that COMMAND may take. [default: no limit]")
+@click.option("--timeout", type=Amount(min=1), help="Seconds that COMMAND may take. [default: no limit]")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Keep the record of COMMAND here.")
 @json_option
 @click.argument("run", nargs=-1, type=click.Path(path_type=Path), metavar="RUN | -- COMMAND...")
@@ -117,6 +117,8 @@ def _check_command(target: Sequence[str], folder: Path, windows: int | None, tim
     if (folder / "overlap.jsonl").exists():
         raise click.UsageError(f"--run-dir {folder} has a record already: name another folder")
     failure = run_for_windows(target, folder, windows, math.inf if timeout_s is None else timeout_s)
+    if not failure and not (folder / "overlap.jsonl").exists():
+        failure = "the command left no record: attach the library in it, and let it train until a window opens"
     if failure:
         _fail(failure)
 
@@ -124,15 +126,18 @@ def _check_command(target: Sequence[str], folder: Path, windows: int | None, tim
 def _finish(run: Path, limits: Sequence[Limit], as_json: bool, *, ended: bool) -> NoReturn:
     """Judge a run, and exit. ``ended``: the job is known to have ended; otherwise the record decides."""
     from overlap_callbacks.analysis.headline import run_headline
-    from overlap_callbacks.experiments.check import State, judge
+    from overlap_callbacks.experiments.check import Finding, State, judge
 
     found = read_record(run)
     found.ended = found.ended or ended
     if found.summary.control:
         _fail("the run is an A/A control: both sides ran overlapped, so its figures are errors of measurement")
-    if not found.valid_windows:
-        _fail(run_headline(found.summary, len(found.arms)).text, InconclusiveError)
-    findings = judge(found.summary, limits)
+    why = "" if found.valid_windows else run_headline(found.summary, len(found.arms)).text
+    if why and not as_json:
+        _fail(why, InconclusiveError)
+    findings = (
+        [Finding(limit, State.NOT_MEASURED, None, why) for limit in limits] if why else judge(found.summary, limits)
+    )
     states = {finding.state for finding in findings}
     code = ExitCode.INCONCLUSIVE if states - {State.HOLDS} else ExitCode.DONE
     if State.BROKEN in states:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from overlap_callbacks.cli._options import (
+    Amount,
     caps,
     clock_cap_option,
     is_given,
@@ -67,9 +68,9 @@ _WITH_RESUME = ("resume", "retry", "quick", "minutes", "timeout", "as_json")
     "--quick/--full", default=True,
     help="At most 5 minutes and 10 steps (the default), or the study's models, batches and 25 steps, and no limit.",
 )  # fmt: skip
-@click.option("--minutes", type=click.FloatRange(min=0.1), help="Start no job that would end later.")
+@click.option("--minutes", type=Amount(min=0.1), help="Start no job that would end later.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=1),
+    "--timeout", type=Amount(min=1),
     help="Seconds after which a job has failed.  [default: 600; --full: 3600]",
 )  # fmt: skip
 @output_option("overlap_study/TIME")

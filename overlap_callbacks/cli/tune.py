@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlap_callbacks.cli._options import WithCommand, json_option, refuse_with_resume
+from overlap_callbacks.cli._options import Amount, WithCommand, json_option, refuse_with_resume
 from overlap_callbacks.cli._output import one_line, require
 from overlap_callbacks.cli.experiment import (
     finish,
@@ -46,9 +46,9 @@ _WITH_RESUME = ("resume", "command", "variables", "arguments", "repeats", "quick
     "--quick/--full", default=True,
     help="At most 5 minutes and 4 runs of each combination (the default), or 8 runs and no limit.",
 )  # fmt: skip
-@click.option("--minutes", type=click.FloatRange(min=0.1), help="Start no run that would end later.")
+@click.option("--minutes", type=Amount(min=0.1), help="Start no run that would end later.")
 @click.option(
-    "--timeout", type=click.FloatRange(min=1), default=600.0, show_default=True,
+    "--timeout", type=Amount(min=1), default=600.0, show_default=True,
     help="Seconds after which a run has failed.",
 )  # fmt: skip
 @output_option("overlap_tune/TIME")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Sequence
@@ -130,8 +131,11 @@ def parsed_limit(option: str, text: str) -> Limit:
     name, equals, value = text.partition("=")
     if not equals:
         raise ValueError(f"{option} {text}: the form is NAME=NUMBER, e.g. {option} compute_slowdown=0.2")
-    if name not in limit_names():
-        raise ValueError(f"{option} {text}: there is no figure {name}; there are {', '.join(limit_names())}")
+    known = limit_names()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, 3) or [one for one in known if name.lower() in one]
+        hint = f"did you mean {', '.join(near)}?" if name and near else f"there are {', '.join(known)}"
+        raise ValueError(f"{option} {text}: there is no such figure; {hint}")
     return limit_on(name, option, value)
 
 

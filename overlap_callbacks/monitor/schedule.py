@@ -128,6 +128,11 @@ class Schedule:
         self._check_blocks()
         for name in _SWITCHES:
             _validation.flag(name, getattr(self, name))
+        if self.window_steps > _MOST_STEPS:
+            raise ValueError(
+                f"a window of {self.window_steps:,} steps is longer than {_MOST_STEPS:,}: give fewer repeats, "
+                "steps_per_block, warmup_steps or profiled_steps"
+            )
         if self.every_n_steps < self.window_steps:
             raise ValueError(
                 f"every_n_steps={self.every_n_steps} is shorter than a window of {self.window_steps} steps "
@@ -141,6 +146,7 @@ class Schedule:
         blocks = self.blocks
         if not isinstance(blocks, str):
             raise TypeError(f"blocks must be a string of 'O' and 'S', got {blocks!r} (a {type(blocks).__name__})")
+        object.__setattr__(self, "blocks", _validation.plain(blocks))
         unknown = sorted(set(blocks) - set(_ARMS))
         if unknown:
             raise ValueError(
@@ -209,7 +215,8 @@ class Schedule:
     @property
     def window_steps(self) -> int:
         """Minimum length of a window: one recorded step and those of its blocks, including warm-up."""
-        return 1 + len(self.part(Part.TIMED)) + len(self.part(Part.PROFILED))
+        timed = self.timed_blocks * (self.warmup_steps + self.steps_per_block)
+        return 1 + timed + 2 * self.profiled_steps * (self.warmup_steps + 1)
 
     @property
     def recorded_steps(self) -> int:
@@ -307,6 +314,8 @@ def _in_order(blocks: str, groups: int) -> str:
     return first * groups + second * groups if alternating else blocks * groups
 
 
+# Maximum steps of a window: a plan of each is kept.
+_MOST_STEPS = 1_000_000
 # Maximum recorded steps after the first.
 _MORE_RECORDED = 7
 # Ordinary steps after the recorded ones, during which the ranks' order of collectives is checked.

@@ -260,3 +260,13 @@ def test_ctrl_c_keeps_the_windows_that_were_measured_and_says_how_to_judge_them(
     assert f" check --max e2e_overlapped_ms=60000 {folder}" in errors
     assert processes_with(RUN_DIR, str(folder)) == []
     assert invoke("check", "--max", "e2e_overlapped_ms=60000", str(folder)).exit_code == 0
+
+
+def test_json_says_why_no_window_counts(tmp_path: Path) -> None:
+    folder = str(write(tmp_path, msgspec.structs.replace(window(0), valid=False, problems=("it was too short",))))
+    result = invoke("check", "--max-exposed", "0.1", "--json", folder)
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["exit_code"], told["state"], told["valid_windows"]) == (3, 3, "invalid", 0)
+    (limit,) = told["limits"]
+    assert (limit["state"], limit["measured"]) == ("cannot be judged", None)
+    assert "it was too short" in limit["doubt"]

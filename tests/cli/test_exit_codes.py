@@ -134,6 +134,26 @@ def test_a_reader_that_leaves_early_does_not_change_the_answer(here: Path, numbe
         assert (done.returncode, done.stderr) == (expected, ""), command
 
 
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("--help | true", 0, ""), ("show --help | true", 0, ""), ("show nowhere 2>&1 | true", 2, ""),
+        ("nothing 2>&1 | true", 2, ""), ("show run 2>&-", 0, ""), ("show nowhere 2>&-", 2, ""),
+        ("check run --max-exposed 0.01 >&-", 1, ""), ("report run -o page.html 2>&-", 0, ""),
+        *[
+            (f"{command} > /dev/full", 2, "Error: the output cannot be written: No space left on device\n")
+            for command in ("--help", "show run", "show run --json", "check run --max-exposed 0.1")
+        ],
+    ],
+)  # fmt: skip
+def test_output_that_nobody_takes_is_no_broken_limit(here: Path, line: str, code: int, says: str) -> None:
+    whole = f"{sys.executable} -m overlap_callbacks {line}; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(
+        ["bash", "-c", whole], cwd=here, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (code, says)
+
+
 def test_ctrl_c_ends_the_processes_that_read_traces_in_silence(tmp_path: Path) -> None:
     first = kineto.write(tmp_path / "rank0.json", kineto.training(steps=100), **kineto.job())
     for number in (1, 2, 3):
@@ -157,6 +177,14 @@ def test_ctrl_c_ends_the_processes_that_read_traces_in_silence(tmp_path: Path) -
     ("line", "says"),
     [
         ("shwo run", "there is no command shwo: did you mean show?"),
+        ("SHOW run", "there is no command SHOW: did you mean show?"),
+        ("check --max-exposed 0.1 -- true", "the command left no record: attach the library in it"),
+        ("check run --max_exposed 0.1", "Put -- before a command that is run.\n"),
+        ("check run --max exposed_coms_ms=5", "did you mean exposed_comm_ms"),
+        ("check run --max exposed=5", "there is no such figure; did you mean "),
+        ("check run --max =5", "there is no such figure; there are "),
+        ("check --max-exposed 0.1 --timeout nan -- true", "nan is no amount"),
+        ("tune --arg a=1,2 --minutes inf -- true", "inf is no amount"),
         ("anlyze overlapped.json", "did you mean analyze?"),
         ("bench gemm", "there is no command gemm: did you mean gemm-allreduce?"),
         ("predict --model gpt2 --utilisation 40", "got 40.0; did you mean 0.4?"),

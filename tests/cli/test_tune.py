@@ -96,7 +96,7 @@ def until(condition: Any) -> None:
     [
         ([], "give the command to run"),
         (["--", "x"], "there is nothing to compare"),
-        (["--env", "A=1,1", "--", "x"], "1 stands there twice"),
+        (["--env", "A=1,1", "--", "x"], "1 is given twice"),
         (["--arg", "a=1,2", "--arg", "a=3", "--", "x"], "a is given twice"),
         (["--arg", "a=1,2", "train"], "put -- before the command: -- train"),
         (["--arg", "a=1,2", "torchrun", "--nproc-per-node", "2", "t.py"], "Put -- before a command that is run"),

@@ -44,7 +44,7 @@ def test_runs_go_forth_and_back() -> None:
         (Kind.ENV, "A", "the form is VARIABLE=VALUE,VALUE"),
         (Kind.ENV, "a-b=1,2", "the form is VARIABLE=VALUE,VALUE"),
         (Kind.ARG, "=1,2", "the form is NAME=VALUE,VALUE"),
-        (Kind.ARG, "a=1,1", "1 stands there twice"),
+        (Kind.ARG, "a=1,1", "1 is given twice"),
     ],
 )
 def test_a_wrong_axis_is_refused(kind: Kind, text: str, says: str) -> None:

@@ -7,12 +7,14 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import numpy as np
 import pytest
 import torch
 
-from overlap_callbacks import JsonlSink, OverlapMonitor, WandbSink
+from overlap_callbacks import JsonlSink, OverlapMonitor, Schedule, WandbSink
 from overlap_callbacks.analysis.results.run import Workload
-from overlap_callbacks.monitor.config import MonitorConfig, apply_env_overrides
+from overlap_callbacks.monitor.config import MonitorConfig, apply_env_overrides, as_settings
 
 BAD = {
     "schedule": ({"every_n_steps": 5}, TypeError),
@@ -104,6 +106,7 @@ def test_only_one_option_may_give_the_flop_of_a_step() -> None:
         ({"a": float("nan")}, r"settings\['a'\] must be finite"),
         ({"a": "x" * 101}, "at most 100 characters"),
         ({str(number): 1 for number in range(33)}, "at most 32"),
+        ({"a": 10**30}, r"settings\['a'\] must be at most"),
     ],
 )
 def test_settings_that_no_record_keeps_are_refused(settings: Any, said: str) -> None:
@@ -116,6 +119,15 @@ def test_the_facts_about_the_work_are_kept_together() -> None:
     assert config.workload == Workload(
         tokens_per_step=64, model_parameters=10.0, precision="fp8", settings={"bucket_mb": 25}
     )
+
+
+def test_numbers_and_text_of_numpy_reach_the_record() -> None:
+    settings: Any = {np.str_("lr"): np.float64(0.1), "mb": np.int64(25), "half": np.float32(0.5), "on": np.bool_(True)}
+    config = MonitorConfig(settings=settings, model_preset=np.str_("gpt2"), schedule=Schedule(blocks=np.str_("OSSO")))
+    told = msgspec.json.decode(msgspec.json.encode([config.workload, config.schedule.as_dict()]))
+    assert told[0]["settings"] == {"lr": 0.1, "mb": 25, "half": 0.5, "on": True}
+    assert (told[0]["model_preset"], told[1]["blocks"]) == ("gpt2", "OSSO")
+    assert msgspec.json.encode(as_settings({"bucket": np.int64(5), "lr": np.float64(0.5)})) == b'{"bucket":5,"lr":0.5}'
 
 
 def test_checked_values_are_kept_and_an_option_cannot_be_changed_later() -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from overlap_callbacks.cli._options import is_given, json_option
+from overlap_callbacks.cli._options import Amount, is_given, json_option
 from overlap_callbacks.cli._output import one_line, print_record, program, read_record, require
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ LARGE_MB, SMALLER_MB = 25.0, 5.0
 @click.option("--hidden", type=click.IntRange(min=8), default=256, show_default=True, help="Width; a multiple of 4.")
 @click.option("--batch", type=click.IntRange(min=1), default=4, show_default=True, help="Sequences a rank and step.")
 @click.option("--sequence", type=click.IntRange(min=2), default=64, show_default=True, help="Tokens of a sequence.")
-@click.option("--bucket-mb", type=click.FloatRange(min=0, min_open=True), default=LARGE_MB, show_default=True,
+@click.option("--bucket-mb", type=Amount(min=0, min_open=True), default=LARGE_MB, show_default=True,
               help="Size of DDP's gradient buckets, MiB.")  # fmt: skip
 @click.option(
     "--every", "every_n_steps", type=click.IntRange(min=82), default=100, show_default=True,

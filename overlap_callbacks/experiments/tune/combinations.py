@@ -66,7 +66,7 @@ def parsed_axis(kind: Kind, text: str) -> Axis:
     axis = Axis(kind, name, tuple([value.strip() for value in values.split(",")]))
     doubled = sorted({value for value in axis.values if axis.values.count(value) > 1})
     if doubled:
-        raise ValueError(f"{option}: {doubled[0] or 'the empty value'} stands there twice")
+        raise ValueError(f"{option}: {doubled[0] or 'the empty value'} is given twice")
     return axis
 
 
