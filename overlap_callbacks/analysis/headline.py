@@ -371,7 +371,8 @@ def _no_window_counts(summary: RunSummary) -> Headline:
             why="control windows and others are not mixed, and the last start of the job has none.",
             what_to_do=_LET_IT_END,
         )
-    problem = shortened(next(iter(alike[-1].problems), "the record does not say"), _MAX_PROBLEM).rstrip(".")
+    problem = next(iter(alike[-1].problems), "the record does not say").removeprefix(f"{state}: ")
+    problem = shortened(problem, _MAX_PROBLEM).rstrip(".")
     which = f"{count(len(alike), 'window')} {'is' if len(alike) == 1 else 'are'} {state}"
     todo = _against(problem)
     if todo == _PROFILE:

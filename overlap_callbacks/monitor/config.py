@@ -134,8 +134,8 @@ def _checked_settings(_: str, settings: Any) -> dict[str, Setting]:
         raise TypeError(f"settings must map names to values, got {settings!r} (a {type(settings).__name__})")
     if len(settings) > _MAX_SETTINGS:
         raise ValueError(f"settings must be at most {_MAX_SETTINGS}, got {len(settings)}")
-    settings = {_validation.plain(name): _validation.plain(value) for name, value in settings.items()}
-    for name, value in settings.items():
+    found = {_validation.plain(name): _validation.plain(value) for name, value in settings.items()}
+    for name, value in found.items():
         if not isinstance(name, str) or not name or len(name) > _MAX_SETTING_LENGTH:
             raise ValueError(f"settings: a name must be text of 1 to {_MAX_SETTING_LENGTH} characters, got {name!r}")
         if not isinstance(value, (str, int, float)) or len(str(value)) > _MAX_SETTING_LENGTH:
@@ -147,7 +147,7 @@ def _checked_settings(_: str, settings: Any) -> dict[str, Setting]:
             raise ValueError(f"settings[{name!r}] must be finite, got {value!r}")
         if isinstance(value, int):
             _validation.count(f"settings[{name!r}]", int(value), minimum=-(2**53))
-    return settings
+    return found
 
 
 def _checked_precision(name: str, given: Any) -> str:
@@ -192,7 +192,7 @@ def as_settings(facts: Mapping[str, object]) -> dict[str, Setting]:
     for name, given in list(facts.items())[:_MAX_SETTINGS]:
         value = _validation.plain(given)
         plain = isinstance(value, (bool, int)) or (isinstance(value, float) and math.isfinite(value))
-        kept[str(name)[:_MAX_SETTING_LENGTH]] = value if plain else str(value)[:_MAX_SETTING_LENGTH]  # type: ignore[assignment]
+        kept[str(name)[:_MAX_SETTING_LENGTH]] = value if plain else str(value)[:_MAX_SETTING_LENGTH]
     return kept
 
 

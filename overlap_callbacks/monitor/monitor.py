@@ -152,8 +152,9 @@ class AdapterApi:
         driver.unused = unused
         if not driver.active or job is None:
             return
+        timed_only = isinstance(driver.window_runner, TimingRunner)
         if has_others(job):
-            call = driver.slot.call_roll(job)
+            call = driver.slot.call_roll(job, timed_only=timed_only)
             refusal = call.wait()
             if refusal is not None:
                 driver.faults.refusal = None
@@ -165,7 +166,6 @@ class AdapterApi:
         if target is not None:
             driver.guarded(close_others, self, target)
         if job.world_size > 1:
-            timed_only = isinstance(driver.window_runner, TimingRunner)
             self.say(attach_line(self.config, job, next_step, timed_only=timed_only))
 
     def sink_failed(self, sink: Sink, error: Exception) -> None:

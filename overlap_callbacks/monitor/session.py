@@ -18,6 +18,7 @@ from overlap_callbacks._log import logger
 from overlap_callbacks._version import __version__
 from overlap_callbacks.analysis.environment.privacy import numbered
 from overlap_callbacks.analysis.results.catalogue import recorded_figures
+from overlap_callbacks.analysis.results.env_overrides import TIME_ONLY
 from overlap_callbacks.analysis.results.environment import RankEnvironment
 from overlap_callbacks.gate.arms import SwitchState
 from overlap_callbacks.gate.gate import Gate
@@ -160,15 +161,16 @@ class SessionSlot:
         self._roll_call: RollCall | None = None
         self.write_page: Callable[[Path], Path] | None = None  # writes the page of a record, and returns its path
 
-    def call_roll(self, job: Job) -> RollCall:
+    def call_roll(self, job: Job, *, timed_only: bool) -> RollCall:
         """Ask the ranks whether all of them can measure; rank 0 checks its sinks, which the other ranks do not use."""
+        asked = f"{TIME_ONLY} is set" if timed_only else "quick is set" if self.config.quick else ""
         sinks = self.config.sinks if job.rank == 0 else ()
 
         def check() -> None:
             for sink in sinks:
                 sink.check()
 
-        self._roll_call = RollCall(job, check, self.faults.refused, self.config.quick)
+        self._roll_call = RollCall(job, check, self.faults.refused, asked)
         return self._roll_call
 
     def acquire(self) -> Session | None:

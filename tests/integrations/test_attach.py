@@ -283,12 +283,22 @@ def test_an_environment_that_is_wrong_on_rank_1_alone_is_said_on_rank_0(name: st
     assert not any(found["active"] or found["raised"] for found in ranks)
 
 
-def test_a_quick_answer_that_one_rank_alone_asks_for_is_said_on_rank_0() -> None:
-    ranks = run_ranks(attach_with_one_environment, 2, 1, "OVERLAP_CALLBACKS", "quick", False)
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("OVERLAP_CALLBACKS", "quick", "quick is set on "),
+        ("OVERLAP_CALLBACKS_TIME_ONLY", "1", "OVERLAP_CALLBACKS_TIME_ONLY is set on "),
+    ],
+)
+def test_what_one_rank_alone_is_asked_for_is_said_on_rank_0(name: str, value: str, said: str) -> None:
+    ranks = run_ranks(attach_with_one_environment, 2, 1, name, value, False)
     check_unchanged(ranks)
     (line,) = ranks[0]["lines"]
     assert "measuring is switched off on all ranks, training goes on: " in line
-    assert " on this rank, and not on another" in line
+    assert line.partition(said)[2] in (
+        "another rank, and not on this one [OC110]", "this rank, and not on another [OC110]",
+    )  # fmt: skip
+    assert ("rank 1: " in line) is line.endswith("not on another [OC110]")
     assert ranks[1]["lines"] == []
     assert not any(found["active"] or found["raised"] for found in ranks)
 

@@ -374,7 +374,7 @@ def test_what_cannot_be_is_said_by_name_of_the_parameter() -> None:
         assert "builtin communication hook" in found["builtin hook"]
         assert (
             found["twice"]
-            == "optimizer is attached to already: use that monitor, or overlap_callbacks.close() it first"
+            == "optimizer is attached to already: use that monitor, which goes on, or overlap_callbacks.close() it first"
         )
 
 

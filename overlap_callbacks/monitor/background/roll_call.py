@@ -42,13 +42,14 @@ class RollCall:
     """One rank's part in a roll call. Every rank takes part once per attach, in the same order.
 
     Four keys: ``verdict`` is the first refusal, or null once all ranks came without one; ``came`` and ``read`` count
-    ranks; ``quick`` is what the first rank has. The last reader deletes them.
+    ranks; ``asked`` is what the first rank was asked for. The last reader deletes them.
 
     Args:
         job: the job; a ``fake`` backend has no other ranks.
         check: run on the roll call's thread; raises if this rank cannot measure.
         on_refusal: called on that thread if no rank measures. ``wait`` may have returned before.
-        quick: whether windows come back to back at first, which must be the same on all ranks; None if not known.
+        asked: what this rank is asked for in place of the schedule, which must be the same on all ranks: empty, or a
+            sentence's beginning such as ``quick is set``; None if not known.
     """
 
     def __init__(
@@ -56,10 +57,10 @@ class RollCall:
         job: Job,
         check: Callable[[], None],
         on_refusal: Callable[[Refusal], None],
-        quick: bool | None = None,
+        asked: str | None = None,
     ) -> None:
         self._job = job
-        self._quick = quick
+        self._asked = asked
         self._check = check
         self._on_refusal = on_refusal
         self._channel = StoreChannel(job, f"overlap_callbacks/attach{next(_calls)}")
@@ -110,9 +111,11 @@ class RollCall:
     def _ask(self, own: Refusal | None) -> Refusal | None:
         """This rank's refusal; without one, the verdict."""
         channel, world_size = self._channel, self._job.world_size
-        mine = b"on" if self._quick else b"off"
-        if self._quick is not None and own is None and channel.set_if_absent("quick", mine) != mine:
-            own = Refusal(self._job.rank, f"quick is {mine.decode()} on this rank, and not on another")
+        if self._asked is not None and own is None:
+            first = channel.set_if_absent("asked", self._asked.encode() or b"-").decode().strip("-")
+            if first != self._asked:
+                where = ("this rank", "another") if self._asked else ("another rank", "this one")
+                own = Refusal(self._job.rank, f"{self._asked or first} on {where[0]}, and not on {where[1]}")
         if own is not None:
             channel.set_if_absent("verdict", msgspec.json.encode(own))
         if channel.add("came") == world_size:
@@ -121,12 +124,12 @@ class RollCall:
         while (verdict := channel.peek("verdict")) is None:
             if self._leaving.wait(look_s):
                 if channel.add("came", -1) == 0:
-                    channel.delete("came", "quick")
+                    channel.delete("came", "asked")
                 return None
             look_s = _next_look_s(look_s, time.monotonic() - began_s, world_size)
         self.agreed = True
         if channel.add("read") == world_size:
-            channel.delete("verdict", "came", "read", "quick")
+            channel.delete("verdict", "came", "read", "asked")
         return own or msgspec.json.decode(verdict, type=Refusal | None)
 
 
