@@ -232,8 +232,8 @@ class Attachments:
         """Raise a ValueError if an object already has a monitor."""
         if target in self._attached:
             raise ValueError(
-                f"{self._kind} is attached to already: use that monitor, which goes on, or overlap_callbacks.close() it "
-                "first"
+                f"{self._kind} is attached to already: use that monitor, which goes on, "
+                "or overlap_callbacks.close() it first"
             )
 
     def add(self, target: Any, monitor: OverlapMonitor) -> None:

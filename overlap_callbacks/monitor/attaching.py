@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +31,10 @@ def started(monitor: OverlapMonitor) -> None:
 
 def close() -> None:
     """Close every monitor of this process. Call it on all ranks."""
-    for monitor in list(_running):
-        _running.discard(monitor)
-        monitor.close()
+    with contextlib.ExitStack() as each:  # a strict one may raise
+        for monitor in list(_running):
+            _running.discard(monitor)
+            each.callback(monitor.close)
 
 
 def close_others(monitor: Any, target: object) -> None:

@@ -150,9 +150,11 @@ class AdapterApi:
         """
         driver, job = self._driver, Job.current()
         driver.unused = unused
+        timed_only = isinstance(driver.window_runner, TimingRunner)
+        if driver.active and not timed_only and (job is None or job.world_size == 1):
+            driver.guarded(driver.slot.acquire)  # says now that there is nothing to measure
         if not driver.active or job is None:
             return
-        timed_only = isinstance(driver.window_runner, TimingRunner)
         if has_others(job):
             call = driver.slot.call_roll(job, timed_only=timed_only)
             refusal = call.wait()

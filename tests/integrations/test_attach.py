@@ -120,6 +120,19 @@ def test_a_job_that_never_steps_the_optimizer_is_told_so(tmp_path: Path) -> None
     assert other == []
 
 
+def attach_alone(rank: int, timed: bool) -> tuple[bool, list[str]]:
+    if timed:
+        os.environ["OVERLAP_CALLBACKS_TIME_ONLY"] = "1"
+    with captured_log() as lines, attach(Training(rank).optimizer, sinks=[]) as monitor:
+        return monitor.active, list(lines)
+
+
+def test_a_job_of_one_rank_is_told_so_at_attach() -> None:
+    said = "overlap-callbacks: the job has one rank: there is nothing to overlap, and nothing is measured [OC107]"
+    assert run_ranks(attach_alone, 1, False) == [(False, [said])]
+    assert run_ranks(attach_alone, 1, True) == [(True, [])]
+
+
 class Unspeakable(KeptReports):
     def destination(self) -> str:
         raise OSError("no name")

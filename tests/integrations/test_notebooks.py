@@ -106,6 +106,19 @@ def test_what_runs_can_be_closed_without_its_name_and_attached_again() -> None:
     assert second["again"]
 
 
+def test_a_monitor_that_raises_as_it_is_closed_keeps_no_other_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monitors = [overlap_callbacks.OverlapMonitor(sinks=[]) for _ in range(3)]
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("strict")
+
+    monkeypatch.setattr(monitors[1]._driver.faults, "raise_reported", fail)
+    monkeypatch.setattr(monitors[1]._driver.faults, "strict", True)
+    with pytest.raises(RuntimeError, match="strict"):
+        overlap_callbacks.close()
+    assert not any(monitor.active for monitor in monitors)
+
+
 # -- copies of callbacks
 
 
