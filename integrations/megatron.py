@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Unpack
@@ -19,7 +20,8 @@ from ._options import Options, checked
 from .base import is_native, switched_off, wrap
 
 _BY_HAND = "no step of the attached monitor has begun"
-_in_use: list[str] = []  # which of the two functions here has a monitor in this process, if any
+# Which of the two functions here has a monitor in this process, if any; and of ``attach`` the model, held weakly.
+_in_use: list[tuple[str, Callable[[], Any] | None]] = []
 
 
 def attach(
@@ -63,15 +65,16 @@ def attach(
         sequential,
         options,
         by_hand=by_hand,
-        check=_check_free,
+        check=lambda: _check_free(chunks[0]),
         next_step=step if by_hand else step + 1,
         unused=_BY_HAND if by_hand else f"`optimizer.step()` was never called on the attached {kind}",
     )
     monitor = steps.monitor
     if not monitor.active:
         return monitor
-    _in_use.append("attach()")
-    monitor.call_on_close(_in_use.clear)
+    entry = ("attach()", weakref.ref(chunks[0]))
+    _in_use.append(entry)
+    monitor.call_on_close(lambda: _in_use.remove(entry))
     if optimizer is None:
         return monitor
 
@@ -119,12 +122,14 @@ def hook_pretrain(*, sequential: str = "gate", **options: Unpack[Options]) -> No
         _PretrainHook(core, training, sequential, options, _in_use.clear).install()
     except (ImportError, AttributeError) as error:
         raise ImportError(f"hook_pretrain needs Megatron-LM, with megatron.training.training: {error}") from error
-    _in_use.append("hook_pretrain()")
+    _in_use.append(("hook_pretrain()", None))
 
 
-def _check_free() -> None:
-    if _in_use:
-        raise RuntimeError(f"Megatron has a monitor already, of {_in_use[0]}: one at a time, close() that one first")
+def _check_free(chunk: Any = None) -> None:
+    """Raise a RuntimeError if there is a monitor that ``attach`` to a model of this first chunk would not replace."""
+    for function, model in _in_use:
+        if chunk is None or model is None or model() is chunk:
+            raise RuntimeError(f"Megatron has a monitor already, of {function}: one at a time, close() that one first")
 
 
 class _PretrainHook:

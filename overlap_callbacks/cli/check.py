@@ -50,7 +50,7 @@ def command(
     command: tuple[str, ...],
     **shares: str | None,
 ) -> None:
-    """Hold RUN, a run folder or its overlap.jsonl, against limits; or COMMAND, which is run first.
+    """Test RUN, a run folder or its overlap.jsonl, against limits; or COMMAND, which is run first.
 
     A limit holds (exit code 0) or is broken (1) if the whole 95% interval of the figure says so, over the windows that
     count. It is inconclusive (3) if it lies within the interval, or the figure was not measured.

@@ -61,7 +61,7 @@ _job_options = with_options(
     click.option("--global-batch", type=int, help="Sequences of a step; by default one micro-batch a rank, in a "
                  "pipeline four for each stage."),
     click.option("--stages", default="", metavar="N,N,...",
-                 help="Layers of each pipeline stage, where they are not alike."),
+                 help="Layers of each pipeline stage, where they differ."),
     click.option("--chunks", type=int, default=1, help="Model chunks of a rank in the interleaved schedule."),
     click.option("--sequence-parallel", is_flag=True, help="Megatron's sequence parallelism."),
     click.option("--distributed-optimizer", is_flag=True, help="Megatron's distributed optimizer."),
@@ -101,7 +101,7 @@ _NOT_CHECKED = (
 @click.option("--what-if", is_flag=True, help="All pp, tp and dp on as many ranks, by predicted step time.")
 @_message_options
 @matrix_options
-@click.option("--check", type=click.Path(path_type=Path), metavar="RUN", help="Hold the record of RUN against it.")
+@click.option("--check", type=click.Path(path_type=Path), metavar="RUN", help="Compare the messages of RUN.")
 @json_option
 def command(check: Path | None, as_json: bool, **given: Any) -> None:
     """How long a step of a training job should take, what memory it needs, and what it should send.

@@ -54,12 +54,12 @@ _shared_options = with_options(
     ),
     click.option(
         "--communication", "patterns", multiple=True, metavar="REGEX",
-        help="Kernels and copies whose name holds REGEX communicate, beside those built in. May be repeated.",
+        help="Kernels and copies whose name holds REGEX communicate, besides those built in. May be repeated.",
     ),
     click.option(
         "--step", metavar="REGEX",
-        help="Ranges of the host whose name holds REGEX are the steps, in the place of ProfilerStep#. Its first group "
-        "is the step's number.",
+        help="Ranges of the host whose name holds REGEX are the steps, instead of ProfilerStep#. Its first group is "
+        "the step's number.",
     ),
 )  # fmt: skip
 
@@ -99,6 +99,10 @@ def analyze(traces: tuple[Path, ...], processes: int | None, everything: bool, *
         what = f"reading {files[0].name}" if len(files) == 1 else f"reading {len(files)} traces"
         with with_progress(what) as progress:
             found = analyze_files(files, processes=processes, progress=progress, steps=steps)
+    if steps is not None and not any([trace.steps for trace in found.traces]):
+        raise click.UsageError(
+            one_line(f"--step {steps.pattern} matches no range: without it, the whole file is a step")
+        )
     document = functools.partial(trace_document, found, None if everything else MAX_DEVICES)
     rows_of = functools.partial(analysis_rows, found)
     _write(found, given, ANALYSIS_TABLES, rows_of, document, problems_of(found), everything)
@@ -112,7 +116,8 @@ def analyze(traces: tuple[Path, ...], processes: int | None, everything: bool, *
 def compare(overlapped: Path, sequential: Path, force: bool, **given: Any) -> None:
     """Equations 1 to 5 from two traces of one rank of one job: OVERLAPPED as it is, SEQUENTIAL without overlap.
 
-    The exit code is 3 if they cannot be told, as where nothing communicates, and 2 if the files do not fit each other.
+    The exit code is 3 if they cannot be computed, e.g. where nothing communicates, and 2 if the files do not fit each
+    other.
     """
     end_quickly()
     with loading():

@@ -62,7 +62,7 @@ def command(**given: Any) -> None:
 
     overlap tune --arg bucket-mb=25,5,1 -- torchrun --nproc-per-node 2 train.py
 
-    The first value of each setting is what the others are compared with. An empty one stands for "as is", e.g.
+    The first value of each setting is what the others are compared with. An empty one means "as is", e.g.
     NCCL_MAX_CTAS=,8,16. Each run is ended once its steps are timed. {run_dir} in COMMAND is a folder of that run.
     """
     if given["stray"]:

@@ -56,6 +56,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("check empty --max-exposed 0.1", 2), ("check --max-exposed 0.1 -- false", 2), ("check run --max-exposed x", 2),
         ("analyze overlapped.json", 0), ("analyze overlapped.json --csv steps", 0), ("analyze nowhere", 2),
         ("analyze notes.txt", 2), ("analyze empty", 2), ("analyze overlapped.json --rule x", 2),
+        ("analyze overlapped.json --step nothing", 2), ("analyze overlapped.json --step Profiler", 0),
         ("compare overlapped.json sequential.json", 0), ("compare silent.json quiet.json", 3),
         ("compare silent.json communicates.json", 2), ("compare nowhere silent.json", 2), ("compare silent.json", 2),
         ("traffic job", 0), ("traffic bare", 3), ("traffic nowhere", 2), ("traffic job --mapping tp", 2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import sys
 import threading
 import traceback
@@ -180,6 +181,11 @@ def _misuse(folder: str) -> None:
                 assert not attach(training.model, training.optimizer).active
                 hook_pretrain()
             assert len(lines) == 2 * (dist.get_rank() == 0)
+        first, other = attach(training.model, training.optimizer, sinks=[]), torch.nn.Linear(2, 2)
+        with captured_log(logging.INFO) as lines, attach(other, None, sinks=[]) as second:  # a notebook's cell again
+            assert (first.active, second.active) == (False, True)
+        closed = "an earlier monitor is closed: it was attached to another DistributedDataParallel [OC117]"
+        assert sum(closed in line for line in lines) == (dist.get_rank() == 0)
         attach(training.model, training.optimizer, sinks=[]).close()
 
         with pytest.raises(ImportError, match=r"hook_pretrain needs Megatron-LM, with megatron\.training\.training"):
