@@ -375,8 +375,8 @@ def _notes(kernels: KernelTable, steps: Sequence[int]) -> list[str]:
     communicates = inside & (kernels.kind == Kind.COMMUNICATION)
     replayed = int((communicates & kernels.from_graph).sum())
     if replayed:
+        share = one_digit(100 * replayed / int(communicates.sum()))
         problems.append(
-            f"{one_digit(replayed)} of {one_digit(int(communicates.sum()))} communication kernels come from CUDA "
-            f"graphs, which the gate cannot serialise [OC369]"
+            f"{share} % of communication kernels come from CUDA graphs, which the gate cannot serialise [OC369]"
         )
     return problems

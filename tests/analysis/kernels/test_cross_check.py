@@ -271,6 +271,15 @@ def test_collectives_of_the_gate_are_never_said_to_have_escaped_it() -> None:
     assert beside.endswith("on stream 0 (20 % of its compute): gemm (2 ms) [OC377]")
 
 
+def test_communication_of_graphs_is_left_to_the_note_that_counts_it() -> None:
+    nccl = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
+    kernels = columns([("gemm", C, 0, 0, 10), (nccl, M, 0, 20, 25), (nccl, M, 0, 30, 35)])
+    said = "the profile has communication of no collective that the gate saw, a step: 2 " + nccl + " [OC376]"
+    for from_graphs, notes in ((0, (said,)), (1, (said,)), (2, ())):
+        kernels.from_graph[3 - from_graphs :] = True
+        assert cross_check(align(kernels, {0: []}), [0]).notes == notes
+
+
 def test_steps_with_an_incomplete_log_are_not_compared() -> None:
     rows = [("gemm", C, 0, 0, 10), ("ncclDevKernel_AllGather", M, 1, 20, 21)]
     found = align(columns(rows), {0: [ALL_GATHER], 1: [ALL_GATHER]}, whole=[1])
