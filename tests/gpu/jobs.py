@@ -138,6 +138,46 @@ def _ddp(rank: int, device: torch.device) -> Job:
     return TorchJob(rank, device, DistributedDataParallel(_layers().to(device), bucket_cap_mb=BUCKET_MIB))
 
 
+def _graphed_layers(rank: int, device: torch.device) -> Job:
+    """Each layer's forward and backward is a graph; DDP's collectives are not."""
+    rows, layers = 1024, list(_layers().to(device))
+    pairs = tuple(nn.Sequential(*layers[at : at + 2]) for at in range(0, len(layers), 2))
+    samples = tuple((torch.zeros(rows, WIDTH, device=device, requires_grad=at > 0),) for at in range(len(pairs)))
+    graphed: Any = torch.cuda.make_graphed_callables(pairs, samples)  # type: ignore[no-untyped-call]
+    return TorchJob(rank, device, DistributedDataParallel(nn.Sequential(*graphed), bucket_cap_mb=BUCKET_MIB), rows)
+
+
+class _GraphedStep(TorchJob):
+    """Forward, backward and DDP's collectives are one graph; the loss is summed and weights are updated outside."""
+
+    def __init__(self, rank: int, device: torch.device) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):  # DDP keeps the stream that it is made on, and asks for its times in ten steps
+            model = DistributedDataParallel(_layers().to(device), bucket_cap_mb=BUCKET_MIB)
+            super().__init__(rank, device, model, rows=1024)
+            for _ in range(11):
+                self._forward_backward()
+        torch.cuda.current_stream().wait_stream(side)
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._loss = self._forward_backward()
+
+    def _forward_backward(self) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss: torch.Tensor = self.model(self._data).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    def forward_backward(self) -> None:
+        self._graph.replay()
+        self._losses.append(self._loss.clone())
+        dist.all_reduce(self._losses[-1])
+
+    def update(self) -> None:
+        self.optimizer.step()
+
+
 def _fsdp2(rank: int, device: torch.device) -> Job:
     return _sharded(rank, device, dp=dist.get_world_size())
 
@@ -357,6 +397,8 @@ class _Megatron(Job):
 
 MAKERS: dict[str, Callable[[int, torch.device], Job]] = {
     "ddp": _ddp,
+    "ddp of graphed layers": _graphed_layers,
+    "ddp in a graph": _GraphedStep,
     "fsdp2": _fsdp2,
     "hsdp": _hsdp,
     "tensor": _tensor_parallel,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 _LINK = "the loopback link is a compiled kernel; tests/simulated_gpu has its jobs as two ranks on two devices"
 _NUMBERS = "kernels of the simulated GPU compute no numbers, so weights and gradients mean nothing"
-_GRAPHS = "the simulated GPU has no CUDA graphs"
 _POWER = "asks whether a real sensor means what the library takes it to mean"
 
 # Files of tests/gpu, and single tests by how their names begin.
@@ -30,10 +29,8 @@ STEPS = {
     "tests-figures": _LINK,
     "tests-refusals": _LINK,
     "power": _POWER,
-    "probe: graph replay": _GRAPHS,
     "probe: Triton kernel": "Triton compiles machine code",
     "probe: loopback kernel": _LINK,
-    "negative: graph_replay": _GRAPHS,
     "negative: too_many_kernels": "150,000 launches a step take too long on two cores; the step overflow has as many",
 }
 

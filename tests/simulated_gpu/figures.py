@@ -86,6 +86,7 @@ CASES = {
     "DDP on 4 ranks, one link at half speed": Case(
         "ddp", 4, parameters={"slow_link": "1-2:0.5", "rules": "gemm=8000", **_SMALL}
     ),
+    "DDP of graphed layers": Case("ddp of graphed layers", parameters={"compute_slowdown": 1.3, "rules": "gemm=3000"}),
     "FSDP2": Case("fsdp2", parameters={"compute_slowdown": 1.3, "rules": "gemm=6000"}),
     "HSDP on 2 x 2 ranks": Case("hsdp", 4, parameters={"compute_slowdown": 1.3, "rules": "gemm=12000", **_SMALL}),
     "tensor parallel": Case("tensor", parameters={"compute_slowdown": 1.3, **_SMALL}),

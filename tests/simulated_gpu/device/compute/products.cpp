@@ -57,6 +57,7 @@ void attach(simulation::Task& task, Work work) {
     Writes writes;
     uint64_t changes = 0;
   };
+  task.renew = [work](simulation::Task& launched, void*) { attach(launched, work); };
   auto state = std::make_shared<State>(State{std::move(work), {}});
   task.at_begin = [state] {
     state->work(state->writes);

@@ -8,14 +8,19 @@
 namespace compute {
 namespace {
 
+// torch's state of its generator. In a graph seed and offset are addresses: what lies there changes with each launch.
+struct Generator {
+  uint64_t seed, offset, offset_in_graph;
+  bool captured;
+};
+
 class Philox {
  public:
-  // torch's state of its generator: the seed, the offset, that within a graph, and whether a graph is captured.
-  explicit Philox(const void* state)
-      : seed_(read<uint64_t>(state)),
-        offset_(read<uint64_t>(static_cast<const char*>(state) + 8)),
-        captured_(read<bool>(static_cast<const char*>(state) + 24)) {}
-  bool is_known() const { return !captured_; }
+  explicit Philox(const Generator& state) : seed_(state.seed), offset_(state.offset) {
+    if (!state.captured) return;
+    seed_ = read<uint64_t>(reinterpret_cast<const void*>(state.seed));
+    offset_ = read<uint64_t>(reinterpret_cast<const void*>(state.offset)) + state.offset_in_graph;
+  }
 
   struct Four {
     uint32_t of[4];
@@ -43,19 +48,19 @@ class Philox {
 
  private:
   uint64_t seed_, offset_;
-  bool captured_;
 };
 
 // Source, result, mask, how many, the share that is kept, the generator's state.
 Work dropout(const Launch& launch) {
   auto type = type_named(launch.parts.arguments[0]), mask_type = type_named(launch.parts.arguments.back());
-  Philox random(launch.arguments[5]);
-  if (!type || !mask_type || launch.parts.arguments[1] != "float" || !random.is_known()) return {};
+  auto state = launch.argument<Generator>(5);
+  if (!type || !mask_type || launch.parts.arguments[1] != "float") return {};
   // Contiguous: of each tensor's description only the address matters.
   char *from = launch.address(0), *to = launch.address(1), *mask = launch.address(2);
   int64_t count = launch.argument<uint32_t>(3);
   double kept = launch.argument<float>(4);
   return [=](Writes& writes) {
+    Philox random(state);
     auto width = static_cast<int64_t>(width_of(*type)), mask_width = static_cast<int64_t>(width_of(*mask_type));
     for (int64_t i = 0; i < count; i++) {
       bool keeps = Philox::unit(random.at(i).of[0]) < kept;
@@ -107,10 +112,10 @@ std::function<double(const Philox::Four&)> number_of(const std::string& name, Ty
 // How many, the generator's state, what draws, and what puts a number in place: an address and the distance of
 // elements, or offsets and an address; then what transforms it.
 Work distribution(const Launch& launch) {
-  Philox random(launch.arguments[1]);
+  auto state = launch.argument<Generator>(1);
   std::vector<std::string> given = arguments_of("distribution_nullary_kernel", launch.name);
   auto type = given.empty() ? std::nullopt : type_named(given[0]);
-  if (!type || !random.is_known()) return {};
+  if (!type) return {};
   int64_t count = launch.argument<int64_t>(0);
   auto* put = static_cast<const char*>(launch.arguments[3]);
   bool strided = lambda(launch.parts.arguments.back()).number == 2;
@@ -126,6 +131,7 @@ Work distribution(const Launch& launch) {
   auto number = number_of(launch.name, *type, put + (at + alignment - 1) / alignment * alignment);
   if (!number) return {};
   return [=](Writes& writes) {
+    Philox random(state);
     for (int64_t i = 0; i < count; i++) {
       int64_t offset = i * stride;
       if (strided) offsets.at(i, &offset);

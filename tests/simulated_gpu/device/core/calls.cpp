@@ -43,21 +43,33 @@ int priority_of(void* stream) {
   return simulation.stream(stream)->priority;
 }
 
-void* make_stream(int priority) {
+void* make_stream(int priority, bool blocking) {
   Simulation& simulation = Simulation::get();
   Held held(simulation.lock);
-  return simulation.make_stream(device_of_thread, priority);
+  return simulation.make_stream(device_of_thread, priority, blocking);
 }
 
 // What stands in it still runs, as CUDA promises, so it stays.
 void end_stream(void*) {}
 
-void enqueue(void* stream, std::shared_ptr<Task> task) {
-  if (!task->correlation) task->correlation = correlation_of_call;
-  if (const Profiler* profiler = the_profiler.load()) task->profiled = profiler->wants(*task);
+std::shared_ptr<Task> mark(Kind kind, std::shared_ptr<Moment> moment) {
+  auto task = std::make_shared<Task>();
+  task->kind = kind;
+  task->task_class = Class::none;
+  task->moment = std::move(moment);
+  return task;
+}
+
+int enqueue(void* handle, std::shared_ptr<Task> task) {
   Simulation& simulation = Simulation::get();
   Held held(simulation.lock);
-  simulation.push(simulation.stream(stream), std::move(task));
+  Stream* stream = simulation.stream(handle);
+  if (int error = simulation.capture(handle, stream, task)) return error;
+  if (!task) return 0;  // a graph has it
+  if (!task->correlation) task->correlation = correlation_of_call;
+  if (const Profiler* profiler = the_profiler.load()) task->profiled = profiler->wants(*task);
+  simulation.push(stream, std::move(task));
+  return 0;
 }
 
 bool stream_is_done(void* handle) {

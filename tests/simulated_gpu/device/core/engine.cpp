@@ -19,8 +19,8 @@ Simulation::Simulation() {
   }
 }
 
-Stream* Simulation::make_stream(int device, int priority) {
-  auto* stream = new Stream(next_stream_, device, priority);
+Stream* Simulation::make_stream(int device, int priority, bool blocking) {
+  auto* stream = new Stream(next_stream_, device, priority, blocking);
   next_stream_ += 4;
   devices_.at(device)->streams.push_back(stream);
   return stream;

@@ -16,12 +16,17 @@
 
 namespace simulation {
 
+struct Capture;
+
 constexpr int64_t never = INT64_MAX;
 
 struct Stream {
-  Stream(uint32_t id, int device, int priority) : id(id), device(device), priority(priority) {}
+  Stream(uint32_t id, int device, int priority, bool blocking)
+      : id(id), device(device), priority(priority), blocking(blocking) {}
   uint32_t id;
   int device, priority;
+  bool blocking;
+  std::shared_ptr<Capture> capture;  // that it takes part in
   std::deque<std::shared_ptr<Task>> queue;
   std::shared_ptr<Task> running;
   uint64_t enqueued = 0, visible = 0;  // tasks: put at the end; done, with their data moved
@@ -29,7 +34,7 @@ struct Stream {
 };
 
 struct Device {
-  explicit Device(int index) : index(index), default_stream(7, index, 0), power(index) {}
+  explicit Device(int index) : index(index), default_stream(7, index, 0, false), power(index) {}
   int index;
   Stream default_stream;  // 7, as the profiler shows it on real devices
   std::vector<Stream*> streams;
@@ -54,9 +59,11 @@ class Simulation {
   Stream* stream(void* handle);
   Device& device(int index) { return *devices_.at(index); }
   void push(Stream* stream, std::shared_ptr<Task> task);
+  // Takes the task if the stream captures; the error of an enqueueing there.
+  int capture(void* handle, Stream* stream, std::shared_ptr<Task>& task);
   // Brings the devices to the present. When the next thing happens by what is known now; `never` if nothing waits.
   int64_t advance();
-  Stream* make_stream(int device, int priority);
+  Stream* make_stream(int device, int priority, bool blocking);
   void share_horizon();
 
   std::mutex lock;

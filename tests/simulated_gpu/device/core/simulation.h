@@ -58,6 +58,10 @@ struct Task {
   std::function<void()> at_begin;    // what it does when it begins: it reads
   std::function<void()> effect;      // what it does to memory, or the host function
   std::shared_ptr<Meeting> meeting;  // of a collective
+  // Of a graph's node: gives a copy of the task what belongs to one launch alone, just before it goes onto a stream.
+  std::function<void(Task&, void* stream)> renew;
+  uint32_t graph = 0;  // that it is a node of, and which
+  uint64_t node = 0;
 
   int64_t enqueued = 0, start = -1, met = -1, end = -1;
   double left_ns = 0;
@@ -71,10 +75,14 @@ EXPORTED int current_device();
 void set_current_device(int device);
 int priority_of(void* stream);
 
-void* make_stream(int priority);
+// A blocking stream is one that the legacy default stream waits for.
+void* make_stream(int priority, bool blocking = false);
 void end_stream(void* stream);
-// Puts a task at the end of a stream.
-EXPORTED void enqueue(void* stream, std::shared_ptr<Task> task);
+// Puts a task at the end of a stream, or into the graph that it captures. 0, or the number of CUDA's error.
+EXPORTED int enqueue(void* stream, std::shared_ptr<Task> task);
+EXPORTED bool is_capturing(void* stream);
+// A task that only waits for a moment, or is one.
+EXPORTED std::shared_ptr<Task> mark(Kind kind, std::shared_ptr<Moment> moment = nullptr);
 bool stream_is_done(void* stream);
 void wait_for_stream(void* stream);
 void wait_for_device(int device);

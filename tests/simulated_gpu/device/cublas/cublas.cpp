@@ -13,7 +13,7 @@ using compute::Product;
 
 namespace {
 
-constexpr Status success = 0, invalid_value = 7, not_supported = 15;
+constexpr Status success = 0, invalid_value = 7, execution_failed = 13, not_supported = 15;
 // The lowest bits of a math mode are one of several; those above are flags.
 constexpr int math_modes = 15, tf32_mode = 3;
 
@@ -40,10 +40,11 @@ Status enqueue(Handle* handle, std::string type, const char* what, const Product
     return not_supported;
   }
   if (type == "f32" && (handle->math_mode & math_modes) == tf32_mode) type = "tf32";
-  cublas::enqueue_product(handle->stream, type, what, static_cast<double>(product.m), static_cast<double>(product.n),
-                          static_cast<double>(product.k), static_cast<double>(product.batches), handle->multiprocessors,
-                          compute::product(product));
-  return success;
+  bool done = cublas::enqueue_product(handle->stream, type, what, static_cast<double>(product.m),
+                                      static_cast<double>(product.n), static_cast<double>(product.k),
+                                      static_cast<double>(product.batches), handle->multiprocessors,
+                                      compute::product(product));
+  return done ? success : execution_failed;
 }
 
 // What all forms of a product have; m, n and k come after the two transpositions.

@@ -8,7 +8,7 @@ using Status = int;
 
 namespace {
 
-constexpr Status success = 0, not_supported = 15;
+constexpr Status success = 0, execution_failed = 13, not_supported = 15;
 constexpr int layout_batch = 5, layout_stride = 6;
 constexpr int transpose_a = 3, transpose_b = 4, epilogue = 7, bias_address = 8, bias_type = 26;
 constexpr int multiprocessor_target = 15;
@@ -145,10 +145,10 @@ EXPORTED Status cublasLtMatmul(void*, Product* product, const void* alpha, const
   uint64_t inner = product->transpose_a ? a->rows : a->columns;
   // torch asks for it for factors of 32 bit alone.
   std::string type = product->compute_type == compute_in_tf32 ? "tf32" : cublas::type_name(a->type);
-  cublas::enqueue_product(stream, type, "gemm_bias", static_cast<double>(c->rows), static_cast<double>(c->columns),
-                          static_cast<double>(inner), c->batch, product->multiprocessors,
-                          std::move(work));
-  return success;
+  bool done = cublas::enqueue_product(stream, type, "gemm_bias", static_cast<double>(c->rows),
+                                      static_cast<double>(c->columns), static_cast<double>(inner), c->batch,
+                                      product->multiprocessors, std::move(work));
+  return done ? success : execution_failed;
 }
 
 }  // extern "C"

@@ -37,7 +37,8 @@ inline std::optional<compute::Type> number_type(cudaDataType_t type) {
 }
 
 // `what` ends the kernel's name: "gemm", "gemm_bias", "gemv". It uses as many multiprocessors as it is told; 0: all.
-inline void enqueue_product(void* stream, const std::string& type, const std::string& what, double m, double n,
+// Returns whether it is enqueued.
+inline bool enqueue_product(void* stream, const std::string& type, const std::string& what, double m, double n,
                             double k, double batch, int multiprocessors = 0, compute::Work work = {}) {
   simulation::ApiCall call(CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernelExC_v11060);
   constexpr double tile = 128;
@@ -56,7 +57,7 @@ inline void enqueue_product(void* stream, const std::string& type, const std::st
         simulation::waves(*task, multiprocessors) / simulation::waves(*task, simulation::settings().multiprocessors);
   }
   if (work && simulation::settings().computes) compute::attach(*task, std::move(work));
-  simulation::enqueue(stream, std::move(task));
+  return simulation::enqueue(stream, std::move(task)) == 0;
 }
 
 }  // namespace cublas

@@ -69,6 +69,9 @@ EXPORTED CUptiResult cuptiGetCallbackName(CUpti_CallbackDomain domain, uint32_t 
     case CUPTI_RUNTIME_TRACE_CBID_cudaStreamWaitEvent_v3020: *name = "cudaStreamWaitEvent_v3020"; break;
     case CUPTI_RUNTIME_TRACE_CBID_cudaMalloc_v3020: *name = "cudaMalloc_v3020"; break;
     case CUPTI_RUNTIME_TRACE_CBID_cudaFree_v3020: *name = "cudaFree_v3020"; break;
+    case CUPTI_RUNTIME_TRACE_CBID_cudaStreamBeginCapture_v10000: *name = "cudaStreamBeginCapture_v10000"; break;
+    case CUPTI_RUNTIME_TRACE_CBID_cudaStreamEndCapture_v10000: *name = "cudaStreamEndCapture_v10000"; break;
+    case CUPTI_RUNTIME_TRACE_CBID_cudaGraphLaunch_v10000: *name = "cudaGraphLaunch_v10000"; break;
     default: *name = cupti::lasting("cudaCall" + std::to_string(id));
   }
   return CUPTI_SUCCESS;

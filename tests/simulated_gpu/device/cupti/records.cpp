@@ -60,6 +60,8 @@ void place(Record& record, CUpti_ActivityKind kind, const simulation::Task& task
   record.contextId = 1;
   record.streamId = stream;
   record.correlationId = task.correlation;
+  record.graphId = task.graph;
+  record.graphNodeId = task.node;
 }
 
 uint8_t copy_kind(int runtime_kind) {
@@ -172,6 +174,8 @@ void Records::task_ended(const simulation::Task& task, int device, uint32_t stre
   kept.effect = nullptr;
   kept.meeting = nullptr;
   kept.moment = nullptr;
+  kept.at_begin = nullptr;
+  kept.renew = nullptr;
 }
 
 void Records::flush() {

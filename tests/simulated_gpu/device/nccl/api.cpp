@@ -36,7 +36,8 @@ Result add(const Operation& operation, Communicator* communicator, Stream stream
 Result end_group() {
   std::vector<Grouped> ended;
   ended.swap(group);
-  for (Grouped& one : ended) Plan::enqueue(std::move(one.plan), one.stream);
+  for (Grouped& one : ended)
+    if (!Plan::enqueue(one.plan, one.stream)) return unhandled_cuda_error;
   return success;
 }
 

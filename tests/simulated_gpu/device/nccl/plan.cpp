@@ -51,29 +51,17 @@ bool Plan::needs_no_kernel() const {
   return communicator_->size == 1 && messages_.empty() && std::all_of(collectives_.begin(), collectives_.end(), plain);
 }
 
-void Plan::enqueue(std::shared_ptr<Plan> plan, void* stream) {
-  Communicator* communicator = plan->communicator_;
+bool Plan::enqueue(const std::shared_ptr<Plan>& plan, void* stream) {
   if (plan->needs_no_kernel()) {
     for (const Collective& one : plan->collectives_) {
       if (one.from == one.to) continue;
-      cudaMemcpyAsync(one.to, one.from, one.count * width_of(one.type), cudaMemcpyDeviceToDevice,
-                      static_cast<cudaStream_t>(stream));
+      if (cudaMemcpyAsync(one.to, one.from, one.count * width_of(one.type), cudaMemcpyDeviceToDevice,
+                          static_cast<cudaStream_t>(stream)))
+        return false;
     }
-    return;
+    return true;
   }
   simulation::ApiCall call(CUPTI_DRIVER_TRACE_CBID_cuLaunchKernelEx, true);
-  if (!plan->collectives_.empty()) plan->number_ = communicator->collectives++;
-  for (Numbered& one : plan->messages_) {
-    auto& counts = one.message.sends ? communicator->sent : communicator->received;
-    one.number = counts[one.message.peer]++;
-  }
-  if (communicator->last && communicator->last_stream != stream) {
-    auto wait = std::make_shared<simulation::Task>();
-    wait->kind = simulation::Kind::event_wait;
-    wait->task_class = simulation::Class::none;
-    wait->moment = communicator->last;
-    simulation::enqueue(stream, std::move(wait));
-  }
   auto task = std::make_shared<simulation::Task>();
   task->kind = simulation::Kind::collective;
   task->task_class = simulation::Class::communication;
@@ -85,11 +73,26 @@ void Plan::enqueue(std::shared_ptr<Plan> plan, void* stream) {
   task->block[0] = takes ? 512 : 544;
   task->registers = takes ? 128 : 32;
   task->shared_bytes = 82240;
-  task->moment = communicator->last = std::make_shared<simulation::Moment>();
+  // Each launch of a graph is a collective of its own.
+  if (simulation::is_capturing(stream))
+    task->renew = [plan](simulation::Task& launched, void* on) { place(std::make_shared<Plan>(*plan), launched, on); };
+  else place(plan, *task, stream);
+  return simulation::enqueue(stream, std::move(task)) == 0;
+}
+
+void Plan::place(const std::shared_ptr<Plan>& plan, simulation::Task& task, void* stream) {
+  Communicator* communicator = plan->communicator_;
+  if (!plan->collectives_.empty()) plan->number_ = communicator->collectives++;
+  for (Numbered& one : plan->messages_) {
+    auto& counts = one.message.sends ? communicator->sent : communicator->received;
+    one.number = counts[one.message.peer]++;
+  }
+  if (communicator->last && communicator->last_stream != stream)
+    simulation::enqueue(stream, simulation::mark(simulation::Kind::event_wait, communicator->last));
+  task.moment = communicator->last = std::make_shared<simulation::Moment>();
   communicator->last_stream = stream;
-  task->effect = [plan] { plan->finish(); };
-  task->meeting = std::move(plan);
-  simulation::enqueue(stream, std::move(task));
+  task.effect = [plan] { plan->finish(); };
+  task.meeting = plan;
 }
 
 // -- what it is, and how long it takes

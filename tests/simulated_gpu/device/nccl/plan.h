@@ -32,8 +32,8 @@ class Plan : public simulation::Meeting {
   explicit Plan(Communicator* communicator) : communicator_(communicator) {}
   void add(const Collective& collective) { collectives_.push_back(collective); }
   void add(const Message& message) { messages_.push_back({message, 0}); }
-  // Puts the kernel onto the stream.
-  static void enqueue(std::shared_ptr<Plan> plan, void* stream);
+  // Puts the kernel onto the stream; whether it took it.
+  static bool enqueue(const std::shared_ptr<Plan>& plan, void* stream);
   Communicator* communicator() const { return communicator_; }
 
   void arrive(int64_t time) override;
@@ -48,6 +48,8 @@ class Plan : public simulation::Meeting {
   };
 
   bool needs_no_kernel() const;
+  // Gives a task its place among those of the communicator, just before it goes onto a stream.
+  static void place(const std::shared_ptr<Plan>& plan, simulation::Task& task, void* stream);
   std::string name() const;
   double duration_ns() const;
   bool moves_data() const;

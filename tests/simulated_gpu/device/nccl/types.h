@@ -7,7 +7,14 @@
 
 namespace nccl {
 
-enum Result : int { success = 0, system_error = 2, invalid_argument = 4, invalid_usage = 5, remote_error = 6 };
+enum Result : int {
+  success = 0,
+  unhandled_cuda_error = 1,
+  system_error = 2,
+  invalid_argument = 4,
+  invalid_usage = 5,
+  remote_error = 6
+};
 
 enum class Type : int {
   int8,

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "../core/capture.h"
 #include "runtime.h"
 
 #undef cudaGetDeviceProperties
@@ -24,6 +25,7 @@ bool exists(int device) { return device >= 0 && device < simulation::settings().
 }  // namespace
 
 cudaError_t fail(cudaError_t error) { return error_of_thread = error; }
+cudaError_t result(int error) { return error ? fail(static_cast<cudaError_t>(error)) : cudaSuccess; }
 cudaError_t last_error() { return error_of_thread; }
 cudaError_t refuse(const std::string& kernel) {
   refused = "the simulated GPU cannot compute " + kernel;
@@ -153,6 +155,7 @@ EXPORTED cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest)
 
 EXPORTED cudaError_t cudaDeviceSynchronize() {
   simulation::ApiCall call(CALL_ID(cudaDeviceSynchronize_v3020));
+  if (cudaError_t error = simulation::check_asked_device(simulation::current_device())) return fail(error);
   simulation::wait_for_device(simulation::current_device());
   return cudaSuccess;
 }
@@ -167,6 +170,16 @@ EXPORTED const char* cudaGetErrorName(cudaError_t error) {
     case cudaSuccess: return "cudaSuccess";
     case cudaErrorMemoryAllocation: return "cudaErrorMemoryAllocation";
     case cudaErrorNotReady: return "cudaErrorNotReady";
+    case cudaErrorIllegalState: return "cudaErrorIllegalState";
+    case cudaErrorStreamCaptureUnsupported: return "cudaErrorStreamCaptureUnsupported";
+    case cudaErrorStreamCaptureInvalidated: return "cudaErrorStreamCaptureInvalidated";
+    case cudaErrorStreamCaptureMerge: return "cudaErrorStreamCaptureMerge";
+    case cudaErrorStreamCaptureUnmatched: return "cudaErrorStreamCaptureUnmatched";
+    case cudaErrorStreamCaptureUnjoined: return "cudaErrorStreamCaptureUnjoined";
+    case cudaErrorStreamCaptureIsolation: return "cudaErrorStreamCaptureIsolation";
+    case cudaErrorStreamCaptureImplicit: return "cudaErrorStreamCaptureImplicit";
+    case cudaErrorCapturedEvent: return "cudaErrorCapturedEvent";
+    case cudaErrorStreamCaptureWrongThread: return "cudaErrorStreamCaptureWrongThread";
     case cudaErrorNotSupported: return "cudaErrorNotSupported";
     default: return "another error of the simulated GPU";
   }
@@ -177,6 +190,20 @@ EXPORTED const char* cudaGetErrorString(cudaError_t error) {
     case cudaSuccess: return "no error";
     case cudaErrorMemoryAllocation: return "out of memory (simulated GPU)";
     case cudaErrorNotReady: return "not ready (simulated GPU)";
+    case cudaErrorIllegalState: return "the operation cannot be performed in the present state (simulated GPU)";
+    case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing (simulated GPU)";
+    case cudaErrorStreamCaptureInvalidated:
+      return "operation failed due to a previous error during capture (simulated GPU)";
+    case cudaErrorStreamCaptureMerge: return "two captures would become one (simulated GPU)";
+    case cudaErrorStreamCaptureUnmatched: return "the capture did not begin on this stream (simulated GPU)";
+    case cudaErrorStreamCaptureUnjoined: return "capturing stream has unjoined work (simulated GPU)";
+    case cudaErrorStreamCaptureIsolation:
+      return "dependency created on uncaptured work in another stream (simulated GPU)";
+    case cudaErrorStreamCaptureImplicit:
+      return "the legacy stream would depend on a capturing stream (simulated GPU)";
+    case cudaErrorCapturedEvent:
+      return "operation not permitted on an event last recorded in a capturing stream (simulated GPU)";
+    case cudaErrorStreamCaptureWrongThread: return "another thread began the capture (simulated GPU)";
     case cudaErrorNotSupported:
       return refused.empty() ? "the simulated GPU does not have this function" : refused.c_str();
     default: {

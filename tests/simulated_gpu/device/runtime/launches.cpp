@@ -8,6 +8,7 @@
 
 #include "../compute/compute.h"
 #include "../compute/products.h"
+#include "../core/capture.h"
 #include "runtime.h"
 
 namespace runtime {
@@ -69,8 +70,7 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, size_t shared, c
     task->effect = std::move(effect.work);
     task->bytes = effect.bytes;
   }
-  simulation::enqueue(stream, std::move(task));
-  return cudaSuccess;
+  return result(simulation::enqueue(stream, std::move(task)));
 }
 
 struct Configuration {
@@ -182,6 +182,7 @@ EXPORTED cudaError_t cudaGetSymbolAddress(void** address, const void* symbol) {
 
 EXPORTED cudaError_t cudaMemcpyToSymbol(const void* symbol, const void* from, size_t size, size_t offset,
                                         cudaMemcpyKind) {
+  if (cudaError_t error = simulation::check_unsafe()) return fail(error);
   void* address = nullptr;
   if (cudaError_t error = cudaGetSymbolAddress(&address, symbol)) return error;
   memcpy(static_cast<char*>(address) + offset, from, size);

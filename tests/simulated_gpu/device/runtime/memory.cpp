@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "../compute/products.h"
+#include "../core/capture.h"
 #include "runtime.h"
 
 using simulation::ApiCall;
@@ -127,17 +128,21 @@ void set_rows(Task& task, void* to, size_t to_pitch, const void* from, size_t fr
 cudaError_t copy(void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
   Block target = block_at(to), source = block_at(from);
   if (kind == cudaMemcpyDefault) kind = kind_by_addresses(target, source);
+  if (wait) {
+    if (cudaError_t error = simulation::check_asked(stream)) return fail(error);
+  }
   std::shared_ptr<Task> task = copy_task(kind, size, target, source);
-  if (kind == cudaMemcpyHostToDevice && !source.size) {
-    // Pageable memory may change as soon as the call is over.
+  bool captured = simulation::is_capturing(stream);
+  if (kind == cudaMemcpyHostToDevice && !source.size && !captured) {
+    // Pageable memory may change as soon as the call is over; a graph reads it at each launch.
     auto staged =
         std::make_shared<std::vector<char>>(static_cast<const char*>(from), static_cast<const char*>(from) + size);
     set_rows(*task, to, size, staged->data(), size, size, 1, staged);
   } else {
     set_rows(*task, to, size, from, size, size, 1);
   }
-  simulation::enqueue(stream, std::move(task));
-  if (wait || (kind == cudaMemcpyDeviceToHost && !target.size)) simulation::wait_for_stream(stream);
+  if (int error = simulation::enqueue(stream, std::move(task))) return result(error);
+  if (!captured && (wait || (kind == cudaMemcpyDeviceToHost && !target.size))) simulation::wait_for_stream(stream);
   return cudaSuccess;
 }
 
@@ -153,6 +158,7 @@ extern "C" {
 
 EXPORTED cudaError_t cudaMalloc(void** address, size_t size) {
   ApiCall call(CALL_ID(cudaMalloc_v3020));
+  if (cudaError_t error = simulation::check_unsafe()) return fail(error);
   *address = Memory::get().allocate(size, false);
   return *address ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
@@ -160,6 +166,7 @@ EXPORTED cudaError_t cudaMalloc(void** address, size_t size) {
 EXPORTED cudaError_t cudaFree(void* address) {
   ApiCall call(CALL_ID(cudaFree_v3020));
   if (!address) return cudaSuccess;
+  if (cudaError_t error = simulation::check_unsafe()) return fail(error);
   simulation::wait_for_device(simulation::current_device());
   return Memory::get().free(address) ? cudaSuccess : fail(cudaErrorInvalidValue);
 }
@@ -175,12 +182,10 @@ EXPORTED cudaError_t cudaMallocAsync(void** address, size_t size, cudaStream_t) 
 }
 
 EXPORTED cudaError_t cudaFreeAsync(void* address, cudaStream_t stream) {
-  auto task = std::make_shared<Task>();
-  task->kind = Kind::host_function;
-  task->task_class = Class::none;
+  if (simulation::is_capturing(stream)) return cudaSuccess;  // the graph's launches use it: it stays
+  std::shared_ptr<Task> task = simulation::mark(Kind::host_function);
   task->effect = [=] { Memory::get().free(address); };
-  simulation::enqueue(stream, std::move(task));
-  return cudaSuccess;
+  return result(simulation::enqueue(stream, std::move(task)));
 }
 
 EXPORTED cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int) {
@@ -197,21 +202,25 @@ EXPORTED cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, voi
 }
 
 EXPORTED cudaError_t cudaHostAlloc(void** address, size_t size, unsigned) {
+  if (cudaError_t error = simulation::check_unsafe()) return fail(error);
   *address = Memory::get().allocate(size, true);
   return *address ? cudaSuccess : fail(cudaErrorMemoryAllocation);
 }
 
 EXPORTED cudaError_t cudaFreeHost(void* address) {
+  if (cudaError_t error = simulation::check_unsafe()) return fail(error);
   if (address) Memory::get().free(address);
   return cudaSuccess;
 }
 
 EXPORTED cudaError_t cudaHostRegister(void* address, size_t size, unsigned) {
+  if (cudaError_t error = simulation::check_unsafe()) return fail(error);
   Memory::get().pin(address, size);
   return cudaSuccess;
 }
 
 EXPORTED cudaError_t cudaHostUnregister(void* address) {
+  if (cudaError_t error = simulation::check_unsafe()) return fail(error);
   Memory::get().unpin(address);
   return cudaSuccess;
 }
@@ -259,8 +268,10 @@ EXPORTED cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* fr
   if (kind == cudaMemcpyDefault) kind = kind_by_addresses(target, source);
   std::shared_ptr<Task> task = copy_task(kind, width * height, target, source);
   set_rows(*task, to, to_pitch, from, from_pitch, width, height);
-  simulation::enqueue(stream, std::move(task));
-  if (!target.size || !source.size) simulation::wait_for_stream(stream);  // pageable memory may change after the call
+  bool captured = simulation::is_capturing(stream);
+  if (int error = simulation::enqueue(stream, std::move(task))) return result(error);
+  // Pageable memory may change after the call.
+  if (!captured && (!target.size || !source.size)) simulation::wait_for_stream(stream);
   return cudaSuccess;
 }
 
@@ -281,11 +292,11 @@ EXPORTED cudaError_t cudaMemsetAsync(void* address, int value, size_t size, cuda
   } else {
     task->effect = [=] { memset(address, value, size); };
   }
-  simulation::enqueue(stream, std::move(task));
-  return cudaSuccess;
+  return result(simulation::enqueue(stream, std::move(task)));
 }
 
 EXPORTED cudaError_t cudaMemset(void* address, int value, size_t size) {
+  if (cudaError_t error = simulation::check_asked(nullptr)) return fail(error);
   cudaMemsetAsync(address, value, size, nullptr);
   simulation::wait_for_stream(nullptr);
   return cudaSuccess;

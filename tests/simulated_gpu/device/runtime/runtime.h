@@ -17,6 +17,8 @@
 namespace runtime {
 
 cudaError_t fail(cudaError_t error);
+// The error is kept for cudaGetLastError, if it is one.
+cudaError_t result(int error);
 // Takes the error that the next cudaGetLastError would give, and forgets it.
 cudaError_t take_error();
 cudaError_t last_error();
