@@ -192,7 +192,7 @@ def test_a_graph_does_anew_what_was_captured_with_the_arguments_of_the_capture()
 
 
 def _collectives(rank: int, parameters: Parameters) -> tuple[list[bool], str]:
-    """Whether replayed collectives give what eager ones do, and how a capture ends whose collective nobody waits for."""
+    """Whether replayed collectives give what eager ones do; and how a capture ends if nobody waits for a collective."""
     torch.set_num_threads(1)
     with rank_on_device(rank, parameters) as device:
         source, pair = torch.zeros(8, device=device), torch.zeros(16, device=device)
