@@ -173,6 +173,20 @@ CLOSE: dict[str, Case] = {
         _fused(*(one.half() for one in _heads(new, keys=37)), is_causal=True),
         _fused(*(one.transpose(1, 2) for one in _heads(new)), is_causal=True),
     ),
+    "flash attention": lambda new: (
+        _flash(*(one.bfloat16() for one in _heads(new))),
+        _flash(*(one.half() for one in _heads(new, keys=37))),
+        _flash(*(one.bfloat16() for one in _heads(new)), is_causal=True),
+        _flash(*(one.half().transpose(1, 2) for one in _heads(new)), is_causal=True),
+        _flash(*(one.half() for one in _heads(new, keys=700))),
+        _flash(new(2, 4, 8, 16).half(), *(one.half() for one in _heads(new)[1:]), enable_gqa=True),
+    ),
+    "gradients of flash attention": lambda new: (
+        _gradients(_flash, *(one.bfloat16() for one in _heads(new))),
+        _gradients(_flash, *(one.half() for one in _heads(new, keys=37))),
+        _gradients(_causal_flash, *(one.half() for one in _heads(new))),
+        _gradients(_causal_flash, *(one.bfloat16().transpose(1, 2) for one in _heads(new))),
+    ),
     "gradients of activations": lambda new: (
         _gradients(F.gelu, new(6, 8)),
         _gradients(lambda x: F.gelu(x, approximate="tanh"), new(6, 8)),
@@ -250,6 +264,14 @@ def _heads(new: Callable[..., Tensor], keys: int = 8) -> tuple[Tensor, Tensor, T
 def _fused(*heads: Tensor, by: SDPBackend = SDPBackend.EFFICIENT_ATTENTION, **options: Any) -> Tensor:
     with sdpa_kernel(by if heads[0].is_cuda else SDPBackend.MATH):
         return F.scaled_dot_product_attention(*heads, **options)
+
+
+def _flash(*heads: Tensor, **options: Any) -> Tensor:
+    return _fused(*heads, by=SDPBackend.FLASH_ATTENTION, **options)
+
+
+def _causal_flash(*heads: Tensor) -> Tensor:
+    return _flash(*heads, is_causal=True)
 
 
 def _causal(*heads: Tensor) -> Tensor:

@@ -133,7 +133,12 @@ def test_a_wait_that_is_missing_before_compute_overwrites_what_is_communicated_s
 
 def _refused() -> list[str]:
     messages = []
-    for unknown in (lambda x: x.cumsum(0), lambda x: x.sort(), lambda x: F.pad(x, (1, 1), "reflect")):
+    for unknown in (
+        lambda x: x.cumsum(0),
+        lambda x: x.sort(),
+        lambda x: F.pad(x, (1, 1), "reflect"),
+        lambda x: torch.ops.aten._scaled_dot_product_efficient_attention(*[x.unsqueeze(0)] * 3, None, False, 0.5),
+    ):
         try:
             unknown(torch.ones(4, 4, 8, device="cuda"))
             messages.append("")
@@ -143,7 +148,7 @@ def _refused() -> list[str]:
 
 
 def test_what_cannot_be_computed_is_refused_by_name() -> None:
-    for message, name in zip(on_device(_refused), ("scan", "ort", "reflection_pad1d"), strict=True):
+    for message, name in zip(on_device(_refused), ("scan", "ort", "reflection_pad1d", "fmha"), strict=True):
         assert "the simulated GPU cannot compute" in message
         assert name in message
 
