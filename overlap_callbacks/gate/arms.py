@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from overlap_callbacks import _validation
+from overlap_callbacks.gate.interruptions import is_from_handler
 from overlap_callbacks.instruments import device
 
 
@@ -361,10 +362,18 @@ class _Functions(Switch):
         self._on, self._off = on, off
 
     def apply(self) -> None:
-        self._on()
+        self._call(self._on)
 
     def restore(self) -> None:
-        self._off()
+        self._call(self._off)
+
+    def _call(self, function: Callable[[], None]) -> None:
+        try:
+            function()
+        except Exception as error:
+            if isinstance(error, RefusedError) or is_from_handler(error):
+                raise
+            raise RefusedError(f"a function of the arm {self.name} raised {error!r} [OC140]") from error
 
 
 class _TF32Switch(AttributeSwitch):

@@ -177,7 +177,9 @@ def test_an_arm_that_cannot_be_turned_ends_measuring_and_is_put_back() -> None:
     for rank in run_ranks(train_with_a_broken_arm, 2):
         assert rank["state"][:2] == ["on", "off"]
         assert not rank["active"]
-        assert sum("no such switch" in line for line in rank["lines"]) == 1
+        (line,) = [line for line in rank["lines"] if "no such switch" in line]
+        assert "a function of the arm broken raised OSError('no such switch') [OC140]" in line
+        assert "internal error" not in line
 
 
 def train_with_unlike_arms(rank: int) -> dict[str, Any]:
