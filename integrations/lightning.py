@@ -134,12 +134,13 @@ class OverlapCallback(TrainerParts, pl.Callback):
     # -- logging
 
     def _sinks(self, trainer: pl.Trainer, given: list[Sink] | None, folder: Path) -> list[Sink]:
-        sinks = given or [JsonlSink(folder)]
-        detail = self._options.get("detail", "short")
+        sinks: list[Sink] = [JsonlSink(folder)] if given is None else given
+        detail, has_wandb = self._options.get("detail", "short"), any(isinstance(sink, WandbSink) for sink in sinks)
         if trainer.is_global_zero:
             for logger in trainer.loggers:
-                if type(logger).__name__ == "WandbLogger":
-                    sinks.append(WandbSink(cast(Any, logger).experiment, detail=detail))
+                if any(kind.__name__ == "WandbLogger" for kind in type(logger).__mro__):
+                    run = cast(Any, logger).experiment  # begins it
+                    sinks += [] if has_wandb else [WandbSink(run, detail=detail)]
                 else:
                     self._loggers.append(LoggerSink(logger, detail))
             sinks += self._loggers

@@ -211,7 +211,8 @@ class _PretrainHook:
 
         def with_outbox(given: list[Sink] | None, folder: Path) -> list[Sink]:
             self._outbox = Outbox(prefix)
-            return [*(given or default_sinks(folder, self._options.get("detail", "short"))), self._outbox]
+            own = default_sinks(folder, self._options.get("detail", "short")) if given is None else given
+            return [*own, self._outbox]
 
         try:
             chunks = checked_chunks(model)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from overlap_callbacks import JsonlSink, OverlapMonitor, OverlapReport, Sink
+from overlap_callbacks import JsonlSink, OverlapMonitor, OverlapReport, Sink, WandbSink
 from overlap_callbacks.integrations import base
 from overlap_callbacks.integrations.base import (
     KNOWN_TO_WORK,
@@ -26,6 +26,7 @@ from overlap_callbacks.monitor.background.store import Job
 from overlap_callbacks.monitor.config import default_run_folder
 from overlap_callbacks.sinks import FunctionSink
 from tests.distributed import captured_log
+from tests.integrations.test_lines_gone_wrong import needs
 from tests.report.runs import window
 
 
@@ -234,3 +235,21 @@ def test_a_process_does_not_end_within_its_part_of_the_roll_call(monkeypatch: An
     for each in at_exit:
         each()
     assert left == ([] if is_over else ["left"])
+
+
+@needs("lightning")
+def test_lightning_keeps_to_the_sinks_that_are_given_and_adds_one_for_wandb_at_most(tmp_path: Path) -> None:
+    from overlap_callbacks.integrations.lightning import OverlapCallback
+
+    class WandbLogger:
+        experiment = None
+
+    class OwnLogger(WandbLogger):
+        pass
+
+    trainer: Any = SimpleNamespace(is_global_zero=True, loggers=[OwnLogger()])
+    own = WandbSink()
+    for given, kinds in (([], [WandbSink]), (None, [JsonlSink, WandbSink]), ([own], [WandbSink])):
+        found = OverlapCallback()._sinks(trainer, given, tmp_path)
+        assert [type(sink) for sink in found] == kinds
+    assert found == [own]
