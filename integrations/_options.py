@@ -96,6 +96,8 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
         run_dir = arguments["run_dir"]
         if not isinstance(run_dir, (str, os.PathLike)):
             raise TypeError(f"run_dir must be the path of a folder, got {run_dir!r} (a {type(run_dir).__name__})")
+        if "\0" in str(run_dir):
+            raise ValueError(f"run_dir must be the path of a folder, got {run_dir!r}")
         arguments["run_dir"] = Path(run_dir)
     if "sinks" in arguments:
         arguments["sinks"] = checked_sinks(arguments["sinks"])

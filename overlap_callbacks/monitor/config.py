@@ -143,6 +143,8 @@ def _checked_settings(_: str, settings: Any) -> dict[str, Setting]:
                 f"settings[{name!r}] must be a number, True, False or text of at most {_MAX_SETTING_LENGTH} "
                 f"characters, got {value!r} (a {type(value).__name__})"
             )
+        if any(text != text.encode(errors="replace").decode() for text in (name, str(value))):
+            raise ValueError(f"settings[{name!r}]: text must be valid Unicode, got {value!r}")
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"settings[{name!r}] must be finite, got {value!r}")
         if isinstance(value, int):

@@ -192,6 +192,7 @@ def test_adapters_take_every_option_of_schedule_and_monitor() -> None:
         ({"repeats": 10**20}, "ValueError: repeats must be at most"),
         ({"advanced": {"report_timeout_s": 1e12}}, "ValueError: report_timeout_s must be at most"),
         ({"run_dir": 5}, "TypeError: run_dir must be"),
+        ({"run_dir": "a\0b"}, "ValueError: run_dir must be the path of a folder, got 'a"),
         ({"sinks": [5]}, "TypeError: sinks must be"),
         ({"max_overhead": 2}, "ValueError: max_overhead must be"),
         ({"start_step": -1}, "ValueError: start_step must be"),

@@ -196,7 +196,7 @@ def train_with_unlike_arms(rank: int) -> dict[str, Any]:
 def test_ranks_with_other_arms_are_found() -> None:
     first, second = run_ranks(train_with_unlike_arms, 2)
     assert first["turned"] == second["turned"] == 0
-    assert any("not set up alike" in line and "arms" in line for line in first["lines"])
+    assert any("set up differently" in line and "arms" in line for line in first["lines"])
 
 
 def weights(rank: int, arm: bool) -> list[torch.Tensor]:

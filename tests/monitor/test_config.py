@@ -106,6 +106,8 @@ def test_only_one_option_may_give_the_flop_of_a_step() -> None:
         ({"a": float("nan")}, r"settings\['a'\] must be finite"),
         ({"a": "x" * 101}, "at most 100 characters"),
         ({str(number): 1 for number in range(33)}, "at most 32"),
+        ({"a": "\ud800"}, "text must be valid Unicode"),
+        ({"a\ud800": 1}, "text must be valid Unicode"),
         ({"a": 10**30}, r"settings\['a'\] must be at most"),
     ],
 )

@@ -324,7 +324,7 @@ def decide(part: Submissions, world_size: int, timeout_s: float, verdicts: Verdi
     submitted = part.each()
     different = [message for message, _ in submitted]
     if mismatch := config_mismatch(submitted):
-        return Ruling(Decision.CONFIG_MISMATCH, f"the ranks are not set up alike: {mismatch} [OC202]")
+        return Ruling(Decision.CONFIG_MISMATCH, f"the ranks are set up differently: {mismatch} [OC202]")
     if mismatch := step_mismatch(submitted):
         return Ruling(Decision.STEP_MISMATCH, mismatch)
     if any(message.compiled for message in different):

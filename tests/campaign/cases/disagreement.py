@@ -36,7 +36,7 @@ def switch_one_off(rank: Rank) -> None:
     "other-schedules",
     GROUP,
     "rank 1 has the blocks `SOOS`, rank 0 `OSSO`",
-    says=r"measuring is switched off: the ranks are not set up alike",
+    says=r"measuring is switched off: the ranks are set up differently",
 )
 def differ_in_schedule(rank: Rank) -> None:
     rank.start()
