@@ -9,9 +9,9 @@ failure all the same. Taking torch down costs half a second of work for each ran
 module does that, and at night (``OVERLAP_WHOLE_ENDS``) every job; the later ones end once their threads are joined and
 their ``atexit`` functions have run. Tests of the end itself use ``tests/interpreters.py``.
 
-Ranks are forked, because loading torch and the library takes seconds. One server has these loaded. Each test module's
-ranks come from a fork of it that has that module loaded too, and what the module names in
-``RANKS_LOAD = ("megatron.core",)``: what its ranks import themselves.
+Ranks are forked, because loading torch and the library takes seconds. One server has these loaded; a fork of it what a
+test module names in ``RANKS_LOAD = ("megatron.core",)``: what its ranks import themselves. Each test module's ranks
+come from a fork of that one which has the module loaded too.
 """
 
 from __future__ import annotations
@@ -66,8 +66,9 @@ _LOADED = (
     "torch", "torch._dynamo", "torch.distributed.fsdp", "torch.profiler", "scipy.special",
     "overlap_callbacks.monitor.monitor", "overlap_callbacks.sinks", "overlap_callbacks.report.record", __name__,
 )  # fmt: skip
-# So many test modules' servers stay, since a test may take its ranks' functions from several.
-_MOST_SERVERS = 3
+# So many test modules' servers stay, since a test may take its ranks' functions from several. So many of those that
+# they are forks of stay too: the next module may ask for the same.
+_MOST_SERVERS, _MOST_BASES = 3, 2
 
 
 class RanksFailedError(AssertionError):
@@ -232,17 +233,19 @@ def _run(
 
 # Test modules of which a job has ended as an interpreter does.
 _ended: set[tuple[str, ...]] = set()
+_bases: dict[tuple[str, ...], _ModuleServer] = {}
 _servers: dict[tuple[str, ...], _ModuleServer] = {}
 
 
 class _ModuleServer(multiprocessing.forkserver.ForkServer):
-    """Forks ranks that have a test module loaded. It is a fork of the server that has torch loaded.
+    """Forks processes that have modules loaded.
 
     Args:
         modules: to load.
+        base: the server that this one is a fork of; None for the one that has torch loaded.
     """
 
-    def __init__(self, modules: tuple[str, ...]) -> None:
+    def __init__(self, modules: tuple[str, ...], base: _ModuleServer | None = None) -> None:
         super().__init__()
         address = connection.arbitrary_address("AF_UNIX")
         alive, self._forkserver_alive_fd = os.pipe()
@@ -251,8 +254,13 @@ class _ModuleServer(multiprocessing.forkserver.ForkServer):
             listener.listen()
             context = multiprocessing.get_context("forkserver")
             self._process = context.Process(target=_serve, args=(listener, reader, modules), daemon=True)
-            self._process.start()
+            with contextlib.nullcontext() if base is None else base.forks():
+                self._process.start()
         self._forkserver_address = address
+
+    def forks(self) -> Any:
+        """What starts meanwhile is a fork of this server. multiprocessing knows one."""
+        return mock.patch.object(multiprocessing.forkserver, "connect_to_new_process", self.connect_to_new_process)
 
     def ensure_running(self) -> None:
         resource_tracker.ensure_running()
@@ -285,21 +293,30 @@ def starter(function: Callable[..., Any], *args: Any) -> Callable[[Any], None]:
         os.environ.setdefault(name, "1")
     multiprocessing.set_forkserver_preload(list(_LOADED))
     own = dict.fromkeys(found.__module__ for found in _functions_of(function, args))
-    wanted = (getattr(sys.modules[name], "RANKS_LOAD", ()) for name in own)
-    modules = tuple(dict.fromkeys((*itertools.chain(*wanted), *own)))
-    server = _servers.pop(modules, None)
-    if server is None:
-        while len(_servers) >= _MOST_SERVERS:
-            _servers.pop(next(iter(_servers))).end()
-        server = _ModuleServer(modules)
-    _servers[modules] = server  # the last used is last
+    wanted = tuple(dict.fromkeys(itertools.chain(*[getattr(sys.modules[name], "RANKS_LOAD", ()) for name in own])))
+    server = _server_with((*wanted, *own), _servers, _MOST_SERVERS, wanted)
 
     def start(process: Any) -> None:
-        # multiprocessing knows one server; each test module has its own.
-        with mock.patch.object(multiprocessing.forkserver, "connect_to_new_process", server.connect_to_new_process):
+        with server.forks():
             process.start()
 
     return start
+
+
+def _server_with(
+    modules: tuple[str, ...], running: dict[tuple[str, ...], _ModuleServer], most: int, of_base: tuple[str, ...] = ()
+) -> _ModuleServer:
+    """The server that has these modules loaded; made, if need be, as a fork of one that has those of its base.
+
+    Ends those that were not used for longest.
+    """
+    server = running.pop(modules, None)
+    if server is None:
+        while len(running) >= most:
+            running.pop(next(iter(running))).end()
+        server = _ModuleServer(modules, _server_with(of_base, _bases, _MOST_BASES) if of_base else None)
+    running[modules] = server  # the last used is last
+    return server
 
 
 def _await_ranks(processes: list[Any], job: _RankJob, timeout_s: float) -> set[int]:

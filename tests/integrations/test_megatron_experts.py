@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import pytest
 
-pytest.importorskip("megatron.core", reason="Megatron-core is not installed")
-
 from overlap_callbacks.integrations.megatron import attach
 from tests.distributed import run_ranks
 from tests.integrations import megatron_shims
-from tests.integrations.megatron_jobs import BATCH, NUM_STEPS, SEQUENCE, TOGGLING, TWO_RANKS, job
+from tests.integrations.megatron_jobs import BATCH, LOADS, NUM_STEPS, SEQUENCE, TOGGLING, TWO_RANKS, job
 from tests.monitor.jobs import KeptReports
 
-RANKS_LOAD = ("megatron.core",)
+# Loading it takes long, and only the ranks need it.
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="Megatron-core is not installed")
+RANKS_LOAD = LOADS
 
 
 def train(rank: int) -> list[Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +45,11 @@ EXPOSED = re.compile(r"exposed communication takes ([\d.]+)% of a step \((?:([\d
 HIDDEN = re.compile(r"(?<!At most )(?<![\d.])([\d.]+)%(?: \([^)]*\))? of communication is hidden")
 
 
+made = functools.cache(fsdp_window)
+
+
 def windows(number: int = 3, **changes: Any) -> list[OverlapReport]:
-    return [msgspec.structs.replace(fsdp_window(each), **changes) for each in range(number)]
+    return [msgspec.structs.replace(made(each), **changes) for each in range(number)]
 
 
 def share(value: float, half: float) -> Estimate:
@@ -66,32 +72,45 @@ def lengths(speedup: Estimate) -> dict[str, Estimate]:
 
 
 NOTHING = {"overlap_ratio": share(0.0, 0.0), "hidden_comm_fraction": share(0.0, 0.0), "hidden_comm_ms": share(0.0, 0.0)}
-RUNS: dict[str, list[OverlapReport]] = {
-    "clear": windows(),
-    "settled": windows(settled=settled(Verdict.SETTLED)),
-    "settled for one look": windows(settled=settled(Verdict.SETTLED, all_looks_low=None, all_looks_high=None)),
-    "settled at nothing": windows(settled=settled(Verdict.SETTLED, value=0.01, all_looks_low=-0.2, all_looks_high=0.2)),
-    "settled anywhere": windows(
-        settled=settled(Verdict.SETTLED, value=4.01, ci_low=-0.17, ci_high=13.7, all_looks_low=-0.76, all_looks_high=26)
+# Made when a test asks for them.
+RUNS: dict[str, Callable[[], list[OverlapReport]]] = {
+    "clear": windows,
+    "settled": partial(windows, settled=settled(Verdict.SETTLED)),
+    "settled for one look": partial(windows, settled=settled(Verdict.SETTLED, all_looks_low=None, all_looks_high=None)),
+    "settled at nothing": partial(
+        windows, settled=settled(Verdict.SETTLED, value=0.01, all_looks_low=-0.2, all_looks_high=0.2)
     ),
-    "settled below": windows(settled=settled(Verdict.SETTLED, value=-0.1, all_looks_low=-0.2, all_looks_high=-0.01)),
-    "settled alone": windows(1, settled=settled(Verdict.SETTLED)),
-    "not settled": windows(settled=settled(Verdict.NOT_SETTLED, at_least=0.16)),
-    "no memory": windows(settled=settled(Verdict.SHORT)),
-    "one window": windows(1),
-    "many": windows(40),
-    "small": windows(speedup_vs_sequential=share(0.0004, 0.0003), compute_slowdown=share(0.0008, 0.0005)),
-    "inconclusive": windows(1, **lengths(share(0.02, 0.3)), compute_slowdown=share(0.1, 0.2)),
-    "exposed within noise": windows(1, exposed_comm_ms=share(0.4, 0.4)),
-    "exposed unclear": windows(1, exposed_comm_ms=share(40.0, 45.0), hidden_comm_fraction=share(0.4, 0.45)),
-    "nothing overlaps": windows(1, **NOTHING),
-    "no interval": windows(1, **lengths(Estimate(0.1, None, None, 2, 1))),
-    "no profile": windows(residual_overlap=None),
-    "lower bound": windows(lower_bound=True),
-    "some invalid": [*windows(2), *windows(1, valid=False, problems=("residual overlap 0.3 is above 0.02",))],
-    "invalid": windows(valid=False, problems=("residual overlap 0.3 is above 0.02",)),
-    "cut short": windows(1, complete=False, problems=("an exception",)),
+    "settled anywhere": partial(
+        windows,
+        settled=settled(
+            Verdict.SETTLED, value=4.01, ci_low=-0.17, ci_high=13.7, all_looks_low=-0.76, all_looks_high=26
+        ),
+    ),
+    "settled below": partial(
+        windows, settled=settled(Verdict.SETTLED, value=-0.1, all_looks_low=-0.2, all_looks_high=-0.01)
+    ),
+    "settled alone": partial(windows, 1, settled=settled(Verdict.SETTLED)),
+    "not settled": partial(windows, settled=settled(Verdict.NOT_SETTLED, at_least=0.16)),
+    "no memory": partial(windows, settled=settled(Verdict.SHORT)),
+    "one window": partial(windows, 1),
+    "many": partial(windows, 40),
+    "small": partial(windows, speedup_vs_sequential=share(0.0004, 0.0003), compute_slowdown=share(0.0008, 0.0005)),
+    "inconclusive": partial(windows, 1, **lengths(share(0.02, 0.3)), compute_slowdown=share(0.1, 0.2)),
+    "exposed within noise": partial(windows, 1, exposed_comm_ms=share(0.4, 0.4)),
+    "exposed unclear": partial(windows, 1, exposed_comm_ms=share(40.0, 45.0), hidden_comm_fraction=share(0.4, 0.45)),
+    "nothing overlaps": partial(windows, 1, **NOTHING),
+    "no interval": partial(windows, 1, **lengths(Estimate(0.1, None, None, 2, 1))),
+    "no profile": partial(windows, residual_overlap=None),
+    "lower bound": partial(windows, lower_bound=True),
+    "some invalid": lambda: [*windows(2), *windows(1, valid=False, problems=("residual overlap 0.3 is above 0.02",))],
+    "invalid": partial(windows, valid=False, problems=("residual overlap 0.3 is above 0.02",)),
+    "cut short": partial(windows, 1, complete=False, problems=("an exception",)),
 }
+
+
+@functools.cache
+def reports(name: str) -> list[OverlapReport]:
+    return RUNS[name]()
 
 
 @pytest.fixture(params=[False, True], ids=["ended", "running"])
@@ -100,7 +119,7 @@ def running(request: pytest.FixtureRequest) -> bool:
 
 
 def recorded(folder: Path, name: str, running: bool) -> Record:
-    path = write(folder, *RUNS[name]) / "overlap.jsonl"
+    path = write(folder, *reports(name)) / "overlap.jsonl"
     if running:
         lines = path.read_text().splitlines(keepends=True)
         assert lines[-1].startswith('{"record":"end"')
@@ -212,11 +231,11 @@ def test_wandb_and_json_and_check_have_the_figures_of_the_headline(tmp_path: Pat
 def test_quick_ends_by_the_interval_of_the_headline_and_answers_with_it(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    summary = RunSummary(None, RUNS[name], running=True)
+    summary = RunSummary(None, reports(name), running=True)
     change = headline.step_change(summary.pooled())
     state = run_headline(summary).state
     look = QuickLook(lambda: 0.0)
-    for report in RUNS[name]:
+    for report in reports(name):
         look.record(report)
     assert look.goes_on()  # it begins
     assert look.answer() == run_verdict(summary)
@@ -233,38 +252,38 @@ def test_quick_ends_by_the_interval_of_the_headline_and_answers_with_it(
 
 def test_a_windows_log_line_has_the_settled_saving() -> None:
     for name in ("settled", "settled for one look", "settled below", "settled at nothing"):
-        (line,) = [headline.summary(RUNS[name][0])]
-        alone = RunSummary(None, RUNS[name][:1]).pooled()
+        (line,) = [headline.summary(reports(name)[0])]
+        alone = RunSummary(None, reports(name)[:1]).pooled()
         assert headline.saving_in_words(headline.step_change(alone), alone["e2e_overlapped_ms"]) in line  # type: ignore[arg-type]
-    short = headline.summary(RUNS["clear"][0])
-    assert told(short)["saves"] == told(headline.summary(RUNS["not settled"][0]))["saves"]
+    short = headline.summary(reports("clear")[0])
+    assert told(short)["saves"] == told(headline.summary(reports("not settled")[0]))["saves"]
 
 
 @pytest.mark.parametrize("name", ["settled at nothing", "settled anywhere"])
 def test_a_settled_difference_that_is_inconclusive_hides_no_clear_one(name: str, running: bool) -> None:
-    plain, found = (run_headline(RunSummary(None, RUNS[each], running=running)) for each in ("clear", name))
+    plain, found = (run_headline(RunSummary(None, reports(each), running=running)) for each in ("clear", name))
     assert (found.sentence, found.also, found.interval) == (plain.sentence, plain.also, plain.interval)
     assert "Overlap saves" in found.text
     assert found.settled.startswith("Settled: inconclusive (")
     assert found.state == NOT_SETTLED
-    assert told(headline.summary(RUNS[name][0]))["saves"] == told(headline.summary(RUNS["clear"][0]))["saves"]
-    both = windows(1, **lengths(share(0.02, 0.3)), settled=RUNS[name][0].settled)
+    assert told(headline.summary(reports(name)[0]))["saves"] == told(headline.summary(reports("clear")[0]))["saves"]
+    both = windows(1, **lengths(share(0.02, 0.3)), settled=reports(name)[0].settled)
     pooled = RunSummary(None, both, running=running).pooled()
     assert both[0].settled is not None
     assert pooled["speedup_vs_sequential"] == both[0].settled.estimate  # neither is clear
 
 
 def test_the_sequential_step_of_a_settled_saving_is_longer_by_it_and_less_certain_than_either() -> None:
-    figures = RunSummary(None, RUNS["settled"]).pooled()
+    figures = RunSummary(None, reports("settled")).pooled()
     step, longer, change = (
         figures[name] for name in ("e2e_overlapped_ms", "e2e_sequential_ms", "speedup_vs_sequential")
     )
-    assert change == RUNS["settled"][0].settled.estimate  # type: ignore[union-attr]
+    assert change == reports("settled")[0].settled.estimate  # type: ignore[union-attr]
     assert longer.value == pytest.approx(step.value * 1.25)
     assert longer.ci_low < step.value * 1.18 < step.value * 1.33 < longer.ci_high
     # What rests on the sequential steps of short blocks is no figure of this headline.
     assert not {"attained_fraction", "sequential_model_error"} & set(figures)
-    assert {"attained_fraction", "sequential_model_error"} & set(RunSummary(None, RUNS["not settled"]).pooled())
+    assert {"attained_fraction", "sequential_model_error"} & set(RunSummary(None, reports("not settled")).pooled())
 
 
 @pytest.mark.parametrize(

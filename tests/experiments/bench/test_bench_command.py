@@ -93,7 +93,7 @@ def test_ctrl_c_keeps_what_was_measured_and_resume_measures_the_rest(tmp_path: P
     folder = tmp_path / "results"
     command = [
         sys.executable, "-m", "overlap_callbacks", "bench", "gemm-allreduce", "--n", "32,48", "--message", "4KiB,8KiB",
-        "--rounds", "3", "--block-s", "0.05", "-o", str(folder), "--no-page",
+        "--rounds", "3", "--block-s", "0.01", "-o", str(folder), "--no-page",
     ]  # fmt: skip
     file = folder / FILE_NAME
     process = subprocess.Popen(
