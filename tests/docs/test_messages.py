@@ -92,15 +92,20 @@ def sources() -> list[Path]:
 
 
 @functools.cache
+def tree_of(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+@functools.cache
 def every_text() -> list[str]:
-    """All texts of the code, whatever they serve."""
-    nodes = (node for file in sources() for node in ast.walk(ast.parse(file.read_text())))
-    return [text for node in nodes if (text := text_of(node))]
+    """All texts of the code that have several words, each once, whatever they serve."""
+    nodes = (node for file in sources() for node in ast.walk(tree_of(file)))
+    return [*dict.fromkeys([text for node in nodes if " " in (text := text_of(node))])]
 
 
 def said(file: Path) -> Iterator[tuple[int, str]]:
     """Line and text of each message and note in a file."""
-    tree = ast.parse(file.read_text())
+    tree = tree_of(file)
     constants = {
         _name(target): node.value for node in tree.body if isinstance(node, ast.Assign) for target in node.targets
     }

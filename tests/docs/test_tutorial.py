@@ -5,18 +5,16 @@ The records in ``tutorial/`` are those of the runs that the text tells of, witho
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from overlap_callbacks.report import record
 from tests.commands import invoke
+from tests.distributed import run_script
 from tests.docs.conftest import DOCS, ROOT
 from tests.margins import PATIENCE_S
 
@@ -77,17 +75,12 @@ def check_shown(lines: list[str], printed: str) -> None:
         rest = "\n" + rest.split(wanted, 1)[1]
 
 
-def run_job(command: str, folder: Path, *more: str) -> list[str]:
-    """What the job of a command says."""
-    words = shlex.split(command)
-    words[words.index("examples/micro_batches.py")] = str(ROOT / "examples/micro_batches.py")
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", *words[1:], *more]
-    done = subprocess.run(
-        line, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True, text=True, timeout=PATIENCE_S, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return (done.stderr + done.stdout).splitlines()
+def run_job(command: str, *more: str) -> list[str]:
+    """What the job of a command says. ``test_examples.py`` starts one by ``torchrun``."""
+    torchrun, option, ranks, script, *arguments = shlex.split(command)
+    assert (torchrun, option, script) == ("torchrun", "--nproc-per-node", "examples/micro_batches.py")
+    found = run_script(ROOT / script, [*arguments, *more], int(ranks), {"CUDA_VISIBLE_DEVICES": ""}, PATIENCE_S)
+    return "".join([rank.output for rank in found]).splitlines()
 
 
 def form_of(line: str) -> str:
@@ -95,23 +88,31 @@ def form_of(line: str) -> str:
     return _NUMBER.sub("#", re.sub(r"pytorch [^,]+", "pytorch #", line))
 
 
+# The first window of the arm ends by step 154.
 @pytest.mark.slow
-def test_the_job_says_what_the_text_shows(tmp_path: Path) -> None:
-    for (command, lines), steps in zip(JOBS, (30, 160, 30), strict=True):  # the first window of the arm ends by 154
-        said = run_job(command, tmp_path, "--steps", str(steps))
-        forms = [form_of(line) for line in said]
-        for line in lines:
-            assert line == _CUT or form_of(line) in forms, f"{line} is not in\n" + "\n".join(said)
-    found = record.read(tmp_path / "tutorial" / "compared")
-    assert [report.arm.name for report in found.arms] == ["defer"]
-    assert found.summary.measured
+@pytest.mark.parametrize(
+    ("name", "steps"), [("before", 30), pytest.param("compared", 160, marks=pytest.mark.nightly), ("after", 30)]
+)
+def test_the_job_says_what_the_text_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, steps: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    ((command, lines),) = [job for job in JOBS if job[0].endswith(f" tutorial/{name}")]
+    said = run_job(command, "--steps", str(steps))
+    forms = [form_of(line) for line in said]
+    for line in lines:
+        assert line == _CUT or form_of(line) in forms, f"{line} is not in\n" + "\n".join(said)
+    found = record.read(tmp_path / "tutorial" / name)
+    assert [report.arm.name for report in found.arms] == ["defer"] * (name == "compared")
+    assert found.summary.measured is (name == "compared")
 
 
 @pytest.mark.nightly
 def test_the_whole_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which way figures go; how large they are depends on the machine."""
+    monkeypatch.chdir(tmp_path)
     for command, _ in JOBS:
-        run_job(command, tmp_path)
+        run_job(command)
     found = {name: record.read(tmp_path / "tutorial" / name) for name in ("before", "compared", "after")}
     messages = [
         sum([row.messages for row in found[name].valid_windows[-1].collectives]) for name in ("before", "after")
@@ -120,7 +121,6 @@ def test_the_whole_story(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["after"].figures["comm_ms"].value < found["before"].figures["comm_ms"].value
     assert "defer-reductions" in [advice.topic for advice in found["before"].bottleneck().advice]
     assert found["compared"].arms
-    monkeypatch.chdir(tmp_path)
     for command, lines in SCREENS:
         if command.startswith("overlap "):
             result = invoke(*shlex.split(command)[1:])

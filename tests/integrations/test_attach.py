@@ -357,7 +357,8 @@ def test_an_environment_that_is_wrong_on_rank_0_raises_on_all_ranks_if_strict_an
 
 def attach_on_rank_0_alone(rank: int) -> dict[str, Any]:
     if rank == 0:
-        return train(rank, {"sinks": []})
+        advanced = {**WINDOW["advanced"], "order_timeout_s": 1.0, "report_timeout_s": 2.0}
+        return train(rank, {"sinks": [], "advanced": advanced})
     training = Training(rank)
     dist.barrier()
     for _ in range(STEPS):

@@ -23,6 +23,7 @@ from overlap_callbacks.experiments.caps.keeper import Journal, Keeper
 from overlap_callbacks.experiments.caps.settings import RESTORE_TRIES, CapError, Caps
 from tests.distributed import run_alone
 from tests.instruments.power.fakes import build
+from tests.toggling import at_night
 
 pytestmark = pytest.mark.skipif(build.compiler() is None, reason="no C compiler to build the fake driver with")
 
@@ -193,7 +194,8 @@ def every_death(library: str, folder: str) -> tuple[int, list[str]]:
     return killed, wrong
 
 
-@each_vendor
+# What puts back is the same for both vendors.
+@pytest.mark.parametrize("vendor", at_night(VENDORS, ["amdsmi"]))
 def test_a_keeper_may_be_killed_in_any_call_and_the_next_one_puts_back(vendor: str, memory: str) -> None:
     killed, wrong = run_alone(every_death, str(VENDORS[vendor].library()), memory, timeout_s=200)
     assert wrong == []
