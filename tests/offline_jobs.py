@@ -73,8 +73,8 @@ def main(folder: Path) -> None:
     from overlap_callbacks.cli.demo import command
 
     command.WORKER = "tests.offline_jobs"
-    demo = ["--steps", "95", "--layers", "1", "--hidden", "32", "--run-dir", str(folder / "run"), "--json"]
-    overlap(["demo", *demo], standalone_mode=False)
+    demo = ["--steps", "95", "--layers", "2", "--hidden", "128", "--bucket-mb", "0.2"]
+    overlap(["demo", *demo, "--run-dir", str(folder / "run"), "--json"], standalone_mode=False)
     overlap(["show", str(folder / "run")], standalone_mode=False)
     overlap(["report", str(folder / "run"), "--output", str(folder / "page.html")], standalone_mode=False)
 

@@ -104,7 +104,7 @@ def test_the_job_says_what_the_text_shows(
         assert line == _CUT or form_of(line) in forms, f"{line} is not in\n" + "\n".join(said)
     found = record.read(tmp_path / "tutorial" / name)
     assert [report.arm.name for report in found.arms] == ["defer"] * (name == "compared")
-    assert found.summary.measured is (name == "compared")
+    assert found.summary.measured or name != "compared"
 
 
 @pytest.mark.nightly

@@ -34,7 +34,8 @@ JOBS: dict[str, dict[str, Any]] = {
 # Each stage, kind of number, native form and the pipeline stays; what combines them otherwise is left to the night.
 NIGHTLY = (
     "zero0 accumulating", "zero1 accumulating", "zero1 bf16", "zero2 bf16", "zero3 fp16 that overflows", "zero1 native",
-    "zero0 for many steps", "zero1 for many steps", "zero2 for many steps", "pipeline for many steps",
+    "zero2 native accumulating", "zero0 for many steps", "zero1 for many steps", "zero2 for many steps",
+    "zero3 for many steps", "pipeline for many steps",
 )  # fmt: skip
 # One recorded step at FIRST, then overlapped and sequential steps in turn up to the end.
 FIRST = 4
