@@ -158,9 +158,9 @@ def run_tests(pytest: tuple[object, ...], arguments: list[str]) -> int:
     """Run pytest with these arguments; without any, run all tests. Returns the exit code."""
     if arguments:
         return run(*pytest, *arguments)
-    # Most tests wait for processes of theirs: several files at a time take half as long. Those that measure times run
-    # by themselves. What fails runs again: a test that needs that is one to mend, so it is named.
-    several = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
+    # Tests wait for half of their time, for processes of theirs: four files at a time keep two cores busy. Those that
+    # measure times run by themselves. What fails runs again: a test that needs that is one to mend, so it is named.
+    several = ("-n", "4", "--dist", "loadfile", "--no-loadscope-reorder")
     codes, repeated = [], []
     for which, options in (("not alone and not nightly", several), ("alone and not nightly", files_marked("alone"))):
         code = run(*pytest, "--durations", "25", "-m", which, *options)

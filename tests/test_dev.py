@@ -153,7 +153,7 @@ def test_all_tests_are_run_but_the_nightly_ones_and_those_that_measure_times_by_
         (tmp_path / "tests" / "gate" / name).write_text(text)
     *_, several, alone = commands(dev, monkeypatch, "test")
     assert several[several.index("-m", 3) + 1] == "not alone and not nightly"
-    assert several[several.index("-n") + 1] == "3"
+    assert several[several.index("-n") + 1] == "4"
     assert alone[alone.index("-m", 3) + 1 :] == [
         "alone and not nightly",
         str(tmp_path / "tests" / "gate" / "test_timing.py"),

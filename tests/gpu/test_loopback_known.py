@@ -258,8 +258,9 @@ def _run(kind: str, ctas: int, options: dict[str, Any]) -> Found:
         )  # fmt: skip
 
 
-# For each change one number of CTAs for each kind of job: they differ in how much slower compute is beside transfers.
-NIGHTLY = [("ddp", 8), ("ddp", 24), ("fsdp2", 8), ("fsdp2", 66)]
+# For each change one number of CTAs: they differ in how much slower compute is beside transfers. The simulated GPU has
+# FSDP2 with exact times.
+NIGHTLY = [("ddp", 8), ("ddp", 24), *[("fsdp2", ctas) for ctas in CTAS]]
 
 
 @pytest.fixture(scope="module", params=at_night(RUNS, NIGHTLY), ids=lambda run: f"{run[0]}, {run[1]} CTAs")
