@@ -22,6 +22,7 @@ from tests.monitor.jobs import tiny_schedule
 RANKS_LOAD = ("tests.integrations.deepspeed_jobs",)
 
 STEPS = 24
+ENDINGS = ("close", "force", "exception")
 OPTIONS: dict[str, Any] = {"schedule": tiny_schedule(6), "sinks": [], "max_overhead": None, "strict": True}
 
 MAKE: dict[str, Callable[[], BaseArm]] = {
@@ -100,11 +101,14 @@ def end_fsdp(rank: int, name: str, how: str) -> dict[str, Any]:
     return {"turned": found, "same": same}
 
 
-@pytest.mark.parametrize("how", ["close", "force", "exception"])
+def end_fsdp_in_each_way(rank: int, name: str) -> dict[str, dict[str, Any]]:
+    return {how: end_fsdp(rank, name, how) for how in ENDINGS}
+
+
 @pytest.mark.parametrize("name", ["prefetch", "no reshard", "reshard", "native", "native of fsdp1"])
-def test_an_arm_of_fsdp_is_put_back_however_its_window_ends(name: str, how: str) -> None:
-    for rank in run_ranks(end_fsdp, 2, name, how):
-        assert rank == {"turned": True, "same": True}
+def test_an_arm_of_fsdp_is_put_back_however_its_window_ends(name: str) -> None:
+    for rank in run_ranks(end_fsdp_in_each_way, 2, name):
+        assert rank == {how: {"turned": True, "same": True} for how in ENDINGS}
 
 
 def count_ddp_waits(rank: int, how: str | None) -> dict[str, Any]:
@@ -312,22 +316,25 @@ def plain_ddp() -> list[str]:
     return [rank["digest"] for rank in run_ranks(train_torch_arm, 2, None, "whole")]
 
 
-@pytest.mark.parametrize("how", ["whole", "close", "force", "exception"])
+def train_torch_arm_in_each_way(rank: int, name: str) -> dict[str, dict[str, Any]]:
+    return {how: train_torch_arm(rank, name, how) for how in ("whole", *ENDINGS)}
+
+
 @pytest.mark.parametrize(
     ("name", "turned"),
     [("tf32", (None, True, True)), ("no tf32", (None, False, False)), ("carve-out", (8, False, True))],
 )
 def test_an_arm_of_torch_is_turned_and_put_back_however_its_window_ends(
-    name: str, turned: tuple[object, ...], how: str, plain_ddp: list[str]
+    name: str, turned: tuple[object, ...], plain_ddp: list[str]
 ) -> None:
-    ranks = run_ranks(train_torch_arm, 2, name, how)
+    ranks = run_ranks(train_torch_arm_in_each_way, 2, name)
     for rank in ranks:
-        assert rank["before"] == (None, name == "no tf32", True)
-        assert rank["seen"] == {rank["before"], turned}
-        assert rank["after"] == rank["before"]
-        assert how == "whole" or rank["now"] == rank["before"]
-    if how == "whole":
-        assert [rank["digest"] for rank in ranks] == plain_ddp
+        for how, found in rank.items():
+            assert found["before"] == (None, name == "no tf32", True)
+            assert found["seen"] == {found["before"], turned}
+            assert found["after"] == found["before"]
+            assert how == "whole" or found["now"] == found["before"]
+    assert [rank["whole"]["digest"] for rank in ranks] == plain_ddp
 
 
 def refused(rank: int) -> dict[str, str]:

@@ -160,6 +160,7 @@ def test_compute_never_overlaps_communication_in_natively_sequential_steps(tmp_p
     assert window.residual_overlap.value < 0.05 or not window.valid
 
 
+@pytest.mark.nightly  # ``tests/gpu/test_native_agrees.py`` has it on a device, which may be simulated
 def test_gate_and_native_form_agree_on_the_sequential_step_time() -> None:
     found = run_ranks(native.compare, 2, 4)[0]  # 8 windows each
     gate, own = (found[form]["e2e_sequential_ms"] for form in native.FORMS)

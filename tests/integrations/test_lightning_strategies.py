@@ -169,7 +169,7 @@ def _train_in_four_ways(rank: int, folder: str, name: str, accumulate: int) -> d
     ("name", "accumulate"),
     [
         ("fsdp2", 2),
-        pytest.param("zero1", 1, marks=needs_deepspeed),
+        pytest.param("zero1", 1, marks=[needs_deepspeed, pytest.mark.nightly]),
         pytest.param("zero2", 2, marks=needs_deepspeed),
         ("fsdp", 2),
     ],

@@ -44,8 +44,9 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec("megatron") is None, re
 RANKS_LOAD = LOADS
 
 Session = Callable[[str], list[Any]]
-# Combinations of what the others have: tp_pp the first two's collectives, pp_interleaved, and the two of tp_dp.
-NIGHTLY = ("tp", "pp", "pp_interleaved_4_stages", "tp_dp")
+# Combinations of what the others have: tp_pp the first two's collectives, and tp_sequence_parallel, pp_interleaved, and
+# the two of tp_dp, those of dp_distributed_optimizer over other groups.
+NIGHTLY = ("tp", "tp_sequence_parallel", "pp", "pp_interleaved_4_stages", "tp_dp")
 
 
 def _train_all_ways(rank: int, names: list[str]) -> dict[str, Any]:
@@ -187,9 +188,9 @@ def toggles_of(name: str) -> int:
     return TOGGLING_STEPS // (2 if name in ("dp", "tp", "pp", "tp_pp") else 8)
 
 
-@pytest.mark.parametrize(
-    ("size", "names"), [(4, ["tp_pp"]), pytest.param(2, list(TWO_RANKS), marks=pytest.mark.nightly)]
-)
+# The toggled jobs above change their modes in 16 steps.
+@pytest.mark.nightly
+@pytest.mark.parametrize(("size", "names"), [(4, ["tp_pp"]), (2, list(TWO_RANKS))])
 def test_nothing_hangs_in_many_toggling_steps(size: int, names: list[str]) -> None:
     for rank in run_ranks(_toggle_long, size, names, timeout_s=240):
         assert rank == {name: (toggles_of(name), 0) for name in names}

@@ -105,9 +105,9 @@ def _train_natively(rank: int, names: list[str]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("names", "size"),
     [
-        (["dp_accumulating", "dp_distributed_optimizer"], 2),
-        (["pp_interleaved_dp"], 4),
-        pytest.param(["dp", "pp_interleaved"], 2, marks=pytest.mark.nightly),
+        (["dp_distributed_optimizer", "pp_interleaved"], 2),
+        pytest.param(["dp", "dp_accumulating"], 2, marks=pytest.mark.nightly),
+        pytest.param(["pp_interleaved_dp"], 4, marks=pytest.mark.nightly),
         pytest.param(["pp_dp"], 4, marks=pytest.mark.nightly),
     ],
 )

@@ -30,6 +30,7 @@ from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import Training, digest_without_library, own_threads
 from tests.report.runs import run_info, write
 from tests.report.runs import window as window_report
+from tests.toggling import at_night
 
 # Windows of 11 steps. Back to back one begins every 75 steps, as many as they take and 64 ordinary ones.
 OPTIONS: dict[str, Any] = {
@@ -69,7 +70,7 @@ def first_steps(folder: Path) -> list[tuple[int, int]]:
     return [(each.window, each.first_step) for each in record.read(folder).windows]
 
 
-@pytest.mark.parametrize("by", ["environment", "option"])
+@pytest.mark.parametrize("by", at_night(["environment", "option"], ["option"]))  # the next tests have the option
 def test_windows_come_back_to_back_until_the_answer_is_there_and_then_by_the_schedule(tmp_path: Path, by: str) -> None:
     ranks = run_ranks(train_quickly, 2, str(tmp_path), by, 1e9, 600.0, timeout_s=120.0)
     for found in ranks:

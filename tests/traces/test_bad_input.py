@@ -433,12 +433,13 @@ def test_any_number_of_a_step_gives_an_answer(tmp_path: Path, digits: str) -> No
 # -- many of something
 
 
-def test_a_hundred_thousand_streams_are_read(tmp_path: Path) -> None:
-    events = [gemm(0.001 * i, 0.001 * i + 0.001, i + 1, stream=i) for i in range(100_000)]
+@pytest.mark.parametrize("streams", [20_000, pytest.param(100_000, marks=pytest.mark.nightly)])
+def test_very_many_streams_are_read(tmp_path: Path, streams: int) -> None:
+    events = [gemm(0.001 * i, 0.001 * i + 0.001, i + 1, stream=i) for i in range(streams)]
     events += [all_reduce(10, 20, 0)]
     found = figures_of(tmp_path, events)
-    assert found.total.kernels == 100_001
-    assert found.total.compute_busy_ms == 100
+    assert found.total.kernels == streams + 1
+    assert found.total.compute_busy_ms == streams / 1000
     assert found.total.covered_compute_ms == pytest.approx(10)
 
 

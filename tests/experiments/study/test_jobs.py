@@ -12,7 +12,7 @@ from overlap_callbacks.report.record import read
 from tests.distributed import run_ranks
 from tests.experiments.study.jobs import losses
 
-RANKS_LOAD = ("torch.distributed.pipelining", "torch.distributed.tensor.parallel")
+RANKS_LOAD = ("tests.integrations.deepspeed_jobs",)
 
 JOBS = [
     ("ddp", "resnet50", "fp32", "data"),
