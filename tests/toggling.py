@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 # ``.ci/nightly`` sets the variable. A mode that hangs or changes something does so in few steps, as a rule.
-TOGGLING_STEPS = 200 if os.environ.get("OVERLAP_LONG_TESTS") else 60
+TOGGLING_STEPS = 200 if os.environ.get("OVERLAP_LONG_TESTS") else 40
 
 
 def at_night(names: Iterable[Any], nightly: Iterable[Any]) -> list[Any]:

@@ -17,6 +17,8 @@ from overlap_callbacks.gate.step_log import StepLog
 from overlap_callbacks.integrations.pytorch import attach
 from tests.monitor.jobs import kept_logs
 
+RANKS_LOAD = ("transformers.trainer", "accelerate", "tests.integrations.deepspeed_jobs")
+
 LAYERS, HIDDEN, HEADS, SEQUENCE, BATCH, VOCABULARY = 3, 32, 4, 16, 2, 131
 MICRO_BATCHES = 2
 # One recorded step and four more.

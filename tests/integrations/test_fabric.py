@@ -27,6 +27,7 @@ from tests.integrations.huggingface_jobs import (
 from tests.monitor.jobs import dispatch_table
 
 pytest.importorskip("lightning.fabric")
+RANKS_LOAD = ("lightning.pytorch",)
 
 
 class Loop:

@@ -21,6 +21,8 @@ from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
 from tests.monitor.jobs import Training, new_monitor, tiny_schedule
 
+RANKS_LOAD = ("transformers.trainer", "accelerate", "lightning.pytorch")
+
 NUM_STEPS = 24
 # wait 0, 6, 12, 18; warm-up 1-2, 7-8, ...; active 3-5, 9-11, ...
 CYCLE = {"wait": 1, "warmup": 2, "active": 3}

@@ -12,6 +12,8 @@ from torch import nn
 
 from tests.loops.watching import NUM_STEPS
 
+RANKS_LOAD = ("lightning.pytorch",)
+
 
 def train(options: dict[str, Any] | None, folder: str, micro_batches: int) -> None:
     import lightning.pytorch as pl
