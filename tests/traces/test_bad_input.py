@@ -435,9 +435,8 @@ def test_any_number_of_a_step_gives_an_answer(tmp_path: Path, digits: str) -> No
 
 @pytest.mark.parametrize("streams", [20_000, pytest.param(100_000, marks=pytest.mark.nightly)])
 def test_very_many_streams_are_read(tmp_path: Path, streams: int) -> None:
-    events = [gemm(0.001 * i, 0.001 * i + 0.001, i + 1, stream=i) for i in range(streams)]
-    events += [all_reduce(10, 20, 0)]
-    found = figures_of(tmp_path, events)
+    kernels = [gemm(0.001 * i, 0.001 * i + 0.001, i + 1, stream=i) for i in range(streams)]
+    found = figures_of(tmp_path, [*kernels, all_reduce(10, 20, 0)])
     assert found.total.kernels == streams + 1
     assert found.total.compute_busy_ms == streams / 1000
     assert found.total.covered_compute_ms == pytest.approx(10)
