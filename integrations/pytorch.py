@@ -101,14 +101,17 @@ def attach(
     if not monitor.active:
         return monitor
 
-    accelerator = device.accelerator()
+    accelerator, captured = device.accelerator(), False
 
     # The current step began before we attached. The first step with a known start is the next one.
     def after_step(*_: Any) -> None:
-        nonlocal step
+        nonlocal step, captured
         if accelerator.is_initialized() and accelerator.is_capturing():
             # Nothing was trained, and an event recorded or queried here would invalidate the user's graph. The open
             # step continues, but does not count.
+            if not captured:
+                captured = True
+                monitor.say("optimizer.step() was captured in a CUDA graph: replayed steps are not measured [OC127]")
             with monitor.pause():
                 return
         if monitor.in_step:

@@ -17,6 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+import tests.campaign.cases  # noqa: F401  (enters the cases)
+from tests.campaign.case import CASES
+from tests.campaign.command import run_case
+from tests.campaign.processes import zygotes
 from tests.distributed import run_ranks
 from tests.simulated_gpu import capture_rules as rules
 from tests.simulated_gpu.jobs import on_device as rank_on_device
@@ -404,3 +408,13 @@ def test_torch_says_what_spoilt_a_capture(misuse: Any, why: str) -> None:
     assert any(why in text for text in found)
     if misuse is not _fork:
         assert "operation failed due to a previous error during capture" in found[0]
+
+
+@pytest.mark.nightly
+def test_the_campaigns_job_with_a_graph_ends_as_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in Parameters(computes=True).environment().items():
+        monkeypatch.setenv(name, value)
+    with zygotes() as both:
+        outcome = run_case(CASES["cuda-graphs"], *both, quick=True)
+    assert "skipped" not in outcome
+    assert outcome["failures"] == []

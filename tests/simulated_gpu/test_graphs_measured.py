@@ -17,14 +17,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import tests.campaign.cases  # noqa: F401  (enters the cases)
 from overlap_callbacks import Mode
 from overlap_callbacks.gate.serialiser import StreamSerialiser
 from overlap_callbacks.instruments import device as devices
 from overlap_callbacks.report import record
-from tests.campaign.case import CASES
-from tests.campaign.command import run_case
-from tests.campaign.processes import zygotes
 from tests.distributed import run_ranks
 from tests.simulated_gpu.figures import Case, compare
 from tests.simulated_gpu.jobs import on_device, train
@@ -303,13 +299,3 @@ def test_figures_of_a_step_whose_collectives_are_in_a_graph_are_no_wrong_numbers
     # What sequential steps were to say is not published.
     of_both = ("compute_slowdown", "comm_slowdown", "e2e_sequential_ms", "e2e_ideal_ms", "speedup_vs_sequential")
     assert not {f"overlap/{name}" for name in of_both} & {*window.metrics()}
-
-
-@pytest.mark.nightly
-def test_the_campaigns_job_with_a_graph_ends_as_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in Parameters(computes=True).environment().items():
-        monkeypatch.setenv(name, value)
-    with zygotes() as both:
-        outcome = run_case(CASES["cuda-graphs"], *both, quick=True)
-    assert "skipped" not in outcome
-    assert outcome["failures"] == []
