@@ -6,6 +6,7 @@ import contextlib
 import gc
 import importlib.util
 import itertools
+import json
 import os
 import shlex
 import shutil
@@ -198,7 +199,11 @@ def print_json(content: Any) -> None:
 
     from overlap_callbacks.analysis.safe_text import escaped_json
 
-    text = msgspec.json.format(msgspec.json.encode(content), indent=2).decode()
+    try:
+        encoded = msgspec.json.encode(content)
+    except UnicodeEncodeError:  # the bytes of a path are no text
+        encoded = json.dumps(msgspec.to_builtins(content), ensure_ascii=False).encode(errors="replace")
+    text = msgspec.json.format(encoded, indent=2).decode()
     click.echo(escaped_json(text).encode())  # as bytes: UTF-8 on any terminal
 
 

@@ -163,7 +163,7 @@ def _with_options(message: str, context: click.Context) -> str:
     """A message with parameters as the user writes them. Most of their names are ordinary words as well."""
     for name, option in _options_of(context).items():
         if "_" in name or name in _SIZES:
-            message = re.sub(rf"(?<![\w-]){name}\b", option, message)
+            message = re.sub(rf"(?<![\w'-]){name}\b(?!['-])", option, message)
     return message
 
 

@@ -379,6 +379,8 @@ def holds_runs(path: Path) -> bool:
 
 def _check_schema(file: Path, header: _Head) -> None:
     version = header.schema_version
+    if version is None:
+        raise RecordError(f"{file} is not an overlap record: no line of kind 'run' has schema version 1 or above")
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         raise RecordError(
             f"{file} has schema version {version!r}; this library reads up to {SCHEMA_VERSION}: "

@@ -183,6 +183,7 @@ def test_ctrl_c_ends_the_processes_that_read_traces_in_silence(tmp_path: Path) -
         ("check run --max_exposed 0.1", "Put -- before a command that is run.\n"),
         ("check run --max exposed_coms_ms=5", "did you mean exposed_comm_ms"),
         ("check run --max exposed=5", "there is no such figure; did you mean "),
+        ("predict --model gpt2 --dp 8 --mapping tp", "such as tp-dp-pp; the job has data (8); got 'tp'"),
         ("check run --max =5", "there is no such figure; there are "),
         ("check --max-exposed 0.1 --timeout nan -- true", "nan is no amount"),
         ("tune --arg a=1,2 --minutes inf -- true", "inf is no amount"),

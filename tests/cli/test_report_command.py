@@ -81,3 +81,11 @@ def test_the_page_of_several_runs_goes_into_the_current_folder(tmp_path: Path, m
     result = invoke("report", *runs)
     assert result.exit_code == 0, result.output
     assert [file.name for file in elsewhere.iterdir()] == ["report.html"]
+
+
+def test_a_folder_whose_name_is_no_text_has_json_too(tmp_path: Path) -> None:
+    run = write(tmp_path / "run\udcff", window())
+    for command in ("show", "report"):
+        result = invoke(command, str(run), "--json")
+        assert result.exit_code == 0, result.output
+        assert "run?" in result.stdout
