@@ -303,7 +303,7 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
     parts, shares, backend = job.parts, job.shares, job.detailed.backend
     if parts.contention_ms < WORTH * parts.total_ms:
         return
-    lost = f"Compute loses {job.ms(parts.contention_ms)} a step beside communication."
+    lost = f"Compute loses {job.ms(parts.contention_ms)} a step during communication."
     by_clock = (shares.of(CLOCK) or 0.0) / shares.slowdown if shares is not None and shares.slowdown > 0 else 0.0
     if by_clock > 0.5 and not job.on_cpu:
         most = job.up_to(min(1.0, by_clock) * parts.contention_ms, "lost time")

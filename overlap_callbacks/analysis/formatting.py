@@ -78,19 +78,41 @@ class Style(msgspec.Struct, frozen=True):
         """The cost of measuring, e.g. ``2.10% of training (1.40 to 2.80)`` or ``not resolved (below 4.00%)``."""
         if cost.ci_low is None or cost.ci_high is None:
             return f"{self.share_of_training(cost.value)} of training"
+        useful = cost.ci_high <= 1
         if cost.ci_low <= 0:
-            return f"not resolved (below {self.share_of_training(max(cost.ci_high, 0.0001))})"
+            below = f" (below {self.share_of_training(max(cost.ci_high, 0.0001))})"
+            return f"{NOT_RESOLVED}{below if useful else ''}"
         low, high = self.number(100 * cost.ci_low, 2), self.number(100 * cost.ci_high, 2)
-        return f"{self.share_of_training(cost.value)} of training ({low} to {high})"
+        bounds = f"{low} to {high}" if useful else f"at least {low}"
+        return f"{self.share_of_training(cost.value)} of training ({bounds})"
 
     def shows(self, value: float, unit: str) -> bool:
         """Whether the value is not shown as zero."""
         return any(character in "123456789" for character in self.quantity(value, unit))
 
-    def interval(self, estimate: Estimate, unit: str, *, signed: bool = False, decimals: int | None = None) -> str:
-        """Its 95% interval, e.g. ``5.1% to 7.3%`` or ``11.50 to 12.50 ms``; empty without one.
+    def interval(
+        self,
+        estimate: Estimate,
+        unit: str,
+        *,
+        signed: bool = False,
+        decimals: int | None = None,
+        most: float | None = None,
+    ) -> str:
+        """Its 95% interval as in ``ends``; empty without one.
 
-        Both ends have the decimals of the value.
+        One that is too wide to be of use (``says_nothing``) is ``NOT_RESOLVED``; of a clear change the nearer end is
+        left.
+        """
+        shown = self.ends(estimate, unit, signed=signed, decimals=decimals)
+        if not says_nothing(estimate, unit, signed=signed, most=most):
+            return shown
+        return f"at least {shown.partition(' to ')[0]}" if signed and (estimate.ci_low or 0) > 0 else NOT_RESOLVED
+
+    def ends(self, estimate: Estimate, unit: str, *, signed: bool = False, decimals: int | None = None) -> str:
+        """The ends of its interval, however wide, e.g. ``5.1% to 7.3%`` or ``11.50 to 12.50 ms``; empty without one.
+
+        Both have the decimals of the value.
         """
         if estimate.ci_low is None or estimate.ci_high is None:
             return ""
@@ -108,9 +130,11 @@ class Style(msgspec.Struct, frozen=True):
         value = self.quantity(estimate.value, unit, signed=signed, decimals=decimals)
         return value + (f" (95% interval {bounds})" if bounds else "")
 
-    def in_brackets(self, estimate: Estimate, unit: str, *, signed: bool = False) -> str:
+    def in_brackets(
+        self, estimate: Estimate, unit: str, *, signed: bool = False, most: float | None = None
+    ) -> str:
         """With its interval, if it has one, e.g. ``+6.2% (+5.1% to +7.3%)``."""
-        bounds = self.interval(estimate, unit, signed=signed)
+        bounds = self.interval(estimate, unit, signed=signed, most=most)
         return self.quantity(estimate.value, unit, signed=signed) + (f" ({bounds})" if bounds else "")
 
     def figure(self, figure: Figure, value: float) -> str:
@@ -119,13 +143,48 @@ class Style(msgspec.Struct, frozen=True):
             return self.share_of_training(value)
         return self.quantity(value, figure.unit, signed=figure.signed)
 
-    def figure_interval(self, figure: Figure, estimate: Estimate) -> str:
-        """The 95% interval of a headline figure; empty without one."""
-        return self.interval(estimate, figure.unit, signed=figure.signed)
+    def figure_interval(self, figure: Figure, estimate: Estimate, step: Estimate | None = None) -> str:
+        """The 95% interval of a headline figure; empty without one. ``step``: the step time that it may be part of."""
+        return self.interval(estimate, figure.unit, signed=figure.signed, most=figure.most(step))
 
     def _with_sign(self, text: str, signed: bool) -> str:
         """Add a plus sign, unless there is a minus sign or the number shows as zero."""
         return f"+{text}" if signed and not text.startswith(self.minus) and text.strip("0.") else text
+
+
+# Instead of an interval.
+NOT_RESOLVED = "not resolved"
+# Intervals are too wide from here on: of a share; of a change, each way; the upper end over the value.
+_WIDE_SHARE, _WIDE_CHANGE, _WIDE_RATIO = 0.9, 1.0, 2.0
+
+
+def says_nothing(estimate: Estimate, unit: str, *, signed: bool = False, most: float | None = None) -> bool:
+    """Whether a figure has an interval that is too wide to be of use. No screen prints or draws one.
+
+    So is that of a share which may be nearly anything, of a relative change (``signed``) where even 100 % would not
+    show, and of a time, a power or a rate from zero on or beyond twice its value. ``most``: the figure may be zero, and
+    its interval is of use up to this.
+    """
+    low, high = estimate.ci_low, estimate.ci_high
+    if low is None or high is None:
+        return False
+    if unit == "fraction":
+        return hides(estimate, abs(estimate.value)) if signed else high - low > _WIDE_SHARE
+    if most is not None and low <= 0:
+        return high > most
+    return low <= 0 or high > _WIDE_RATIO * estimate.value
+
+
+def hides(estimate: Estimate, largest: float) -> bool:
+    """Whether a figure's interval, drawn, would hide values of up to this size."""
+    low, high = estimate.ci_low, estimate.ci_high
+    return low is not None and high is not None and high - low > 2 * _WIDE_CHANGE * max(1.0, largest)
+
+
+def useful(estimate: Estimate, unit: str, *, signed: bool = False) -> Estimate:
+    """The figure, without an interval that says nothing."""
+    wide = says_nothing(estimate, unit, signed=signed)
+    return msgspec.structs.replace(estimate, ci_low=None, ci_high=None) if wide else estimate
 
 
 PLAIN = Style(minus="-", space=" ", thousands="")
@@ -204,6 +263,15 @@ def certainty(change: Estimate) -> str:
     if not includes_zero(change):
         return CLEAR
     return WITHIN_NOISE if _furthest(change) <= _NEGLIGIBLE else INCONCLUSIVE
+
+
+def value_and_certainty(change: Estimate, style: Style) -> tuple[str, str]:
+    """A clear change with its sign, and its interval; else how certain it is, and the limit."""
+    if certainty(change) != CLEAR:
+        return certainty(change) or "unknown", limit_in_words(change, style)
+    decimals = change_decimals(change)
+    value = style.percent(change.value, signed=True, decimals=decimals)
+    return value, style.interval(change, "fraction", signed=True, decimals=decimals)
 
 
 def certainty_in_words(change: Estimate, style: Style = PLAIN) -> str:
@@ -310,9 +378,18 @@ def name_ranks(ranks: Sequence[int]) -> str:
 # -- text from elsewhere
 
 
+# A message's code, by which docs/troubleshooting.md lists it; all have the same length.
+_CODE = re.compile(r" \[OC\d{3}\]")
+_CODE_LENGTH = len(" [OC107]")
+
+
 def shortened(text: str, max_length: int = MAX_TEXT) -> str:
-    """Text of limited length, with an ellipsis if it is cut."""
-    return text if len(text) <= max_length else f"{text[: max_length - 1]}…"
+    """Text of limited length, with an ellipsis if it is cut. The code of a message that is cut stays."""
+    if len(text) <= max_length:
+        return text
+    room = max_length - 1 - _CODE_LENGTH
+    code = _CODE.search(text, room - _CODE_LENGTH + 1) if room >= _CODE_LENGTH else None
+    return f"{text[: max_length - 1]}…" if code is None else f"{text[:room]}…{code.group()}"
 
 
 def one_line(text: str, max_length: int = MAX_TEXT) -> str:

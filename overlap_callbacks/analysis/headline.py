@@ -10,6 +10,7 @@ from overlap_callbacks.analysis.buckets import bucket_sizes, gradient_bytes_of
 from overlap_callbacks.analysis.formatting import (
     CLEAR,
     INCONCLUSIVE,
+    NOT_RESOLVED,
     PLAIN,
     WITHIN_NOISE,
     Style,
@@ -21,6 +22,7 @@ from overlap_callbacks.analysis.formatting import (
     count,
     decimals_of,
     enough_decimals,
+    says_nothing,
     shortened,
 )
 from overlap_callbacks.analysis.results.arm import ArmReport
@@ -56,7 +58,7 @@ _PROFILE = "Set profiled_steps to 4."
 # Texts in a window's first problem, and what to do about them; docs/troubleshooting.md says more.
 _WHAT_TO_DO = (
     (
-        ("residual overlap", "of communication time ran beside compute"),
+        ("residual overlap", "of communication time ran"),
         "Switch off for a measurement what this library cannot hold back (CUDA graphs, symmetric memory, communication "
         "of other threads), or compare two traces: overlap compare.",
     ),
@@ -217,10 +219,13 @@ def exposed_in_words(figures: Mapping[str, Estimate]) -> str:
     if share is None:
         return ""
     known, value, bounds = certainty(share), *_share(share)
+    vague = says_nothing(share, "fraction")
     if nothing_overlaps(figures):
-        of = "" if known not in ("", CLEAR) else f" ({value} of a profiled step{bounds and f', {bounds}'})"
+        of = "" if known not in ("", CLEAR) or vague else f" ({value} of a profiled step{bounds and f', {bounds}'})"
         return f"Nothing overlaps in this job: all communication{of} is exposed."
-    if known in (WITHIN_NOISE, INCONCLUSIVE):
+    if vague:
+        words = f"exposed communication: {NOT_RESOLVED}"
+    elif known in (WITHIN_NOISE, INCONCLUSIVE):
         words = f"exposed communication: {known} ({most_in_words(share)} of a profiled step)"
     else:
         words = f"exposed communication takes {value} of a step ({bounds or 'too few blocks'}; profiled steps)"
@@ -303,12 +308,15 @@ def change_in_brackets(change: Estimate) -> str:
 
 
 def signless_bounds(change: Estimate) -> str:
-    """The interval of a clear change, in percent without sign or unit: e.g. ``7.6 to 28.0``; empty without one."""
+    """The interval of a clear change, in percent without sign or unit: e.g. ``7.6 to 28.0``; empty without one.
+
+    Of one that is too wide to be of use, the nearer end: ``at least 7.6``.
+    """
     if change.ci_low is None or change.ci_high is None:
         return ""
     decimals = change_decimals(change)
-    low, high = sorted([abs(change.ci_low), abs(change.ci_high)])
-    return f"{PLAIN.number(100 * low, decimals)} to {PLAIN.number(100 * high, decimals)}"
+    low, high = [PLAIN.number(100 * end, decimals) for end in sorted([abs(change.ci_low), abs(change.ci_high)])]
+    return f"at least {low}" if says_nothing(change, "fraction", signed=True) else f"{low} to {high}"
 
 
 def settled_in_words(settled: Settled) -> str:
@@ -319,9 +327,10 @@ def settled_in_words(settled: Settled) -> str:
     change = inverted_change(settled.estimate)
     value = certainty_in_words(change)
     if certainty(change) == CLEAR and change.ci_low is not None and change.ci_high is not None:
-        low, high = sorted([abs(change.ci_low), abs(change.ci_high)])
+        low, high = map(PLAIN.percent, sorted([abs(change.ci_low), abs(change.ci_high)]))
         which = "longer" if change.value > 0 else "shorter"
-        value = f"{_in_words(change.value)} ({PLAIN.percent(low)} to {PLAIN.percent(high)} {which})"
+        bounds = f"at least {low}" if says_nothing(change, "fraction", signed=True) else f"{low} to {high}"
+        value = f"{_in_words(change.value)} ({bounds} {which})"
     blocks = f"in blocks of {count(settled.short_steps, 'step')} {_in_words(_turned(settled.short))}"
     if settled.verdict is Verdict.NOT_SETTLED:
         least = "" if settled.at_least is None else f"at least {_in_words(_turned(settled.at_least))}; "

@@ -54,7 +54,7 @@ def escaped_communication(figures: Mapping[str, Estimate], device: str, backend:
     limit = residual_comm_limit(device, backend)
     if of_comm is not None and of_comm.value > limit:
         return (
-            f"in sequential steps {of_comm.value:.0%} of communication time ran beside compute, above "
+            f"in sequential steps {of_comm.value:.0%} of communication time ran during compute, above "
             f"{limit:.0%}: that is little of the compute, but most communication times of sequential "
             f"steps are those of overlapped ones, so the comparison does not hold [OC322]"
         )

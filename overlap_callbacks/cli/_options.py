@@ -46,7 +46,7 @@ json_option = click.option("--json", "as_json", is_flag=True,
 matrix_options = with_options(
     click.option(
         "--by", type=click.Choice(["rank", "host", "stage"]), default=None,
-        help="What rows and columns of the matrix stand for. [default: rank up to 64 ranks, else host, else stage]",
+        help="What the rows and columns of the matrix are. [default: rank up to 64 ranks, else host, else stage]",
     ),
     click.option(
         "--order", type=click.Choice(["logical", "physical"]), default="logical", show_default=True,
@@ -61,7 +61,7 @@ matrix_options = with_options(
         help="Compare with another order of the dimensions on the same hosts, the innermost first, e.g. tp-dp-pp.",
     ),
     click.option(
-        "--ranks-per-host", type=click.IntRange(min=1), default=None, help="What if each host had so many ranks?"
+        "--ranks-per-host", type=click.IntRange(min=1), default=None, help="What if each host had this many ranks?"
     ),
     click.option("--svg", type=click.Path(path_type=Path, dir_okay=False), help="Draw the matrix into this file."),
     click.option(

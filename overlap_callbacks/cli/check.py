@@ -33,7 +33,7 @@ _OF_COMMAND = {"windows": "--windows", "timeout": "--timeout", "run_dir": "--run
 @click.option("--max", "maxima", multiple=True, metavar="NAME=VALUE", help="A limit on any figure. Repeatable.")
 @click.option("--min", "minima", multiple=True, metavar="NAME=VALUE", help="The same from below. Repeatable.")
 @click.option(
-    "--windows", type=click.IntRange(min=1), help="End COMMAND once so many windows count. [default: let it end]"
+    "--windows", type=click.IntRange(min=1), help="End COMMAND once this many windows count. [default: let it end]"
 )
 @click.option("--timeout", type=Amount(min=1), help="Seconds that COMMAND may take. [default: no limit]")
 @click.option("--run-dir", type=click.Path(path_type=Path, file_okay=False), help="Keep the record of COMMAND here.")

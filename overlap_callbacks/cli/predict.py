@@ -77,7 +77,7 @@ _job_options = with_options(
                  help="Whether Megatron reduces gradients bucket by bucket, or all at once."),
     click.option("--replicas", type=int, default=1, help="Of the sharded model, in hsdp."),
     click.option("--persistence", type=int, default=100_000, show_default=True,
-                 help="zero3 keeps parameters of at most so many elements whole."),
+                 help="zero3 keeps parameters of at most this many elements whole."),
     heading="Job",
 )  # fmt: skip
 

@@ -235,10 +235,10 @@ def _recorded_rates(sources: Sequence[Path]) -> RecordedRates:
 
 def _missing_rates(missing: Sequence[str], sources: Sequence[Path], *, with_rate: bool) -> str:
     wanted = ([] if with_rate else ["--peak"]) + [f"--{name}-bandwidth" for name in missing]
-    hint = " (--bandwidth stands for all of them)" if len(missing) > 1 else ""
+    hint = " (--bandwidth sets all of them)" if len(missing) > 1 else ""
     if sources:
         records = "records of" if len(sources) > 1 else "record of"
-        lacks = [] if with_rate else ["no FLOP of a step beside its sequential time"]
+        lacks = [] if with_rate else ["no FLOP of a step with its sequential time"]
         lacks += [f"no timed messages of {' and '.join(missing)} parallelism"] if missing else []
         hint += f": the {records} {' and '.join(map(str, sources))} has {' and '.join(lacks)}"
     return f"no step time without {' and '.join(wanted)}{hint}"

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overlap_callbacks.analysis.exposure import exposed_parts
-from overlap_callbacks.analysis.formatting import PLAIN, bytes_in_words, count, decimals_of
+from overlap_callbacks.analysis.formatting import NOT_RESOLVED, PLAIN, bytes_in_words, count, decimals_of, says_nothing
 from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, figure_named
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
@@ -97,8 +97,15 @@ class Finding:
         if self.measured is None:
             return f"{limit.name} was not measured ({limit.option} {limit.bound:g})"
         decimals = self._decimals(self.measured)
-        found = PLAIN.with_interval(self.measured, limit.unit, decimals=decimals)
-        yet = " (no interval yet)" if self.measured.ci_low is None else ""
+        found = PLAIN.quantity(self.measured.value, limit.unit, decimals=decimals)
+        bounds = PLAIN.ends(self.measured, limit.unit, decimals=decimals)
+        signed = limit.figure != EXPOSED_SHARE and figure_named(limit.figure).signed
+        # An interval that decides is of use, however wide.
+        if self.state is State.INCONCLUSIVE and says_nothing(
+            self.measured, limit.unit, signed=signed, most=2 * abs(limit.bound)
+        ):
+            bounds = NOT_RESOLVED
+        yet = f" (95% interval {bounds})" if bounds else " (no interval yet)"
         bound = PLAIN.quantity(limit.bound, limit.unit, decimals=max(decimals, decimals_of(limit.bound, limit.unit)))
         doubt = f"; but it is {self.doubt}" if self.doubt else ""
         return f"{limit.name} is {found}{yet}, and {side} {bound} is allowed{doubt}"

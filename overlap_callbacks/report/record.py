@@ -22,7 +22,6 @@ from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from overlap_callbacks.analysis.run_summary import (
-    CUT_SHORT,
     RunSummary,
     are_comparable,
     drop_incomparable_figures,
@@ -62,6 +61,9 @@ class _LeftOutLine(msgspec.Struct):
 
 # Prefixes of the frequent kinds of lines, as the sink writes them. Other lines are decoded twice.
 _BLOCK, _WINDOW = b'{"record":"block",', b'{"record":"window",'
+
+# In why a window was cut short, where the job ended.
+_JOB_ENDS = "the monitor was closed"
 
 # Each line is decoded straight into its struct: going through dictionaries would take ten times the memory.
 _decode_head = msgspec.json.Decoder(_Head).decode
@@ -299,9 +301,10 @@ def read(
 
 
 def _add_window(record: Record, window: OverlapReport, details: Details | None) -> None:
-    """Add a window. If it was cut short before a step counted, as where the job ends, it is one without a report."""
-    if not window.complete and window.valid and window.e2e_overlapped_ms is window.e2e_sequential_ms is None:
-        record.left_out.append(next(iter(window.problems), CUT_SHORT))
+    """Add a window. One that the job's end cut short before a step counted is like one without a report."""
+    empty = not window.complete and window.e2e_overlapped_ms is window.e2e_sequential_ms is None
+    if empty and any([_JOB_ENDS in problem for problem in window.problems]):
+        record.left_out.append(window.problems[0])
         return
     record.windows.append(window)
     if details is not None:

@@ -77,7 +77,7 @@ class ShortScreen:
             yield from [_text(short.parts)] if short.parts else []
         if short.windows or short.odd:
             yield Text()
-            yield from self._windows()
+            yield from self._windows(options)
         yield Text()
         yield from map(_text, short.further)
         yield _text(self._rest, "dim")
@@ -92,13 +92,14 @@ class ShortScreen:
             drawn = ("#" if options.ascii_only else "█") * round(room * bar.ms / longest)
             yield _text(f"{bar.label.ljust(label)}  {drawn}  {bar.words}")
 
-    def _windows(self) -> Iterator[RenderableType]:
+    def _windows(self, options: ConsoleOptions) -> Iterator[RenderableType]:
         short = self._short
         if short.windows:
             widths = [max(map(len, column)) for column in zip(*short.windows, strict=True)]
             for row in short.windows:
                 name, *numbers, words = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-                yield Text(_plain("  ".join((name, *numbers, words.strip()))), no_wrap=True, overflow="ellipsis")
+                line = shortened(_plain("  ".join((name, *numbers, words.strip()))), options.max_width)
+                yield Text(line, no_wrap=True, overflow="ellipsis")
         if short.saved:
             # The lowest has a bar too, so that no window looks as if it were missing.
             low, high = min(0.0, *short.saved), max(0.0, *short.saved)

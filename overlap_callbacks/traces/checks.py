@@ -62,7 +62,7 @@ def ambiguous_collectives(
     if several:
         text = texts[several[0]]
         yield (
-            f"the names of {int(calls[several].sum())} kernels stand for several collectives, and nothing "
+            f"the names of {int(calls[several].sum())} kernels fit several collectives, and nothing "
             f"else tells which: they count as {name_rules.collective_of(text)}: {text[:80]} [OC729]"
         )
 

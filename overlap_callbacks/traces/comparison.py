@@ -225,7 +225,7 @@ def _not_sequential(ov: Side, figures: Mapping[str, float]) -> Iterator[str]:
         yield f"the sequential file is not sequential: its overlap ratio is {residual:.3f}, above {limit}{swapped}"
     elif of_comm is not None and of_comm > RESIDUAL_COMM_LIMIT and not ov.trace.on_host:  # there, ranges are not cut
         yield (
-            f"the sequential file is not sequential: {of_comm:.0%} of its communication runs beside compute, above "
+            f"the sequential file is not sequential: {of_comm:.0%} of its communication runs during compute, above "
             f"{RESIDUAL_COMM_LIMIT:.0%}"
         )
 

@@ -114,7 +114,7 @@ class Ranks(NamedTuple):
         """The file as if it were of one rank."""
         own = copy.copy(stream)
         own.path = stream.path / self.names[place]
-        own.problems = [*stream.problems, f"the file holds {len(self.names)} ranks, told apart by {self.by} [OC756]"]
+        own.problems = [*stream.problems, f"the file holds {len(self.names)} ranks, distinguished by {self.by} [OC756]"]
         info = stream.head.get("distributedInfo")
         info = info if isinstance(info, dict) else {}
         size, ranks = info.get("world_size"), [rank for rank in self.numbers if rank is not None]

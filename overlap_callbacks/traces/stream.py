@@ -170,7 +170,7 @@ class EventStream(Document):
         except _DECODE_ERRORS:
             if not head or not _depth_one(head):
                 return False
-            self.problems.append("what stands before the events is not valid JSON, and is left out [OC712]")
+            self.problems.append("the text before the events is not valid JSON, and is left out [OC712]")
             return True
         self.head.update({key: value for key, value in fields.items() if key != "traceEvents"})
         return True
@@ -188,7 +188,7 @@ class EventStream(Document):
             if tail is not None:
                 self.head.update(tail)
             elif rest.strip():
-                self.problems.append("what stands after the events is not valid JSON, and is left out [OC713]")
+                self.problems.append("the text after the events is not valid JSON, and is left out [OC713]")
             elif not self._is_bare_array:
                 self.problems.append("the file is cut off after its events: what would follow them is missing [OC714]")
         else:
@@ -205,7 +205,7 @@ class EventStream(Document):
             )
         if self._num_strays:
             self.problems.append(
-                f"{self._num_strays} places between events are not valid JSON: what stands there is left out [OC718]"
+                f"{self._num_strays} places between events are not valid JSON: the text there is left out [OC718]"
             )
         if not (self._is_utf8 or self._num_repaired or self._num_lost):  # otherwise those events had them
             self.problems.append("the file holds bytes that are no UTF-8: fields that have them are left out [OC719]")

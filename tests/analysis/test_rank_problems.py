@@ -11,7 +11,7 @@ def problems_of(*of_ranks: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def beside(time_ms: float, stream: int = 7) -> str:
-    return f"in sequential steps {time_ms:.3g} ms of compute ran beside communication on stream {stream}"
+    return f"in sequential steps {time_ms:.3g} ms of compute ran during communication on stream {stream}"
 
 
 def test_sentences_that_differ_in_their_numbers_alone_are_one_that_of_the_largest() -> None:

@@ -43,7 +43,7 @@ def test_a_control_window_is_meant_to_overlap():
 
 
 def leaky_communication(share, **changes) -> RankWindow:
-    """Sequential steps with that share of their communication beside compute: 1 % of the compute at most."""
+    """Sequential steps with that share of their communication during compute: 1 % of the compute at most."""
     blocks = tuple(
         block
         if block.mode is OV
@@ -68,7 +68,7 @@ def test_short_communication_during_compute_in_sequential_steps_makes_the_window
         assert found.problems == ()
     else:
         (problem,) = found.problems
-        assert f"in sequential steps {share:.0%} of communication time ran beside compute" in problem
+        assert f"in sequential steps {share:.0%} of communication time ran during compute" in problem
         assert "overlap/compute_slowdown" not in found.metrics()
         assert "overlap/residual_comm_overlap" in found.metrics()
 

@@ -182,7 +182,7 @@ RESIDUAL = "residual overlap 0.300 in sequential steps is above 0.02: some commu
     ("problem", "todo"),
     [
         (RESIDUAL, "Switch off for a measurement what this library cannot hold back"),
-        ("in sequential steps 55% of communication time ran beside compute, above 30%", "Switch off for a measurement"),
+        ("in sequential steps 55% of communication time ran during compute, above 30%", "Switch off for a measurement"),
         ("rank 2 measured something else than rank 0: the schedule differs", "Give all ranks the same Schedule"),
         ("of another kind", "Look up the notes in docs/troubleshooting.md."),
     ],

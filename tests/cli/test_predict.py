@@ -86,7 +86,7 @@ def test_without_bandwidths_there_is_no_step_time_and_a_note_says_why() -> None:
     (note,) = found["notes"]
     assert note == (
         "no step time without --tensor-bandwidth and --pipeline-bandwidth and --data-bandwidth "
-        "(--bandwidth stands for all of them)"
+        "(--bandwidth sets all of them)"
     )
 
 

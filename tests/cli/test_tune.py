@@ -78,7 +78,7 @@ def test_ctrl_c_ends_the_job_and_keeps_what_was_measured(tmp_path: Path) -> None
     result = invoke("tune", "--resume", str(folder), "--repeats", "1", env=environment(COLUMNS="200"))
     assert result.exit_code == 3, result.output
     assert [run.combination for run in Tune.read(folder).lines] == [0, 1]
-    assert "No difference can be told yet" in result.stdout
+    assert "Inconclusive so far" in result.stdout
     assert "Not finished" not in (folder / "tune.html").read_text()
     other = invoke("tune", "--resume", str(folder), "--", "another")
     assert (other.exit_code, "another command" in other.output) == (2, True)

@@ -48,7 +48,7 @@ def test_a_first_combination_that_is_faster_than_all_is_said_to_be() -> None:
 
 def test_one_run_each_shows_nothing() -> None:
     found = results(HERE, [(100,), (50,)])
-    assert verdict(found, ranked(found)).startswith("No difference can be told yet")
+    assert verdict(found, ranked(found)).startswith("Inconclusive so far")
 
 
 def test_a_combination_that_failed_is_a_row_that_never_wins() -> None:

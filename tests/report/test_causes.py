@@ -39,7 +39,7 @@ def test_each_cause_has_a_row_with_its_share_and_what_it_rests_on() -> None:
         "+2.0%",
         "unexplained",
         f"{unexplained:+.1%}",
-        "modelled from the grids of 80% of the compute beside communication, which holds 16 of 132 SMs",
+        "modelled from the grids of 80% of the compute during communication, which holds 16 of 132 SMs",
     ):
         assert words in text
 

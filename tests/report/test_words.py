@@ -120,7 +120,7 @@ def test_the_rows_by_which_eq_5_adds_up_are_shown(tmp_path: Path) -> None:
 def test_kernels_that_are_slower_when_alone_are_explained(tmp_path: Path) -> None:
     alone = window()
     beside = window(pairs=tuple(pair for pair in PAIRS if pair.concurrent_with != ALONE))
-    words = "what ran beside them does not explain it"
+    words = "nothing that runs at the same time explains it"
     for number, show in enumerate((printed, lambda folder, found: text_of(made(folder, found)))):
         assert words in " ".join(show(tmp_path / f"{number}-alone", alone).split())
         assert words not in " ".join(show(tmp_path / f"{number}-beside", beside).split())

@@ -44,7 +44,7 @@ def test_a_missing_comma_between_events_is_reported(tmp_path: Path) -> None:
 def test_text_after_a_bare_array_of_events_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(kineto.text(short_trace(), style="array") + b', "traceName": "of another file"}')
-    assert said(read_trace(path).problems, "what stands after the events is not valid JSON")
+    assert said(read_trace(path).problems, "the text after the events is not valid JSON")
 
 
 def test_a_field_whose_name_is_no_text_is_reported(tmp_path: Path) -> None:

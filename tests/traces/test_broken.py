@@ -279,7 +279,7 @@ def holds(path: Path, good: Trace, truth: Analysis) -> None:
         holds_in_a_comparison(*pair)
     # An operator of another process makes a CPU job's file one of two ranks, which is said: it has another truth.
     ranks = [
-        problem for one in found.traces for problem in one.problems if "told apart by their process ids" in problem
+        problem for one in found.traces for problem in one.problems if "distinguished by their process ids" in problem
     ]
     if not found.warnings and not ranks and not any(one.warnings for one in found.traces):
         far = [(name, was, now) for name, was, now in differences(found, truth) if abs(now - was) > 0.01 * was]

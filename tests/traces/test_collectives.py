@@ -200,6 +200,6 @@ def test_metadata_tells_an_all_to_all_from_sends_and_receives_and_without_it_a_n
         untold = figures_of(tmp_path, [{**collective(0, 1), "name": name}, collective(2, 3)])
         assert kind in [row.collective for row in untold.collectives]
         assert untold.problems == (
-            "the names of 1 kernels stand for several collectives, and nothing else tells which: "
+            "the names of 1 kernels fit several collectives, and nothing else tells which: "
             f"they count as {kind}: {name[:80]} [OC729]",
         )

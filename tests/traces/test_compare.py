@@ -267,7 +267,7 @@ def test_short_communication_that_is_hidden_in_the_sequential_file_makes_the_com
     assert found.figures["residual_overlap"] < 0.02
     assert found.figures["residual_comm_overlap"] == pytest.approx(hidden / 10)
     assert found.valid == valid
-    assert said(found, "of its communication runs beside compute") != valid
+    assert said(found, "of its communication runs during compute") != valid
 
 
 @pytest.mark.parametrize(("covered", "valid"), [(1, True), (3, False)])

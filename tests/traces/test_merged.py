@@ -99,7 +99,7 @@ def test_each_rank_of_a_merged_file_has_its_own_figures(tmp_path: Path, mark: Ma
     assert [(rank.rank, rank.last, rank.caused_ms) for rank in found.skew[0].ranks] == [(0, 0, 0), (1, 1, 5)]
     same_figures(found, apart(tmp_path, ranks))
     same_figures(analyze([read_trace(path)]), found)
-    assert said(found.traces[0].problems, "the file holds 2 ranks, told apart by")
+    assert said(found.traces[0].problems, "the file holds 2 ranks, distinguished by")
 
 
 @pytest.mark.parametrize("mark", MARKS)

@@ -351,7 +351,7 @@ def _without_nccl(between: str, sums: EnvironmentSums, backend: str) -> Transpor
     if named:
         return Transport(between, f"Gloo's transport {named}", f"GLOO_DEVICE_TRANSPORT={named}")
     if "GLOO_DEVICE_TRANSPORT" in sums.values:
-        return Transport(between, UNKNOWN, "GLOO_DEVICE_TRANSPORT is not alike on all ranks")
+        return Transport(between, UNKNOWN, "GLOO_DEVICE_TRANSPORT differs between ranks")
     return Transport(between, "TCP sockets", "Gloo's default on Linux")
 
 

@@ -297,7 +297,7 @@ def _differing(facts: JobFacts) -> str | None:
     if not names:
         return None
     shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
-    return f"The ranks do not run alike: {shown} {'differs' if len(names) == 1 else 'differ'} between them."
+    return f"The ranks' environments differ in {shown}."
 
 
 # Variables that name parts of a host, whose names may differ on another.

@@ -218,7 +218,7 @@ def _problems(
         reasons.insert(0, escaped)
     let_pass = part.let_pass.of_job(num_ranks)
     if not part.checked:
-        reasons += [f"{sentence}; no profile shows whether they ran beside compute [OC324]" for sentence in let_pass]
+        reasons += [f"{sentence}; no profile shows whether they ran during compute [OC324]" for sentence in let_pass]
     if part.any_complete and not part.all_complete:
         reasons.append("some ranks ended the window early: their steps ran in other modes than the rest's [OC325]")
     unlike = unlike_ranks(part.measured)

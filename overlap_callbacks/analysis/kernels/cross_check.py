@@ -235,7 +235,7 @@ def residual_overlap(kernels: KernelTable, sequential: Sequence[int], unseen: Ma
         streams.append(f"{_ms(time_ns, num_steps)} on stream {lane} ({share} % of its compute): {names}")
     if len(largest) > _MAX_NAMED:
         streams.append(f"and on {len(largest) - _MAX_NAMED} more streams")
-    text = f"in sequential steps compute ran beside communication, {'; '.join(streams)}"
+    text = f"in sequential steps compute ran during communication, {'; '.join(streams)}"
     escaped = _escaped(kernels, sequential, unseen)
     return f"{text}{escaped and f'; the gate did not see this communication: {escaped}'} [OC377]"
 

@@ -284,7 +284,7 @@ def _modelled(
     beside_ms, modelled_ms = sum(loss.concurrent_ms for loss in losses), sum(loss.modelled_ms for loss in losses)
     held = sum(loss.sms_held * loss.modelled_ms for loss in losses) / modelled_ms
     basis = (
-        f"modelled from the grids of {modelled_ms / beside_ms:.0%} of the compute beside communication, which holds "
+        f"modelled from the grids of {modelled_ms / beside_ms:.0%} of the compute during communication, which holds "
         f"{held:.0f} of {max(loss.num_sms for loss in losses)} SMs"
     )
     if sms + waves > max(0.0, remainder):

@@ -116,6 +116,10 @@ class Figure(NamedTuple):
             return 0.0, math.inf
         return (-1.0, math.inf) if self.signed else (0.0, 1.0)
 
+    def most(self, step: Estimate | None) -> float | None:
+        """The most that it can be as a part of a step, which may be none of it; None if it is not such a part."""
+        return step.value if self.unit == "ms" and not self.log and step is not None else None
+
     def refusal(self, limit: float) -> str:
         """Why a number cannot be a limit on it, and what was probably meant; empty if it can.
 

@@ -21,8 +21,9 @@ from overlap_callbacks.analysis.formatting import (
     none_clear_in_words,
     page_sentence,
     page_text,
-    rounded,
+    says_nothing,
     three_digits,
+    useful,
 )
 from overlap_callbacks.analysis.headline import signless_bounds
 from overlap_callbacks.analysis.results.bench import GEMM, GLOO, LOOPBACK, NCCL
@@ -43,6 +44,7 @@ from overlap_callbacks.report.views.elements import (
     Table,
     Tile,
     Tiles,
+    drawn_value,
     estimate_cells,
     estimate_tile,
     heads,
@@ -103,7 +105,7 @@ def gemm_section(bench: Bench) -> list[Section]:
     cost, gain = _gemm_charts(points, _peak(bench, None))
     blocks: list[Block] = [*cost, *gain, replace(_gemm_table(points), folded=True, first=False)]
     blocks += [Note(page_sentence(note)) for note in notes(bench)]
-    title = "What do matrix products lose beside an all-reduce (figure 8 of the study)?"
+    title = "What do matrix products lose during an all-reduce (figure 8 of the study)?"
     return [Section(title, page_sentence(verdict(bench)), blocks)]
 
 
@@ -149,7 +151,8 @@ def _slower(slowdown: Estimate) -> str:
     if slowdown.value < _TWICE or slowdown.ci_low is None or slowdown.ci_high is None:
         return f"{change_in_words(slowdown.value, 'slower', 'faster')} ({signless_bounds(slowdown)})"
     value, low, high = (f"{1 + each:.1f}x" for each in (slowdown.value, slowdown.ci_low, slowdown.ci_high))
-    return f"{value.replace('.0x', 'x')} slower ({low} to {high})"
+    bounds = f"at least {low}" if says_nothing(slowdown, "fraction", signed=True) else f"{low} to {high}"
+    return f"{value.replace('.0x', 'x')} slower ({bounds})"
 
 
 def _transfer_verdict(bench: Bench) -> str:
@@ -182,12 +185,12 @@ def notes(bench: Bench) -> list[str]:
         found.append(f"Power is absent: {why.removeprefix('no power: ')}.")
     if short := sum((point.covered or 1.0) < _COVERED for point in points):
         found.append(
-            f"Of {count(short, 'point')} some products did not end beside all-reduces and are left out: there the "
+            f"Of {count(short, 'point')} some products did not end during all-reduces and are left out: there the "
             "slowdown is too small."
         )
     if lacking := sum(point.slowdown is None for point in points):
         found.append(
-            f"Of {count(lacking, 'point')} no product ran wholly beside all-reduces: "
+            f"Of {count(lacking, 'point')} no product ran wholly during all-reduces: "
             "larger messages or smaller products would help."
         )
     found += [f"Not measured: {bench.name(one.gemm or one.transfer)}: {one.reason}" for one in bench.failed]
@@ -215,8 +218,8 @@ def _tiles(bench: Bench) -> Tiles:
     for kind in list(dict.fromkeys(point.point.kind for point in bench.transfers))[:4]:
         of_kind = [point for point in bench.transfers if point.point.kind == kind]
         best = max(of_kind, key=lambda point: point.busbw_gb_s.value)
-        ends = (best.busbw_gb_s.ci_low, best.busbw_gb_s.ci_high)
-        bounds = [rate_in_words(end, PAGE) for end in ends if end is not None]
+        found = useful(best.busbw_gb_s, "GB/s")
+        bounds = [rate_in_words(end, PAGE) for end in (found.ci_low, found.ci_high) if end is not None]
         value, at = rate_in_words(best.busbw_gb_s.value, PAGE), f"at {size_in_words(best.point.message_bytes)}"
         tiles.append(Tile(f"{kind}, highest bus bandwidth", value, " to ".join(bounds), at))
     return Tiles(tuple(tiles))
@@ -271,7 +274,7 @@ def _gemm_sections(bench: Bench, peak: Link | None) -> tuple[Section, ...]:
         return ()
     cost, gain = _gemm_charts(points, _peak(bench, peak))
     return (
-        Section("What does an all-reduce cost the matrix products beside it?", "", cost),
+        Section("What does an all-reduce cost matrix products that run during it?", "", cost),
         Section("Is it worth doing both at once?", "", gain),
         Section("Every point", "", [_gemm_table(points)]),
     )
@@ -293,13 +296,13 @@ def _gemm_charts(points: Sequence[GemmFigures], peak: Link | None) -> tuple[list
         return _sweep(title, unit, series, f"{caption} Whiskers are 95% intervals.", peak)
 
     cost = [
-        *chart("Slowdown of matrix products beside an all-reduce", "fraction",
-               "Time of a product beside an all-reduce over its time alone, less 1. Below zero it was faster.",
+        *chart("Slowdown of matrix products during an all-reduce", "fraction",
+               "Time of a product during an all-reduce over its time alone, less 1. Below zero it was faster.",
                ("", lambda point: point.slowdown)),
-        *chart("Products: TFLOP/s of a rank", "TFLOP/s", "Solid: alone. Dashed: beside an all-reduce.",
-               ("alone", lambda point: point.alone_tflop_s), ("beside", lambda point: point.beside_tflop_s)),
-        *chart("All-reduces: bus bandwidth", "GB/s", "Solid: alone. Dashed: beside products.",
-               ("alone", lambda point: point.alone_busbw_gb_s), ("beside", lambda point: point.beside_busbw_gb_s),
+        *chart("Products: TFLOP/s of a rank", "TFLOP/s", "Solid: alone. Dashed: during an all-reduce.",
+               ("alone", lambda point: point.alone_tflop_s), ("during an all-reduce", lambda point: point.beside_tflop_s)),
+        *chart("All-reduces: bus bandwidth", "GB/s", "Solid: alone. Dashed: during products.",
+               ("alone", lambda point: point.alone_busbw_gb_s), ("during products", lambda point: point.beside_busbw_gb_s),
                peak=peak),
     ]  # fmt: skip
     gain = [
@@ -307,8 +310,8 @@ def _gemm_charts(points: Sequence[GemmFigures], peak: Link | None) -> tuple[list
                "Work done in the same time, against one after the other: 100% if neither slows the other, 0% if "
                "nothing is gained, below 0% if it is better to do one after the other.",
                ("", lambda point: point.speedup)),
-        *chart("Slowdown of all-reduces beside products", "fraction",
-               "Time of an all-reduce beside products over its time alone, less 1.",
+        *chart("Slowdown of all-reduces during products", "fraction",
+               "Time of an all-reduce during products over its time alone, less 1.",
                ("", lambda point: point.all_reduce_slowdown)),
         *chart("Power of a device", "W", "Solid: products alone. Dashed: all-reduces alone, and both.",
                ("products", lambda point: point.compute_w), ("all-reduces", lambda point: point.communication_w),
@@ -335,7 +338,7 @@ def _lines(points: Sequence[GemmFigures]) -> list[tuple[str, list[GemmFigures]]]
 
 def _gemm_table(points: Sequence[GemmFigures]) -> Table:
     return table_of(
-        "Matrix products beside all-reduces",
+        "Matrix products during all-reduces",
         points,
         Column("N", lambda row: row.point.n, "whole"),
         Column("*All-reduce", lambda row: _size(row.point.message_bytes)),
@@ -345,13 +348,13 @@ def _gemm_table(points: Sequence[GemmFigures]) -> Table:
         Column("Cap, MHz", lambda row: _cap(row.point.clock_cap_mhz)),
         *interval_columns("Slowdown", lambda row: estimate_cells(row.slowdown, "fraction", signed=True)),
         Column("-ms alone", lambda row: _digits(row.gemm_alone_ms)),
-        Column("-ms beside", lambda row: _digits(row.gemm_beside_ms)),
+        Column("-ms both", lambda row: _digits(row.gemm_beside_ms)),
         Column("TFLOP/s alone", lambda row: _digits(row.alone_tflop_s)),
-        Column("_beside", lambda row: _digits(row.beside_tflop_s)),
+        Column("_both", lambda row: _digits(row.beside_tflop_s)),
         Column("-All-reduce, ms alone", lambda row: _digits(row.all_reduce_alone_ms)),
-        Column("-beside", lambda row: _digits(row.all_reduce_beside_ms)),
+        Column("-both", lambda row: _digits(row.all_reduce_beside_ms)),
         Column("GB/s alone", lambda row: _digits(row.alone_busbw_gb_s)),
-        Column("_beside", lambda row: _digits(row.beside_busbw_gb_s)),
+        Column("_both", lambda row: _digits(row.beside_busbw_gb_s)),
         *interval_columns("Gain", lambda row: estimate_cells(row.speedup, "fraction", signed=True)),
         Column("-Covered", lambda row: number_cell(row.covered, "whole percent")),
         Column("W products", lambda row: _digits(row.compute_w)),
@@ -360,7 +363,7 @@ def _gemm_table(points: Sequence[GemmFigures]) -> Table:
         Column("-MHz products", lambda row: _digits(row.compute_mhz)),
         Column("-MHz both", lambda row: _digits(row.both_mhz)),
         caption="Times are geometric means over blocks and ranks. Covered is the share of the products counted that "
-        "ended beside all-reduces; the others are left out.",
+        "ended during all-reduces; the others are left out. Both: at the same time.",
         first=True,
         drop_empty=True,
     )
@@ -446,8 +449,8 @@ def _transfer_table(points: Sequence[TransferFigures]) -> Table:
         Column("ms", lambda row: _digits(row.time_ms)),
         Column("Algorithm", lambda row: _rate(row.algbw_gb_s.value)),
         Column("Bus", lambda row: _rate(row.busbw_gb_s.value)),
-        Column("Low", lambda row: _rate(row.busbw_gb_s.ci_low)),
-        Column("High", lambda row: _rate(row.busbw_gb_s.ci_high)),
+        Column("Low", lambda row: _rate(useful(row.busbw_gb_s, "GB/s").ci_low)),
+        Column("High", lambda row: _rate(useful(row.busbw_gb_s, "GB/s").ci_high)),
         Column("Rounds", lambda row: row.rounds, "whole"),
         caption="Bus bandwidth is algorithm bandwidth times the factor of nccl-tests, 2(n-1)/n of an all-reduce.",
         drop_empty=True,
@@ -480,7 +483,7 @@ def _sweep(
     colors: dict[str, str] = {}
     for name, line, dashed, rows in series:
         points = [
-            [size, *map(rounded, (found.value, found.ci_low, found.ci_high))]
+            [size, *drawn_value(found)]
             for size, found in rows
             if found is not None
         ]

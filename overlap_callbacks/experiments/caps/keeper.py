@@ -77,7 +77,7 @@ class Journal:
         except BlockingIOError:
             raise CapError(f"another experiment has capped devices of this machine (lock in {folder})") from None
         except OSError as error:
-            raise CapError(f"what stands on the devices cannot be written down in {folder}: {error.strerror}") from None
+            raise CapError(f"the devices' present settings cannot be saved in {folder}: {error.strerror}") from None
 
     def read(self) -> list[Before]:
         """The settings left by an earlier keeper; empty if it restored all."""

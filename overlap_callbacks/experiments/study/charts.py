@@ -24,7 +24,7 @@ from overlap_callbacks.analysis.study import (
     value_of,
 )
 from overlap_callbacks.experiments.study.verdict import Names, factor_in_words, strategy_in_words
-from overlap_callbacks.report.views.elements import EMPTY_LEGEND, RUN_COLORS, Chart, Point, legend_of, line
+from overlap_callbacks.report.views.elements import EMPTY_LEGEND, RUN_COLORS, Chart, Point, bar, legend_of, line
 
 # A chart with more rows is unreadable; the table has all.
 MAX_ROWS = 60
@@ -58,7 +58,7 @@ def savings(rows: Sequence[StudyRow], names: Names) -> Chart | None:
         "Step time against the overlapped step",
         _groups(rows, names, points, STEP),
         "step time against the overlapped step, %",
-        "At zero: the overlapped step, whose time stands at the right. Ideal: overlap without contention (equation 4).",
+        "At zero: the overlapped step, whose time is at the right. Ideal: overlap without contention (equation 4).",
         limits=_published(LONGER),
         legend=(("ideal", "ideal"), ("sequential", "sequential")),
     )
@@ -114,7 +114,7 @@ def by_factor(rows: Sequence[StudyRow], names: Names, factor: str, key: str, tit
             label = factor_in_words(row.configuration, factor)
             drawn.append(_row(label, [(title.lower(), "overlapped", False, value)], value, "fraction"))
         groups.append({"name": names.whole(family[0].configuration, without=factor), "rows": drawn})
-    caption = "Against the first of each kind, which stands at zero." if is_change else ""
+    caption = "Against the first of each kind, which is at zero." if is_change else ""
     return row_chart(title, groups, x_label, caption, limits=_published(key))
 
 
@@ -156,9 +156,7 @@ def _row(
                 "name": name,
                 "color": color,
                 "hollow": hollow,
-                "value": rounded(estimate.value),
-                "low": rounded(estimate.ci_low),
-                "high": rounded(estimate.ci_high),
+                **bar(estimate),
             }
             for name, color, hollow, estimate in points
             if estimate is not None

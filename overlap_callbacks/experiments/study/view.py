@@ -92,7 +92,7 @@ _NO_STEPS = ("What overlap saves", "Step times of both modes are missing.")
 _NO_POWER = ("Power", "No sensor could be read. The documentation of power says which there are.")
 _NO_RATIO = ("Slowdown against overlap ratio", "Train two configurations or more.")
 _NO_BENCH = (
-    "Matrix products beside an all-reduce (figure 8 of the study)",
+    "Matrix products during an all-reduce (figure 8 of the study)",
     "Run: overlap bench gemm-allreduce. The page shows it where its bench.jsonl lies in this folder.",
 )
 

@@ -94,7 +94,7 @@ def check_command(command: Sequence[str], axes: Sequence[Axis]) -> None:
     """Raise a ``ValueError`` if an axis has the empty value, and the command a placeholder for it."""
     for axis in axes:
         if AS_IS in axis.values and any(f"{{{axis.name}}}" in part for part in command):
-            raise ValueError(f"{axis.name} has an empty value, which {{{axis.name}}} in the command cannot stand for")
+            raise ValueError(f"{axis.name} has an empty value, which {{{axis.name}}} in the command cannot be")
 
 
 def command_of(command: Sequence[str], combination: Combination, run_folder: str) -> list[str]:

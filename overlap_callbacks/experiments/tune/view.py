@@ -104,7 +104,7 @@ def verdict(tune: Tune, ranking: Ranking) -> str:
     changes = [row.change for row in measured if row.change is not None]
     if any(change.ci_low is None for change in changes):
         return (
-            f"No difference can be told yet: an interval takes {MIN_RUNS} runs of each combination. "
+            f"Inconclusive so far: an interval takes {MIN_RUNS} runs of each combination. "
             f"The fastest so far is {tune.name(measured[0].number)}."
         )
     if ranking.is_clear:

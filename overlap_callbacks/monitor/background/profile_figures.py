@@ -247,7 +247,7 @@ def profile_log(steps: Sequence[MeasuredStep], counted: Collection[int]) -> Prof
     not_whole = {step.profile_index: _why_not_whole(step) for step in counting}
     whole = frozenset(step for step, reason in not_whole.items() if not reason)
     reasons = " or ".join(sorted(set(not_whole.values())))
-    why = f"the gate's log could not be held against the profile: in every profiled step {reasons} [OC371]"
+    why = f"the gate's log could not be compared with the profile: in every profiled step {reasons} [OC371]"
     return ProfileLog(
         issued={step.profile_index: step.log.collectives for step in profiled},
         whole=whole,

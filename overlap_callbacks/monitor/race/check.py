@@ -302,7 +302,7 @@ def _lacks_memory(step: RepeatableStep) -> str:
         if more > room:
             return (
                 f"{used} has not the memory: two sets of gradients take {more / 2**30:.2f} GiB, and "
-                f"{max(0.0, room) / 2**30:.2f} GiB are left beside a step of training"
+                f"{max(0.0, room) / 2**30:.2f} GiB are left during a step of training"
             )
     return ""
 

@@ -10,6 +10,7 @@ from overlap_callbacks.analysis.headline import Headline, step_change
 from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.catalogue import SUMMARY
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.step_parts import exposed_share
 from overlap_callbacks.report.record import Record
@@ -80,10 +81,11 @@ def _shares(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart | None:
 
 
 def _figures(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Table:
-    by_run = [
-        {f.label: PAGE.in_brackets(figures[f.name], f.unit, signed=f.signed) for f in SUMMARY if f.name in figures}
-        for _, figures in runs
-    ]
+    def shown(figure: Figure, figures: Mapping[str, Estimate]) -> str:
+        most = figure.most(figures.get("e2e_overlapped_ms"))
+        return PAGE.in_brackets(figures[figure.name], figure.unit, signed=figure.signed, most=most)
+
+    by_run = [{f.label: shown(f, figures) for f in SUMMARY if f.name in figures} for _, figures in runs]
     labels = [figure.label for figure in SUMMARY]
     return _side_by_side("All figures", [name for name, _ in runs], labels, by_run, "With 95% intervals.")
 

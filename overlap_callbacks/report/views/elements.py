@@ -8,16 +8,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, TypedDict, TypeVar, Unpack
 
 from overlap_callbacks.analysis.formatting import (
-    CLEAR,
     PAGE,
     bytes_in_words,
-    certainty,
-    change_decimals,
     decimals_of,
-    limit_in_words,
+    hides,
     millisecond_decimals,
     page_text,
     rounded,
+    value_and_certainty,
 )
 from overlap_callbacks.analysis.results.estimate import Estimate
 
@@ -304,12 +302,9 @@ def estimate_cells(estimate: Estimate | None, unit: str, *, signed: bool = False
 
 def estimate_tile(label: str, estimate: Estimate, unit: str, remark: str = "") -> Tile:
     """A large figure with its interval; a change in percent with its sign if it is clear, else how certain it is."""
-    signed = unit == "fraction"
-    if signed and certainty(estimate) != CLEAR:
-        return Tile(label, certainty(estimate) or "unknown", limit_in_words(estimate, PAGE), remark)
-    decimals = change_decimals(estimate) if signed else None
-    value = PAGE.quantity(estimate.value, unit, signed=signed, decimals=decimals)
-    return Tile(label, value, PAGE.interval(estimate, unit, signed=signed, decimals=decimals), remark)
+    if unit == "fraction":
+        return Tile(label, *value_and_certainty(estimate, PAGE), remark)
+    return Tile(label, PAGE.quantity(estimate.value, unit), PAGE.interval(estimate, unit), remark)
 
 
 _Item = TypeVar("_Item")
@@ -390,9 +385,11 @@ RUN_COLORS = ("run1", "run2", "run3", "run4", "run5", "run6")
 Point = tuple[Any, Any, "Estimate | float | None"]
 
 
-def drawn_value(figure: Estimate | float | None) -> list[float | None]:
-    """A value and the ends of its interval."""
+def drawn_value(figure: Estimate | float | None, largest: float = 0.0) -> list[float | None]:
+    """A value and the ends of its interval, unless this hides the chart's values, of which ``largest`` is one."""
     if isinstance(figure, Estimate):
+        if hides(figure, max(largest, abs(figure.value))):
+            return [rounded(figure.value), None, None]
         return [rounded(figure.value), rounded(figure.ci_low), rounded(figure.ci_high)]
     return [rounded(figure), None, None]
 
@@ -403,7 +400,10 @@ def bar(figure: Estimate | float, /, **known: str) -> dict[str, Any]:
 
 
 def line(name: str, color: str, points: Iterable[Point], **more: Any) -> dict[str, Any]:
-    return {"name": name, "color": color, "points": [[*at, *drawn_value(figure)] for *at, figure in points], **more}
+    points = list(points)
+    largest = max([abs(figure.value) for *_, figure in points if isinstance(figure, Estimate)], default=0.0)
+    drawn = [[*at, *drawn_value(figure, largest)] for *at, figure in points]
+    return {"name": name, "color": color, "points": drawn, **more}
 
 
 def has_intervals(lines: Iterable[dict[str, Any]]) -> bool:

@@ -104,7 +104,7 @@ def _job_blocks(job: JobEnvironment) -> list[Block]:
     blocks: list[Block] = []
     if job.differing:
         differing = [(difference.name, _values_of(difference)) for difference in job.differing]
-        blocks.append(_pairs("What is not alike on all ranks", "*What", "*Values", differing))
+        blocks.append(_pairs("What differs between ranks", "*What", "*Values", differing))
     places = table_of(
         "Where the ranks run",
         job.places,

@@ -290,7 +290,7 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
     in_flight = "communication alone" if trace.both else "communication in flight"
     if trace.communication:
         caption += (
-            " The band at the foot shows when communication was in flight, beside compute or alone; that is known for "
+            " The band at the foot shows when communication was in flight, during compute or alone; that is known for "
             "profiled steps only."
         )
     caption += _of_points(window, trace)
@@ -309,7 +309,7 @@ def trace_chart(window: OverlapReport, trace: PowerTrace) -> Chart:
             ("sequential steps", "sequential"),
             *((("warm-up", "idle"),) if warm_up else ()),
             *((("profiled", "ink"),) if profiled else ()),
-            *((("communication beside compute", "both"),) if trace.both else ()),
+            *((("communication during compute", "both"),) if trace.both else ()),
             *(((in_flight, "communication"),) if trace.communication else ()),
         ),
     )

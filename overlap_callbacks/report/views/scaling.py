@@ -139,7 +139,7 @@ def _bandwidth(dimension: str) -> Reader:
 
 _CAPTIONS = {
     "Scaling factor": "Throughput over that of the fewest ranks. The dashed line is as many times as there are ranks.",
-    "Communication as a share of the step": "All communication, and the part of it beside which no compute runs.",
+    "Communication as a share of the step": "All communication, and the part of it during which no compute runs.",
     "Effective bandwidth": "Bytes on the wire of a rank over the time of transfers alone, without waiting.",
 }
 

@@ -11,11 +11,13 @@ from overlap_callbacks.analysis.exposure import exposure_sentence, over_windows
 from overlap_callbacks.analysis.figures import value_by
 from overlap_callbacks.analysis.formatting import (
     CLEAR,
+    NOT_RESOLVED,
     PAGE,
     certainty,
     count,
     page_sentence,
     page_text,
+    says_nothing,
 )
 from overlap_callbacks.analysis.headline import (
     Times,
@@ -97,6 +99,8 @@ def _share_tile(label: str, share: Estimate | None, remark: str) -> Tile | None:
     """A share if the headline has it, else how certain it is."""
     if share is None:
         return None
+    if says_nothing(share, "fraction"):
+        return Tile(label, NOT_RESOLVED, "", remark)
     if certainty(share) not in ("", CLEAR):
         return Tile(label, certainty(share), most_in_words(share, PAGE), remark)
     decimals = share_decimals(share)
@@ -242,7 +246,7 @@ def not_measured(record: Record) -> list[str]:
     """What was not measured in this run, as sentences."""
     lacking = []
     if record.valid_windows and record.latest_valid("kernels") is not None and record.latest_valid("pairs") is None:
-        lacking.append("What ran beside what was not measured.")
+        lacking.append("Which kernels ran at the same time was not measured.")
     if record.latest("pictures") is None:
         lacking.append("No step was drawn: that needs a profile of rank 0.")
     if record.latest("collectives") is None:

@@ -14,7 +14,7 @@ from overlap_callbacks.analysis.formatting import (
     change_decimals,
     decimals_of,
     listed,
-    shortened,
+    one_line,
 )
 from overlap_callbacks.analysis.headline import first_advice, run_headline, signless_bounds, step_change
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
@@ -30,7 +30,7 @@ from overlap_callbacks.report.views.step_charts import named_parts, part_in_word
 
 # More windows become one line of small bars.
 MAX_WINDOWS = 4
-_MAX_NAMED, _MAX_PROBLEM = 3, 60
+_MAX_NAMED = 3
 _SIDES = ("one side", "other side")  # of a control run
 # A window is odd if it is further from the median than both.
 _MIN_ODD, _DEVIATIONS, _MAD_TO_SD = 0.02, 4.0, 1.4826
@@ -143,9 +143,7 @@ def _line(window: OverlapReport, record: Record, decimals: int) -> tuple[str, ..
     name = (f"window {window.window}", f"step {window.first_step:,}")
     change = step_change(window.figures())
     if state != COUNTS or change is None:
-        problem = shortened("; ".join(window.problems[:1]), _MAX_PROBLEM).removeprefix(f"{state}: ")
-        why = f"{state}: {problem}" if problem else state
-        return *name, "", "", "not compared" if state == COUNTS else why
+        return *name, "", "", "not compared" if state == COUNTS else _why(window, state)
     times = [
         "" if time is None else f"{PLAIN.quantity(time.value, 'ms', decimals=decimals)} {mode}"
         for time, mode in zip(_times(window), _SIDES if record.control else ("with", "without"), strict=True)
@@ -156,12 +154,18 @@ def _line(window: OverlapReport, record: Record, decimals: int) -> tuple[str, ..
     return *name, *times, words if certainty(change) == CLEAR else certainty_in_words(change)
 
 
+def _why(window: OverlapReport, state: str) -> str:
+    """Why a window does not count, on one line: e.g. ``cut short: an exception in the user's step [OC311]``."""
+    problem = one_line("; ".join(window.problems[:1])).removeprefix(f"{state}: ")
+    return f"{state}: {problem}" if problem else state
+
+
 def _in_words(saved: float, decimals: int | None = None) -> str:
     return f"{'saves' if saved > 0 else 'costs'} {PLAIN.percent(abs(saved), decimals=decimals)}"
 
 
 def _odd(record: Record, counting: Sequence[OverlapReport]) -> str:
-    """How many windows count, and those in which overlap saves another share than in most."""
+    """How many windows count, why the last other one does not, and where overlap saves another share than in most."""
     saved = [_saved(window) for window in counting]
     told = [windows_that_count(record.summary)]
     if saved:
@@ -175,4 +179,6 @@ def _odd(record: Record, counting: Sequence[OverlapReport]) -> str:
             if abs(value - median) > limit
         ]
         told.append(f"odd: {listed(odd, _MAX_NAMED)}" if odd else "none is odd")
-    return f"{'; '.join(told)}."
+    others = [(window, state) for window in record.windows if (state := record.summary.state_of(window)) != COUNTS]
+    why = f" Window {others[-1][0].window}, {_why(*others[-1])}." if others else ""
+    return f"{'; '.join(told)}.{why}"

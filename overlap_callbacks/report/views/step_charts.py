@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from overlap_callbacks.analysis.formatting import PAGE, bytes_in_words, page_text, rounded, short_kernel_name
+from overlap_callbacks.analysis.formatting import PAGE, bytes_in_words, page_text, rounded, short_kernel_name, useful
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.kernel_times import CallTimes, StepDetail, StepTimeline
@@ -44,7 +44,7 @@ def mode_bars(runs: Sequence[tuple[str, dict[str, Estimate]]]) -> Chart:
         for figure in STEP_TIMES:
             estimate = figures.get(figure.name)
             if estimate is not None:
-                rows.append(bar(estimate, run=name, label=figure.title, color=COLORS[figure.name]))
+                rows.append(bar(useful(estimate, figure.unit), run=name, label=figure.title, color=COLORS[figure.name]))
     caption = "Whiskers are 95% intervals."
     if any("e2e_ideal_ms" in figures for _, figures in runs):
         caption = (

@@ -88,7 +88,7 @@ def pair_tables(pairs: Sequence[PairTime], basis: str, first: bool = False) -> l
 def dimension_pair_table(window: OverlapReport) -> Table:
     """Families of compute kernels during the communication of each dimension of parallelism."""
     caption = (
-        f"Per step, means over the ranks, window {window.window}. Kernels that ran beside no communication are left "
+        f"Per step, means over the ranks, window {window.window}. Kernels that ran during no communication are left "
         "out."
     )
     return pair_table("Slowdown by dimension of parallelism in flight", window.dimension_pairs, caption, folded=True)
@@ -102,9 +102,9 @@ def pair_table(title: str, pairs: Sequence[PairTime], caption: str, *, folded: b
         title,
         shown,
         Column("~Kernels", lambda pair: pair.kernel_family),
-        Column("~Beside", lambda pair: beside_in_words(pair.concurrent_with)),
+        Column("~During", lambda pair: beside_in_words(pair.concurrent_with)),
         Column("Slowdown", lambda pair: pair.slowdown, "change"),
-        Column("During", lambda pair: pair.slowdown_during, "change"),
+        Column("While both run", lambda pair: pair.slowdown_during, "change"),
         Column("Lost, ms", lambda pair: pair.lost_ms, decimals),
         Column("Time, ms", lambda pair: pair.time_ms, decimals),
         Column("Alone, ms", lambda pair: pair.alone_ms, decimals),
@@ -127,7 +127,7 @@ def dimension_table(window: OverlapReport) -> Table:
         Column("Its own slowdown", lambda row: row.slowdown if window.valid else None, "change"),
         Column("Slowdown of compute", lambda row: of_compute.get(row.dimension), "change"),
         caption="Per overlapped step, means over the ranks that have the dimension. Its own slowdown is that of its "
-        "communication kernels. The slowdown of compute is that of the compute kernels that ran beside them.",
+        "communication kernels. The slowdown of compute is that of the compute kernels that ran during it.",
         folded=True,
     )
 
@@ -236,7 +236,7 @@ def _value_columns(figures: dict[str, Estimate]) -> tuple[Column[Figure], ...]:
 
     def bounds(figure: Figure) -> Cell:
         found = figures.get(figure.name)
-        return Cell("" if found is None else PAGE.figure_interval(figure, found))
+        return Cell("" if found is None else PAGE.figure_interval(figure, found, figures.get("e2e_overlapped_ms")))
 
     def steps(figure: Figure) -> int | None:
         return figures[figure.name].num_steps if figure.name in figures else None
@@ -250,7 +250,7 @@ def _value_columns(figures: dict[str, Estimate]) -> tuple[Column[Figure], ...]:
 _Row = TypeVar("_Row", KernelTime, PairTime)
 
 PAIRS_TITLE = "Slowdown by concurrent kernel"
-OF_SHARES = "A kernel that ran beside several counts towards each by the share of time that it had of each."
+OF_SHARES = "A kernel that ran during several counts towards each by the share of time that it had of each."
 WITH_WAITING = "A collective's time includes waiting for other ranks."
 
 
@@ -271,8 +271,8 @@ def ran_alone(pairs: Sequence[PairTime]) -> str:
     if not any(pair.concurrent_with == ALONE and pair.lost_ms > 0 for pair in pairs):
         return ""
     return (
-        f'"{RAN_ALONE[0].upper()}{RAN_ALONE[1:]}" are kernels that ran beside nothing in overlapped steps either. If '
-        "they are slower all the same, what ran beside them does not explain it."
+        f'"{RAN_ALONE[0].upper()}{RAN_ALONE[1:]}" are kernels that ran alone in overlapped steps too. If '
+        "they are slower all the same, nothing that runs at the same time explains it."
     )
 
 

@@ -99,7 +99,7 @@ def _tiles(trace: TraceFigures) -> tuple[Block, ...]:
     tiles = [Tile(label, PAGE.percent((ms or 0.0) / whole.span_ms), remark="of the time") for label, ms in shares]
     if total.overlap_ratio is not None:
         ratio = PAGE.percent(total.overlap_ratio)
-        tiles.append(Tile("Overlap ratio", ratio, remark="of compute ran beside communication"))
+        tiles.append(Tile("Overlap ratio", ratio, remark="of compute ran during communication"))
     return (Tiles(tuple(tiles)),)
 
 
@@ -209,13 +209,13 @@ def _paths(trace: TraceFigures) -> list[Section]:
 
 def _cost(trace: TraceFigures) -> Section:
     title, estimate = "What does overlap cost?", trace.estimate
-    answer = "No estimate: no kernel is found both beside communication and alone."
+    answer = "No estimate: no kernel is found both during communication and alone."
     if estimate is not None:
         beside = estimate.calls_beside
         answer = (
             f"An estimate from this file alone: compute kernels take "
-            f"{change_in_words(estimate.slowdown, 'longer', 'less time', PAGE)} beside communication. It rests on "
-            f"{estimate.method}: {beside} of {beside + estimate.calls_left_out} calls beside communication "
+            f"{change_in_words(estimate.slowdown, 'longer', 'less time', PAGE)} during communication. It rests on "
+            f"{estimate.method}: {beside} of {beside + estimate.calls_left_out} calls during communication "
             f"({PAGE.ms(estimate.time_beside_ms)}) against {estimate.calls_alone} alone. That is an association: "
             "`overlap compare` with a sequential trace, or the live monitor, measures the cause."
         )
@@ -234,7 +234,7 @@ def _cost(trace: TraceFigures) -> Section:
         drop_empty=True,
     )
     blocks = [families, pair_table(
-        "Beside copies, and copies beside communication", trace.beside_copies,
+        "During copies, and copies during communication", trace.beside_copies,
         "In the whole file, calls that have the same call alone to compare with. An association too, without what is "
         f"within noise. {WITH_WAITING}", folded=False,
     )]  # fmt: skip
@@ -242,7 +242,7 @@ def _cost(trace: TraceFigures) -> Section:
 
 
 def _beside(kind: str) -> Column[FamilyFigures]:
-    return Column(f"Beside {page_text(kind)}", lambda family: family.beside.get(kind), "ms")
+    return Column(f"During {page_text(kind)}", lambda family: family.beside.get(kind), "ms")
 
 
 def _estimated(estimates: dict[str, Any], family: str, figure: str) -> float | None:
@@ -260,7 +260,7 @@ def kernel_sections(trace: TraceFigures, first: bool, of: str = "", few: int = F
         Column("Share", lambda kernel: kernel.share, "percent"),
         Column("Longest, ms", lambda kernel: kernel.longest_ms, "ms"),
         Column("Overlapped, ms", lambda kernel: kernel.beside_ms, "ms"),
-        caption="In the whole file. Overlapped: beside communication; of a collective, beside compute.",
+        caption="In the whole file. Overlapped: during communication; of a collective, during compute.",
         first=first,
         few=few,
     )

@@ -183,7 +183,7 @@ def group_table(found: RunTraffic) -> Table:
         Column("Ranks", lambda group: group.num_members, "whole"),
         Column("Messages", lambda group: of_rank(group, group.messages, "{:,.0f}".format)),
         Column("Bytes", lambda group: of_rank(group, group.bytes, bytes_in_words)),
-        caption="Messages and bytes are of one rank and step. Ranks are those that send alike. The stage is that of "
+        caption="Messages and bytes are of one rank and step. Ranks are those that send the same. The stage is that of "
         "the pipeline.",
         folded=len(groups) > 12,
     )

@@ -125,7 +125,7 @@ def _is_beyond(figure: Figure, value: float, limit: float) -> bool:
 def _alert(figure: Figure, estimate: Estimate, limit: float, report: OverlapReport) -> Alert:
     side = "below" if figure.less_is_worse else "above"
     shown, bound = PLAIN.figure(figure, estimate.value), PLAIN.quantity(limit, figure.unit)
-    interval = PLAIN.figure_interval(figure, estimate)
+    interval = PLAIN.ends(estimate, figure.unit, signed=figure.signed)  # of use, since all of it is beyond the limit
     alone = figure is MEASUREMENT_OVERHEAD or not report.valid
     in_brackets = f" (95% interval{'' if alone else ' at all looks'} {interval})" if interval else ""
     when = "in" if alone else "up to"

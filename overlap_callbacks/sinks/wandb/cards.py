@@ -9,11 +9,10 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.communication.placement import host_numbers
 from overlap_callbacks.analysis.communication.view import PHYSICAL, STYLE, Placement, svg, view_of
-from overlap_callbacks.analysis.formatting import PLAIN, count
+from overlap_callbacks.analysis.formatting import PLAIN, count, one_line, useful, value_and_certainty
 from overlap_callbacks.analysis.headline import Headline, cause_in_words, first_advice, run_headline, step_change
 from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, compares
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -156,7 +155,7 @@ def power_card(report: OverlapReport, trace: PowerTrace) -> str:
         marks.append(mark("text", "dim", f"{time / 1e3:.1f} s", x=x(time), y=height - 8, text_anchor=anchor))
     legend = "Shaded: overlapped (blue) and sequential (orange) blocks."
     if trace.communication:
-        darker = ", darker beside compute" if trace.both else ""
+        darker = ", darker during compute" if trace.both else ""
         legend += f" Below: communication in flight{darker}, known for the profiled steps alone."
     where = f"Window {report.window}, rank 0's device, {trace.num_readings} readings."
     return _page("Power", [picture(width, height, "Power against time", marks), f'<p class="dim">{legend} {where}</p>'])
@@ -169,7 +168,8 @@ def _bars(figures: Mapping[str, Estimate]) -> list[str]:
         return []
     # Text above each bar: next to it, the longest interval would leave no room for the bars.
     width, row, bar = _WIDTH, 44.0, 18.0
-    highest = max(max(estimate.value, estimate.ci_high or 0.0) for _, estimate in bars) or 1.0
+    drawn = [useful(estimate, figure.unit) for figure, estimate in bars]
+    highest = max(max(estimate.value, estimate.ci_high or 0.0) for estimate in drawn) or 1.0
     scale = (width - 4) / highest
     marks = []
     for number, (figure, estimate) in enumerate(bars):
@@ -182,11 +182,12 @@ def _bars(figures: Mapping[str, Estimate]) -> list[str]:
             mark("text", "", shown, x=width, y=baseline, text_anchor="end"),
             mark("rect", _CLASSES[figure.name], x=0, y=top, width=length, height=bar, rx=2),
         ]
-        if estimate.ci_low is not None and estimate.ci_high is not None:
-            low, high = (max(bound, 0.0) * scale + 1 for bound in (estimate.ci_low, estimate.ci_high))
+        ends = drawn[number].ci_low, drawn[number].ci_high
+        if None not in ends:
+            low, high = (max(bound or 0.0, 0.0) * scale + 1 for bound in ends)
             middle = top + bar / 2
-            ends = "".join([f"M{end:.1f} {middle - 5}v10" for end in (low, high)])
-            marks.append(mark("path", "bound", fill="none", d=f"M{low:.1f} {middle}H{high:.1f}{ends}"))
+            caps = "".join([f"M{end:.1f} {middle - 5}v10" for end in (low, high)])
+            marks.append(mark("path", "bound", fill="none", d=f"M{low:.1f} {middle}H{high:.1f}{caps}"))
     return [picture(width, len(bars) * row, "Step time", marks)]
 
 
@@ -200,23 +201,26 @@ def _rows(rows: Sequence[Figure], figures: Mapping[str, Estimate], of_run: Mappi
     cells = [f"<tr>{''.join(f'<th>{head}</th>' for head in heads)}</tr>"]
     for figure in rows:
         label, read = _IN_ROWS.get(figure.name, (figure.short, lambda found, name=figure.name: found.get(name)))
-        own = read(figures)
-        both = [own, read(of_run)] if of_run else [own]
-        dim = ' class="dim"' if own is None else ""
-        cells.append(f"<tr{dim}><td>{label}</td>{''.join(_cell(figure, estimate) for estimate in both)}</tr>")
+        both = [figures, of_run] if of_run else [figures]
+        own = [_cell(figure, read(known), known) for known in both]
+        dim = ' class="dim"' if read(figures) is None else ""
+        cells.append(f"<tr{dim}><td>{label}</td>{''.join(own)}</tr>")
     return f'<table>{"".join(cells)}</table><p class="dim">Below the figures: 95% intervals.</p>'
 
 
-def _cell(figure: Figure, estimate: Estimate | None) -> str:
+def _cell(figure: Figure, estimate: Estimate | None, known: Mapping[str, Estimate]) -> str:
     if estimate is None:
         return "<td>not measured</td>"
-    bounds = PLAIN.figure_interval(figure, estimate)
-    value = PLAIN.figure(figure, estimate.value).replace(" ", "&nbsp;")  # the interval may wrap, the value may not
+    if figure.signed:
+        value, bounds = value_and_certainty(estimate, PLAIN)
+    else:
+        value = PLAIN.figure(figure, estimate.value).replace(" ", "&nbsp;")  # the interval may wrap, the value may not
+        bounds = PLAIN.figure_interval(figure, estimate, known.get("e2e_overlapped_ms"))
     return f"<td>{value}{f'<br><small>{bounds}</small>' if bounds else ''}</td>"
 
 
 def _text(text: str) -> str:
-    return html.escape(safe_text.clean(text)[:_MAX_TEXT_LENGTH])
+    return html.escape(one_line(text, _MAX_TEXT_LENGTH))
 
 
 def _page(title: str, body: Sequence[str]) -> str:

@@ -66,7 +66,7 @@ class WandbSink(Sink):
       ``overlap_callbacks.analysis.results.catalogue``. The run's summary has the same keys, of the run so far: of all
       starts, where a resumed job goes on in its record.
     - Tables: ``overlap/figures`` (all figures, with intervals), ``overlap/kernels``, ``overlap/pairs`` (what each
-      kernel family loses beside each kind of collective), ``power/trace``; ``power/trace_card``: power against time.
+      kernel family loses during each kind of collective), ``power/trace``; ``power/trace_card``: power against time.
     - Of windows with other arms than sequential steps, ``arm/<name>_speedup``; at the end the table ``arm/arms``.
     - With ``detail="all"``, every metric of ``OverlapReport.metrics()`` and ``ArmReport.metrics()``, what bounds a
       step (``overlap/bound``, ``overlap/bottleneck``), ``power/verdict``, and tables of other sections.

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from overlap_callbacks.analysis import safe_text
 from overlap_callbacks.analysis.arms import arm_summaries
+from overlap_callbacks.analysis.formatting import one_line
 from overlap_callbacks.analysis.results.arm import ArmReport
 from overlap_callbacks.analysis.results.catalogue import FIGURES
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -28,7 +28,7 @@ KERNEL_COLUMNS = (
     "overlapped_calls", "sequential_calls",
 )  # fmt: skip
 PAIR_COLUMNS = (
-    "kernels", "communication", "beside", "slowdown", "lost_ms", "time_ms", "alone_ms", "beside_ms", "calls",
+    "kernels", "communication", "concurrent_with", "slowdown", "lost_ms", "time_ms", "alone_ms", "concurrent_ms", "calls",
     "slowdown_during",
 )  # fmt: skip
 COLLECTIVE_COLUMNS = (
@@ -37,7 +37,7 @@ COLLECTIVE_COLUMNS = (
 )  # fmt: skip
 DIMENSION_COLUMNS = ("dimension", "messages", "bytes_in", "comm_ms", "exposed_ms", "slowdown")
 MESSAGE_COLUMNS = (
-    "dimension", "stage", "operator", "group_size", "num_members", "messages", "bytes", "bytes_in", "alike",
+    "dimension", "stage", "operator", "group_size", "num_members", "messages", "bytes", "bytes_in", "equal",
 )  # fmt: skip
 EXPERT_COLUMNS = (
     "step", "in_window", "load_max_over_mean", "load_cv", "split_max_over_mean", "split_cv",
@@ -125,7 +125,7 @@ def _table(columns: tuple[str, ...], items: Sequence[Any]) -> Table:
 
 
 # Columns with a different name in the record.
-_FIELDS = {"kernel": "name", "kernels": "victim"}
+_FIELDS = {"kernel": "name", "kernels": "victim", "equal": "alike"}
 
 
 def _value(item: Any, column: str) -> Any:
@@ -143,7 +143,7 @@ def _pairs(items: Sequence[PairTime]) -> Table:
 
 
 def _cell(value: Any) -> Any:
-    return safe_text.clean(value)[:_MAX_CELL_LENGTH] if isinstance(value, str) else value
+    return one_line(value, _MAX_CELL_LENGTH) if isinstance(value, str) else value
 
 
 def _trace_rows(trace: PowerTrace) -> list[list[Any]]:

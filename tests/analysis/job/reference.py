@@ -56,7 +56,7 @@ def reference_report(
     is_checked = any(block.mode is Mode.SEQUENTIAL for sample in samples for block in sample.profiled)
     let_pass = by_rank(samples, lambda sample: sample.let_pass)
     if not is_checked:
-        reasons += [f"{sentence}; no profile shows whether they ran beside compute [OC324]" for sentence in let_pass]
+        reasons += [f"{sentence}; no profile shows whether they ran during compute [OC324]" for sentence in let_pass]
     if len({sample.complete for sample in samples}) > 1:
         reasons.append("some ranks ended the window early: their steps ran in other modes than the rest's [OC325]")
     unlike = unlike_ranks(samples)

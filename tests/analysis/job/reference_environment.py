@@ -193,7 +193,7 @@ def _gloo(between: str, environments: list[RankEnvironment]) -> Transport:
     if named:
         return Transport(between, f"Gloo's transport {named}", f"GLOO_DEVICE_TRANSPORT={named}")
     if any("GLOO_DEVICE_TRANSPORT" in environment.variables for environment in environments):
-        return Transport(between, UNKNOWN, "GLOO_DEVICE_TRANSPORT is not alike on all ranks")
+        return Transport(between, UNKNOWN, "GLOO_DEVICE_TRANSPORT differs between ranks")
     return Transport(between, "TCP sockets", "Gloo's default on Linux")
 
 

@@ -260,7 +260,7 @@ def test_communication_without_a_collective_and_compute_during_it_are_problems()
         extra == "the profile has communication of no collective that the gate saw, a step: 1 void nvshmem_put [OC376]"
     )
     assert beside == (
-        "in sequential steps compute ran beside communication, 2 ms on stream 0 (20 % of its compute): gemm (2 ms); "
+        "in sequential steps compute ran during communication, 2 ms on stream 0 (20 % of its compute): gemm (2 ms); "
         "the gate did not see this communication: void nvshmem_put (2 ms) [OC377]"
     )
 

@@ -30,7 +30,7 @@ def test_compute_on_a_second_stream_is_named_with_its_stream_and_its_kernels() -
     ]
     rows = [(name, kind, lane, n, 100 * n + a, 100 * n + b) for n in (0, 1) for name, kind, lane, a, b in step]
     assert residual_overlap(profile(*rows), [0, 1], {}) == (
-        "in sequential steps compute ran beside communication, 6 ms on stream 13 (90 % of its compute): "
+        "in sequential steps compute ran during communication, 6 ms on stream 13 (90 % of its compute): "
         "expert (4 ms), add (2 ms) [OC377]"
     )
     assert residual_overlap(profile(*rows), [1], {}).startswith("in sequential steps compute ran")
@@ -42,7 +42,7 @@ def test_the_second_stream_is_named_though_it_computes_longer_than_the_model_s_o
     rows = [("gemm", C, 7, 0, 0.0, 40.0), (NCCL, M, 20, 0, 40.0, 130.0), ("expert", C, 13, 0, 40.0, 130.0),
             ("void nvshmem_put", M, 30, 0, 140.0, 145.0)]  # fmt: skip
     assert residual_overlap(profile(*rows), [0], unseen) == (
-        "in sequential steps compute ran beside communication, 90 ms on stream 13 (100 % of its compute): "
+        "in sequential steps compute ran during communication, 90 ms on stream 13 (100 % of its compute): "
         "expert (90 ms) [OC377]"
     )
 
@@ -50,7 +50,7 @@ def test_the_second_stream_is_named_though_it_computes_longer_than_the_model_s_o
 def test_each_stream_with_such_compute_is_named_the_one_with_most_of_it_first() -> None:
     rows = [("gemm", C, 7, 0, 0.0, 42.0), (NCCL, M, 20, 0, 40.0, 60.0), ("expert", C, 13, 0, 45.0, 55.0)]
     assert residual_overlap(profile(*rows), [0], {}) == (
-        "in sequential steps compute ran beside communication, 10 ms on stream 13 (100 % of its compute): "
+        "in sequential steps compute ran during communication, 10 ms on stream 13 (100 % of its compute): "
         "expert (10 ms); 2 ms on stream 7 (5 % of its compute): gemm (2 ms) [OC377]"
     )
 
@@ -63,14 +63,14 @@ def test_compute_of_fsdp2_after_a_reduce_scatter_is_named_only_if_it_overlapped_
     assert residual_overlap(profile(*ordered), [0], {}) == ""
     beside = [*ordered[:2], ("post_reduce", C, 24, 0, 60.0, 68.0), gather]
     assert residual_overlap(profile(*beside), [0], {}) == (
-        "in sequential steps compute ran beside communication, 3 ms on stream 24 (40 % of its compute): "
+        "in sequential steps compute ran during communication, 3 ms on stream 24 (40 % of its compute): "
         "post_reduce (3 ms) [OC377]"
     )
 
 
 def test_communication_that_escaped_the_gate_is_named_if_the_only_stream_overlapped_it() -> None:
     rows = [("gemm", C, 7, 0, 0.0, 50.0), ("void nvshmem_put", M, 30, 0, 10.0, 15.0), (NCCL, M, 20, 0, 60.0, 70.0)]
-    stream = "in sequential steps compute ran beside communication, 5 ms on stream 7 (10 % of its compute): gemm (5 ms)"
+    stream = "in sequential steps compute ran during communication, 5 ms on stream 7 (10 % of its compute): gemm (5 ms)"
     assert residual_overlap(profile(*rows), [0], {"void nvshmem_put": 1.0}) == (
         f"{stream}; the gate did not see this communication: void nvshmem_put (5 ms) [OC377]"
     )

@@ -227,7 +227,7 @@ def test_each_cause_has_its_share_and_its_basis() -> None:
     assert found.notes == ()
     assert [share.basis for share in found.shares] == [
         "measured: SM clocks, means over readings that fall into compute (9 overlapped, 9 sequential)",
-        *["modelled from the grids of 80% of the compute beside communication, which holds 16 of 132 SMs"] * 2,
+        *["modelled from the grids of 80% of the compute during communication, which holds 16 of 132 SMs"] * 2,
         "what remains; memory bandwidth has no counter here",
     ]
     assert shares_in_words(found) == "of the 32.0%: lower clock 10.0%, SMs taken 2.2%, waves 5.5%, unexplained 14.3%"

@@ -178,7 +178,7 @@ def test_products_during_all_reduces_are_shown_if_their_results_are_there(tmp_pa
     lines = [bench.start, *bench.rounds]
     (tmp_path / FILE_NAME).write_bytes(b"".join([msgspec.json.encode(line) + b"\n" for line in lines]))
     content = written(tmp_path, *single()).read_text()
-    assert "Slowdown of matrix products beside an all-reduce" in titles(content)
+    assert "Slowdown of matrix products during an all-reduce" in titles(content)
     assert "overlap bench gemm-allreduce" not in text_of(content)
     other = transfer_results()
     (tmp_path / FILE_NAME).write_bytes(msgspec.json.encode(other.start) + b"\n")

@@ -86,7 +86,7 @@ def test_without_a_profile_a_window_whose_steps_let_collectives_pass_is_not_vali
     assert sentence.startswith("3 collectives a step were not serialised: a CUDA graph was being captured")
     report = aggregate_windows([window], world_size=1, every_n_steps=100)
     assert not report.valid
-    assert report.problems == (f"{sentence}; no profile shows whether they ran beside compute [OC324]",)
+    assert report.problems == (f"{sentence}; no profile shows whether they ran during compute [OC324]",)
     assert aggregate_windows([window_of([step({})])], world_size=1, every_n_steps=100).valid
 
 

@@ -363,7 +363,7 @@ def test_overlapping_compute_is_named_in_sequential_steps_but_not_in_those_of_a_
     rows += [("ncclDevKernel_AllReduce", Kind.COMMUNICATION, step, 100 * step + 5, 100 * step + 12) for step in (0, 1)]
     collective = Collective("allreduce_", Group("0", "", (0, 1), "nccl"), 4, 4, None, 0, -1, 0, 0, on_device=True)
     (problem,) = measure(window_with_profile(columns(rows), (collective,)), rank=0, backend="nccl").problems
-    assert problem.startswith("in sequential steps compute ran beside communication, 5 ms on stream 0")
+    assert problem.startswith("in sequential steps compute ran during communication, 5 ms on stream 0")
     window = window_with_profile(columns(rows), (collective,), control=True)
     assert measure(window, rank=0, backend="nccl").problems == ()
 

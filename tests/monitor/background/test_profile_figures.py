@@ -353,7 +353,7 @@ def test_steps_that_called_other_kernels_in_both_modes_are_of_another_kind() -> 
     assert blocks_of(found) == list(range(8))
     assert kinds_of_blocks(found) == {Mode.OVERLAPPED: [0, 1, 0, 0], Mode.SEQUENTIAL: [1, 0, 0, 0]}
     assert [problem.split(":")[0] for problem in found.problems] == [
-        f"profiled steps that communicate alike called other kernels ({KERNELS + 1} and {KERNELS + 51})"
+        f"profiled steps with the same communication called different kernels ({KERNELS + 1} and {KERNELS + 51})"
     ]
 
 
@@ -408,7 +408,7 @@ def test_a_device_profile_of_which_no_step_can_be_compared_with_the_log_says_so(
     lost = tuple(replace(step, log=replace(step.log, dropped=1)) for step in window.steps)
     found = measure(replace(window, steps=lost), rank=0, backend="nccl")
     assert found.problems == (
-        "the gate's log could not be held against the profile: in every profiled step collectives were lost from the "
+        "the gate's log could not be compared with the profile: in every profiled step collectives were lost from the "
         "log [OC371]",
     )
     assert found.profiled

@@ -61,7 +61,7 @@ WHOLE = StepLog((), 0, None)
 def test_where_no_step_can_be_compared_the_log_says_so_and_why(logs: list[StepLog], why: str) -> None:
     log = profile_log([step(number, log) for number, log in enumerate(logs)], range(len(logs)))
     assert log.problems == (
-        f"the gate's log could not be held against the profile: in every profiled step {why} [OC371]",
+        f"the gate's log could not be compared with the profile: in every profiled step {why} [OC371]",
     )
 
 

@@ -194,7 +194,7 @@ def test_the_power_trace_distinguishes_hidden_from_exposed_communication(tmp_pat
     (chart,) = [chart for chart in charts_of(content) if chart["title"] == "Power along a window"]
     assert len(chart["both"]) > 0
     legends = re.findall(r'<i class="[^"]*"></i>([^<]+)</span>', content)
-    assert {"communication beside compute", "communication alone"} <= set(legends)
+    assert {"communication during compute", "communication alone"} <= set(legends)
     old = window(power=True)  # of a record that tells only when communication was in flight
     assert old.power_trace is not None
     old = msgspec.structs.replace(old, power_trace=msgspec.structs.replace(old.power_trace, both=()))
