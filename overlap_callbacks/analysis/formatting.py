@@ -130,9 +130,7 @@ class Style(msgspec.Struct, frozen=True):
         value = self.quantity(estimate.value, unit, signed=signed, decimals=decimals)
         return value + (f" (95% interval {bounds})" if bounds else "")
 
-    def in_brackets(
-        self, estimate: Estimate, unit: str, *, signed: bool = False, most: float | None = None
-    ) -> str:
+    def in_brackets(self, estimate: Estimate, unit: str, *, signed: bool = False, most: float | None = None) -> str:
         """With its interval, if it has one, e.g. ``+6.2% (+5.1% to +7.3%)``."""
         bounds = self.interval(estimate, unit, signed=signed, most=most)
         return self.quantity(estimate.value, unit, signed=signed) + (f" ({bounds})" if bounds else "")

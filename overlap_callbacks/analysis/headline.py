@@ -52,6 +52,7 @@ NOTHING_OVERLAPS, ONE_WINDOW, INVALID = "nothing overlaps", "one window", "inval
 UNFINISHED, NOT_MEASURED = "unfinished", "not measured"
 OF_CONTROL = "control"
 
+_MORE_WINDOWS = "More windows narrow it: let the job run longer, or start it with OVERLAP_CALLBACKS=quick."
 _LET_IT_END = "Let the job run on until a window ends."
 _READ_NOTES = "Look up the notes in docs/troubleshooting.md."
 _PROFILE = "Set profiled_steps to 4."
@@ -166,6 +167,8 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     )
     if alone and found.state == CLEAR:
         found = found._replace(state=ONE_WINDOW)
+    if found.state == INCONCLUSIVE:
+        found = found._replace(what_to_do=_MORE_WINDOWS)
     return _checked(found._replace(interval=" ".join([remark for remark in remarks if remark])), summary)
 
 

@@ -271,7 +271,7 @@ def _line(row: DimensionTime, window: OverlapReport) -> str:
     # Rank 0's collectives; the dimension's messages are a mean over ranks, including sends and receives.
     if len(kinds) == 1 and kinds[0].messages == row.messages:
         return f"{line}, all of it by {names}"
-    return f"{line}; rank {window.first_rank} issues {names} in it (which of them is exposed, the record does not tell)"
+    return f"{line}; rank {window.first_rank} issues {names} in it (the record does not say which of them is exposed)"
 
 
 def _name(kind: CollectiveTime) -> str:

@@ -97,7 +97,8 @@ class ShortScreen:
         if short.windows:
             widths = [max(map(len, column)) for column in zip(*short.windows, strict=True)]
             for row in short.windows:
-                name, *numbers, words = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+                cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+                name, *numbers, words = cells if any(row[2:-1]) else [*cells[:2], cells[-1]]
                 line = shortened(_plain("  ".join((name, *numbers, words.strip()))), options.max_width)
                 yield Text(line, no_wrap=True, overflow="ellipsis")
         if short.saved:

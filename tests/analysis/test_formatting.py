@@ -6,6 +6,7 @@ from overlap_callbacks.analysis import formatting
 from overlap_callbacks.analysis.formatting import PAGE, PLAIN, Style
 from overlap_callbacks.analysis.results.catalogue import figure_named
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.report.views.elements import drawn_value, line
 
 N, M, D = formatting.NBSP, formatting.MINUS, formatting.DASH
 
@@ -123,3 +124,53 @@ def test_numbers_for_charts_are_short_and_never_nan() -> None:
     assert formatting.rounded(1 / 3) == 0.333333
     assert formatting.rounded(float("nan")) is None
     assert formatting.rounded(None) is None
+
+
+# A figure, its unit, whether it is a change, the most that it can be as a part of the step, and its interval in words.
+INTERVALS = [
+    (Estimate(380.2, 1.7, 86274.0, 8, 4), "ms", False, None, "not resolved"),
+    (Estimate(100.0, 60.0, 199.0, 8, 4), "ms", False, None, "60.0 to 199.0 ms"),
+    (Estimate(100.0, 60.0, 201.0, 8, 4), "ms", False, None, "not resolved"),
+    (Estimate(100.0, 0.0, 110.0, 8, 4), "W", False, None, "not resolved"),
+    (Estimate(5000.0, 40.0, 9e9, 8, 4), "tokens/s", False, None, "not resolved"),
+    (Estimate(21.0, -300.0, 342.0, 8, 4), "J", False, None, "not resolved"),
+    (Estimate(0.5, 0.0, 1.5, 8, 4), "ms", False, 130.0, "0.000 to 1.500 ms"),
+    (Estimate(0.5, 0.0, 140.0, 8, 4), "ms", False, 130.0, "not resolved"),
+    (Estimate(0.3, 0.02, 0.9, 8, 4), "fraction", False, None, "2.0% to 90.0%"),
+    (Estimate(0.5, 0.02, 0.98, 8, 4), "fraction", False, None, "not resolved"),
+    (Estimate(0.2, -0.7, 1.2, 8, 4), "fraction", True, None, "-70.0% to +120.0%"),
+    (Estimate(0.2, -0.97, 862.0, 8, 4), "fraction", True, None, "not resolved"),
+    (Estimate(0.8, 0.5, 862.0, 8, 4), "fraction", True, None, "at least +50.0%"),
+    (Estimate(8.0, 6.5, 9.6, 8, 4), "fraction", True, None, "+650.0% to +960.0%"),
+    (Estimate(8.0, None, None, 8, 4), "fraction", True, None, ""),
+]
+
+
+@pytest.mark.parametrize(("figure", "unit", "signed", "most", "words"), INTERVALS)
+def test_an_interval_that_says_nothing_has_no_ends(
+    figure: Estimate, unit: str, signed: bool, most: float | None, words: str
+) -> None:
+    assert PLAIN.interval(figure, unit, signed=signed, most=most) == words
+    assert formatting.says_nothing(figure, unit, signed=signed, most=most) is ("not" in words or "least" in words)
+
+
+def test_an_interval_that_would_hide_a_charts_values_is_not_drawn() -> None:
+    wide, narrow = Estimate(0.1, -0.9, 50.0, 8, 4), Estimate(0.1, -0.4, 0.6, 8, 4)
+    assert drawn_value(wide) == [0.1, None, None]
+    assert drawn_value(narrow) == [0.1, -0.4, 0.6]
+    of_parts = line("exposed", "ink", [(1, 0, Estimate(0.5, 0.0, 9.0, 8, 4)), (2, 1, Estimate(80.0, 1.0, 9e4, 8, 4))])
+    assert of_parts["points"] == [[1, 0, 0.5, 0.0, 9.0], [2, 1, 80.0, None, None]]
+
+
+@pytest.mark.parametrize("length", [20, 24, 40, 59, 60, 61])
+def test_a_shortened_message_keeps_its_code(length: int) -> None:
+    text = "cut short: an exception in the user's step of training [OC311]"
+    shown = formatting.shortened(text, length)
+    assert len(shown) <= length
+    assert shown.endswith("… [OC311]")
+    assert text.startswith(shown.partition("…")[0])
+    # Of several messages, the code is that of the one that is cut.
+    two = formatting.shortened(f"first [OC101]; {text}; last [OC102]", length + 15)
+    assert two.startswith("first [OC101]; ")
+    assert two.endswith("… [OC311]")
+    assert formatting.shortened("x" * 99, length) == "x" * (length - 1) + "…"

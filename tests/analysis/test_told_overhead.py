@@ -58,6 +58,8 @@ def test_words_say_the_interval_or_that_the_cost_is_not_resolved():
     assert PLAIN.measuring_cost(Estimate(0.021, 0.014, 0.028, 65, 1)) == "2.10% of training (1.40 to 2.80)"
     assert PLAIN.measuring_cost(Estimate(0.01, -0.02, 0.04, 65, 1)) == "not resolved (below 4.00%)"
     assert PLAIN.measuring_cost(Estimate(0.01, None, None, 65, 1)) == "1.00% of training"
+    assert PLAIN.measuring_cost(Estimate(0.3, -1.0, 1.7, 65, 1)) == "not resolved"
+    assert PLAIN.measuring_cost(Estimate(0.9, 0.2, 1.7, 65, 1)) == "90.00% of training (at least 20.00)"
 
 
 def test_the_cost_of_a_run_is_the_mean_of_its_windows_and_its_interval_that_of_independent_ones():

@@ -104,7 +104,7 @@ def test_commands_and_the_page_say_so(with_a_late_rank: Record, tmp_path: Path) 
     shown = CliRunner().invoke(main, ["show", run, "--all"], env={"COLUMNS": "120"})
     text = " ".join(shown.output.split())
     assert f"ranks wait for the one that comes last. Most for rank {LATE_RANK}:" in text
-    for words in ("Ranks that come last", "Effective bandwidth by size", "The record does not tell the links"):
+    for words in ("Ranks that come last", "Effective bandwidth by size", "The record does not name the links"):
         assert words in text
     found = CliRunner().invoke(main, ["traffic", run, "--link-peak", "100", "--json"])
     assert found.exit_code == 0, found.output

@@ -7,14 +7,17 @@ import re
 from pathlib import Path
 
 import msgspec
+import pytest
 from rich.console import Console
 
-from overlap_callbacks.analysis.headline import run_headline
+from overlap_callbacks.analysis.headline import run_headline, summary
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.report import record
-from overlap_callbacks.report.terminal import ShortScreen
+from overlap_callbacks.report import page, record
+from overlap_callbacks.report.terminal import ShortScreen, drawn
+from overlap_callbacks.report.views.runs import runs_document
 from overlap_callbacks.report.views.short import short_of
+from overlap_callbacks.sinks.wandb.cards import SoFar, step_card
 from tests.report.runs import window, write
 
 
@@ -49,7 +52,17 @@ def test_a_window_without_a_counted_step_takes_no_line(tmp_path: Path) -> None:
     text = " ".join(" ".join(lines_of(tmp_path / "alone", begun(0))).split())
     assert "Nothing has been measured: the only window was left out." in text
     assert "Why: cut short: the monitor was closed." in text
-    # A window that measured steps has its line.
+    # One that an error cut short, and one that measured steps, have their lines.
+    error = "cut short: an exception in the user's step [OC311]"
+    failed = msgspec.structs.replace(begun(3), problems=(error,))
+    shown = lines_of(tmp_path / "failed", *windows, failed)
+    assert [line for line in shown if line.startswith("window 3")] == [f"window 3  step 1,520  {error}"]
+    assert "All tables, and 1 note: overlap show RUN --all" in shown
+    text = " ".join(
+        " ".join(lines_of(tmp_path / "many failed", *many, msgspec.structs.replace(failed, window=8))).split()
+    )
+    assert "8 of 9 windows count; cut short: 1 (window 8); " in text
+    assert f" Window 8, {error}. " in text
     half = msgspec.structs.replace(window(3), complete=False, problems=("cut short: the monitor was closed",))
     assert any(line.startswith("window 3") for line in lines_of(tmp_path / "half", *windows, half))
 
@@ -87,6 +100,49 @@ def test_a_window_that_does_not_count_says_why_in_its_line(tmp_path: Path) -> No
     assert re.search(r"window 0 +step 20 +412\.0 ms with +468\.0 ms without +saves 12\.0% \(11\.8 to 12\.1\)", rows[0])
     assert re.search(r"window 1 +step 520 +not valid: residual overlap", rows[1])
     assert rows[2].endswith("inconclusive (a difference of 11% would show)")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_a_reason_that_is_shortened_keeps_its_code(tmp_path: Path, width: int) -> None:
+    why = f"residual overlap 0.911 in sequential steps is above 0.05: {'some communication escaped ' * 6}[OC321]"
+    bad = msgspec.structs.replace(window(1), valid=False, problems=(why, "another [OC322]"))
+    (row,) = [line for line in lines_of(tmp_path, window(0), bad, width=width) if line.startswith("window 1")]
+    assert re.search(r"not valid: residual.*… \[OC321\]$", row)
+
+
+def test_an_interval_that_says_nothing_is_not_printed(tmp_path: Path) -> None:
+    """Where two windows differ, an interval for all looks may reach from 1.7 ms to 86 s."""
+    wide = {name: Estimate(380.2, 1.7, 86274.0, 8, 16) for name in ("e2e_overlapped_ms", "e2e_ideal_ms")}
+    change = Estimate(0.2, -0.97, 900.0, 8, 16)
+    found = msgspec.structs.replace(
+        window(0), **wide, speedup_vs_sequential=change, compute_slowdown=change, gap_to_ideal=change,
+        exposed_comm_ms=Estimate(30.0, 0.0, 5000.0, 8, 16), hidden_comm_ms=Estimate(2.0, 0.0, 12.0, 8, 16),
+        hidden_comm_fraction=Estimate(0.5, 0.02, 0.98, 8, 16),
+        measurement_overhead=0.02, measurement_overhead_ci_low=-3.0, measurement_overhead_ci_high=3.5,
+    )  # fmt: skip
+    record_ = record.read(write(tmp_path, found))
+    bars = [line for line in lines_of(tmp_path / "short", found) if "█" in line]
+    assert [line.split("  ")[-1].strip() for line in bars[:2]] == ["380.2 ms (not resolved)"] * 2
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(drawn(runs_document([record_], charts=False), everything=True))
+    card = step_card(found, SoFar.of(record_.summary))
+    several = runs_document([record_, record_])
+    texts = {
+        "short": "\n".join(lines_of(tmp_path / "again", found)),
+        "all": console.export_text(),
+        "page": page([record_]),
+        "several": page([record_, record_]),
+        "card": card,
+        "headline": run_headline(record_.summary).text,
+        "log": summary(found),
+    }
+    assert several.compared
+    for medium, text in texts.items():
+        assert not re.search(r"86,?274|5,?000\.|90,?000%|350\.00%", text), medium
+        assert "not resolved" in text, medium
+    # A part of the step may be nothing: its interval says something up to the whole step.
+    assert re.search(r"hidden behind compute +2\.00 ms +0\.00 to 12\.00 ms", texts["all"])
+    assert re.search(r"exposed +30\.00 ms +not resolved", texts["all"])
 
 
 def test_many_windows_are_one_line_of_bars_and_the_odd_ones_are_named(tmp_path: Path) -> None:

@@ -181,7 +181,7 @@ def test_nothing_is_made_of_files_of_different_jobs_together(
     found = _apart(tmp_path, world_sizes, ranks)
     assert (found.one_job, found.skew, found.sizes) == (False, (), ())
     said_first, first, second = verdict(found)
-    assert said_first == "The files are not of one job, so each counts by itself."
+    assert said_first == "The files are not of one job, so each is analysed alone."
     names = names_of(found.traces)
     assert first.startswith(f"{names[0]}: The device computes 20.0% of the time; 80.0% is exposed communication")
     assert second.startswith(f"{names[1]}: The device computes 100.0% of the time; 0.0% is exposed communication")

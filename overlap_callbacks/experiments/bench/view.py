@@ -300,9 +300,9 @@ def _gemm_charts(points: Sequence[GemmFigures], peak: Link | None) -> tuple[list
                "Time of a product during an all-reduce over its time alone, less 1. Below zero it was faster.",
                ("", lambda point: point.slowdown)),
         *chart("Products: TFLOP/s of a rank", "TFLOP/s", "Solid: alone. Dashed: during an all-reduce.",
-               ("alone", lambda point: point.alone_tflop_s), ("during an all-reduce", lambda point: point.beside_tflop_s)),
+               ("alone", lambda point: point.alone_tflop_s), ("both", lambda point: point.beside_tflop_s)),
         *chart("All-reduces: bus bandwidth", "GB/s", "Solid: alone. Dashed: during products.",
-               ("alone", lambda point: point.alone_busbw_gb_s), ("during products", lambda point: point.beside_busbw_gb_s),
+               ("alone", lambda point: point.alone_busbw_gb_s), ("both", lambda point: point.beside_busbw_gb_s),
                peak=peak),
     ]  # fmt: skip
     gain = [
@@ -482,11 +482,7 @@ def _sweep(
     drawn: list[dict[str, Any]] = []
     colors: dict[str, str] = {}
     for name, line, dashed, rows in series:
-        points = [
-            [size, *drawn_value(found)]
-            for size, found in rows
-            if found is not None
-        ]
+        points = [[size, *drawn_value(found)] for size, found in rows if found is not None]
         if points and line not in colors and len(colors) < len(RUN_COLORS):
             colors[line] = RUN_COLORS[len(colors)]
         if points and line in colors:

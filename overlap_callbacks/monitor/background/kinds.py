@@ -276,8 +276,8 @@ def with_kinds_by_kernels(
         return list(steps), ()
     listed = " and ".join(f"{number:,}" for number in sorted({min(counts.values()), max(counts.values())}))
     note = (
-        f"profiled steps with the same communication called different kernels ({listed}): they are compared by kind, but timed "
-        f"steps cannot be distinguished by their communication [OC340]"
+        f"profiled steps with the same communication called different kernels ({listed}): they are compared by kind, "
+        f"but timed steps cannot be distinguished by their communication [OC340]"
     )
     return [replace(step, kind=found.get(step.profile_index, step.kind)) for step in steps], (note,)
 

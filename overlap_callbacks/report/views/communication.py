@@ -189,7 +189,7 @@ def peaks_in_words(peaks: Peaks) -> str:
         if link is not None
     ]
     if not known:
-        return "The record does not tell the links: overlap traffic takes their peaks (--link-peak, --network-peak)."
+        return "The record does not name the links: overlap traffic takes their peaks (--link-peak, --network-peak)."
     return f"Peaks, each way: {'; '.join(known)}."
 
 
@@ -218,7 +218,7 @@ def bubble_sentence(pipeline: PipelineBubble) -> str:
     if pipeline.chunks > 1:
         shape += f", {count(pipeline.chunks, 'chunk')} on each rank"
     words = f"The bubble of the pipeline ({shape})"
-    known = "not known, since messages do not tell the micro-batches" if expected is None else PAGE.percent(expected)
+    known = "not known, since messages do not show the micro-batches" if expected is None else PAGE.percent(expected)
     words += f": expected {known}"
     return f"{words}; measured {PAGE.percent(measured)}." if measured is not None else f"{words}."
 

@@ -34,6 +34,8 @@ _SCHEDULE, _COLLECTIVES, _TOLD = "Schedule: ", "Collectives of a step: ", "Confi
 # Settings of measuring and recording, not of the job.
 _NOT_OF_THE_JOB = (_SCHEDULE, SCHEMA, "overlap-callbacks", "Hosts named", "Host of rank 0")
 _MOST_NAMED = 3
+# Topics of advice, and words in the names of the settings that they are about.
+_TRIED = {"buckets": ("bucket", "fsdp_units"), "prefetch": ("prefetch",)}
 _MAX_VALUE = 40
 _MAX_VALUES = 8
 
@@ -42,9 +44,15 @@ def head_lines(names: Sequence[str], records: Sequence[Record]) -> list[str]:
     """The first lines of the page: which run is faster, the interval, what to try, and what differs."""
     found = fastest_of(names, records)
     lines = [found.headline.sentence, *found.headline.more]
-    if found.name and of_the_job(differences(records)):
+    differing = [label for label, _ in of_the_job(differences(records))]
+    if found.name and differing:
         then = records[list(names).index(found.name)].bottleneck()
-        advice = f" Then: {then.advice[0].what}" if then is not None and then.advice else ""
+        # What differs between these runs has been tried.
+        untried = [
+            one for one in (() if then is None else then.advice)
+            if not any([word in label for word in _TRIED.get(one.topic, ()) for label in differing])
+        ]  # fmt: skip
+        advice = f" Then: {untried[0].what}" if untried else ""
         lines.append(f"To try first: go on with {found.name}.{advice}")
     return [*lines, differences_in_words(names, records)]
 
@@ -209,7 +217,7 @@ def differences_in_words(names: Sequence[str], records: Sequence[Record]) -> str
     texts = [f"{_short(label)} ({_of_each(names, values)})" for label, values in chosen[:_MOST_NAMED]]
     left = len(rows) - len(texts)
     known = listed([*texts, *([f"{left:,} more"] if left else [])]) if texts else "nothing that the records know"
-    return f"What differs: {known}. What the records do not tell may differ too: see below."
+    return f"What differs: {known}. What the records lack may differ too: see below."
 
 
 def _of_each(names: Sequence[str], values: Sequence[str]) -> str:
@@ -273,9 +281,9 @@ def missing_from_records(records: Sequence[Record]) -> str:
     """A sentence on parts of the configuration missing from the records, which may therefore differ."""
     lacking = [what for what, told in _PARTS if not all(map(told, records))]
     if not lacking:
-        return "What no record tells, e.g. the data and the code of the job, may differ."
+        return "What no record has, e.g. the data and the code of the job, may differ."
     return (
-        f"Not every record tells {listed(lacking)}, and none tells the data and the code of the job: these may differ."
+        f"Not every record has {listed(lacking)}, and none has the data and the code of the job: these may differ."
     )
 
 

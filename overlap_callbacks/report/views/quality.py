@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from overlap_callbacks.analysis.formatting import DASH, PAGE, Style, count, page_text, ranges
+from overlap_callbacks.analysis.formatting import DASH, PAGE, Style, bytes_in_words, count, page_text, ranges
 from overlap_callbacks.analysis.headline import settled_in_words
 from overlap_callbacks.analysis.measuring_cost import cost_of_run
 from overlap_callbacks.analysis.race import race_sentence
@@ -246,7 +246,11 @@ def run_facts(run: RunInfo) -> tuple[tuple[str, str], ...]:
 
 
 def _flat(values: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    return tuple((page_text(key, 80), _shown(value)) for key, value in values.items())
+    return tuple((page_text(key, 80), _shown(_in_words(key, value))) for key, value in values.items())
+
+
+def _in_words(key: str, value: Any) -> Any:
+    return bytes_in_words(value) if key.endswith("_bytes") and type(value) is int else value
 
 
 def _shown(value: Any) -> str:

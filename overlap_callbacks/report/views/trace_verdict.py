@@ -44,7 +44,7 @@ def verdict(analysis: Analysis, style: Style = PLAIN) -> tuple[str, ...]:
         return (*sentences, *([unknown] if timed else []))
     if analysis.one_job:
         return (*sentences, *_of_job(traces, analysis.exposure, style), *_splits(analysis.splits, style))
-    sentences.append("The files are not of one job, so each counts by itself.")
+    sentences.append("The files are not of one job, so each is analysed alone.")
     for name, trace in list(zip(names_of(traces), traces, strict=True))[:_MAX_APART]:
         sentences.append(f"{name}: {' '.join(_of_job([trace], trace.exposure, style))}")
     if len(traces) > _MAX_APART:
@@ -87,7 +87,7 @@ def _skew(analysis: Analysis, style: Style) -> Sequence[str]:
     parts = f"{most} of {total}{style.space}ms"
     if most_ms > _MOSTLY * total_ms:
         return (f"{words}: rank {slowest} makes the others wait {parts}.",)
-    return (f"{words}: the last one is now this rank, now that; rank {slowest} makes the others wait most, {parts}.",)
+    return (f"{words}: several ranks come last in turn; rank {slowest} makes the others wait most, {parts}.",)
 
 
 def rank_names(ranks: Sequence[RankTime]) -> list[str]:
@@ -171,7 +171,8 @@ def _host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     won = "" if most is None else f" The host holds up a step of {style.ms(most[1])} for up to {style.ms(most[0])}."
     if trace.recorded:
         won += (
-            f" The profile recorded {listed(trace.recorded)} too, which makes launches longer: profile without first."
+            f" The profile also recorded {listed(trace.recorded)}, which makes launches longer: profile again without "
+            "before you change the job."
         )
     if limit.launch_bound and limit.kernel_us is not None and limit.launch_interval_us is not None:
         ways = not_in_use(("CUDA graphs", "torch.compile", "fused optimizers"), [row.name for row in trace.kernels])
@@ -199,7 +200,7 @@ def _without_communication(traces: Sequence[TraceFigures], style: Style) -> str:
     if most is None:
         return ""
     won = f"Communication holds up a step of {style.ms(most[1])} for up to {style.ms(most[0])}"
-    return f"{won}: little is to be won there." if most[0] < _MATTERS * most[1] else f"{won}."
+    return f"{won}: little to win there." if most[0] < _MATTERS * most[1] else f"{won}."
 
 
 def _deferring(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:

@@ -176,7 +176,7 @@ def _halves(windows: Sequence[OverlapReport]) -> tuple[str, Table | None]:
     half = len(windows) // 2
     if half < MIN_HALF:
         return (
-            f"Too few windows to say: {len(windows)}, and it takes {2 * MIN_HALF} to tell a change from chance.",
+            f"Too few windows to say: {len(windows)}, and it takes {2 * MIN_HALF} to show a change.",
             None,
         )
     rows: list[tuple[str, ...]] = []

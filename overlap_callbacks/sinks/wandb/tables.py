@@ -28,8 +28,8 @@ KERNEL_COLUMNS = (
     "overlapped_calls", "sequential_calls",
 )  # fmt: skip
 PAIR_COLUMNS = (
-    "kernels", "communication", "concurrent_with", "slowdown", "lost_ms", "time_ms", "alone_ms", "concurrent_ms", "calls",
-    "slowdown_during",
+    "kernels", "communication", "concurrent_with", "slowdown", "lost_ms", "time_ms", "alone_ms", "concurrent_ms",
+    "calls", "slowdown_during",
 )  # fmt: skip
 COLLECTIVE_COLUMNS = (
     "operator", "dimension", "group", "group_size", "backend", "messages", "bytes_in", "bytes_out", "isolated_ms",

@@ -75,7 +75,7 @@ def test_the_head_says_which_run_is_faster_and_then_of_each_whether_overlap_is_w
     assert 6 < float(low) < 7.5 < float(high) < 9
     assert "It holds for these runs: repeat them to see what differs from run to run." in head
     (then,) = re.findall(r"To try first: go on with large\. Then: (.+?\.) What differs", head)
-    assert "What differs: ddp_bucket_cap_bytes (26214400 in small, 104857600 in large)." in head
+    assert "What differs: ddp_bucket_cap_bytes (25 MiB in small, 100 MiB in large)." in head
     assert "same configuration" not in text_of(content)
     small, large = cards_of(content)
     assert f"To try first: {then[:-1]}: up to " in large  # the same advice, in a card with what it could win
@@ -112,7 +112,7 @@ def test_a_lead_that_is_not_clear_is_not_claimed_and_nothing_is_advised_of_it(tm
 def test_without_a_known_difference_the_faster_run_is_not_advised(tmp_path: Path) -> None:
     head = head_of(page([run(tmp_path, "a", 412.0), run(tmp_path, "b", 381.0)]))
     assert "b saves 31.0 ms a step against a: " in head
-    assert "What differs: nothing that the records know. What the records do not tell may differ too" in head
+    assert "What differs: nothing that the records know. What the records lack may differ too" in head
     assert "go on with" not in head
 
 
@@ -121,7 +121,7 @@ def test_settings_that_differ_are_named_and_what_follows_from_them_is_counted(tm
     one = read(write(tmp_path / "one", window(), run=run_info(configuration=MODEL)))
     other = read(write(tmp_path / "other", window(collectives=more), run=run_info(configuration=BUCKETS)))
     head = head_of(page([one, other]))
-    assert "What differs: ddp_bucket_cap_bytes (26214400 in one, 104857600 in other) and 3 more. " in head
+    assert "What differs: ddp_bucket_cap_bytes (25 MiB in one, 100 MiB in other) and 3 more. " in head
     third = read(write(tmp_path / "third", window(collectives=more), run=run_info(configuration=MODEL)))
     head = head_of(page([one, third]))
     assert re.search(

@@ -146,7 +146,7 @@ def test_one_window(tmp_path: Path) -> None:
 
 def test_too_few_windows_to_tell_a_change(tmp_path: Path) -> None:
     text = text_of(made(tmp_path, *[window(i) for i in range(3)]))
-    assert "Too few windows to say: 3, and it takes 6 to tell a change from chance." in text
+    assert "Too few windows to say: 3, and it takes 6 to show a change." in text
 
 
 def test_a_change_along_the_run_is_distinguished_from_chance(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_the_command_takes_an_axis_and_gives_json(tmp_path: Path, folders: list[
     assert [row["value"] for row in found["runs"]] == [2, 4, 8, 64]
     wrong = invoke("report", *runs, "--axis", "colour", "-o", target)
     assert wrong.exit_code == 2
-    assert wrong.output.startswith("Error: --axis must be something that the runs tell: world_size")
+    assert wrong.output.startswith("Error: --axis must be something that the records have: world_size")
     with pytest.raises(AxisError):
         write_page([read(run) for run in folders], target, "colour")
 

@@ -144,8 +144,8 @@ def compared(folder: Path, *configurations: dict[str, Any], **changes: Any) -> s
 def test_other_buckets_of_the_same_model_are_a_difference(tmp_path: Path) -> None:
     text = compared(tmp_path, MODEL, {**MODEL, "ddp_bucket_cap_bytes": 1048576})
     table = text[text.index("Where their configurations differ") :]
-    assert "Configuration: ddp_bucket_cap_bytes 26214400 1048576" in table
-    assert "Configuration: model " not in table[: table.index("Not every record tells")]
+    assert "Configuration: ddp_bucket_cap_bytes 25 MiB 1 MiB" in table
+    assert "Configuration: model " not in table[: table.index("Not every record has")]
 
 
 def test_records_without_a_model_are_not_said_to_share_one(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_records_without_a_model_are_not_said_to_share_one(tmp_path: Path) -> No
     assert "same configuration" not in text
     assert "The records know of no difference between the configurations." in text
     assert (
-        "Not every record tells the model, the buckets of communication, the collectives of a step and the size of the "
-        "batch, and none tells the data and the code of the job: these may differ." in text
+        "Not every record has the model, the buckets of communication, the collectives of a step and the size of the "
+        "batch, and none has the data and the code of the job: these may differ." in text
     )
 
 
