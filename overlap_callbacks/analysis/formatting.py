@@ -378,7 +378,7 @@ def name_ranks(ranks: Sequence[int]) -> str:
 
 # A message's code, by which docs/troubleshooting.md lists it; all have the same length.
 _CODE = re.compile(r" \[OC\d{3}\]")
-_CODE_LENGTH = len(" [OC107]")
+_CODE_LENGTH = len(" [OCxxx]")
 
 
 def shortened(text: str, max_length: int = MAX_TEXT) -> str:

@@ -155,7 +155,7 @@ def _line(window: OverlapReport, record: Record, decimals: int) -> tuple[str, ..
 
 
 def _why(window: OverlapReport, state: str) -> str:
-    """Why a window does not count, on one line: e.g. ``cut short: an exception in the user's step [OC311]``."""
+    """Why a window does not count, on one line: e.g. ``cut short: an exception in the user's step``."""
     problem = one_line("; ".join(window.problems[:1])).removeprefix(f"{state}: ")
     return f"{state}: {problem}" if problem else state
 

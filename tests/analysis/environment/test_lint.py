@@ -80,7 +80,7 @@ def test_harmless_settings_give_no_finding(name: str, value: str) -> None:
 def test_the_rank_that_has_the_trap_is_named() -> None:
     found = findings(gpu_rank(0), gpu_rank(1, variables={"CUDA_LAUNCH_BLOCKING": "1"}))
     assert "on rank 1" in found["cuda-launch-blocking"].message
-    assert "CUDA_LAUNCH_BLOCKING differs" in found["ranks-differ"].message
+    assert "differ in CUDA_LAUNCH_BLOCKING" in found["ranks-differ"].message
 
 
 def test_names_of_a_hosts_parts_may_differ() -> None:
