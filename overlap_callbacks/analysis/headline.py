@@ -165,11 +165,10 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
         summary.stalls,
         "All of this rests on one window." if alone else "",
     )
-    if alone and found.state == CLEAR:
-        found = found._replace(state=ONE_WINDOW)
-    if found.state == INCONCLUSIVE:
-        found = found._replace(what_to_do=_MORE_WINDOWS)
-    return _checked(found._replace(interval=" ".join([remark for remark in remarks if remark])), summary)
+    state = ONE_WINDOW if alone and found.state == CLEAR else found.state
+    todo = _MORE_WINDOWS if state == INCONCLUSIVE else found.what_to_do
+    interval = " ".join([remark for remark in remarks if remark])
+    return _checked(found._replace(interval=interval, state=state, what_to_do=todo), summary)
 
 
 def _all_left_out(reasons: Sequence[str]) -> Headline:

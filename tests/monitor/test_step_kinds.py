@@ -177,7 +177,7 @@ def test_steps_of_different_kinds_are_distinguished_and_measured_in_both_modes(j
 
 def test_steps_with_the_same_communication_are_distinguished_by_their_kernels() -> None:
     for window in valid_windows("micro-batches"):
-        assert any("communicate alike called other kernels" in problem for problem in window["problems"])
+        assert any("same communication called different kernels" in problem for problem in window["problems"])
         for timed, profiled in window["parts"]:
             assert {kind for _, _, kind in steps_of(timed)} == {0}
             told = {(number % 4 == 3, kind) for _, number, kind in steps_of(profiled)}

@@ -47,7 +47,7 @@ def holds_no_alarm(trace: Trace, *, but: Iterable[str] = ()) -> None:
     assert compared.figures.get("compute_slowdown", 0) == 0
     assert compared.matched_fraction == 1
     faults = {problem.split(": ", 1)[-1] for problem in compared.problems} - {*notes}
-    also_true = ("its overlap ratio", "beside compute", "neither file communicates")
+    also_true = ("its overlap ratio", "during compute", "neither file communicates")
     assert {fault for fault in faults if not any(words in fault for words in also_true)} == {
         "the same file was given twice"
     }

@@ -56,7 +56,7 @@ class Decision(enum.Enum):
 
     GRANTED = "granted"  # the recorded sequences may be serialised
     CONFLICT = "conflict"  # serialising them would deadlock; every later check would find the same
-    CONFIG_MISMATCH = "config mismatch"  # the ranks' options differ; every later check would find the same
+    CONFIG_MISMATCH = "config mismatch"  # the ranks are set up differently; every later check would find the same
     STEP_MISMATCH = "step mismatch"  # the ranks recorded different steps of the job
     SKIPPED = "skipped"  # this window is skipped, because of its cost or because its first step compiled
     LATE = "late"  # a rank did not answer in time

@@ -282,9 +282,7 @@ def missing_from_records(records: Sequence[Record]) -> str:
     lacking = [what for what, told in _PARTS if not all(map(told, records))]
     if not lacking:
         return "What no record has, e.g. the data and the code of the job, may differ."
-    return (
-        f"Not every record has {listed(lacking)}, and none has the data and the code of the job: these may differ."
-    )
+    return f"Not every record has {listed(lacking)}, and none has the data and the code of the job: these may differ."
 
 
 def _has_configuration(record: Record, begins: tuple[str, ...]) -> bool:

@@ -224,8 +224,8 @@ def compared(names: Sequence[str], records: Sequence[Record], axis: str | None) 
         return None
     if not told:
         raise AxisError(
-            f"axis must be something that the records have: {', '.join(known_axes(records))}, or an environment variable "
-            f"of their records; got {axis!r}"
+            f"axis must be something that the records have: {', '.join(known_axes(records))}, or one of their "
+            f"environment variables; got {axis!r}"
         )
     work = common_work(records)
     runs = [

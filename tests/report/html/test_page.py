@@ -109,7 +109,7 @@ def test_a_whole_record_gives_every_chart_and_nothing_is_missing(tmp_path: Path)
     ):
         assert part in text
     # While both run, an all-reduce of 41 ms costs the products that lie beside it 18 ms.
-    assert "Kernels Beside Slowdown During Lost, ms Time, ms Alone, ms gemm all_reduce +17.5% +78.3% 18" in text
+    assert "Kernels During Slowdown While both run Lost, ms Time, ms Alone, ms gemm all_reduce +17.5% +78.3% 18" in text
 
 
 def test_bars_hold_the_figures_of_the_record_with_their_intervals(tmp_path: Path) -> None:
