@@ -231,10 +231,12 @@ def exposed_in_words(figures: Mapping[str, Estimate]) -> str:
         words = f"exposed communication: {known} ({most_in_words(share)} of a profiled step)"
     else:
         words = f"exposed communication takes {value} of a step ({bounds or 'too few blocks'}; profiled steps)"
-    if hidden is None or certainty(hidden) not in ("", CLEAR):
-        if hidden is None or hidden.ci_high is None or hidden.ci_high > _HARDLY_HIDDEN:
-            return f"{words[0].upper()}{words[1:]}."
-        return f"At most {at_most_in_words(hidden.ci_high)} of communication is hidden; {words}."
+    unsure = hidden is not None and certainty(hidden) not in ("", CLEAR)
+    most = None if hidden is None else hidden.ci_high
+    if hidden is None or says_nothing(hidden, "fraction") or (unsure and (most is None or most > _HARDLY_HIDDEN)):
+        return f"{words[0].upper()}{words[1:]}."
+    if unsure and most is not None:
+        return f"At most {at_most_in_words(most)} of communication is hidden; {words}."
     value, bounds = _share(hidden)
     wide = hidden.ci_low is not None and hidden.ci_high is not None and hidden.ci_high - hidden.ci_low > 2 * _WIDE
     return f"{value}{f' ({bounds})' if wide else ''} of communication is hidden; {words}."

@@ -209,7 +209,10 @@ def test_wandb_and_json_and_check_have_the_figures_of_the_headline(tmp_path: Pat
     answer = CliRunner().invoke(main, ["check", "--json", *limits, str(tmp_path)])
     if not figures:
         assert answer.exit_code == 3
-        assert f"nothing can be judged: {found.text}" in answer.stderr
+        (row,) = json.loads(answer.stdout)["limits"]
+        assert (row["measured"], row["doubt"], json.loads(answer.stdout)["state"]) == (None, found.text, found.state)
+        plain = CliRunner().invoke(main, ["check", *limits, str(tmp_path)])
+        assert f"nothing can be judged: {found.text}" in plain.stderr
         assert metrics == {}
         return
     judged = json.loads(answer.stdout)
