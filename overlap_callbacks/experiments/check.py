@@ -149,18 +149,18 @@ def parsed_limit(option: str, text: str) -> Limit:
 def limit_on(figure: str, option: str, text: str) -> Limit:
     """The limit on a figure by a number; a ``ValueError`` if it is none, or cannot be one (``Figure.refusal``)."""
     is_percent = text.endswith("%")
+    asked = f"{option} {figure}" if option in ("--max", "--min") else option
     try:
         bound = float(text.removesuffix("%"))
     except ValueError:
         bound = math.nan
     if not math.isfinite(bound):
-        raise ValueError(f"{option} must be a number, got {text!r}")
+        raise ValueError(f"{asked} must be a number, got {text!r}")
     if is_percent:
-        hint = meant(bound) if bound >= 0 else ""
-        raise ValueError(f"{option} {text}: fractions are fractions, 0.1 is 10 %{hint}")
+        raise ValueError(f"{asked} must be a fraction, got {text}{meant(bound) if bound >= 0 else ''}")
     refusal = figure_named("hidden_comm_fraction" if figure == EXPOSED_SHARE else figure).refusal(bound)
     if refusal:
-        raise ValueError(f"{option} {refusal}")
+        raise ValueError(f"{asked} {refusal}")
     return Limit(option, figure, option.startswith("--max"), bound)
 
 

@@ -192,8 +192,7 @@ class OverlapMonitor(AdapterApi):
         schedule: when windows open and what they are made of.
         arms: what the job as configured is compared with, each window with one of them: ``Sequential()`` alone by
             default, or any switch that can be turned between two steps; see ``overlap_callbacks.arms``.
-        sinks: where reports go, used on rank 0 only. By default the JSONL record in ``run_dir``, and the W&B run that
-            is active when the first window ends, if there is one.
+        sinks: where reports go, on rank 0. By default the record in ``run_dir``, and the W&B run active at a window.
         run_dir: folder of the record; by default a new one under ``overlap_runs``.
         detail: what W&B and a trainer's other loggers get of each window: ``"short"``, at most 14 keys, or ``"all"``.
             It does not change sinks that you give yourself.
@@ -204,19 +203,17 @@ class OverlapMonitor(AdapterApi):
         report_timeout_s: maximum time in which their reports must come in.
         power: measure power, energy and clocks in windows, where the device has sensors.
         power_interval_s: time between readings of power, at least 0.001; None for 0.1 (NVIDIA, CPU) or 0.02 (AMD).
-        power_idle_interval_s: time between readings outside windows; None for no readings there.
+        power_idle_interval_s: the same outside windows; None for no readings there.
         power_per_node: the first rank of each node reads all of its devices, on one thread; else each reads its own.
         tokens_per_step: tokens that one step of the whole job trains on; None if not known.
         samples_per_step: samples of it; None if not known.
         flop_per_step: model FLOP of one step of the whole job; or
         model_parameters: parameters that a token passes, of a transformer; or
         model_preset: the model by name, one of those of ``overlap predict``. None if not known.
-        precision: of the matrix products: ``fp32``, ``tf32``, ``bf16``, ``fp16`` or ``fp8``, or a torch dtype; None if
-            not known.
+        precision: of matrix products: ``fp32``, ``tf32``, ``bf16``, ``fp16``, ``fp8``, a torch dtype; None if unknown.
         peak_flop_per_s: of one device; None for that of the table of peaks.
         settings: what you vary from run to run, by name, for ``overlap report --axis``.
-        sample_experts_every: between windows, record the split sizes of all-to-alls in every n-th step; None for
-            windows alone.
+        sample_experts_every: record split sizes of all-to-alls in every n-th step between windows; None: in windows.
         check_gradients: the race check: after each window repeat a step, overlapped and sequential, and compare the
             gradients bit by bit. Needs an adapter that can repeat one, as ``attach(..., repeat_step=...)``.
         annotate_steps: name the steps of windows and their modes in profiles of your own, as ranges of
@@ -282,6 +279,9 @@ class OverlapMonitor(AdapterApi):
         monitor._set_up(MonitorConfig(framework=framework), Gate(), off=True)
         monitor.close()
         return monitor
+
+    def __reduce__(self) -> tuple[Any, ...]:  # a copy measures nothing: a model may hold its monitor
+        return OverlapMonitor.stopped, (self.config.framework,)
 
     def _set_up(self, config: MonitorConfig, gate: Gate, *, off: bool = False) -> None:
         timing, problem = None, ""

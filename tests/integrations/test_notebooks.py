@@ -119,7 +119,34 @@ def test_a_monitor_that_raises_as_it_is_closed_keeps_no_other_open(monkeypatch: 
     assert not any(monitor.active for monitor in monitors)
 
 
-# -- copies of callbacks
+# -- copies of monitors and callbacks
+
+
+def copy_a_model_that_holds_its_monitor(rank: int) -> dict[str, Any]:
+    training, sink = Training(rank), KeptReports()
+    holder = torch.nn.Linear(2, 2)
+    holder.monitor = monitor = attach(training.optimizer, sinks=[sink], **OPTIONS)
+    active = []
+    for step in range(12):
+        training.step()
+        if step == 4:  # within a window
+            copies = [copy.deepcopy(holder), copy.copy(holder.monitor), pickle.loads(pickle.dumps(holder))]
+            active = [getattr(each, "monitor", each).active for each in copies]
+            for each in copies:
+                getattr(each, "monitor", each).close()
+    still = monitor.active
+    monitor.close()
+    return {
+        "active": active, "still": still, "complete": [report.complete for report in sink.reports],
+        "same": training.digest() == digest_without_library(rank, 12),
+    }  # fmt: skip
+
+
+def test_a_model_that_holds_its_monitor_is_copied_and_saved_and_the_copy_measures_nothing() -> None:
+    for number, found in enumerate(run_ranks(copy_a_model_that_holds_its_monitor, 2)):
+        assert found["active"] == [False, False, False]
+        assert (found["still"], found["same"]) == (True, True)
+        assert found["complete"] == [True] * (number == 0)
 
 
 def lightning_callback(**options: Any) -> tuple[Any, Callable[[Any], None]]:
