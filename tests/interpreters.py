@@ -8,6 +8,7 @@ that the store dies with it.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -15,7 +16,7 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,31 +64,46 @@ def run_interpreters(
         timeout_s: longest time for all; those that are left then are killed.
         environment: variables that they get beside those of ``torchrun``.
     """
-    context, start = multiprocessing.get_context("forkserver"), starter(function)
-    with tempfile.TemporaryDirectory(prefix="interpreters-") as folder:
+    with tempfile.TemporaryDirectory(prefix="interpreters-") as folder, contextlib.ExitStack() as stack:
         outputs = [Path(folder, f"output-{rank}") for rank in range(world_size)]
         variables = {
             "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": _HOST,
             "MASTER_PORT": str(_free_port()), **(environment or {}),
         }  # fmt: skip
         processes = [
-            context.Process(target=_main, args=([(function, args)], rank, str(output), variables), daemon=True)
+            stack.enter_context(started(function, *args, output=output, rank=rank, environment=variables))
             for rank, output in enumerate(outputs)
         ]
-        try:
-            for process in processes:
-                start(process)
-            _await(processes, timeout_s)
-            codes = [process.exitcode for process in processes]
-        finally:
-            for process in processes:
-                if process.pid is not None:
-                    process.kill()
-                    process.join()
+        _await(processes, timeout_s)
+        codes = [process.exitcode for process in processes]
+        stack.close()
         return [
             Ending(rank, code, output.read_text(errors="replace"))
             for rank, (code, output) in enumerate(zip(codes, outputs, strict=True))
         ]
+
+
+@contextlib.contextmanager
+def started(
+    function: Callable[..., Any], *args: Any, output: Path, rank: int = 0, environment: dict[str, str] | None = None
+) -> Iterator[Any]:
+    """An interpreter that calls ``function(*args)`` and nothing else; killed at the end, if it is still there.
+
+    Args:
+        function: of a module's top level.
+        *args: further arguments; pickled.
+        output: file of its stdout and stderr.
+        rank: its number.
+        environment: variables that it gets beside that one.
+    """
+    main = ([(function, args)], rank, str(output), environment or {})
+    process: Any = multiprocessing.get_context("forkserver").Process(target=_main, args=main, daemon=True)
+    starter(function)(process)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.join()
 
 
 def _free_port() -> int:

@@ -42,7 +42,7 @@ from tests.monitor.jobs import dispatch_table
 from tests.monitor.test_keys_left import keys_of
 from tests.wandb_reader import SETTINGS
 
-RANKS_LOAD = (*LOADS, "wandb")
+RANKS_LOAD = LOADS
 
 
 def run_parts(rank: int, folder: str) -> dict[str, tuple[Any, str]]:

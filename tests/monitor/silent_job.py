@@ -1,7 +1,7 @@
 """A job whose second rank, or whose store, falls silent.
 
-``test_silence.py`` starts it once for each rank, as ``silent_job.py FOLDER WHAT STORE_PID [CLOSE_TIMEOUT_S]``, in a
-process that ends as an interpreter ends. It prints how long its steps and its ``close()`` took.
+``test_silence.py`` starts it once for each rank, in a process that ends as an interpreter ends. It prints how long its
+steps and its ``close()`` took.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import json
 import logging
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -32,7 +31,16 @@ THAW_AT = 60
 _MAX_THAWED_S = 0.75 * PATIENCE_S
 
 
-def main(folder: Path, what: str, store_pid: int, close_timeout_s: float | None) -> None:
+def serve(port_file: Path) -> None:
+    """Serve the store of the job, until killed."""
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    whole = port_file.with_suffix(".part")
+    whole.write_text(str(store.port))
+    whole.rename(port_file)
+    time.sleep(10 * PATIENCE_S)
+
+
+def main(folder: Path, what: str, store_pid: int, close_timeout_s: float | None = None) -> None:
     rank = int(os.environ["RANK"])
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), is_master=False)
@@ -77,7 +85,3 @@ def _may_end(what: str, record: Path, deadline_s: float) -> bool:
     if what != "store that goes on" or time.monotonic() > deadline_s:
         return True
     return any(window.complete and window.first_step > THAW_AT for window in read(record.parent).windows)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), float(sys.argv[4]) if len(sys.argv) > 4 else None)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,55 +19,33 @@ from overlap_callbacks.monitor.background.submissions import RecordedKinds
 from overlap_callbacks.monitor.config import MonitorConfig
 from overlap_callbacks.report.record import read
 from tests.distributed import captured_log, run_ranks
+from tests.interpreters import started
 from tests.margins import PATIENCE_S
 from tests.monitor import silent_job
-from tests.monitor.jobs import Training, new_monitor, tiny_schedule
+from tests.monitor.jobs import Training, new_monitor, tiny_schedule, wait_until
 
-_SERVE = """
-import time
-import torch.distributed as dist
-store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-print(store.port, flush=True)
-time.sleep(600)
-"""
 DEFAULTS = MonitorConfig()
-
-
-@contextlib.contextmanager
-def killed_at_the_end(*arguments: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, *arguments],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def run_job(folder: Path, what: str, *close_timeout_s: float) -> tuple[list[dict[str, Any]], str]:
     """What the ranks that ended printed, and rank 0's log."""
-    root = str(Path(__file__).parents[2])
+    port, outputs = folder / "port", [folder / f"output-{rank}" for rank in range(2)]
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(killed_at_the_end("-c", _SERVE))
-        assert server.stdout is not None
-        port = server.stdout.readline().strip()
-        arguments = [silent_job.__file__, str(folder), what, str(server.pid), *map(str, close_timeout_s)]
+        server = stack.enter_context(started(silent_job.serve, port, output=folder / "output-server"))
+        wait_until(port.exists)
+        arguments = (folder, what, server.pid, *close_timeout_s)
+        environment = {"MASTER_PORT": port.read_text()}
         ranks = [
-            stack.enter_context(killed_at_the_end(*arguments, RANK=str(rank), MASTER_PORT=port, PYTHONPATH=root))
-            for rank in range(2)
+            stack.enter_context(started(silent_job.main, *arguments, output=output, rank=rank, environment=environment))
+            for rank, output in enumerate(outputs)
         ]
-        found, logs = [], []
-        for rank in ranks[:1] if what == "rank" else ranks:
-            output, log = rank.communicate(timeout=PATIENCE_S)
-            assert rank.returncode == 0, log
-            found.append(json.loads(output.splitlines()[-1]))  # Gloo of torch 2.8 says there that it is connected
-            logs.append(log)
-        return found, logs[0]
+        logs = []
+        for rank, output in zip(ranks[:1] if what == "rank" else ranks, outputs, strict=False):
+            rank.join(PATIENCE_S)
+            logs.append(output.read_text())
+            assert rank.exitcode == 0, logs[-1]
+        printed = [[line for line in log.splitlines() if line.startswith("{")] for log in logs]
+        return [json.loads(lines[-1]) for lines in printed], logs[0]
 
 
 def test_close_gives_up_a_rank_that_is_stopped_before_the_time_for_reports_is_over(tmp_path: Path) -> None:
