@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +17,7 @@ from overlap_callbacks.instruments import clocks, device
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.report import record
 from tests.distributed import captured_log, run_ranks
-from tests.margins import PATIENCE_S
+from tests.interpreters import run_interpreters
 from tests.monitor.jobs import KeptReports, Training, digest_without_library, tiny_schedule
 
 TINY = {"repeats": 1, "steps_per_block": 1, "warmup_steps": 0, "profiled_steps": 0}
@@ -180,37 +179,27 @@ def test_a_start_step_that_cannot_be_is_an_error(start_step: Any) -> None:
             attach(optimizer, start_step=start_step, strict=strict)
 
 
-EXIT_WITHOUT_CLOSE = """
-import sys, torch, torch.distributed as dist
-from torch import nn
-from overlap_callbacks.integrations.pytorch import attach
-rank, folder = int(sys.argv[1]), sys.argv[2]
-dist.init_process_group("gloo", store=dist.FileStore(folder + "/store", 2), rank=rank, world_size=2)
-model = nn.parallel.DistributedDataParallel(nn.Linear(16, 16))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-monitor = attach(optimizer, spread=False, every_n_steps=30, first_step=2, repeats=2, steps_per_block=1,
-                 profiled_steps=0,
-                 run_dir=folder + "/run")
-for _ in range(25):
-    model(torch.ones(2, 16)).sum().backward()
-    optimizer.step()
-print("done")
-"""
+def end_without_close(folder: str) -> None:
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", store=dist.FileStore(f"{folder}/store", 2), rank=rank, world_size=2)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(16, 16))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"every_n_steps": 30, "first_step": 2, "repeats": 2, "profiled_steps": 0, "run_dir": f"{folder}/run"}
+    kept.extend([model, optimizer, attach(optimizer, **options, advanced={"spread": False, "steps_per_block": 1})])
+    for _ in range(25):
+        model(torch.ones(2, 16)).sum().backward()
+        optimizer.step()
+    print("done")
+
+
+kept: list[Any] = []  # as the variables of a script's top level are: alive until the interpreter ends
 
 
 def test_a_script_that_ends_without_close_ends_quietly_and_its_windows_are_in_the_record(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", EXIT_WITHOUT_CLOSE]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    for rank in ranks:
-        output, errors = rank.communicate(timeout=PATIENCE_S)
-        # Gloo of torch 2.8 says on stdout that it is connected.
-        assert [line for line in output.splitlines() if not line.startswith("[Gloo]")] == ["done"]
-        assert "Traceback" not in errors
+    for rank in run_interpreters(end_without_close, 2, str(tmp_path)):
+        assert rank.code == 0, rank
+        assert rank.output.endswith("done\n")  # the last word of both streams
+        assert "Traceback" not in rank.output
     assert [window.window for window in record.read(tmp_path / "run").windows] == [0]
 
 
