@@ -13,6 +13,7 @@ from torch.distributed.fsdp import fully_shard
 from overlap_callbacks.integrations.pytorch import attach
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
+from tests.toggling import at_night
 
 WIDTH, LAYERS, MICRO_BATCHES, STEPS = 470, 4, 4, 36  # 3.54 MB of parameters
 SCHEDULE = {
@@ -48,7 +49,7 @@ def _train(rank: int, folder: str, way: str, deferred: bool) -> None:
     monitor.close()
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("way", at_night(["ddp", "fsdp2"], ["fsdp2"]))
 def test_gradients_reduced_at_each_micro_batch_are_to_be_deferred_and_no_others(tmp_path: Path, way: str) -> None:
     for deferred in (False, True):
         folder = tmp_path / str(deferred)

@@ -69,8 +69,8 @@ def plain(report: OverlapReport) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("seed", "number", "odd"),
-    [(1, 1, True), (2, 2, True), (3, 7, True), (4, 16, True), (5, 17, False), (6, 40, True), (7, 63, False),
-     (8, 120, True)],
+    [(1, 1, True), (2, 2, True), (3, 7, True), (4, 16, True), (5, 17, False), (6, 40, True),
+     *[pytest.param(*large, marks=pytest.mark.nightly) for large in ((7, 63, False), (8, 120, True))]],
 )  # fmt: skip
 @pytest.mark.parametrize("control", [False, True])
 def test_any_tree_gives_the_report_of_all_samples_at_once(seed: int, number: int, odd: bool, control: bool) -> None:
