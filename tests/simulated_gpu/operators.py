@@ -21,12 +21,28 @@ EXACT: dict[str, Case] = {
     "mul": lambda new: (new(6, 8) * new(6, 8), new(6, 8) * 2.5, new(6, 8) * new(6, 1), new(6, 8) / new(6, 8)),
     "div by a number": lambda new: (new(6, 8) / 4, new(6, 8) / new(8), -new(6, 8), new(6, 8).abs()),
     "compare": lambda new: (new(9) > new(9), new(9) >= 0, new(9) == new(9), new(9) != 0, new(9) < 0.5, new(9) <= 0),
-    "logic": lambda new: ((new(9) > 0) & (new(9) > 0), (new(9) > 0) | (new(9) > 0), ~(new(9) > 0)),
+    "logic": lambda new: (
+        (new(9) > 0) & (new(9) > 0),
+        (new(9) > 0) | (new(9) > 0),
+        ~(new(9) > 0),
+        (new(9) > 0).logical_and(new(9) > 0),
+        (new(9) > 0).logical_or(new(9).round()),
+        new(9).round().logical_xor(new(9) > 0),
+    ),
     "where": lambda new: (torch.where(new(6, 8) > 0, new(6, 8), new(8)), new(6, 8).masked_fill(new(6, 8) > 0, 2.0)),
     "clamp": lambda new: (new(9).clamp(-0.5, 0.5), new(9).clamp(min=0), new(9).clamp_(max=0.1), new(9).relu()),
     "extremes of two": lambda new: (torch.maximum(new(9), new(9)), torch.minimum(new(6, 8), new(8))),
     "rounding": lambda new: (new(9).floor(), (new(9) * 3).round(), new(9).sign(), new(9).ceil(), new(9).trunc()),
-    "kinds of numbers": lambda new: (new(9).isnan(), new(9).isfinite(), new(9).isinf()),
+    "kinds of numbers": lambda new: [
+        kind(torch.tensor([1.0, float("inf"), float("-inf"), float("nan")], dtype=dtype).to(new(1).device))
+        for kind in (torch.isnan, torch.isfinite, torch.isinf)
+        for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    ],
+    "compare with a number of 16 bit": lambda new: [
+        compare(new(9).to(dtype), 0.5)
+        for compare in (torch.eq, torch.ne, torch.gt, torch.ge, torch.lt, torch.le)
+        for dtype in (torch.float16, torch.bfloat16)
+    ],
     "casts": lambda new: (new(9).bfloat16(), new(9).half(), new(9).double(), (new(9) * 9).long(), (new(9) > 0).float()),
     "casts back": lambda new: (new(9).bfloat16().float(), new(9).half().float(), (new(9) * 9).int().float()),
     "copies of strides": lambda new: (

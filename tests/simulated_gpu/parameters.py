@@ -41,8 +41,6 @@ class Parameters:
         slow_rank: ``RANK:FACTOR``, factor of the duration of this rank's compute kernels.
         slow_link: ``RANK-RANK:FACTOR``, factor of this link's bandwidth.
         most_data_bytes: larger messages take their time and move nothing; unlimited.
-        overflow_checks: whether checks for overflow look at memory, in place of finding none. torch then keeps no
-            memory for later, so that all of it begins as zeros.
         computes: whether kernels compute, by their names and arguments. They read when they begin and have written when
             they end; what cannot be computed is refused with an error that names it, and with ``trace`` only named.
         power_cap_w: the power limit, until NVML sets another: above it the clock falls; 700; 0: no power.
@@ -74,7 +72,6 @@ class Parameters:
     slow_rank: str | None = None
     slow_link: str | None = None
     most_data_bytes: int | None = None
-    overflow_checks: bool | None = None
     computes: bool | None = None
     power_cap_w: float | None = None
     idle_w: float | None = None
@@ -87,12 +84,11 @@ class Parameters:
     def environment(self) -> dict[str, str]:
         """The variables that tell it to the device."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        told = {
+        return {
             f"SIMGPU_{name.upper()}": str(int(value) if isinstance(value, bool) else value)
             for name, value in given.items()
             if value is not None
         }
-        return told | ({"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"} if self.overflow_checks else {})
 
     def apply(self) -> None:
         """Set them in this process. The device reads them when it is first used."""

@@ -1,5 +1,6 @@
 #include "functors.h"
 
+#include <algorithm>
 #include <cmath>
 #include <map>
 
@@ -106,6 +107,9 @@ const std::map<std::string, double (*)(double, double)>& plain_pairs() {
        [](double a, double x) { return a * sigmoid(x) * (1 + x * (1 - sigmoid(x))); }},
       {"mse_kernel_cuda", [](double a, double b) { return (a - b) * (a - b); }},
       {"pow_tensor_tensor_kernel", [](double a, double b) { return std::pow(a, b); }},
+      {"logical_and_kernel_cuda", [](double a, double b) { return double(a != 0 && b != 0); }},
+      {"logical_or_kernel_cuda", [](double a, double b) { return double(a != 0 || b != 0); }},
+      {"logical_xor_kernel_cuda", [](double a, double b) { return double((a != 0) != (b != 0)); }},
   };
   return once;
 }
@@ -144,6 +148,13 @@ std::optional<Operation> operation(const std::string& name, const char* object, 
   return {};
 }
 
+// The type of the number that an operation takes on one side.
+std::optional<Type> number_of_operation(const std::string& name, size_t side) {
+  std::vector<std::string> given = is_lambda(name) ? lambda(name).parameters : take_apart(name).arguments;
+  if (given.empty()) return {};
+  return type_named(given[std::min(side, given.size() - 1)]);
+}
+
 std::optional<Functor> binary(const Template& parts, const char* object) {
   auto first = type_named(parts.arguments[0]), second = type_named(parts.arguments[1]);
   auto result = type_named(parts.arguments[2]);
@@ -154,10 +165,11 @@ std::optional<Functor> binary(const Template& parts, const char* object) {
   if (parts.base == "BinaryFunctor") return Functor{{*first, *second}, *result, each2(scalar), false, found->size};
   // One side is a number, which lies behind the operation's object.
   bool left = parts.base == "AUnaryFunctor";
-  Type type = wide(left ? *first : *second);
+  auto type = number_of_operation(parts.arguments[3], left ? 0 : 1);
+  if (!type) return {};
   Members members(object);
   members.skip(found->size);
-  double number = members.next(type);
+  double number = members.next(*type);
   size_t size = members.end();
   if (left) return Functor{{*second}, *result, each1([=](double b) { return scalar(number, b); }), false, size};
   return Functor{{*first}, *result, each1([=](double a) { return scalar(a, number); }), false, size};

@@ -67,7 +67,6 @@ Settings read() {
   s.slow_link_factor = 1;
   sscanf(text("SIMGPU_SLOW_LINK", "").c_str(), "%d-%d:%lf", &s.slow_link[0], &s.slow_link[1], &s.slow_link_factor);
   s.most_data_bytes = static_cast<size_t>(number("SIMGPU_MOST_DATA_BYTES", 1e18));
-  s.overflow_checks = number("SIMGPU_OVERFLOW_CHECKS", 0) != 0;
   s.computes = number("SIMGPU_COMPUTES", 0) != 0;
   s.traces = !text("SIMGPU_TRACE", "").empty();
 

@@ -32,7 +32,6 @@ struct Settings {
   int slow_link[2];         // ranks at its two ends; -1: none
   double slow_link_factor;  // of its bandwidth
   size_t most_data_bytes;   // larger messages take their time, but move nothing
-  bool overflow_checks;     // they look at memory
   bool computes;            // kernels do
   bool traces;              // tell what is missing
 

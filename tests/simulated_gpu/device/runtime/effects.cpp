@@ -2,8 +2,7 @@
 //
 // What is here is what control flow on the host depends on: fills, the arithmetic on int64 with which torch's object
 // collectives lay out their messages, and zeros for single numbers that are not computed, so that a check for overflow
-// finds none in what happens to lie in memory; overflow.cpp has those that look. The layouts of arguments are those of
-// torch 2.13.
+// finds none in what happens to lie in memory. The layouts of arguments are those of torch 2.13.
 #include <algorithm>
 #include <cstring>
 #include <regex>
@@ -108,6 +107,16 @@ Effect small_result(void** arguments) {
   return {[=] { memset(to, 0, bytes); }, bytes};
 }
 
+// Source and result in the argument of a reduction: the first two addresses on the device that lie side by side in it;
+// single ones are left over from what was on the host's stack before.
+bool first_addresses(const char* argument, char* addresses[2]) {
+  for (size_t offset = 32; offset < 2000; offset += 8) {
+    memcpy(addresses, argument + offset, 2 * sizeof(char*));
+    if (is_on_device(addresses[0]) && is_on_device(addresses[1])) return true;
+  }
+  return false;
+}
+
 // A reduction to few numbers: a sum of int64 is computed, all else is zero. The kernel's one argument begins with its
 // operation, its neutral element, and the numbers (bytes of an element, inputs, outputs).
 Effect reduction(const std::string& name, void** arguments) {
@@ -175,24 +184,15 @@ Effect cat(const std::string& name, void** arguments, dim3 grid) {
 
 }  // namespace
 
-bool first_addresses(const char* argument, char* addresses[2]) {
-  for (size_t offset = 32; offset < 2000; offset += 8) {
-    memcpy(addresses, argument + offset, 2 * sizeof(char*));
-    if (is_on_device(addresses[0]) && is_on_device(addresses[1])) return true;
-  }
-  return false;
-}
-
 Effect effect_of(const std::string& name, void** arguments, dim3 grid) {
   Effect effect;
-  if (simulation::settings().overflow_checks) effect = overflow_check(name, arguments, grid);
   if (is_contiguous_elementwise(name)) {
-    if (!effect.work) effect = fill(name, arguments);
+    effect = fill(name, arguments);
     if (!effect.work) effect = add(name, arguments);
     if (!effect.work) effect = compare(name, arguments);
     if (!effect.work) effect = small_result(arguments);
   } else {
-    if (!effect.work) effect = reduction(name, arguments);
+    effect = reduction(name, arguments);
     if (!effect.work) effect = count(name, arguments);
     if (!effect.work) effect = cat(name, arguments, grid);
   }

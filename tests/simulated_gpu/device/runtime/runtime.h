@@ -40,12 +40,6 @@ struct Effect {
 };
 Effect effect_of(const std::string& name, void** arguments, dim3 grid);
 
-// The same of kernels that a check for overflow is made of.
-Effect overflow_check(const std::string& name, void** arguments, dim3 grid);
-// Source and result in the argument of a reduction: the first two addresses on the device that lie side by side in it;
-// single ones are left over from what was on the host's stack before.
-bool first_addresses(const char* argument, char* addresses[2]);
-
 // -- effects.cpp, for launches.cpp: bytes that an element-wise kernel reads and writes, 0 if it is none
 uint64_t elementwise_bytes(const std::string& name, void** arguments);
 
