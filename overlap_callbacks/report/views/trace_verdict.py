@@ -124,6 +124,8 @@ def _shares(traces: Sequence[TraceFigures], style: Style) -> str:
     what = "The training thread" if traces[0].on_host else "The device" if len(traces) == 1 else "The devices"
     verb = "computes" if len(traces) == 1 or traces[0].on_host else "compute"
     parts = [f"{style.percent(share(lambda time: time.exposed_comm_ms))} is exposed communication"]
+    if not any([trace.total.comm_ms for trace in traces]):
+        parts = ["nothing communicates"]
     on_host = share(lambda time: time.exposed_on_host_ms)
     if on_host >= _SHOWN:
         parts.append(f"{style.percent(on_host)} is waiting for communication on the host")
@@ -132,7 +134,8 @@ def _shares(traces: Sequence[TraceFigures], style: Style) -> str:
     else:
         host = share(lambda time: (time.idle_host_ms or 0.0) + (time.idle_launch_ms or 0.0))
         parts.append(f"{style.percent(host)} is waiting for the host")
-        parts.append(f"{style.percent(share(lambda time: time.idle_other_ms))} is idle for other causes")
+        other = share(lambda time: time.idle_other_ms)
+        parts += [f"{style.percent(other)} is idle for other causes"] if style.shows(other, "fraction") else []
     return f"{what} {verb} {style.percent(share(lambda time: time.compute_ms))} of the time; {', '.join(parts)}."
 
 
@@ -170,10 +173,7 @@ def _host(traces: Sequence[TraceFigures], style: Style) -> Sequence[str]:
     most = _at_most(traces, lambda path: path.at_most_host_ms)
     won = "" if most is None else f" The host holds up a step of {style.ms(most[1])} for up to {style.ms(most[0])}."
     if trace.recorded:
-        won += (
-            f" The profile also recorded {listed(trace.recorded)}, which makes launches longer: profile again without "
-            "before you change the job."
-        )
+        won += f" Recording {listed(trace.recorded)} makes launches longer: leave that out, and profile again."
     if limit.launch_bound and limit.kernel_us is not None and limit.launch_interval_us is not None:
         ways = not_in_use(("CUDA graphs", "torch.compile", "fused optimizers"), [row.name for row in trace.kernels])
         return (

@@ -139,7 +139,7 @@ def test_the_kernels_arrive_as_a_table_those_that_lose_most_first(tmp_path: Path
 
 def test_the_pairs_arrive_as_a_table_the_dearest_first(tmp_path: Path) -> None:
     (table,) = logged(tmp_path, window_report()).tables("overlap/pairs")
-    assert table["columns"][:5] == ["kernels", "communication", "beside", "slowdown", "lost_ms"]
+    assert table["columns"][:5] == ["kernels", "communication", "concurrent_with", "slowdown", "lost_ms"]
     assert [row[:3] for row in table["data"]] == [["all_reduce", True, "gemm"], ["gemm", False, "all_reduce"]]
     assert table["data"][1][3:5] == [pytest.approx(0.1), pytest.approx(3.0)]
     (during,) = [column for column, name in enumerate(table["columns"]) if name == "slowdown_during"]
