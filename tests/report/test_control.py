@@ -22,6 +22,7 @@ from overlap_callbacks.report.record import Record, read
 from overlap_callbacks.report.terminal import ShortScreen, drawn
 from overlap_callbacks.report.views.runs import runs_document
 from overlap_callbacks.report.views.short import short_of
+from overlap_callbacks.sinks import PrometheusSink
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.sink import _pictures, run_metrics
 from overlap_callbacks.sinks.wandb.tables import tables
@@ -43,12 +44,18 @@ def record(tmp_path_factory: pytest.TempPathFactory) -> Record:
     return read(write(tmp_path_factory.mktemp("control"), *WINDOWS, run=RUN))
 
 
-def test_no_sink_gets_a_key_of_a_comparison() -> None:
+def test_no_sink_gets_a_key_of_a_comparison(tmp_path: Path) -> None:
     for report in WINDOWS:
         keys = [key for key in report.metrics() if COMPARES.search(key)]
         assert all(key.startswith("overlap/profiler_slowdown") for key in keys)  # of overlapped steps
         assert not [key for key in keys if "isolated" in key]
         assert {"overlap/e2e_overlapped_ms", "overlap/exposed_comm_ms", "overlap/control"} <= set(report.metrics())
+        file = tmp_path / "metrics.prom"
+        prometheus = PrometheusSink(file)
+        prometheus.open(RUN)
+        prometheus.log(report)
+        series = re.findall(r"^[a-z_]+(?:\{.*?\})?", file.read_text(), re.MULTILINE)
+        assert not [name for name in series if COMPARES.search(name.replace("profiler_slowdown", ""))]
     arm = msgspec.structs.replace(arm_window(0, power=True), control=True)
     assert {key.rpartition("prefetch_2_2_")[2] for key in arm.metrics() if key.startswith("arm/")} == {
         "valid", "equal_results",

@@ -207,6 +207,8 @@ def test_wandb_and_json_and_check_have_the_figures_of_the_headline(tmp_path: Pat
             assert metrics.get(f"overlap/{key}", value) == value
     limits = [f"{side}={name}=0.01" for name in figures for side in ("--max", "--min")] or ["--max=comm_ms=1"]
     answer = CliRunner().invoke(main, ["check", "--json", *limits, str(tmp_path)])
+    shown = json.loads(CliRunner().invoke(main, ["show", "--json", str(tmp_path)]).stdout)
+    assert (shown["verdict"], shown["state"], set(shown["figures"])) == (found.text, found.state, set(figures))
     if not figures:
         assert answer.exit_code == 3
         (row,) = json.loads(answer.stdout)["limits"]
@@ -217,7 +219,6 @@ def test_wandb_and_json_and_check_have_the_figures_of_the_headline(tmp_path: Pat
         return
     judged = json.loads(answer.stdout)
     assert judged["state"] == found.state
-    shown = json.loads(CliRunner().invoke(main, ["show", "--json", str(tmp_path)]).stdout)
     for row in judged["limits"]:
         figure = figures[row["figure"]]
         for numbers in (row["measured"], shown["figures"][row["figure"]]):
@@ -228,6 +229,19 @@ def test_wandb_and_json_and_check_have_the_figures_of_the_headline(tmp_path: Pat
     both = re.findall(r"([\d.]+) ms with it, ([\d.]+) ms without", found.text)[0]
     for label, ms in zip(("Overlapped", "Sequential"), both, strict=True):
         assert agrees(bars[label], ms)
+
+
+def test_without_a_window_every_answer_is_the_headline(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    found = run_headline(read(path).summary)
+    shown = json.loads(CliRunner().invoke(main, ["show", "--json", str(path)]).stdout)
+    assert (shown["verdict"], shown["state"], shown["figures"]) == (found.text, found.state, {})
+    terminal = CliRunner().invoke(main, ["show", str(path)]).stdout
+    assert " ".join(terminal.split()).startswith(found.sentence)
+    for options in ([], ["--json"]):
+        answer = CliRunner().invoke(main, ["check", *options, "--max-slowdown=0.9", str(path)])
+        assert answer.exit_code == 3
+        assert found.text in (json.loads(answer.stdout)["limits"][0]["doubt"] if options else answer.stderr)
 
 
 @pytest.mark.parametrize("name", RUNS)
