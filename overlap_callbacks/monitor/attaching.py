@@ -51,6 +51,7 @@ def close_others(monitor: Any, target: object) -> None:
         why = gone if before is None else f"it was attached to another {type(before).__name__}"
         monitor.say(f"an earlier monitor is closed: {why} [OC117]")
         _running.discard(other)
+        other._driver.replaced = True
         other.close(_CLOSE_TIMEOUT_S)
 
 

@@ -44,6 +44,7 @@ class StepDriver:
         self.ring = StepRing()
         self.last_step = -1  # number of the latest step; -1 before the first
         self.unused = ""  # what is wrong if no step ever begins; empty if that may be
+        self.replaced = False  # by another monitor, which says so
         self.open = False  # a step has begun and not ended
         self.on_close: list[Callable[[], None]] = []  # called once at the end: adapters remove their hooks
         self.window_runner: WindowRunner | TimingRunner
@@ -196,6 +197,19 @@ class StepDriver:
         self.window_runner.next_step = 0  # its step numbers are out of date
 
     # -- the end
+
+    def say_if_nothing_was_measured(self) -> None:
+        """Say so before the monitor is closed, and why."""
+        if not self.active or self.replaced:
+            return
+        if self.unused and self.last_step < 0:
+            self.notices.warn_on_first(f"nothing was measured: {self.unused} [OC101]")
+        elif not self.window_runner.num_opened and self.pinned_mode is None and self.last_step >= 0:
+            first = self.slot.config.schedule.first_step
+            self.notices.announce(
+                f"nothing was measured: the first window starts at step {first}, but the steps seen end at "
+                f"{self.last_step}; a window that starts before the first step seen is left out [OC102]"
+            )
 
     def close(self) -> bool:
         """Stop, and report what the open window has measured so far.

@@ -438,13 +438,7 @@ class OverlapMonitor(AdapterApi):
         """
         driver = self._driver
         was_active, num_windows = self.active, driver.window_runner.num_opened
-        if was_active and driver.unused and self.last_step < 0:
-            driver.notices.warn_on_first(f"nothing was measured: {driver.unused} [OC101]")
-        elif was_active and not num_windows and driver.pinned_mode is None and self.last_step >= 0:
-            driver.notices.announce(
-                f"nothing was measured: the first window starts at step {self.schedule.first_step}, but the steps seen "
-                f"end at {self.last_step}; a window that starts before the first step seen is left out [OC102]"
-            )
+        driver.say_if_nothing_was_measured()
         switched_back = driver.close()
         if self._finalizer.detach() is not None:
             limit_s = self.config.report_timeout_s + 5.0 if timeout_s is None else timeout_s

@@ -95,18 +95,29 @@ class ShortScreen:
     def _windows(self, options: ConsoleOptions) -> Iterator[RenderableType]:
         short = self._short
         if short.windows:
-            widths = [max(map(len, column)) for column in zip(*short.windows, strict=True)]
-            for row in short.windows:
-                cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-                name, *numbers, words = cells if any(row[2:-1]) else [*cells[:2], cells[-1]]
-                line = shortened(_plain("  ".join((name, *numbers, words.strip()))), options.max_width)
-                yield Text(line, no_wrap=True, overflow="ellipsis")
+            # Figures are not cut: in a narrow terminal columns are closer, and then words are left out.
+            for gap, left_out in (("  ", ""), (" ", ""), (" ", "a difference of ")):
+                lines = self._window_lines(gap, left_out)
+                if all(len(line) <= options.max_width for line, has_times in lines if has_times):
+                    break
+            for line, _ in lines:
+                yield Text(shortened(line, options.max_width), no_wrap=True, overflow="ellipsis")
         if short.saved:
             # The lowest has a bar too, so that no window looks as if it were missing.
             low, high = min(0.0, *short.saved), max(0.0, *short.saved)
             yield _Bars("saved", [(1 + 7 * (value - low) / ((high - low) or 1.0)) / 8 for value in short.saved])
         if short.odd:
             yield _text(short.odd)
+
+    def _window_lines(self, gap: str, left_out: str) -> list[tuple[str, bool]]:
+        """A line for each window, and whether it has step times."""
+        rows, lines = self._short.windows, []
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            cells, has_times = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)], any(row[2:-1])
+            shown = (*(cells[:-1] if has_times else cells[:2]), row[-1].replace(left_out, ""))
+            lines.append((_plain(gap.join(shown)), has_times))
+        return lines
 
 
 class _Drawing:

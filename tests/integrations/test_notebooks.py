@@ -86,6 +86,25 @@ def test_attach_closes_a_monitor_whose_optimizer_is_gone() -> None:
     assert first["reports"] == 1
 
 
+def attach_twice_without_a_step(rank: int) -> list[str]:
+    first, second = Training(rank), Training(rank)
+    with captured_log(logging.INFO) as lines:
+        attach(first.optimizer, sinks=[], every_n_steps=300)
+        attach(second.optimizer, sinks=[], every_n_steps=300)
+        for _ in range(3):
+            second.step()
+        attach(first.optimizer, sinks=[], every_n_steps=300)
+    overlap_callbacks.close()
+    return lines
+
+
+def test_a_monitor_that_is_replaced_takes_one_sentence_though_it_measured_nothing() -> None:
+    lines, other = run_ranks(attach_twice_without_a_step, 2)
+    assert other == []
+    assert ["OC117" in line for line in lines] == [False, True, False, True, False]
+    assert all("OC117" in line or "2 ranks; first window" in line for line in lines)
+
+
 def close_by_name(rank: int) -> dict[str, Any]:
     training, sink = Training(rank), KeptReports()
     attach(training.optimizer, sinks=[sink], **OPTIONS)  # its name is lost

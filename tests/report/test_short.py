@@ -18,6 +18,7 @@ from overlap_callbacks.report.terminal import ShortScreen, drawn
 from overlap_callbacks.report.views.runs import runs_document
 from overlap_callbacks.report.views.short import short_of
 from overlap_callbacks.sinks.wandb.cards import SoFar, step_card
+from tests.commands import invoke
 from tests.report.runs import window, write
 
 
@@ -210,3 +211,17 @@ def test_what_must_be_read_first_comes_first_and_no_name_steers_the_terminal(tmp
     assert said.startswith("Attention: A control run")
     assert "1 line of the record could not be read." in said
     assert "\x1b" not in said
+
+
+@pytest.mark.parametrize(("width", "first", "last"), [(100, "  ", "a difference of"), (80, " ", "(")])
+def test_no_figure_of_a_window_is_cut_in_a_narrow_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int, first: str, last: str
+) -> None:
+    unsure = msgspec.structs.replace(window(2), speedup_vs_sequential=Estimate(0.02, -0.1, 0.14, 16, 8))
+    folder = str(write(tmp_path, window(0), window(1), unsure))
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = [line for line in invoke("show", folder).stdout.splitlines() if line.startswith("window ")]
+    assert len(lines) == 3
+    assert all(len(line) <= width and line.endswith(")") and f"{first}saves 12.0% (11." in line for line in lines[:2])
+    assert lines[2].endswith("% would show)")
+    assert f"inconclusive {last if last == '(' else f'({last}'}" in lines[2]
