@@ -185,6 +185,11 @@ class StepDriver:
 
     def pin(self, mode: Mode | None) -> None:
         """Run all steps from the next one on in ``mode``; None goes back to the schedule."""
+        if isinstance(self.runner, PinnedRunner) and mode is not None and not self.runner.finished:
+            self.runner.pin(mode)
+            return
+        if mode is None and self.runner is self.window_runner:
+            return
         if self.runner is not self.window_runner or self.runner.in_window:
             self.runner.abandon("a mode was pinned by hand [OC313]", within_step=self.open)
         if mode is None:

@@ -403,8 +403,9 @@ class OverlapMonitor(AdapterApi):
     def force(self, mode: Mode | None) -> None:
         """Pin the mode of all steps from the next one on; no window opens meanwhile. None returns to the schedule.
 
-        All ranks must pin the same mode between the same steps. The first step after pinning sequential mode is
-        overlapped: it is recorded for the order check, which must pass first. ``mode`` is the mode of the open step.
+        All ranks must pin the same mode between the same steps. The first step for which sequential mode is pinned is
+        overlapped: it is recorded for the order check, which must pass first. Modes may then change at each step.
+        ``mode`` is the mode of the open step.
 
         Raises:
             TypeError: not a ``Mode`` or None.

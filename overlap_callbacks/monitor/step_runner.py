@@ -98,6 +98,10 @@ class PinnedRunner(StepRunner):
         self._granted: ExpectedSequence | None = None  # what the ruling allows to be serialised
         self._skipped = False  # the open step trains nothing
 
+    def pin(self, mode: Mode) -> None:
+        """From the next step on; the order that was checked stays so."""
+        self.mode, self.next_step = mode, 0
+
     def begin(self, step: int) -> None:
         self.in_step = False
         if self.mode is Mode.OVERLAPPED:

@@ -57,6 +57,32 @@ def test_a_forced_mode_begins_after_the_step_under_way_and_the_recorded_one_and_
         assert after == [ov] * 3
 
 
+def _force_at_each_step(rank: int, folder: str, modes: list[Mode | None]) -> tuple[list[Mode], int]:
+    model, optimizer = model_and_optimizer()
+    seen = []
+    with attach(optimizer, first_step=3, every_n_steps=100, run_dir=folder, strict=True) as monitor:
+        for mode in modes:
+            monitor.force(mode)
+            model(torch.ones(2, 16)).sum().backward()
+            seen.append(monitor.mode)
+            optimizer.step()
+    return seen, len(record.read(folder).windows) if rank == 0 else 0
+
+
+def test_modes_that_are_forced_at_each_step_are_those_of_the_next_step(tmp_path: Path) -> None:
+    ov, seq = Mode.OVERLAPPED, Mode.SEQUENTIAL
+    # Of the first step nothing is known yet: the next one is recorded.
+    toggled = run_ranks(_force_at_each_step, 2, str(tmp_path / "toggled"), [seq, seq, seq, ov, seq, ov, seq, ov, ov])
+    kept = run_ranks(_force_at_each_step, 2, str(tmp_path / "kept"), [seq] * 6)
+    for rank in range(2):
+        assert toggled[rank][0] == [ov, ov, seq, seq, ov, seq, ov, seq, ov]
+        assert kept[rank][0] == [ov, ov, seq, seq, seq, seq]
+    # None where nothing is pinned cuts no window short.
+    plain = run_ranks(_force_at_each_step, 2, str(tmp_path / "plain"), [None] * 100)
+    assert plain[0][0].count(seq) > 8
+    assert plain[0][1] == 1
+
+
 def _evaluate_between_steps(rank: int, folder: str) -> None:
     model, optimizer = model_and_optimizer()
     options: dict[str, Any] = {

@@ -35,6 +35,16 @@ def test_the_first_step_is_recorded_and_those_after_its_ruling_are_sequential() 
     assert bench.checker.keys == ["pinned1"]
 
 
+def test_modes_that_change_at_each_step_are_checked_once() -> None:
+    bench = Bench(GRANTED)
+    runner = pinned(bench)
+    for step in range(8):
+        runner.pin(SEQ if step % 2 == 0 else OV)
+        run(runner, step)
+    assert bench.gate.modes == [OV, SEQ, SEQ, SEQ]  # those in between do not need the gate
+    assert bench.checker.keys == ["pinned1"]
+
+
 def test_tensors_on_a_device_that_cannot_be_timed_end_measuring() -> None:
     bench = Bench()
     bench.gate.log = dataclasses.replace(EMPTY_LOG, unsupported_device="npu")
