@@ -52,7 +52,7 @@ NOTHING_OVERLAPS, ONE_WINDOW, INVALID = "nothing overlaps", "one window", "inval
 UNFINISHED, NOT_MEASURED = "unfinished", "not measured"
 OF_CONTROL = "control"
 
-_MORE_WINDOWS = "More windows narrow it: let the job run longer, or start it with OVERLAP_CALLBACKS=quick."
+_MORE_WINDOWS = "More windows narrow the intervals: let the job run longer, or start it with OVERLAP_CALLBACKS=quick."
 _LET_IT_END = "Let the job run on until a window ends."
 _READ_NOTES = "Look up the notes in docs/troubleshooting.md."
 _PROFILE = "Set profiled_steps to 4."

@@ -231,6 +231,16 @@ def test_wandb_and_json_and_check_have_the_figures_of_the_headline(tmp_path: Pat
         assert agrees(bars[label], ms)
 
 
+def test_an_inconclusive_run_says_how_it_becomes_conclusive(tmp_path: Path, running: bool) -> None:
+    for name in ("inconclusive", "clear"):
+        record = recorded(tmp_path / name, name, running)
+        found = run_headline(record.summary)
+        assert found.what_to_do.startswith("More windows narrow the intervals: ") is (name == "inconclusive")
+        console = Console(width=100, file=io.StringIO(), record=True)
+        console.print(ShortScreen(short_of(record), ""))
+        assert ("OVERLAP_CALLBACKS=quick" in console.export_text()) is (name == "inconclusive")
+
+
 def test_without_a_window_every_answer_is_the_headline(tmp_path: Path) -> None:
     path = write(tmp_path)
     found = run_headline(read(path).summary)

@@ -16,6 +16,7 @@ from overlap_callbacks.analysis.results.window import TimedBlock
 from overlap_callbacks.monitor.schedule import Schedule
 from overlap_callbacks.report import page, write_page
 from overlap_callbacks.report.record import Record, read
+from overlap_callbacks.report.views.comparison import head_lines
 from tests.report.html.test_page import charts_of, text_of
 from tests.report.runs import OSSO, OV, run_info, window, write
 from tests.report.scaling_runs import write_sized
@@ -83,6 +84,17 @@ def test_the_head_says_which_run_is_faster_and_then_of_each_whether_overlap_is_w
         assert re.match(rf"{name} \d\d\.\d% of communication is hidden; exposed communication takes ", card)
         assert re.search(rf" Overlap saves .* without \({percent}\.\d%, [\d.]+ to [\d.]+\)\. Compute slowdown: ", card)
         assert "To try first: Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth: up to " in card
+
+
+def test_what_differs_between_the_runs_is_not_advised_again(tmp_path: Path) -> None:
+    records = [run(tmp_path, "small", 412.0, configuration=MODEL), run(tmp_path, "large", 381.0, configuration=BUCKETS)]
+    found = records[1].bottleneck()
+    assert found is not None
+    first, *others = found.advice
+    tried = found._replace(advice=(first._replace(topic="buckets", what="Raise the bucket size."), *others))
+    records[1].bottleneck = lambda: tried  # type: ignore[method-assign]
+    (line,) = [line for line in head_lines(["small", "large"], records) if line.startswith("To try first")]
+    assert line == f"To try first: go on with large.{f' Then: {others[0].what}' if others else ''}"
 
 
 def test_each_run_has_its_own_advice_where_they_differ(tmp_path: Path) -> None:
