@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor
@@ -27,14 +27,23 @@ from tests.gpu.machine import ON_CPU, backend, take_device
 from tests.simulated_gpu.parameters import ON_SIMULATED_GPU
 
 KINDS = ("ddp", "fsdp2", "zero2", "zero3", "megatron")
-_PACKAGES = {"zero2": "deepspeed", "zero3": "deepspeed", "megatron": "megatron.core"}
+_PACKAGES = {"zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed", "megatron": "megatron.core"}
 
 # Much to compute for each weight: two ranks on one GPU talk by sockets.
 WIDTH, LAYERS, BATCH = (64, 8, 16) if ON_CPU else (1024, 8, 32_768)
 BUCKET_MIB = 0.03 if ON_CPU else 8  # of gradients: two layers'
 BUCKET_NUMBERS = int(BUCKET_MIB * 2**20 / 4)
-# Of Megatron's model: width, sequence, samples, vocabulary.
-HIDDEN, SEQUENCE, SAMPLES, VOCABULARY = (32, 160, 2, 128) if ON_CPU else (512, 512, 16, 8192)
+# Of Megatron's model: width, sequence, samples, vocabulary, layers, and parameters of a bucket of gradients.
+HIDDEN, SEQUENCE, SAMPLES, VOCABULARY, BLOCKS = (32, 160, 2, 128, 4) if ON_CPU else (512, 512, 16, 8192, 4)
+MEGATRON_BUCKET = 5_000 if ON_CPU else 4_000_000
+# All of these where the simulated GPU computes, which the host does for it.
+_TINY = {"WIDTH": 32, "LAYERS": 4, "BATCH": 8, "BUCKET_MIB": 0.006, "BUCKET_NUMBERS": 1500}
+_TINY |= {"HIDDEN": 32, "SEQUENCE": 16, "SAMPLES": 2, "VOCABULARY": 64, "BLOCKS": 2, "MEGATRON_BUCKET": 5_000}
+
+
+def make_tiny() -> None:
+    """Let the jobs of this process be as small as can be."""
+    globals().update(_TINY)
 
 
 def need(kind: str) -> None:
@@ -63,12 +72,13 @@ class Job:
 
     Attributes:
         model: whose parameters are trained.
+        losses: of each step, where this rank has one.
     """
 
     model: nn.Module
 
     def __init__(self) -> None:
-        self._losses: list[torch.Tensor] = []
+        self.losses: list[torch.Tensor] = []
 
     def forward_backward(self) -> None:
         raise NotImplementedError
@@ -79,10 +89,14 @@ class Job:
     def attach(self, **options: Any) -> OverlapMonitor:
         raise NotImplementedError
 
+    def weights(self) -> list[torch.Tensor]:
+        """This rank's part."""
+        return [_own_part(parameter) for parameter in self.model.parameters()]
+
     def digest(self) -> str:
         """Equal for bit-identical weights and losses of this rank."""
         found = hashlib.sha256()
-        for tensor in (*self._losses, *map(_own_part, self.model.parameters())):
+        for tensor in (*self.losses, *self.weights()):
             found.update(tensor.detach().float().contiguous().cpu().numpy().tobytes())
         return found.hexdigest()
 
@@ -100,7 +114,7 @@ def _layers() -> nn.Sequential:
     return nn.Sequential(*[layer for _ in range(LAYERS) for layer in (nn.Linear(WIDTH, WIDTH), nn.GELU())])
 
 
-def _batch(rank: int, device: torch.device, rows: int = BATCH) -> torch.Tensor:
+def _batch(rank: int, device: torch.device, rows: int) -> torch.Tensor:
     return torch.randn(rows, WIDTH, device=device, generator=torch.Generator(device).manual_seed(rank))
 
 
@@ -113,16 +127,16 @@ class TorchJob(Job):
         rows: of a batch.
     """
 
-    def __init__(self, rank: int, device: torch.device, model: nn.Module, rows: int = BATCH) -> None:
+    def __init__(self, rank: int, device: torch.device, model: nn.Module, rows: int | None = None) -> None:
         super().__init__()
         self.model = model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        self._data = _batch(rank, device, rows)
+        self._data = _batch(rank, device, rows or BATCH)
 
     def forward_backward(self) -> None:
         loss = self.model(self._data).square().mean()
         loss.backward()
-        self._losses.append(loss.detach())
+        self.losses.append(loss.detach())
 
     def update(self) -> None:
         self.optimizer.step()
@@ -171,11 +185,19 @@ class _GraphedStep(TorchJob):
 
     def forward_backward(self) -> None:
         self._graph.replay()
-        self._losses.append(self._loss.clone())
-        dist.all_reduce(self._losses[-1])
+        self.losses.append(self._loss.clone())
+        dist.all_reduce(self.losses[-1])
 
     def update(self) -> None:
         self.optimizer.step()
+
+
+def _fsdp1(rank: int, device: torch.device) -> Job:
+    def wrapped(module: nn.Module) -> nn.Module:
+        return FullyShardedDataParallel(module, device_id=device)
+
+    layers = [wrapped(layer) if isinstance(layer, nn.Linear) else layer for layer in _layers()]
+    return TorchJob(rank, device, wrapped(nn.Sequential(*layers)))
 
 
 def _fsdp2(rank: int, device: torch.device) -> Job:
@@ -205,7 +227,7 @@ def _tensor_parallel(rank: int, device: torch.device) -> Job:
     linear = [name for name, layer in model.named_children() if isinstance(layer, nn.Linear)]
     plan = {name: RowwiseParallel() if at % 2 else ColwiseParallel() for at, name in enumerate(linear)}
     # All ranks have the same batch. Activations are what they send, so it is small.
-    return TorchJob(0, device, parallelize_module(model, mesh, plan), rows=1024)
+    return TorchJob(0, device, parallelize_module(model, mesh, plan), rows=min(BATCH, 1024))
 
 
 class _Pipeline(TorchJob):
@@ -214,14 +236,16 @@ class _Pipeline(TorchJob):
     def __init__(self, rank: int, device: torch.device) -> None:
         from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
-        super().__init__(rank, device, _layers().to(device), rows=1024)
+        super().__init__(rank, device, _layers().to(device), rows=min(BATCH, 1024))
         self._first, self._last = rank == 0, rank == dist.get_world_size() - 1
         stage = PipelineStage(self.model, rank, dist.get_world_size(), device)
         self._schedule = Schedule1F1B(stage, 4, loss_fn=nn.functional.mse_loss)
 
     def forward_backward(self) -> None:
-        inputs, target = [self._data] if self._first else [], {"target": self._data} if self._last else {}
-        self._schedule.step(*inputs, **target)
+        inputs: list[torch.Tensor] = [self._data] if self._first else []
+        losses: list[torch.Tensor] = []
+        self._schedule.step(*inputs, **({"target": self._data, "losses": losses} if self._last else {}))
+        self.losses += [loss.detach() for loss in losses]
 
     def attach(self, **options: Any) -> OverlapMonitor:
         return super().attach(pipeline=self._schedule, **options)
@@ -244,12 +268,12 @@ class _DeepSpeed(Job):
         model = _layers()
         self.engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)
         self.model = self.engine.module
-        self._data = _batch(rank, device)
+        self._data = _batch(rank, device, BATCH)
 
     def forward_backward(self) -> None:
         loss = self.engine(self._data).square().mean()
         self.engine.backward(loss)
-        self._losses.append(loss.detach())
+        self.losses.append(loss.detach())
 
     def update(self) -> None:
         self.engine.step()
@@ -284,9 +308,14 @@ def _shim_megatron() -> None:
 
 
 class _Megatron(Job):
-    """Data parallel with the distributed optimizer, gradients and weights both overlapped; or a pipeline of stages."""
+    """Data parallel with the distributed optimizer, gradients and weights both overlapped; or split in another way.
 
-    def __init__(self, rank: int, device: torch.device, stages: int = 1, micro_batches: int = 1) -> None:
+    Args:
+        rank, device: of this process.
+        stages, tensor, experts: ranks of pipeline, tensor and expert parallelism.
+    """
+
+    def __init__(self, rank: int, device: torch.device, stages: int = 1, tensor: int = 1, experts: int = 1) -> None:
         super().__init__()
         if ON_CPU:
             _shim_megatron()
@@ -305,19 +334,23 @@ class _Megatron(Job):
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.transformer.transformer_config import TransformerConfig
 
-        parallel_state.initialize_model_parallel(pipeline_model_parallel_size=stages)
+        parallel_state.initialize_model_parallel(tensor, stages, expert_model_parallel_size=experts)
         if not ON_CPU:
             tensor_parallel.model_parallel_cuda_manual_seed(0)
+        of_experts: dict[str, Any] = {"num_moe_experts": 4, "moe_token_dispatcher_type": "alltoall"}
+        of_experts |= {"add_bias_linear": False, "expert_model_parallel_size": experts}
         config = TransformerConfig(
-            num_layers=4,
+            **(of_experts if experts > 1 else {}),
+            num_layers=max(BLOCKS, stages),
             hidden_size=HIDDEN,
             num_attention_heads=4,
+            tensor_model_parallel_size=tensor,
             pipeline_model_parallel_size=stages,
             pipeline_dtype=torch.float32,
             use_cpu_initialization=ON_CPU,
             hidden_dropout=0.0,
             attention_dropout=0.0,
-            deterministic_mode=not ON_CPU,
+            deterministic_mode=not (ON_CPU or ON_SIMULATED_GPU),
             gradient_accumulation_fusion=False,  # these need Apex or Transformer Engine
             masked_softmax_fusion=False,
             bias_dropout_fusion=False,
@@ -325,18 +358,18 @@ class _Megatron(Job):
         )
         gpt = GPTModel(
             config,
-            get_gpt_layer_local_spec(),
+            get_gpt_layer_local_spec(num_experts=4 if experts > 1 else None, moe_grouped_gemm=False),
             vocab_size=VOCABULARY,
             max_sequence_length=SEQUENCE,
             pre_process=parallel_state.is_pipeline_first_stage(),
             post_process=parallel_state.is_pipeline_last_stage(),
         ).to(device)
-        distributed = dist.get_world_size() > stages
+        self._distributed = distributed = dist.get_world_size() > stages * tensor
         overlapping = DistributedDataParallelConfig(
             overlap_grad_reduce=distributed,
             overlap_param_gather=distributed,
             use_distributed_optimizer=distributed,
-            bucket_size=5_000 if ON_CPU else 4_000_000,
+            bucket_size=MEGATRON_BUCKET,
         )
         self.model = self.chunk = DistributedDataParallel(config, overlapping, gpt)
         self.chunk.broadcast_params()
@@ -350,10 +383,10 @@ class _Megatron(Job):
         config.grad_scale_func = self.optimizer.scale_loss
         config.finalize_model_grads_func = finalize_model_grads
         self._schedule = get_forward_backward_func()
-        self._micro_batches = micro_batches
+        self._micro_batches = 4 if stages > 1 else 1
         self._mask = torch.ones(1, 1, SEQUENCE, SEQUENCE, dtype=torch.bool, device=device).triu(1)
         self._positions = torch.arange(SEQUENCE, device=device).expand(SAMPLES, -1)
-        draw = torch.Generator(device).manual_seed(rank)
+        draw = torch.Generator(device).manual_seed(parallel_state.get_data_parallel_rank())
         self._tokens = torch.randint(VOCABULARY, (SAMPLES, SEQUENCE), generator=draw, device=device)
 
     def forward_backward(self) -> None:
@@ -368,7 +401,7 @@ class _Megatron(Job):
             micro_batch_size=SAMPLES,
             forward_only=False,
         )
-        self._losses += [loss["loss"] for loss in losses]
+        self.losses += [loss["loss"] for loss in losses]
 
     def _forward(self, _: Any, model: Any) -> Any:
         def mean(losses: torch.Tensor) -> Any:
@@ -385,9 +418,10 @@ class _Megatron(Job):
 
         return attach([self.chunk], self.optimizer, **options)
 
-    def digest(self) -> str:
-        self.chunk.start_param_sync(force_sync=True)  # the last step's update
-        return super().digest()
+    def weights(self) -> list[torch.Tensor]:
+        if self._distributed:
+            self.chunk.start_param_sync(force_sync=True)  # the last step's update
+        return super().weights()
 
     def close(self) -> None:
         from megatron.core import parallel_state
@@ -399,12 +433,16 @@ MAKERS: dict[str, Callable[[int, torch.device], Job]] = {
     "ddp": _ddp,
     "ddp of graphed layers": _graphed_layers,
     "ddp in a graph": _GraphedStep,
+    "fsdp1": _fsdp1,
     "fsdp2": _fsdp2,
     "hsdp": _hsdp,
     "tensor": _tensor_parallel,
     "pipeline": _Pipeline,
+    "zero1": lambda rank, device: _DeepSpeed(rank, device, 1),
     "zero2": lambda rank, device: _DeepSpeed(rank, device, 2),
     "zero3": lambda rank, device: _DeepSpeed(rank, device, 3),
     "megatron": _Megatron,
-    "megatron pipeline": lambda rank, device: _Megatron(rank, device, stages=2, micro_batches=4),
+    "megatron tensor": lambda rank, device: _Megatron(rank, device, tensor=2),
+    "megatron pipeline": lambda rank, device: _Megatron(rank, device, stages=2),
+    "megatron experts": lambda rank, device: _Megatron(rank, device, experts=2),
 }

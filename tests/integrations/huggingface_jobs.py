@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from tests.toggling import TOGGLING_STEPS
@@ -71,7 +72,8 @@ class Sentences(torch.utils.data.IterableDataset):
 
 def join(rank: int) -> None:
     """The variables that torchrun gives its processes; the process group exists already."""
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(dist.get_world_size()))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="1")
 
 
 def trainer(rank: int, folder: str | Path, *callbacks: Any, data: Any = None, **options: Any) -> Any:
@@ -143,7 +145,7 @@ def digest(module: nn.Module) -> str:
     found = hashlib.sha256()
     for parameter in module.parameters():
         local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        found.update(local.detach().contiguous().float().numpy().tobytes())
+        found.update(local.detach().contiguous().float().cpu().numpy().tobytes())
     return found.hexdigest()
 
 

@@ -1,0 +1,58 @@
+"""Every framework, with the library absent, attached, toggling, forced and with each arm: nothing of training changes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.simulated_gpu import matrix
+from tests.simulated_gpu.matrix import FRAMEWORKS, NOT_RUN, RANKS, WAYS, Table
+
+RANKS_LOAD = ("lightning.pytorch", "transformers.trainer", "deepspeed")
+
+# In the run for each change; the rest is left to the night.
+EACH_CHANGE = (("DDP", 2), ("ZeRO-2", 2))
+JOBS = [(name, ranks) for name in FRAMEWORKS for ranks in RANKS if (name, ranks) not in NOT_RUN]
+
+
+@pytest.fixture(scope="module")
+def table() -> Iterator[Table]:
+    """``OVERLAP_MATRIX=1`` writes what came of these jobs into ``matrix.md``."""
+    found = Table.read()
+    yield found
+    if os.environ.get("OVERLAP_MATRIX"):
+        found.write()
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [pytest.param(*job, marks=[] if job in EACH_CHANGE else [pytest.mark.nightly]) for job in JOBS],
+)
+def test_numbers_are_the_same_sequential_steps_do_not_overlap_and_figures_equal_the_log(
+    name: str, ranks: int, tmp_path: Path, table: Table
+) -> None:
+    began = time.monotonic()
+    found = matrix.run(name, ranks, list(WAYS), tmp_path)
+    checked = matrix.check(name, ranks, list(WAYS), found, tmp_path)
+    table.add(name, ranks, checked, time.monotonic() - began)
+    assert {way: one.problems for way, one in checked.items() if one.problems} == {}
+
+
+def test_the_table_has_every_job_and_each_way_that_it_was_trained_in() -> None:
+    table = Table.read()
+    assert sorted(table.rows) == sorted(JOBS)
+    for (name, _), row in table.rows.items():
+        assert len(row) == len(WAYS) + 1
+        for way, cell in zip(WAYS, row, strict=False):
+            assert (cell == Table.REFUSED) == ((name, way) in matrix.REFUSED), (name, way)
+            assert cell.startswith((Table.SAME, Table.REFUSED)), (name, way)
+    assert table.text() == Table.FILE.read_text()
+
+
+def test_the_tables_of_what_cannot_be_name_what_there_is() -> None:
+    assert {(name, way) for name, way in matrix.REFUSED} <= {(name, way) for name in FRAMEWORKS for way in WAYS}
+    assert set(NOT_RUN) <= {(name, ranks) for name in FRAMEWORKS for ranks in RANKS}
