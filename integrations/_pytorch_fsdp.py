@@ -24,6 +24,7 @@ from .base import check_version, missing_of, torch_lacks
 # Attributes that hold communication streams.
 FSDP1_STREAMS = ("_unshard_stream", "_pre_unshard_stream", "_post_backward_stream", "_all_reduce_stream")
 FSDP2_STREAMS = ("all_gather_copy_in_stream", "all_gather_stream", "reduce_scatter_stream", "all_reduce_stream")
+_COPY_STREAM = "all_gather_copy_in_stream"
 # Attributes of FSDP2's state with the modules to prefetch.
 _PREFETCH = ("_states_to_forward_prefetch", "_states_to_backward_prefetch")
 
@@ -67,6 +68,26 @@ class FsdpStreams(OverlapSwitch):
             if own != compute:
                 own.wait_stream(compute)
             setattr(holder, name, own)
+
+
+class CopyStreams:
+    """The streams on which FSDP copies into its all-gathers: they compute, and issue none.
+
+    FSDP creates them when the model first runs, so they are looked up each time.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = [module for module in modules if isinstance(module, (FSDPModule, FullyShardedDataParallel))]
+
+    def __iter__(self) -> Iterator[Any]:
+        found = {}
+        for module in self._modules:
+            state = getattr(module, "_get_fsdp_state", lambda: None)()
+            for holder, name in ((module, "_pre_unshard_stream"), (getattr(state, "_comm_ctx", None), _COPY_STREAM)):
+                stream = getattr(holder, name, None)
+                if stream is not None:
+                    found[id(stream)] = stream
+        return iter(found.values())
 
 
 def _holders(modules: Iterable[nn.Module]) -> Iterator[tuple[Any, Any, tuple[str, ...]]]:

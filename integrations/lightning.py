@@ -16,7 +16,7 @@ from overlap_callbacks.sinks import FunctionSink, JsonlSink
 from . import _configuration
 from ._options import Options
 from .base import TrainerParts, build_monitor, check_version, expect_dtensors, flush_sinks, full_precision, missing_of
-from .pytorch import arms_of
+from .pytorch import tell_models
 
 if TYPE_CHECKING:
     import lightning.pytorch as pl
@@ -78,7 +78,7 @@ class OverlapCallback(TrainerParts, pl.Callback):
             self.monitor.name_groups(_dimensions(trainer.strategy))
             expect_dtensors(self.monitor, pl_module.parameters())
             _configuration.tell(self.monitor, lambda: _facts(trainer, pl_module))
-            self.monitor.offer_switches(arms_of([trainer.strategy.model] if trainer.strategy.model else []))
+            tell_models(self.monitor, [trainer.strategy.model] if trainer.strategy.model else [])
         # With several optimizers global_step counts every optimizer's steps. So steps are counted here, and the count
         # is kept in checkpoints.
         self._step = trainer.global_step if self._resumed_step is None else self._resumed_step

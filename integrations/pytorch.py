@@ -126,7 +126,7 @@ def attach(
     expect_dtensors(monitor, (parameter for group in optimizer.param_groups for parameter in group["params"]))
     if switch is not None:
         monitor.use_native(switch)
-    monitor.offer_switches(arms_of(models))
+    tell_models(monitor, models)
     if repeat_step is not None:
         monitor.offer_repetition(PlainStep(repeat_step, models, optimizer, pipeline))
     if pipeline is not None:
@@ -139,7 +139,13 @@ def attach(
     return monitor
 
 
-def arms_of(models: Sequence[nn.Module]) -> Offers:
+def tell_models(monitor: OverlapMonitor, models: Sequence[nn.Module]) -> None:
+    """Offer the switches of these models' DDP and FSDP, and name FSDP's streams that only compute."""
+    monitor.offer_switches(_arms_of(models))
+    monitor.name_computing_streams(_pytorch_fsdp.CopyStreams(_modules(models)))
+
+
+def _arms_of(models: Sequence[nn.Module]) -> Offers:
     """The switches that DDP and FSDP offer to arms."""
     if not models:
         return {}  # each arm then reports what it needs

@@ -35,7 +35,7 @@ from .base import (
     precision_of,
     switched_off,
 )
-from .pytorch import arms_of, attach
+from .pytorch import attach, tell_models
 
 try:
     import accelerate
@@ -103,7 +103,7 @@ class OverlapCallback(TrainerParts, transformers.TrainerCallback):
             self.monitor.name_groups(dimensions_of(objects["model"].parameters()) | _deepspeed_dimensions(args))
             expect_dtensors(self.monitor, objects["model"].parameters())
             _configuration.tell(self.monitor, lambda: _facts(args, objects["model"]))
-            self.monitor.offer_switches(arms_of([objects["model"]]))
+            tell_models(self.monitor, [objects["model"]])
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self._pause.close()

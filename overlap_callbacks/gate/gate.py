@@ -15,8 +15,9 @@ The kernels of ``dispatcher.py`` call it before and after each collective of a m
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, TypeVar
@@ -60,7 +61,7 @@ class Gate:
         stuck: the serialised collective that did not finish in time; None if there is none.
         last_error: an error of the gate's own; None if there was none.
         dimensions: dimension of parallelism of groups named by the user or adapter, by group name.
-        side_streams: streams that compute and never issue a collective, named by an adapter.
+        side_streams: streams that compute and never issue a collective, as adapters name them.
         micro_batches: of the open step so far; 0 if no adapter counts them.
         nested: whether operators of the job (on DTensors, say) issue collectives; the first window finds out.
     """
@@ -70,7 +71,7 @@ class Gate:
         self.last_error: Exception | None = None
         self.patience_s = patience_s
         self.dimensions: dict[str, str] = {}
-        self.side_streams: list[device.Stream] = []
+        self.side_streams: list[Iterable[device.Stream]] = []
         self.nested = False
         self._recorder = StepRecorder(capacity)
         self._groups: dict[dist.ProcessGroup, Group] = {}
@@ -167,7 +168,8 @@ class Gate:
         dispatcher.install()  # torch.compile may have come into use since the last step
         self._reset_step(expected or ExpectedSequence())
         self._accelerator = device.accelerator()
-        self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream, self.side_streams)
+        others = itertools.chain.from_iterable(self.side_streams)
+        self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream, others)
         self._watching, self._suspended = watch, False
         self._step_thread = get_ident()
         self._numbers = SequenceNumbers()

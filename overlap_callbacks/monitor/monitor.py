@@ -70,8 +70,11 @@ class AdapterApi:
         self._driver.gate.dimensions.update(dimensions)
 
     def name_computing_streams(self, streams: Iterable[Stream]) -> None:
-        """Register streams that compute but issue no collectives. Sequential steps order them with the others."""
-        self._driver.gate.side_streams.extend(streams)
+        """Register streams that compute but issue no collectives. Sequential steps order them with the others.
+
+        ``streams`` is iterated in each measured step: some frameworks create theirs when the model first runs.
+        """
+        self._driver.gate.side_streams.append(streams)
 
     def tell_configuration(self, facts: Mapping[str, object]) -> None:
         """Add facts of the job's configuration to the record, before the first window. Long ones are cut."""

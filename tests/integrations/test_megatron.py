@@ -372,7 +372,7 @@ def test_a_sequential_step_orders_the_stream_of_shared_experts_with_a_batch_of_s
     gate.end_step()
     monitor.close()
     assert gate.last_error is None, repr(gate.last_error)
-    assert gate.side_streams == [experts]
+    assert gate.side_streams == [[experts]]
     assert cuda.is_before(before, posted[0])
     assert cuda.is_before(posted[0], after)
 

@@ -266,6 +266,25 @@ def test_a_schedule_without_an_order_is_accepted_only_if_it_waits_for_each_batch
         pipelining.check_order(of_its_own)
 
 
+def _computing_streams(rank: int, make: Callable[..., Job], holder: Callable[[Any], Any], name: str) -> list[Any]:
+    """How many streams that only compute are known before the first step, and whether FSDP's is the one after it."""
+    training = Training(rank, make)
+    with training.attach() as monitor:
+        (streams,) = monitor._driver.gate.side_streams
+        before = len([*streams])
+        training.step()
+        return [before, [stream is getattr(holder(training.job.models[0]), name) for stream in streams]]
+
+
+def _state_of_fsdp2(model: Any) -> Any:
+    return model._get_fsdp_state()._comm_ctx
+
+
+def test_the_stream_on_which_fsdp2_copies_is_ordered_once_it_is_there() -> None:
+    found = run_ranks(_computing_streams, 2, jobs.fsdp2, _state_of_fsdp2, "all_gather_copy_in_stream")
+    assert found == [[0, [True]]] * 2
+
+
 # -- nothing is left behind
 
 

@@ -55,7 +55,8 @@ class Case:
         if self.host_ahead:
             names |= {"1 + speedup_vs_sequential", "e2e_ideal_ms", "e2e_sequential_model_ms", "1 + gap_to_ideal"}
         if "pipeline" in self.kind:
-            stages = {f"pipeline/stage_{stage}_bubble_fraction" for stage in range(self.ranks)}
+            number = 2 if "megatron" in self.kind else self.ranks
+            stages = {f"pipeline/stage_{stage}_bubble_fraction" for stage in range(number)}
             return names | stages | {"bubble_ms", "p2p_ms"}
         if self.kind == "ddp":
             names |= {"comm/allreduce_busbw_gb_s", "1 + slowdown of all_reduce during gemm"}
@@ -298,9 +299,12 @@ def compare(window: OverlapReport, truths: Sequence[Sequence[StepTruth]], case: 
 
 
 def _stages(window: OverlapReport, o: Steps) -> Iterator[Compared]:
-    """The bubble of each stage of a pipeline, as a share of its step."""
-    for stage in () if window.pipeline is None else window.pipeline.stages:
-        true = o.bubbles_ms()[stage.stage] / o.spans_ms[stage.stage]
+    """The bubble of each stage of a pipeline, as a share of its step. Ranks of a stage follow each other."""
+    stages = () if window.pipeline is None else window.pipeline.stages
+    shares = [bubble / span for bubble, span in zip(o.bubbles_ms(), o.spans_ms, strict=True)]
+    for stage in stages:
+        ranks = len(shares) // len(stages)
+        true = statistics.fmean(shares[stage.stage * ranks : (stage.stage + 1) * ranks])
         yield Compared(f"pipeline/stage_{stage.stage}_bubble_fraction", stage.fraction, true)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import csv
 import itertools
 from collections.abc import Iterable, Sequence
@@ -230,10 +231,8 @@ class DeviceLog:
 
     def steps(self, begun: Sequence[int]) -> list[StepTruth]:
         """The steps between these moments of the host; each has the tasks that were enqueued in it."""
-        return [
-            StepTruth(tuple(task for task in self.tasks if start <= task.enqueued < end))
-            for start, end in itertools.pairwise(begun)
-        ]
+        places = [bisect.bisect_left(self.tasks, moment, key=lambda task: task.enqueued) for moment in begun]
+        return [StepTruth(tuple(self.tasks[first:last])) for first, last in itertools.pairwise(places)]
 
 
 def _spans(tasks: Iterable[Task]) -> list[Interval]:

@@ -35,6 +35,7 @@ Work softmax(const Launch& launch);
 Work norm(const Launch& launch);
 Work loss(const Launch& launch);
 Work rows(const Launch& launch);
+Work indexing(const Launch& launch);
 Work placement(const Launch& launch);
 Work many_tensors(const Launch& launch);
 Work random_numbers(const Launch& launch);

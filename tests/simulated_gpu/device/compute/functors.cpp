@@ -106,6 +106,8 @@ const std::map<std::string, double (*)(double, double)>& plain_pairs() {
       {"silu_backward_kernel",
        [](double a, double x) { return a * sigmoid(x) * (1 + x * (1 - sigmoid(x))); }},
       {"mse_kernel_cuda", [](double a, double b) { return (a - b) * (a - b); }},
+      {"logical_and_kernel_cuda", [](double a, double b) { return double(a != 0 && b != 0); }},
+      {"logical_or_kernel_cuda", [](double a, double b) { return double(a != 0 || b != 0); }},
       {"pow_tensor_tensor_kernel", [](double a, double b) { return std::pow(a, b); }},
       {"logical_and_kernel_cuda", [](double a, double b) { return double(a != 0 && b != 0); }},
       {"logical_or_kernel_cuda", [](double a, double b) { return double(a != 0 || b != 0); }},

@@ -173,6 +173,40 @@ Work range(const Launch& launch) {
   };
 }
 
+// torch.roll: source, result, how many, the dimension, from where on it is read, its size and its stride.
+Work roll(const Launch& launch) {
+  auto type = type_named(launch.parts.arguments[0]);
+  if (!type) return {};
+  char *from = launch.address(0), *to = launch.address(1);
+  int64_t count = launch.argument<int64_t>(2), start = launch.argument<int64_t>(4);
+  int64_t size = launch.argument<int64_t>(5), stride = launch.argument<int64_t>(6);
+  return [=](Writes& writes) {
+    auto width = static_cast<int64_t>(width_of(*type));
+    for (int64_t i = 0; i < count; i++) {
+      int64_t place = i / stride % size, source = i + ((place + start) % size - place) * stride;
+      writes.put(to + i * width, from + source * width, width);
+    }
+  };
+}
+
+// torch.cumsum along the last dimension: result, source, rows and the size of one.
+Work running_sum(const Launch& launch) {
+  auto type = type_named(launch.parts.arguments[0]);
+  if (!type || launch.parts.arguments[1].find("plus<") == std::string::npos) return {};
+  char *to = launch.address(0), *from = launch.address(1);
+  int64_t rows = launch.argument<uint32_t>(2), size = launch.argument<uint32_t>(3);
+  return [=](Writes& writes) {
+    auto width = static_cast<int64_t>(width_of(*type));
+    for (int64_t row = 0; row < rows; row++) {
+      double sum = 0;
+      for (int64_t i = row * size; i < (row + 1) * size; i++) {
+        sum += load(*type, from + i * width);
+        writes.put(to + i * width, *type, sum);
+      }
+    }
+  };
+}
+
 }  // namespace
 
 Work placement(const Launch& launch) {
@@ -181,6 +215,8 @@ Work placement(const Launch& launch) {
   if (base == "split_with_sizes_copy_out_contiguous_no_cast_kernel") return split(launch);
   if (base == "chunk_cat_cuda_kernel") return chunk_cat(launch);
   if (base == "elementwise_kernel_with_index") return range(launch);
+  if (base == "roll_cuda_kernel") return roll(launch);
+  if (base == "tensor_kernel_scan_innermost_dim") return running_sum(launch);
   return {};
 }
 
