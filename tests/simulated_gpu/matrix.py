@@ -75,7 +75,7 @@ FRAMEWORKS = {
     "ZeRO-3": Framework("zero3"),
     "Megatron-core, data": Framework("megatron", parameters=_MANY_KERNELS),
     "Megatron-core, tensor": Framework("megatron tensor", parameters=_MANY_KERNELS),
-    "Megatron-core, pipeline": Framework("megatron pipeline", parameters=_MANY_KERNELS),
+    "Megatron-core, pipeline": Framework("megatron pipeline", overlaps=False, parameters=_MANY_KERNELS),
     "Megatron-core, experts": Framework("megatron experts", parameters=_MANY_KERNELS),
     "Lightning": Framework("lightning"),
     "Transformers": Framework("transformers", parameters=_MANY_KERNELS),
@@ -124,20 +124,28 @@ WAYS = {
 _NOT_SHARDED = "the model has no module that fully_shard has sharded"
 _NEEDS_MODEL = "attach(optimizer, model=model) with a model that fully_shard has sharded"
 _NEEDS_ENGINE = "attach to a DeepSpeed engine of ZeRO stage 3"
+_NEITHER = "sequential='native' needs a model with DDP or FSDP in it, and this one has neither"
 _SHARDED, _ZERO = ("FSDP2", "HSDP"), ("ZeRO-1", "ZeRO-2", "ZeRO-3")
-_WITH_MODEL = ("DDP", "FSDP1", "tensor parallel", "pipeline", "Lightning", "Transformers")
-REFUSED: dict[tuple[str, str], str] = {
-    **{(name, arm): _NOT_SHARDED for name in _WITH_MODEL for arm in ("Prefetch", "Reshard")},
-    **{
-        (name, arm): _NEEDS_MODEL
-        for name in FRAMEWORKS
-        if name not in (*_WITH_MODEL, *_SHARDED)
-        for arm in ("Prefetch", "Reshard")
-    },
-    **{(name, "ZeroPrefetchBucket"): _NEEDS_ENGINE for name in FRAMEWORKS if name not in _ZERO},
-    ("ZeRO-1", "ZeroPrefetchBucket"): "the engine has ZeRO stage 1, and 3 is needed",
-    ("ZeRO-2", "ZeroPrefetchBucket"): "the engine has ZeRO stage 2, and 3 is needed",
-}
+_MEGATRON = tuple([name for name in FRAMEWORKS if name.startswith("Megatron")])
+
+
+def refusal(name: str, ranks: int, way: str) -> str | None:
+    """Why the library refuses an arm in a job; None if it does not."""
+    if way in ("Prefetch", "Reshard") and name not in _SHARDED:
+        return _NEEDS_MODEL if name in (*_ZERO, *_MEGATRON) else _NOT_SHARDED
+    if way == "ZeroPrefetchBucket" and name != "ZeRO-3":
+        return f"the engine has ZeRO stage {name[-1]}, and 3 is needed" if name in _ZERO else _NEEDS_ENGINE
+    if way == "Native":
+        return {
+            "tensor parallel": _NEITHER,
+            "pipeline": _NEITHER,
+            "Megatron-core, tensor": "to reach all communication, with tensor_model_parallel_size=2",
+            "Megatron-core, experts": "to reach all communication, with expert_model_parallel_size=2",
+            "Megatron-core, pipeline": "the job was built without overlap" if ranks == 2 else None,
+        }.get(name)
+    return None
+
+
 # What does not run at all, by framework and ranks.
 NOT_RUN: dict[tuple[str, int], str] = {}
 
@@ -301,7 +309,7 @@ def check(name: str, ranks: int, ways: list[str], found: list[list[Run]], folder
     checked: dict[str, Checked] = {}
     for number, way in enumerate(ways):
         of_way = [of_rank[number] for of_rank in found]
-        why_not = REFUSED.get((name, way))
+        why_not = refusal(name, ranks, way)
         if why_not is not None or any(one.refused for one in of_way):
             wrong = [one.refused for one in of_way if why_not is None or why_not not in one.refused]
             checked[way] = Checked([f"said {words!r}, not {why_not!r}" for words in wrong], Table.REFUSED)
@@ -377,7 +385,7 @@ class Table:
     """
 
     FILE = Path(__file__).with_name("matrix.md")
-    SAME, OTHER, REFUSED = "=", "≠", "–"
+    SAME, OTHER, REFUSED = "=", "≠", "no"
 
     def __init__(self, rows: dict[tuple[str, int], list[str]]) -> None:
         self.rows = rows
@@ -410,9 +418,11 @@ class Table:
         words: dict[str, list[str]] = {}
         for (name, ranks), why in NOT_RUN.items():
             words.setdefault(why, []).append(f"{name} on {ranks} ranks")
-        for (name, way), why in REFUSED.items():
-            words.setdefault(why, []).append(f"`{way}`, {name}")
-        lines += [f"- {why}: {'; '.join(jobs)}" for why, jobs in words.items()]
+        for name, ranks in order:
+            for way in WAYS:
+                if why := refusal(name, ranks, way):
+                    words.setdefault(f"`{way}`: {why}", []).append(f"{name} ({ranks})")
+        lines += [f"- {why}: {'; '.join(those)}." for why, those in words.items()]
         return "\n".join(lines) + "\n"
 
 
@@ -422,10 +432,10 @@ def _row(cells: list[str]) -> str:
 
 _HEAD = f"""# The night's matrix
 
-`OVERLAP_MATRIX=1 python3 dev.py test --simulated-gpu tests/simulated_gpu/test_matrix.py -m "nightly or not nightly"` wrote
-this. Small jobs of each framework train {STEPS} steps on simulated devices whose kernels compute (`matrix.py`).
+Small jobs of each framework train {STEPS} steps on simulated devices whose kernels compute. Written by
+`OVERLAP_MATRIX=1 python3 dev.py test --simulated-gpu tests/simulated_gpu/test_matrix.py -m "nightly or not nightly"`.
 
-- `=`: losses and weights have the same bits as without the library; `≠`: others, which only an arm that says so may have.
-- Then how many of rank 0's steps were sequential. In these no device computed and communicated at once, by its log.
-- Then, of a window: how many figures equal the log's sums.
-- `–`: the library refuses this arm in this job, with the sentence below."""
+- `=`: losses and weights have the same bits as without the library. `≠`: they differ, as the arm says that they may.
+- The next number counts rank 0's sequential steps: no device computed and communicated at once in them, by its log.
+- The last, of a window, counts figures: each equals the log's.
+- `no`: the library refuses this arm in this job, with the words below."""
