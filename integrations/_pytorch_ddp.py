@@ -7,8 +7,9 @@ itself holds a communication hook, so this cannot be replaced: the user must reg
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, cast
 
 import torch
@@ -17,6 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks.gate.arms import OverlapSwitch, RefusedError
+from overlap_callbacks.instruments import device
+from overlap_callbacks.instruments.clocks import StepClock
 
 from .base import missing_of, torch_lacks
 
@@ -41,35 +44,54 @@ def switchable(hook: Hook) -> Hook:
 
     @functools.wraps(hook)  # DDP reads a hook's name and signature
     def waiting(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        future = hook(state, bucket)
-        if switch.sequential:
+        if not switch.sequential:
+            return hook(state, bucket)
+        with _between_compute(switch.compute):
+            future = hook(state, bucket)
             future.wait()
-            switch.waited += 1
+        switch.waited += 1
         return future
 
     waiting.overlap_switch = switch = _HookSwitch()  # type: ignore[attr-defined]
     return waiting
 
 
+@contextlib.contextmanager
+def _between_compute(compute: device.Stream | None) -> Iterator[None]:
+    """Order what is issued between what the compute stream has so far and what it gets later.
+
+    DDP reduces on the stream on which it was created, which Lightning gives a stream of its own.
+    """
+    issuing = None if compute is None else device.accelerator().current_stream(compute.device)
+    if compute is not None and issuing is not None and issuing != compute:
+        issuing.wait_stream(compute)
+        yield
+        compute.wait_stream(issuing)
+    else:
+        yield
+
+
 class _HookSwitch:
-    """Whether a hook waits, and the number of buckets that it has waited for."""
+    """Whether a hook waits, the number of buckets that it has waited for, and the stream that waits with it."""
 
     def __init__(self) -> None:
         self.sequential = False
         self.waited = 0
+        self.compute: device.Stream | None = None
 
 
 class WaitingGroup(dist.ProcessGroup):
     """Passes the reducer's calls on to another process group, and waits for all-reduces."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, compute: device.Stream | None) -> None:
         super().__init__(group.rank(), group.size())  # type: ignore[call-arg]
-        self._group = group
+        self._group, self._compute = group, compute
         self.waited = 0
 
     def allreduce(self, tensors: Any, options: Any = None) -> Any:  # type: ignore[override]
-        work = self._group.allreduce(tensors, options)
-        work.wait()
+        with _between_compute(self._compute):
+            work = self._group.allreduce(tensors, options)
+            work.wait()
         self.waited += 1
         return work
 
@@ -99,13 +121,14 @@ class DdpBucketWait(OverlapSwitch):
             raise RefusedError(
                 "no bucket of the DDP models was waited for in a sequential step: the switch has no effect [OC137]"
             )
+        compute = StepClock().compute_stream
         for model in self._models:
             if not model._comm_hooks:
-                group = WaitingGroup(model.process_group)
+                group = WaitingGroup(model.process_group, compute)
                 self._groups.append(group)
                 model.reducer._update_process_group(group)
         for switch in self._hooks:
-            switch.sequential, switch.waited = True, 0
+            switch.sequential, switch.waited, switch.compute = True, 0, compute
 
     def restore(self) -> None:
         switched = bool(self._groups) or any(switch.sequential for switch in self._hooks)
@@ -114,7 +137,7 @@ class DdpBucketWait(OverlapSwitch):
             if not model._comm_hooks:
                 model.reducer._update_process_group(model.process_group)
         for switch in self._hooks:
-            switch.sequential = False
+            switch.sequential, switch.compute = False, None
         self._groups = []
         self._had_no_effect = switched and not waited
 

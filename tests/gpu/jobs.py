@@ -334,6 +334,10 @@ class _Megatron(Job):
         from megatron.core.pipeline_parallel import get_forward_backward_func
         from megatron.core.transformer.transformer_config import TransformerConfig
 
+        if experts > 1:
+            from megatron.core.transformer.moe import moe_utils
+
+            moe_utils.te_general_gemm = None  # without Transformer Engine the name is missing, and used all the same
         parallel_state.initialize_model_parallel(tensor, stages, expert_model_parallel_size=experts)
         if not ON_CPU:
             tensor_parallel.model_parallel_cuda_manual_seed(0)

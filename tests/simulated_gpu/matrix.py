@@ -137,6 +137,7 @@ def refusal(name: str, ranks: int, way: str) -> str | None:
         return f"the engine has ZeRO stage {name[-1]}, and 3 is needed" if name in _ZERO else _NEEDS_ENGINE
     if way == "Native":
         return {
+            "Transformers": _NEITHER,  # the Trainer's callbacks get the model without its DDP
             "tensor parallel": _NEITHER,
             "pipeline": _NEITHER,
             "Megatron-core, tensor": "to reach all communication, with tensor_model_parallel_size=2",
@@ -354,7 +355,8 @@ def _overlaps(name: str, of_way: list[Run], logs: list[DeviceLog]) -> Iterator[s
     most = max(hidden[Mode.SEQUENTIAL], default=0.0)
     if most > 0:
         yield f"compute beside communication in sequential steps, for {most:.3f} ms"
-    if FRAMEWORKS[name].overlaps and hidden[Mode.OVERLAPPED] and not any(hidden[Mode.OVERLAPPED]):
+    overlapped = hidden[Mode.OVERLAPPED]
+    if FRAMEWORKS[name].overlaps and len(overlapped) > STEPS // 2 and not any(overlapped):
         yield "no overlap in overlapped steps"
 
 
