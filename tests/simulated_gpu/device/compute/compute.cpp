@@ -34,7 +34,7 @@ Work work_of(const std::string& mangled, void** arguments, dim3 grid, dim3 block
   Launch launch{kernel.name, kernel.parts, arguments, grid, block};
   if (does_nothing(kernel.parts.base)) return [](Writes&) {};
   for (auto family :
-       {elementwise, reduction, many_tensors, softmax, norm, loss, rows, indexing, placement, attention,
+       {elementwise, reduction, many_tensors, softmax, norm, loss, rows, indexing, scatter, placement, attention,
         random_numbers}) {
     if (Work work = family(launch)) return work;
   }

@@ -36,6 +36,7 @@ Work norm(const Launch& launch);
 Work loss(const Launch& launch);
 Work rows(const Launch& launch);
 Work indexing(const Launch& launch);
+Work scatter(const Launch& launch);
 Work placement(const Launch& launch);
 Work many_tensors(const Launch& launch);
 Work random_numbers(const Launch& launch);

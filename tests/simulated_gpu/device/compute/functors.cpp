@@ -23,6 +23,10 @@ class Members {
     at_ += width_of(type);
     return value;
   }
+  const char* next_address() {
+    at_ = aligned(at_, sizeof(char*)) + sizeof(char*);
+    return read<const char*>(object_ + at_ - sizeof(char*));
+  }
   int next_int() { return static_cast<int>(next(Type::int32)); }
   // An object without members has a byte.
   void skip(size_t bytes) { at_ += bytes; }
@@ -289,6 +293,14 @@ std::optional<Functor> of_three(const Lambda& found, const std::vector<Type>& in
   if (in == "where_kernel_impl")
     return Functor{inputs, inputs[1], each3([](double which, double a, double b) { return which != 0 ? a : b; })};
   if (in == "lerp_tensor_kernel") return Functor{inputs, inputs[0], each3(lerp)};
+  if (in == "launch_masked_scatter_kernel") {
+    auto* source = members.next_address();
+    Type type = inputs[0];
+    return Functor{inputs, type, each3([=](double a, double mask, double place) {
+                     size_t at = static_cast<size_t>(place) * width_of(type);
+                     return mask != 0 ? load(type, source + at) : a;
+                   })};
+  }
   double number = 0;
   if (in == "addcmul_cuda_kernel" || in == "addcdiv_cuda_kernel" || in == "mse_backward_cuda_kernel")
     number = members.next(wide(inputs[0]));
