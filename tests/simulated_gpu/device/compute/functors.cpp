@@ -113,8 +113,6 @@ const std::map<std::string, double (*)(double, double)>& plain_pairs() {
       {"logical_and_kernel_cuda", [](double a, double b) { return double(a != 0 && b != 0); }},
       {"logical_or_kernel_cuda", [](double a, double b) { return double(a != 0 || b != 0); }},
       {"pow_tensor_tensor_kernel", [](double a, double b) { return std::pow(a, b); }},
-      {"logical_and_kernel_cuda", [](double a, double b) { return double(a != 0 && b != 0); }},
-      {"logical_or_kernel_cuda", [](double a, double b) { return double(a != 0 || b != 0); }},
       {"logical_xor_kernel_cuda", [](double a, double b) { return double((a != 0) != (b != 0)); }},
   };
   return once;
