@@ -383,20 +383,6 @@ def test_a_monitor_after_another_measures_again():
     assert run_ranks(train_with_a_monitor_after_another, 2)[0] == [[(True, [0, 1])] * 2] * 2
 
 
-def train_pinned_at_each_step(rank: int) -> list[Mode]:
-    training, modes = Training(rank), []
-    with attach(training.optimizer, sinks=[], strict=True) as monitor:
-        for _ in range(6):
-            monitor.force(Mode.SEQUENTIAL)
-            training.step()
-            modes.append(monitor.mode)
-    return modes
-
-
-def test_pinning_the_mode_that_is_pinned_changes_nothing():
-    assert run_ranks(train_pinned_at_each_step, 2) == [[Mode.OVERLAPPED, *[Mode.SEQUENTIAL] * 5]] * 2
-
-
 def train_switched_off(rank: int, folder: str, word: str) -> dict[str, Any]:
     os.environ["OVERLAP_CALLBACKS"] = word
     untouched = dispatch_table()
