@@ -408,7 +408,7 @@ def test_a_second_record_adds_what_the_first_lacks(tmp_path: Path) -> None:
     assert found["step"]["tensor_ms"] < told["step"]["tensor_ms"] / 3
     (note,) = predict(*job, "--from", tensor)["notes"]
     assert note.startswith("no step time without --peak and --data-bandwidth: the record of ")
-    assert note.endswith(" has no FLOP of a step beside its sequential time and no timed messages of data parallelism")
+    assert note.endswith(" has no FLOP of a step with its sequential time and no timed messages of data parallelism")
 
 
 @pytest.mark.parametrize(
