@@ -30,8 +30,9 @@ NOT_INSTALLED = 3
 USAGE = """usage: python3 dev.py demo|test|check|docs|campaign [arguments passed on]
  to `overlap demo`, pytest, nothing, `mkdocs build`, or the faults put into running jobs (`campaign --help`)
        python3 dev.py test --versions oldest|newest [arguments passed on to pytest]
-       python3 dev.py test --simulated-gpu [arguments passed on to pytest]"""
+       python3 dev.py test|campaign --simulated-gpu [arguments passed on]"""
 # What holds for one set of versions only: the style of the docs and of the code, pages in a browser.
+SIMULATED_GPU_TESTS = ("tests/simulated_gpu", "tests/gpu", "tests/campaign/test_quick.py")
 VERSION_TESTS = ("tests", "--ignore=tests/docs", "--ignore=tests/gpu", "--ignore=tests/report/html")
 
 
@@ -44,8 +45,8 @@ def main() -> int:
         print(f"Python 3.11 to 3.13 is needed, this is {sys.version.split()[0]}", file=sys.stderr)
         return 2
     command, arguments, versions = sys.argv[1], sys.argv[2:], "tested"
-    if command == "test" and arguments[:1] == ["--simulated-gpu"]:
-        return test_on_simulated_gpu(arguments[1:])
+    if command in ("test", "campaign") and arguments[:1] == ["--simulated-gpu"]:
+        return on_simulated_gpu(command, arguments[1:])
     if command == "test" and arguments[:1] == ["--versions"]:
         versions = "".join(arguments[1:2])
         if versions not in ("oldest", "newest"):
@@ -73,19 +74,19 @@ def main() -> int:
     )
 
 
-def test_on_simulated_gpu(arguments: list[str]) -> int:
-    """Build the simulated GPU and run tests on it, by default those of CUDA that are not nightly."""
+def on_simulated_gpu(command: str, arguments: list[str]) -> int:
+    """Build the simulated GPU and run tests on it, by default those of CUDA that are not nightly, or the campaign."""
     if shutil.which("g++") is None:
         print("no g++ on this machine, and the simulated GPU is built with it: its tests did not run", file=sys.stderr)
         return NOT_INSTALLED
     python = set_up_simulated_gpu() / "python"
     if code := run(python, "-m", "tests.simulated_gpu.build"):
         return code
-    if all(argument.startswith("-") for argument in arguments):
-        arguments = ["tests/simulated_gpu", "tests/gpu", "-m", "not nightly", *arguments]
+    if command == "test" and all(argument.startswith("-") for argument in arguments):
+        arguments = [*SIMULATED_GPU_TESTS, "-m", "not nightly", *arguments]
     # Without these libraries this torch cannot even be imported. Only what runs below this process gets them.
     os.environ["LD_LIBRARY_PATH"] = str(HERE / "build" / "simulated_gpu" / "lib")
-    return run(python, "-m", "pytest", *arguments)
+    return run(python, "-m", "pytest" if command == "test" else "tests.campaign", *arguments)
 
 
 def set_up_simulated_gpu() -> Path:

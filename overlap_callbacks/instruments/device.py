@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from overlap_callbacks.analysis.kernels.sm_loss import Chip
 from overlap_callbacks.analysis.memory import AllocatorReading
@@ -58,6 +59,17 @@ def refusal(kind: str) -> str:
         f"the job has tensors on a device of type {kind!r}, which cannot be timed (torch.accelerator is "
         f"not using it): nothing is measured, training goes on [OC111]"
     )
+
+
+def failure(error: Exception) -> str:
+    """What an error of the device or of a collective says, in a line; empty for other errors.
+
+    It is none of the library's: the job's own calls fail too.
+    """
+    kinds = (getattr(torch, "AcceleratorError", dist.DistError), dist.DistError)
+    if isinstance(error, kinds) or str(error).startswith(("CUDA error", "HIP error")):
+        return str(error).partition("\n")[0]
+    return ""
 
 
 # -- streams and events

@@ -190,13 +190,18 @@ class Profile:
         """Whether no more steps may be recorded."""
         return self._on_cuda and len(self.bounds) >= record_bound.steps
 
-    def stop(self) -> bool:
+    def stop(self, *, wait: bool = True) -> bool:
         """End the session. Returns False if it had to end earlier, for another profiler.
+
+        ``wait``: for the device, as torch does; what it still runs is lost otherwise. A collective of a rank that is
+        gone may hang there, and with it the end of the job.
 
         If torch's profiler raises, the session has ended too, and its events are lost.
         """
         self._resume_recording()
         if other_profilers.claim(self):
+            if not wait and self.session is not None and self.session.profiler is not None:
+                self.session.profiler.use_device = None
             try:
                 self._end()
             finally:

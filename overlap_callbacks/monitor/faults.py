@@ -16,6 +16,7 @@ from overlap_callbacks._log import logger, to_stderr
 from overlap_callbacks.gate.arms import RefusedError
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.interruptions import is_from_handler
+from overlap_callbacks.instruments import device
 from overlap_callbacks.instruments.environment import hidden_names
 from overlap_callbacks.monitor.background.roll_call import Refusal
 from overlap_callbacks.monitor.background.store import StoreFailedError
@@ -201,6 +202,8 @@ def _why(error: Exception) -> str:
     # No bugs of the library: usually the store's process is gone, or a step begins where none can be measured.
     if isinstance(error, (StoreFailedError, RefusedError)):
         return f"measuring is switched off, training goes on: {error}"
+    if failure := device.failure(error):
+        return f"the device or a collective failed, and measuring is switched off: {failure} [OC128]"
     return f"an internal error switched measuring off, training goes on: {error!r} [OC113]"
 
 

@@ -302,14 +302,14 @@ class Window(MeasuredWindow):
         self._ranges.end()
         self._gate.stop()
         self._end_meter()
-        self._stop_profile()
+        self._stop_profile(wait=complete)
         self.complete = complete
         self.wall_ms = (clocks.now() - self.opened_ns) / 1e6  # stopping the profiler is part of the cost
 
     def discard(self) -> None:
         """Stop all instruments after an error: torch crashes if the interpreter ends while its profiler runs."""
         self._paused = False
-        for stop in (self._ranges.end, self._gate.stop, self._end_meter, self._stop_profile):
+        for stop in (self._ranges.end, self._gate.stop, self._end_meter, lambda: self._stop_profile(wait=False)):
             with contextlib.suppress(Exception):
                 stop()
 
@@ -346,13 +346,13 @@ class Window(MeasuredWindow):
             return
         self._profile = profile
 
-    def _stop_profile(self) -> None:
-        """Stop a running profile, and keep it if it is usable."""
+    def _stop_profile(self, *, wait: bool = True) -> None:
+        """Stop a running profile, and keep it if it is usable. ``wait`` as in ``Profile.stop``."""
         profile = self._profile
         if profile is None:
             return
         try:
-            stopped = profile.stop()
+            stopped = profile.stop(wait=wait)
         except Exception as error:
             self._profile = None
             self._miss_profile(f"torch's profiler failed ({type(error).__name__}: {error}) [OC357]")

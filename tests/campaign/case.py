@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tests.campaign.job import Rank
+from tests.simulated_gpu.parameters import ON_SIMULATED_GPU
 
 
 class Job(Protocol):
@@ -23,6 +24,16 @@ class Job(Protocol):
     def await_step(self, rank: int, step: int) -> bool:
         """Wait until a rank has done this many steps; False if it has ended."""
 
+    def await_stop(self, rank: int) -> bool:
+        """Wait until a signal has stopped a rank; False if it has ended."""
+
+    def await_end(self, rank: int) -> None:
+        """Wait until a rank has ended."""
+
+
+# The group of cases that need a device.
+ON_DEVICES = "Devices"
+NEEDS_DEVICE = "needs a device"
 
 Disturb = Callable[[Job, random.Random], None]
 
@@ -39,7 +50,9 @@ class Case:
         disturb: what is done from outside meanwhile.
         world_size: ranks.
         server: whether a process of its own serves the store, and not rank 0.
-        runs: in the full form.
+        runs: in the full form, on a CPU.
+        device_runs: the same on a device; 0 where the case has nothing to do with one.
+        faults: of the device, as ``Parameters.faults`` puts them. Such a case does not run on a CPU.
         says: what the library says, a regular expression; empty where it has nothing to say.
         may_be_silent: whether it may have nothing to say, because the fault came between windows, say.
         sentences: how many sentences a rank may say, where the fault has several consequences for its user.
@@ -66,6 +79,8 @@ class Case:
     world_size: int = 2
     server: bool = False
     runs: int = 3
+    device_runs: int = 0
+    faults: Callable[[random.Random], str] | None = None
     says: str = ""
     may_be_silent: bool = False
     sentences: int = 1
@@ -87,7 +102,14 @@ class Case:
         """Why it cannot run here; empty if it can."""
         if missing := [name for name in self.packages if not version_of(name)]:
             return f"needs {' and '.join(missing)}, see [loops that were run](loops.md#to-run-them)"
-        return self.needs()
+        return self.needs() if self.runs_here else NEEDS_DEVICE
+
+    @property
+    def runs_here(self) -> int:
+        """How often it runs in the full form on what this process runs on."""
+        if ON_SIMULATED_GPU:
+            return self.device_runs
+        return 0 if self.group == ON_DEVICES else self.runs
 
 
 def version_of(package: str) -> str:

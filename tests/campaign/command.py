@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.campaign.judging import CHECKS, Verdict, judge
 from tests.campaign.page import RESULTS, write_page
 from tests.campaign.processes import ROOT, Zygote, zygotes
 from tests.campaign.running import Run, run_job, was_aborted
+from tests.simulated_gpu.parameters import ON_SIMULATED_GPU
 
 # Ranks of plain torch 2.13 with Gloo abort now and then as they end ("terminate called without an active exception"),
 # without the library and any fault. A reference in which one does is run again, so often at most.
@@ -37,16 +39,15 @@ def main(arguments: Sequence[str]) -> int:
     if options.page:
         write_page()
         return 0
-    chosen = [CASES[name] for name in options.only] if options.only else [*CASES.values()]
+    chosen = [CASES[name] for name in options.only] if options.only else cases_here()
     outcomes = []
-    with zygotes() as (plain, library):
-        for case in chosen:
-            outcomes.append(
-                run_case(case, plain, library, repeat=options.repeat, quick=options.quick, keep=options.keep)
-            )
-            print(_line(outcomes[-1]), flush=True)
+    with zygotes() as both, ThreadPoolExecutor(options.jobs) as pool:
+        how = {"repeat": options.repeat, "quick": options.quick, "keep": options.keep}
+        for outcome in pool.map(lambda case: run_case(case, *both, **how), chosen):
+            outcomes.append(outcome)
+            print(_line(outcome), flush=True)
             if options.json:
-                save(Path(options.json), [outcomes[-1]], quick=options.quick)
+                save(Path(options.json), [outcome], quick=options.quick)
     failed = [outcome["name"] for outcome in outcomes if outcome["failures"]]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     print(
@@ -58,11 +59,17 @@ def main(arguments: Sequence[str]) -> int:
     return int(bool(failed))
 
 
+def cases_here() -> list[Case]:
+    """The cases that have an outcome on what this process runs on."""
+    return [case for case in CASES.values() if case.device_runs or not ON_SIMULATED_GPU]
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.campaign", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="each case once, in its shortest form")
     parser.add_argument("--only", nargs="+", choices=sorted(CASES), metavar="NAME", help=f"of {', '.join(CASES)}")
     parser.add_argument("--repeat", type=int, help="run each case so often, instead of its own number of times")
+    parser.add_argument("--jobs", type=int, default=1, help="so many cases at once: most of them wait")
     parser.add_argument("--json", metavar="FILE", help="add the outcomes to this file, in place of older ones")
     parser.add_argument("--keep", metavar="FOLDER", help="keep the files of all jobs in this folder")
     parser.add_argument("--page", action="store_true", help="write docs/faults.md from the results, and run nothing")
@@ -101,7 +108,7 @@ def run_case(
     }  # fmt: skip
     if reason := case.lacks():
         return {**outcome, "skipped": reason}
-    runs = repeat or (1 if quick else case.runs)
+    runs = repeat or (1 if quick else case.runs_here)
     folder = Path(keep or tempfile.mkdtemp(prefix="campaign-")).resolve() / f"{case.name}-{time.time_ns()}"
     try:
         references: list[Run] = []
@@ -169,21 +176,23 @@ def _line(outcome: dict[str, Any]) -> str:
 def save(path: Path, outcomes: Sequence[dict[str, Any]], *, quick: bool) -> None:
     """Put outcomes into a file, in place of older ones of the same cases.
 
-    A case that this machine cannot run keeps what it came to where it ran.
+    A case that this machine cannot run keeps what it came to where it ran. Outcomes on a device have a section of their
+    own.
     """
-    kept = json.loads(path.read_text())["cases"] if path.exists() else []
-    by_name = {outcome["name"]: outcome for outcome in kept}
+    whole = json.loads(path.read_text()) if path.exists() else {}
+    part = whole.setdefault("device", {}) if ON_SIMULATED_GPU else whole
+    by_name = {outcome["name"]: outcome for outcome in part.get("cases", ())}
     by_name |= {
         outcome["name"]: outcome for outcome in outcomes if not ("skipped" in outcome and outcome["name"] in by_name)
     }
-    content = {
+    part |= {
         "date": datetime.date.today().isoformat(),
         "command": "python -m tests.campaign" + (" --quick" if quick else ""),
         "versions": {"torch": torch.__version__, "python": platform.python_version(), "overlap-callbacks": _version()},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores",
         "cases": [by_name[name] for name in CASES if name in by_name],
     }
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
 
 
 def _version() -> str:

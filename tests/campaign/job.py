@@ -22,14 +22,22 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.simulated_gpu.parameters import ON_SIMULATED_GPU
+
 # Windows of nine steps: one recorded step, the blocks O S S O, and two profiled steps of each mode.
 MEASURED = {
     "spread": False,
     "every_n_steps": 16, "first_step": 2, "repeats": 1, "steps_per_block": 1, "warmup_steps": 0, "profiled_steps": 2,
     "max_overhead": None, "order_timeout_s": 2.0, "report_timeout_s": 6.0,
 }  # fmt: skip
-GROUP_TIMEOUT_S = 30
+# NCCL's watchdog ends a job whose collective takes longer.
+BACKEND, GROUP_TIMEOUT_S = ("nccl", 10) if ON_SIMULATED_GPU else ("gloo", 30)
 RUN_FOLDER = "run"
+
+
+def device_of(rank: int) -> torch.device:
+    """The device that a rank trains on."""
+    return torch.device("cuda", rank) if ON_SIMULATED_GPU else torch.device("cpu")
 
 
 class Rank:
@@ -55,10 +63,12 @@ class Rank:
     def start(self, store: dist.Store | None = None) -> None:
         """Make the process group."""
         timeout = datetime.timedelta(seconds=GROUP_TIMEOUT_S)
+        if ON_SIMULATED_GPU:
+            torch.cuda.set_device(device_of(self.number))
         if store is None:
-            dist.init_process_group("gloo", timeout=timeout)
+            dist.init_process_group(BACKEND, timeout=timeout)
         else:
-            dist.init_process_group("gloo", store=store, rank=self.number, world_size=self.world_size, timeout=timeout)
+            dist.init_process_group(BACKEND, store=store, rank=self.number, world_size=self.world_size, timeout=timeout)
 
     def attach(self, training: Training, *, same_log: bool = True, **options: Any) -> Any:
         """The user's line; something that does nothing where the job is not measured."""
@@ -141,7 +151,8 @@ class Training:
         torch.set_num_threads(1)
         layers = [torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 32), torch.nn.ReLU()]
         net = torch.nn.Sequential(*layers, torch.nn.Linear(32, 1))
-        self.model = DistributedDataParallel(net, bucket_cap_mb=0.002)
+        self._device = device_of(rank)
+        self.model = DistributedDataParallel(net.to(self._device), bucket_cap_mb=0.002)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-2, momentum=0.9)
         self.num_steps = 0
         self._data = torch.Generator().manual_seed(100 + rank)
@@ -150,7 +161,8 @@ class Training:
     def step(self, within: Callable[[], object] | None = None, batch: torch.Tensor | None = None) -> None:
         """Train one step."""
         self.optimizer.zero_grad()
-        loss = self.model(torch.randn(8, 16, generator=self._data) if batch is None else batch).square().mean()
+        batch = torch.randn(8, 16, generator=self._data) if batch is None else batch
+        loss = self.model(batch.to(self._device)).square().mean()
         if within is not None:
             within()
         if self._extra is not None:
@@ -163,7 +175,7 @@ class Training:
         """Equal for bit-identical weights."""
         found = hashlib.sha256()
         for parameter in self.model.parameters():
-            found.update(parameter.detach().numpy().tobytes())
+            found.update(parameter.detach().cpu().numpy().tobytes())
         return found.hexdigest()[:16]
 
 

@@ -148,7 +148,9 @@ def _has_whole_window(case: Case, path: Path) -> bool:
 def _sentences(case: Case, run: Run) -> list[tuple[int, str]]:
     """What was said of the fault, by rank: warnings, else what needs no action, else notes in the record."""
     if case.in_record:
-        return [(0, problem) for problem in _problems(run.record / FILE) if re.search(case.says, problem)]
+        # Every window has its notes: the same one is one sentence.
+        notes = dict.fromkeys(_problems(run.record / FILE))
+        return [(0, note) for note in notes if re.search(case.says, note)]
     warnings = [(line.rank, line.text) for line in run.said if line.level != "INFO"]
     if warnings or not case.says:
         return warnings

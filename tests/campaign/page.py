@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from tests.campaign.case import NEEDS_DEVICE
 from tests.campaign.cases.trainers import GROUP as TRAINERS
 from tests.campaign.processes import ROOT
 
@@ -20,6 +21,7 @@ _CHECKS = {
     "record": "the record cannot be read",
     "sentence": "not one clear sentence",
 }
+Case = Mapping[str, Any]  # an outcome, as the results have it; empty where there is none
 _MAX_EXAMPLE = 300  # characters
 # What ``overlap show`` says wherever a job ends within a window: the text above the tables says so once.
 _UNFINISHED = "`overlap show`: "
@@ -33,8 +35,8 @@ bit-identical, and the record holds a whole window.
 _TEXT = """\
 # Faults
 
-The library must not make a fault worse. So faults are put into jobs of two Gloo ranks, at random moments, with it and
-without. With it a job must
+The library must not make a fault worse. So faults are put into jobs of two ranks, at random moments, with it and
+without: on the CPU over Gloo, and on a simulated GPU over NCCL, where kernels compute. With it a job must
 
 - end with the same exit code and kind of error on each rank;
 - have bit-identical weights after each step that both have done;
@@ -42,10 +44,13 @@ without. With it a job must
 - leave a record in which `overlap show` names the window that the job's end has cut;
 - say in one sentence what happened ([troubleshooting](troubleshooting.md)).
 
-{summary} With {versions}, on
-{machine}, by `python3 dev.py campaign`, which writes this page. A reference in which plain torch aborts is run again.
+- **CPU**: {cpu}, by `python3 dev.py campaign`.
+- **Simulated GPU**: {device}, by `python3 dev.py campaign --simulated-gpu`.
 
-Columns: runs (all passed, unless fewer are named), most seconds with/without the library, the sentence's beginning.
+Both write this page. A reference in which plain torch aborts is run again.
+
+Columns: runs on each (all passed, unless fewer are named; blank where the case is not for it) with the most seconds
+with/without the library; the sentence's beginning.
 """
 
 
@@ -60,54 +65,76 @@ def page(results: dict[str, Any]) -> str:
     Args:
         results: as ``benchmarks/results/campaign.json`` holds them.
     """
-    cases = results["cases"]
-    done = [case for case in cases if "skipped" not in case]
-    good = [case for case in done if not case["failures"]]
-    runs = sum(case["runs"] for case in done)
-    dates = sorted({case["date"] for case in done})
-    when = " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
-    summary = f"{len(done)} of {len(cases)} cases ran, {runs} times in all ({when}); {len(good)} passed every time."
-    versions = ", ".join(f"{name} {version}" for name, version in results["versions"].items())
-    parts = [_TEXT.format(summary=summary, versions=versions, machine=results["machine"])]
-    failing = [case for case in done if case["failures"]]
+    cases, on_device = results["cases"], {case["name"]: case for case in results["device"]["cases"]}
+    parts = [_TEXT.format(cpu=_summary(results), device=_summary(results["device"]))]
+    failing = [
+        _failing(case, where)
+        for where, part in (("CPU", cases), ("simulated GPU", on_device.values()))
+        for case in _done(part)
+        if case["failures"]
+    ]
     if failing:
-        parts.append("\n".join(["## What does not pass", "", *(_failing(case) for case in failing), ""]))
+        parts.append("\n".join(["## What does not pass", "", *failing, ""]))
     for group in dict.fromkeys(case["group"] for case in cases):
-        rows = [_row(case) for case in cases if case["group"] == group]
+        rows = [_row(case, on_device.get(case["name"], {})) for case in cases if case["group"] == group]
+        head = ["case", "CPU", "s", "simulated GPU", "s", "said"]
+        used = [0, *[place for place in range(1, len(head)) if any(row[place] for row in rows)]]
+        lines = [f"| {' | '.join([row[place] for place in used])} |" for row in [head, ["---"] * len(head), *rows]]
         lead = [_LEADS[group]] if group in _LEADS else []
-        columns = max([len(row) for row in rows])
-        rows = [["case", "runs", "s", "said"][:columns], ["---"] * columns, *rows]
-        lines = [f"| {' | '.join([*row, *[''] * (columns - len(row))])} |" for row in rows]
         parts.append("\n".join([f"## {group}", "", *lead, *lines, ""]))
     return "\n".join(parts)
 
 
-def _failing(case: dict[str, Any]) -> str:
+def _done(cases: Sequence[Case]) -> list[Case]:
+    return [case for case in cases if "skipped" not in case]
+
+
+def _summary(part: Mapping[str, Any]) -> str:
+    """What ran, when, and with what."""
+    possible = [case for case in part["cases"] if case.get("skipped") != NEEDS_DEVICE]
+    done = _done(possible)
+    dates = sorted({case["date"] for case in done})
+    when = " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
+    versions = ", ".join(f"{name} {version}" for name, version in part["versions"].items())
+    runs, passed = sum(case["runs"] for case in done), sum(not case["failures"] for case in done)
+    return (
+        f"{len(done)} of {len(possible)} cases ran, {runs} times in all ({when}), and {passed} passed every time; "
+        f"{versions}, {part['machine']}"
+    )
+
+
+def _failing(case: Case, where: str) -> str:
     counts = Counter(failure["check"] for failure in case["failures"])
-    return f"- `{case['name']}`: " + "; ".join(
+    return f"- `{case['name']}` ({where}): " + "; ".join(
         f"{_CHECKS[check]} in {count} of {case['runs']} runs ({_cell(_example(case, check))})"
         for check, count in counts.items()
     )
 
 
-def _example(case: dict[str, Any], check: str) -> str:
+def _example(case: Case, check: str) -> str:
     fault = next(failure["fault"] for failure in case["failures"] if failure["check"] == check)
     return fault if len(fault) <= _MAX_EXAMPLE else f"{fault[:_MAX_EXAMPLE]}…"
 
 
-def _row(case: dict[str, Any]) -> list[str]:
+def _row(case: Case, on_device: Case) -> list[str]:
     packages = ", ".join(f"{name} {version}" for name, version in case.get("packages", {}).items() if version)
     name = f"`{case['name']}`: {_cell(case['what'])}" + (f" ({packages})" if packages else "")
+    said = dict.fromkeys(sentence for part in (case, on_device) for sentence in _said(part))
+    on_cpu = ["", ""] if "skipped" in case and on_device else _runs(case)
+    return [name, *on_cpu, *(_runs(on_device) if on_device else ["", ""]), "; ".join(said)]
+
+
+def _runs(case: Case) -> list[str]:
+    """Runs that passed, and seconds."""
     if "skipped" in case:
-        return [name, f"not run: {case['skipped']}"]
+        return [f"not run: {case['skipped']}", ""]
     failed = len({failure["run"] for failure in case["failures"]})
     passed = f"{case['runs'] - failed} of {case['runs']}" if failed else str(case["runs"])
-    said = "; ".join(_said(case))
-    return [name, passed, f"{case['longest_s']:.1f}/{case['reference_longest_s']:.1f}", *([said] if said else [])]
+    return [passed, f"{case['longest_s']:.1f}/{case['reference_longest_s']:.1f}"]
 
 
-def _said(case: dict[str, Any]) -> Iterator[str]:
-    for sentence, count in case["sentences"].items():
+def _said(case: Case) -> Iterator[str]:
+    for sentence, count in case.get("sentences", {}).items():
         if not sentence.startswith(_UNFINISHED):
             first = re.split("[:,] ", re.sub(r"^(rank …|measuring is switched off): ", "", sentence))[0]
             yield _cell(first) + (f" ({count} of {case['runs']})" if case["runs"] > count else "")

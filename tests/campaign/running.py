@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -11,12 +12,15 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.campaign import job as ranks
 from tests.campaign.case import Case
 from tests.campaign.processes import HOST, VARIABLES, Ending, Rank, Zygote, free_port, wait_for
+from tests.simulated_gpu.meeting_place import new_place
+from tests.simulated_gpu.parameters import ON_SIMULATED_GPU, Parameters
 
 # The last line of a traceback. (Others begin alike: "Exception raised from" in torch's C++, "Exception ignored in".)
 _ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?((?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit))(?::|$)", re.MULTILINE)
@@ -110,6 +114,20 @@ class RunningJob:
 
         return wait_for(lambda: done() or not self.processes[rank].runs, 60.0) and done()
 
+    def await_stop(self, rank: int) -> bool:
+        process = self.processes[rank]
+        status = Path(f"/proc/{process.pid}/stat")
+
+        def stopped() -> bool:
+            with contextlib.suppress(FileNotFoundError):
+                return status.read_text().rpartition(") ")[2].startswith("T")
+            return False
+
+        return wait_for(lambda: not process.runs or stopped(), 60.0) and process.runs
+
+    def await_end(self, rank: int) -> None:
+        wait_for(lambda: not self.processes[rank].runs, 60.0)
+
 
 def run_job(case: Case, zygote: Zygote, plain: Zygote, folder: Path, *, library: bool, seed: int, quick: bool) -> Run:
     """Run a job of this case.
@@ -129,18 +147,33 @@ def run_job(case: Case, zygote: Zygote, plain: Zygote, folder: Path, *, library:
     if case.torchrun is not None:
         endings = [_torchrun(case, arguments, folder)]
     else:
-        endings = _processes(case, arguments, zygote, plain, folder, seed)
-    return Run(endings, _steps(folder, case.world_size), _said(folder, endings), folder)
+        with _device(case, seed) as variables:
+            endings = _processes(case, arguments, zygote, plain, folder, seed, variables)
+    return Run(endings, _steps(folder, case.world_size), _said(case, folder, endings), folder)
+
+
+@contextlib.contextmanager
+def _device(case: Case, seed: int) -> Iterator[dict[str, str]]:
+    """The variables of a job's device, if there is one."""
+    if not ON_SIMULATED_GPU:
+        yield {}
+        return
+    faults = case.faults(random.Random(seed)) if case.faults else None
+    with new_place() as place:
+        # Before it ends a job, NCCL's watchdog waits four times as long for its own dump: a minute by default. The dump
+        # itself may crash where the interpreter has ended meanwhile.
+        told = Parameters(folder=Path(place), computes=True, faults=faults).environment()
+        yield {"TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "250", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0", **told}
 
 
 def _processes(
-    case: Case, arguments: list[object], zygote: Zygote, plain: Zygote, folder: Path, seed: int
+    case: Case, arguments: list[object], zygote: Zygote, plain: Zygote, folder: Path, seed: int, device: dict[str, str]
 ) -> list[Ending]:
     port = free_port()
     server = plain.start(ranks.serve_store, [port], folder, folder / "store-output") if case.server else None
     variables = {
         "MASTER_ADDR": HOST, "MASTER_PORT": str(port), "WORLD_SIZE": str(case.world_size),
-        "LOCAL_WORLD_SIZE": str(case.world_size), "TORCHELASTIC_USE_AGENT_STORE": str(case.server),
+        "LOCAL_WORLD_SIZE": str(case.world_size), "TORCHELASTIC_USE_AGENT_STORE": str(case.server), **device,
     }  # fmt: skip
     processes = [
         zygote.start(
@@ -201,7 +234,7 @@ def _steps(folder: Path, world_size: int) -> dict[str, str]:
     return steps
 
 
-def _said(folder: Path, endings: list[Ending]) -> list[Said]:
+def _said(case: Case, folder: Path, endings: list[Ending]) -> list[Said]:
     """What the library said: through its log, or past it where that failed."""
     said = []
     for path in sorted(folder.glob("log-*")):
@@ -214,4 +247,9 @@ def _said(folder: Path, endings: list[Ending]) -> list[Said]:
             if text not in known:
                 said.append(Said(rank, "STDERR", text))
     # Lines without the prefix are summaries of windows.
-    return [line for line in said if line.text.startswith("overlap-callbacks") and not _ROUTINE.search(line.text)]
+    said = [line for line in said if line.text.startswith("overlap-callbacks")]
+    return [line for line in said if _is_of_the_fault(case, line) or not _ROUTINE.search(line.text)]
+
+
+def _is_of_the_fault(case: Case, line: Said) -> bool:
+    return line.level != "INFO" and bool(case.says and re.search(case.says, line.text))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import tests.campaign.cases  # noqa: F401  (enters the cases)
-from tests.campaign.case import CASES
+from tests.campaign.case import CASES, ON_DEVICES
 from tests.campaign.cases.beside import GRAPHS_WITHOUT_GPU
 from tests.campaign.command import run_case, save
 from tests.campaign.page import PAGE, RESULTS, page
@@ -29,7 +29,23 @@ def test_the_page_is_that_of_the_results(results: dict) -> None:
 
 
 def test_every_case_has_a_result_and_the_same_description(results: dict) -> None:
-    assert [(case["name"], case["what"]) for case in results["cases"]] == [(c.name, c.what) for c in CASES.values()]
+    assert _shown(results) == [(case.name, case.what) for case in CASES.values()]
+    assert _shown(results["device"]) == [(case.name, case.what) for case in CASES.values() if case.device_runs]
+
+
+def _shown(part: dict) -> list[tuple[str, str]]:
+    return [(case["name"], case["what"]) for case in part["cases"]]
+
+
+def test_a_case_has_a_column_for_the_cpu_and_one_for_the_device(results: dict) -> None:
+    both = next(case for case in results["device"]["cases"] if CASES[case["name"]].group != ON_DEVICES)
+    alone = next(case for case in results["device"]["cases"] if CASES[case["name"]].group == ON_DEVICES)
+    shown = page(results)
+    cells = next(line for line in shown.splitlines() if line.startswith(f"| `{both['name']}`:")).split(" | ")
+    assert all(cells[1:5])
+    assert f"{alone['what']} | {alone['runs']} | {alone['longest_s']:.1f}/" in shown
+    alone["failures"] = [{"run": 0, "check": "time", "fault": "took a day"}]
+    assert f"- `{alone['name']}` (simulated GPU): it took longer than allowed" in page(results)
 
 
 @pytest.mark.parametrize("name", GRAPHS_WITHOUT_GPU)
@@ -56,10 +72,8 @@ def test_a_case_that_fails_is_shown_as_failing(results: dict) -> None:
     case = next(case for case in results["cases"] if not case.get("skipped") and not case["failures"])
     case["failures"] = [{"run": 0, "check": "weights", "fault": "they differ from step 3 on"}]
     shown = page(results)
-    assert (
-        f"- `{case['name']}`: losses, weights or steps differ in 1 of {case['runs']} runs (they differ from step 3 on)"
-        in shown
-    )
+    differ = f"losses, weights or steps differ in 1 of {case['runs']} runs (they differ from step 3 on)"
+    assert f"- `{case['name']}` (CPU): {differ}" in shown
     assert f"| {case['runs'] - 1} of {case['runs']} |" in shown
 
 

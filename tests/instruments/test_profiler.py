@@ -41,6 +41,18 @@ def test_the_real_profiler_finds_operators_in_the_step_that_ran_them():
     assert [len(np.unique(calls[name])) for name in ("aten::mm", "aten::cos")] == [1, 1]
 
 
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_profile_waits_for_the_device_only_if_it_may(wait: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Where a rank is gone, a collective hangs on the device, and torch would wait for it.
+    waits: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: waits.append(True))
+    profile = Profile(on_cuda=False)
+    profile.start()
+    profile.session.profiler.use_device = "cuda"
+    assert profile.stop(wait=wait)
+    assert waits == [True] * wait
+
+
 def test_the_profiler_s_clock_agrees_with_the_host_s():
     # Steps are found again by ``time.time_ns``: were the clocks apart, kernels would land in the wrong step.
     profile = Profile(on_cuda=False)

@@ -6,6 +6,8 @@ import gc
 import weakref
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from overlap_callbacks import MisuseError
 from overlap_callbacks.gate.gate import Gate
@@ -44,6 +46,25 @@ def test_in_production_the_first_error_warns_and_none_is_raised() -> None:
     assert owner.asked == ["fail", "fail"]
     assert lines == [
         "overlap-callbacks: an internal error switched measuring off, training goes on: KeyError('broken') [OC113]"
+    ]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.AcceleratorError("CUDA error: unspecified launch failure\nCUDA kernel errors might be reported later"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"),
+        dist.DistBackendError("NCCL communicator was aborted on rank 1."),
+    ],
+)
+def test_an_error_of_the_device_or_of_a_collective_is_no_bug(error: Exception) -> None:
+    owner = Owner(strict=False)
+    owner.guard.report(error)
+    with captured_log() as lines:
+        owner.guard.run(owner.guard.raise_reported)
+    said = str(error).splitlines()[0]
+    assert lines == [
+        f"overlap-callbacks: the device or a collective failed, and measuring is switched off: {said} [OC128]"
     ]
 
 

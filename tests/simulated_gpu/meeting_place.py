@@ -14,13 +14,16 @@ import pytest
 from tests.simulated_gpu.parameters import ON_SIMULATED_GPU, Parameters
 
 
-@contextmanager
-def meeting_place() -> Iterator[Path]:
+def new_place() -> tempfile.TemporaryDirectory[str]:
     """A folder, in memory if possible: ranks leave behind what they sent each other."""
     memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        prefix="simulated-gpu-", dir=memory if os.access(memory, os.W_OK) else None
-    ) as folder:
+    return tempfile.TemporaryDirectory(prefix="simulated-gpu-", dir=memory if os.access(memory, os.W_OK) else None)
+
+
+@contextmanager
+def meeting_place() -> Iterator[Path]:
+    """A folder for the processes of a job that start within."""
+    with new_place() as folder:
         # The processes that ranks are forked from start later, and inherit it.
         Parameters(folder=Path(folder)).apply()
         yield Path(folder)

@@ -47,6 +47,13 @@ class Parameters:
         idle_w, compute_w, communication_w: power of an idle device, and what each class adds; 70, 500, 60.
         power_constant_ms: time constant of the power drawn; 20.
         compute_memory, communication_memory: shares of the memory's bandwidth that each class uses; 0.3, 0.1.
+        faults: ``[RANK:]FAULT=VALUE[@POINT=NUMBER];...``. Without a rank all have it. A fault comes when the kernel or
+            collective of this number begins (``@kernel=900``, ``@collective=40``), else from the start. ``signal=9``:
+            the process gets it. ``device=719``: the device is lost, and every call fails with this error. ``nccl=6``:
+            communicators have this error, and their collectives hang. ``overflow=500``: CUPTI drops records beyond so
+            many between two flushes. ``lost_records=7``: of so many kernels one has no record. ``late_records=5000``:
+            records of the last microseconds come with the next flush. ``cupti_held=1``: another subscriber holds CUPTI.
+            ``sensors=15``: NVML's calls fail with this error.
     """
 
     devices: int | None = None
@@ -80,6 +87,7 @@ class Parameters:
     power_constant_ms: float | None = None
     compute_memory: float | None = None
     communication_memory: float | None = None
+    faults: str | None = None
 
     def environment(self) -> dict[str, str]:
         """The variables that tell it to the device."""

@@ -6,6 +6,7 @@ thread, so that nothing blocks the training thread.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -180,7 +181,8 @@ class PowerMeter:
         self._sampler.start()
 
     def _tick(self) -> None:  # on the sampler's thread
-        self._on_tick()
+        with contextlib.suppress(Exception):  # of a device that fails; the thread that reads its marks says so
+            self._on_tick()
 
     def _end(self) -> None:
         if self._sampler is not None:

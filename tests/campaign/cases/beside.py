@@ -41,6 +41,7 @@ def fork_workers(rank: Rank) -> None:
     bound_s=30.0,
     in_record=True,
     says=r"some ranks ended the window early",
+    device_runs=3,
 )
 def join_uneven(rank: Rank) -> None:
     rank.start()
@@ -109,11 +110,11 @@ def _without_gpu() -> str:
 
 @case(
     "cuda-graphs", GROUP, "the model's step is replayed from a CUDA graph",
-    needs=_without_gpu, may_be_silent=True, says=r"",
+    needs=_without_gpu, may_be_silent=True, says=r"", device_runs=3,
 )  # fmt: skip
 def replay(rank: Rank) -> None:
     rank.start()
-    device = torch.device("cuda", 0)
+    device = torch.device("cuda", rank.number % torch.cuda.device_count())
     torch.manual_seed(0)
     model = torch.nn.Linear(16, 16, device=device)
     training = Training(rank.number)  # the optimizer that is attached; its model trains beside the graph

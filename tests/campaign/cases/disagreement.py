@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from tests.campaign.case import case
-from tests.campaign.job import Rank, Training, kept
+from tests.campaign.job import Rank, Training, device_of, kept
 
 GROUP = "Ranks that disagree"
 STEPS = 50
@@ -24,6 +24,7 @@ def _train(rank: Rank, training: Training, **options: Any) -> None:
 @case(
     "one-off", GROUP, "`OVERLAP_CALLBACKS=off` on rank 1 alone", record="none",
     says=r"switched off by OVERLAP_CALLBACKS", bound_s=25.0,
+    device_runs=3,
 )  # fmt: skip
 def switch_one_off(rank: Rank) -> None:
     if rank.number == 1:
@@ -44,7 +45,12 @@ def differ_in_schedule(rank: Rank) -> None:
 
 
 @case(
-    "other-steps", GROUP, "rank 1 numbers its steps one higher than rank 0", says=r"a window is left out", bound_s=25.0
+    "other-steps",
+    GROUP,
+    "rank 1 numbers its steps one higher than rank 0",
+    says=r"a window is left out",
+    bound_s=25.0,
+    device_runs=3,
 )
 def differ_in_numbers(rank: Rank) -> None:
     rank.start()
@@ -81,7 +87,13 @@ def attach_late_shifted(rank: Rank) -> None:
     _attach_late(rank)
 
 
-@case("force-alone", GROUP, "`force(Mode.SEQUENTIAL)` on rank 0 alone", says=r"the mode stays overlapped", bound_s=25.0)
+@case(
+    "force-alone",
+    GROUP,
+    "`force(Mode.SEQUENTIAL)` on rank 0 alone",
+    says=r"the mode stays overlapped",
+    bound_s=25.0,
+)
 def force_alone(rank: Rank) -> None:
     rank.start()
     training = Training(rank.number)
@@ -108,7 +120,7 @@ def issue_alone(rank: Rank) -> None:
 
     def extra(step: int) -> None:
         if rank.number == 1:
-            dist.all_reduce(torch.ones(4), group=groups[1])
+            dist.all_reduce(torch.ones(4, device=device_of(rank.number)), group=groups[1])
 
     _train(rank, Training(rank.number, extra))
 
@@ -124,7 +136,7 @@ def issue_early(rank: Rank) -> None:
 
     def extra(step: int) -> None:
         if rank.number == 1 or step > 0:
-            works.append(dist.all_reduce(torch.ones(4), group=group, async_op=True))
+            works.append(dist.all_reduce(torch.ones(4, device=device_of(rank.number)), group=group, async_op=True))
         if step > 1:
             works.pop(0).wait()
 
@@ -132,7 +144,7 @@ def issue_early(rank: Rank) -> None:
     training = Training(rank.number, extra)
     _train(rank, training)
     if rank.number == 0:
-        works.append(dist.all_reduce(torch.ones(4), group=group, async_op=True))
+        works.append(dist.all_reduce(torch.ones(4, device=device_of(rank.number)), group=group, async_op=True))
     for work in works:
         work.wait()
 
@@ -146,7 +158,7 @@ def _change_order(rank: Rank, *, wait_between: bool) -> None:
         works = []
         turned = rank.number == 1 and step == turn
         for group in reversed(groups) if turned else groups:
-            works.append(dist.all_reduce(torch.ones(4), group=group, async_op=True))
+            works.append(dist.all_reduce(torch.ones(4, device=device_of(rank.number)), group=group, async_op=True))
             if turned and wait_between:
                 works.pop().wait()
         for work in works:

@@ -40,6 +40,7 @@ def _strike_store(number: int) -> object:
 @case(
     "store-killed", GROUP, "the store's process is killed", server=True, runs=10,
     disturb=_strike_store(signal.SIGKILL), record="maybe", says=r"the ranks' store failed",
+    device_runs=3,
 )  # fmt: skip
 def lose_store(rank: Rank) -> None:
     rank.start()
@@ -87,6 +88,7 @@ def _measure_second_group(rank: Rank) -> None:
     "group-destroyed", GROUP,
     "`destroy_process_group()` before `close()`, then a second group",
     says=r"torch\.distributed has no process group|process group was replaced|was cut short", may_be_silent=True,
+    device_runs=3,
 )  # fmt: skip
 def destroy_group(rank: Rank) -> None:
     num_steps = rank.some_step()
@@ -105,6 +107,7 @@ def destroy_group(rank: Rank) -> None:
 @case(
     "group-replaced", GROUP, "the process group is replaced while the job is measured",
     says=r"the process group was replaced",
+    device_runs=3,
 )  # fmt: skip
 def replace_group(rank: Rank) -> None:
     rank.start()
@@ -119,7 +122,7 @@ def replace_group(rank: Rank) -> None:
     monitor.close()
 
 
-@case("group-anew", GROUP, "a second process group, each with its monitor", record="yes")
+@case("group-anew", GROUP, "a second process group, each with its monitor", record="yes", device_runs=3)
 def begin_anew(rank: Rank) -> None:
     train_and_close(rank)
     dist.destroy_process_group()

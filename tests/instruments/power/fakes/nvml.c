@@ -22,12 +22,14 @@ static char devices[MAX_DEVICES];
 #define NAME "Simulated GPU (no hardware)"
 #define LEAST_W 75
 static int num_devices(void) { return simulated_devices(); }
+static int fault(void) { return simulated_fault(); }
 static double limit_of(int g) { return simulated_limit_w(g); }
 static double clock_of(int g, double t) { return number("sm_mhz") * simulated_clock(g, t); }
 static unsigned long long reasons_of(int g, double t) { return simulated_clock(g, t) < 1 ? 4 : 0; } /* power cap */
 #else
 #define NAME "NVIDIA Fake"
 #define LEAST_W 200
+static int fault(void) { return number("lost") ? GPU_IS_LOST : 0; }
 static int num_devices(void) { return (int)number("gpus"); }
 static double limit_of(int g) { return settable()->limit_w[g] ? settable()->limit_w[g] : number("limit_w"); }
 static double clock_of(int g, double t) {
@@ -53,7 +55,7 @@ static int index_of(device_t d) {
     if (g < 0) return INVALID; \
     double t = now_s(); \
     (void)t; \
-    if (number("lost")) return GPU_IS_LOST
+    if (fault()) return fault()
 #define FAIL(name) do { if (number(name)) return (int)number(name); } while (0)
 
 static unsigned milli(double w) { return (unsigned)llround(w * 1e3); }

@@ -10,6 +10,7 @@
 const char *simulated_limits_file(void);
 double simulated_limit_w(int device);
 int simulated_devices(void);
+int simulated_fault(void); /* that every call returns, 0 for none */
 unsigned long long simulated_memory_bytes(void);
 #endif
 struct settable { double limit_w[MAX_DEVICES]; double locked_mhz[MAX_DEVICES]; long calls; char plan[64]; };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "faults.h"
+
 namespace simulation {
 
 Simulation& Simulation::get() {
@@ -79,6 +81,8 @@ bool Simulation::start_next(Stream& stream, int64_t& next) {
   task->start = now_;
   task->left_ns = task->alone_ns;
   stream.running = task;
+  if (task->kind == Kind::kernel) passed(Point::kernel);
+  if (task->kind == Kind::collective) passed(Point::collective);
   if (task->meeting) {
     task->meeting->arrive(now_);
     hand_over({[meeting = task->meeting] { meeting->publish(); }, nullptr, nullptr});
@@ -212,6 +216,10 @@ std::vector<Simulation::Running> Simulation::running(int64_t& next) {
 
 int64_t Simulation::advance() {
   if (!started_) return never;
+  if (fault(Fault::device)) {  // lost: nothing runs any more
+    polls_ = false;
+    return never;
+  }
   int64_t until = std::max(now(), now_);
   for (;;) {
     int64_t next;

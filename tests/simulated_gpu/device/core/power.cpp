@@ -10,6 +10,7 @@
 #include <cstdlib>
 
 #include "engine.h"
+#include "faults.h"
 #include "settings.h"
 
 namespace simulation {
@@ -144,6 +145,7 @@ EXPORTED void simulated_parts(int device, double at_s, double* memory_s, double*
 
 EXPORTED double simulated_limit_w(int device) { return simulation::limit_w(device); }
 EXPORTED unsigned long long simulated_memory_bytes() { return simulation::settings().memory_bytes; }
+EXPORTED int simulated_fault() { return simulation::fault(simulation::Fault::sensors); }
 EXPORTED int simulated_devices() { return simulation::settings().devices; }
 
 EXPORTED const char* simulated_limits_file() {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "engine.h"
+#include "faults.h"
 
 namespace simulation {
 namespace {
@@ -64,7 +65,7 @@ void Simulation::run() {
 void Simulation::wait_until(std::unique_lock<std::mutex>& held, const std::function<bool()>& done) {
   for (;;) {
     advance();
-    if (done()) break;
+    if (done() || fault(Fault::device)) break;
     visible.wait_for(held, milliseconds(5));
   }
   flush_log();  // what was waited for is in the log, also where a process ends without its last functions

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "../compute/products.h"
+#include "../core/faults.h"
 #include "../core/settings.h"
 #include "../core/simulation.h"
 
@@ -41,6 +42,7 @@ inline std::optional<compute::Type> number_type(cudaDataType_t type) {
 inline bool enqueue_product(void* stream, const std::string& type, const std::string& what, double m, double n,
                             double k, double batch, int multiprocessors = 0, compute::Work work = {}) {
   simulation::ApiCall call(CUPTI_RUNTIME_TRACE_CBID_cudaLaunchKernelExC_v11060);
+  if (simulation::fault(simulation::Fault::device)) return false;
   constexpr double tile = 128;
   auto task = std::make_shared<simulation::Task>();
   task->name = "simulated_sm90_" + type + "_" + what + "_tile128x128";

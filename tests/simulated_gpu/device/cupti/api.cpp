@@ -1,6 +1,7 @@
 // CUPTI's activity interface, as far as torch's profiler uses it.
 #include <iterator>
 
+#include "../core/faults.h"
 #include "records.h"
 
 using cupti::Records;
@@ -21,7 +22,14 @@ struct Loaded {
   Loaded() { simulation::set_profiler(&profiler); }
 } const loaded;
 
+// What calls return while another subscriber, such as Nsight Systems, holds CUPTI.
+CUptiResult held() {
+  return simulation::fault(simulation::Fault::cupti_held) ? CUPTI_ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED
+                                                          : CUPTI_SUCCESS;
+}
+
 CUptiResult set(CUpti_ActivityKind kind, bool on) {
+  if (CUptiResult refused = on ? held() : CUPTI_SUCCESS) return refused;
   if (bool* found = Records::get().switch_of(kind)) *found = on;
   return CUPTI_SUCCESS;
 }
@@ -40,6 +48,7 @@ EXPORTED CUptiResult cuptiGetResultString(CUptiResult, const char** text) {
 }
 
 EXPORTED CUptiResult cuptiSubscribe(CUpti_SubscriberHandle* subscriber, CUpti_CallbackFunc, void*) {
+  if (CUptiResult refused = held()) return refused;
   static char only;
   *subscriber = reinterpret_cast<CUpti_SubscriberHandle>(&only);
   return CUPTI_SUCCESS;
@@ -99,7 +108,7 @@ EXPORTED CUptiResult cuptiActivityEnableDriverApi(uint32_t id, uint8_t on) {
 EXPORTED CUptiResult cuptiActivityEnableCudaEventDeviceTimestamps(uint8_t) { return CUPTI_SUCCESS; }
 EXPORTED CUptiResult cuptiActivitySetAttribute(CUpti_ActivityAttribute, size_t*, void*) { return CUPTI_SUCCESS; }
 EXPORTED CUptiResult cuptiActivityGetNumDroppedRecords(CUcontext, uint32_t, size_t* dropped) {
-  *dropped = 0;
+  *dropped = Records::get().take_dropped();
   return CUPTI_SUCCESS;
 }
 EXPORTED CUptiResult cuptiActivityFlushAll(uint32_t) {

@@ -3,12 +3,16 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
+
+#include "../core/faults.h"
 
 namespace cupti {
 namespace {
 
-using simulation::Kind;
+using simulation::Fault, simulation::fault, simulation::Kind;
 
 constexpr size_t aligned(size_t size) { return (size + 7) & ~size_t{7}; }
 
@@ -156,7 +160,7 @@ void Records::call_begins(uint32_t correlation, const std::vector<std::pair<uint
   std::lock_guard<std::mutex> held(lock_);
   std::set<uint32_t> kinds;  // of each kind the innermost
   for (auto one = external_ids.rbegin(); one != external_ids.rend(); ++one) {
-    if (kinds.insert(one->first).second) externals_.push_back({one->first, one->second, correlation});
+    if (kinds.insert(one->first).second && has_room()) externals_.push_back({one->first, one->second, correlation});
   }
 }
 
@@ -164,11 +168,13 @@ void Records::call_ended(const simulation::Call& call) {
   if (!(call.driver ? driver_ : runtime_)) return;
   hold_buffer();
   std::lock_guard<std::mutex> held(lock_);
-  if (!muted_.count({call.driver, call.id})) calls_.push_back(call);
+  if (!muted_.count({call.driver, call.id}) && has_room()) calls_.push_back(call);
 }
 
 void Records::task_ended(const simulation::Task& task, int device, uint32_t stream) {
   std::lock_guard<std::mutex> held(lock_);
+  if (int every = fault(Fault::lost_records); every && ++kernels_ended_ % static_cast<size_t>(every) == 0) return;
+  if (!has_room()) return;
   done_.push_back({task, device, stream});
   simulation::Task& kept = done_.back().task;
   kept.effect = nullptr;
@@ -176,6 +182,18 @@ void Records::task_ended(const simulation::Task& task, int device, uint32_t stre
   kept.moment = nullptr;
   kept.at_begin = nullptr;
   kept.renew = nullptr;
+}
+
+bool Records::has_room() {
+  auto most = static_cast<size_t>(fault(Fault::overflow));
+  if (!most || externals_.size() + calls_.size() + done_.size() < most) return true;
+  dropped_++;
+  return false;
+}
+
+size_t Records::take_dropped() {
+  std::lock_guard<std::mutex> held(lock_);
+  return std::exchange(dropped_, 0);
 }
 
 void Records::flush() {
@@ -191,6 +209,10 @@ void Records::flush() {
     externals.swap(externals_);
     calls.swap(calls_);
     done.swap(done_);
+    int64_t in_time = simulation::now() - 1000LL * fault(Fault::late_records);
+    auto late = std::stable_partition(done.begin(), done.end(), [=](const Done& one) { return one.task.end <= in_time; });
+    std::move(late, done.end(), std::back_inserter(done_));
+    done.erase(late, done.end());
     buffer = held_;
     size = held_size_;
     held_ = nullptr;

@@ -23,6 +23,8 @@ class Records {
   void register_clock(CUpti_TimestampCallbackFunc clock);
   void mute(bool driver, uint32_t id, bool muted);
   void flush();
+  // How many records found no room since the last call.
+  size_t take_dropped();
 
   bool wants(const simulation::Task& task) const;
   void call_begins(uint32_t correlation, const std::vector<std::pair<uint32_t, uint64_t>>& external_ids);
@@ -46,6 +48,8 @@ class Records {
     uint64_t registered = 0;
   };
 
+  // Whether a record finds room. Needs the lock.
+  bool has_room();
   void hold_buffer();
   Reading read_clocks() const;
 
@@ -60,7 +64,7 @@ class Records {
   std::vector<simulation::Call> calls_;
   std::vector<Done> done_;
   uint8_t* held_ = nullptr;
-  size_t held_size_ = 0;
+  size_t held_size_ = 0, dropped_ = 0, kernels_ended_ = 0;
 };
 
 // The bytes that a record takes in a buffer.

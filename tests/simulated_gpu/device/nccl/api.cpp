@@ -2,10 +2,12 @@
 #include <cstdio>
 #include <random>
 
+#include "../core/faults.h"
 #include "plan.h"
 #include "reduce.h"
 
 using namespace nccl;
+using simulation::Fault, simulation::fault;
 using Stream = void*;
 
 namespace {
@@ -43,12 +45,15 @@ Result end_group() {
 
 template <class Operation>
 Result run(const Operation& operation, Communicator* communicator, Stream stream) {
+  if (!communicator) return invalid_argument;
+  if (fault(Fault::device)) return unhandled_cuda_error;
   add(operation, communicator, stream);
   return depth ? success : end_group();
 }
 
 // Looked up at the call: the operation may be destroyed before the kernel runs.
 double factor_of(int operation, const Communicator* communicator) {
+  if (!communicator) return 1;
   auto entry = communicator->factors.find(operation);
   return entry == communicator->factors.end() ? 1 : entry->second;
 }
@@ -92,12 +97,13 @@ EXPORTED Result ncclCommFinalize(Communicator*) { return success; }
 // Kernels that stand in the queues still use it, so it stays.
 EXPORTED Result ncclCommDestroy(Communicator*) { return success; }
 EXPORTED Result ncclCommAbort(Communicator* communicator) {
+  if (!communicator) return success;
   communicator->aborted = true;
   simulation::wake();
   return success;
 }
 EXPORTED Result ncclCommGetAsyncError(Communicator*, Result* error) {
-  *error = success;
+  *error = static_cast<Result>(fault(Fault::nccl));
   return success;
 }
 EXPORTED Result ncclCommCount(const Communicator* communicator, int* size) {
@@ -115,7 +121,13 @@ EXPORTED Result ncclCommRegister(const Communicator*, void* address, size_t, voi
 EXPORTED Result ncclCommDeregister(const Communicator*, void*) { return success; }
 
 EXPORTED const char* ncclGetErrorString(Result result) {
-  return result == success ? "no error" : "error of the simulated NCCL";
+  switch (result) {
+    case success: return "no error";
+    case unhandled_cuda_error: return "unhandled cuda error (run with NCCL_DEBUG=INFO for details)";
+    case system_error: return "unhandled system error (run with NCCL_DEBUG=INFO for details)";
+    case remote_error: return "remote process exited or there was a network error";
+    default: return "error of the simulated NCCL";
+  }
 }
 EXPORTED const char* ncclGetLastError(Communicator*) { return ""; }
 

@@ -12,6 +12,7 @@
 #include <cstring>
 
 #include "../compute/values.h"
+#include "../core/faults.h"
 #include "../core/settings.h"
 #include "reduce.h"
 
@@ -174,6 +175,7 @@ std::string Plan::message_file(const Numbered& one) const {
 
 void Plan::arrive(int64_t time) {
   start_ = time;
+  if (simulation::fault(simulation::Fault::nccl)) return;
   if (!collectives_.empty()) {
     Arrival& own = communicator_->board.arrival(communicator_->rank, number_);
     own.time = time;
@@ -188,6 +190,7 @@ void Plan::arrive(int64_t time) {
 
 int64_t Plan::met() {
   if (communicator_->aborted) return start_;
+  if (simulation::fault(simulation::Fault::nccl)) return -1;
   int64_t last = start_;
   for (int rank = 0; !collectives_.empty() && rank < communicator_->size; rank++) {
     Arrival& arrival = communicator_->board.arrival(rank, number_);

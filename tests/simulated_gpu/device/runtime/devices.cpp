@@ -26,7 +26,7 @@ bool exists(int device) { return device >= 0 && device < simulation::settings().
 
 cudaError_t fail(cudaError_t error) { return error_of_thread = error; }
 cudaError_t result(int error) { return error ? fail(static_cast<cudaError_t>(error)) : cudaSuccess; }
-cudaError_t last_error() { return error_of_thread; }
+cudaError_t last_error() { return lost() ? lost() : error_of_thread; }
 cudaError_t refuse(const std::string& kernel) {
   refused = "the simulated GPU cannot compute " + kernel;
   return fail(cudaErrorNotSupported);
@@ -34,7 +34,7 @@ cudaError_t refuse(const std::string& kernel) {
 cudaError_t take_error() {
   cudaError_t error = error_of_thread;
   error_of_thread = cudaSuccess;
-  return error;
+  return lost() ? lost() : error;
 }
 
 }  // namespace runtime
@@ -54,6 +54,7 @@ EXPORTED cudaError_t cudaGetDevice(int* device) {
 }
 
 EXPORTED cudaError_t cudaSetDevice(int device) {
+  NEED_DEVICE;
   if (!exists(device)) return fail(cudaErrorInvalidDevice);
   simulation::set_current_device(device);
   return cudaSuccess;
@@ -157,7 +158,7 @@ EXPORTED cudaError_t cudaDeviceSynchronize() {
   simulation::ApiCall call(CALL_ID(cudaDeviceSynchronize_v3020));
   if (cudaError_t error = simulation::check_asked_device(simulation::current_device())) return fail(error);
   simulation::wait_for_device(simulation::current_device());
-  return cudaSuccess;
+  return lost();
 }
 
 EXPORTED cudaError_t cudaProfilerStart() { return cudaSuccess; }
@@ -204,6 +205,10 @@ EXPORTED const char* cudaGetErrorString(cudaError_t error) {
     case cudaErrorCapturedEvent:
       return "operation not permitted on an event last recorded in a capturing stream (simulated GPU)";
     case cudaErrorStreamCaptureWrongThread: return "another thread began the capture (simulated GPU)";
+    case cudaErrorDevicesUnavailable: return "CUDA-capable device(s) is/are busy or unavailable";
+    case cudaErrorECCUncorrectable: return "uncorrectable ECC error encountered";
+    case cudaErrorIllegalAddress: return "an illegal memory access was encountered";
+    case cudaErrorLaunchFailure: return "unspecified launch failure";
     case cudaErrorNotSupported:
       return refused.empty() ? "the simulated GPU does not have this function" : refused.c_str();
     default: {

@@ -51,6 +51,7 @@ double duration_ns(const std::string& name, dim3 grid, void** arguments) {
 }
 
 cudaError_t launch(const void* function, dim3 grid, dim3 block, size_t shared, cudaStream_t stream, void** arguments) {
+  NEED_DEVICE;
   auto task = std::make_shared<Task>();
   task->name = kernel_name(function);
   task->alone_ns = duration_ns(task->name, grid, arguments) * simulation::settings().compute_factor;

@@ -126,6 +126,7 @@ void set_rows(Task& task, void* to, size_t to_pitch, const void* from, size_t fr
 }
 
 cudaError_t copy(void* to, const void* from, size_t size, cudaMemcpyKind kind, cudaStream_t stream, bool wait) {
+  NEED_DEVICE;
   Block target = block_at(to), source = block_at(from);
   if (kind == cudaMemcpyDefault) kind = kind_by_addresses(target, source);
   if (wait) {
@@ -143,7 +144,7 @@ cudaError_t copy(void* to, const void* from, size_t size, cudaMemcpyKind kind, c
   }
   if (int error = simulation::enqueue(stream, std::move(task))) return result(error);
   if (!captured && (wait || (kind == cudaMemcpyDeviceToHost && !target.size))) simulation::wait_for_stream(stream);
-  return cudaSuccess;
+  return lost();
 }
 
 }  // namespace
@@ -158,6 +159,7 @@ extern "C" {
 
 EXPORTED cudaError_t cudaMalloc(void** address, size_t size) {
   ApiCall call(CALL_ID(cudaMalloc_v3020));
+  NEED_DEVICE;
   if (cudaError_t error = simulation::check_unsafe()) return fail(error);
   *address = Memory::get().allocate(size, false);
   return *address ? cudaSuccess : fail(cudaErrorMemoryAllocation);
@@ -168,10 +170,12 @@ EXPORTED cudaError_t cudaFree(void* address) {
   if (!address) return cudaSuccess;
   if (cudaError_t error = simulation::check_unsafe()) return fail(error);
   simulation::wait_for_device(simulation::current_device());
+  NEED_DEVICE;
   return Memory::get().free(address) ? cudaSuccess : fail(cudaErrorInvalidValue);
 }
 
 EXPORTED cudaError_t cudaMallocAsync(void** address, size_t size, cudaStream_t) {
+  NEED_DEVICE;
   *address = Memory::get().allocate(size, false);
   if (!*address) {
     // For what is to be freed, on whatever stream. CUDA lets this stream wait for it, here the host waits.
@@ -202,6 +206,7 @@ EXPORTED cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t, cudaMemPoolAttr, voi
 }
 
 EXPORTED cudaError_t cudaHostAlloc(void** address, size_t size, unsigned) {
+  NEED_DEVICE;
   if (cudaError_t error = simulation::check_unsafe()) return fail(error);
   *address = Memory::get().allocate(size, true);
   return *address ? cudaSuccess : fail(cudaErrorMemoryAllocation);
@@ -226,6 +231,7 @@ EXPORTED cudaError_t cudaHostUnregister(void* address) {
 }
 
 EXPORTED cudaError_t cudaMemGetInfo(size_t* left, size_t* total) {
+  NEED_DEVICE;
   *total = simulation::settings().memory_bytes;
   *left = *total - Memory::get().used(simulation::current_device());
   return cudaSuccess;
@@ -264,6 +270,7 @@ EXPORTED cudaError_t cudaMemcpyPeerAsync(void* to, int, const void* from, int, s
 EXPORTED cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_t from_pitch, size_t width,
                                        size_t height, cudaMemcpyKind kind, cudaStream_t stream) {
   ApiCall call(CALL_ID(cudaMemcpy2DAsync_v3020));
+  NEED_DEVICE;
   Block target = block_at(to), source = block_at(from);
   if (kind == cudaMemcpyDefault) kind = kind_by_addresses(target, source);
   std::shared_ptr<Task> task = copy_task(kind, width * height, target, source);
@@ -272,11 +279,12 @@ EXPORTED cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* fr
   if (int error = simulation::enqueue(stream, std::move(task))) return result(error);
   // Pageable memory may change after the call.
   if (!captured && (!target.size || !source.size)) simulation::wait_for_stream(stream);
-  return cudaSuccess;
+  return lost();
 }
 
 EXPORTED cudaError_t cudaMemsetAsync(void* address, int value, size_t size, cudaStream_t stream) {
   ApiCall call(CALL_ID(cudaMemsetAsync_v3020));
+  NEED_DEVICE;
   auto task = std::make_shared<Task>();
   task->kind = Kind::memset;
   task->task_class = Class::copy;
@@ -299,7 +307,7 @@ EXPORTED cudaError_t cudaMemset(void* address, int value, size_t size) {
   if (cudaError_t error = simulation::check_asked(nullptr)) return fail(error);
   cudaMemsetAsync(address, value, size, nullptr);
   simulation::wait_for_stream(nullptr);
-  return cudaSuccess;
+  return lost();
 }
 
 }  // extern "C"

@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 
+#include "../core/faults.h"
 #include "../core/settings.h"
 #include "../core/simulation.h"
 
@@ -22,6 +23,10 @@ cudaError_t result(int error);
 // Takes the error that the next cudaGetLastError would give, and forgets it.
 cudaError_t take_error();
 cudaError_t last_error();
+// The error of every call once the device is lost.
+inline cudaError_t lost() { return static_cast<cudaError_t>(simulation::fault(simulation::Fault::device)); }
+#define NEED_DEVICE \
+  if (cudaError_t lost = runtime::lost()) return lost
 // The same for a kernel that cannot be computed; the error's text names it.
 cudaError_t refuse(const std::string& kernel);
 

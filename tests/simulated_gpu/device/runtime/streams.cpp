@@ -22,6 +22,7 @@ Handle& handle_of(cudaEvent_t handle) { return *reinterpret_cast<Handle*>(handle
 Event* event_of(cudaEvent_t handle) { return handle_of(handle).get(); }
 
 cudaError_t call_host(cudaStream_t stream, std::function<void()> function) {
+  NEED_DEVICE;
   std::shared_ptr<Task> task = mark(Kind::host_function);
   task->effect = std::move(function);
   return runtime::result(simulation::enqueue(stream, std::move(task)));
@@ -49,6 +50,7 @@ cudaError_t capture_external(cudaStream_t stream, Kind kind, const Handle& event
 extern "C" {
 
 EXPORTED cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
+  NEED_DEVICE;
   *stream = static_cast<cudaStream_t>(simulation::make_stream(priority, !(flags & cudaStreamNonBlocking)));
   return cudaSuccess;
 }
@@ -73,10 +75,11 @@ EXPORTED cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   ApiCall call(CALL_ID(cudaStreamSynchronize_v3020));
   if (cudaError_t error = simulation::check_asked(stream)) return runtime::fail(error);
   simulation::wait_for_stream(stream);
-  return cudaSuccess;
+  return runtime::lost();
 }
 
 EXPORTED cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  NEED_DEVICE;
   if (cudaError_t error = simulation::check_asked(stream)) return runtime::fail(error);
   return simulation::stream_is_done(stream) ? cudaSuccess : runtime::fail(cudaErrorNotReady);
 }
@@ -92,6 +95,7 @@ EXPORTED cudaError_t cudaStreamAddCallback(cudaStream_t stream, cudaStreamCallba
 }
 
 EXPORTED cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
+  NEED_DEVICE;
   bool timed = (flags & cudaEventDisableTiming) == 0;
   *event = reinterpret_cast<cudaEvent_t>(new Handle(std::make_shared<Event>(Event{nullptr, timed})));
   return cudaSuccess;
@@ -106,6 +110,7 @@ EXPORTED cudaError_t cudaEventDestroy(cudaEvent_t event) {
 
 EXPORTED cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   ApiCall call(CALL_ID(cudaEventRecord_v3020));
+  NEED_DEVICE;
   simulation::CapturedPoint point = simulation::captured_point(stream);
   if (!point.capture) return record(stream, *event_of(event));
   if (flags & cudaEventRecordExternal) return capture_external(stream, Kind::event_record, handle_of(event));
@@ -121,6 +126,7 @@ EXPORTED cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 EXPORTED cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   ApiCall call(CALL_ID(cudaStreamWaitEvent_v3020));
+  NEED_DEVICE;
   std::shared_ptr<simulation::Capture> capture = simulation::capture_of(stream);
   if (capture && (flags & cudaEventWaitExternal)) return capture_external(stream, Kind::event_wait, handle_of(event));
   if (event_of(event)->captured.capture) return runtime::result(simulation::join(stream, event_of(event)->captured));
@@ -132,6 +138,7 @@ EXPORTED cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event,
 }
 
 EXPORTED cudaError_t cudaEventQuery(cudaEvent_t event) {
+  NEED_DEVICE;
   if (cudaError_t error = simulation::check_asked(event_of(event)->captured)) return runtime::fail(error);
   const std::shared_ptr<Moment>& moment = event_of(event)->recorded;
   return !moment || simulation::is_visible(moment) ? cudaSuccess : runtime::fail(cudaErrorNotReady);
@@ -141,10 +148,11 @@ EXPORTED cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   ApiCall call(CALL_ID(cudaEventSynchronize_v3020));
   if (cudaError_t error = simulation::check_asked(event_of(event)->captured)) return runtime::fail(error);
   if (std::shared_ptr<Moment> moment = event_of(event)->recorded) simulation::wait_for(moment);
-  return cudaSuccess;
+  return runtime::lost();
 }
 
 EXPORTED cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t from, cudaEvent_t to) {
+  NEED_DEVICE;
   const Event *first = event_of(from), *second = event_of(to);
   for (const Event* one : {first, second})
     if (one->captured.capture) return runtime::fail(simulation::check_asked(one->captured));
