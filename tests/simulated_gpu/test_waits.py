@@ -130,7 +130,7 @@ def _second_compute_stream(device: torch.device, gate: Gate) -> Step:
     """Compute on a stream that never communicates, which the adapter has named."""
     numbers, gradient = _new(device, 2)
     compute, second = torch.cuda.current_stream(), torch.cuda.Stream()
-    gate.side_streams.append(second)
+    gate.side_streams.append([second])
 
     def step() -> list[Tensor]:
         second.wait_stream(compute)
