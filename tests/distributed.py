@@ -378,6 +378,7 @@ class _RankJob:
 
 def _rank_main(jobs: list[_RankJob], rank: int) -> None:
     collect_own_garbage()
+    _own_media_folder()
     job = jobs.pop()
     whole_end = job.whole_end
     code = _run_rank(job, rank)
@@ -392,6 +393,14 @@ def collect_own_garbage() -> None:
     """
     gc.freeze()
     gc.enable()
+
+
+def _own_media_folder() -> None:
+    """In a fork: W&B removes at the end the folder that it made as it was loaded, and that is the server's."""
+    media = getattr(sys.modules.get("wandb.sdk.data_types._private"), "MEDIA_TMP", None)
+    if media is not None:
+        media._finalizer.detach()
+        media.__init__("wandb-media")
 
 
 def _end_process(code: int) -> None:

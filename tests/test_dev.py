@@ -96,7 +96,7 @@ def test_the_simulated_gpu_has_an_environment_without_nvidias_packages(
     assert all("--no-deps" in command for command in (torch, others, project))
     assert all("--require-hashes" in command for command in (torch, others))
     assert building[-2:] == ["-m", "tests.simulated_gpu.build"]
-    assert testing[1:] == ["-m", "pytest", "tests/simulated_gpu", "tests/gpu", "-m", "not nightly", "-x"]
+    assert testing[1:] == ["-m", "pytest", *dev.SIMULATED_GPU_TESTS, "-m", "not nightly", "-x"]
     assert dev.os.environ["LD_LIBRARY_PATH"] == str(tmp_path / "build" / "simulated_gpu" / "lib")
     assert len(commands(dev, monkeypatch, "test", "--simulated-gpu", "tests/gate")) == 2
 
@@ -119,7 +119,7 @@ def test_where_the_cuda_build_cannot_be_had_an_exit_code_of_its_own_says_so(
     def ends_where(fails: str) -> tuple[object, str]:
         monkeypatch.setattr(dev, "run", lambda *command: int(any(fails in str(part) for part in command)))
         with pytest.raises(SystemExit) as ended:
-            dev.test_on_simulated_gpu([])
+            dev.on_simulated_gpu("test", [])
         return ended.value.code, capsys.readouterr().err
 
     code, said = ends_where("constraints-simulated-gpu.txt")
@@ -132,7 +132,7 @@ def test_without_a_compiler_the_tests_on_the_simulated_gpu_do_not_pass_and_the_r
     dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(dev.shutil, "which", lambda _: None)
-    assert dev.test_on_simulated_gpu([]) == dev.NOT_INSTALLED
+    assert dev.on_simulated_gpu("test", []) == dev.NOT_INSTALLED
     assert "no g++" in capsys.readouterr().err
 
 

@@ -59,7 +59,7 @@ _PROFILE = "Set profiled_steps to 4."
 # Texts in a window's first problem, and what to do about them; docs/troubleshooting.md says more.
 _WHAT_TO_DO = (
     (
-        ("residual overlap", "of communication time ran"),
+        ("of compute ran during", "of communication time ran", "residual overlap"),  # the last in earlier records
         "Switch off for a measurement what this library cannot hold back (CUDA graphs, symmetric memory, communication "
         "of other threads), or compare two traces: overlap compare.",
     ),

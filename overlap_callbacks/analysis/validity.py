@@ -47,9 +47,9 @@ def escaped_communication(figures: Mapping[str, Estimate], device: str, backend:
     limit = residual_limit(device, backend)
     if of_compute is not None and of_compute.value > limit:
         return (
-            f"residual overlap {of_compute.value:.3f} in sequential steps is above {limit}: some communication escaped "
-            f"the gate (CUDA graphs, symmetric memory, another thread, coalesced collectives), so the comparison does "
-            f"not hold [OC321]"
+            f"in sequential steps {of_compute.value:.1%} of compute ran during communication, above {limit:.0%}: some "
+            f"communication escaped the gate (CUDA graphs, symmetric memory, another thread, coalesced collectives), "
+            f"so the comparison does not hold [OC321]"
         )
     limit = residual_comm_limit(device, backend)
     if of_comm is not None and of_comm.value > limit:

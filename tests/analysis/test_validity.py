@@ -27,7 +27,8 @@ def test_a_window_whose_sequential_steps_overlapped_is_invalid(backend, residual
         assert found.problems == ()
     else:
         limit = 0.05 if backend == "gloo" else 0.02
-        assert f"residual overlap {residual} in sequential steps is above {limit}" in found.problems[0]
+        words = f"in sequential steps {residual:.1%} of compute ran during communication, above {limit:.0%}: "
+        assert words in found.problems[0]
 
 
 def test_gloo_in_addition_to_nccl_does_not_widen_the_limit_of_a_gpu():

@@ -74,7 +74,7 @@ def test_communication_of_another_thread_shows_as_residual_overlap_and_makes_the
     assert window.residual_overlap is not None
     assert window.residual_overlap.value > 0.05
     assert not window.valid
-    assert any("residual overlap" in problem for problem in window.problems)
+    assert any("of compute ran during communication" in problem for problem in window.problems)
     assert any(
         "passed the gate unseen during measured steps (another thread's" in problem for problem in window.problems
     )

@@ -190,7 +190,12 @@ def test_a_window_in_which_the_job_ends_is_not_said_to_have_cost_nothing() -> No
 def _profile(rank: int) -> tuple[list[int], list[int], list[str]]:
     recorded: list[int] = []
     stop = Profile.stop
-    Profile.stop = lambda profile: (recorded.append(len(profile.bounds)), stop(profile))[1]  # type: ignore[method-assign]
+
+    def stop_and_count(profile: Profile, **options: Any) -> bool:
+        recorded.append(len(profile.bounds))
+        return stop(profile, **options)
+
+    Profile.stop = stop_and_count  # type: ignore[method-assign]
     training, sink = Training(rank), KeptReports()
     schedule = Schedule(every_n_steps=32, first_step=5, repeats=1, steps_per_block=1)
     monitor = new_monitor(sink, schedule=schedule, power=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -119,11 +120,11 @@ def test_a_profiler_that_raises_loses_only_kernel_times_and_leaves_room_for_the_
 def test_an_interrupt_while_the_profiler_stops_leaves_none_running(monkeypatch: pytest.MonkeyPatch) -> None:
     stop, stops = Profile.stop, []
 
-    def interrupted_once(profile: Profile) -> bool:
+    def interrupted_once(profile: Profile, **options: Any) -> bool:
         stops.append(profile)
         if len(stops) == 1:
             raise KeyboardInterrupt
-        return stop(profile)
+        return stop(profile, **options)
 
     monkeypatch.setattr(Profile, "stop", interrupted_once)
     window = still_profiling()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 
@@ -286,9 +287,9 @@ def test_between_windows_a_step_is_one_comparison_except_next_to_windows(clock: 
 def test_the_time_to_stop_the_profiler_counts_in_full(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     stop = Profile.stop
 
-    def stop_slowly(profile: Profile) -> bool:
+    def stop_slowly(profile: Profile, **options: Any) -> bool:
         clock.ns += 5000 * MS
-        return stop(profile)
+        return stop(profile, **options)
 
     monkeypatch.setattr(Profile, "stop", stop_slowly)
     schedule = tiny_schedule(every_n_steps=1000, first_step=100, profiled_steps=2)

@@ -217,7 +217,7 @@ def differences_in_words(names: Sequence[str], records: Sequence[Record]) -> str
     texts = [f"{_short(label)} ({_of_each(names, values)})" for label, values in chosen[:_MOST_NAMED]]
     left = len(rows) - len(texts)
     known = listed([*texts, *([f"{left:,} more"] if left else [])]) if texts else "nothing that the records know"
-    return f"What differs: {known}. What the records lack may differ too: see below."
+    return f"What differs: {known}. What the records lack may differ too."
 
 
 def _of_each(names: Sequence[str], values: Sequence[str]) -> str:
