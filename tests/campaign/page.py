@@ -23,6 +23,7 @@ _CHECKS = {
 }
 Case = Mapping[str, Any]  # an outcome, as the results have it; empty where there is none
 _MAX_EXAMPLE = 300  # characters
+_USUAL_RUNS = 3  # of a case
 # What ``overlap show`` says wherever a job ends within a window: the text above the tables says so once.
 _UNFINISHED = "`overlap show`: "
 # The text above the table of a group whose cases are no faults.
@@ -49,8 +50,8 @@ without: on the CPU over Gloo, and on a simulated GPU over NCCL, where kernels c
 
 Both write this page. A reference in which plain torch aborts is run again.
 
-Columns: runs on each (all passed, unless fewer are named; blank where the case is not for it) with the most seconds
-with/without the library; the sentence's beginning.
+In the tables: most seconds with/without the library, of three runs unless another number is named (all passed, unless
+fewer are named; blank where a case is not for it); the sentence's beginning.
 """
 
 
@@ -77,7 +78,7 @@ def page(results: dict[str, Any]) -> str:
         parts.append("\n".join(["## What does not pass", "", *failing, ""]))
     for group in dict.fromkeys(case["group"] for case in cases):
         rows = [_row(case, on_device.get(case["name"], {})) for case in cases if case["group"] == group]
-        head = ["case", "CPU", "s", "simulated GPU", "s", "said"]
+        head = ["case", "CPU", "simulated GPU", "said"]
         used = [0, *[place for place in range(1, len(head)) if any(row[place] for row in rows)]]
         lines = [f"| {' | '.join([row[place] for place in used])} |" for row in [head, ["---"] * len(head), *rows]]
         lead = [_LEADS[group]] if group in _LEADS else []
@@ -120,17 +121,18 @@ def _row(case: Case, on_device: Case) -> list[str]:
     packages = ", ".join(f"{name} {version}" for name, version in case.get("packages", {}).items() if version)
     name = f"`{case['name']}`: {_cell(case['what'])}" + (f" ({packages})" if packages else "")
     said = dict.fromkeys(sentence for part in (case, on_device) for sentence in _said(part))
-    on_cpu = ["", ""] if "skipped" in case and on_device else _runs(case)
-    return [name, *on_cpu, *(_runs(on_device) if on_device else ["", ""]), "; ".join(said)]
+    on_cpu = "" if "skipped" in case and on_device else _runs(case)
+    return [name, on_cpu, _runs(on_device) if on_device else "", "; ".join(said)]
 
 
-def _runs(case: Case) -> list[str]:
-    """Runs that passed, and seconds."""
+def _runs(case: Case) -> str:
+    """Seconds, and runs that passed."""
     if "skipped" in case:
-        return [f"not run: {case['skipped']}", ""]
+        return f"not run: {case['skipped']}"
     failed = len({failure["run"] for failure in case["failures"]})
     passed = f"{case['runs'] - failed} of {case['runs']}" if failed else str(case["runs"])
-    return [passed, f"{case['longest_s']:.1f}/{case['reference_longest_s']:.1f}"]
+    shown = "" if passed == str(_USUAL_RUNS) else f" ({passed})"
+    return f"{case['longest_s']:.1f}/{case['reference_longest_s']:.1f}{shown}"
 
 
 def _said(case: Case) -> Iterator[str]:
