@@ -26,6 +26,18 @@ from overlap_callbacks import OverlapMonitor
 from tests.gpu.machine import ON_CPU, backend, take_device
 from tests.simulated_gpu.parameters import ON_SIMULATED_GPU
 
+# One recorded step, 2 x OSSO timed ones and OSSO profiled ones: steps 4 to 16. DDP's buckets have settled by then.
+ONE_WINDOW: dict[str, Any] = {
+    "spread": False,
+    "every_n_steps": 100,
+    "first_step": 4,
+    "repeats": 2,
+    "steps_per_block": 1,
+    "warmup_steps": 0,
+    "profiled_steps": 2,
+    "max_overhead": None,
+    "strict": True,
+}
 KINDS = ("ddp", "fsdp2", "zero2", "zero3", "megatron")
 _PACKAGES = {"zero1": "deepspeed", "zero2": "deepspeed", "zero3": "deepspeed", "megatron": "megatron.core"}
 

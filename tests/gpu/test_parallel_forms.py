@@ -15,24 +15,13 @@ from overlap_callbacks.report import record
 from tests.distributed import run_ranks
 from tests.gpu import jobs
 from tests.gpu.dimensions import dimensions_between_ranks
+from tests.gpu.jobs import ONE_WINDOW
 from tests.gpu.machine import ON_CPU, backend, need_nccl, synchronize
 from tests.toggling import at_night
 
 TRIED_ON_CPU = True
 TIMEOUT_S = 240
 NUM_STEPS = 20
-# One recorded step, 2 x OSSO timed ones and OSSO profiled ones: steps 4 to 16. DDP's buckets have settled by then.
-ONE_WINDOW: dict[str, Any] = {
-    "spread": False,
-    "every_n_steps": 100,
-    "first_step": 4,
-    "repeats": 2,
-    "steps_per_block": 1,
-    "warmup_steps": 0,
-    "profiled_steps": 2,
-    "max_overhead": None,
-    "strict": True,
-}
 # No window for as long as the test runs.
 NO_WINDOW: dict[str, Any] = {**ONE_WINDOW, "every_n_steps": 10_000, "first_step": 5_000, "sinks": []}
 FORMS = ("gate", "native")

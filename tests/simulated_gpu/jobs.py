@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from overlap_callbacks import Mode
+from overlap_callbacks import Mode, OverlapMonitor
 from tests.distributed import run_ranks
 from tests.gpu.jobs import MAKERS
 from tests.simulated_gpu.parameters import Parameters
@@ -95,3 +95,13 @@ def train(
     told = Parameters(log=folder / "log", stall_s=30, devices=max(ranks, 2), **{**TIMES, **parameters})
     trained = run_ranks(_train, ranks, told, kind, str(folder / "run"), window or {}, backend="", timeout_s=300)
     return folder / "run", [one.steps(folder / "log") for one in trained], trained
+
+
+def pinning(monitor: OverlapMonitor, modes: Callable[[int], Mode | None]) -> Callable[[int], Mode]:
+    """What pins, in a step of this number, the mode of the next one, and returns that of the open one."""
+
+    def change(number: int) -> Mode:
+        monitor.force(modes(number))
+        return monitor.mode
+
+    return change

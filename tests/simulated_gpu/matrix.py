@@ -23,6 +23,7 @@ from overlap_callbacks.gate.arms import BaseArm
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
 from tests.gpu import jobs
+from tests.gpu.jobs import ONE_WINDOW
 from tests.simulated_gpu.figures import Case, compare
 from tests.simulated_gpu.jobs import on_device
 from tests.simulated_gpu.parameters import Parameters
@@ -31,18 +32,6 @@ from tests.simulated_gpu.truth import DeviceLog, StepTruth
 
 RANKS = (2, 4)
 STEPS = 22
-# One recorded step, 2 x OSSO timed ones and OSSO profiled ones: steps 4 to 16.
-WINDOW: dict[str, Any] = {
-    "spread": False,
-    "every_n_steps": 1000,
-    "first_step": 4,
-    "repeats": 2,
-    "steps_per_block": 1,
-    "warmup_steps": 0,
-    "profiled_steps": 2,
-    "max_overhead": None,
-    "strict": True,
-}
 # Kernels take long enough that streams run beside each other.
 TIMES: dict[str, Any] = {"kernel_us": 200, "collective_us": 300, "link_gbs": 0.05, "compute_slowdown": 1.3}
 
@@ -91,7 +80,7 @@ class Way:
     """In which the library is there.
 
     Attributes:
-        options: of ``attach``, besides ``WINDOW``; None: it is absent.
+        options: of ``attach``, besides ``ONE_WINDOW``; None: it is absent.
         pins: the mode from each step on.
         arm: makes the one arm.
     """
@@ -102,7 +91,7 @@ class Way:
 
     def all_options(self, run_dir: str) -> dict[str, Any]:
         of_arm = {} if self.arm is None else {"arms": [self.arm()], "profiled_steps": 0}
-        return {**WINDOW, "run_dir": run_dir, **(self.options or {}), **of_arm}
+        return {**ONE_WINDOW, "run_dir": run_dir, **(self.options or {}), **of_arm}
 
 
 WAYS = {

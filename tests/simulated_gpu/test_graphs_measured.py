@@ -23,7 +23,7 @@ from overlap_callbacks.instruments import device as devices
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
 from tests.simulated_gpu.figures import Case, compare
-from tests.simulated_gpu.jobs import on_device, train
+from tests.simulated_gpu.jobs import on_device, pinning, train
 from tests.simulated_gpu.parameters import Parameters
 from tests.simulated_gpu.test_device import on_device as alone_on_device
 from tests.simulated_gpu.test_graphs import on_side_stream
@@ -151,20 +151,14 @@ def _leave(*_: Any) -> Iterator[Callable[[int], Mode]]:
 
 
 def _attach(modes: Callable[[int], Mode | None]) -> Look:
-    """Attach, and pin modes by the number of the step where they change: to pin one anew checks the order anew."""
+    """Attach, and pin modes by the number of the step."""
 
     @contextlib.contextmanager
     def look(job: Job, run_dir: str) -> Iterator[Callable[[int], Mode]]:
         from overlap_callbacks.integrations.pytorch import attach
 
         with attach(job.optimizer, model=job.model, run_dir=run_dir, strict=True, **WINDOW) as monitor:
-
-            def change(number: int) -> Mode:
-                if (mode := modes(number)) is not (modes(number - 1) if number else None):
-                    monitor.force(mode)
-                return monitor.mode
-
-            yield change
+            yield pinning(monitor, modes)
 
     return look
 
@@ -172,8 +166,7 @@ def _attach(modes: Callable[[int], Mode | None]) -> Look:
 LOOKS: dict[str, Look] = {
     "absent": _leave,
     "attached": _attach(lambda number: None),
-    # Of three steps from a pin on, the first is open already, and the second is recorded.
-    "toggling": _attach(lambda number: Mode.SEQUENTIAL if number % 4 else Mode.OVERLAPPED),
+    "toggling": _attach(lambda number: Mode.SEQUENTIAL if number % 2 else Mode.OVERLAPPED),
     "forced": _attach(lambda number: Mode.SEQUENTIAL),
 }
 

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from overlap_callbacks import Mode
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
-from tests.simulated_gpu.jobs import on_device
+from tests.simulated_gpu.jobs import on_device, pinning
 from tests.simulated_gpu.parameters import Parameters
 
 WIDTH, HEADS, ROWS, WORDS, LENGTH = 32, 2, 4, 24, 8
@@ -154,13 +154,7 @@ def _attach(modes: Callable[[int], Mode | None], **options: Any) -> Look:
         from overlap_callbacks.integrations.pytorch import attach
 
         with attach(optimizer, model=model, run_dir=run_dir, strict=True, **WINDOW, **options) as monitor:
-
-            def change(number: int) -> Mode:
-                """Pins the mode of the next step, and returns that of the open one."""
-                monitor.force(modes(number))
-                return monitor.mode
-
-            yield change
+            yield pinning(monitor, modes)
 
     return look
 
