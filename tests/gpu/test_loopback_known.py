@@ -228,9 +228,9 @@ def _run(kind: str, ctas: int, options: dict[str, Any]) -> Found:
         placed.append(place(schedule, *args, **named))
         return placed[-1]
 
-    def read_and_stop(profile: Profile) -> bool:
+    def read_and_stop(profile: Profile, **options: Any) -> bool:
         session, since_ns = profile.session, time.time_ns() - time.perf_counter_ns()
-        stopped = stop(profile)
+        stopped = stop(profile, **options)
         events = session.profiler.kineto_results.events()  # type: ignore[union-attr]
         runs = [(event.start_ns() - since_ns, event.duration_ns()) for event in events if event.name()[:5] == "gloo:"]
         in_gloo.extend([Range(start_ns, start_ns + length_ns) for start_ns, length_ns in sorted(runs)])

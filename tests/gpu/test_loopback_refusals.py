@@ -183,7 +183,7 @@ def _compute_on_a_second_stream() -> OverlapReport:
 
 def test_compute_on_a_second_stream_is_named() -> None:
     report: OverlapReport = run_alone(_compute_on_a_second_stream, timeout_s=240)
-    (problem,) = [problem for problem in report.problems if "compute ran during communication" in problem]
+    (problem,) = [problem for problem in report.problems if "sequential steps compute ran during" in problem]
     assert ASIDE in problem
 
 

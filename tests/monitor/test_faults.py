@@ -226,13 +226,18 @@ def errors_when_strict(request: pytest.FixtureRequest) -> list[Any]:
     return run_ranks(train_with_each_error, 2, True, sorted(asked_for(request, "strict_part")), timeout_s=150)
 
 
+def _but_for_what_rank_0_did_not_say(lines: list[str]) -> list[str]:
+    """A rank says that too, where it runs so late that rank 0 has given up: no other rank decides the order."""
+    return [line for line in lines if "rank 0 did not decide within" not in line]
+
+
 @pytest.mark.parametrize("part", PARTS)
 def test_in_production_an_internal_error_gives_one_warning_and_training_continues(errors_in_production, part):
     for expected, found in errors_in_production:
         assert found[part]["raised"] == []
         assert found[part]["digest"] == expected
         assert found[part]["let_go"] == (True, True, [], False)
-        assert len(found[part]["lines"]) <= 1
+        assert len(_but_for_what_rank_0_did_not_say(found[part]["lines"])) <= 1
     (_, first), _ = errors_in_production
     (line,) = first[part]["lines"]
     assert part in line
