@@ -289,8 +289,8 @@ def pool(
 MIN_WINDOWS = 4
 
 
-def pool_changes(windows: Sequence[Estimate]) -> Estimate | None:
-    return pool(windows, CHANGE, bounds=(-1.0, math.inf))
+def pool_changes(windows: Sequence[Estimate], pooling: Pooling = ONE_LOOK) -> Estimate | None:
+    return pool(windows, CHANGE, bounds=(-1.0, math.inf), pooling=pooling)
 
 
 def _on_scale(windows: Sequence[Estimate], scale: Scale) -> Floats | None:

@@ -1,0 +1,486 @@
+"""Decides which arm a job measures next, which it drops, and which is best: successive elimination within a budget.
+
+Every window compares one arm with the job as configured, so windows of all arms are compared through that. An arm is
+dropped once its interval says that it is slower, or slower than another, with certainty. Intervals hold at all looks
+(``statistics.pool``) and for all arms together (Bonferroni), so looking after each window costs no certainty.
+
+An arm that is known to be faster is the best until another is known to be faster than it. It is checked again at
+growing distances. An effect may change, which intervals over the whole run would notice late: ``_Watch`` does at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+from typing import NamedTuple
+
+import numpy as np
+
+from overlap_callbacks.analysis.results.arm import ArmReport, ComparedArm
+from overlap_callbacks.analysis.results.decision import Decision, LeftOut, Why, Winner
+from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.statistics import Pooling, inverted_change, pool_changes
+
+# Maximum distance between two checks of the best arm, in windows.
+_MOST_APART = 32
+# An arm that wins less than this share is not worth finding: it is what windows may cost by default.
+_WORTH = 0.005
+# One step may be long for a reason of its own, such as a compilation: so many are tried before an arm waits for the
+# time that its window would cost.
+_TRIALS = 3
+# So many windows in a row that do not count are no accident.
+_IN_VAIN = 4
+# A window that was begun, and of which nothing was heard at so many later ones, is charged what was expected of it.
+_UNHEARD = 4
+
+
+class Choice(NamedTuple):
+    """What a window measures.
+
+    Attributes:
+        arm: its arm; empty if no window is due.
+        trial: whether only one step is turned: nothing is known of the arm's cost, or its window is too dear so far.
+        next_window: if none is due, the first that may be, by the distance of checks; 0 for the next one.
+        wait_s: if none is due, the time until training has paid for the next one, about; 0 if it is not that.
+        reason: if none is due, why.
+    """
+
+    arm: str = ""
+    trial: bool = False
+    next_window: int = 0
+    wait_s: float = 0.0
+    reason: str = ""
+
+
+class Decider:
+    """Rank 0: decides about arms. Its methods are called one at a time, from any thread.
+
+    At every moment the windows and trials that it begins cost at most ``budget`` of the time since the first of them,
+    plus the dearest one begun.
+
+    Args:
+        arms: in the user's order; names are unique.
+        budget: share of training time that windows of arms may cost.
+        wrong: share of jobs in which an arm is chosen that is slower than the job as configured, at most.
+        keeps: whether the best arm is turned on; otherwise it is recommended.
+        lines: by arm, what to put into the job to have it for good.
+        earlier: reports of windows from earlier starts of the job that are comparable with this one, in order.
+        decided: the last decision of these starts. What was left out stays so, except arms that stopped winning: they
+            start anew.
+    """
+
+    def __init__(
+        self,
+        arms: Sequence[ComparedArm],
+        *,
+        budget: float,
+        wrong: float,
+        keeps: bool,
+        lines: Mapping[str, str] | None = None,
+        earlier: Sequence[ArmReport | OverlapReport] = (),
+        decided: Decision | None = None,
+    ) -> None:
+        self._arms = {arm.name: _Arm(arm) for arm in arms}
+        self._budget, self._wrong, self._keeps = budget, wrong, keeps
+        self._pooling = Pooling(all_looks=True, confidence=1 - wrong / len(arms))
+        self._lines = lines or {}
+        self._costs = _Costs(budget)
+        self._best: _Held | None = None
+        self._advised: _Held | None = None
+        self._last = 0, 0  # the last window that led to something, and its first step
+        self._resume(earlier, decided)
+
+    def choose(self, window: int, now_s: float, arm_steps: int) -> Choice:
+        """What a window that could begin now measures. If that is an arm, its window or trial counts as begun.
+
+        Args:
+            window: its number.
+            now_s: time on a clock that does not go back.
+            arm_steps: steps with the arm in a whole window.
+        """
+        self._costs.at(now_s)
+        if self._costs.awaited(self._arms):
+            return Choice(reason="the window before it has no result yet")
+        due, next_window = self._due(window)
+        if not due:
+            if next_window:
+                return Choice(next_window=next_window, reason="the best arm is checked again later")
+            return Choice(next_window=window + _MOST_APART, reason="no arm is left to measure")
+        wait_s = self._costs.unpaid_s(0.0)
+        if wait_s > 0:
+            return Choice(wait_s=wait_s, reason="training pays for earlier windows first")
+        waits = []
+        for arm in due:
+            cost_s = arm.window_cost_s(arm_steps, self._costs.least_s)
+            trial = cost_s is None
+            wait_s = 0.0 if cost_s is None else self._costs.unpaid_s(cost_s)
+            if wait_s > 0 and not arm.windows and arm.num_trials < _TRIALS:
+                trial, wait_s = True, self._costs.unpaid_s(arm.trial_s)
+            if wait_s <= 0:
+                arm.num_begun += 1
+                self._costs.begin(arm.arm.name, arm.trial_s if trial or cost_s is None else cost_s)
+                self._held_checked(arm, window)
+                return Choice(arm.arm.name, trial=trial)
+            waits.append(wait_s)
+        return Choice(wait_s=min(waits), reason="training pays for the next window first")
+
+    def record(self, report: ArmReport | OverlapReport, cost_s: float) -> None:
+        """Note the report of an arm's window, of sequential steps an ``OverlapReport``.
+
+        ``cost_s``: training time that it cost, as charged: rather too much than too little.
+        """
+        name = _arm_of(report, self._arms)
+        arm = self._arms.get(name)
+        self._costs.end(name, cost_s)
+        if arm is None:
+            return
+        arm.costs_s.append(max(0.0, cost_s))
+        self._last = report.window, report.first_step
+        self._add(arm, report)
+
+    def record_trial(self, name: str, extra_s: float, cost_s: float) -> None:
+        """Note a trial: how much longer than usual its one step took, and what the whole trial cost."""
+        self._costs.end(name, cost_s)
+        arm = self._arms[name]
+        arm.num_trials += 1
+        arm.extra_s = max(0.0, extra_s) if arm.extra_s is None else min(arm.extra_s, max(0.0, extra_s))
+        arm.trial_s = max(0.0, cost_s)
+
+    def lost(self, name: str, cost_s: float) -> None:
+        """Note a window or trial that was begun and gives no report, and what it cost."""
+        self._costs.end(name, cost_s)
+
+    def leave_out(self, name: str, window: int, reason: str) -> None:
+        """Measure an arm no longer, because the job cannot have it."""
+        self._leave_out(self._arms[name], Why.UNMEASURED, window, reason=reason)
+        self._settle(window)
+
+    def decision(self) -> Decision:
+        """What is decided so far."""
+        window, first_step = self._last
+        left = [arm for arm in self._arms.values() if arm.left_out is None]
+        out = [arm.left_out for arm in self._arms.values() if arm.left_out is not None]
+        return Decision(
+            window=window,
+            first_step=first_step,
+            keeps=self._keeps,
+            wrong=self._wrong,
+            budget=self._budget,
+            cost_s=self._costs.spent_s,
+            training_s=self._costs.training_s,
+            best=self._winner(self._best),
+            advised=self._winner(self._advised),
+            left=tuple([arm.arm.name for arm in left]),
+            left_out=tuple(sorted(out, key=lambda one: one.window)),
+            would_show={arm.arm.name: shows for arm in left if (shows := arm.would_show()) is not None},
+        )
+
+    # -- which arm is next
+
+    def _due(self, window: int) -> tuple[list[_Arm], int]:
+        """The arms that may be measured now, the first one first; without any, the window from which one may be."""
+        left = [arm for arm in self._arms.values() if arm.left_out is None]
+        others = sorted([arm for arm in left if not self._is_held(arm)], key=lambda arm: arm.num_begun)
+        held = [one for one in (self._best, self._advised) if one is not None]
+        due = [one.arm for one in held if one.is_due(window)]
+        return [*due, *others], min([one.next_window for one in held], default=0)
+
+    def _is_held(self, arm: _Arm) -> bool:
+        return any(one is not None and one.arm is arm for one in (self._best, self._advised))
+
+    def _held_checked(self, arm: _Arm, window: int) -> None:
+        for one in (self._best, self._advised):
+            if one is not None and one.arm is arm:
+                one.checked(window)
+
+    # -- what is known
+
+    def _add(self, arm: _Arm, report: ArmReport | OverlapReport) -> None:
+        speedup = _speedup_of(report)
+        if speedup is None or speedup.standard_error is None:
+            arm.in_vain += 1
+            if arm.in_vain >= _IN_VAIN:
+                problem = next(iter(report.problems), "its windows have no speed-up")
+                self._leave_out(arm, Why.UNMEASURED, report.window, reason=problem)
+        else:
+            arm.in_vain = 0
+            arm.windows.append(speedup)
+            arm.pooled = pool_changes(arm.windows, self._pooling)
+            self._watch(arm, speedup, report.window)
+        self._settle(report.window)
+
+    def _watch(self, arm: _Arm, speedup: Estimate, window: int) -> None:
+        for one in (self._best, self._advised):
+            if one is not None and one.arm is arm and one.watch.has_stopped(speedup):
+                self._leave_out(arm, Why.STOPPED, window)
+                self._bring_back(arm)
+
+    def _settle(self, window: int) -> None:
+        """Leave out arms by what is known now, and choose the best."""
+        left = [arm for arm in self._arms.values() if arm.left_out is None]
+        for arm in left:
+            high = arm.high
+            if high < _WORTH and not self._is_held(arm):
+                self._leave_out(arm, Why.SLOWER if high < 0 else Why.NO_GAIN, window)
+        for arm, other in permutations(left, 2):
+            may_replace = other.may_be_kept or not arm.may_be_kept
+            if arm.left_out is None and other.left_out is None and may_replace and self._is_behind(arm, other):
+                self._leave_out(arm, Why.BEHIND, window, than=other.arm.name)
+        self._best = self._held(self._best, window, may_be_kept=True)
+        self._advised = self._held(self._advised, window, may_be_kept=False)
+        self._end_search(window)
+
+    def _is_behind(self, arm: _Arm, other: _Arm) -> bool:
+        """Whether an arm is slower than another with certainty, by their windows in pairs, one after the other."""
+        pairs = [_difference(*pair) for pair in zip(arm.windows, other.windows, strict=False)]
+        found = pool_changes(pairs, self._pooling)
+        return found is not None and found.ci_high is not None and found.ci_high < 0
+
+    def _held(self, before: _Held | None, window: int, *, may_be_kept: bool) -> _Held | None:
+        if before is not None and before.arm.left_out is None:
+            return before
+        known = [
+            arm for arm in self._arms.values()
+            if arm.left_out is None and arm.may_be_kept is may_be_kept and arm.low > 0
+        ]  # fmt: skip
+        if not known:
+            return None
+        best = max(known, key=lambda arm: arm.value)
+        return _Held(best, window, sum([len(arm.windows) for arm in self._arms.values()]), _Watch.of(best))
+
+    def _end_search(self, window: int) -> None:
+        """Leave out the arms that are not told apart from the best after as many windows as it took to find that."""
+        if self._best is None:
+            return
+        num_windows = sum([len(arm.windows) for arm in self._arms.values() if not self._is_held(arm)])
+        self._best.others_before = min(self._best.others_before, num_windows)
+        if num_windows - self._best.others_before < self._best.num_windows:
+            return
+        for arm in self._arms.values():
+            if arm.left_out is None and not self._is_held(arm):
+                self._leave_out(arm, Why.NOT_AHEAD, window, than=self._best.arm.arm.name)
+
+    def _leave_out(self, arm: _Arm, why: Why, window: int, *, than: str = "", reason: str = "") -> None:
+        arm.left_out = LeftOut(arm.arm.name, window, why, len(arm.windows), arm.pooled, than, reason)
+
+    def _bring_back(self, stopped: _Arm) -> None:
+        """Measure again the arms that were left out only because of one that stopped winning."""
+        for arm in self._arms.values():
+            if arm.left_out is not None and arm.left_out.than == stopped.arm.name:
+                arm.left_out = None
+
+    def _winner(self, held: _Held | None) -> Winner | None:
+        if held is None or held.arm.pooled is None:
+            return None
+        name = held.arm.arm.name
+        return Winner(name, held.since, len(held.arm.windows), held.arm.pooled, self._lines.get(name, ""))
+
+    def _resume(self, earlier: Sequence[ArmReport | OverlapReport], decided: Decision | None) -> None:
+        before = {} if decided is None else {one.arm: one for one in decided.left_out}
+        anew = {name for name, one in before.items() if one.why is Why.STOPPED}
+        for report in earlier:
+            arm = self._arms.get(_arm_of(report, self._arms))
+            speedup = _speedup_of(report)
+            if arm is None or arm.arm.name in anew or speedup is None or speedup.standard_error is None:
+                continue
+            arm.windows.append(speedup)
+            arm.pooled = pool_changes(arm.windows, self._pooling)
+        for name, one in before.items():
+            if name in self._arms and name not in anew and one.why is not Why.UNMEASURED and one.than not in anew:
+                self._arms[name].left_out = one
+        winners = () if decided is None else (decided.best, decided.advised)
+        for winner in winners:
+            arm = None if winner is None else self._arms.get(winner.arm)
+            if winner is None or arm is None or not arm.windows:
+                continue
+            held = _Held(arm, winner.window, winner.num_windows, _Watch.of(arm))
+            if arm.may_be_kept:
+                self._best = held
+            else:
+                self._advised = held
+
+
+# -- one arm
+
+
+@dataclass(eq=False)
+class _Arm:
+    """What is known of an arm."""
+
+    arm: ComparedArm
+    windows: list[Estimate] = field(default_factory=list)  # the speed-ups of those that count
+    pooled: Estimate | None = None
+    left_out: LeftOut | None = None
+    extra_s: float | None = None  # by which a step with it takes longer, by its trials
+    trial_s: float = 0.0  # cost of its last trial
+    costs_s: list[float] = field(default_factory=list)  # of its windows
+    num_trials: int = 0
+    num_begun: int = 0
+    in_vain: int = 0
+
+    @property
+    def may_be_kept(self) -> bool:
+        return self.arm.equal_results and not self.arm.sequential
+
+    @property
+    def value(self) -> float:
+        return -1.0 if self.pooled is None else self.pooled.value
+
+    @property
+    def low(self) -> float:
+        return -1.0 if self.pooled is None or self.pooled.ci_low is None else self.pooled.ci_low
+
+    @property
+    def high(self) -> float:
+        return math.inf if self.pooled is None or self.pooled.ci_high is None else self.pooled.ci_high
+
+    def would_show(self) -> float | None:
+        """The least speed-up that its interval would tell from none."""
+        return None if math.isinf(self.high) else (1 + self.high) / (1 + self.value) - 1
+
+    def window_cost_s(self, arm_steps: int, least_s: float) -> float | None:
+        """What a window costs, at the upper end; None if nothing is known of it."""
+        if self.costs_s:
+            return max(self.costs_s[-3:])
+        if self.windows:  # of an earlier start
+            return least_s
+        return None if self.extra_s is None else self.extra_s * arm_steps + least_s
+
+
+@dataclass(eq=False)
+class _Held:
+    """The best arm, and when it is checked again: each distance is twice the one before.
+
+    So if it turned as much slower as it was faster, just after a check, no more is lost until the next one than was
+    won before.
+    """
+
+    arm: _Arm
+    since: int  # window
+    num_windows: int  # of all arms until then
+    watch: _Watch
+    others_before: float = math.inf
+    distance: int = 1
+    next_window: int = 0
+
+    def is_due(self, window: int) -> bool:
+        # A step number that goes back takes window numbers with it.
+        return window >= self.next_window or window < self.next_window - self.distance
+
+    def checked(self, window: int) -> None:
+        self.distance = 1 if self.watch.doubts else min(2 * self.distance, _MOST_APART)
+        self.next_window = window + self.distance
+
+
+@dataclass(eq=False)
+class _Watch:
+    """Notices that an arm stops winning, by Page's cumulative sum of the evidence of its windows.
+
+    ``effect`` and ``error``: of one window while it wins, on the scale of logarithms.
+    """
+
+    effect: float
+    error: float
+    total: float = 0.0
+
+    @classmethod
+    def of(cls, arm: _Arm) -> _Watch:
+        assert arm.pooled is not None
+        error = (arm.pooled.standard_error or 0.0) * math.sqrt(len(arm.windows))
+        return cls(math.log1p(arm.pooled.value), max(error, 1e-6))
+
+    @property
+    def doubts(self) -> bool:
+        return self.total > 0
+
+    def has_stopped(self, speedup: Estimate) -> bool:
+        """Add a window; whether it is now more likely by far that the arm wins nothing."""
+        value = math.log1p(max(speedup.value, -0.999))
+        self.total = max(0.0, self.total + self.effect * (self.effect / 2 - value) / self.error**2)
+        return self.total > _EVIDENCE
+
+
+# Logarithm of the likelihood ratio from which an arm is given up.
+_EVIDENCE = math.log(100)
+
+
+# -- what arms cost
+
+
+class _Costs:
+    """What windows and trials have cost, and whether the budget has room for another."""
+
+    def __init__(self, budget: float) -> None:
+        self._budget = budget
+        self.spent_s = 0.0
+        self.training_s = 0.0
+        self.least_s = 0.0  # cost of the cheapest window
+        self._began_s: float | None = None
+        self._dearest_s = 0.0
+        self._begun: dict[str, float] = {}  # expected costs of those without a result
+        self._unheard = 0
+        self._has_window = False
+
+    def at(self, now_s: float) -> None:
+        if self._began_s is None:
+            self._began_s = now_s
+        self.training_s = now_s - self._began_s
+
+    def begin(self, name: str, expected_s: float) -> None:
+        self._begun[name] = expected_s
+        self._dearest_s = max(self._dearest_s, expected_s)
+        self._unheard = 0
+
+    def end(self, name: str, cost_s: float) -> None:
+        self._begun.pop(name, None)
+        self.spent_s += max(0.0, cost_s)
+        self._dearest_s = max(self._dearest_s, cost_s)
+
+    def awaited(self, arms: Mapping[str, _Arm]) -> bool:
+        """Whether a begun one has no result yet; for a few windows."""
+        if not self._begun:
+            return False
+        self._unheard += 1
+        if self._unheard < _UNHEARD:
+            return True
+        for name, expected_s in list(self._begun.items()):
+            self.end(name, max(expected_s, self._dearest_s))
+        return False
+
+    def unpaid_s(self, cost_s: float) -> float:
+        """Time until one that costs this may begin; 0 if it may now."""
+        planned_s = self.spent_s + (cost_s if cost_s > self._dearest_s else 0.0)
+        return max(0.0, planned_s / self._budget - self.training_s)
+
+
+# -- speed-ups
+
+
+def _arm_of(report: ArmReport | OverlapReport, arms: Mapping[str, _Arm]) -> str:
+    """The name of a report's arm; a report of overlap is of sequential steps."""
+    if isinstance(report, ArmReport):
+        return report.arm.name
+    return next((name for name, arm in arms.items() if arm.arm.sequential), "")
+
+
+def _speedup_of(report: ArmReport | OverlapReport) -> Estimate | None:
+    """How much faster the arm was in a window; None if that does not count."""
+    if not report.counts or report.control:
+        return None
+    if isinstance(report, ArmReport):
+        return report.speedup
+    found = report.speedup_vs_sequential
+    return None if found is None else inverted_change(found)
+
+
+def _difference(of: Estimate, other: Estimate) -> Estimate:
+    """How much faster one arm was than another, each in a window of its own: log(1 + value) is the difference."""
+    errors = np.array([of.standard_error or 0.0, other.standard_error or 0.0]) ** 2
+    degrees = np.array([of.degrees_of_freedom or 1.0, other.degrees_of_freedom or 1.0])
+    error = errors.sum()
+    freedom = error**2 / (errors**2 / degrees).sum() if error > 0 else float(degrees.sum())
+    value = (1 + of.value) / (1 + other.value) - 1
+    return Estimate(value, None, None, of.num_steps + other.num_steps, 1, math.sqrt(error), float(freedom))
