@@ -40,6 +40,7 @@ from overlap_callbacks.analysis.stragglers import Straggler
 from overlap_callbacks.analysis.study import BATCH, PRECISION, Configuration, Published, StudyRow, StudyStart
 from overlap_callbacks.analysis.throughput import RunFigures, ScaledRun
 from overlap_callbacks.analysis.trade_off import TradeOffRow
+from overlap_callbacks.experiments.against import Answer, Part
 from overlap_callbacks.experiments.check import State
 from overlap_callbacks.experiments.study.factors import CAPS
 from overlap_callbacks.report.views.predict import Prediction
@@ -117,9 +118,15 @@ Traffic = made(
     groups=list[MessageGroup], communication=Communication,
 )  # fmt: skip
 Limit = made("Limit", option=str, figure=str, limit=float, state=State, measured=Estimate | None, doubt=str)
+Compared = made(
+    "Compared", answer=Answer, within=float, confidence=float, unit=Literal["run", "window"], step_ms=Estimate,
+    baselines=list[made("Baseline", path=str, step_ms=Estimate)], change=Estimate | None, would_do=int | None,
+    differs=list[made("Differing", name=str, run=str, baselines=list[str])],
+    parts=list[made("ComparedPart", Part, is_slower=bool)],
+)  # fmt: skip
 Check = made(
     "Check", exit_code=Literal[0, 1, 3], limits=list[Limit], all_looks=bool, windows=int, valid_windows=int, state=str,
-    dimensions=list[DimensionTime], collectives=list[ExposedCollective],
+    against=Compared | None, dimensions=list[DimensionTime], collectives=list[ExposedCollective],
 )  # fmt: skip
 TunedRow = made(
     "Combination", settings=dict[str, str], runs=int, step_ms=Estimate | None, change=Estimate | None,

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from overlap_callbacks.analysis.apart import change as change_of
 from overlap_callbacks.analysis.formatting import CLEAR, PLAIN, certainty, certainty_in_words, listed
 from overlap_callbacks.analysis.headline import NOT_MEASURED, Headline, Times, change_in_brackets, signless_bounds
 from overlap_callbacks.analysis.results.estimate import Estimate
-from overlap_callbacks.analysis.statistics import relative_change
+from overlap_callbacks.analysis.statistics import ONE_LOOK, Pooling
 
 THESE_RUNS = "It holds for these runs: repeat them to see what differs from run to run."
 _MOST_NAMED = 3
@@ -29,16 +30,16 @@ class Fastest(NamedTuple):
     name: str = ""
 
 
-def fastest(runs: Sequence[RunSpeed], work: str = "") -> Fastest:
+def fastest(runs: Sequence[RunSpeed], work: str = "", pooling: Pooling = ONE_LOOK) -> Fastest:
     """Which of two or more runs is fastest, compared with the next one.
 
     Nothing is claimed about a run whose interval against the fastest one includes zero. Selecting the minimum does not
     inflate the error rate here: its distance from the next one is smaller than that of any other pair. ``work``: what
-    all runs' ``work_per_s`` counts, ``tokens`` or ``samples``, if that is compared.
+    all runs' ``work_per_s`` counts, ``tokens`` or ``samples``, if that is compared. ``pooling``: of the intervals.
     """
     ordered = sorted(runs, key=lambda run: -_of(run, work).value if work else run.step_ms.value)
     first, second, *_ = ordered
-    changes = {run.name: relative_change(_of(run, work), _of(first, work)) for run in ordered[1:]}
+    changes = {run.name: change_of([_of(run, work)], _of(first, work), pooling=pooling) for run in ordered[1:]}
     change = changes[second.name]
     if change is None:  # a zero time, only in corrupt records
         return Fastest(Headline("Which run is faster is not known: a step of no time was recorded."))

@@ -82,7 +82,7 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write(folder / "checked", window(0), window(1))
     write(folder / "overlap_runs" / "20260101-120000", *[with_sizes(window(i)) for i in range(13)])
     write_run(folder / "RUN", Layout(2, 2, 2, ranks_per_host=4))
-    for name in ("overlap_runs/<time>", "newer/overlap_runs"):
+    for name in ("baselines/RUN", "overlap_runs/<time>", "newer/overlap_runs"):
         newest = write_run(folder / name, Layout(1, 1, 8, ranks_per_host=4))
     shutil.move(newest, folder / "overlap_runs" / "newest")
     for name in ("trace", "rank0", "rank1", "overlapped", "run/rank0", "traces/rank0"):

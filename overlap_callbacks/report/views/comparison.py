@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from overlap_callbacks.analysis.apart import level
 from overlap_callbacks.analysis.fastest import Fastest, RunSpeed, fastest
 from overlap_callbacks.analysis.formatting import DASH, PAGE, PLAIN, bytes_in_words, count, listed, page_text
 from overlap_callbacks.analysis.headline import Headline, step_change
@@ -13,12 +14,13 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
 from overlap_callbacks.analysis.results.run import Workload
 from overlap_callbacks.analysis.results.step_parts import exposed_share
+from overlap_callbacks.analysis.statistics import LOG, Pooling
 from overlap_callbacks.report.record import Record
 from overlap_callbacks.report.views.elements import Block, Cell, Chart, Head, Note, Section, Table, bar, name_cell
 from overlap_callbacks.report.views.environment import environment_facts
 from overlap_callbacks.report.views.power import power_figures
-from overlap_callbacks.report.views.quality import SCHEMA, SETTING, STARTED, run_facts
-from overlap_callbacks.report.views.scaling import axis_value, common_work, run_figures
+from overlap_callbacks.report.views.quality import HOST, SCHEMA, SETTING, STARTED, run_facts
+from overlap_callbacks.report.views.scaling import axis_value, common_work, work_per_s
 from overlap_callbacks.report.views.step_charts import mode_bars
 from overlap_callbacks.report.views.trends import slowdowns
 
@@ -32,7 +34,7 @@ _COMPARED: tuple[tuple[str, Callable[[dict[str, Estimate]], Estimate | None]], .
 _NO_SETTINGS = (STARTED,)
 _SCHEDULE, _COLLECTIVES, _TOLD = "Schedule: ", "Collectives of a step: ", "Configuration: "
 # Settings of measuring and recording, not of the job.
-_NOT_OF_THE_JOB = (_SCHEDULE, SCHEMA, "overlap-callbacks", "Hosts named", "Host of rank 0")
+_NOT_OF_THE_JOB = (_SCHEDULE, SCHEMA, "overlap-callbacks", "Hosts named", HOST)
 _MOST_NAMED = 3
 # Topics of advice, and words in the names of the settings that they are about.
 _TRIED = {"buckets": ("bucket", "fsdp_units"), "prefetch": ("prefetch",)}
@@ -143,21 +145,32 @@ def fastest_of(names: Sequence[str], records: Sequence[Record]) -> Fastest:
 def _fastest(known: Sequence[tuple[str, Record]]) -> Fastest:
     records = [record for _, record in known]
     work = common_work(records)
+    pooling = Pooling(all_looks=any([record.running for record in records]))
     speeds = []
     for name, record in known:
-        figures = run_figures(name, record, record.runs[-1].world_size, work)
-        if figures.step_ms is not None:
-            speeds.append(RunSpeed(name, figures.step_ms, figures.work_per_s))
+        step_ms = level(steps_of(record), LOG, pooling)
+        if step_ms is not None:
+            speeds.append(RunSpeed(name, step_ms, work_per_s(record, work, step_ms)))
     alike = len({axis_value(record, f"{work}_per_step") for record in records}) == 1
     if alike or any(speed.work_per_s is None for speed in speeds):
         work = ""  # for equal or unknown work per step, compare time
-    return fastest(speeds, work)
+    return fastest(speeds, work, pooling)
+
+
+def steps_of(record: Record) -> list[Estimate]:
+    """The overlapped step of each window that counts."""
+    return [step_ms for window in record.valid_windows if (step_ms := window.e2e_overlapped_ms) is not None]
+
+
+def _train_different_models(records: Sequence[Record]) -> bool:
+    """Whether all records have their model's shapes and these differ."""
+    shapes = [record.runs[-1].configuration.get("shapes") for record in records]
+    return None not in shapes and len(set(shapes)) > 1
 
 
 def _of_different_models(known: Sequence[tuple[str, Record]]) -> Fastest | None:
-    """Step times without a verdict if all records have their model's shapes and these differ; otherwise None."""
-    shapes = [record.runs[-1].configuration.get("shapes") for _, record in known]
-    if None in shapes or len(set(shapes)) == 1:
+    """Step times without a verdict if the models differ; otherwise None."""
+    if not _train_different_models([record for _, record in known]):
         return None
     times = []
     for name, record in known:
@@ -194,6 +207,38 @@ def differences(records: Sequence[Record]) -> list[Difference]:
 def of_the_job(rows: Sequence[Difference]) -> list[Difference]:
     """The differences that may make one job faster than another."""
     return [row for row in rows if not row[0].startswith(_NOT_OF_THE_JOB)]
+
+
+def differences_of(record: Record, others: Sequence[Record]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """What differs between the job of a run and those of others, and the host: with its value, and theirs."""
+    rows = [row for row in differences([record, *others]) if row in of_the_job([row]) or row[0] == HOST]
+
+    def shown(value: str) -> str:
+        return "unknown" if value == DASH else _cut(value)
+
+    return [
+        (_short(label), shown(own), tuple(map(shown, theirs)))
+        for label, (own, *theirs) in rows
+        if any([value != own for value in theirs])
+    ]
+
+
+# What a step's time depends on so much that runs which differ in it are not compared, and their names.
+_ALIKE = {
+    "world_size": "ranks", "device": "device", "model": "model", "tokens_per_step": "tokens of a step",
+    "samples_per_step": "samples of a step",
+}  # fmt: skip
+
+
+def unlike(record: Record, other: Record) -> str:
+    """Why the steps of two runs are not compared, e.g. ``ranks: 8, not 4``; empty if they are."""
+    if _train_different_models([record, other]):
+        return "shapes or types of the models' parameters differ"
+    for axis, name in _ALIKE.items():
+        own, theirs = axis_value(record, axis), axis_value(other, axis)
+        if own != theirs and None not in (own, theirs):
+            return f"{name}: {_cut(str(theirs))}, not {_cut(str(own))}"
+    return ""
 
 
 def difference_table(names: Sequence[str], records: Sequence[Record]) -> Block:

@@ -189,14 +189,14 @@ def _listed(record: Record) -> list[OverlapReport]:
 # -- the configuration
 
 
-STARTED, SCHEMA, SETTING = "Started", "Schema of the record", "Setting"
+STARTED, SCHEMA, SETTING, HOST = "Started", "Schema of the record", "Setting", "Host of rank 0"
 _LABELS = {
     "schema_version": SCHEMA,
     "library_version": "overlap-callbacks",
     "torch_version": "PyTorch",
     "python_version": "Python",
     "started_at": STARTED,
-    "hostname": "Host of rank 0",
+    "hostname": HOST,
     "framework": "Framework",
     "world_size": "Ranks",
     "backend": "Backend",

@@ -306,7 +306,6 @@ def run_figures(name: str, record: Record, value: Value, work: str) -> RunFigure
     figures = record.pooled()
     throughput = run_throughput(record.valid_windows)
     step, exposed = figures.get("e2e_overlapped_ms"), exposed_share(figures)
-    rate = None if throughput is None or not work else getattr(throughput, f"{work}_per_s")
     window = record.latest_valid("collectives")
     bandwidths = {} if window is None else effective_bandwidths(window.collectives)
     return RunFigures(
@@ -314,7 +313,7 @@ def run_figures(name: str, record: Record, value: Value, work: str) -> RunFigure
         value=value,
         ranks=record.runs[-1].world_size,
         step_ms=step,
-        work_per_s=None if rate is None else _rate(rate, step),
+        work_per_s=work_per_s(record, work, step),
         comm_ratio=figures.get("comm_ratio"),
         exposed=None if exposed is None else exposed.value,
         mfu=None if throughput is None else throughput.mfu,
@@ -322,13 +321,18 @@ def run_figures(name: str, record: Record, value: Value, work: str) -> RunFigure
     )
 
 
-def _rate(rate: float, step: Estimate | None) -> Estimate:
-    """Work per second, with the inverted interval of the step time."""
+def work_per_s(record: Record, work: str, step: Estimate | None) -> Estimate | None:
+    """Work per second, with the inverted interval of the step time; ``work`` as in ``common_work``."""
+    throughput = run_throughput(record.valid_windows)
+    rate: float | None = None if throughput is None or not work else getattr(throughput, f"{work}_per_s")
+    if rate is None:
+        return None
     if step is None or step.ci_low is None or step.ci_high is None or step.ci_low <= 0 or step.value <= 0:
         return Estimate(rate, None, None, 0 if step is None else step.num_steps, 0 if step is None else step.num_blocks)
     return Estimate(
-        rate, rate * step.value / step.ci_high, rate * step.value / step.ci_low, step.num_steps, step.num_blocks
-    )
+        rate, rate * step.value / step.ci_high, rate * step.value / step.ci_low, step.num_steps, step.num_blocks,
+        step.standard_error, step.degrees_of_freedom,
+    )  # fmt: skip
 
 
 def common_work(records: Sequence[Record]) -> str:
