@@ -53,8 +53,8 @@ class ProfiledMeans(NamedTuple):
 
     Attributes:
         comm_ms: sum of the communication kernels' times, without waiting if that is known.
-        waiting_ms: the part of ``comm_busy_ms`` in which collectives wait for the last rank, and messages for their
-            peer; NaN if unknown.
+        waiting_ms: ``comm_busy_ms`` times the share of the kernels' summed times in which collectives wait for the last
+            rank, and messages for their peer; NaN if unknown.
         slowest_compute_ms: ``compute_busy_ms`` of the rank with the most in sequential steps.
     """
 
