@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from overlap_callbacks import OverlapMonitor
@@ -220,14 +220,23 @@ def _hsdp(rank: int, device: torch.device) -> Job:
     return _sharded(rank, device, replicas=2, shards=dist.get_world_size() // 2)
 
 
-def _sharded(rank: int, device: torch.device, **mesh_sizes: int) -> Job:
+def _fsdp2_bf16(rank: int, device: torch.device) -> Job:
+    return _sharded(rank, device, torch.bfloat16, dp=dist.get_world_size())
+
+
+def _sharded(rank: int, device: torch.device, dtype: torch.dtype | None = None, **mesh_sizes: int) -> Job:
+    """``dtype`` is that of gathered weights and activations; gradients are reduced in fp32."""
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     mesh = init_device_mesh(device.type, tuple(mesh_sizes.values()), mesh_dim_names=tuple(mesh_sizes))
     model = _layers().to(device)
     for layer in model:
         if isinstance(layer, nn.Linear):
-            fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
-    return TorchJob(rank, device, model)
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    job = TorchJob(rank, device, model)
+    if dtype is not None:  # small changes of weights do not show
+        job.optimizer.param_groups[0]["lr"] = 1.0
+    return job
 
 
 def _tensor_parallel(rank: int, device: torch.device) -> Job:
@@ -264,7 +273,7 @@ class _Pipeline(TorchJob):
 
 
 class _DeepSpeed(Job):
-    def __init__(self, rank: int, device: torch.device, stage: int) -> None:
+    def __init__(self, rank: int, device: torch.device, stage: int, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         deepspeed = _deepspeed(rank, device)
         zero: dict[str, Any] = {"stage": stage, "overlap_comm": True, "reduce_bucket_size": BUCKET_NUMBERS}
@@ -275,12 +284,13 @@ class _DeepSpeed(Job):
             "train_micro_batch_size_per_gpu": BATCH,
             "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
             "zero_optimization": zero,
+            "bf16": {"enabled": dtype is torch.bfloat16},
             "steps_per_print": 1_000_000,
         }
         model = _layers()
         self.engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)
         self.model = self.engine.module
-        self._data = _batch(rank, device, BATCH)
+        self._data = _batch(rank, device, BATCH).to(dtype)
 
     def forward_backward(self) -> None:
         loss = self.engine(self._data).square().mean()
@@ -325,9 +335,18 @@ class _Megatron(Job):
     Args:
         rank, device: of this process.
         stages, tensor, experts: ranks of pipeline, tensor and expert parallelism.
+        dtype: of weights and activations; the optimizer has its own weights in fp32.
     """
 
-    def __init__(self, rank: int, device: torch.device, stages: int = 1, tensor: int = 1, experts: int = 1) -> None:
+    def __init__(
+        self,
+        rank: int,
+        device: torch.device,
+        stages: int = 1,
+        tensor: int = 1,
+        experts: int = 1,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
         super().__init__()
         if ON_CPU:
             _shim_megatron()
@@ -344,6 +363,7 @@ class _Megatron(Job):
         from megatron.core.models.gpt.gpt_model import GPTModel
         from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
         from megatron.core.pipeline_parallel import get_forward_backward_func
+        from megatron.core.transformer.module import Float16Module
         from megatron.core.transformer.transformer_config import TransformerConfig
 
         if experts > 1:
@@ -353,6 +373,7 @@ class _Megatron(Job):
         parallel_state.initialize_model_parallel(tensor, stages, expert_model_parallel_size=experts)
         if not ON_CPU:
             tensor_parallel.model_parallel_cuda_manual_seed(0)
+        in_bf16 = dtype is torch.bfloat16
         of_experts: dict[str, Any] = {"num_moe_experts": 4, "moe_token_dispatcher_type": "alltoall"}
         of_experts |= {"add_bias_linear": False, "expert_model_parallel_size": experts}
         config = TransformerConfig(
@@ -362,7 +383,9 @@ class _Megatron(Job):
             num_attention_heads=4,
             tensor_model_parallel_size=tensor,
             pipeline_model_parallel_size=stages,
-            pipeline_dtype=torch.float32,
+            pipeline_dtype=dtype,
+            params_dtype=dtype,
+            bf16=in_bf16,
             use_cpu_initialization=ON_CPU,
             hidden_dropout=0.0,
             attention_dropout=0.0,
@@ -372,7 +395,7 @@ class _Megatron(Job):
             bias_dropout_fusion=False,
             bias_activation_fusion=False,
         )
-        gpt = GPTModel(
+        gpt: nn.Module = GPTModel(
             config,
             get_gpt_layer_local_spec(num_experts=4 if experts > 1 else None, moe_grouped_gemm=False),
             vocab_size=VOCABULARY,
@@ -380,6 +403,8 @@ class _Megatron(Job):
             pre_process=parallel_state.is_pipeline_first_stage(),
             post_process=parallel_state.is_pipeline_last_stage(),
         ).to(device)
+        if in_bf16:
+            gpt = Float16Module(config, gpt)
         self._distributed = distributed = dist.get_world_size() > stages * tensor
         overlapping = DistributedDataParallelConfig(
             overlap_grad_reduce=distributed,
@@ -391,7 +416,12 @@ class _Megatron(Job):
         self.chunk.broadcast_params()
         self.optimizer = get_megatron_optimizer(
             OptimizerConfig(
-                optimizer="adam", lr=1e-3, use_distributed_optimizer=distributed, overlap_param_gather=distributed
+                optimizer="adam",
+                lr=1e-3,
+                bf16=in_bf16,
+                params_dtype=dtype,
+                use_distributed_optimizer=distributed,
+                overlap_param_gather=distributed,
             ),
             [self.chunk],
         )
@@ -451,13 +481,17 @@ MAKERS: dict[str, Callable[[int, torch.device], Job]] = {
     "ddp in a graph": _GraphedStep,
     "fsdp1": _fsdp1,
     "fsdp2": _fsdp2,
+    "fsdp2 bf16": _fsdp2_bf16,
     "hsdp": _hsdp,
     "tensor": _tensor_parallel,
     "pipeline": _Pipeline,
     "zero1": lambda rank, device: _DeepSpeed(rank, device, 1),
     "zero2": lambda rank, device: _DeepSpeed(rank, device, 2),
     "zero3": lambda rank, device: _DeepSpeed(rank, device, 3),
+    "zero2 bf16": lambda rank, device: _DeepSpeed(rank, device, 2, torch.bfloat16),
+    "zero3 bf16": lambda rank, device: _DeepSpeed(rank, device, 3, torch.bfloat16),
     "megatron": _Megatron,
+    "megatron bf16": lambda rank, device: _Megatron(rank, device, dtype=torch.bfloat16),
     "megatron tensor": lambda rank, device: _Megatron(rank, device, tensor=2),
     "megatron pipeline": lambda rank, device: _Megatron(rank, device, stages=2),
     "megatron experts": lambda rank, device: _Megatron(rank, device, experts=2),

@@ -14,6 +14,7 @@ from typing import Any
 from overlap_callbacks import Mode
 from overlap_callbacks.analysis.equations import bus_factor
 from overlap_callbacks.analysis.name_rules import COPIES, collective_of
+from overlap_callbacks.analysis.results.arrivals import ALL_TO_ALL
 from overlap_callbacks.analysis.results.kernel_times import ALONE, CLOCK, MEMORY, SMS, WAVES
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.report import record
@@ -163,6 +164,10 @@ class Steps:
         window: the report; its samples say which steps those are, on each rank.
         mode: of the steps.
         truths: of each rank, step by step.
+
+    Attributes:
+        profiled, timed: numbers of the steps of each rank.
+        blocks: of each profiled block, the same.
     """
 
     def __init__(self, window: OverlapReport, mode: Mode, truths: Sequence[Sequence[StepTruth]]) -> None:
@@ -174,6 +179,8 @@ class Steps:
                 [sample.timed for sample in window.samples],
             )
         )
+        of_mode = [[block for block in sample.profiled if block.mode is mode] for sample in window.samples]
+        self.blocks = [[block.steps for block in of_ranks] for of_ranks in zip(*of_mode, strict=True)]
 
     def means(self, of: Callable[[Sequence[StepTruth], int], float], *, timed: bool = False) -> list[float]:
         """Of each rank, of a number of each step."""
@@ -183,6 +190,28 @@ class Steps:
     def mean(self, name: str) -> float:
         """Over the ranks, of the profiled steps."""
         return statistics.fmean(self.means(lambda rank, n: getattr(rank[n], name)))
+
+    @property
+    def waiting_ms(self) -> float:
+        """The part of the time with communication in flight that is waiting.
+
+        Where several kernels are in flight at once, their time is longer than that, and so is the time that they wait:
+        what counts is the share of all ranks' kernels, block by block.
+        """
+        found = []
+        for steps in self.blocks:
+            ranks = [[rank[n] for n in own] for rank, own in zip(self.truths, steps, strict=True)]
+            waited, kernels, in_flight = (
+                statistics.fmean([statistics.fmean([getattr(step, name) for step in own]) for own in ranks])
+                for name in ("waiting_ms", "kernels_ms", "communication_ms")
+            )
+            found.append(in_flight * waited / kernels)
+        return statistics.fmean(found)
+
+    def transfers_ms(self, kind: str) -> float:
+        """Of a kind of collective."""
+        name = "sendrecv" if kind == ALL_TO_ALL else kind.replace("_", "")
+        return statistics.fmean(self.means(lambda rank, n: rank[n].transfers_ms(name)))
 
     @property
     def step_ms(self) -> float:
@@ -237,8 +266,8 @@ def compare(window: OverlapReport, truths: Sequence[Sequence[StepTruth]], case: 
         "comm_isolated_ms": s.mean("communication_ms"),
         "hidden_comm_ms": o.mean("hidden_ms"),
         "exposed_comm_ms": o.mean("exposed_ms"),
-        "waiting_ms": o.mean("waiting_ms"),
-        "waiting_isolated_ms": s.mean("waiting_ms"),
+        "waiting_ms": o.waiting_ms,
+        "waiting_isolated_ms": s.waiting_ms,
         "p2p_ms": o.mean("messages_ms"),
         "idle_ms": o.idle_ms,
         "idle_isolated_ms": s.idle_ms,
@@ -293,7 +322,7 @@ def compare(window: OverlapReport, truths: Sequence[Sequence[StepTruth]], case: 
         attained = (sequential_ms - step_ms) / (sequential_ms - attainable_ms)
         yield Compared("attained_fraction", value["attained_fraction"], attained, slack=1e-3)
     yield from _stages(window, o)
-    yield from _contention(window, case)
+    yield from _contention(window, case, o, s)
     yield from _bus_bandwidth(window, s)
     yield from _power(window, o, s)
 
@@ -301,14 +330,16 @@ def compare(window: OverlapReport, truths: Sequence[Sequence[StepTruth]], case: 
 def _stages(window: OverlapReport, o: Steps) -> Iterator[Compared]:
     """The bubble of each stage of a pipeline, as a share of its step. Ranks of a stage follow each other."""
     stages = () if window.pipeline is None else window.pipeline.stages
-    shares = [bubble / span for bubble, span in zip(o.bubbles_ms(), o.spans_ms, strict=True)]
+    bubbles, spans = o.bubbles_ms(), o.spans_ms
     for stage in stages:
-        ranks = len(shares) // len(stages)
-        true = statistics.fmean(shares[stage.stage * ranks : (stage.stage + 1) * ranks])
-        yield Compared(f"pipeline/stage_{stage.stage}_bubble_fraction", stage.fraction, true)
+        ranks = len(spans) // len(stages)
+        own = slice(stage.stage * ranks, (stage.stage + 1) * ranks)
+        yield Compared(
+            f"pipeline/stage_{stage.stage}_bubble_fraction", stage.fraction, sum(bubbles[own]) / sum(spans[own])
+        )
 
 
-def _contention(window: OverlapReport, case: Case) -> Iterator[Compared]:
+def _contention(window: OverlapReport, case: Case, o: Steps, s: Steps) -> Iterator[Compared]:
     """What the device was told: by how much compute is slower while communication is in flight, and the reverse."""
     takes_sms, capped = case.parameters.get("channels_take_sms"), case.parameters.get("power_cap_w", 700) < 700
     for pair in window.pairs:
@@ -316,6 +347,8 @@ def _contention(window: OverlapReport, case: Case) -> Iterator[Compared]:
             continue  # the device's copies contend with nothing
         told = "communication_slowdown" if pair.communication else "compute_slowdown"
         factor = 1.0 if pair.concurrent_with == ALONE else float(case.parameters.get(told, 1.0))
+        if pair.kernel_family == ALL_TO_ALL:  # its bytes change from step to step
+            factor *= o.transfers_ms(ALL_TO_ALL) / s.transfers_ms(ALL_TO_ALL)
         slowdown = pair.slowdown if pair.concurrent_with == ALONE else pair.slowdown_during
         # Of a kernel of some microseconds, a nanosecond of the profile's is a share; and it may run beside for less.
         if slowdown is not None and pair.time_ms > 0.1 and (pair.communication or not (takes_sms or capped)):
@@ -339,8 +372,7 @@ def _bus_bandwidth(window: OverlapReport, s: Steps) -> Iterator[Compared]:
         name, factor = f"comm/{kind.replace('_', '')}_busbw_gb_s", bus_factor(kind, rows[0].group_size)
         if name in metrics and factor is not None and len({row.group for row in rows}) == 1:
             num_bytes = sum(row.size_bytes for row in rows)
-            transfers = s.means(lambda rank, n, kind=kind: rank[n].transfers_ms(kind.replace("_", "")))  # type: ignore[misc]
-            yield Compared(name, metrics[name], factor * num_bytes / statistics.fmean(transfers) / 1e6)
+            yield Compared(name, metrics[name], factor * num_bytes / s.transfers_ms(kind) / 1e6)
 
 
 def _power(window: OverlapReport, o: Steps, s: Steps) -> Iterator[Compared]:

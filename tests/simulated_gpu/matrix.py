@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import math
 import os
+import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from tests.simulated_gpu.figures import Case, compare
 from tests.simulated_gpu.jobs import on_device
 from tests.simulated_gpu.parameters import Parameters
 from tests.simulated_gpu.trainers import Notes, Pins, hugging_face, lightning
-from tests.simulated_gpu.truth import DeviceLog, StepTruth
+from tests.simulated_gpu.truth import DeviceLog, StepTruth, of_one_transfer
 
 RANKS = (2, 4)
 STEPS = 22
@@ -43,11 +44,13 @@ class Framework:
     Attributes:
         kind: as ``tests.gpu.jobs`` has it, or the name of a trainer.
         overlaps: whether it communicates while it computes.
+        has_shares: whether ranks have shares of different sizes in its all-to-alls.
         parameters: of the device, besides ``TIMES``.
     """
 
     kind: str
     overlaps: bool = True
+    has_shares: bool = False
     parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -56,16 +59,23 @@ FRAMEWORKS = {
     "DDP": Framework("ddp"),
     "FSDP1": Framework("fsdp1"),
     "FSDP2": Framework("fsdp2"),
+    "FSDP2, bf16": Framework("fsdp2 bf16"),
     "HSDP": Framework("hsdp"),
     "tensor parallel": Framework("tensor", overlaps=False),
     "pipeline": Framework("pipeline", overlaps=False),
     "ZeRO-1": Framework("zero1"),
     "ZeRO-2": Framework("zero2"),
+    "ZeRO-2, bf16": Framework("zero2 bf16"),
     "ZeRO-3": Framework("zero3"),
+    "ZeRO-3, bf16": Framework("zero3 bf16"),
     "Megatron-core, data": Framework("megatron", parameters=_MANY_KERNELS),
+    "Megatron-core, bf16": Framework("megatron bf16", parameters=_MANY_KERNELS),
     "Megatron-core, tensor": Framework("megatron tensor", parameters=_MANY_KERNELS),
     "Megatron-core, pipeline": Framework("megatron pipeline", overlaps=False, parameters=_MANY_KERNELS),
-    "Megatron-core, experts": Framework("megatron experts", parameters=_MANY_KERNELS),
+    # What a share takes is in proportion to its bytes.
+    "Megatron-core, experts": Framework(
+        "megatron experts", has_shares=True, parameters={**_MANY_KERNELS, "collective_us": 0}
+    ),
     "Lightning": Framework("lightning"),
     "Transformers": Framework("transformers", parameters=_MANY_KERNELS),
 }
@@ -114,9 +124,8 @@ _NOT_SHARDED = "the model has no module that fully_shard has sharded"
 _NEEDS_MODEL = "attach(optimizer, model=model) with a model that fully_shard has sharded"
 _NEEDS_ENGINE = "attach to a DeepSpeed engine of ZeRO stage 3"
 _NEITHER = "sequential='native' needs a model with DDP or FSDP in it, and this one has neither"
-_SHARDED, _ZERO = ("FSDP2", "HSDP"), ("ZeRO-1", "ZeRO-2", "ZeRO-3")
-_SEVERAL_GROUPS = ("HSDP", "pipeline", "Megatron-core, tensor", "Megatron-core, pipeline")
-_LEAST_WAITING = 0.9
+_SHARDED = ("FSDP2", "FSDP2, bf16", "HSDP")
+_ZERO = {name: framework.kind[4] for name, framework in FRAMEWORKS.items() if name.startswith("ZeRO")}
 _MEGATRON = tuple([name for name in FRAMEWORKS if name.startswith("Megatron")])
 
 
@@ -124,8 +133,8 @@ def refusal(name: str, ranks: int, way: str) -> str | None:
     """Why the library refuses an arm in a job; None if it does not."""
     if way in ("Prefetch", "Reshard") and name not in _SHARDED:
         return _NEEDS_MODEL if name in (*_ZERO, *_MEGATRON) else _NOT_SHARDED
-    if way == "ZeroPrefetchBucket" and name != "ZeRO-3":
-        return f"the engine has ZeRO stage {name[-1]}, and 3 is needed" if name in _ZERO else _NEEDS_ENGINE
+    if way == "ZeroPrefetchBucket" and _ZERO.get(name) != "3":
+        return f"the engine has ZeRO stage {_ZERO[name]}, and 3 is needed" if name in _ZERO else _NEEDS_ENGINE
     if way == "Native":
         return {
             "Transformers": _NEITHER,  # the Trainer's callbacks get the model without its DDP
@@ -354,21 +363,14 @@ def _figures(name: str, ranks: int, of_way: list[Run], logs: list[DeviceLog], fo
     if not window.valid:
         yield f"the window is not valid: {window.problems}"
     framework = FRAMEWORKS[name]
+    if framework.has_shares:
+        logs = of_one_transfer(logs)
     case = Case(framework.kind, ranks, host_ahead=False, parameters={**TIMES, **framework.parameters})
     truths = [one.steps(log) for one, log in zip(of_way, logs, strict=True)]
     compared = list(compare(window, truths, case))
     if missing := case.must_have - {one.name for one in compared}:
         yield f"no figure {', '.join(sorted(missing))}"
     for one in compared:
-        # Ranks of several groups that are late in turn: the waiting is a lower bound (``analysis/job/waiting.py``).
-        is_bound = ranks > 2 and name in _SEVERAL_GROUPS and one.name.startswith("waiting")
-        if is_bound and _LEAST_WAITING * one.true <= one.reported <= one.true:
-            continue
-        # An all-to-all is one transfer at the rate of its fastest share, so what is uneven in it is no waiting.
-        if name == "Megatron-core, experts" and (
-            "waiting" in one.name or "all_to_all" in one.name or "comm_" in one.name
-        ):
-            continue
         yield "" if one.holds else f"{one.name} is {one.reported:.6g} for {one.true:.6g} (most {one.most})"
 
 
@@ -379,7 +381,7 @@ class Table:
     """What came of the matrix, as ``matrix.md`` has it.
 
     Attributes:
-        rows: by framework and ranks: a cell for each way, and the seconds that all took.
+        rows: by framework and ranks: a cell for each way, the seconds that all took, and the commit.
     """
 
     FILE = Path(__file__).with_name("matrix.md")
@@ -401,18 +403,21 @@ class Table:
 
     def add(self, name: str, ranks: int, checked: Mapping[str, Checked], seconds: float) -> None:
         cells = [checked[way].cell if not checked[way].problems else "fails" for way in WAYS]
-        self.rows[name, ranks] = [*cells, f"{seconds:.0f}"]
+        self.rows[name, ranks] = [*cells, f"{seconds:.0f}", _commit()]
 
     def write(self) -> None:
         self.FILE.write_text(self.text())
 
     def text(self) -> str:
-        head = ["framework", "ranks", *(way if WAYS[way].arm is None else f"`{way}`" for way in WAYS), "s"]
+        head = ["framework", "ranks", *(way if WAYS[way].arm is None else f"`{way}`" for way in WAYS), "s", "commit"]
         order = [(name, ranks) for name in FRAMEWORKS for ranks in RANKS if (name, ranks) in self.rows]
-        seconds = sum(int(self.rows[job][-1]) for job in order)
+        seconds = sum(int(self.rows[job][-2]) for job in order)
         lines = [_HEAD, "", _row(head), _row(["---", *["---:"] * (len(head) - 1)])]
         lines += [_row([name, str(ranks), *self.rows[name, ranks]]) for name, ranks in order]
-        lines += ["", f"All of it took {seconds} s, on two cores that did much else.", "", "What is not there:", ""]
+        commits = {self.rows[job][-1] for job in order}
+        of_one = f", all on commit {commits.pop()}" if len(commits) == 1 else ""
+        lines += ["", f"Each job ran once{of_one}: {seconds} s in all, on two cores that did much else."]
+        lines += ["", "What is not there:", ""]
         words: dict[str, list[str]] = {}
         for name in FRAMEWORKS:
             missing = [f"{name} ({ranks})" for ranks in RANKS if (name, ranks) not in self.rows]
@@ -426,6 +431,14 @@ class Table:
                         words.setdefault(f"`{way}`: {why}", []).append(name + where)
         lines += [f"- {why}: {'; '.join(those)}." for why, those in words.items() if those]
         return "\n".join(lines) + "\n"
+
+
+def _commit() -> str:
+    """That of the working tree; with a plus if files other than the table differ from it."""
+    git = ("git", "-C", str(Table.FILE.parent))
+    head = subprocess.run([*git, "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=False)
+    others = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", ":/", f":!{Table.FILE.name}"], check=False)
+    return (head.stdout.strip() or "unknown") + ("+" if others.returncode else "")
 
 
 def _row(cells: list[str]) -> str:

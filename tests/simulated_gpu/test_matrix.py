@@ -46,7 +46,7 @@ def test_the_table_says_of_each_way_whether_it_ran_or_why_it_is_refused() -> Non
     table = Table.read()
     assert set(table.rows) <= set(JOBS)
     for (name, ranks), row in table.rows.items():
-        assert len(row) == len(WAYS) + 1
+        assert len(row) == len(WAYS) + 2
         for way, cell in zip(WAYS, row, strict=False):
             why_not = matrix.refusal(name, ranks, way)
             assert cell.startswith((Table.SAME, Table.OTHER) if why_not is None else Table.REFUSED), (name, ranks, way)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import bisect
 import csv
 import itertools
+import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 Interval = tuple[int, int]
@@ -117,6 +119,11 @@ class StepTruth:
     def waiting_ms(self) -> float:
         """Summed times for which collectives waited for the last rank."""
         return sum(task.met - task.start for task in self.of_class("communication")) / 1e6
+
+    @property
+    def kernels_ms(self) -> float:
+        """Summed durations of communication kernels, the waiting for other ranks included."""
+        return sum(task.duration_ns for task in self.of_class("communication")) / 1e6
 
     @property
     def transfer_ms(self) -> float:
@@ -233,6 +240,30 @@ class DeviceLog:
         """The steps between these moments of the host; each has the tasks that were enqueued in it."""
         places = [bisect.bisect_left(self.tasks, moment, key=lambda task: task.enqueued) for moment in begun]
         return [StepTruth(tuple(self.tasks[first:last])) for first, last in itertools.pairwise(places)]
+
+
+def of_one_transfer(ranks: Sequence[DeviceLog]) -> list[DeviceLog]:
+    """The logs with each all-to-all as one transfer, which takes what the largest share does.
+
+    What its kernels take beyond is waiting; there is none where that is less than all of them are long.
+
+    Args:
+        ranks: of a job without sends and receives.
+    """
+    met: dict[int, list[Task]] = defaultdict(list)
+    for log in ranks:
+        for task in log.tasks:
+            if task.is_message:
+                met[task.met].append(task)
+    transfer_ns = {
+        moment: min(max(task.end - moment for task in tasks), statistics.fmean(task.duration_ns for task in tasks))
+        for moment, tasks in met.items()
+    }
+
+    def changed(task: Task) -> Task:
+        return replace(task, met=round(task.end - transfer_ns[task.met])) if task.is_message else task
+
+    return [DeviceLog(map(changed, log.tasks)) for log in ranks]
 
 
 def _spans(tasks: Iterable[Task]) -> list[Interval]:
