@@ -20,6 +20,7 @@ from overlap_callbacks.instruments import device
 from . import _configuration, _pytorch_ddp, _pytorch_fsdp
 from ._options import Options
 from ._pytorch_ddp import switchable
+from ._pytorch_graphs import GraphReplays
 from ._pytorch_race import PlainStep
 from .base import Attachments, build_monitor, check_callable, expect_dtensors, is_native
 
@@ -101,7 +102,7 @@ def attach(
     if not monitor.active:
         return monitor
 
-    accelerator, captured = device.accelerator(), False
+    accelerator, captured, replays = device.accelerator(), False, GraphReplays(monitor)
 
     # The current step began before we attached. The first step with a known start is the next one.
     def after_step(*_: Any) -> None:
@@ -112,8 +113,10 @@ def attach(
             if not captured:
                 captured = True
                 monitor.say("optimizer.step() was captured in a CUDA graph: replayed steps are not measured [OC127]")
+            replays.watch()
             with monitor.pause():
                 return
+        replays.stop()
         if monitor.in_step:
             monitor.step_end()
         step += 1
@@ -134,6 +137,7 @@ def attach(
     # If optimizer.step() is compiled, Dynamo would trace into the monitor and break the graph there. Disabling that
     # needs no import: torch.optim loads Dynamo when an optimizer is created.
     hook: Any = torch.compiler.disable(after_step)
+    monitor.call_on_close(replays.stop)
     monitor.call_on_close(optimizer.register_step_post_hook(hook).remove)
     _attachments.add(optimizer, monitor)
     return monitor

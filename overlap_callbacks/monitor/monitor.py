@@ -65,6 +65,16 @@ class AdapterApi:
     def in_window(self) -> bool:
         return self._driver.runner.in_window
 
+    @property
+    def steps_left(self) -> int:
+        """How many steps the open window has after the latest one, as far as it is planned."""
+        return self._driver.runner.steps_left
+
+    def cut_short(self, reason: str) -> None:
+        """End the open window within the open step, for a reason that stands in the record."""
+        if self._driver.runner.in_window:
+            self._driver.guarded(self._driver.runner.abandon, reason, within_step=self._driver.open)
+
     def name_groups(self, dimensions: Mapping[str, str]) -> None:
         """Name the dimension of parallelism of process groups, by ``group.group_name``, if the groups do not say it."""
         self._driver.gate.dimensions.update(dimensions)

@@ -288,6 +288,10 @@ class Schedule:
             window = window * self.every_n_steps // self._numbered_by
         return plan if window == 0 or plan is None else replace(plan, window=window)
 
+    def steps_left(self, step: int) -> int:
+        """Steps of its window after a step, as far as they are placed."""
+        return max(0, len(self._offsets) - 1 - (step - self.first_step) % self.every_n_steps)
+
     def is_decided_at(self, step: int) -> bool:
         """Whether this is the first step of its window that depends on the ruling."""
         return (step - self.first_step) % self.every_n_steps == self.decided_at

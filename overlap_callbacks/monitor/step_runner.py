@@ -33,6 +33,11 @@ class StepRunner:
     def in_window(self) -> bool:
         return False
 
+    @property
+    def steps_left(self) -> int:
+        """Steps of the open window after the latest one, as far as they are placed; 0 if none is open."""
+        return 0
+
     def begin(self, step: int) -> None:
         """Begin step number ``step``, which is at least ``next_step``."""
 

@@ -205,6 +205,10 @@ class WindowRunner(StepRunner):
     def in_window(self) -> bool:
         return self._window is not None
 
+    @property
+    def steps_left(self) -> int:
+        return 0 if self._window is None else self._window.schedule.steps_left(self._step)
+
     def rewind(self) -> None:
         """The step number went back: window numbers may repeat."""
         self._rewinds += 1

@@ -166,6 +166,58 @@ def test_a_graph_that_captures_the_optimizer_s_step_within_a_window_is_left_alon
     assert record.read(tmp_path).windows
 
 
+def _replay_alone(rank: int, folder: str, later: bool) -> tuple[int, list[bool], bool]:
+    """From a capture on the job replays: steps that the window had left, whether it was open after each, and the end.
+
+    ``later``: a step that calls the hook comes in between.
+    """
+    capturing = False
+    accelerator = SimpleNamespace(is_initialized=lambda: True, is_capturing=lambda: capturing)
+    replay = mock.MagicMock(__name__="replay", return_value=None)
+    with (
+        mock.patch.object(device, "accelerator", return_value=accelerator),
+        mock.patch.object(torch.cuda.CUDAGraph, "replay", replay),
+    ):
+        model, optimizer = model_and_optimizer()
+
+        def train() -> None:
+            model(torch.ones(2, 16)).sum().backward()
+            optimizer.step()
+
+        options = {
+            **TINY,
+            "repeats": 2,
+            "spread": False,
+            "every_n_steps": 99,
+            "first_step": 2,
+            "run_dir": folder,
+            "strict": True,
+        }
+        with attach(optimizer, **options) as monitor:
+            for _ in range(5):
+                train()
+            capturing = True
+            train()
+            capturing = False
+            left, is_open = monitor.steps_left, []
+            for number in range(left + 1):
+                if later and number == left - 1:
+                    train()
+                torch.cuda.CUDAGraph.replay(None)  # type: ignore[arg-type]
+                is_open.append(monitor.in_window)
+        return left, is_open, torch.cuda.CUDAGraph.replay is replay
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_a_window_ends_where_its_plan_does_if_the_job_only_replays_a_graph(tmp_path: Path, later: bool) -> None:
+    for left, is_open, undone in run_ranks(_replay_alone, 2, str(tmp_path), later):
+        assert left > 2
+        assert undone
+        assert is_open == [True] * (left - 1 + 2 * later) + [False] * (2 - 2 * later)
+    (window,) = record.read(tmp_path).windows
+    assert ("cut short: its steps are replayed from a CUDA graph [OC127]" in window.problems) is not later
+
+
 def _compile_the_step(rank: int, attached: bool) -> tuple[list[str], list[float], int]:
     import torch._dynamo
 

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from overlap_callbacks import Mode
 from overlap_callbacks.gate.serialiser import StreamSerialiser
 from overlap_callbacks.instruments import device as devices
+from overlap_callbacks.instruments.profiler import Profile
 from overlap_callbacks.report import record
 from tests.distributed import run_ranks
 from tests.simulated_gpu.figures import Case, compare
@@ -43,6 +44,8 @@ WINDOW: dict[str, Any] = {
     "advanced": {"spread": False},
     "max_overhead": None,
 }
+# In the window's profiled part.
+STEPS_TO_PROFILE = 34
 TIMES: dict[str, Any] = {"kernel_us": 300, "collective_us": 400, "link_gbs": 0.05}
 
 
@@ -223,6 +226,48 @@ def test_measuring_changes_no_bit_of_steps_with_graphs(kind: str, tmp_path: Path
     else:
         assert window.valid
         assert of_graphs == []
+
+
+def _replayed_alone(
+    rank: int, parameters: Parameters, profiled: str, look: str, run_dir: str
+) -> tuple[list[float], tuple[bool, bool] | None]:
+    """From a step of the window on a job only replays.
+
+    Returns its losses, and whether the window and a profile are open once as many steps were replayed as it has.
+    """
+    from overlap_callbacks.integrations.pytorch import attach
+
+    torch.set_num_threads(1)
+    with on_device(rank, parameters) as device:
+        job, losses, still_open = Job(rank, device, parts=False), [], None
+        job.load()
+        on_side_stream(job.step, WARM)
+        given: dict[str, Any] = {"run_dir": run_dir, "strict": True, **WINDOW}
+        with attach(job.optimizer, **given) if look == "attached" else contextlib.nullcontext() as monitor:
+            replays = False
+            for number in range(STEPS):
+                job.load()
+                if not replays and number == (STEPS_TO_PROFILE if profiled else 8):
+                    if monitor is not None:
+                        assert (monitor.in_window, not Profile.available()) == (True, bool(profiled))
+                    job.capture(job.step)
+                    replays = True
+                job.graph.replay() if replays else job.step()
+                losses.append(job.loss.clone())
+            if monitor is not None:
+                still_open = monitor.in_window, not Profile.available()
+        return [float(loss) for loss in losses], still_open
+
+
+@pytest.mark.parametrize("profiled", ["", "profiled"])
+def test_a_window_ends_where_its_plan_does_if_the_job_only_replays(profiled: str, tmp_path: Path) -> None:
+    alone = _run(_replayed_alone, profiled, "absent", tmp_path)
+    attached = _run(_replayed_alone, profiled, "attached", tmp_path)
+    assert [losses for losses, _ in attached] == [losses for losses, _ in alone]
+    assert [still_open for _, still_open in attached] == [(False, False)] * 2
+    (window,) = record.read(tmp_path).windows
+    assert not window.complete
+    assert "cut short: its steps are replayed from a CUDA graph [OC127]" in window.problems
 
 
 def _spoilt(rank: int, parameters: Parameters, kind: str, protected_by: str, run_dir: str) -> str:
