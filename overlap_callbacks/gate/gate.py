@@ -28,6 +28,7 @@ import torch.distributed as dist
 from overlap_callbacks.gate.arms import RefusedError
 from overlap_callbacks.gate.collectives import Collective, Group, OperatorSpec
 from overlap_callbacks.gate.dispatcher import dispatcher
+from overlap_callbacks.gate.patience import StreamPatience
 from overlap_callbacks.gate.process_groups import CoalescingBlocks, SequenceNumbers
 from overlap_callbacks.gate.serialiser import (
     IN_CHECKED_ORDER,
@@ -55,10 +56,11 @@ class Gate:
 
     Args:
         capacity: maximum number of collectives recorded per step.
-        patience_s: maximum time the host waits for a serialised collective, which is then ``stuck``.
+        patience_s: maximum time the host waits for a serialised collective, which is then ``stuck``. For a
+            device's streams see ``patience.py``.
 
     Attributes:
-        stuck: the serialised collective that did not finish in time; None if there is none.
+        stuck: the serialised collective that did not finish in time, or a batch; None if there is none.
         last_error: an error of the gate's own; None if there was none.
         dimensions: dimension of parallelism of groups named by the user or adapter, by group name.
         side_streams: streams that compute and never issue a collective, as adapters name them.
@@ -67,7 +69,7 @@ class Gate:
     """
 
     def __init__(self, capacity: int = 20_000, patience_s: float = 10.0) -> None:
-        self.stuck: Collective | None = None
+        self.stuck: Collective | str | None = None
         self.last_error: Exception | None = None
         self.patience_s = patience_s
         self.dimensions: dict[str, str] = {}
@@ -77,6 +79,7 @@ class Gate:
         self._groups: dict[dist.ProcessGroup, Group] = {}
         self._on_host = HostSerialiser(patience_s)
         self._on_stream: StreamSerialiser | None = None
+        self._streams = StreamPatience(patience_s)
         self._works: list[dist.Work | None] = []  # one per returned collective; None if complete
         self._numbers: SequenceNumbers | None = None
         self._step_thread = 0  # the thread that began the open step
@@ -121,6 +124,7 @@ class Gate:
         self._works.clear()
         self._recorder = StepRecorder(0)
         self._on_stream = self._numbers = None
+        self._streams.close()
 
     def stop(self) -> None:
         """Pass collectives through from now on. Safe to call at any time, from any thread."""
@@ -169,16 +173,22 @@ class Gate:
         self._reset_step(expected or ExpectedSequence())
         self._accelerator = device.accelerator()
         others = itertools.chain.from_iterable(self.side_streams)
-        self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream, others)
+        valve = self._streams.open(compute_stream, self._released) if sequential else None
+        self._on_stream = None if compute_stream is None else StreamSerialiser(compute_stream, others, valve)
         self._watching, self._suspended = watch, False
         self._step_thread = get_ident()
         self._numbers = SequenceNumbers()
-        self._serialise = sequential
+        self._serialise = sequential and self.stuck is None
+        self._streams.step_begins()
         dispatcher.switch_on(self)
+
+    def _released(self, call: Any, patience_s: float) -> None:
+        self._serialise, self.stuck, self.patience_s = False, call, patience_s
 
     def end_step(self) -> StepLog:
         """Stop, and return the log of the step."""
         self.stop()
+        self._streams.step_ends()
         collectives, dropped = self._recorder.drain()
         compiled = dispatcher.num_compilations != self._compilations
         foreign, quiet = tuple[str, ...](), False

@@ -16,6 +16,7 @@ from overlap_callbacks._log import logger
 from overlap_callbacks.gate.collectives import Collective
 from overlap_callbacks.gate.interruptions import is_from_handler
 from overlap_callbacks.instruments import device
+from overlap_callbacks.instruments.valve import Valve
 
 # Maximum collectives per step timed on the device: each takes two events, which live until the report.
 MAX_TIMED = 4_000
@@ -65,13 +66,16 @@ class StreamSerialiser(Serialiser):
     It orders the compute stream, ``others`` that compute, and all streams on which the step has issued collectives so
     far: frameworks compute there too (FSDP2 accumulates gradients on its reduce-scatter stream). A collective runs
     after everything enqueued on these streams before it, and before everything enqueued there after it. Streams only
-    wait for events that are already recorded, so no two can wait for each other.
+    wait for events that are already recorded, so no two can wait for each other; but ranks can. With ``valve`` the host
+    can end all waits.
     """
 
     completes = False
 
-    def __init__(self, compute: device.Stream, others: Iterable[device.Stream] = ()) -> None:
-        self._compute, self._accelerator = compute, device.accelerator()
+    def __init__(
+        self, compute: device.Stream, others: Iterable[device.Stream] = (), valve: Valve | None = None
+    ) -> None:
+        self._compute, self._accelerator, self._valve = compute, device.accelerator(), valve
         self._num_timed = 0
         self._known = [compute, *[stream for stream in others if stream.device == compute.device]]
 
@@ -81,7 +85,7 @@ class StreamSerialiser(Serialiser):
         return NotSerialised.CAPTURE if self._accelerator.is_capturing() else None
 
     def before(self, call: Collective) -> None:
-        call.stream = issuing = self._wait_for_known()
+        call.stream = issuing = self._wait_for_known(call)
         if self._num_timed < MAX_TIMED:
             self._num_timed += 1
             call.start = self._accelerator.mark(issuing)
@@ -91,14 +95,14 @@ class StreamSerialiser(Serialiser):
         assert issuing is not None
         # Waiting for a barrier blocks the host on CUDA too.
         if work is not None and "barrier" not in call.operator:
-            work.wait()  # the issuing stream waits for the communicator's; the host continues
+            self._wait_for_work(work, issuing, call)
         call.end = mark = None if call.start is None else self._accelerator.mark(issuing)
-        self._make_known_wait(issuing, mark)
+        self._make_known_wait(issuing, call, mark)
         return True
 
     def before_batch(self) -> Callable[[], None]:
-        issuing = self._wait_for_known()
-        return lambda: self._make_known_wait(issuing)
+        issuing = self._wait_for_known("a batch of sends and receives")
+        return lambda: self._make_known_wait(issuing, "a batch of sends and receives")
 
     def skip(self, tensor: torch.Tensor | None) -> None:
         """Do not serialise what is issued now, which must be ``IN_CHECKED_ORDER``: then this cannot deadlock.
@@ -115,21 +119,61 @@ class StreamSerialiser(Serialiser):
             self._known.append(issuing)
         return issuing
 
-    def _wait_for_known(self) -> device.Stream:
+    def _wait_for_known(self, what: object) -> device.Stream:
         """Make the current stream wait for everything enqueued on the known streams, and return it."""
         issuing = self._track_current_stream()
-        for stream in self._known:
-            if stream != issuing:
-                issuing.wait_stream(stream)
+        others = [stream for stream in self._known if stream != issuing]
+
+        def make_wait(later: device.Stream) -> None:
+            for stream in others:
+                later.wait_stream(stream)
+
+        if others:
+            self._order(make_wait, [issuing], what)
         return issuing
 
-    def _make_known_wait(self, issuing: device.Stream, mark: device.Event | None = None) -> None:
+    def _wait_for_work(self, work: dist.Work, issuing: device.Stream, what: object) -> None:
+        """Make the issuing stream wait for the communicator's; the host continues."""
+        future = None if self._valve is None else _future_of(work)
+        if future is None:
+            work.wait()
+            return
+
+        # The work's own wait would free tensors for the issuing stream, which the host may let go on before the end.
+        def make_wait(later: Any) -> None:
+            with torch.cuda.stream(later):
+                future.wait()
+
+        self._order(make_wait, [issuing], what)
+
+    def _make_known_wait(self, issuing: device.Stream, what: object, mark: device.Event | None = None) -> None:
         """Make the other known streams wait for the issuing one: one event, however many there are."""
         others = [stream for stream in self._known if stream != issuing]
-        if others:
-            passed = issuing.record_event() if mark is None else mark
-            for stream in others:
-                stream.wait_event(passed)
+        if not others:
+            return
+        passed = issuing.record_event() if mark is None else mark
+
+        def make_wait(later: device.Stream) -> None:
+            later.wait_event(passed)
+
+        self._order(make_wait, others, what)
+
+    def _order(self, make_wait: Callable[[Any], None], later: Iterable[device.Stream], what: object) -> None:
+        """Make streams wait, as ``make_wait`` does with one, for what is part of ``what``."""
+        if self._valve is not None:
+            self._valve.order(make_wait, later, what)
+            return
+        for stream in later:
+            make_wait(stream)
+
+
+def _future_of(work: dist.Work) -> Any:
+    """The future of a work that streams can wait for already; None if the host would wait."""
+    try:
+        future = work.get_future()
+    except RuntimeError:
+        return None
+    return future if future.done() else None
 
 
 class HostSerialiser(Serialiser):

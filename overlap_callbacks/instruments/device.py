@@ -139,16 +139,16 @@ def _leave_captures_alone() -> None:
     try:
         if torch.version.hip is not None:
             major = torch.version.hip.split(".")[0]
-            exchange = _loaded("libamdhip64.so", f"libamdhip64.so.{major}").hipThreadExchangeStreamCaptureMode
+            exchange = loaded("libamdhip64.so", f"libamdhip64.so.{major}").hipThreadExchangeStreamCaptureMode
         else:
             major = str(torch.version.cuda).split(".")[0]
-            exchange = _loaded(f"libcudart.so.{major}").cudaThreadExchangeStreamCaptureMode
+            exchange = loaded(f"libcudart.so.{major}").cudaThreadExchangeStreamCaptureMode
         exchange(ctypes.byref(ctypes.c_int(_THREAD_LOCAL_CAPTURE)))
     except (OSError, AttributeError):
         return  # this build of torch lacks the library: keep the default
 
 
-def _loaded(*names: str) -> ctypes.CDLL:
+def loaded(*names: str) -> ctypes.CDLL:
     """A library that torch has already loaded, by any of its names; raises OSError if none is.
 
     It never loads a second copy, such as that of the system's ROCm.
@@ -250,12 +250,16 @@ def _peaks(raw: RawReading) -> Iterator[int]:
 
 
 def free_bytes(device: torch.device, share: float) -> float | None:
-    """Bytes that this process has left above its peak so far if the device is filled to ``share``; None if unknown."""
+    """Bytes that this process has left above its peak so far if the device is filled to ``share``; None if unknown.
+
+    What the job lets its allocator have of the device is filled to this share, too.
+    """
     module = _module(device.type)
     try:
         free, total = module.mem_get_info(device)
         others = total - free - module.memory_reserved(device)
-        return float(share * total - others - module.max_memory_allocated(device))
+        allowed = share * total * getattr(module, "get_per_process_memory_fraction", lambda of: 1.0)(device)
+        return float(min(share * total - others, allowed) - module.max_memory_allocated(device))
     except (AttributeError, RuntimeError):
         return None
 

@@ -303,7 +303,7 @@ class Window(MeasuredWindow):
         self._gate.stop()
         self._end_meter()
         self._stop_profile(wait=complete)
-        self.complete = complete
+        self.complete = complete and self._gate.stuck is None  # a device's streams may be released late
         self.wall_ms = (clocks.now() - self.opened_ns) / 1e6  # stopping the profiler is part of the cost
 
     def discard(self) -> None:

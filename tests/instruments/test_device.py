@@ -105,6 +105,10 @@ def test_what_is_free_is_what_neither_this_process_at_its_peak_nor_another_takes
         max_memory_allocated=lambda of: 40)  # fmt: skip
     of: Any = TOY
     assert device.free_bytes(of, 0.9) == pytest.approx(90 - 20 - 40)
+    # The job lets its allocator take 60 of the 100.
+    has(monkeypatch, "toy", mem_get_info=lambda of: (30, 100), memory_reserved=lambda of: 50,
+        max_memory_allocated=lambda of: 40, get_per_process_memory_fraction=lambda of: 0.6)  # fmt: skip
+    assert device.free_bytes(of, 0.9) == pytest.approx(0.9 * 60 - 40)
 
 
 def test_importing_the_library_asks_no_device() -> None:
@@ -123,7 +127,7 @@ def test_importing_the_library_asks_no_device() -> None:
 
 
 def test_a_library_is_taken_only_if_torch_has_loaded_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert device._loaded("no_such_library.so", "libc.so.6").getpid() == os.getpid()
+    assert device.loaded("no_such_library.so", "libc.so.6").getpid() == os.getpid()
     asked: list[tuple[str, int]] = []
 
     def refuse(name: str, mode: int = 0) -> None:

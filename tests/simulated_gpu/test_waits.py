@@ -6,13 +6,10 @@ The waits are found in the gate's source, and left out one at a time. Those on t
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import ctypes
 import functools
-import inspect
 import os
-import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,14 +24,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from overlap_callbacks.gate import gate as gate_module
-from overlap_callbacks.gate import serialiser
+from overlap_callbacks.gate import patience, serialiser
 from overlap_callbacks.gate.deadlock import CollectiveSequence
 from overlap_callbacks.gate.gate import Gate
 from overlap_callbacks.gate.serialiser import StreamSerialiser
 from overlap_callbacks.gate.step_log import ExpectedSequence
+from overlap_callbacks.instruments.valve import Valve
 from tests.distributed import run_ranks
 from tests.gate import test_serialiser as on_host
 from tests.simulated_gpu.jobs import on_device
+from tests.simulated_gpu.left_out import Wait, waits_of
 from tests.simulated_gpu.parameters import Parameters
 from tests.simulated_gpu.truth import DeviceLog
 
@@ -200,56 +199,7 @@ JOBS = {
 # -- what is left out
 
 
-@dataclass(frozen=True)
-class Wait:
-    """A statement of the gate's source that waits.
-
-    Attributes:
-        where: class and function.
-        number: of the statement among those of the function.
-    """
-
-    where: str
-    number: int = 0
-
-    @contextlib.contextmanager
-    def left_out(self) -> Iterator[None]:
-        owner, name = self.where.split(".")
-        holder = next(getattr(module, owner) for module in (gate_module, serialiser) if owner in vars(module))
-        original = getattr(holder, name)
-        tree = ast.parse(textwrap.dedent(inspect.getsource(original)))
-        _LeaveOut(self.number).visit(tree)
-        found: dict[str, Any] = {}
-        exec(compile(ast.fix_missing_locations(tree), str(GATE), "exec"), original.__globals__, found)
-        with mock.patch.object(holder, name, found[name]):
-            yield
-
-
-def _waits_in(node: ast.AST) -> bool:
-    names = {"wait", "wait_stream", "wait_event", "synchronize"}
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names
-
-
-class _LeaveOut(ast.NodeTransformer):
-    def __init__(self, number: int) -> None:
-        self._left = number
-
-    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
-        if not _waits_in(node.value):
-            return node
-        self._left -= 1
-        return ast.Pass() if self._left == -1 else node
-
-
-def _waits_of_source() -> list[Wait]:
-    """All waits of the gate's files."""
-    found = []
-    for file in sorted(GATE.glob("*.py")):
-        for owner in ast.walk(ast.parse(file.read_text())):
-            for function in owner.body if isinstance(owner, ast.ClassDef) else ():
-                waits = [node for node in ast.walk(function) if _waits_in(node)]
-                found += [Wait(f"{owner.name}.{function.name}", number) for number in range(len(waits))]
-    return found
+MODULES = gate_module, serialiser
 
 
 @contextlib.contextmanager
@@ -259,8 +209,8 @@ def _patched(holder: Any, name: str, value: Any) -> Iterator[None]:
 
 
 class _OnComputeStreamAlone(StreamSerialiser):
-    def __init__(self, compute: Any, others: Any = ()) -> None:
-        super().__init__(compute)
+    def __init__(self, compute: Any, others: Any = (), valve: Any = None) -> None:
+        super().__init__(compute, (), valve)
 
 
 # What decides on which streams the gate waits.
@@ -274,17 +224,43 @@ STREAMS: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "streams that only compute": functools.partial(_patched, gate_module, "StreamSerialiser", _OnComputeStreamAlone),
     "streams of what is let pass": functools.partial(_patched, StreamSerialiser, "skip", lambda self, tensor: None),
 }
+
+
+@contextlib.contextmanager
+def _without_valve(*left_out: Wait) -> Iterator[None]:
+    with mock.patch.object(patience, "valve_of", return_value=None), contextlib.ExitStack() as stack:
+        for wait in left_out:
+            stack.enter_context(wait.left_out(*MODULES))
+        yield
+
+
+_order = Valve.order
+# The host's part is in ``tests/instruments/test_valve.py``.
+VALVE: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
+    "streams, for the valve": functools.partial(
+        _patched, Valve, "order", lambda self, make_wait, later, what: make_wait(self._own)
+    ),
+    "the valve, for what is ordered": functools.partial(
+        _patched, Valve, "order", lambda self, make_wait, later, what: _order(self, lambda stream: None, later, what)
+    ),
+}
+FOR_WORK = Wait("StreamSerialiser._wait_for_work")
 LEFT_OUT: dict[str, Callable[[], contextlib.AbstractContextManager[Any]]] = {
     "nothing": contextlib.nullcontext,
+    "nothing, without the valve": _without_valve,
     "nothing, and collectives are not timed": functools.partial(_patched, serialiser, "MAX_TIMED", 0),
-    **{wait.where: wait.left_out for wait in _waits_of_source() if wait.where not in ON_HOST},
+    **{wait.name: functools.partial(wait.left_out, *MODULES) for wait in waits_of(GATE) if wait.where not in ON_HOST},
+    FOR_WORK.name: functools.partial(_without_valve, FOR_WORK),
     **STREAMS,
+    **VALVE,
 }
 # The jobs whose sequential steps then overlap, and those that get wrong numbers.
 OVERLAPS: dict[str, set[str]] = {
     "nothing": set(),
+    "nothing, without the valve": set(),
     "nothing, and collectives are not timed": set(),
-    "StreamSerialiser.after": {"late wait"},
+    "StreamSerialiser._wait_for_work": {"late wait"},
+    "StreamSerialiser._wait_for_work 1": {"late wait"},
     "StreamSerialiser._wait_for_known": {
         "before side stream",
         "compute after communication",
@@ -297,6 +273,8 @@ OVERLAPS: dict[str, set[str]] = {
     "streams that issued": {"compute after communication", "after block"},
     "streams that only compute": {"second compute stream"},
     "streams of what is let pass": {"after block"},
+    "streams, for the valve": set(JOBS),
+    "the valve, for what is ordered": set(JOBS),
 }
 WRONG = {"Gate._end_batch": {"messages"}}
 
@@ -305,7 +283,7 @@ WRONG = {"Gate._end_batch": {"messages"}}
 
 
 @contextlib.contextmanager
-def _host_ahead() -> Iterator[None]:
+def host_ahead() -> Iterator[None]:
     """The device begins with what is enqueued here once all of it is."""
     enqueued = threading.Event()
 
@@ -342,7 +320,7 @@ def _run(job: Callable[[torch.device, Gate], Step], device: torch.device) -> Ran
     gate.register()
     step, expected, begun, numbers = job(device, gate), ExpectedSequence(), [], []
     for sequential in (False, True):
-        with _host_ahead():
+        with host_ahead():
             begun.append(time.monotonic_ns())
             gate.begin_step(sequential=sequential, expected=expected, compute_stream=torch.cuda.current_stream())
             found = step()
@@ -403,12 +381,11 @@ def test_a_wait_that_the_gate_takes_over_shows_in_the_numbers_when_it_is_left_ou
 
 
 def test_every_wait_of_the_gate_is_left_out_once() -> None:
-    known = {Wait(where) for where in (*OVERLAPS, *ON_HOST) if "." in where}
-    assert set(_waits_of_source()) == known
+    assert {wait.name for wait in waits_of(GATE)} == {name for name in (*OVERLAPS, *ON_HOST) if "." in name}
 
 
 @pytest.mark.parametrize("where", ON_HOST)
 def test_a_wait_on_the_host_that_is_left_out_fails_a_test(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ON_HOST[where](monkeypatch)
-    with Wait(where).left_out(), pytest.raises(AssertionError):
+    with Wait(where).left_out(*MODULES), pytest.raises(AssertionError):
         ON_HOST[where](monkeypatch)

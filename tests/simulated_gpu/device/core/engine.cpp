@@ -66,13 +66,16 @@ void Simulation::start_tasks(int64_t& next) {
 bool Simulation::start_next(Stream& stream, int64_t& next) {
   if (stream.running || stream.queue.empty()) return false;
   std::shared_ptr<Task> task = stream.queue.front();
-  bool instant = task->kind == Kind::event_record || task->kind == Kind::event_wait;
+  bool waits_for_value = task->kind == Kind::value_wait;
+  bool instant = task->kind == Kind::event_record || task->kind == Kind::event_wait || waits_for_value ||
+                 task->kind == Kind::value_write;
   int64_t earliest = task->enqueued + (instant ? 0 : static_cast<int64_t>(settings().launch_ns));
   if (earliest > now_) {
     next = std::min(next, earliest);
     return false;
   }
   if (task->kind == Kind::event_wait && !task->moment->reached) return false;
+  if (waits_for_value && static_cast<int32_t>(task->word->load() - task->value) < 0) return false;
   stream.queue.pop_front();
   if (instant) {
     pass(stream, task);
@@ -107,6 +110,7 @@ void Simulation::pass(Stream& stream, std::shared_ptr<Task> task) {
     task->moment->reached = true;
     task->moment->time = now_;
   }
+  if (task->kind == Kind::value_write) task->word->store(task->value);
   hand_over({nullptr, task, &stream});
 }
 

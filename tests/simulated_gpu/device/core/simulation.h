@@ -11,6 +11,7 @@
 // All times are nanoseconds of CLOCK_MONOTONIC.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -21,7 +22,17 @@
 
 namespace simulation {
 
-enum class Kind { kernel, collective, memcpy, memset, event_record, event_wait, host_function };
+enum class Kind {
+  kernel,
+  collective,
+  memcpy,
+  memset,
+  event_record,
+  event_wait,
+  host_function,
+  value_write,
+  value_wait
+};
 enum class Class { compute, communication, copy, none };
 
 // A point of a stream: an event's recording, or a task's end.
@@ -60,6 +71,8 @@ struct Task {
   std::shared_ptr<Meeting> meeting;  // of a collective
   // Of a graph's node: gives a copy of the task what belongs to one launch alone, just before it goes onto a stream.
   std::function<void(Task&, void* stream)> renew;
+  std::atomic<uint32_t>* word = nullptr;  // of a value_write or value_wait, in the host's memory
+  uint32_t value = 0;
   uint32_t graph = 0;  // that it is a node of, and which
   uint64_t node = 0;
 

@@ -72,7 +72,8 @@ void Simulation::wait_until(std::unique_lock<std::mutex>& held, const std::funct
 }
 
 void Simulation::tell_queues() const {
-  static const char* const kinds[] = {"kernel", "collective", "copy", "memset", "record", "wait", "host function"};
+  static const char* const kinds[] = {"kernel", "collective",    "copy",        "memset",    "record",
+                                      "wait",   "host function", "write value", "wait value"};
   int64_t present = now();
   fprintf(stderr, "[simulated GPU, process %d] nothing moves; simulated time is %.1f ms behind\n", getpid(),
           static_cast<double>(present - now_) / 1e6);

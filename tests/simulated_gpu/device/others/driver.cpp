@@ -3,7 +3,26 @@
 
 #include "../core/simulation.h"
 
+namespace {
+
+CUresult enqueue(simulation::Kind kind, CUstream stream, CUdeviceptr address, cuuint32_t value) {
+  std::shared_ptr<simulation::Task> task = simulation::mark(kind);
+  task->word = reinterpret_cast<std::atomic<uint32_t>*>(address);
+  task->value = value;
+  return static_cast<CUresult>(simulation::enqueue(stream, std::move(task)));
+}
+
+}  // namespace
+
 extern "C" {
+
+EXPORTED CUresult cuStreamWriteValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned) {
+  return enqueue(simulation::Kind::value_write, stream, address, value);
+}
+EXPORTED CUresult cuStreamWaitValue32_v2(CUstream stream, CUdeviceptr address, cuuint32_t value, unsigned flags) {
+  if (flags != CU_STREAM_WAIT_VALUE_GEQ) return CUDA_ERROR_NOT_SUPPORTED;
+  return enqueue(simulation::Kind::value_wait, stream, address, value);
+}
 
 EXPORTED CUresult cuInit(unsigned) { return CUDA_SUCCESS; }
 EXPORTED CUresult cuDriverGetVersion(int* version) {
