@@ -30,7 +30,7 @@ _ROUTINE = re.compile(
 )
 _TORCHRUN_SCRIPT = """
 import faulthandler, signal, sys
-faulthandler.enable(all_threads=True)
+faulthandler.enable(all_threads=False)
 faulthandler.register(signal.SIGUSR1, all_threads=True)
 import json
 from tests.campaign.job import run_rank

@@ -73,7 +73,9 @@ def become(request: dict[str, Any]) -> Any:
     os.chdir(request["folder"])
     # A shell starts what runs in the background with SIGINT ignored, and ranks would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    faulthandler.enable(all_threads=True)
+    # Of the thread that fails alone: where a thread of torch aborts while the interpreter ends, to walk the stacks of
+    # the others may end in SIGSEGV.
+    faulthandler.enable(all_threads=False)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     return getattr(importlib.import_module(request["module"]), request["function"])
 
