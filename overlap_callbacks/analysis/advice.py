@@ -35,6 +35,7 @@ _FEW_BLOCKS = 4
 # Padding, and small reductions of other tensors, keep a step's bytes from being an exact multiple of the gradients'.
 _TOLERANCE, _NEAR = 0.05, 0.2
 _MOST_NAMED = 3
+_IN_A_STEP = " in a step of "
 # How the names of kernels show that a job has a way to faster or fewer kernels already.
 _SHOWN_BY = {
     "torch.compile": r"^triton_(poi|red|per)_fused_",
@@ -59,7 +60,7 @@ class Advice(NamedTuple):
     @property
     def short(self) -> str:
         """What to try, what it could win, and the command."""
-        won = f": {self.won}" if self.won else ""
+        won = f": {self.won.partition(_IN_A_STEP)[0]} a step" if self.won else ""
         command = f"overlap tune {self.tries} -- COMMAND" if self.tries else "overlap report THIS_RUN THE_NEXT"
         return f"{self.what.rstrip('.')}{won}. {'Try' if self.tries else 'Then compare'}: {command}"
 
@@ -94,7 +95,7 @@ class JobFacts(NamedTuple):
 
         No bound of the whole gain: fewer collectives, say, take the host less time too.
         """
-        return f"up to {self.ms(ms)} of {of} in a step of {self.ms(self.parts.total_ms)}"
+        return f"up to {self.ms(ms)} of {of}{_IN_A_STEP}{self.ms(self.parts.total_ms)}"
 
     def ms(self, ms: float) -> str:
         """A part of a profiled step, as the same part of one without the profiler."""
@@ -320,8 +321,8 @@ def _against_contention(job: JobFacts) -> Iterator[Advice]:
         most = job.up_to(parts.contention_ms * (1 - min(1.0, by_clock)), "lost time")
         yield Advice(
             "ctas",
-            "Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth.",
-            f"{lost} {held}: {most}.",
+            "Give NCCL fewer SMs: lower NCCL_MAX_CTAS.",
+            f"{lost} {held}: {most}. Watch the bus bandwidth.",
             most,
             "--env NCCL_MAX_CTAS=4,8,16",
         )

@@ -52,6 +52,7 @@ def bottleneck_of(
     detailed: OverlapReport | None = None,
     run: RunInfo | None = None,
     step_ms: Estimate | None = None,
+    among: Sequence[Bound] = (),
 ) -> Bottleneck | None:
     """What bounds the steps of these windows; None if no profile shows it.
 
@@ -61,13 +62,15 @@ def bottleneck_of(
         detailed: one of them with its collectives, on which advice rests; None to take the last that has any.
         run: what is known of the job, for advice.
         step_ms: an overlapped step over all windows.
+        among: ask which of these takes longest; empty to ask what bounds the step.
     """
     measured = [(window, found) for window in windows if (found := window.step_parts()) is not None]
     if not measured:
         return None
     parts = mean_parts([parts for _, (parts, _) in measured])
     late = _late([late for _, (_, late) in measured])
-    bound, runner_up = bound_of(parts)
+    times = times_ms(parts)
+    bound, runner_up = (max(among, key=lambda one: times[one]), None) if among else bound_of(parts)
     arrivals = [window.arrivals for window, _ in measured if window.valid]
     late_ones = (*stragglers(arrivals), *stragglers(arrivals, hosts=True))
     if detailed is None:
@@ -93,13 +96,15 @@ def bottleneck_of(
     return Bottleneck(bound, runner_up, parts, late, late_ones, tuple(advice))
 
 
-def run_bottleneck(summary: RunSummary, detailed: OverlapReport | None = None) -> Bottleneck | None:
+def run_bottleneck(
+    summary: RunSummary, detailed: OverlapReport | None = None, among: Sequence[Bound] = ()
+) -> Bottleneck | None:
     """What bounds the steps of a run; None for a control run or without a profile. See ``bottleneck_of``."""
     if summary.control:
         return None
     speedup, step_ms = map(summary.pooled().get, ("speedup_vs_sequential", "e2e_overlapped_ms"))
     sure = None if summary.not_settled else speedup
-    return bottleneck_of(summary.valid_windows, sure, detailed, summary.run, step_ms)
+    return bottleneck_of(summary.valid_windows, sure, detailed, summary.run, step_ms, among)
 
 
 def _late(of_windows: Sequence[LateRank | None]) -> LateRank | None:

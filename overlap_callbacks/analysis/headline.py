@@ -83,7 +83,7 @@ _TO_OVERLAP = (
 )
 _MAX_PROBLEM = 400
 # Profiled blocks have few steps; a settled slowdown of kernels would need long ones.
-_KERNELS_UNSETTLED = " Kernels were profiled in short blocks: their slowdown is not the settled one."
+_KERNELS_UNSETTLED = " The slowdown is of short blocks, not settled."
 # Less of communication than this is shown as none; and an interval wider than this each way is printed. Where it holds
 # zero, its upper end says something up to here.
 _HIDES_NOTHING, _WIDE, _HARDLY_HIDDEN = 0.01, 0.1, 0.5
@@ -138,10 +138,10 @@ def run_headline(summary: RunSummary, num_arms: int = 0) -> Headline:
     if partial is not None:
         return _unfinished(partial)
     settled = summary.settled()
-    looks = " that hold at all looks" if summary.running else ", for one look"
+    looks = ", valid however often you look" if summary.running else ""
     if settled is not None and settled.verdict is Verdict.SETTLED and not summary.not_settled:
-        own = f"; that of the saving, for {'all looks' if settled.holds_at_all_looks else 'one look'}"
-        looks += "" if settled.holds_at_all_looks is summary.running else own
+        own = "valid however often you look" if settled.holds_at_all_looks else "for one look"
+        looks += "" if settled.holds_at_all_looks is summary.running else f" (the saving's: {own})"
     found = answer(figures)
     if found.why:  # nothing to compare
         return found
@@ -410,8 +410,8 @@ def _checked(found: Headline, summary: RunSummary) -> Headline:
     todo = profile_more(summary)
     if all(window.lower_bound for window in unverified):
         why = (
-            f"symmetric memory or user buffers communicate{of} past what profiles show: communication and "
-            "residual overlap are lower bounds, and the sequential steps are not verified."
+            f"symmetric memory or user buffers communicate{of} unseen: communication and residual overlap are lower "
+            "bounds, and the sequential steps are not verified."
         )
         todo = "Switch them off for a measurement, or compare two traces: overlap compare."
     return found._replace(why=why, what_to_do=todo, state=NOT_VERIFIED)
@@ -423,27 +423,32 @@ def profile_more(summary: RunSummary) -> str:
     return f"Steps were to be profiled, but their profile is missing. {_READ_NOTES}" if profiled else _PROFILE
 
 
-def first_advice(summary: RunSummary, bottleneck: Bottleneck | None) -> str:
-    """What to try first and why; or why there is no advice. Empty if nothing has been measured.
+def next_step(summary: RunSummary, found: Headline, bottleneck: Bottleneck | None) -> str:
+    """The one thing to do next: about what the headline lacks or doubts, or else what to try first.
 
-    Advice is based only on windows that count. Without any, the headline says why and what to do.
+    Advice is based only on windows that count. Empty if there is nothing to do; or why there is no advice.
     """
-    if not summary.measured:
+    advice = () if bottleneck is None else bottleneck.advice
+    if found.what_to_do:
+        buckets = [one for one in advice if one.topic == "buckets" and "bucket" in found.what_to_do]
+        same = found.state == NOTHING_OVERLAPS and buckets
+        return f"What to do: {buckets[0]._replace(what=found.what_to_do).short if same else found.what_to_do}"
+    if not summary.valid_windows or not summary.measured:
         return ""
     if summary.control:
         return "No advice: a control run has no sequential steps."
-    if not summary.valid_windows:
-        return "Advice comes with the first window that counts."
-    if bottleneck is None or not bottleneck.advice:
+    if not advice:
         return f"No advice: no profile shows what holds a step back. {profile_more(summary)}"
-    return f"To try first: {bottleneck.advice[0].short}"
+    return f"To try first: {advice[0].short}"
 
 
 def run_verdict(summary: RunSummary) -> str:
     """What overlap does to the steps of this run, with its intervals, and what to try, as one text."""
-    found = run_bottleneck(summary) if summary.valid_windows and not summary.control else None
+    headline = run_headline(summary)
+    known = summary.valid_windows and not summary.control and not headline.what_to_do
+    found = run_bottleneck(summary) if known else None
     advice = f" To try first: {found.advice[0].what}" if found is not None and found.advice else ""
-    return run_headline(summary).text + advice
+    return headline.text + advice
 
 
 def cause_in_words(cause: SlowdownCause | None) -> str | None:

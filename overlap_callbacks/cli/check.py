@@ -275,9 +275,9 @@ def _say(record: Record, findings: Sequence[Finding], compared: Verdict | None, 
 
 
 def _say_limits(record: Record, findings: Sequence[Finding], code: ExitCode) -> None:
-    from overlap_callbacks.analysis.headline import first_advice, run_headline
+    from overlap_callbacks.analysis.headline import run_headline
     from overlap_callbacks.analysis.run_summary import NOT_SETTLED
-    from overlap_callbacks.experiments.check import EXPOSED_SHARE, State, exposed_lines
+    from overlap_callbacks.experiments.check import EXPOSED_SHARE, State, exposed_lines, step_to_take
     from overlap_callbacks.report.views.quality import windows_that_count
 
     headline = run_headline(record.summary)
@@ -305,8 +305,8 @@ def _say_limits(record: Record, findings: Sequence[Finding], code: ExitCode) -> 
     if about & {EXPOSED_SHARE, "hidden_comm_fraction", "exposed_comm_ms"}:
         for line in exposed_lines(record):
             click.echo(one_line(f"  {line}"))
-    if code is not ExitCode.DONE:
-        click.echo(one_line(f"  {first_advice(record.summary, record.bottleneck())}"))
+    if code is not ExitCode.DONE and not why:
+        click.echo(one_line(f"  {step_to_take(record, told[0].limit.figure)}"))
 
 
 def _fail(why: str, refusal: type[click.ClickException] = click.ClickException) -> NoReturn:

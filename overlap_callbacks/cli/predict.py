@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from overlap_callbacks.cli import ExitCode
 from overlap_callbacks.cli._options import (
     MATRIX_PARAMETERS,
     GroupedCommand,
@@ -101,7 +102,10 @@ _NOT_CHECKED = (
 @click.option("--what-if", is_flag=True, help="All pp, tp and dp on as many ranks, by predicted step time.")
 @_message_options
 @matrix_options
-@click.option("--check", type=click.Path(path_type=Path), metavar="RUN", help="Compare the messages of RUN.")
+@click.option(
+    "--check", type=click.Path(path_type=Path), metavar="RUN",
+    help="Compare the messages of RUN; the exit code is 1 if they differ.",
+)  # fmt: skip
 @json_option
 def command(check: Path | None, as_json: bool, **given: Any) -> None:
     """How long a step of a training job should take, what memory it needs, and what it should send.
@@ -128,7 +132,7 @@ def command(check: Path | None, as_json: bool, **given: Any) -> None:
                 print_json([msgspec.structs.asdict(row) | {"equal": row.equal} for row in rows])
             else:
                 print_document(check_document(rows))
-            return
+            raise SystemExit(ExitCode.DONE if all([row.equal for row in rows]) else ExitCode.BROKEN)
         found = _predict(job, notes, given)
         mappings = _traffic(job, given)
     except (TypeError, ValueError) as error:

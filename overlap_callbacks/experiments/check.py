@@ -13,13 +13,14 @@ from typing import Any
 
 from overlap_callbacks.analysis.exposure import exposed_parts
 from overlap_callbacks.analysis.formatting import NOT_RESOLVED, PLAIN, bytes_in_words, count, decimals_of, says_nothing
+from overlap_callbacks.analysis.headline import NOTHING_OVERLAPS, next_step, run_headline
 from overlap_callbacks.analysis.name_rules import collective_in_words
 from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, figure_named
 from overlap_callbacks.analysis.results.env_overrides import RUN_DIR
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import meant
 from overlap_callbacks.analysis.results.report import OverlapReport
-from overlap_callbacks.analysis.results.step_parts import exposed_share
+from overlap_callbacks.analysis.results.step_parts import Bound, exposed_share
 from overlap_callbacks.analysis.results.window import CollectiveTime, DimensionTime
 from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.experiments.supervisor import Ending, GrowingRecord, exit_in_words, interruptible, supervise
@@ -30,6 +31,13 @@ from overlap_callbacks.report.views.sections import exposure_of
 EXPOSED_SHARE = "exposed_share"
 # Of a figure next to its limit.
 _MOST_DECIMALS = 5
+
+
+# What exposes communication; and the subjects of advice that leaves the figure as it is, or makes it worse.
+_EXPOSED = (Bound.COMMUNICATION, Bound.STRAGGLER, Bound.BUBBLE)
+_ON_EXPOSED = {EXPOSED_SHARE, "exposed_comm_ms", "hidden_comm_fraction", "hidden_comm_ms"}
+_NOT_ON_EXPOSED = {"overlap-off", "faster-compute", "power-cap", "ctas"}
+_ON_SLOWDOWN = {"overlap-off", "settings", "power-cap", "ctas"}
 
 
 class State(Enum):
@@ -122,6 +130,22 @@ class Finding:
             return bool(bound or not limit.bound) and all([round(scale * end, decimals) != bound for end in ends])
 
         return next((decimals for decimals in range(least, _MOST_DECIMALS) if differ(decimals)), _MOST_DECIMALS)
+
+
+def step_to_take(record: Record, figure: str) -> str:
+    """What to try first against a limit on this figure that is broken or inconclusive; or that there is no advice."""
+    found = record.bottleneck(_EXPOSED if figure in _ON_EXPOSED else ())
+    advice = () if found is None else found.advice
+    if figure in _ON_EXPOSED:
+        advice = tuple([row for row in advice if row.topic not in _NOT_ON_EXPOSED])
+    elif figure == "compute_slowdown":
+        advice = tuple([row for row in advice if row.topic in _ON_SLOWDOWN])
+    headline = run_headline(record.summary, len(record.arms))
+    on_overlap = headline.state == NOTHING_OVERLAPS and figure in _ON_EXPOSED
+    if found is not None and not advice and not on_overlap:
+        return "No advice: nothing that was measured shows what would change this figure."
+    known = headline if on_overlap else headline._replace(what_to_do="")
+    return next_step(record.summary, known, None if found is None else found._replace(advice=advice))
 
 
 def limit_names() -> list[str]:

@@ -20,6 +20,7 @@ from overlap_callbacks.analysis.results.environment import Finding, JobEnvironme
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.run import FILE_NAME, SCHEMA_VERSION, RunInfo
+from overlap_callbacks.analysis.results.step_parts import Bound
 from overlap_callbacks.analysis.results.window import RankWindow, TimedBlock
 from overlap_callbacks.analysis.run_summary import (
     RunSummary,
@@ -186,9 +187,9 @@ class Record:
         """Each figure pooled over the valid windows."""
         return self.summary.pooled()
 
-    def bottleneck(self) -> Bottleneck | None:
-        """What limits the steps of the run and what to try; None if no profile shows it."""
-        return run_bottleneck(self.summary, self.latest_valid("collectives"))
+    def bottleneck(self, among: Sequence[Bound] = ()) -> Bottleneck | None:
+        """What limits the steps of the run, or the longest ``among`` some, and what to try; None without a profile."""
+        return run_bottleneck(self.summary, self.latest_valid("collectives"), among)
 
     def whole(self, window: OverlapReport) -> OverlapReport:
         """One of ``windows`` with its details: tables, timelines, samples.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -40,6 +41,16 @@ _MAX_LENGTH = 4000
 _MIN_WIDTH, _MIN_CUT = 12, 7
 # Longest bar of a step time.
 _MAX_BAR = 50
+# Lines of the short screen; and what gives way first if it has more, and how many of its lines are left.
+MAX_LINES = 20
+_GIVES_WAY = (
+    ("head", 0), ("odd", 3), ("doubts", 4), ("headline", 5), ("cost", 2), ("odd", 2), ("doubts", 2), ("arms", 1),
+    ("attention", 3), ("last blank", 0), ("attention", 2), ("blank", 0), ("odd", 1), ("parts", 1), ("doubts", 1),
+    ("cost", 1), ("attention", 1), ("arms", 0), ("headline", 4), ("step", 2), ("first blank", 0), ("step", 1),
+    ("rest", 2),
+)  # fmt: skip
+# Lines of the screen of a trace.
+MAX_SCREEN = 24
 _PLAIN = str.maketrans({MINUS: "-", NBSP: " "})
 
 
@@ -56,31 +67,52 @@ class SanitizedRenderable:
 
 def drawn(document: Document, everything: bool = False) -> RenderableType:
     """The document: everything, or only verdicts, figures, answers, and elements marked ``first``."""
-    return Group(*_Drawing(document, everything).parts())
+    return _Screen(document) if document.brief and not everything else Group(*_Drawing(document, everything).parts())
 
 
 class ShortScreen:
-    """The answer of a run in some twenty lines; ``rest`` is the command that shows all tables."""
+    """The answer of a run in at most ``MAX_LINES`` lines; ``rest`` is the command that shows all tables."""
 
     def __init__(self, short: Short, rest: str) -> None:
         notes = f", and {count(short.num_notes, 'note')}" if short.num_notes else ""
         self._short, self._rest = short, f"All tables{notes}: {rest}"
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        short = self._short
-        yield from [_text(f"Attention: {line}", "bold red") for line in short.attention]
-        yield from [_text(line, "bold") for line in short.headline]
-        yield from map(_text, short.doubts)
-        if short.bars or short.parts:
-            yield Text()
-            yield from self._bars(options)
-            yield from [_text(short.parts)] if short.parts else []
-        if short.windows or short.odd:
-            yield Text()
-            yield from self._windows(options)
-        yield Text()
-        yield from map(_text, short.further)
-        yield _text(self._rest, "dim")
+        parts, width = self._parts(console, options), options.max_width
+        for name, least in _GIVES_WAY:
+            if sum(map(len, parts.values())) <= MAX_LINES:
+                break
+            if name == "headline":
+                parts[name] = _wrapped(" ".join(self._short.headline), console, width, "bold")
+            parts[name] = _first_lines(parts[name], least, width)
+        for lines in parts.values():
+            yield from lines
+
+    def _parts(self, console: Console, options: ConsoleOptions) -> dict[str, list[Text]]:
+        """The lines of each part, all of them, from top to bottom."""
+        short, width = self._short, options.max_width
+
+        def lines(texts: Sequence[str], style: str = "") -> list[Text]:
+            return [line for text in texts if text for line in _wrapped(text, console, width, style)]
+
+        bars, windows = list(self._bars(options)), list(self._windows(options))
+        return {
+            "attention": lines([f"Attention: {text}" for text in short.attention], "bold red"),
+            "headline": lines(short.headline, "bold"),
+            "doubts": lines(short.doubts),
+            "first blank": [Text()] if bars or short.parts else [],
+            "bars": bars,
+            "parts": lines([short.parts]),
+            "blank": [Text()] if windows or short.odd else [],
+            "windows": windows,
+            "odd": lines([short.odd]),
+            "last blank": [Text()],
+            "arms": lines([short.arms]),
+            "step": lines([short.step]),
+            "cost": lines([short.cost]),
+            "head": _first_lines(lines([short.head]), 1, width),
+            "rest": lines([self._rest], "dim"),
+        }
 
     def _bars(self, options: ConsoleOptions) -> Iterator[Text]:
         bars = self._short.bars
@@ -92,7 +124,7 @@ class ShortScreen:
             drawn = ("#" if options.ascii_only else "█") * round(room * bar.ms / longest)
             yield _text(f"{bar.label.ljust(label)}  {drawn}  {bar.words}")
 
-    def _windows(self, options: ConsoleOptions) -> Iterator[RenderableType]:
+    def _windows(self, options: ConsoleOptions) -> Iterator[Text]:
         short = self._short
         if short.windows:
             # Figures are not cut: in a narrow terminal columns are closer, and then words are left out.
@@ -105,9 +137,8 @@ class ShortScreen:
         if short.saved:
             # The lowest has a bar too, so that no window looks as if it were missing.
             low, high = min(0.0, *short.saved), max(0.0, *short.saved)
-            yield _Bars("saved", [(1 + 7 * (value - low) / ((high - low) or 1.0)) / 8 for value in short.saved])
-        if short.odd:
-            yield _text(short.odd)
+            shares = [(1 + 7 * (value - low) / ((high - low) or 1.0)) / 8 for value in short.saved]
+            yield from _Bars("saved", shares).lines(options)
 
     def _window_lines(self, gap: str, left_out: str) -> list[tuple[str, bool]]:
         """A line for each window, and whether it has step times."""
@@ -120,21 +151,51 @@ class ShortScreen:
         return lines
 
 
+class _Room(NamedTuple):
+    """How many tables a screen has, their rows, and how long each note and each line of the verdict may be."""
+
+    tables: int
+    rows: int
+    max_length: int
+
+
+# From all to little, the last with notes of one line.
+_ROOMS = (*itertools.product((9, 3, 2, 1), (9, 3, 2)), (1, 9), (1, 4), (1, 2))
+
+
+class _Screen:
+    """As much of a document as fits on a screen of ``MAX_SCREEN`` lines."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        parts: list[RenderableType] = []
+        for place, room in enumerate(_ROOMS, -len(_ROOMS)):
+            max_length = _MAX_LENGTH if place < -3 else options.max_width
+            parts = list(_Drawing(self._document, False, _Room(*room, max_length)).parts())
+            if len(console.render_lines(Group(*parts), options, pad=False)) <= MAX_SCREEN:
+                break
+        yield from parts
+
+
 class _Drawing:
-    def __init__(self, document: Document, everything: bool) -> None:
-        self._document, self._everything = document, everything
+    def __init__(self, document: Document, everything: bool, room: _Room | None = None) -> None:
+        self._document, self._everything, self._room = document, everything, room
         self._left_out_charts = False
+        self._num_tables = 0
 
     def parts(self) -> Iterator[RenderableType]:
         document, several = self._document, bool(self._document.compared)
         if several:
-            yield from _verdict(document.verdict or document.heading, document.more, document.compared[0].blocks)
+            first = document.verdict or document.heading
+            yield from self._verdict(first, document.more, document.compared[0].blocks)
             yield from self._sections(document.compared)
         for run in document.runs if self._everything or not several else ():
             if several:
                 yield Text()
                 yield _text(f"{run.name} · {run.head}", "bold underline")
-            yield from _verdict(run.verdict, run.more, run.blocks)
+            yield from self._verdict(run.verdict, run.more, run.blocks)
             if run.head and not several:
                 yield _text(run.head, "dim")
             yield from self._run(run)
@@ -168,14 +229,15 @@ class _Drawing:
     def _blocks(self, blocks: Sequence[Block]) -> Iterator[RenderableType]:
         everything, document = self._everything, self._document
         for block in blocks:
-            if isinstance(block, Table) and (everything or block.first):
+            if isinstance(block, Table) and (everything or block.first) and self._has_room(block):
                 yield Text()
                 if everything or not document.rest:
                     yield from drawn_table(block, document.max_rows)
                 else:
-                    yield from drawn_table(block, block.few, document.all_rows, captions=not document.brief)
+                    few = block.few if self._room is None else min(block.few, self._room.rows)
+                    yield from drawn_table(block, few, document.all_rows, captions=not document.brief)
             elif isinstance(block, Note) and (everything or block.warning or block.first) and not _is_alarm(block):
-                yield _text(f"- {block.text}", "yellow" if block.warning else "")
+                yield self._line(f"- {block.text}", "yellow" if block.warning else "")
             elif isinstance(block, Chart) and everything and not block.in_table:
                 instead = list(_instead(block))
                 self._left_out_charts |= not instead
@@ -191,14 +253,22 @@ class _Drawing:
         if left_out and len(left_out) < len(notes) and not everything:
             yield Text(f"... {len(left_out):,} more notes: {document.all_rows} has all", style="dim")
 
+    def _verdict(self, verdict: str, more: Sequence[str], blocks: Sequence[Block]) -> Iterator[RenderableType]:
+        """A verdict, preceded by what must be read before any figure."""
+        for block in blocks:
+            if isinstance(block, Note) and _is_alarm(block):
+                yield self._line(f"Attention: {block.text}", "bold red")
+        yield _text(verdict, "bold")
+        yield from map(self._line, more)
 
-def _verdict(verdict: str, more: Sequence[str], blocks: Sequence[Block]) -> Iterator[RenderableType]:
-    """A verdict, preceded by what must be read before any figure."""
-    for block in blocks:
-        if isinstance(block, Note) and _is_alarm(block):
-            yield _text(f"Attention: {block.text}", "bold red")
-    yield _text(verdict, "bold")
-    yield from map(_text, more)
+    def _line(self, text: str, style: str = "") -> RenderableType:
+        return _text(text if self._room is None else shortened(_plain(text), self._room.max_length), style)
+
+    def _has_room(self, table: Table) -> bool:
+        if self._room is None or not table.rows:
+            return True
+        self._num_tables += 1
+        return self._num_tables <= self._room.tables
 
 
 def _plain(text: str) -> str:
@@ -208,6 +278,22 @@ def _plain(text: str) -> str:
 
 def _text(text: str, style: str = "") -> Text:
     return Text(_plain(text), style=style)
+
+
+def _wrapped(text: str, console: Console, width: int, style: str = "") -> list[Text]:
+    """Text as lines that fit."""
+    lines = list(_text(text, style).wrap(console, width))
+    for line in lines:
+        line.rstrip()
+    return lines
+
+
+def _first_lines(lines: list[Text], number: int, width: int) -> list[Text]:
+    """So many lines of a paragraph; the last ends in an ellipsis, and in the code of the message, if any is cut."""
+    if len(lines) <= number or not number:
+        return lines[:number]
+    rest = " ".join([line.plain for line in lines[number - 1 :]])
+    return [*lines[: number - 1], Text(shortened(rest, width), lines[0].style)]
 
 
 def _is_alarm(note: Note) -> bool:
@@ -270,7 +356,7 @@ def drawn_table(
         made.add_row(*row)
     yield made
     if len(rows) < len(table.rows):
-        yield Text(f"... {len(table.rows) - len(rows):,} more rows: {all_rows} has all", style="dim")
+        yield Text(f"... {count(len(table.rows) - len(rows), 'more row')}: {all_rows} has all", style="dim")
     if table.caption and captions:
         yield _text(table.caption, "dim")
 
@@ -340,6 +426,9 @@ class _Bars:
         self._label, self._shares = label, shares
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
+        return self.lines(options)
+
+    def lines(self, options: ConsoleOptions) -> Iterator[Text]:
         width = min(options.max_width - len(self._label) - 1, len(self._shares))
         if width < 1:
             return

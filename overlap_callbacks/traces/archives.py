@@ -7,6 +7,7 @@ for much memory.
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import io
 import sys
@@ -79,10 +80,21 @@ def container_of(path: Path) -> tuple[Path, str] | None:
     return None
 
 
+def open_file(file: Path) -> BinaryIO:
+    """The file, opened for reading.
+
+    Raises:
+        OSError: it cannot be, or is a pipe or a device: opening one may wait for ever, and its bytes come only once.
+    """
+    if file.exists() and not file.is_file() and not file.is_dir():
+        raise OSError(errno.ESPIPE, "it is a pipe or a device, and a trace is read twice: save it to a file first")
+    return file.open("rb")
+
+
 def starts_with(file: Path, magic: bytes) -> bool:
     """Whether a file begins with these bytes; False if it cannot be read."""
     try:
-        with file.open("rb") as raw:
+        with open_file(file) as raw:
             return raw.read(len(magic)) == magic
     except OSError:
         return False
@@ -105,7 +117,7 @@ def names_in(file: Path) -> tuple[list[PurePosixPath], Exception | None] | None:
     names: list[PurePosixPath] = []
     is_archive = starts_with(file, _ZIP_MAGIC)
     try:
-        with file.open("rb") as raw:
+        with open_file(file) as raw:
             found = _names_in(raw, file.stat().st_size)
             if found is None:
                 return None
@@ -138,7 +150,7 @@ def opened(path: Path) -> Iterator[Unpacked]:
         return
     inside = container_of(path) if not path.exists() else None
     file, name = inside or (path, "")
-    with file.open("rb") as raw:
+    with open_file(file) as raw:
         size = file.stat().st_size
         if _peek(raw, len(_ZIP_MAGIC)) == _ZIP_MAGIC:
             import zipfile
@@ -170,7 +182,7 @@ def opened(path: Path) -> Iterator[Unpacked]:
 def is_read_from_its_start(file: Path) -> bool:
     """Whether a file is an archive in which no member can be found without reading all before: a compressed tar."""
     try:
-        with file.open("rb") as raw:
+        with open_file(file) as raw:
             stream, is_packed = _decompressed(raw, file.stat().st_size)
             return is_packed and _is_tar(stream)
     except (OSError, *unpack_errors()):
@@ -184,7 +196,7 @@ def in_turn(file: Path, names: Sequence[str]) -> Iterator[str]:
     """
     left = dict.fromkeys(names)
     try:
-        with file.open("rb") as raw:
+        with open_file(file) as raw:
             size = file.stat().st_size
             for name, content in _in_tar(_decompressed(raw, size)[0], is_packed=True):
                 if str(name) not in left:

@@ -463,7 +463,7 @@ def test_gains_are_of_a_step_without_the_profiler_where_its_time_is_known() -> N
     found = advice(Bound.COMMUNICATION, facts)["buckets"]
     assert found.why.endswith("That could win up to 24.00 ms of exposed time in a step of 80.00 ms.")
     assert found.short == (
-        "Raise the bucket size: up to 24.00 ms of exposed time in a step of 80.00 ms. "
+        "Raise the bucket size: up to 24.00 ms of exposed time a step. "
         "Try: overlap tune --arg bucket-mb=1,25,50 -- COMMAND"
     )
     assert (

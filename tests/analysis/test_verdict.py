@@ -252,9 +252,9 @@ def test_a_run_of_one_window_says_so_next_to_its_intervals() -> None:
 
 def test_the_headline_says_at_how_many_looks_its_intervals_hold() -> None:
     windows = [window(0), window(1)]
-    assert run_headline(RunSummary(run_info(), windows)).interval == "95% intervals, for one look."
+    assert run_headline(RunSummary(run_info(), windows)).interval == "95% intervals."
     found = run_headline(RunSummary(run_info(), windows, running=True))
-    assert found.interval == "95% intervals that hold at all looks."
+    assert found.interval == "95% intervals, valid however often you look."
     assert "Windows differ" not in found.interval
 
 
@@ -371,9 +371,7 @@ def test_the_settled_difference_has_its_own_line(found: Settled, words: str) -> 
     assert run_verdict(RunSummary(run_info(), [report])).endswith(f" To try first: {advice.advice[0].what}")
     # Where something follows a mode slowly, that of kernels was not waited for.
     slow = found.verdict in (Verdict.SETTLED, Verdict.NOT_SETTLED)
-    assert line.removeprefix(words) == (
-        " Kernels were profiled in short blocks: their slowdown is not the settled one." if slow else ""
-    )
+    assert line.removeprefix(words) == (" The slowdown is of short blocks, not settled." if slow else "")
     alone = msgspec.structs.replace(report, compute_slowdown=None)
     assert words in run_headline(RunSummary(run_info(), [alone])).more
 
@@ -399,11 +397,12 @@ def test_a_settled_difference_is_the_headline_and_others_are_not() -> None:
     assert run_headline(RunSummary(run_info(), [unsettled])).state == "not settled"
 
 
-ALL_LOOKS, ONE_LOOK = "95% intervals that hold at all looks", "95% intervals, for one look"
+ALL_LOOKS, ONE_LOOK = "95% intervals, valid however often you look", "95% intervals"
 
 
 @pytest.mark.parametrize(
-    ("running", "words"), [(True, f"{ALL_LOOKS}."), (False, f"{ONE_LOOK}; that of the saving, for all looks.")]
+    ("running", "words"),
+    [(True, f"{ALL_LOOKS}."), (False, f"{ONE_LOOK} (the saving's: valid however often you look).")],
 )
 def test_a_settled_headline_has_the_interval_for_all_looks_and_says_so(running: bool, words: str) -> None:
     known = msgspec.structs.replace(settled(Verdict.SETTLED), all_looks_low=0.1, all_looks_high=0.6)
@@ -415,12 +414,12 @@ def test_a_settled_headline_has_the_interval_for_all_looks_and_says_so(running: 
 
 
 @pytest.mark.parametrize(
-    ("running", "words"), [(True, f"{ALL_LOOKS}; that of the saving, for one look."), (False, f"{ONE_LOOK}.")]
+    ("running", "words"), [(True, f"{ALL_LOOKS} (the saving's: for one look)."), (False, f"{ONE_LOOK}.")]
 )
 def test_a_settled_headline_of_an_earlier_version_says_that_it_is_for_one_look(running: bool, words: str) -> None:
     report = msgspec.structs.replace(window(0), settled=settled(Verdict.SETTLED))
     assert words in run_headline(RunSummary(run_info(), [report], running=running)).interval
-    assert "hold at all looks" in run_headline(RunSummary(run_info(), [window(0)], running=True)).interval
+    assert ALL_LOOKS in run_headline(RunSummary(run_info(), [window(0)], running=True)).interval
 
 
 def test_a_runs_settled_difference_is_of_the_start_that_knows_most_windows() -> None:

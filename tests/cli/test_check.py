@@ -82,6 +82,25 @@ def test_the_most_exposed_collectives_are_told_by_size_and_place_over_all_ranks_
     ]
 
 
+def test_the_advice_is_on_the_figure_that_broke(run: str, tmp_path: Path) -> None:
+    """Compute takes most of this job's step, and loses time to contention; neither exposes communication."""
+
+    def advice(*limits: str, of: str = run) -> str:
+        result = invoke("check", *limits, of)
+        assert result.exit_code == 1, result.output
+        return result.stdout.splitlines()[-1].strip()
+
+    on_exposed = advice("--max-exposed", "0.01")
+    assert on_exposed.startswith("To try first: Keep each tensor-parallel group within a node, on its fastest links: ")
+    assert on_exposed == advice("--min-overlap", "0.99") == advice("--max", "exposed_comm_ms=1")
+    assert advice("--max-slowdown", "0.01").startswith("To try first: Give NCCL fewer SMs: lower NCCL_MAX_CTAS: ")
+    # Where no contention can be seen, nothing is known against a slowdown.
+    quiet = msgspec.structs.replace(window(0), compute_slowdown=Estimate(0.01, 0.008, 0.012, 8, 16))
+    found = advice("--max-slowdown", "0.001", of=str(write(tmp_path / "quiet", quiet)))
+    assert found.startswith(("No advice: ", "To try first: "))
+    assert "Make compute itself faster" not in found
+
+
 def test_older_records_do_not_tell_collectives(tmp_path: Path) -> None:
     older = str(write(tmp_path, msgspec.structs.replace(window(0), exposure=None)))
     assert "that end" not in invoke("check", "--max-exposed", "0.01", older).stdout

@@ -438,8 +438,10 @@ def test_a_record_is_compared_with_the_prediction_row_by_row(tmp_path: Path) -> 
     job = ["--layers", "2", "--hidden", "64", "--sequence", "8", "--vocabulary", "10", "--layout", "ddp", "--dp", "2"]
     (row,) = predict(*job)["messages"]
     equal = collective(messages=row["messages"], size=row["bytes"])
-    found = predict(*job, "--check", recorded(tmp_path / "run", equal, collective(operator="broadcast_", size=8)))
-    first, second = found[:2]
+    run = recorded(tmp_path / "run", equal, collective(operator="broadcast_", size=8))
+    differs = CliRunner().invoke(main, ["predict", "--json", *job, "--check", run])
+    assert differs.exit_code == 1
+    first, second = json.loads(differs.stdout)[:2]
     assert (first["messages"], first["bytes"]) == (first["measured_messages"], first["measured_bytes"])
     assert first["bytes"] == row["bytes"] > 0
     assert (first["equal"], second["equal"]) == (True, False)
@@ -447,7 +449,11 @@ def test_a_record_is_compared_with_the_prediction_row_by_row(tmp_path: Path) -> 
     result = CliRunner().invoke(main, ["predict", *job, "--check", str(tmp_path / "run")], env={"COLUMNS": "80"})
     assert "of 4 rows are equal, to the byte. A row that differs has two lines." in result.output
     assert [line.split()[-1] for line in result.output.splitlines() if "broadcast" in line] == ["predicted"] * 2
+    assert result.exit_code == 1
     assert "--pp x --tp x --dp must be the 2 ranks" in error(*job, "--dp", "4", "--check", str(tmp_path / "run"))
+    rows = [collective(messages=one["messages"], size=one["bytes"]) for one in predict(*job)["messages"]]
+    alike = CliRunner().invoke(main, ["predict", *job, "--check", recorded(tmp_path / "alike", *rows)])
+    assert alike.exit_code == 0, alike.output
 
 
 def test_experts() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -12,14 +14,25 @@ from rich.console import Console
 
 from overlap_callbacks.analysis.headline import run_headline, summary
 from overlap_callbacks.analysis.results.estimate import Estimate
+from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
+from overlap_callbacks.analysis.results.settled import Verdict
 from overlap_callbacks.report import page, record
 from overlap_callbacks.report.terminal import ShortScreen, drawn
 from overlap_callbacks.report.views.runs import runs_document
 from overlap_callbacks.report.views.short import short_of
 from overlap_callbacks.sinks.wandb.cards import SoFar, step_card
 from tests.commands import invoke
-from tests.report.runs import window, write
+from tests.report.arm_runs import arm_window
+from tests.report.expert_runs import write_experts
+from tests.report.runs import full_report, many, rank_window, run_info, window, write
+from tests.report.scaling_runs import write_sized
+from tests.report.screens import SCREENS
+from tests.report.test_control import RUN as CONTROL_RUN
+from tests.report.test_control import WINDOWS as CONTROL
+from tests.report.test_one_headline import RUNS, recorded, settled
+
+TUTORIAL = Path(__file__).resolve().parent.parent / "docs" / "tutorial"
 
 
 def lines_of(folder: Path, *windows: OverlapReport, width: int = 100) -> list[str]:
@@ -68,6 +81,93 @@ def test_a_window_without_a_counted_step_takes_no_line(tmp_path: Path) -> None:
     assert any(line.startswith("window 3") for line in lines_of(tmp_path / "half", *windows, half))
 
 
+def broken(folder: Path) -> Path:
+    path = write(folder, *FOUR) / "overlap.jsonl"
+    path.write_text(path.read_text() + "{broken\n")
+    return folder
+
+
+def doubtful(number: int, *problems: str) -> OverlapReport:
+    return msgspec.structs.replace(window(number), valid=False, problems=problems)
+
+
+FOUR = [window(number) for number in range(4)]
+RACE = RaceCheck(RaceVerdict.RACE, took_ms=12.0)
+LONG = "residual overlap 0.9 in sequential steps is above 0.05: " + "some communication escaped " * 40 + "[OC321]"
+# Every kind of record that the tests have, and some that are worse.
+KINDS: dict[str, Callable[[Path], Path]] = {
+    **{name: lambda folder, name=name: recorded(folder, name, False).path for name in RUNS},
+    **{f"{name}, running": lambda folder, name=name: recorded(folder, name, True).path for name in RUNS},
+    **{f"screen {name}": lambda folder, make=make: make(folder)[-1].path for name, make in SCREENS.items()},
+    "four": lambda folder: write(folder, *FOUR),
+    "everything": lambda folder: write(folder, full_report()),
+    "power": lambda folder: write(folder, *[window(number, power=True) for number in range(4)]),
+    "many windows": lambda folder: write(folder, *many(300)),
+    "odd windows": lambda folder: write(
+        folder, *[saving(n, 0.3 if n in (7, 9, 11, 13) else 0.1 + 0.001 * (n % 3)) for n in range(16)],
+        doubtful(16, LONG),
+    ),
+    "nothing counted": lambda folder: write(folder, begun(0)),
+    "cut windows": lambda folder: write(
+        folder, *FOUR[:3], msgspec.structs.replace(begun(3), problems=("cut short: an exception [OC311]",))
+    ),
+    "control": lambda folder: write(folder, *CONTROL, run=CONTROL_RUN),
+    "short control": lambda folder: write(folder, *CONTROL[:2], run=CONTROL_RUN),
+    "arms": lambda folder: write(
+        folder, *FOUR, arms=[arm_window(n, name) for n, name in enumerate(["prefetch_2_2", "a-long-name-" * 20])]
+    ),
+    "arms alone": lambda folder: write(folder, arms=[arm_window(0)]),
+    "empty": write,
+    "unfinished": lambda folder: write(folder, blocks=rank_window(0).timed),
+    "many notes": lambda folder: write(
+        folder, *FOUR[:3], doubtful(3, *[f"problem {n} {'of many words ' * 30}[OC3{n:02}]" for n in range(40)])
+    ),
+    "long names": lambda folder: write(
+        folder, *FOUR, run=run_info(framework="f" * 300, device="NVIDIA " * 60, backend="nccl," * 40)
+    ),
+    "experts": write_experts,
+    "sizes": lambda folder: write_sized(folder, 8),
+    "broken": broken,
+    "race": lambda folder: write(folder, *[msgspec.structs.replace(one, race=RACE) for one in FOUR]),
+    "all at once": lambda folder: write(
+        folder,
+        *[msgspec.structs.replace(one, race=RACE, settled=settled(Verdict.SETTLED), lower_bound=True) for one in FOUR],
+        arms=[arm_window(0)],
+    ),
+    **{path.name: lambda folder, path=path: path for path in Path(__file__).parent.glob("records/*.jsonl")},
+    **{f"tutorial {path.name}": lambda folder, path=path: path for path in TUTORIAL.iterdir()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_run_fits_in_twenty_lines_and_nothing_that_a_reader_needs_is_cut(tmp_path: Path, kind: str) -> None:
+    known = record.read(KINDS[kind](tmp_path))
+    found, short = run_headline(known.summary, len(known.arms)), short_of(known)
+    for width in (80, 100, 120):
+        console = Console(width=width, file=io.StringIO(), record=True)
+        console.print(ShortScreen(short, "overlap show overlap_runs/2026-11-29T05-00-00 --all"))
+        lines = console.export_text().splitlines()
+        text = " ".join(" ".join(lines).split())
+        assert len(lines) <= 20, f"{len(lines)} lines at {width}:\n" + "\n".join(lines)
+        assert all(len(line) <= width for line in lines)
+        assert " ".join((found.sentence, *found.also)) in text
+        assert [line.split()[0] for line in lines if "█" in line and not line.startswith("saved")] == [
+            bar.label for bar in short.bars
+        ]
+        assert all(bar.words in text for bar in short.bars)
+        assert short.parts in text or kind == "all at once"
+        assert len([line for line in lines if re.match(r"window \d", line)]) == len(short.windows) <= 4
+        assert len([line for line in lines if line.startswith("saved ")]) == bool(short.saved)
+        assert short.step in text  # with its number, and its command whole
+        assert short.cost in text or kind == "all at once"
+        assert ("Why: " in text) is bool(found.why)
+        assert text.endswith(": overlap show overlap_runs/2026-11-29T05-00-00 --all")
+        assert not re.search("What to do: .*To try first: ", text)  # one next step
+        blank = [place for place, line in enumerate(lines) if not line]
+        assert blank or kind == "all at once"
+        assert all(later > place + 1 for place, later in pairwise(blank))
+
+
 def test_a_run_of_four_windows_fits_in_twenty_lines_from_the_headline_to_the_cost(tmp_path: Path) -> None:
     windows = [window(number) for number in range(4)]
     lines = lines_of(tmp_path, *windows)
@@ -80,11 +180,11 @@ def test_a_run_of_four_windows_fits_in_twenty_lines_from_the_headline_to_the_cos
     lengths = [line.count("█") for line in bars]
     assert lengths == sorted(lengths)
     assert len({len(re.findall(r"\.(\d+) ms", line)[0]) for line in bars}) == 1  # the same decimals
-    assert "Of a profiled step: compute alone " in text
+    assert "Profiled step: compute alone " in text
     assert "exposed non-bubble 7.5%, bubble 3.4%." in text  # the headline's share has both
     assert len([line for line in lines if line.startswith("window ")]) == 4
     assert re.search(
-        r"To try first: .* up to [\d.]+ ms of lost time in a step of [\d.]+ ms\. (Try: overlap tune|Then compare:)",
+        r"To try first: .*: up to [\d.]+ ms of lost time a step\. Try: overlap tune --env .* -- COMMAND Cost",
         text,
     )
     assert "Cost of measuring: " in text
@@ -189,7 +289,7 @@ def test_a_slowdown_that_is_not_clear_is_no_part_of_the_step(tmp_path: Path) -> 
     unclear = msgspec.structs.replace(window(0), compute_slowdown=Estimate(0.1, -0.1, 0.3, 8, 16))
     text = " ".join(lines_of(tmp_path, unclear))
     assert "Compute slowdown: inconclusive (a difference of 20% would show)." in text
-    assert "Of a profiled step: compute 8" in text
+    assert "Profiled step: compute 8" in text
     assert "contention" not in text
 
 

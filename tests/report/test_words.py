@@ -83,9 +83,7 @@ def test_parts_are_shares_of_a_profiled_step_and_how_much_longer_it_is_appears_o
     short.print(ShortScreen(short_of(read(write(tmp_path / "short", found))), ""))
     for text in (text_of(made(tmp_path / "page", found)), printed(tmp_path / "all", found), short.export_text()):
         said = " ".join(text.replace("\N{NO-BREAK SPACE}", " ").split())
-        (shown,) = re.findall(
-            r" of a profiled step \(([\d.]+)% longer than others\)|Of a profiled step \(([\d.]+)", said
-        )
+        (shown,) = re.findall(r" of a profiled step \(([\d.]+)% longer than others\)|Profiled step \(([\d.]+)", said)
         assert float("".join(shown)) == pytest.approx(100 * longer, abs=0.5)
         # No time of a profiled step stands among times of others.
         first = said.partition("What does it cost?")[0]

@@ -154,9 +154,8 @@ def test_the_table_of_compare_shows_the_five_equations_and_what_does_not_match(
 def test_a_file_prints_one_screen_and_the_rest_is_under_all(tmp_path: Path) -> None:
     path = kineto.write(tmp_path / "many.json", kineto.training(steps=12, layers=8, operators=4), **kineto.job(0, 2))
     lines = overlap("analyze", str(path), columns=100).splitlines()
-    assert len(lines) <= 40
     titles = ("Where the time goes on the device", "Top kernels", "Collectives by size and place")
-    assert all([any(line.startswith(title) for line in lines) for title in titles])
+    assert any(line.startswith(titles[0]) for line in lines)
     assert lines[-1] == "--all shows all tables."
     everything = overlap("analyze", str(path), "--all", columns=100)
     for title in (
@@ -171,9 +170,29 @@ def test_a_file_prints_one_screen_and_the_rest_is_under_all(tmp_path: Path) -> N
     # The numbers of a column have equal decimals.
     table = "\n".join(lines).partition("Where the time goes")[2].split("\n\n")[0]
     cells = [re.split(r" {2,}", line.strip()) for line in table.splitlines() if re.match(r"(all|\d+) ", line)]
-    assert len(cells) == 4
+    assert len(cells) >= 3
     for column in list(zip(*cells, strict=True))[1:]:
         assert len({len(cell.partition(".")[2]) for cell in column}) == 1
+
+
+@pytest.mark.parametrize("files", [["ddp_*"], ["mi250_*"], ["job128_rank0*"], ["job128_*"], ["*.xz"]], ids=str)
+def test_real_traces_print_one_screen_and_no_verdict_is_cut(files: list[str]) -> None:
+    paths = [str(path) for pattern in files for path in sorted((Path(__file__).parent / "real").glob(pattern))]
+    for columns in (80, 100, 120):
+        lines = overlap("analyze", *paths, columns=columns).splitlines()
+        assert len(lines) <= 24, "\n".join(lines)
+        assert lines[-1].startswith("--all shows ")
+        assert any(line.startswith(("Where the time goes on the device", "Ranks side by side")) for line in lines)
+        said = " ".join(" ".join(lines).split())
+        verdict = " ".join(overlap("analyze", *paths, "--all", columns=2000).splitlines()[0].split())
+        assert said.startswith(verdict)
+
+
+def test_a_trace_of_many_notes_and_steps_prints_one_screen(tmp_path: Path) -> None:
+    events = kineto.training(steps=40, layers=8, operators=4)
+    path = kineto.write(tmp_path / f"{'long-name-' * 20}.json", events, **kineto.job(0, 8))
+    for columns in (80, 100, 120):
+        assert len(overlap("analyze", str(path), columns=columns).splitlines()) <= 24
 
 
 def test_eight_ranks_print_one_screen_skew_first(tmp_path: Path) -> None:
@@ -181,13 +200,15 @@ def test_eight_ranks_print_one_screen_skew_first(tmp_path: Path) -> None:
     for rank in range(8):
         events = kineto.training(slowdown=rank / 10, operators=0)
         files.append(str(kineto.write(tmp_path / f"rank{rank}.json", events, **kineto.job(rank, 8))))
-    lines = overlap("analyze", *files, columns=100).splitlines()
-    assert len(lines) <= 40
-    assert lines[0].startswith("Ranks wait ")
-    titles = ("Collectives over the ranks", "Ranks side by side", "Top kernels")
-    found = [next(i for i, line in enumerate(lines) if line.startswith(title)) for title in titles]
-    assert found == sorted(found)
+    for columns in (80, 100, 120):
+        lines = overlap("analyze", *files, columns=columns).splitlines()
+        assert len(lines) <= 24
+        assert lines[0].startswith("Ranks wait ")
+        assert any(line.startswith("Ranks side by side") for line in lines)
     everything = overlap("analyze", *files, "--all", columns=80)
+    titles = ("Ranks side by side", "Collectives over the ranks", "Top kernels")
+    found = [everything.index(f"\n{title}") for title in titles]
+    assert found == sorted(found)
     assert all(f"rank{rank}.json, rank {rank} of 8" in everything for rank in range(8))
     assert "--all shows" in lines[-1]
     assert "--all shows" not in everything
@@ -220,7 +241,9 @@ def test_tables_fit_any_terminal(overlapped: str, sequential: str, columns: int)
 
 def test_long_tables_say_how_much_is_left_out(tmp_path: Path) -> None:
     path = kineto.write(tmp_path / "many.json", kineto.training(steps=40, layers=1, operators=0))
-    assert "... 37 more rows: --all has all" in overlap("analyze", str(path))
+    shown = overlap("analyze", str(path))
+    rows = re.findall(r"^(?:all|\d+) ", shown.partition("Where the time goes")[2].partition("\n\n")[0], re.MULTILINE)
+    assert f"... {41 - len(rows)} more rows: --all has all" in shown
     events = [kineto.kernel(f"kernel_{i}", i, i + 1, 0) for i in range(30)]
     events += [kineto.kernel(kineto.ALL_REDUCE, 90, 91, 0)]
     one, other = (kineto.write(tmp_path / f"{i}.json", events[i:]) for i in (0, 25))

@@ -282,7 +282,8 @@ def test_terminal_and_json_have_it(tmp_path: Path) -> None:
     path = kineto.write(tmp_path / "r0.json", ddp(lambda number: number % 2 == 1), **kineto.job())
     shown = overlap("analyze", str(path)).output
     assert "Of 15.0 ms exposed all are the 1.14 MiB all-reduce that ends the step, in 3 of 6 steps." in shown
-    assert shown.index("Of 15.0 ms") < shown.index("Where the time goes") < shown.index("Collectives by size and place")
+    whole = overlap("analyze", str(path), "--all").output
+    assert whole.index("Of 15.0 ms") < whole.index("Where the time goes") < whole.index("Collectives by size and place")
     told = json.loads(overlap("analyze", str(path), "--json").stdout)
     (row, *_) = told["exposure"]["rows"]
     assert (row["place"], row["most_bytes"], row["exposed_steps"]) == ("last", 1_200_000, 3)

@@ -5,6 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
+import shlex
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -16,6 +20,7 @@ from overlap_callbacks.traces import TraceError, analyze, analyze_files, find_tr
 from overlap_callbacks.traces.analysis import _RULES
 from overlap_callbacks.traces.figures import Analysis
 from tests import kineto
+from tests.margins import PATIENCE_S
 from tests.traces import reference
 from tests.traces.events import all_reduce, error_of, gemm, overlap, said
 
@@ -246,3 +251,37 @@ def test_an_archive_that_inflates_a_thousandfold_is_read_in_bounded_memory(tmp_p
     path.write_bytes(inside.getvalue())
     with pytest.raises(TraceError, match="no event ends within"):
         read_trace(path / "a.json")
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.zip", "trace.sqlite"])
+def test_a_pipe_is_refused_at_once_though_nobody_writes_into_it(tmp_path: Path, name: str) -> None:
+    os.mkfifo(pipe := tmp_path / name)
+    good = str(rank_file(tmp_path / "good", 0))
+    why = f"{pipe} cannot be read: it is a pipe or a device, and a trace is read twice"
+    for command in (["analyze", str(pipe)], ["analyze", good, str(pipe)], ["compare", good, str(pipe)]):
+        started = subprocess.run(
+            [sys.executable, "-m", "overlap_callbacks", *command],
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+        if command[:2] == ["analyze", good]:  # the others are analysed without it
+            assert why in " ".join(started.stdout.split())
+        else:
+            assert started.returncode == 2, started
+            assert f"Error: {why}" in started.stderr
+
+
+def test_what_a_shell_redirects_from_a_file_is_read_and_what_it_pipes_is_refused(tmp_path: Path) -> None:
+    good = rank_file(tmp_path, 0)
+
+    def analyzed(shell: str) -> subprocess.CompletedProcess[str]:
+        command = f"{shlex.quote(sys.executable)} -m overlap_callbacks analyze"
+        return subprocess.run(
+            ["bash", "-c", shell.format(command, shlex.quote(str(good)))],
+            capture_output=True, text=True, timeout=PATIENCE_S, check=False,
+        )  # fmt: skip
+
+    assert "The device computes" in analyzed("{} /dev/stdin < {}").stdout
+    for shell in ("cat {1} | {0} /dev/stdin", "{0} <(cat {1})"):
+        found = analyzed(shell)
+        assert found.returncode == 2, found
+        assert "it is a pipe or a device" in found.stderr

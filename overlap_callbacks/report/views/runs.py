@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Sequence
 
 from overlap_callbacks.analysis.formatting import count, page_sentence, page_text
-from overlap_callbacks.analysis.headline import first_advice, run_headline
+from overlap_callbacks.analysis.headline import next_step, run_headline
 from overlap_callbacks.analysis.race import race_sentence
 from overlap_callbacks.analysis.results.race import RaceVerdict
 from overlap_callbacks.report.record import Record
@@ -88,9 +88,8 @@ def _run(identity: str, name: str, record: Record, *, compared: bool, charts: bo
     race, others = attention(record)
     blocks: list[Block] = [*race, *tiles(record), *overview(record, compared=compared), *others]
     head, line = page_text(head_of(record)), run_headline(record.summary, len(record.arms))
-    more = tuple(
-        [page_sentence(each) for each in (*line.more, first_advice(record.summary, record.bottleneck())) if each]
-    )
+    step = next_step(record.summary, line, record.bottleneck())
+    more = tuple([page_sentence(each) for each in (*line._replace(what_to_do="").more, step) if each])
     sections = tuple([section for section in _sections(record, charts) if section.answer or section.blocks])
     # With several runs, the comparison comes first; each run's own sections open on a click.
     folded = tuple([dataclasses.replace(section, folded=True) for section in sections]) if compared else sections

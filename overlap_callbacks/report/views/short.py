@@ -15,8 +15,9 @@ from overlap_callbacks.analysis.formatting import (
     decimals_of,
     listed,
     one_line,
+    shortened,
 )
-from overlap_callbacks.analysis.headline import first_advice, run_headline, signless_bounds, step_change
+from overlap_callbacks.analysis.headline import next_step, run_headline, signless_bounds, step_change
 from overlap_callbacks.analysis.results.catalogue import STEP_TIMES
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.report import OverlapReport
@@ -30,7 +31,7 @@ from overlap_callbacks.report.views.step_charts import named_parts, part_in_word
 
 # More windows become one line of small bars.
 MAX_WINDOWS = 4
-_MAX_NAMED = 3
+_MAX_NAMED, _MAX_WHY = 3, 80
 _SIDES = ("one side", "other side")  # of a control run
 # A window is odd if it is further from the median than both.
 _MIN_ODD, _DEVIATIONS, _MAD_TO_SD = 0.02, 4.0, 1.4826
@@ -50,13 +51,16 @@ class Short(NamedTuple):
     Attributes:
         attention: what must be read before any figure.
         headline: its sentences.
-        doubts: why they are doubtful, and what to do.
+        doubts: about them: why they are doubtful, and the settled difference.
         bars: the step time without contention, with overlap, and without.
         parts: where the time of a step goes.
         windows: a line for each of a few windows, in columns.
         saved: what overlap saves in each of many windows, as a fraction.
         odd: about those windows.
-        further: advice, cost, and what ran where.
+        arms: the best switch, if any was turned.
+        step: the one thing to do next.
+        cost: of measuring, and about the intervals.
+        head: what ran where.
         num_notes: on windows, which everything has.
     """
 
@@ -68,36 +72,34 @@ class Short(NamedTuple):
     windows: tuple[tuple[str, ...], ...]
     saved: tuple[float, ...]
     odd: str
-    further: tuple[str, ...]
+    arms: str
+    step: str
+    cost: str
+    head: str
     num_notes: int
 
 
 def short_of(record: Record) -> Short:
     found = run_headline(record.summary, len(record.arms))
     settled = record.summary.settled()
-    basis = "" if found.why or found.what_to_do else found.interval
-    doubts = found._replace(
-        also=(),
-        interval="" if basis else found.interval,
-        settled="" if settled is None or settled.verdict is Verdict.SHORT else found.settled,
-    )
+    shown = found.settled if settled is not None and settled.verdict is not Verdict.SHORT else ""
     few = len(record.windows) <= MAX_WINDOWS
     counting = [window for window in record.valid_windows if window.speedup_vs_sequential is not None]
-    advice = "" if found.why and not record.valid_windows else first_advice(record.summary, record.bottleneck())
     cost = cost_in_words(record, PLAIN)
-    told_cost = f"Cost of measuring: {cost}. " if cost else ""
     broken = [f"{unreadable(record)}."] if record.broken_lines else []
-    further = (*[section.answer for section in arms(record)], advice, f"{told_cost}{basis}".rstrip(), head_of(record))
     return Short(
         tuple([*[note.text for notes in attention(record) for note in notes], *broken]),
         (found.sentence, *found.also),
-        doubts.more,
+        tuple(filter(None, (found.why and f"Why: {found.why}", shown))),
         () if record.control else _bars(record.figures),
         _parts(record),
         _lines(record) if few else (),
         () if few or record.control else tuple([_saved(window) for window in counting]),
         "" if few or record.control else _odd(record, counting),
-        tuple(filter(None, further)),
+        "".join([section.answer for section in arms(record)]),
+        next_step(record.summary, found, record.bottleneck()),
+        " ".join(filter(None, (cost and f"Cost of measuring: {cost}.", found.interval))),
+        head_of(record),
         len({problem for window in record.windows for problem in window.problems}),
     )
 
@@ -118,7 +120,7 @@ def _parts(record: Record) -> str:
     if parts is None:
         return ""
     shares = [part_in_words(part, short=True) for part in named_parts(parts)]
-    return f"Of {whole_step(parts, record.figures)}: {', '.join(shares)}."
+    return f"{whole_step(parts, record.figures).removeprefix('a ').capitalize()}: {', '.join(shares)}."
 
 
 def _saved(window: OverlapReport) -> float:
@@ -180,5 +182,5 @@ def _odd(record: Record, counting: Sequence[OverlapReport]) -> str:
         ]
         told.append(f"odd: {listed(odd, _MAX_NAMED)}" if odd else "none is odd")
     others = [(window, state) for window in record.windows if (state := record.summary.state_of(window)) != COUNTS]
-    why = f" Window {others[-1][0].window}, {_why(*others[-1])}." if others else ""
+    why = f" Window {others[-1][0].window}, {shortened(_why(*others[-1]), _MAX_WHY)}." if others else ""
     return f"{'; '.join(told)}.{why}"

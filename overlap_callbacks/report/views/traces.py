@@ -92,11 +92,8 @@ def _heading(analysis: Analysis) -> str:
 
 
 def _together(analysis: Analysis, num_shown: int) -> list[Section]:
-    """Skew first, then the devices side by side, and the kernels of the device with most compute."""
+    """The devices side by side, then skew, and the kernels of the device with most compute."""
     named = list(zip(map(page_text, names_of(analysis.traces)), analysis.traces, strict=True))
-    sections = []
-    if analysis.skew:
-        sections.append(Section("Do the ranks wait for one another?", "", _skew_tables(analysis.skew)))
     blocks: list[Block] = []
     known = [(name, trace) for name, trace in named[:MAX_STEPS] if trace.time and not trace.total.cut]
     if known:
@@ -112,7 +109,9 @@ def _together(analysis: Analysis, num_shown: int) -> list[Section]:
     ]
     if len(named) > num_shown:
         blocks.append(Note(f"The first {num_shown} of {len(named)} devices have a part of their own below."))
-    sections.append(Section("How do the ranks differ?", "", blocks))
+    sections = [Section("How do the ranks differ?", "", blocks)]
+    if analysis.skew:
+        sections.append(Section("Do the ranks wait for one another?", "", _skew_tables(analysis.skew)))
     slowest, trace = max(named, key=lambda item: item[1].total.compute_ms)
     sections += kernel_sections(trace, True, f" of {slowest}, which computes most", _FEW_OF_SEVERAL)
     problems = further_problems(analysis)

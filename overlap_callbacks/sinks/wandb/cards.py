@@ -13,7 +13,7 @@ from overlap_callbacks.analysis.bottleneck import run_bottleneck
 from overlap_callbacks.analysis.communication.placement import host_numbers
 from overlap_callbacks.analysis.communication.view import PHYSICAL, STYLE, Placement, svg, view_of
 from overlap_callbacks.analysis.formatting import PLAIN, count, one_line, useful, value_and_certainty
-from overlap_callbacks.analysis.headline import Headline, cause_in_words, first_advice, run_headline, step_change
+from overlap_callbacks.analysis.headline import Headline, cause_in_words, next_step, run_headline, step_change
 from overlap_callbacks.analysis.results.catalogue import FIGURES, STEP_TIMES, compares
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.figure import Figure
@@ -64,11 +64,12 @@ class SoFar(NamedTuple):
         """From the run so far."""
         valid, found = summary.valid_windows, run_bottleneck(summary)
         first_step = valid[0].first_step if valid else None
+        headline = run_headline(summary)
         why = (
             "" if found is None else found.sentence(),
-            first_advice(summary, found) if valid and not summary.control else "",
+            "" if summary.control else next_step(summary, headline, found),
         )
-        return cls(run_headline(summary), len(valid), first_step, summary.pooled(), why)
+        return cls(headline._replace(what_to_do=""), len(valid), first_step, summary.pooled(), why)
 
 
 def step_card(report: OverlapReport, so_far: SoFar) -> str:

@@ -83,7 +83,7 @@ def test_the_head_says_which_run_is_faster_and_then_of_each_whether_overlap_is_w
     for card, name, percent in ((small, "small", "1[12]"), (large, "large", "18")):
         assert re.match(rf"{name} \d\d\.\d% of communication is hidden; exposed communication takes ", card)
         assert re.search(rf" Overlap saves .* without \({percent}\.\d%, [\d.]+ to [\d.]+\)\. Compute slowdown: ", card)
-        assert "To try first: Give NCCL fewer SMs: lower NCCL_MAX_CTAS, and watch the bus bandwidth: up to " in card
+        assert "To try first: Give NCCL fewer SMs: lower NCCL_MAX_CTAS: up to " in card
 
 
 def test_what_differs_between_the_runs_is_not_advised_again(tmp_path: Path) -> None:
@@ -153,13 +153,13 @@ def test_no_advice_comes_from_runs_that_are_invalid_or_unfinished(tmp_path: Path
     assert "To try first: Give NCCL fewer SMs" in good
     for card in (broken, begun):
         assert "To try first" not in card
-        assert "Advice comes with the first window that counts." in card
+        assert card.count("What to do: ") == 1
     assert "Why: 3 windows are not valid: residual overlap 0.3 in sequential steps." in broken
     assert "What to do: Switch off for a measurement" in broken
     assert begun.startswith("unfinished Unfinished: overlap saves ")
     assert "What to do: Let the job run on until a window ends." in begun
     for text in map(text_of, (page([unfinished]), page([invalid(tmp_path / "alone", "broken")]))):
-        assert "Advice comes with the first window that counts." in text
+        assert text.count("What to do: ") == 1
         assert "To try first" not in text
 
 

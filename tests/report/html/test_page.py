@@ -60,7 +60,7 @@ def test_the_verdict_comes_first_then_the_questions_in_their_order(tmp_path: Pat
         "of communication is hidden;",
         "Overlap saves 5",
         "Compute slowdown: ",
-        "95% intervals, for one look.",
+        "95% intervals.",
         "To try first: ",
     )
     places = [text.index(part) for part in (*head, *QUESTIONS)]

@@ -66,8 +66,8 @@ def test_parts_of_a_step_in_the_chart_add_up_to_its_length(tmp_path: Path) -> No
 def test_several_ranks_begin_with_who_waits_and_have_a_part_each(tmp_path: Path) -> None:
     page, _ = page_of(trace(tmp_path, 0), trace(tmp_path, 1, slowdown=0.6))
     assert "2 devices compared" in page
-    assert page.index("Do the ranks wait for one another?") < page.index("How do the ranks differ?")
-    assert page.index("How do the ranks differ?") < page.index(SECTIONS[0])
+    assert page.index("How do the ranks differ?") < page.index("Do the ranks wait for one another?")
+    assert page.index("Do the ranks wait for one another?") < page.index(SECTIONS[0])
     assert page.count(SECTIONS[0]) == 2
 
 
