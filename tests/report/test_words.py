@@ -68,8 +68,13 @@ def test_the_answer_on_what_holds_steps_back_says_which_collectives_are_exposed(
     older = msgspec.structs.replace(window(), exposure=None)
     assert " exposed on " not in printed(tmp_path / "older", older)
     assert run_as_json(read(tmp_path / "older"))["communication"]["exposure"] is None
-    # No more is told of windows that do not count.
+    # No more is told of windows that do not count, nor how long collectives take alone.
     unknown = printed(tmp_path / "invalid", invalid(0))
+    assert [
+        bool(re.search(r"Collectives of a step.*\n.*Alone", text))
+        for text in (printed(tmp_path / "counts", window()), unknown)
+    ] == [True, False]
+    assert "Collectives of a step" in unknown
     assert "That is not known, as no window counts." in " ".join(unknown.split())
     assert " exposed on " not in unknown
 

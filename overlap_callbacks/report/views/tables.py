@@ -164,6 +164,14 @@ def exposure_tables(
 
 
 def collective_table(window: OverlapReport) -> Table:
+    """What a rank sent in a step of a window; how long it took alone only if sequential steps were sequential."""
+    caption = f"On rank {window.first_rank}, window {window.window}. MiB counts the tensors that a collective reads."
+    if window.compared:
+        caption += (
+            " Alone is its time in sequential steps, from issue to end. Transfer is the shortest time of any rank: "
+            "ranks that come early also wait for the last one. GB/s divides the bytes read or written, whichever are "
+            "more, by the transfer."
+        )
     return table_of(
         "Collectives of a step",
         window.collectives,
@@ -173,13 +181,11 @@ def collective_table(window: OverlapReport) -> Table:
         Column("Ranks", lambda row: row.group_size, "whole"),
         Column("Messages", lambda row: row.messages, "whole"),
         Column("MiB", lambda row: row.bytes_in / 2**20),
-        Column("Alone, ms", lambda row: row.isolated_ms),
-        Column("Transfer, ms", lambda row: row.transfer_ms),
-        Column("GB/s", _gb_s),
-        caption=f"On rank {window.first_rank}, window {window.window}. MiB counts the bytes of the tensors that a "
-        "collective reads. Alone is its time in sequential steps, from issue to end. Transfer is the shortest time of "
-        "any rank: ranks that come early also wait for the last one. GB/s divides the bytes read or written, whichever "
-        "are more, by the transfer.",
+        Column("Alone, ms", lambda row: row.isolated_ms if window.compared else None),
+        Column("Transfer, ms", lambda row: row.transfer_ms if window.compared else None),
+        Column("GB/s", lambda row: _gb_s(row) if window.compared else None),
+        caption=caption,
+        drop_empty=True,
         folded=True,
     )
 

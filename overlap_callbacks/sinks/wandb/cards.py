@@ -96,6 +96,9 @@ def step_card(report: OverlapReport, so_far: SoFar) -> str:
         body += _bars(figures) or ['<p class="dim">Step times were not measured in this window.</p>']
     rows = [figure for figure in ROWS if not (report.control and figure.of_sequential)]
     body.append(_rows(rows, figures, so_far.figures))
+    if not (report.valid or report.control):
+        shown = "only its overlapped steps and the residual overlap are shown"
+        body.append(f'<p class="dim">This window does not count: {shown}.</p>')
     if report.cost is not None:
         body.append(f'<p class="dim">Cost of measuring: {PLAIN.measuring_cost(report.cost)}.</p>')
     if cause is not None:

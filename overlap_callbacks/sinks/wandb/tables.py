@@ -101,6 +101,9 @@ def tables(report: OverlapReport, of_run: Mapping[str, Estimate]) -> dict[str, T
     if not report.compared:
         for row in by_key["dimension/dimensions"].rows:
             row[-1] = None
+        for row in by_key["comm/collectives"].rows:
+            for name in ("isolated_ms", "timed_bytes", "transfer_ms"):  # of sequential steps
+                row[COLLECTIVE_COLUMNS.index(name)] = None
     if report.power_trace is not None and not report.control:
         by_key["power/trace"] = Table(TRACE_COLUMNS, _trace_rows(report.power_trace))
     return {key: table for key, table in by_key.items() if table.rows}

@@ -180,7 +180,9 @@ def test_a_run_without_a_profile_and_a_control_say_why_they_give_no_advice(tmp_p
     control = [msgspec.structs.replace(window(i), control=True) for i in range(2)]
     same = read(write(tmp_path / "same", *control, run=run_info(schedule=schedule)))
     one, other, third = cards_of(page([bare, same, failed]))
-    assert "No advice: no profile shows what holds a step back. Set profiled_steps to 4." in one
+    assert (
+        "Why: no profile has verified that the sequential steps were sequential. What to do: Set profiled_steps" in one
+    )
     assert "No advice: a control run has no sequential steps." in other
     assert "Steps were to be profiled, but their profile is missing." in third
 

@@ -23,6 +23,7 @@ from overlap_callbacks.analysis.run_summary import RunSummary
 from overlap_callbacks.sinks.base import fit
 from overlap_callbacks.sinks.wandb import cards
 from overlap_callbacks.sinks.wandb.alerts import Alert, Limits, finding_alerts
+from overlap_callbacks.sinks.wandb.tables import tables
 from tests.environments import gpu_rank
 from tests.report.arm_runs import arm_window
 from tests.report.runs import full_report, rank_window, run_info, window
@@ -128,6 +129,15 @@ def test_a_picture_of_an_invalid_window_compares_nothing() -> None:
     assert '<rect class="overlapped"' in picture
     assert '<rect class="sequential"' not in picture
     assert "Note: residual overlap 0.4" in picture
+    assert "This window does not count: only its overlapped steps" in picture
+    assert "This window does not count" not in cards.step_card(window(), cards.SoFar.of(RunSummary(run_info(), [])))
+    # Nor has a table a time of steps that were not sequential.
+    known, found = (tables(one, {})["comm/collectives"] for one in (window(), report))
+    for name in ("isolated_ms", "timed_bytes", "transfer_ms"):
+        place = known.columns.index(name)
+        assert all([row[place] is not None for row in known.rows])
+        assert all([row[place] is None for row in found.rows])
+    assert [row[:8] for row in found.rows] == [row[:8] for row in known.rows]
 
 
 def test_names_are_shown_as_text_and_cut(tmp_path: Path) -> None:
