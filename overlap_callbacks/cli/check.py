@@ -305,7 +305,7 @@ def _say_limits(record: Record, findings: Sequence[Finding], code: ExitCode) -> 
     if about & {EXPOSED_SHARE, "hidden_comm_fraction", "exposed_comm_ms"}:
         for line in exposed_lines(record):
             click.echo(one_line(f"  {line}"))
-    if code is not ExitCode.DONE and not why:
+    if told[0].state is not State.HOLDS and not why:
         click.echo(one_line(f"  {step_to_take(record, told[0].limit.figure)}"))
 
 
