@@ -68,6 +68,7 @@ def build_monitor(
     """
     arguments = checked(options)
     if switched_off_by():
+        # Perhaps on this rank alone. The others learn that from a short thread: this one must not wait for their store.
         monitor = OverlapMonitor(**arguments, framework=framework)
         _refuse(RuntimeError(f"switched off by {switched_off_by()}"), wait_s=0.0)
         return monitor

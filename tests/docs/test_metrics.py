@@ -62,6 +62,17 @@ def test_each_figure_has_a_line_on_what_is_good_and_what_to_do() -> None:
         assert sorted(named) == sorted(names) or (named == [] and len(advice) == 1), section
 
 
+def test_figures_whose_limit_is_passed_from_above_are_named_where_alerts_are_explained() -> None:
+    (sentence,) = re.findall(r"Lower is worse for (.*?)\.", (DOCS / "wandb.md").read_text(), re.DOTALL)
+    assert re.findall(r"`(\w+)`", sentence) == [figure.name for figure in FIGURES if figure.less_is_worse]
+
+
+def test_one_page_has_lists_of_sinks() -> None:
+    texts = {path.relative_to(DOCS).as_posix(): path.read_text() for path in DOCS.rglob("*.md")}
+    pages = [name for name, text in texts.items() if "JsonlSink(" in text and "WandbSink(" in text]
+    assert pages == ["sinks.md"]
+
+
 def test_the_page_has_unit_and_meaning_from_the_code(site: Path) -> None:
     page = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]+>", "", (site / "metrics.html").read_text())))
     for figure in every_figure().values():
