@@ -155,7 +155,7 @@ def test_the_cost_of_quick_windows_is_apart_from_that_within_the_budget(tmp_path
         (windows[:2], "45.00% of training (44.99 to 45.01) while quick windows ran, outside the budget"),
     ):
         read = record.read(write(tmp_path / str(len(kept)), *kept))
-        for text in (cost_in_words(read, PLAIN), "; ".join(short_of(read).further)):
+        for text in (cost_in_words(read, PLAIN), short_of(read).cost):
             assert words in text
             assert ("quick" in text) == (len(kept) != 1)
         found = run_as_json(read)

@@ -102,6 +102,9 @@ KINDS: dict[str, Callable[[Path], Path]] = {
     "four": lambda folder: write(folder, *FOUR),
     "everything": lambda folder: write(folder, full_report()),
     "power": lambda folder: write(folder, *[window(number, power=True) for number in range(4)]),
+    "quick, and then by the schedule": lambda folder: write(
+        folder, *[msgspec.structs.replace(one, quick=True) for one in FOUR], window(4)
+    ),
     "many windows": lambda folder: write(folder, *many(300)),
     "odd windows": lambda folder: write(
         folder, *[saving(n, 0.3 if n in (7, 9, 11, 13) else 0.1 + 0.001 * (n % 3)) for n in range(16)],
