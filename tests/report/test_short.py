@@ -17,6 +17,7 @@ from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.race import RaceCheck, RaceVerdict
 from overlap_callbacks.analysis.results.report import OverlapReport
 from overlap_callbacks.analysis.results.settled import Verdict
+from overlap_callbacks.analysis.results.window import CollectiveTime
 from overlap_callbacks.report import page, record
 from overlap_callbacks.report.terminal import ShortScreen, drawn
 from overlap_callbacks.report.views.runs import runs_document
@@ -30,7 +31,7 @@ from tests.report.scaling_runs import write_sized
 from tests.report.screens import SCREENS
 from tests.report.test_control import RUN as CONTROL_RUN
 from tests.report.test_control import WINDOWS as CONTROL
-from tests.report.test_one_headline import RUNS, recorded, settled
+from tests.report.test_one_headline import NOTHING, RUNS, recorded, settled
 
 TUTORIAL = Path(__file__).resolve().parent.parent / "docs" / "tutorial"
 
@@ -169,6 +170,25 @@ def test_every_run_fits_in_twenty_lines_and_nothing_that_a_reader_needs_is_cut(t
         blank = [place for place, line in enumerate(lines) if not line]
         assert blank or kind == "all at once"
         assert all(later > place + 1 for place, later in pairwise(blank))
+
+
+def test_where_nothing_overlaps_the_one_step_to_take_has_a_number_and_a_command(tmp_path: Path) -> None:
+    profiled = tuple(
+        [
+            msgspec.structs.replace(block, hidden_comm_ms=0.0, covered_compute_ms=0.0, step_ms=block.step_ms + 200.0)
+            for block in rank_window().profiled
+            if block.step_ms is not None
+        ]
+    )
+    sent = (CollectiveTime("allreduce_", "default", 2, "nccl", 1, 25_000_000, 25_000_000, 100.0, "data", 25e6),)
+    made = window(0, profiled=profiled, collectives=sent, dimensions=())
+    known = {"ddp_bucket_cap_bytes": 25 * 2**20, "parameters": 6_250_000, "parameter_types": "float32"}
+    path = write(tmp_path, msgspec.structs.replace(made, exposure=None, **NOTHING), run=run_info(configuration=known))
+    assert re.fullmatch(
+        r"What to do: Lower DDP's bucket_cap_mb, so that reductions begin during the backward pass\. Try 5 or 12 MiB: "
+        r"up to [\d.]+ ms of exposed time a step\. Try: overlap tune --arg bucket-mb=25,5,12 -- COMMAND",
+        short_of(record.read(path)).step,
+    )
 
 
 def test_a_run_of_four_windows_fits_in_twenty_lines_from_the_headline_to_the_cost(tmp_path: Path) -> None:
