@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 import numpy as np
 
 from overlap_callbacks.analysis.results.estimate import Estimate
@@ -45,7 +46,7 @@ def level(windows: Sequence[Estimate], scale: Scale = LOG, pooling: Pooling = ON
     spread = values / mean - 1 if scale is LOG else values - mean
     found = pool(windows, scale, point=mean, deviations=spread, pooling=pooling)
     if found is None or len(values) < MIN_WINDOWS:
-        return found
+        return found and msgspec.structs.replace(found, num_blocks=len(values))
     independent = _independent(spread)
     error, degrees = math.sqrt(float(spread.var(ddof=1)) / independent), independent - 1
     known = found.standard_error, found.degrees_of_freedom
@@ -102,7 +103,7 @@ def change(
     if relative and not (mean > 0 and run.value > 0 and all([each.value > 0 for each in baselines])):
         return None
     back = math.expm1 if relative else float
-    center = math.log(run.value / mean) if relative else run.value - mean
+    center = math.log(run.value) - math.log(mean) if relative else run.value - mean
     if len(baselines) > 1:
         half = _half_of_runs(len(baselines), *_scatter(baselines, run, scale), pooling)
         return _estimate(center, back, half, run)

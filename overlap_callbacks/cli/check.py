@@ -72,7 +72,7 @@ class _Check(WithCommand):
 @click.option(
     "--against",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, exists=True),
     metavar="BASELINE...",
     help="Runs that it must not be slower than; of a folder of runs, all that are comparable.",
 )

@@ -142,12 +142,18 @@ def judged(run: Side, baselines: Sequence[Side], within: float = WITHIN, *, runn
     if own is None or len(levels) < max(1, len(baselines)):
         raise ValueError("each run must have a window that counts")
     found = change(levels, own, LOG, pooling)
-    few = len(levels) == 1 and min(own.num_blocks, levels[0].num_blocks) < MIN_WINDOWS
+    few = _too_few(own, levels)
     answer, wanted = Answer.UNKNOWN if few or found is None else _answer(found, within), None
     if answer is Answer.UNKNOWN and found is not None:
         wanted = MIN_WINDOWS if few else would_do(levels, own, _half_wanted(found, within), pooling)
     parts = _parts(run.parts, [each.parts for each in baselines], own.value, pooling)
     return Verdict(answer, within, own, tuple(levels), found, wanted, (), tuple(parts))
+
+
+def _too_few(run: Estimate, baselines: Sequence[Estimate]) -> bool:
+    """Whether a run whose windows are the units has fewer than ``MIN_WINDOWS``."""
+    units = (run, *baselines) if len(baselines) == 1 else (run,)
+    return min([each.num_blocks for each in units]) < MIN_WINDOWS
 
 
 def _answer(found: Estimate, within: float) -> Answer:
@@ -275,7 +281,8 @@ def _unit(found: Verdict) -> str:
 
 
 def _enough(found: Verdict) -> str:
-    what = "baselines" if found.unit == "run" else "windows of each run"
+    windows = found.unit == "window" or _too_few(found.run, found.baselines)
+    what = "windows of each run" if windows else "baselines"
     if found.would_do is not None:
         return f"About {float(f'{found.would_do:.2g}'):g} {what} would do, if the next ones are like these."
     if found.unit == "run" and _half_of_own(found) > math.log1p(found.within):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from overlap_callbacks.analysis.results.estimate import Estimate
 from overlap_callbacks.analysis.results.run import RunInfo, Workload
+from overlap_callbacks.experiments.against import Answer, Side, judged
 from tests.commands import invoke
 from tests.report.runs import KERNELS, run_info, window, write
 
@@ -93,6 +95,28 @@ def test_noise_is_not_enough_data_and_says_what_would_do(tmp_path: Path, baselin
     assert (code, lines[2].strip()[:32]) == (3, "More baselines would not help: t")
 
 
+@pytest.mark.parametrize(
+    ("longer", "noise", "answer"),
+    [
+        (1.05, 0.1, Answer.UNKNOWN),  # more than the limit, but it may be nothing
+        (1.025, 0.006, Answer.UNKNOWN),  # clearly slower, but perhaps by less than the limit
+        (1.025, 0.002, Answer.NOT_SLOWER),
+        (1.04, 0.002, Answer.SLOWER),
+        (0.9, 0.006, Answer.NOT_SLOWER),
+    ],
+)
+def test_the_interval_and_the_limit_decide(longer: float, noise: float, answer: Answer) -> None:
+    def side(longer: float) -> Side:
+        """Windows that scatter by ``noise``, each unlike the one before."""
+        steps = [400 * longer * math.exp(noise * sign) for sign in (1, -1) * 6]
+        return Side([Estimate(step_ms, None, None, 16, 8) for step_ms in steps], {})
+
+    found = judged(side(longer), [side(1.0)])
+    assert found.answer is answer
+    assert found.change is not None
+    assert found.change.value == pytest.approx(longer - 1)
+
+
 def test_two_baselines_are_few_and_more_of_them_would_do(tmp_path: Path) -> None:
     of_hosts = [run(tmp_path / f"b{seed}", seed, longer=1 + 0.005 * (seed % 3)) for seed in range(2)]
     code, lines = said(run(tmp_path / "run", 7), "--against", *of_hosts)
@@ -102,8 +126,11 @@ def test_two_baselines_are_few_and_more_of_them_would_do(tmp_path: Path) -> None
     assert lines[2].endswith(" baselines would do, if the next ones are like these.")
 
 
-def test_fewer_than_four_windows_are_not_enough(tmp_path: Path, baselines: list[str]) -> None:
-    code, lines = said(run(tmp_path, 11, longer=1.5, windows=3), "--against", baselines[0])
+@pytest.mark.parametrize(("windows", "number"), [(3, 1), (1, 1), (1, 5)])
+def test_fewer_than_four_windows_are_not_enough(
+    tmp_path: Path, baselines: list[str], windows: int, number: int
+) -> None:
+    code, lines = said(run(tmp_path, 11, longer=1.5, windows=windows), "--against", *baselines[:number])
     assert (code, lines[2].strip()[:35]) == (3, "About 4 windows of each run would d")
 
 
@@ -174,7 +201,7 @@ def test_json_has_the_answer_and_all_parts(tmp_path: Path, baselines: list[str])
         (["RUN", "--against", "BASE", "--within", "many"], "--within must be a percentage above 0, e.g. 3%, got many"),
         (["--against", "BASE", "RUN"], "give a run before --against, or -- and a command that is run first"),
         (["RUN"], "or runs to compare with: --against BASELINE"),
-        (["RUN", "--against", "nowhere"], "no record at nowhere"),
+        (["RUN", "--against", "nowhere"], "Path 'nowhere' does not exist"),
     ],
 )  # fmt: skip
 def test_wrong_options_are_refused(tmp_path: Path, baselines: list[str], words: list[str], says: str) -> None:
